@@ -10,8 +10,10 @@ from model.plan.dry import Time
 from model.plan.meshes import Candidate
 from model.plan.plan import Fit, Phase, Plan, Rate
 from model.plan.policy import Judged
+from model.plan.service import describe_service
 from model.plan.sizes import DTYPE_BYTES
 from model.plan.speech import compute_transcription
+from model.plan.stacks import Fact, HostTime, Scale, Served
 from model.plan.text import describe_basis
 from nkw.version import DISTRIBUTION, version
 
@@ -56,6 +58,7 @@ def build_document(plan: Plan, name: str) -> dict[str, Any]:
         "first_token": _describe_phase(plan, plan.first_token),
         "first_tokens": _describe_phase(plan, plan.first_tokens),
         "step": _describe_phase(plan, plan.rate.step),
+        "stack": _describe_stack(plan),
         "batches": [_describe_rate(rate) for rate in plan.rates],
         "speech": _describe_speech(plan),
         "basis": " ".join(describe_basis(plan)),
@@ -147,6 +150,40 @@ def _describe_phase(plan: Plan, phase: Phase) -> dict[str, Any]:
     }
 
 
+def _describe_stack(plan: Plan) -> dict[str, Any] | None:
+    """Return the object of the serving stack: its record, and what its user sees; None without a service."""
+    service, stack = describe_service(plan), plan.stack
+    if service is None:
+        return None
+    return {
+        "name": stack.name,
+        "date": stack.date,
+        "terms": {name: _describe_term(term) for name, term in stack.list_terms()},
+        "first_token": _describe_served(service.first_token),
+        "step": _describe_served(service.step),
+        "tokens_per_s": service.tokens_per_s,
+        "published_over_predicted": {
+            metric: None if ratios is None else asdict(ratios) for metric, ratios in service.ratios.items()
+        },
+        "note": stack.note,
+    }
+
+
+def _describe_term(term: HostTime | Scale | Fact) -> dict[str, Any]:
+    """Return the object of a term of a record, with its source and confidence."""
+    value: dict[str, Any]
+    if isinstance(term, HostTime):
+        value = {"base_ms": term.base_ms, "slot_ms": term.slot_ms}
+    else:
+        value = {"value": term.text if isinstance(term, Fact) else term.value}
+    return {**value, "source": term.origin.source, "confidence": term.origin.confidence.value}
+
+
+def _describe_served(served: Served) -> dict[str, Any]:
+    """Return the object of the times that a user sees: their sum, and the terms."""
+    return {**asdict(served.time), "device": asdict(served.device), "engine_ns": served.engine_ns}
+
+
 def _describe_rate(rate: Rate) -> dict[str, Any]:
     """Return the object of a batch; its times and throughputs are null if it does not fit, dollars without a price."""
     dollars = rate.dollars
@@ -154,6 +191,7 @@ def _describe_rate(rate: Rate) -> dict[str, Any]:
         "batch": rate.batch,
         "fits": rate.fits,
         **_describe_time(rate.step, rate.fits),
+        "served": _describe_served(rate.step.served) if rate.fits else None,
         "tokens_per_s": rate.tokens_per_s,
         "request_tokens_per_s": rate.request_tokens_per_s,
         "kernels": None if rate.step.predicted is None else list(rate.step.predicted.times_by_kernel),

@@ -23,7 +23,7 @@ from model.plan.memory import (
 )
 from model.plan.meshes import Candidate, Meshes, check_mesh
 from model.plan.policy import Choice, Judged, Question
-from model.plan.predict import PassTime
+from model.plan.predict import PassTime, Predictor
 from model.plan.prices import Price, find_price
 from model.plan.roofline import (
     Accelerator,
@@ -35,6 +35,8 @@ from model.plan.roofline import (
 )
 from model.plan.service_level import DEFAULT_LEVEL, ServiceLevel
 from model.plan.sizes import DTYPE_BYTES, ModelSizes
+from model.plan.stack_records import STACKS, THIS
+from model.plan.stacks import Served, Stack
 from model.speech.rules import BEGINNING_TOKENS
 
 DEFAULT_INSTANCE = "trn2.48xlarge"
@@ -75,15 +77,20 @@ class Request:
     price: float | None = None
     prices: Path | None = None
     level: ServiceLevel = LEVEL
+    stack: str = THIS.name
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A prompt or a decode step: its work, its roofline, and its prediction where kernels exist."""
+    """A prompt or a decode step: its work, its roofline, and its prediction where kernels exist.
+
+    `served` is what a user of the serving stack waits for.
+    """
 
     work: Work
     roofline_ns: float
     predicted: PassTime | None
+    served: Served
 
     @property
     def time(self) -> Time:
@@ -217,6 +224,11 @@ class Plan:
     price: Price | None
 
     @property
+    def stack(self) -> Stack:
+        """The serving stack of the plan."""
+        return STACKS[self.request.stack]
+
+    @property
     def context(self) -> int:
         """Positions in use at the last token."""
         return self.prompt + self.generate
@@ -260,22 +272,34 @@ def make_plan(model: ModelSizes, request: Request) -> Plan:
         placement = _place_on_accelerator(model, request, dtype, context)
     if request.sp:
         _check_sequence(model, placement)
-    predictor = None if placement.choice is None else placement.choice.find_predictor(placement.shape)
+    stack = _find_stack(request)
+    cache_length = stack.pad_cache(context, context)
+    if placement.choice is not None and cache_length == context:
+        predictor = placement.choice.find_predictor(placement.shape)
+    else:
+        predictor = _create_predictor(model, request, placement, dtype, cache_length)
     peaks = placement.peaks.scale(placement.shape.tp)
     price = _find_price(request, placement)
 
     def plan_prompts(batch: int) -> Phase:
         work = count_prefill_work(model, dtype, batch, prompt)
-        fits = placement.can_hold(batch)
-        predicted = predictor.predict_prompts(prompt, batch) if predictor and fits else None
-        return Phase(work, 1e9 * work.seconds(peaks), predicted)
+        fits, padded = placement.can_hold(batch), stack.pad_prompt(prompt, context)
+        predicted = predictor.predict_prompts(padded, batch) if predictor and fits else None
+        roofline_ns = 1e9 * work.seconds(peaks)
+        return Phase(
+            work, roofline_ns, predicted, _serve_prompts(placement, stack, roofline_ns, predicted, batch)
+        )
 
     first_token = plan_prompts(1)
     rates = []
     for batch in sorted({*powers_of_two(LARGEST_BATCH), request.batch}):
         work, fits = count_decode_work(model, dtype, batch, context), placement.can_hold(batch)
         predicted = predictor.predict_step(batch) if predictor and fits else None
-        step = Phase(work, placement.step_ns(work, batch), predicted)
+        roofline_ns = placement.step_ns(work, batch)
+        served = _serve_step(
+            placement, stack, predicted.time if predicted else Time.exact(roofline_ns), batch
+        )
+        step = Phase(work, roofline_ns, predicted, served)
         if fits:
             rates.append(_compute_rate(batch, placement, first_token, step, (prompt, generate), price))
         else:
@@ -303,6 +327,47 @@ def _find_price(request: Request, placement: Placement) -> Price | None:
     if placement.instance is not None:
         return find_price(placement.instance, request.price, request.prices)
     return None if request.price is None else Price(request.price)
+
+
+def _find_stack(request: Request) -> Stack:
+    """Return the serving stack of a request.
+
+    Raises:
+        ModelError: a stack serves on an instance, and the request is for an accelerator.
+    """
+    stack = STACKS[request.stack]
+    if request.accelerator is not None and stack is not THIS:
+        raise ModelError(
+            f"--stack {stack.name} serves on the cores of an instance, not on an accelerator: leave one of the two out"
+        )
+    return stack
+
+
+def _serve_prompts(
+    placement: Placement, stack: Stack, roofline_ns: float, predicted: PassTime | None, prompts: int
+) -> Served:
+    """Return the times of a pass of prompts; an accelerator has no engine time."""
+    if placement.instance is None:
+        return Served(Time.exact(roofline_ns), 0.0)
+    if predicted is None:
+        return stack.serve_roofline(roofline_ns, prompts)
+    return stack.serve_prompts(predicted, prompts)
+
+
+def _serve_step(placement: Placement, stack: Stack, time: Time, slots: int) -> Served:
+    """Return the times of a decode step; an accelerator has no engine time."""
+    return Served(time, 0.0) if placement.instance is None else stack.serve_step(time, slots)
+
+
+def _create_predictor(
+    model: ModelSizes, request: Request, placement: Placement, dtype: str, context: int
+) -> Predictor | None:
+    """Return the predictor of passes; None if the plan has rooflines only."""
+    if placement.instance is None or find_unsupported(model.config):
+        return None
+    # The name of the instance, so that collectives go over its links.
+    shape = placement.shape
+    return Predictor(model.config, placement.name, shape.tp, dtype, context, request.sp, shape.pp, shape.ep)
 
 
 def _place_on_instance(
@@ -407,20 +472,21 @@ def _compute_rate(
     """Return the throughput of a batch: prompts one after another with their first tokens, then joint decode steps."""
     prompt, generate = tokens
     copies = placement.mesh.copies
-    requests = first_token.time * batch + step.time * (generate - 1)
+    prompt_time, step_time = first_token.served.time, step.served.time
+    requests = prompt_time * batch + step_time * (generate - 1)
     dollars = None
     if price is not None:
         # Dollars of a million ns of the instance, for each token that all copies compute in them.
         rate = price.dollars_per_hour / 3600e9 * 1e6 / copies
         dollars = Dollars(
-            input=first_token.time * (rate / prompt),
-            output=step.time * (rate / batch),
+            input=prompt_time * (rate / prompt),
+            output=step_time * (rate / batch),
             request=requests * (rate / (batch * generate)),
         )
     return Rate(
         batch=batch,
         step=step,
-        tokens_per_s=1e9 * batch / step.time.program_ns,
+        tokens_per_s=1e9 * batch / step_time.program_ns,
         request_tokens_per_s=1e9 * batch * generate * copies / requests.program_ns,
         dollars=dollars,
     )

@@ -86,6 +86,11 @@ class PassTime:
         return sum((kernel.time for kernel in self.kernels), self.overhead)
 
     @property
+    def attention(self) -> Time:
+        """Time of the kernels of attention."""
+        return sum((kernel.time for kernel in self.kernels if "attention" in kernel.name), Time())
+
+    @property
     def floor_ns(self) -> float:
         """Time of the work of all kernels on the core's peaks."""
         return sum(kernel.floor_ns for kernel in self.kernels)

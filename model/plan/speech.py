@@ -41,6 +41,6 @@ def compute_transcription(plan: Plan) -> Transcription | None:
     return Transcription(
         window_s,
         encoder,
-        plan.first_token.time + alone.step.time * (plan.generate - 1),
+        plan.first_token.served.time + alone.step.served.time * (plan.generate - 1),
         plan.rate.request_tokens_per_s / plan.generate * window_s,
     )

@@ -14,8 +14,10 @@ from model.plan.meshes import Candidate, Estimate
 from model.plan.plan import Plan
 from model.plan.policy import Judged
 from model.plan.predict import BUBBLE, PassTime
+from model.plan.service import describe_service, describe_terms
 from model.plan.sizes import DTYPE_BYTES
 from model.plan.speech import compute_transcription
+from model.plan.stacks import Ratios, Served
 from nkw.parts import Hanging, Part, table
 from nkw.targets import TARGETS
 
@@ -37,6 +39,7 @@ def format_plan(plan: Plan) -> list[Part]:
     blocks += [
         _format_phases(plan),
         *_format_kernels(plan),
+        *_format_service(plan),
         _format_rates(plan),
         [_sentence(sentence) for sentence in describe_basis(plan)],
     ]
@@ -257,6 +260,57 @@ def _format_kernels(plan: Plan) -> list[list[Part]]:
     return blocks
 
 
+def _format_service(plan: Plan) -> list[list[Part]]:
+    """Return the table of what a user of the serving stack sees, and its terms; none for an accelerator."""
+    service, stack, batch = describe_service(plan), plan.stack, plan.request.batch
+    if service is None:
+        return []
+    first = "first token" if batch == 1 else f"{batch:,} first tokens"
+    rows = [
+        (first, *_format_served(service.first_token), _format_ratios(service.ratios["ttft"])),
+        ("one step", *_format_served(service.step), _format_ratios(service.ratios["tpot"])),
+        (
+            "tokens/s",
+            "",
+            "",
+            f"{service.tokens_per_s:,.1f}",
+            _format_ratios(service.ratios["throughput"]),
+        ),
+    ]
+    out: list[Part] = [
+        _sentence(
+            f"served by {stack.title} (record of {stack.date}), in ms, and tokens/s of a copy; published over "
+            "predicted, of published runs of this stack on this generation of cores"
+        ),
+        table("|device|engine|user sees|published over", rows, firm=(0,), gap=1),
+    ]
+    if not any(service.ratios.values()):
+        out.append(_sentence(stack.note or f"No published run of {stack.title} is near: none was fitted to."))
+    origins = list(dict.fromkeys(origin for _, _, origin in describe_terms(stack)))
+    terms = [
+        _sentence(f"{name}: {value} [{origins.index(origin) + 1}]")
+        for name, value, origin in describe_terms(stack)
+    ]
+    sources = [
+        _sentence(f"[{number}] {origin.confidence.value}: {origin.source}")
+        for number, origin in enumerate(origins, 1)
+    ]
+    return [out, [*terms, *sources]]
+
+
+def _format_served(served: Served) -> tuple[str, str, str]:
+    """Return the time of the device, that of the engine, and their sum with its bounds."""
+    device, engine_ns = _format_ms(served.device.program_ns), _format_ms(served.engine_ns)
+    return device, engine_ns, _format_time(served.time)
+
+
+def _format_ratios(ratios: Ratios | None) -> str:
+    """Return the range of published over predicted values, and how many of its runs are near."""
+    if ratios is None:
+        return "no runs"
+    return f"{ratios.low:.2f}..{ratios.high:.2f}, {ratios.near}/{ratios.runs} near"
+
+
 def _format_launches(predicted: PassTime) -> Iterator[tuple[str, ...]]:
     """Yield rows of kernels with their share of the pass, and their share of the peaks of a core."""
     pass_ns = predicted.time.program_ns
@@ -285,7 +339,7 @@ def _format_rates(plan: Plan) -> list[Part]:
         if rate.tokens_per_s is None or rate.request_tokens_per_s is None:
             rows.append([f"{rate.batch:,}", *("-" for _ in heads[1:]), "!"])
             continue
-        time = rate.step.time
+        time = rate.step.served.time
         row = [f"{rate.batch:,}", _format_time(time) if is_predicted else _format_ms(time.program_ns)]
         row += [f"{rate.tokens_per_s:,.1f}", f"{rate.request_tokens_per_s:,.1f}"]
         if rate.dollars is not None:

@@ -224,10 +224,10 @@ def test_large_times_keep_to_the_columns(capsys, monkeypatch) -> None:
 @pytest.mark.slow
 def test_prices_are_those_of_complete_requests_on_all_copies(small, tmp_path, capsys) -> None:
     plan = document(tmp_path, capsys, small, "--price", "36", "--prompt", "40", "--generate", "10")
-    first, copies = plan["first_token"]["program_ns"], plan["copies"]
+    first, copies = plan["stack"]["first_token"]["program_ns"], plan["copies"]
     for rate in plan["batches"]:
-        batch = rate["batch"]
-        seconds = (batch * first + 9 * rate["program_ns"]) / 1e9
+        batch, step = rate["batch"], rate["served"]["program_ns"]
+        seconds = (batch * first + 9 * step) / 1e9
         tokens = copies * batch * 10
         assert rate["request_tokens_per_s"] == pytest.approx(tokens / seconds)
         assert rate["dollars_per_million"]["program"] == pytest.approx(36 / 3600 * seconds / tokens * 1e6)
@@ -236,7 +236,7 @@ def test_prices_are_those_of_complete_requests_on_all_copies(small, tmp_path, ca
             rate[f"dollars_per_million_{side}"]["program"] / 1e6 for side in ("input", "output")
         )
         assert 40 * prompts + 9 * steps == pytest.approx(dollars)
-        assert rate["tokens_per_s"] == pytest.approx(batch * 1e9 / rate["program_ns"])
+        assert rate["tokens_per_s"] == pytest.approx(batch * 1e9 / step)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-405b", "deepseek-v3"])

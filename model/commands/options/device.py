@@ -8,6 +8,9 @@ from model.commands.options.readers import count, price
 from nkw.options import Rows
 from nkw.targets import HARDWARE_VARIABLE, TARGETS
 
+STACKS = ("this", "vllm-neuron", "nxdi", "optimum", "transformers-neuronx")
+"""The serving stacks that have a record; a test compares them with the records."""
+
 LIBRARIES = ("transformers-neuronx", "neuronx-distributed-inference")
 
 ROWS: Rows = {
@@ -36,6 +39,12 @@ ROWS: Rows = {
         metavar="FILE",
         type=Path,
         help="prices of instances, which replace the shipped ones (docs/model/planning.md)",
+    ),
+    "--stack": dict(
+        metavar="NAME",
+        choices=STACKS,
+        default="this",
+        help="what serves the model: this, vllm-neuron, nxdi, optimum or transformers-neuronx (default: %(default)s)",
     ),
     "--tp": dict(
         metavar="N",

@@ -11,7 +11,7 @@ OPTIONS = options(
     ),
     option("--pp", default=None, help="pipeline stages (default: as --tp, else 1)"),
     option("--ep", default=None, help="groups that divide routed experts (default: as --pp)"),
-    "--sp --batch --prompt=N --generate",
+    "--stack --sp --batch --prompt=N --generate",
     option("--sla", help="service level that the mesh should keep: ttft, itl and e2e (default: %(default)s)"),
     "config --dtype=PLANNED --price --prices --json",
 )

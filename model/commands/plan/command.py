@@ -43,6 +43,7 @@ def plan_command(options: argparse.Namespace) -> int:
         price=options.price,
         prices=options.prices,
         level=ServiceLevel.parse(options.sla),
+        stack=options.stack,
     )
     name = str(options.config)
     outputs = Outputs(lambda: list_model_files(options.config))
@@ -61,7 +62,7 @@ def _plan_step(options: argparse.Namespace, config: Config) -> int:
     Raises:
         ModelError: an option is set that such a plan does not read.
     """
-    for name in (
+    unread = (
         "accelerator",
         "tp",
         "pp",
@@ -73,7 +74,9 @@ def _plan_step(options: argparse.Namespace, config: Config) -> int:
         "price",
         "prices",
         "sla",
-    ):
+        "stack",
+    )
+    for name in unread:
         if (getattr(options, name) or None) != _DEFAULTS.get(name):
             raise ModelError(
                 f"--{name}: a step of a {config.model_type} has one size, and is planned on one core"

@@ -1,0 +1,1 @@
+"""Predictions that name a serving stack, against published runs of whole models: `python -m benchmarks.stacks`."""

@@ -1,0 +1,191 @@
+"""`python -m benchmarks.stacks [--host]`: fits the serving stacks, and prints published against predicted values."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+
+from benchmarks.stacks.entries import Half, read_published
+from benchmarks.stacks.fit import DeviceTimes, Prediction, cross_validate, fit_stack, predict_device
+from benchmarks.stacks.host import SLOTS, fit_line, measure_steps
+from model.device import chip
+from model.plan.stack_records import STACKS
+from model.plan.stacks import METRICS, PublishedRun, Stack
+from nkw.process import collector_off
+
+_FITTED = "transformers-neuronx"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the tables and return 0."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.stacks", description=__doc__)
+    parser.add_argument(
+        "--host", action="store_true", help="measure the host's part of this project's engine"
+    )
+    options = parser.parse_args(argv)
+    lines = measure_host() if options.host else compare()
+    for line in lines:
+        print(line)
+    return 0
+
+
+def measure_host() -> Iterator[str]:
+    """Yield the CPU times of steps of this project's engine, and the lines through them."""
+    times = {slots: measure_steps(slots) for slots in SLOTS}
+    yield "| slots | prompts of 128 tokens, ms | decode step, ms |"
+    yield "|---:|---:|---:|"
+    for slots, (prompts_ms, step_ms) in times.items():
+        yield f"| {slots} | {prompts_ms:.2f} | {step_ms:.2f} |"
+    yield ""
+    for name, column in (("prompts", 0), ("decode step", 1)):
+        base, slot = fit_line({slots: values[column] for slots, values in times.items()})
+        yield f"{name}: {base:.2f} ms + {slot:.3f} ms a slot"
+
+
+def predict_all() -> tuple[DeviceTimes, ...]:
+    """Return the device times of all runs that can be predicted."""
+    times = []
+    for run in read_published().runs:
+        with collector_off():
+            times.append(predict_device(run))
+    return tuple(times)
+
+
+def fit_half(times: Iterable[DeviceTimes]) -> Stack:
+    """Return the stack with the constants of the fitted half."""
+    return fit_stack(STACKS[_FITTED], select_half(times, Half.fitted))
+
+
+def select_half(times: Iterable[DeviceTimes], half: Half) -> list[DeviceTimes]:
+    """Return the runs of a half."""
+    return [each for each in times if each.run.half is half]
+
+
+def list_runs(times: Iterable[DeviceTimes], stack: Stack) -> tuple[PublishedRun, ...]:
+    """Return the published runs of the fitted half as the record of the stack has them, cross-validated."""
+    fitted = select_half(times, Half.fitted)
+    return tuple(
+        PublishedRun(
+            chip(each.run.chip).generation,
+            round(each.parameters, 1),
+            each.run.batch,
+            each.run.prompt,
+            *(round(ratios[metric], 2) for metric in METRICS),
+        )
+        for each, ratios in zip(fitted, cross_validate(stack, fitted))
+    )
+
+
+def compare() -> Iterator[str]:
+    """Yield the fit, and the tables of both halves and of the runs kept apart, as Markdown."""
+    times = predict_all()
+    stack = fit_half(times)
+    stack = replace(stack, runs=list_runs(times, stack))
+    yield from _describe_fit(stack)
+    stacks = {**STACKS, _FITTED: stack}
+    predictions = {
+        half: [each.serve(stacks[each.run.stack.name]) for each in select_half(times, half)] for half in Half
+    }
+    for half, title in (
+        (Half.fitted, "Fitted half"),
+        (Half.other, "Other half"),
+        (Half.apart, "Kept apart from both"),
+    ):
+        yield from _list_predictions(title, predictions[half])
+    yield from _summarise(predictions)
+    yield from _cover(times, stack)
+    yield "## Entries that are not predicted"
+    yield ""
+    for id, reason in read_published().others:
+        yield f"- {id}: {reason}"
+
+
+def _describe_fit(stack: Stack) -> Iterator[str]:
+    yield f"## {stack.title}, fitted"
+    yield ""
+    yield f"- decode step: {stack.decode_scale.value} x device time"
+    yield f"- engine, decode step: {stack.step_engine.base_ms} ms + {stack.step_engine.slot_ms} ms a slot"
+    yield (
+        f"- prompts: {stack.prompt_scale.value} x device time, attention {stack.attention_scale.value} x device time"
+    )
+    yield f"- engine, prompts: {stack.prompt_engine.base_ms} ms + {stack.prompt_engine.slot_ms} ms a prompt"
+    yield ""
+    for run in stack.runs:
+        values = run.generation, run.parameters, run.batch, run.prompt, run.ttft, run.tpot, run.throughput
+        yield f"    PublishedRun({', '.join(map(str, values))}),"
+    yield ""
+
+
+def _list_predictions(title: str, predictions: Sequence[Prediction]) -> Iterator[str]:
+    yield f"## {title}"
+    yield ""
+    yield "| model, instance, stack | batch | prompt | output | TTFT ms | TPOT ms | tokens/s | share of peaks |"
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
+    for each in sorted(predictions, key=lambda each: (each.run.instance, each.run.model, each.run.batch)):
+        run = each.run
+        published = {"ttft": run.ttft_ms, "tpot": run.tpot_ms, "throughput": run.throughput}
+        cells = [
+            "" if value is None else f"{value:,.1f} / {each.values[metric]:,.1f}"
+            for metric, value in published.items()
+        ]
+        share = each.floor_ns / (1e6 * run.ttft_ms)
+        yield (
+            f"| {run.model}, {run.instance}, {run.stack.name} | {run.batch} | {run.prompt:,} | {run.generate:,} | "
+            f"{' | '.join(cells)} | {share:.2f} |"
+        )
+    yield ""
+
+
+def _summarise(predictions: dict[Half, list[Prediction]]) -> Iterator[str]:
+    yield "## Errors by metric, stack and chip"
+    yield ""
+    yield "Errors are |predicted / published - 1|: median and 90 %."
+    yield ""
+    yield "| half | stack | chip | runs | TTFT | TPOT | tokens/s |"
+    yield "|---|---|---|---:|---:|---:|---:|"
+    for half, listed in predictions.items():
+        groups = sorted({(each.run.stack.name, each.run.chip) for each in listed})
+        names = sorted({name for name, _ in groups})
+        for name, chip_name in [*groups, *((name, "all") for name in names)]:
+            chosen = [
+                each for each in listed if each.run.stack.name == name and chip_name in ("all", each.run.chip)
+            ]
+            cells = [_format_errors(chosen, metric) for metric in METRICS]
+            yield f"| {half.value} | {name} | {chip_name} | {len(chosen)} | {' | '.join(cells)} |"
+    yield ""
+
+
+def _format_errors(predictions: Sequence[Prediction], metric: str) -> str:
+    errors = [abs(1 / each.ratios[metric] - 1) for each in predictions if metric in each.ratios]
+    if not errors:
+        return ""
+    return f"{median(errors):.0%}, {float(np.quantile(errors, 0.9)):.0%}"
+
+
+def _cover(times: Sequence[DeviceTimes], stack: Stack) -> Iterator[str]:
+    """Yield how many values of the other half lie in the range that a report prints, and how wide it is."""
+    yield "## Ranges on the other half"
+    yield ""
+    yield "| metric | chip | values | inside | width |"
+    yield "|---|---|---:|---:|---:|"
+    others = select_half(times, Half.other)
+    for metric in METRICS:
+        for chip_name in (*sorted({each.run.chip for each in others}), "all"):
+            chosen = [each for each in others if chip_name in ("all", each.run.chip)]
+            inside, widths = 0, []
+            for each in chosen:
+                run = each.run
+                found = stack.find_ratios(metric, run.chip, each.parameters, run.batch, run.prompt)
+                assert found is not None, "runs of both chips are fitted"
+                inside += found.low <= each.serve(stack).ratios[metric] <= found.high
+                widths.append(found.high / found.low)
+            yield f"| {metric} | {chip_name} | {len(chosen)} | {inside} | {median(widths):.2f} |"
+    yield ""
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
