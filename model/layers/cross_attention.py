@@ -39,12 +39,24 @@ from model.layers.launch import (
 from model.layers.layer import Constant, Stateless, States
 from model.layers.norm import Norm
 from model.layers.projection import Projection
-from model.layers.shard import ROW, Cut, by_kv_heads, by_query_heads
+from model.layers.shard import ROW, Cut, Shard, by_kv_heads, by_query_heads
 from model.layers.softmax import attend
 from model.layers.weight import Weight, value_of
 
 LAST_OF_WINDOW = "encoder.last_position"
 """Name of the array of the last encoder position of each sequence; an input of the step if there are slots."""
+
+
+@dataclass(frozen=True)
+class LastPositions:
+    """Constant with the last encoder position of each sequence; equal ones are one array of all layers."""
+
+    sequences: int
+    position: int
+
+    def __call__(self, shard: Shard) -> np.ndarray:
+        """Return the positions [sequences, 1] int32, which are equal on all ranks."""
+        return np.full((self.sequences, 1), self.position, np.int32)
 
 
 @dataclass(frozen=True)
@@ -98,8 +110,7 @@ class CrossAttention:
         """Return the last encoder position of each sequence, [sequences, 1] int32; empty if the step has slots."""
         if step.slots:
             return {}
-        last_position = self.heads.cross_positions - 1
-        return {LAST_OF_WINDOW: lambda shard: np.full((step.sequences, 1), last_position, np.int32)}
+        return {LAST_OF_WINDOW: LastPositions(step.sequences, self.heads.cross_positions - 1)}
 
     def encoder_launches(self, step: StepShape, norm: Norm) -> Sequence[Launch]:
         """Return the launches that compute keys and values from the encoder's output `x`; `norm` is its last norm."""
