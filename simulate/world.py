@@ -151,7 +151,7 @@ class World:
         `launch`.
         """
         check_world(ranks)
-        self.hardware = target_hardware(target)
+        self.hardware = target_hardware(target, logical_core_size)
         check_logical_core(self.hardware, logical_core_size)
         self.ranks = ranks
         self.logical_core_size = logical_core_size

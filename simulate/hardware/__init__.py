@@ -42,19 +42,20 @@ def chips_with(capability: Callable[[Hardware], bool]) -> list[str]:
     return [record.name for record in RECORDS.values() if capability(record)]
 
 
-def hardware(target: str) -> Hardware:
+def hardware(target: str, logical_core_size: int = 1) -> Hardware:
     """The record of a chip by its name, or by its generation; gen2 means trn1.
 
     The name of an instance type, or of several (`4 x trn1.32xlarge`), gives the record of its chip, with the
-    collectives of that instance (`topology`). Numbers of the overlay that NKW_HARDWARE names, if any, stand in the
-    place of the record's own. Raises InvalidArgument for a name that is none of these, and for what is no overlay.
+    collectives of that instance (`topology`) between ranks of `logical_core_size` physical cores. Numbers of the
+    overlay that NKW_HARDWARE names, if any, stand in the place of the record's own. Raises InvalidArgument for a name
+    that is none of these, and for what is no overlay.
     """
     known = {**RECORDS, **{name: RECORDS[target] for name, target in GENERATIONS.items()}}
     if isinstance(target, str) and target in known:
         return _current(known[target])
     if isinstance(target, str) and (target in INSTANCES or " x " in target):
         place = instance(target)
-        return _on_instance(_current(RECORDS[place.target]), _current(TRN1), place.name)
+        return _on_instance(_current(RECORDS[place.target]), _current(TRN1), place.name, logical_core_size)
     raise InvalidArgument("NKW-TARGET", f"{target!r} is no known target; known are {', '.join(known)}")
 
 
@@ -78,5 +79,5 @@ def _overlaid(place: str) -> dict[str, Hardware]:
 
 
 @lru_cache
-def _on_instance(record: Hardware, swept: Hardware, name: str) -> Hardware:
-    return on_instance(record, instance(name), swept)
+def _on_instance(record: Hardware, swept: Hardware, name: str, logical_core_size: int) -> Hardware:
+    return on_instance(record, instance(name), swept, logical_core_size)

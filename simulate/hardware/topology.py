@@ -35,22 +35,26 @@ _RACKS_GB_PER_S = 256.0 + 320.0 + 128.0
 """Of a Trainium3 chip inside its server, to other servers, and to the other rack; same page."""
 
 
-def on_instance(record: Hardware, place: Instance, swept: Hardware = TRN1) -> Hardware:
-    """The record of a chip with the collectives of an instance, or of several; a rank is one core.
+def on_instance(
+    record: Hardware, place: Instance, swept: Hardware = TRN1, logical_core_size: int = 1
+) -> Hardware:
+    """The record of a chip with the collectives of an instance, or of several; a rank is one logical core.
 
-    `swept` is the record of the chip of the published sweep, whose tables are scaled.
+    `swept` is the record of the chip of the published sweep, whose tables are scaled. `logical_core_size` is the number
+    of physical cores of a rank: as many ranks are on more chips where it is larger.
     Groups between two published sizes count as the larger, and those larger than an instance as all of its cores.
     """
     if place.part is not None and place.between_gb_per_s is not None:
         part = instance(place.part)
-        inside = on_instance(record, part, swept)
+        inside = on_instance(record, part, swept, logical_core_size)
         if place.ring_gb_per_s_per_chip is None:
             rate, step_ns = place.between_gb_per_s, record.collective_efa_step_ns
         else:
             rate, step_ns = place.between_gb_per_s * _row_share(swept), record.collective_hop_ns
-        return across(inside, place.parts, part.physical_cores, rate, step_ns, place.topology)
-    groups = _groups(record, place, swept)
-    cores = record.physical_cores_per_chip
+        ranks_each = part.physical_cores // logical_core_size
+        return across(inside, place.parts, ranks_each, rate, step_ns, place.topology)
+    cores = record.physical_cores_per_chip // logical_core_size
+    groups = _groups(cores, place, swept)
     numbers = {}
     for name in _BY_LINKS + _BY_CHIPS:
         own: Mapping[int, float] = getattr(record, name)
@@ -118,14 +122,14 @@ def _row_share(swept: Hardware) -> float:
     return swept.collective_bus_gb_per_s[_ROW] / (swept.neuronlink_gb_per_s_per_chip / 2)
 
 
-def _groups(record: Hardware, place: Instance, swept: Hardware) -> dict[int, tuple[int, int, float]]:
+def _groups(cores: int, place: Instance, swept: Hardware) -> dict[int, tuple[int, int, float]]:
     """By ranks of a group of chips: the ranks of the sweep it is like, by the number of chips and by the links that it
-    uses, and the bandwidth of its links over those there.
+    uses, and the bandwidth of its links over those there. `cores` are the logical cores of a chip.
     """
     bandwidth = place.neuronlink_gb_per_s_per_chip
     if place.chips == 1 or bandwidth is None:
         return {}
-    cores, there = record.physical_cores_per_chip, swept.neuronlink_gb_per_s_per_chip
+    there = swept.neuronlink_gb_per_s_per_chip
     if "ring of chips" in place.topology:
         # Two links a chip, as the row of a torus uses them.
         ratio = bandwidth / (there / 2)

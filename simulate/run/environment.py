@@ -6,7 +6,7 @@ import os
 import socket
 
 from nkw.errors import InvalidArgument
-from nkw.targets import DEFAULT_TARGET, TARGET_VARIABLE
+from nkw.targets import DEFAULT_TARGET, LNC_VARIABLE, TARGET_VARIABLE
 from simulate.hardware import Hardware, hardware
 from simulate.level import LEVEL_VARIABLE, LNC_BY_ENVIRONMENT, Level
 
@@ -15,7 +15,6 @@ REPLAY_VARIABLE = "NKW_REPLAY"
 RANKS_VARIABLE = "NKW_RANKS"
 LOOP_EVENTS_VARIABLE = "NKW_LOOP_EVENTS"
 _LOOP_EVENTS = 500_000  # some ten seconds of eager instructions
-LNC_VARIABLE = "NEURON_LOGICAL_NC_CONFIG"
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """The variables that torchrun sets in the environment of every process."""
@@ -24,9 +23,12 @@ _MOST_RANKS = 2**20
 """More processes than any cluster starts."""
 
 
-def target_hardware(target: str | None = None) -> Hardware:
-    """The chip to simulate: `target`, else NEURON_PLATFORM_TARGET_OVERRIDE, else trn2."""
-    return hardware(target or os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET)
+def target_hardware(target: str | None = None, logical_core_size: int = 1) -> Hardware:
+    """The chip to simulate: `target`, else NEURON_PLATFORM_TARGET_OVERRIDE, else trn2.
+
+    The collectives of an instance are those of ranks with `logical_core_size` physical cores.
+    """
+    return hardware(target or os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET, logical_core_size)
 
 
 SETS_LOGICAL_CORE = (

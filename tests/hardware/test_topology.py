@@ -45,6 +45,21 @@ def test_tables_reach_to_the_last_core(name: str) -> None:
         assert max(table) == INSTANCES[name].physical_cores
 
 
+@pytest.mark.parametrize(
+    "name", [name for name, place in INSTANCES.items() if place.target in ("trn2", "trn3")]
+)
+def test_logical_cores_are_half_as_many_ranks_on_the_same_chips(name: str) -> None:
+    """Of a chip or more, n ranks of two cores are on the chips of 2 n physical cores; fewer are on one chip."""
+    physical, logical = hardware(name), hardware(name, 2)
+    whole_chip, cores = physical.physical_cores_per_chip // 2, INSTANCES[name].physical_cores // 2
+    ranks = 4 * whole_chip
+    while ranks <= cores:
+        assert all_reduce_us(logical, ranks, 100_000) == all_reduce_us(physical, 2 * ranks, 100_000)
+        ranks *= 4
+    assert all_reduce_us(logical, 2, 1000) == all_reduce_us(physical, 2, 1000)
+    assert max(logical.collective_latency_ns) == cores
+
+
 def test_the_node_of_the_sweep_keeps_its_figures() -> None:
     assert hardware("trn1.32xlarge") is hardware("trn1")
 
