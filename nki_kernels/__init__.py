@@ -3,6 +3,9 @@
 Importing the package decides what `import nki` means (`simulate.bind.install`): the real package where a usable one
 is installed, else the simulator. Then every file `<name>.py` that holds a kernel `<name>` and its `<name>_reference`
 gives both to the package.
+
+`cores` in a kernel's file has the numbers of physical cores of a logical core that divide the work of a launch: (1,) or
+(1, 2). On two cores a kernel with (1,) refuses a launch, leaves the second core idle, or repeats its work on each.
 """
 
 from __future__ import annotations

@@ -30,6 +30,8 @@ import numpy as np
 
 from nki_kernels.precision import widened
 
+cores = (1,)
+
 
 @nki.jit
 def all_reduce(x, replica_group):

@@ -71,6 +71,8 @@ from nki_kernels.qkv_projection import qkv_projection, qkv_projection_reference
 from nki_kernels.rmsnorm import MAX_HIDDEN
 from nki_kernels.tiles import expect_dims
 
+cores = (1, 2)
+
 MAX_DEPTH = 256
 """Elements of a head: the weights of a taller one leave too little of SBUF to the caches."""
 

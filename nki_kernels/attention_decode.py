@@ -106,6 +106,8 @@ from nki_kernels.precision import widened
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.tiles import PARTITIONS, expect_dims
 
+cores = (1, 2)
+
 MAX_DEPTH = 512
 MAX_QUERIES = 8192
 MAX_NEW_WITH_SINKS = 96

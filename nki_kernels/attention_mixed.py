@@ -56,6 +56,8 @@ from nki_kernels.prefill.checks import check_prefill
 from nki_kernels.prefill.prompts import Prompts, PromptStep
 from nki_kernels.tiles import expect_dims
 
+cores = (1, 2)
+
 
 @nki.jit
 def attention_mixed(

@@ -119,6 +119,8 @@ from nki_kernels.prefill.prompts import PrefillLaunch, Prompts, PromptStep
 from nki_kernels.prefill.spans import list_queries, prepare_masks, spans_of
 from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
 
+cores = (1, 2)
+
 
 @nki.jit
 def attention_prefill(

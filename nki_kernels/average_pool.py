@@ -58,6 +58,8 @@ from nki_kernels.convolution.windows import all_results, boxes, spans, stripe_si
 from nki_kernels.projection.row_groups import item_bytes
 from nki_kernels.tiles import ACCUMULATOR_BANKS, PARTITIONS, filled, ranges
 
+cores = (1, 2)
+
 HALF = PARTITIONS // 2
 """Channels that a quarter of the array adds up: its rows, and columns."""
 

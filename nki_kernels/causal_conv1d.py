@@ -66,6 +66,8 @@ from nki_kernels.recurrent.slots import (
 )
 from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, filled, load, ranges, transpose_rows
 
+cores = (1, 2)
+
 MOST_TAPS = 8
 
 FEW_SEQUENCES = 32

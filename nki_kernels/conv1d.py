@@ -52,6 +52,8 @@ from nki_kernels.mlp import activation_function, expect_row
 from nki_kernels.precision import widened
 from nki_kernels.tiles import PARTITIONS, expect_dims
 
+cores = (1, 2)
+
 
 @nki.jit
 def conv1d(x, w, bias=None, stride=1, padding=0, activation=None, as_rows=False, added=None):

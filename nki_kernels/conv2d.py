@@ -60,6 +60,8 @@ from nki_kernels.mlp import activation_function, activation_reference, expect_ro
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.tiles import PARTITIONS, expect_dims
 
+cores = (1, 2)
+
 
 @nki.jit
 def conv2d(x, w, bias=None, stride=(1, 1), padding=(0, 0), activation=None):

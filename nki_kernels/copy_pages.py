@@ -41,6 +41,8 @@ import numpy as np
 
 from nki_kernels.tiles import PARTITIONS, expect_dims, load
 
+cores = (1, 2)
+
 PIECE = 16384
 """Elements of a row that one DMA moves; several such tiles fit in SBUF, so that loads run ahead of stores."""
 

@@ -59,6 +59,8 @@ from nki_kernels.norms.norm import Norm, rms_norm_or_none
 from nki_kernels.projection.feed_forward import Weights
 from nki_kernels.weights import WeightMatrix, matrix_or_none
 
+cores = (1,)
+
 
 @nki.jit
 def decoder_layer_decode(

@@ -46,6 +46,8 @@ import numpy as np
 from nki_kernels.precision import widened
 from nki_kernels.tiles import PARTITIONS, expect_dims, load
 
+cores = (1,)
+
 
 @nki.jit
 def embedding(

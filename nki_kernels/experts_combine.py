@@ -46,6 +46,8 @@ from nki_kernels.experts.weighted_sums import add_chosen_biases
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.tiles import expect_dims, expect_hidden, filled, load, ranges
 
+cores = (1,)
+
 
 @nki.jit
 def experts_combine(

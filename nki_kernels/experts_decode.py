@@ -72,6 +72,8 @@ from nki_kernels.projection.rows import spread
 from nki_kernels.tiles import PARTITIONS, cast, filled, load, load_repeated
 from nki_kernels.weights import ExpertIndex
 
+cores = (1,)
+
 
 @dataclass
 class ExpertPass(nl.NKIObject):

@@ -45,6 +45,8 @@ import numpy as np
 
 from nki_kernels.tiles import PARTITIONS, cast, expect_dims, filled, load, load_repeated, ranges
 
+cores = (1,)
+
 
 @nki.jit
 def experts_dispatch(n, weights, ids, experts, replica_group, ranks, first=None):

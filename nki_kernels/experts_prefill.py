@@ -91,6 +91,8 @@ from nki_kernels.projection.row_groups import item_bytes
 from nki_kernels.tiles import PARTITIONS, identity, load, ranges
 from nki_kernels.weights import ExpertIndex
 
+cores = (1,)
+
 MOST_ROWS = 2**24
 """Rows of all blocks are fewer: float32 holds their numbers."""
 

@@ -77,6 +77,8 @@ from nki_kernels.delta.wave_steps import (
 from nki_kernels.recurrent.ssd_between import Differences
 from nki_kernels.tiles import PARTITIONS, cast, load_repeated
 
+cores = (1,)
+
 AHEAD = 3
 """Waves on their way at a time."""
 

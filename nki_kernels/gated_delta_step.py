@@ -69,6 +69,8 @@ from nki_kernels.delta.token_factors import (
 )
 from nki_kernels.tiles import PARTITIONS, blocks, identity, load, load_repeated, ranges
 
+cores = (1,)
+
 PAIRS = 512
 """Pairs of sequence and head that are taken together: their factors are on every partition."""
 

@@ -77,6 +77,8 @@ from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.rope import rope_reference
 from nki_kernels.tiles import BANK, PARTITIONS, cast, expect_dims, load_repeated
 
+cores = (1,)
+
 MAX_QUERY_BYTES = 32768
 """Bytes per partition of the absorbed queries of all tokens: 4096 heads of tokens of 512 elements in bfloat16."""
 

@@ -67,6 +67,8 @@ from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.rope import rope_reference
 from nki_kernels.tiles import BANK, PARTITIONS, expect_dims
 
+cores = (1,)
+
 MAX_LATENT_BYTES = 81920
 """Bytes per partition of the transposed latents of a sequence, which stay in SBUF for several groups of heads."""
 

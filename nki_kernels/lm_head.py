@@ -85,6 +85,8 @@ from nki_kernels.tiles import (
     load_repeated,
 )
 
+cores = (1, 2)
+
 MAX_TOP_K = 1024
 """Candidates of a row lie in SBUF beside the weights."""
 

@@ -72,6 +72,8 @@ from nki_kernels.tiles import (
 from nki_kernels.tuning import bucket, parameters_of
 from nki_kernels.weights import WeightMatrix
 
+cores = (1, 2)
+
 MAX_CONTRACTION = 16384
 
 PARAMETERS = (

@@ -92,6 +92,8 @@ from nki_kernels.projection.sums import RankSum
 from nki_kernels.tiles import MAX_ROW_BYTES, PARTITIONS, expect_dims, expect_hidden, on_every_row
 from nki_kernels.weights import WeightMatrix, load_blocks, matrix_or_none
 
+cores = (1, 2)
+
 SUMS_IN_FLIGHT = 2
 """Chunks whose sums over the ranks may be under way before the first of them is stored: beside groups of rows."""
 

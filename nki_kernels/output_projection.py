@@ -78,6 +78,8 @@ from nki_kernels.tiles import (
 )
 from nki_kernels.weights import WeightMatrix
 
+cores = (1, 2)
+
 HELD_ELEMENTS = 16384
 """Elements per partition of the largest w_o that stays in SBUF: 32 KiB in bfloat16."""
 

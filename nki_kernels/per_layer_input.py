@@ -48,6 +48,8 @@ from nki_kernels.projection.row_groups import blocks_tile, item_bytes, transpose
 from nki_kernels.tiles import BANK, blocks, copy_bank, expect_dims, load, ranges
 from nki_kernels.weights import WeightMatrix, load_blocks
 
+cores = (1, 2)
+
 MAX_HIDDEN = 8192
 
 WEIGHT_BYTES = 96 * 1024

@@ -76,6 +76,8 @@ from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.rope import rope_reference
 from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, filled
 
+cores = (1, 2)
+
 MAX_ROW_BYTES = 32768
 """Of x: some transposed rows and columns of w_qkv have to fit into SBUF."""
 

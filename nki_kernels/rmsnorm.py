@@ -48,6 +48,8 @@ from nki_kernels.norms.row_tiles import RowStatistics, load_norm, normalise, row
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.tiles import PARTITIONS, expect_dims, load, on_every_row, ranges
 
+cores = (1,)
+
 MAX_HIDDEN = 8192
 
 FEW_ROWS = 16

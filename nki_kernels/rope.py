@@ -39,6 +39,8 @@ import numpy as np
 from nki_kernels.precision import widened
 from nki_kernels.tiles import expect_dims, load, ranges
 
+cores = (1,)
+
 MAX_WIDTH = 8192
 
 

@@ -81,6 +81,8 @@ from nki_kernels.projection.row_groups import blocks_tile, item_bytes, vector_sh
 from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, load, on_every_row, ranges, transpose_rows
 from nki_kernels.weights import WeightMatrix, load_blocks
 
+cores = (1, 2)
+
 MAX_HIDDEN = 8192
 
 STAGES = 4

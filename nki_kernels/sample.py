@@ -78,6 +78,8 @@ from nki_kernels.sampling.draw import candidate_weights, column, draw, prepare_p
 from nki_kernels.sampling.top_k import MAX_GATHERED, MISSING, multiple_of_eight
 from nki_kernels.tiles import MASKED, PARTITIONS, cast, expect_dims, load, load_repeated
 
+cores = (1, 2)
+
 MAX_CANDIDATES = 1024
 """Candidates of a row that lie in SBUF beside a piece."""
 

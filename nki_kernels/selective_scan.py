@@ -63,6 +63,8 @@ from nki_kernels.recurrent.selective_step import scan_step
 from nki_kernels.recurrent.slots import ScanArguments, SequenceTable, check_table
 from nki_kernels.tiles import PARTITIONS, expect_dims
 
+cores = (1, 2)
+
 MOST_STATES = 64
 MOST_RANK = 1024
 

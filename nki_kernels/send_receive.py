@@ -28,6 +28,8 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
+cores = (1,)
+
 
 @nki.jit
 def send_receive(x, source_target_pairs):

@@ -71,6 +71,8 @@ from nki_kernels.recurrent.ssd_sizes import Inputs, plan_sizes
 from nki_kernels.recurrent.ssd_step import ssd_step
 from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, ranges
 
+cores = (1, 2)
+
 MOST_ROW_BYTES = 65536
 
 PANEL_BYTES = 10240
