@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from model.device.chips import (
     chip,
+    choose_lnc,
     collective_ns,
+    divides_among,
     find_instance,
     kernel_parameters,
+    limit_lnc,
+    read_lnc,
     use_overlay,
 )
 from model.device.dry import DryDevice
@@ -34,12 +38,16 @@ __all__ = [
     "Schedule",
     "SimulatedDevice",
     "chip",
+    "choose_lnc",
     "collective_ns",
+    "divides_among",
     "find_instance",
     "find_refusal",
     "kernel_parameters",
+    "limit_lnc",
     "page_style",
     "rank_of_this_process",
+    "read_lnc",
     "schedule_stages",
     "use_overlay",
     "write_page",

@@ -2,22 +2,76 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
+from importlib import import_module
 
 from model.device.binding import list_parameters, run_checked
+from model.errors import ModelError
 from nkw.files import Named
+from nkw.targets import LNC_VARIABLE
 from simulate.hardware import Hardware, Instance, hardware, instance
 from simulate.hardware import use_overlay as hardware_overlay
 from simulate.isa.dma_costs import collective
 
 
-def chip(target: str) -> Hardware:
-    """Return the record of a chip with the limits, clocks and bandwidths of its cores.
+def chip(target: str, lnc: int = 1) -> Hardware:
+    """Return the record of a chip with the limits, clocks and bandwidths of its physical cores.
+
+    Args:
+        target: The name of a chip or of an instance; the record of an instance contains the links between its chips.
+        lnc: Physical cores of a rank, which decide how many ranks of a collective are on one chip.
 
     Raises:
         ModelError: No chip has the name `target`.
     """
-    return run_checked(lambda: hardware(target))
+    return run_checked(lambda: hardware(target, lnc))
+
+
+def read_lnc() -> int | None:
+    """Return the number of physical cores of a rank that NEURON_LOGICAL_NC_CONFIG names; None where it is not set.
+
+    Raises:
+        ModelError: The variable is neither 1 nor 2.
+    """
+    text = os.environ.get(LNC_VARIABLE, "")
+    if text not in ("", "1", "2"):
+        raise ModelError(f"{LNC_VARIABLE} is {text!r:.40}; a rank has 1 or 2 physical cores")
+    return int(text) if text else None
+
+
+def choose_lnc(target: str, lnc: int | None, largest: bool = False) -> int:
+    """Return the number of physical cores of a rank on a chip.
+
+    Args:
+        target: The name of the chip.
+        lnc: The number that is asked for. None takes the number in NEURON_LOGICAL_NC_CONFIG, else the default.
+        largest: Whether the default is the largest number that the chip has, as AWS runs it, and not 1.
+
+    Raises:
+        ModelError: The chip does not have the number, or the variable is neither 1 nor 2.
+    """
+    sizes = chip(target).logical_core_sizes
+    chosen, source = (lnc, "--lnc") if lnc is not None else (read_lnc(), LNC_VARIABLE)
+    if chosen is None:
+        return max(sizes) if largest else 1
+    if chosen not in sizes:
+        numbers = " or ".join(map(str, sizes))
+        raise ModelError(f"{source} is {chosen}, physical cores of a rank; on {target} set it to {numbers}")
+    return chosen
+
+
+def limit_lnc(target: str, lnc: int | None, largest: bool = False) -> int:
+    """Return the number of physical cores of a rank on one of several chips that are compared.
+
+    It is that of `choose_lnc`, and 1 on a chip that has no larger one, such as trn1.
+    """
+    return choose_lnc(target, lnc, largest) if len(chip(target).logical_core_sizes) > 1 else 1
+
+
+def divides_among(kernel: str, lnc: int) -> bool:
+    """Return whether so many physical cores of a rank divide the work of a kernel of `nki_kernels`."""
+    return lnc in import_module(f"nki_kernels.{kernel}").cores
 
 
 def use_overlay(path: Named) -> None:

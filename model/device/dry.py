@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, cast
 
 import numpy as np
 
 import simulate
 from model.device.binding import HostArrays, bind_nki, bind_rank_arguments, find_kernel, run_checked
+from model.device.chips import divides_among
 from model.device.prediction import Pass, TimedLaunch
 from simulate.run.processes import Arrival, Processes
 
@@ -52,17 +53,19 @@ class DryDevice(HostArrays):
         ranks: Number of ranks.
         one_for_all: Whether only rank 0 is planned. The other ranks are assumed to make equal launches at equal times,
             as ranks with shards of equal shapes do. The times are the same; the reported work is the work of one rank.
+        lnc: Number of physical cores of a rank. A kernel that they do not divide is launched on one of them.
 
     Raises:
         ModelError: The chip is unknown or has fewer ranks.
     """
 
-    def __init__(self, target: str, ranks: int, one_for_all: bool = False) -> None:
+    def __init__(self, target: str, ranks: int, one_for_all: bool = False, lnc: int = 1) -> None:
         bind_nki("simulate")
         self.ranks = ranks
         self.local_ranks = range(1 if one_for_all else ranks)
         self._peers = EqualRanks(ranks) if one_for_all and ranks > 1 else None
-        self._target, self._hardware = target, run_checked(lambda: simulate.World(target, ranks)).hardware
+        self._lnc = lnc
+        self._hardware = run_checked(lambda: simulate.World(target, ranks, lnc)).hardware
         self._launches: dict[tuple[Any, ...], TimedLaunch] = {}
         self._sequence: list[TimedLaunch] = []
         self._layer_ends: list[int] = []
@@ -94,12 +97,16 @@ class DryDevice(HostArrays):
 
     def _plan(self, kernel: str, arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> TimedLaunch:
         function, mode = find_kernel(kernel), simulate.Mode.dry
-        if self._peers is None:
-            world = simulate.World(self._target, len(arguments))
-            return TimedLaunch.schedule(world.launch(function, arguments, mode, trips=0))
-        plain, peers = getattr(function, "func", function), cast(Processes, self._peers)
-        launch = simulate.launch(plain, arguments, self._hardware, mode=mode, trips=0, peers=peers)
-        return TimedLaunch.schedule(launch)
+        plain, peers = getattr(function, "func", function), cast(Processes | None, self._peers)
+
+        def launch(cores: int) -> simulate.Launch:
+            return simulate.launch(plain, arguments, self._hardware, cores, mode=mode, trips=0, peers=peers)
+
+        if self._lnc > 1 and divides_among(kernel, self._lnc):
+            # Two cores do not divide some small shapes, such as a single column.
+            with suppress(simulate.NkwError, AssertionError):
+                return TimedLaunch.schedule(launch(self._lnc))
+        return TimedLaunch.schedule(launch(1))
 
     def layer_done(self, done: int, layers: int) -> None:
         """Record that `done` of `layers` layers have ended; the next launch belongs to layer `done`."""

@@ -28,6 +28,7 @@ class Prediction:
     busy_share    share of `program_ns` by engine and DMA queue, averaged over the ranks
     sbuf_bytes, psum_bytes  high-water mark of any kernel, in bytes per partition
     bubble_share  share of `program_ns` in which the stages of a pipeline wait, on average; 0 without a pipeline
+    lnc           physical cores of a rank that work in the largest launch
     overlay       chip and number of values that an overlay replaces, such as `trn2 with 2 numbers of measured.json`;
                   empty without an overlay
     """
@@ -43,6 +44,7 @@ class Prediction:
     psum_usable_bytes: int
     bubble_share: float = 0.0
     overlay: str = ""
+    lnc: int = 1
 
     @property
     def busiest_engine(self) -> str:
@@ -129,6 +131,13 @@ class Pass:
     layer_ends: tuple[int, ...] = ()
 
     @property
+    def busy_cores(self) -> int:
+        """Largest number of physical cores of a rank that have instructions in one of the launches."""
+        return max(
+            len({stream.core for stream in timed.launch.streams if len(stream)}) for timed in self.launches
+        )
+
+    @property
     def overhead_ns(self) -> float:
         """Time of starting and ending a kernel, which a pass takes once."""
         return self.launches[0].timeline.overhead_ns
@@ -153,6 +162,7 @@ class Pass:
             psum_bytes=max(timed.launch.high_water_bytes(MemoryRegion.psum) for timed in self.launches),
             psum_usable_bytes=chip.psum_bytes_per_partition,
             overlay=chip.label if chip.replaced else "",
+            lnc=self.busy_cores,
         )
 
     def find_section(self, index: int) -> str:

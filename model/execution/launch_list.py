@@ -13,7 +13,7 @@ from model.network import Section
 
 def launches_of(section: Section, shape: StepShape) -> list[Launch]:
     """Return the launches of neighbouring layers in order; joint launches replace the launches that they join."""
-    return join_launches(launch for layer in section for launch in layer.launches(shape))
+    return join_launches((launch for layer in section for launch in layer.launches(shape)), shape.lnc)
 
 
 def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, group: CacheGroup) -> list[Launch]:

@@ -30,11 +30,17 @@ _MLP_FIXED = {
 """Values of the parameters of `mlp` that `decoder_layer_decode` lacks and fixes."""
 
 
-def join_launches(launches: Iterable[Launch]) -> list[Launch]:
+def join_launches(launches: Iterable[Launch], lnc: int = 1) -> list[Launch]:
     """Return the launches of a decoder layer with attention and MLP joined where `decoder_layer_decode` takes both.
 
-    `fused` of a joint launch has the two launches that it replaces.
+    `fused` of a joint launch has the two launches that it replaces. Attention and MLP stay apart where `lnc` physical
+    cores of a rank divide the work of the two launches and not the work of the joint one.
     """
+    if lnc > 1:
+        from model.device import divides_among  # takes as long to import as the rest of the model
+
+        if not divides_among("decoder_layer_decode", lnc):
+            return list(launches)
     result: list[Launch] = []
     for launch in launches:
         if result and _can_join(result[-1], launch):

@@ -153,6 +153,7 @@ class StepShape:
         scores               whether the head takes all rows of a prefill step instead of the last row of each sequence
         decoding             the step of the sequences that decode together with the prompts of a prefill step, if any
         cache_dtype          name of the cache format (`CACHE_FORMATS`)
+        lnc                  physical cores of a rank, among which kernels divide their work
 
     The rows of `decoding` come before the rows of the prompts, and `tokens` counts both. `sequences`, `cache_length`
     and `prefix` describe the prompts.
@@ -180,6 +181,7 @@ class StepShape:
     expert_ranks: int = 1
     slots: int = 0
     cache_dtype: str = "auto"
+    lnc: int = 1
 
     def for_window(self, window: int | None) -> StepShape:
         """Return the step for layers with a window, with the sizes of the window's pages if it has its own.

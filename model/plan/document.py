@@ -39,6 +39,7 @@ def build_document(plan: Plan, name: str) -> dict[str, Any]:
         "cache_bytes_per_sequence": model.cache_bytes(plan.context, plan.dtype),
         "place": placement.name,
         "target": None if placement.instance is None else placement.instance.target,
+        "lnc": None if placement.instance is None else placement.lnc,
         **asdict(placement.shape),
         "sp": request.sp,
         "meshes": [_describe_mesh(mesh) for mesh in placement.meshes],
@@ -110,6 +111,7 @@ def _describe_fit(fit: Fit) -> dict[str, Any]:
     """Return the object of an instance; `tp` is null if it does not hold the model."""
     return {
         "instance": fit.instance.name,
+        "lnc": fit.lnc,
         "tp": fit.tp,
         "pp": fit.shape.pp,
         "ep": fit.shape.ep,
@@ -143,6 +145,7 @@ def _describe_phase(plan: Plan, phase: Phase) -> dict[str, Any]:
                 "launches": kernel.launches,
                 **asdict(kernel.time),
                 "floor_ns": kernel.floor_ns,
+                "cores": kernel.cores,
                 "roofline_because": kernel.refusal or None,
             }
             for kernel in predicted.kernels

@@ -86,13 +86,15 @@ class Time:
 class DryTimes:
     """Times of single launches on the ranks of a mesh of a chip. Rank 0 is planned; the others are taken to equal it.
 
-    `overhead_ns` is the time of starting and ending a kernel, once a launch has been timed.
+    `overhead_ns` is the time of starting and ending a kernel, once a launch has been timed. `busy_cores` is the number
+    of physical cores of a rank, at most `lnc`, that worked in the last launch.
     """
 
-    def __init__(self, target: str, mesh: Mesh) -> None:
+    def __init__(self, target: str, mesh: Mesh, lnc: int = 1) -> None:
         self._mesh = mesh
-        self._device = DryDevice(target, mesh.ranks, one_for_all=True)
+        self._device = DryDevice(target, mesh.ranks, one_for_all=True, lnc=lnc)
         self.overhead_ns = 0.0
+        self.busy_cores = lnc
 
     def time_launch(self, launch: Launch) -> Time:
         """Return the time of one launch, without starting and ending the kernel.
@@ -107,6 +109,7 @@ class DryTimes:
         self._device.run(launch.kernel, [arguments])
         launched = self._device.take_pass()
         self.overhead_ns = launched.overhead_ns
+        self.busy_cores = launched.busy_cores
         prediction = launched.prediction()
         time = Time(prediction.dataflow_ns, prediction.program_ns, prediction.serial_ns)
         return time - Time.exact(launched.overhead_ns)

@@ -2,7 +2,7 @@
 
 A copy of the model takes `pp` stages of `ep` groups of `tp` ranks: a group computes its share of the batch, and the
 groups of a stage hold its routed experts once. The time of a step is an estimate: on every stage the roofline of a
-core, and the collectives of the simulator's clock between cores, whose times follow from the links. These are two
+rank, and the collectives of the simulator's clock between cores, whose times follow from the links. These are two
 all-reduces of a layer over `tp` ranks, two all-to-alls of a layer with experts over `ep` groups, and a send from each
 stage to the next. If the ranks of a collective are not neighbours, the collective is estimated as if all ranks between
 the first and the last of them took part.
@@ -94,6 +94,7 @@ class Meshes:
         instance: Instance,
         context: int,
         batch: int,
+        lnc: int = 1,
         fewer: bool = False,
     ) -> None:
         """Prepare estimates.
@@ -104,14 +105,16 @@ class Meshes:
             instance: The instance.
             context: Positions of a sequence.
             batch: Sequences that a copy decodes together.
+            lnc: Physical cores of a rank.
             fewer: Whether a copy that does not hold the batch decodes fewer sequences, the largest power of two.
         """
         self._fewer = fewer
         self._model, self._dtype, self._size = model, dtype, DTYPE_BYTES[dtype]
-        self._instance, self._context, self._batch = instance, context, batch
-        self._cores = instance.physical_cores
-        self._chip: Hardware = chip(instance.name)
-        self._peaks = compute_core_peaks(chip(instance.target), dtype)
+        self._context, self._batch = context, batch
+        self._cores = instance.physical_cores // lnc
+        self._chip: Hardware = chip(instance.name, lnc)
+        self._peaks = compute_core_peaks(self._chip, dtype, lnc)
+        self._capacity = lnc * self._chip.hbm_bytes_per_core
         sizes = dict(zip(Counter(model.config.blocks), model.blocks, strict=True))
         self._blocks = [sizes[block] for block in model.config.blocks]
         self._stages = lru_cache(maxsize=None)(self._divide)
@@ -126,7 +129,7 @@ class Meshes:
         stages = self._stages(shape.tp, shape.pp)
         weight_bytes = [stage.elements(shape) * self._size for stage in stages]
         cache_bytes = [self._cache_bytes(stage, shape.tp) for stage in stages]
-        capacity = chip(self._instance.target).hbm_bytes_per_core
+        capacity = self._capacity
         sequences = shape.ep * min(
             max(0, capacity - weights) // max(1, cache) for weights, cache in zip(weight_bytes, cache_bytes)
         )
@@ -262,8 +265,14 @@ class Meshes:
         return time_ns
 
 
+def describe_cores(cores: int, lnc: int) -> str:
+    """Return a number of cores of a rank with their noun, such as "64 logical cores (LNC 2)" or "128 cores"."""
+    noun = "core" if cores == 1 else "cores"
+    return f"{cores} {noun}" if lnc == 1 else f"{cores} logical {noun} (LNC {lnc})"
+
+
 def check_mesh(
-    model: ModelSizes, tp: int | None, pp: int | None, ep: int | None, name: str, cores: int
+    model: ModelSizes, tp: int | None, pp: int | None, ep: int | None, instance: Instance, lnc: int
 ) -> None:
     """Check that an instance and a model can have a mesh; sizes that are None are taken as 1.
 
@@ -272,9 +281,9 @@ def check_mesh(
             encoder of speech.
     """
     tp, pp, ep = tp or 1, pp or 1, ep or 1
-    ranks = tp * pp * ep
+    ranks, cores = tp * pp * ep, instance.physical_cores // lnc
     if ranks > cores:
-        raise ModelError(f"{ranks} ranks on {name}, which has {cores} cores")
+        raise ModelError(f"{ranks} ranks on {instance.name}, which has {describe_cores(cores, lnc)}")
     check_ranks(model.config, tp)
     if pp > model.num_layers:
         raise ModelError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.device import INSTANCES, Instance, chip, find_instance
+from model.device import INSTANCES, Instance, chip, choose_lnc, find_instance, limit_lnc
 from model.errors import ModelError
 from model.layers import find_unsupported
 from model.layers.paged import Slots
@@ -60,6 +60,9 @@ _MAX_TOKENS = 2**30
 class Request:
     """The options of a plan; None leaves the choice to the planner.
 
+    `lnc` are the physical cores of a rank: by default the number in NEURON_LOGICAL_NC_CONFIG, else the most that the
+    chip has.
+
     `price` is that of the instance in dollars an hour; `prices` is a file that replaces the shipped prices. `level` is
     the service level that the mesh should keep.
     """
@@ -78,6 +81,7 @@ class Request:
     prices: Path | None = None
     level: ServiceLevel = LEVEL
     stack: str = THIS.name
+    lnc: int | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ class Fit:
 
     `footprint` is what each of these ranks holds. If the model does not fit, it is what each of the most ranks that can
     share the model would hold. `shape` has further stages and groups of ranks for a model that no number of
-    tensor-parallel ranks holds alone.
+    tensor-parallel ranks holds alone. A rank has `lnc` physical cores.
     """
 
     instance: Instance
@@ -145,16 +149,22 @@ class Fit:
     sequences: int
     footprint: Footprint
     shape: MeshShape
+    lnc: int = 1
+
+    @property
+    def cores(self) -> int:
+        """Cores of the instance: as many ranks as it has at most."""
+        return self.instance.physical_cores // self.lnc
 
     @property
     def core_bytes(self) -> int:
-        """Bytes of HBM of each core."""
-        return chip(self.instance.target).hbm_bytes_per_core
+        """Bytes of HBM of each rank."""
+        return self.lnc * chip(self.instance.target).hbm_bytes_per_core
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the model runs: peaks of one core or device, and the mesh of its copies.
+    """Where the model runs: peaks of one rank or device, and the mesh of its copies. A rank has `lnc` physical cores.
 
     `choice` compares the meshes of an instance. An accelerator has neither; its devices are taken to share weights and
     cache evenly.
@@ -164,6 +174,7 @@ class Placement:
     peaks: Accelerator
     mesh: Candidate
     choice: Choice | None = None
+    lnc: int = 1
 
     @property
     def name(self) -> str:
@@ -314,7 +325,10 @@ def make_plan(model: ModelSizes, request: Request) -> Plan:
         footprints=tuple(
             compute_footprint(model, dtype, tp, context) for tp in list_possible_tp(model, MAX_RANKS)
         ),
-        fits=tuple(_fit(model, dtype, context, instance) for instance in INSTANCES.values()),
+        fits=tuple(
+            _fit(model, dtype, context, instance, limit_lnc(instance.target, request.lnc, largest=True))
+            for instance in INSTANCES.values()
+        ),
         first_token=first_token,
         first_tokens=first_token if request.batch == 1 else plan_prompts(request.batch),
         rates=tuple(rates),
@@ -367,7 +381,9 @@ def _create_predictor(
         return None
     # The name of the instance, so that collectives go over its links.
     shape = placement.shape
-    return Predictor(model.config, placement.name, shape.tp, dtype, context, request.sp, shape.pp, shape.ep)
+    return Predictor(
+        model.config, placement.name, shape.tp, dtype, context, request.sp, shape.pp, shape.ep, placement.lnc
+    )
 
 
 def _place_on_instance(
@@ -382,7 +398,8 @@ def _place_on_instance(
     sizes = request.tp, request.pp, request.ep
     if request.tp is not None or request.sp:
         sizes = request.tp, request.pp or 1, request.ep or 1
-    check_mesh(model, *sizes, instance.name, instance.physical_cores)
+    lnc = choose_lnc(instance.target, request.lnc, largest=True)
+    check_mesh(model, *sizes, instance, lnc)
     tp, pp, ep = sizes
     choice = Choice(
         Question(
@@ -391,13 +408,15 @@ def _place_on_instance(
             pp=pp,
             ep=ep,
             sp=request.sp,
+            lnc=lnc,
         )
     )
     mesh = choice.meshes[0]
     if mesh.step is None and sizes == (None, None, None):
-        most = MeshShape(list_possible_tp(model, instance.physical_cores)[-1])
+        most = MeshShape(list_possible_tp(model, instance.physical_cores // lnc)[-1])
         mesh = choice.estimator.create_candidate(most)
-    return Placement(instance, compute_core_peaks(chip(instance.target), dtype), mesh, choice)
+    peaks = compute_core_peaks(chip(instance.target), dtype, lnc)
+    return Placement(instance, peaks, mesh, choice, lnc)
 
 
 def _place_on_accelerator(model: ModelSizes, request: Request, dtype: str, context: int) -> Placement:
@@ -492,20 +511,18 @@ def _compute_rate(
     )
 
 
-def _fit(model: ModelSizes, dtype: str, context: int, instance: Instance) -> Fit:
+def _fit(model: ModelSizes, dtype: str, context: int, instance: Instance, lnc: int) -> Fit:
     """Fit a model on the fewest tensor-parallel ranks of an instance, or else on the mesh with the fewest ranks."""
-    capacity, cores = chip(instance.target).hbm_bytes_per_core, instance.physical_cores
+    capacity, cores = lnc * chip(instance.target).hbm_bytes_per_core, instance.physical_cores // lnc
     tp = find_smallest_tp(model, dtype, context, 1, cores, capacity)
     if tp is None:
-        fitting = [mesh for mesh in Meshes(model, dtype, instance, context, 1).rank() if mesh.step]
+        fitting = [mesh for mesh in Meshes(model, dtype, instance, context, 1, lnc).rank() if mesh.step]
         if fitting:
             mesh = min(fitting, key=lambda mesh: mesh.shape.ranks)
             footprint = Footprint(mesh.shape.tp, context, mesh.weight_bytes, mesh.cache_bytes_per_sequence)
-            return Fit(
-                instance, mesh.shape.tp, mesh.copies, mesh.copies * mesh.sequences, footprint, mesh.shape
-            )
+            sequences = mesh.copies * mesh.sequences
+            return Fit(instance, mesh.shape.tp, mesh.copies, sequences, footprint, mesh.shape, lnc)
     footprint = compute_footprint(model, dtype, tp or list_possible_tp(model, cores)[-1], context)
     copies = cores // tp if tp else 0
-    return Fit(
-        instance, tp, copies, copies * footprint.sequences(capacity), footprint, MeshShape(footprint.tp)
-    )
+    sequences = copies * footprint.sequences(capacity)
+    return Fit(instance, tp, copies, sequences, footprint, MeshShape(footprint.tp), lnc)

@@ -38,6 +38,7 @@ class Question:
     | `fewer` | whether a copy that does not hold the batch may decode fewer sequences, a power of two |
     | `tp`, `pp`, `ep` | requested sizes of the mesh; None leaves a size open |
     | `sp` | whether ranks cut the rows of prompts |
+    | `lnc` | physical cores of a rank |
     """
 
     model: ModelSizes
@@ -53,6 +54,7 @@ class Question:
     pp: int | None = None
     ep: int | None = None
     sp: bool = False
+    lnc: int = 1
 
     @property
     def context(self) -> int:
@@ -102,6 +104,7 @@ class Choice:
         self._question = question
         self.estimator = Meshes(
             *(question.model, question.dtype, question.instance, question.context, question.batch),
+            lnc=question.lnc,
             fewer=question.fewer,
         )
         self.find_predictor = lru_cache(maxsize=None)(self._create_predictor)
@@ -140,7 +143,7 @@ class Choice:
         # The name of the instance, so that collectives go over its links.
         return Predictor(
             *(question.model.config, question.instance.name, shape.tp, question.dtype, question.context),
-            *(question.sp and shape.tp > 1, shape.pp, shape.ep),
+            *(question.sp and shape.tp > 1, shape.pp, shape.ep, question.lnc),
         )
 
     def _estimate(self, mesh: Candidate) -> Judged:

@@ -54,7 +54,7 @@ class LaunchTime:
     """One kernel of a pass: how often it is launched, and the time of all launches, on one rank.
 
     `floor_ns` is the time of their work on the core's peaks. `refusal` is empty for dry runs; else it is the reason why
-    `time` is the floor.
+    `time` is the floor. `cores` are the physical cores of a rank that work.
     """
 
     name: str
@@ -62,6 +62,7 @@ class LaunchTime:
     time: Time
     floor_ns: float
     refusal: str = ""
+    cores: int = 1
 
     @property
     def is_encoder(self) -> bool:
@@ -70,7 +71,8 @@ class LaunchTime:
 
     def __add__(self, other: LaunchTime) -> LaunchTime:
         launches, time = self.launches + other.launches, self.time + other.time
-        return replace(self, launches=launches, time=time, floor_ns=self.floor_ns + other.floor_ns)
+        floor_ns, cores = self.floor_ns + other.floor_ns, min(self.cores, other.cores)
+        return replace(self, launches=launches, time=time, floor_ns=floor_ns, cores=cores)
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,9 @@ class PassTime:
 
 
 class Predictor:
-    """Times of a model over `ranks` cores of one chip, for sequences that end at `context` tokens.
+    """Times of a model over `ranks` ranks of one chip, for sequences that end at `context` tokens.
+
+    A rank has `lnc` physical cores. Kernels whose work they do not divide are launched on one of them.
 
     Activations, weights and cache share one dtype. float16, which the kernels do not take, is planned as bfloat16.
 
@@ -132,19 +136,22 @@ class Predictor:
         cuts_sequence: bool = False,
         pipeline: int = 1,
         expert: int = 1,
+        lnc: int = 1,
     ) -> None:
+        self.lnc = lnc
         self._mesh = Mesh(ranks, expert, cuts_sequence, expert=expert)
         self._config, self._network, self._pipeline = config, compose(config), pipeline
-        self._pairs = DryTimes(target, Mesh(2)) if pipeline > 1 else None
+        self._pairs = DryTimes(target, Mesh(2), lnc) if pipeline > 1 else None
         self._sections = self._count_sections(0, len(self._network.sections))
-        self._core = compute_core_peaks(chip(target) if self._mesh.ranks > 1 else chip(target).alone(), dtype)
-        self._dry = DryTimes(target, self._mesh)
+        self._core = compute_core_peaks(chip(target).working(self._mesh.ranks * lnc), dtype, lnc)
+        self._dry = DryTimes(target, self._mesh, lnc)
         planned_dtype = np.dtype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16)
         length = bucket_length(context, context, self._mesh.row_multiple)
         self._step = StepShape(
             *(Phase.decode, 1, 1, length, context, ranks, planned_dtype, WeightDtypes(planned_dtype)),
             cuts_sequence=cuts_sequence,
             expert_ranks=expert,
+            lnc=lnc,
         )
 
     def predict_prompts(self, tokens: int, batch: int = 1) -> PassTime:
@@ -289,12 +296,13 @@ class Predictor:
     def _time(self, launch: Launch, count: int, measure: Callable[[Launch], Time]) -> LaunchTime:
         """Return the measured time of a launch of `count` equal sections, or its roofline where a kernel refuses it."""
         floor_ns = 1e9 * self._core.seconds(launch.work.operations, launch.work.bytes)
-        launches, time, refusal = count * launch.repeat, Time.exact(floor_ns), ""
+        launches, time, refusal, cores = count * launch.repeat, Time.exact(floor_ns), "", self.lnc
         try:
             time = measure(launch).at_least(Time.exact(floor_ns))
+            cores = self._dry.busy_cores
         except ModelError as error:
             refusal = str(error).removeprefix(f"{launch.kernel}: ")
-        return LaunchTime(launch.title, launches, time * launches, floor_ns * launches, refusal)
+        return LaunchTime(launch.title, launches, time * launches, floor_ns * launches, refusal, cores)
 
     def _time_slowest_rank(self, section: Section, launch: Launch, step: StepShape) -> Time:
         """Return the time of the slowest rank in each reading.

@@ -105,17 +105,21 @@ def parse_accelerator(text: str, dtype: str) -> Accelerator:
     return Accelerator(text, tera_operations * 1e12, tera_bytes * 1e12, None, "as given")
 
 
-def compute_core_peaks(chip: Hardware, dtype: str) -> Accelerator:
-    """Return one NeuronCore of a chip: the PE array at its full clock, and the core's share of the HBM bandwidth."""
+def compute_core_peaks(chip: Hardware, dtype: str, lnc: int = 1) -> Accelerator:
+    """Return one rank of a chip, which has `lnc` NeuronCores, each with a PE array and a share of the HBM bandwidth.
+
+    The PE array is taken at its full clock.
+    """
     array = chip.contraction_max * chip.stationary_free_max
     passes = chip.matmul_fp32_passes if dtype == "float32" else 1
-    return Accelerator(
+    core = Accelerator(
         chip.name,
         2e9 * array * chip.tensor_clock_ghz / passes,
         1e9 * chip.hbm_gb_per_s_per_core,
         chip.hbm_bytes_per_core,
         "hardware record",
     )
+    return core.scale(lnc)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 
-from model.device import chip
+from model.device import chip, limit_lnc
 from model.layers import find_unsupported
 from model.plan.dry import Time
 from model.plan.memory import MeshShape
-from model.plan.meshes import Candidate, Estimate
+from model.plan.meshes import Candidate, Estimate, describe_cores
 from model.plan.plan import Plan
 from model.plan.policy import Judged
 from model.plan.predict import BUBBLE, PassTime
@@ -76,7 +76,9 @@ def _format_parameters(plan: Plan) -> list[Part]:
 
 def _format_footprints(plan: Plan) -> list[Part]:
     """Return the table of bytes by tensor-parallel ranks, and of the sequences and chips of each target."""
-    chips = [chip(name) for name in TARGETS]
+    chips = [(chip(name), limit_lnc(name, plan.request.lnc, largest=True)) for name in TARGETS]
+    logical = [record.name for record, lnc in chips if lnc > 1]
+    kind = f" (logical cores of two physical ones on {' and '.join(logical)})" if logical else ""
     rows = []
     for footprint in plan.footprints:
         row = [
@@ -84,15 +86,15 @@ def _format_footprints(plan: Plan) -> list[Part]:
             _format_gb(footprint.weight_bytes),
             f"{footprint.cache_bytes_per_sequence / 1e6:.3f}",
         ]
-        for record in chips:
-            sequences = footprint.sequences(record.hbm_bytes_per_core)
-            count = str(-(-footprint.tp // record.physical_cores_per_chip))
+        for record, lnc in chips:
+            sequences = footprint.sequences(lnc * record.hbm_bytes_per_core)
+            count = str(-(-footprint.tp * lnc // record.physical_cores_per_chip))
             row += [_format_count(sequences), count] if sequences else ["-", ""]
         rows.append(row)
     per_chip = [f"{name}|chips" for name in TARGETS]
     return [
         _sentence(
-            f"what each of tp cores holds; how many sequences of {plan.context:,} tokens fit beside the "
+            f"what each of tp cores{kind} holds; how many sequences of {plan.context:,} tokens fit beside the "
             "weights; and the chips that tp cores take"
         ),
         table("|".join(["tp", "weights GB", "cache MB", *per_chip]), rows, left=(), gap=1),
@@ -109,11 +111,11 @@ def _format_instances(plan: Plan) -> list[Part]:
             axes = _format_mesh(fit.shape).removeprefix(f"tp {fit.shape.tp}").lstrip()
             sequences = f"{fit.sequences:,} with {axes}" if axes else f"{fit.sequences:,}"
         instance = fit.instance
-        row = [instance.name, f"{instance.physical_cores}", f"{instance.hbm_bytes / 1e9:,.1f}"]
+        row = [instance.name, f"{fit.cores}", f"{fit.lnc}", f"{instance.hbm_bytes / 1e9:,.1f}"]
         rows.append([*row, str(fit.footprint.tp), str(fit.copies), sequences])
     return [
         "on the fewest cores that hold the weights and one sequence, else what each of the most would hold",
-        table("instance|cores|HBM GB|tp|copies|sequences", rows, firm=(0,), gap=1),
+        table("instance|cores|LNC|HBM GB|tp|copies|sequences", rows, firm=(0,), gap=1),
     ]
 
 
@@ -138,9 +140,9 @@ def _format_meshes(plan: Plan) -> list[Part]:
     return [
         _sentence(
             f"meshes by the time of the instance that a request takes at batch {plan.request.batch:,}, and what keeps "
-            f"others behind the first; a core has {plan.placement.peaks.memory_bytes / 1e9:,.2f} GB; a step estimated, "
-            "and of the best predicted; shares of the estimate: weights, cache and products (core), collectives and "
-            "sends, stages that wait (bubble)"
+            f"others behind the first; a {_name_core(plan)} has {plan.placement.peaks.memory_bytes / 1e9:,.2f} GB; a "
+            "step estimated, and of the best predicted; shares of the estimate: weights, cache and products (core), "
+            "collectives and sends, stages that wait (bubble)"
         ),
         table("mesh|copies|GB a core|step ms|predicted|core|links|bubble|limit", rows, left=(0, 8), gap=1),
         *map(_sentence, describe_choice(judged)),
@@ -202,8 +204,8 @@ def _format_phases(plan: Plan) -> list[Part]:
     ranks = _format_plural(shape.tp, "device")
     if placement.instance is not None:
         suffix = " with sp" if plan.request.sp else ""
-        cores = placement.instance.physical_cores
-        ranks = f"{_format_mesh(shape)}{suffix} of {cores} cores, {_format_copies(plan)}"
+        cores = describe_cores(placement.instance.physical_cores // placement.lnc, placement.lnc)
+        ranks = f"{_format_mesh(shape)}{suffix} of {cores}, {_format_copies(plan)}"
     out: list[Part] = [
         _sentence(
             f"{placement.name}: {ranks}; a prompt of {plan.prompt:,}, then {_format_plural(plan.generate, 'token')}; "
@@ -211,7 +213,7 @@ def _format_phases(plan: Plan) -> list[Part]:
         )
     ]
     if plan.uneven:
-        out.append(_sentence(f"on {shape.tp} cores {'; '.join(plan.uneven)}"))
+        out.append(_sentence(f"on {shape.tp} {_name_core(plan)}s {'; '.join(plan.uneven)}"))
     if peaks.memory_bytes is not None and not placement.holds_weights:
         out.append(
             _sentence(
@@ -235,10 +237,11 @@ def _format_phases(plan: Plan) -> list[Part]:
         )
         for name, phase in phases
     ]
+    logical = f" {_name_core(plan)}" if placement.lnc > 1 else ""
     return [
         *out,
         f"ridge {peaks.ridge:.1f} op/byte: {peaks.operations_per_s / 1e12:.1f} TFLOPS over "
-        f"{peaks.bytes_per_s / 1e12:.3f} TB/s each",
+        f"{peaks.bytes_per_s / 1e12:.3f} TB/s each{logical}",
         table("|TFLOP|GB|op/byte|bound|roofline ms", rows, left=(0, 4)),
     ]
 
@@ -434,14 +437,39 @@ def describe_basis(plan: Plan) -> Iterator[str]:
     else:
         yield (
             "Times are dry runs of this project's kernels, one after another; program reading, "
-            "with the bounds beside it. Ranks are physical cores."
+            f"with the bounds beside it. Ranks are {_describe_ranks(plan)}."
         )
+        yield from _describe_undivided(plan)
         predicted = (first, plan.first_tokens.predicted, step)
         refusals = (refusal for phase in predicted if phase for refusal in phase.refusals)
         for refusal in dict.fromkeys(refusals):
             yield f"Roofline for a part: {refusal}."
     if instance is not None and chip(instance.target).replaced:
         yield f"Times are those of {chip(instance.target).label}."
+
+
+def _describe_ranks(plan: Plan) -> str:
+    """Return what a rank is on the instance of a plan."""
+    lnc = plan.placement.lnc
+    return "physical cores (LNC 1)" if lnc == 1 else f"logical cores of {lnc} physical ones (LNC {lnc})"
+
+
+def _describe_undivided(plan: Plan) -> Iterator[str]:
+    """Yield a sentence that names the kernels which run on one physical core of a rank with several."""
+    phases = (plan.first_token, plan.first_tokens, plan.rate.step)
+    names = dict.fromkeys(
+        kernel.name
+        for phase in phases
+        for kernel in (phase.predicted.kernels if phase.predicted else ())
+        if kernel.cores < plan.placement.lnc and kernel.name != BUBBLE
+    )
+    if names:
+        yield f"On one of the {plan.placement.lnc} physical cores of a rank: {'; '.join(names)}."
+
+
+def _name_core(plan: Plan) -> str:
+    """Return the noun of a rank's core."""
+    return "core" if plan.placement.lnc == 1 else "logical core"
 
 
 def _format_copies(plan: Plan) -> str:

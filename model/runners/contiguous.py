@@ -34,6 +34,7 @@ class KernelModel:
         mesh: The ranks of each axis, by default tensor parallelism over all ranks of the device.
         expert_load: Counts the experts that tokens select.
         kv_cache_dtype: One of `CACHE_FORMATS`.
+        lnc: Physical cores of a rank, as the device has them; they decide which launches a decoder layer has.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class KernelModel:
         mesh: Mesh | None = None,
         expert_load: ExpertLoad | None = None,
         kv_cache_dtype: str = AUTO,
+        lnc: int = 1,
     ) -> None:
         check_cache_dtype(kv_cache_dtype)
         self._mesh = mesh = mesh or Mesh(device.ranks)
@@ -66,6 +68,7 @@ class KernelModel:
             cuts_sequence=mesh.sequence,
             expert_ranks=mesh.expert,
             cache_dtype=kv_cache_dtype,
+            lnc=lnc,
         )
         self._sequences = sequences
         self._longest_short, self._limit = config.longest_short, config.context

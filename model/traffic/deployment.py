@@ -22,6 +22,7 @@ from model.plan.memory import (
     compute_footprint,
     list_page_kinds,
 )
+from model.plan.meshes import describe_cores
 from model.plan.predict import Predictor
 from model.plan.sizes import ModelSizes
 from model.state import INTERVAL, PagePool, SlotPool, WindowPool
@@ -50,6 +51,7 @@ class Setup:
     | `sizes` | sizes to which steps are rounded up; by default powers of two |
     | `few_buckets` | rounds steps up to every second size only; the largest stays |
     | `prefill_replicas` | replicas that only compute prompts, while the others decode; with 0 each does both |
+    | `lnc` | physical cores of a rank |
     | `speculation` | outcomes of the speculative_tokens of `options` |
     """
 
@@ -66,6 +68,7 @@ class Setup:
     prefill_replicas: int = 0
     speculation: Speculation | None = None
     ep: int = 1
+    lnc: int = 1
 
     @property
     def bucket_limits(self) -> BucketLimits:
@@ -143,10 +146,11 @@ class Deployment:
             Predictor(
                 *(model.config, instance.name, tp, setup.dtype, length),
                 expert=setup.ep if routed_experts(model.config) else 1,
+                lnc=setup.lnc,
             )
             for model in models[len(known) :]
         ]
-        self.page_kinds = _size_pages(models, self.setup, record.hbm_bytes_per_core)
+        self.page_kinds = _size_pages(models, self.setup, setup.lnc * record.hbm_bytes_per_core)
         self._check_capacity(length)
         pages = {
             STATES if page_kind.recurrent else page_kind.window: page_kind.pages
@@ -161,7 +165,9 @@ class Deployment:
             )
             for model, predictor in zip(models, self.predictors)
         ]
-        self.link: Link | None = find_slowest_link(instance, record) if setup.prefill_replicas else None
+        self.link: Link | None = None
+        if setup.prefill_replicas:
+            self.link = find_slowest_link(instance, record, setup.lnc)
 
     @property
     def pages(self) -> int:
@@ -176,7 +182,9 @@ class Deployment:
     @property
     def ranks(self) -> str:
         """Ranks of a replica as text."""
-        return f"tp {self.tp}, ep {self.setup.ep}" if self.setup.ep > 1 else f"tp {self.tp}"
+        groups = f", ep {self.setup.ep}" if self.setup.ep > 1 else ""
+        logical = f" (LNC {self.setup.lnc})" if self.setup.lnc > 1 else ""
+        return f"tp {self.tp}{groups}{logical}"
 
     def _check_capacity(self, length: int) -> None:
         """Raise ModelError if a request of `length` positions does not fit, even alone."""
@@ -303,10 +311,10 @@ def _count_replicas(models: list[ModelSizes], setup: Setup, instance: Instance, 
     Raises:
         ModelError: If the ranks exceed the cores or what a model takes, or no replica can decode.
     """
-    cores, prefill_replicas = instance.physical_cores, setup.prefill_replicas
+    cores, prefill_replicas = instance.physical_cores // setup.lnc, setup.prefill_replicas
     ranks = tp * setup.ep
     if ranks > cores:
-        raise ModelError(f"{ranks} ranks on {instance.name}, which has {cores} cores")
+        raise ModelError(f"{ranks} ranks on {instance.name}, which has {describe_cores(cores, setup.lnc)}")
     for model in models:
         refusal = model.config.refusal(tp)
         if refusal is not None:
@@ -314,7 +322,8 @@ def _count_replicas(models: list[ModelSizes], setup: Setup, instance: Instance, 
     replicas = setup.replicas or cores // ranks
     if replicas * ranks > cores:
         raise ModelError(
-            f"{replicas} replicas of {ranks} ranks take {replicas * ranks} cores; {instance.name} has {cores}"
+            f"{replicas} replicas of {ranks} ranks take {replicas * ranks} cores; {instance.name} has "
+            f"{describe_cores(cores, setup.lnc)}"
         )
     if prefill_replicas and prefill_replicas >= replicas:
         raise ModelError(

@@ -23,6 +23,7 @@ def build_document(traffic: Traffic, name: str) -> dict[str, Any]:
         "config": name,
         "model_type": traffic.model.config.model_type,
         "instance": deployment.instance.name,
+        "lnc": setup.lnc,
         "tp": deployment.tp,
         "ep": setup.ep,
         "replicas": deployment.replicas,

@@ -24,8 +24,8 @@ class Link:
         return max(1, ceil(rank_bytes / self.gb_per_s))
 
 
-def find_slowest_link(instance: Instance, record: Hardware) -> Link:
-    """Return the slowest link between two replicas on an instance, shared equally by all cores.
+def find_slowest_link(instance: Instance, record: Hardware, lnc: int = 1) -> Link:
+    """Return the slowest link between two replicas on an instance, shared equally by all ranks of `lnc` physical cores.
 
     Candidates are the link between the members of a group of instances, and NeuronLink between chips. An instance of a
     single chip has neither: there pages are read from its HBM and written to it.
@@ -35,7 +35,7 @@ def find_slowest_link(instance: Instance, record: Hardware) -> Link:
         rate, cores = instance.between_gb_per_s, instance.physical_cores / instance.parts
         links.append(
             Link(
-                rate / cores,
+                lnc * rate / cores,
                 f"{rate:,.0f} GB/s between instances",
                 instance.provenance["between_gb_per_s"].source,
             )
@@ -44,7 +44,7 @@ def find_slowest_link(instance: Instance, record: Hardware) -> Link:
         rate, cores = instance.neuronlink_gb_per_s_per_chip, record.physical_cores_per_chip
         links.append(
             Link(
-                rate / cores,
+                lnc * rate / cores,
                 f"NeuronLink, {rate:,.0f} GB/s of a chip",
                 instance.provenance["neuronlink_gb_per_s_per_chip"].source,
             )
@@ -53,7 +53,7 @@ def find_slowest_link(instance: Instance, record: Hardware) -> Link:
         rate, cores = record.hbm_gb_per_s_per_chip, record.physical_cores_per_chip
         links.append(
             Link(
-                rate / 2 / cores,
+                lnc * rate / 2 / cores,
                 f"HBM, {rate:,.0f} GB/s of a chip, read and written",
                 record.provenance["hbm_gb_per_s_per_chip"].source,
             )

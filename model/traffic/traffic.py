@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from model.config.folder import find_config_file
-from model.device import find_instance
+from model.device import choose_lnc, find_instance
 from model.engine import SchedulerOptions
 from model.engine.bucket_sizes import AUTO, BucketLimits, SizeCounts, fit_buckets, read_buckets
 from model.engine.buckets import MOST_ROWS, Buckets
@@ -62,6 +62,7 @@ class Request:
     | `requests` | number of requests; of a trace, the most that are read |
     | `price`, `prices` | dollars an hour of the instance; a file that replaces the shipped prices |
     | `acceptance`, `acceptance_text` | acceptance rates of drafts; or a text on which acceptance is measured |
+    | `lnc` | physical cores of a rank; None: those in NEURON_LOGICAL_NC_CONFIG, else the most that the chip has |
     | `compare`, `curve` | whether variants, and runs at rates around the breaking rate, are predicted |
 
     Raises:
@@ -97,6 +98,7 @@ class Request:
     acceptance_text: Path | None = None
     draft_model: Path | None = None
     curve: bool = False
+    lnc: int | None = None
 
     def __post_init__(self) -> None:
         if [self.users, self.rate, self.share].count(None) < 2:
@@ -170,8 +172,10 @@ def predict_traffic(request: Request, report_progress: Callable[[str], None]) ->
     max_positions = request.max_model_len or model.config.max_position_embeddings
     if max_positions is not None:
         offered = offered.drop_longer_than(max_positions)
+    instance = find_instance(request.instance or DEFAULT_INSTANCE)
     setup = Setup(
-        instance=request.instance or DEFAULT_INSTANCE,
+        instance=instance.name,
+        lnc=choose_lnc(instance.target, request.lnc, largest=True),
         dtype=request.dtype or model.config.dtype or "bfloat16",
         max_model_len=request.max_model_len or offered.longest,
         mean_len=offered.mean,
@@ -219,7 +223,7 @@ def _judge_meshes(request: Request, model: ModelSizes, setup: Setup, offered: Wo
     instance = find_instance(setup.instance)
     if find_unsupported(model.config):
         return ()  # the deployment refuses the model
-    check_mesh(model, None, None, request.ep, instance.name, instance.physical_cores)
+    check_mesh(model, None, None, request.ep, instance, setup.lnc)
     count = len(offered.queries)
     prompt = -(-sum(query.prompt_tokens for query in offered.queries) // count)
     generate = -(-sum(query.new_tokens for query in offered.queries) // count)
@@ -229,6 +233,7 @@ def _judge_meshes(request: Request, model: ModelSizes, setup: Setup, offered: Wo
         fewer=True,
         pp=1,
         ep=request.ep,
+        lnc=setup.lnc,
     )
     return Choice(question).judged
 

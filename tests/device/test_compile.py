@@ -284,6 +284,8 @@ def test_what_compiling_needs_is_said(
     assert "neuron_parallel_compile is not on the path" in run(capsys, str(tiny), *OPTIONS, *out)[2]
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "3")
     assert "a rank has 1 or 2 physical cores" in run(capsys, str(tiny), *OPTIONS, *out)[2]
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
+    assert "on trn1 set it to 1" in run(capsys, str(tiny), *OPTIONS, *out, "--target", "trn1")[2]
 
 
 def test_torchneuron_compiles_where_a_neuron_device_is(

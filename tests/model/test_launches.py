@@ -213,6 +213,7 @@ def test_a_joint_launch_is_its_parts_and_only_what_the_kernel_takes_is_joined(wr
     layers = compose(load_config(write_model())).blocks[0]
     step = StepShape(Phase.decode, 3, 3, 128, 64, 2, FLOAT32, WeightDtypes(FLOAT32))
     block, mlp = [launch for layer in layers for launch in layer.launches(step)]
+    assert join_launches([block, mlp], lnc=2) == [block, mlp]
     (layer,) = join_launches([block, mlp])
     assert (layer.fused, layer.results) == ((block, mlp), block.results)
     assert layer.work.operations == block.work.operations + mlp.work.operations

@@ -49,11 +49,11 @@ def small(tmp_path, monkeypatch) -> str:
 @pytest.mark.slow
 def test_a_plan_with_kernels_says_where_the_time_goes(small, capsys) -> None:
     text = printed(capsys, small, "--tp", "2", "--price", "12.5")
-    assert "trn2.48xlarge: tp 2 of 128 cores, 64 copies" in text
+    assert "trn2.48xlarge: tp 2 of 64 logical cores (LNC 2), 32 copies" in text
     for kernel in (
         "qkv_projection",
         "attention_prefill",
-        "decoder_layer_decode",
+        "attention_block_decode",
         "output_projection",
         "lm_head",
     ):
@@ -142,7 +142,7 @@ def document(folder, capsys, *arguments: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_the_document_holds_what_the_text_says(small, tmp_path, capsys) -> None:
     plan = document(tmp_path, capsys, small, "--tp", "4", "--price", "3", "--batch", "3")
-    assert (plan["schema"], plan["target"], plan["tp"], plan["copies"]) == (1, "trn2", 4, 32)
+    assert (plan["schema"], plan["target"], plan["tp"], plan["copies"]) == (1, "trn2", 4, 16)
     parts = dict(plan["parameters"])
     total, active = parts.pop("all"), parts.pop("active")
     assert total == sum(parts.values())
@@ -190,7 +190,9 @@ def test_counts_of_sequences_are_written_out(capsys, monkeypatch) -> None:
     for fit in plan.fits:
         row = next(line for line in text.splitlines() if line.startswith(f"{fit.instance.name} "))
         assert row.split()[-1] == f"{fit.sequences:,}"
-    held = next(each for each in plan.footprints if each.tp == 64).sequences(chip("trn3").hbm_bytes_per_core)
+    held = next(each for each in plan.footprints if each.tp == 64).sequences(
+        2 * chip("trn3").hbm_bytes_per_core
+    )
     assert f" {held // 1000:,}k " in text
     assert "e+" not in text
 
@@ -364,14 +366,14 @@ def test_refuses_wrong_options_in_one_line(small, capsys, arguments, message) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "tp"), [("trn2 UltraServer", 512), ("2 x trn1.32xlarge", 64), ("2 x trn1.32xlarge", 32)]
+    ("name", "tp"), [("trn2 UltraServer", 256), ("2 x trn1.32xlarge", 64), ("2 x trn1.32xlarge", 32)]
 )
 def test_ranks_go_up_to_the_last_core_of_what_is_joined(name: str, tp: int) -> None:
     model = load_model(CONFIGS / "mamba-130m.json")
     assert 768 * 2 % tp == 0
     plan = make_plan(model, Request(instance=name, tp=tp))
     assert (plan.placement.name, plan.placement.shape.tp) == (name, tp)
-    assert plan.placement.mesh.copies == plan.placement.instance.physical_cores // tp
+    assert plan.placement.mesh.copies == plan.placement.instance.physical_cores // tp // plan.placement.lnc
 
 
 @pytest.mark.slow
@@ -403,11 +405,11 @@ def test_llama_3_1_70b_takes_the_fewest_cores_and_says_by_how_much_others_are_to
     monkeypatch.chdir(CONFIGS)
     lines = printed(capsys, "llama-3.1-70b.json", "--json", str(tmp_path / "plan.json")).splitlines()
     short = next(line for line in lines if line.startswith("trn1.2xlarge"))
-    assert short.split(maxsplit=5)[3:] == ["2", "0", "does not fit: 71.77 > 17.18 GB"]
+    assert short.split(maxsplit=6)[4:] == ["2", "0", "does not fit: 71.77 > 17.18 GB"]
     plan = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
     for instance in plan["instances"]:
         assert (instance["tp"] is None) == (instance["bytes_per_core"] > instance["core_bytes"])
-    assert (plan["tp"], plan["copies"], plan["fits"]) == (16, 8, True)
+    assert (plan["lnc"], plan["tp"], plan["copies"], plan["fits"]) == (2, 8, 8, True)
     assert all(kernel["roofline_because"] is None for kernel in plan["step"]["kernels"])
     rates = [rate for rate in plan["batches"] if rate["fits"]]
     for each in (plan["first_token"], plan["step"], *rates):
@@ -423,7 +425,7 @@ def test_a_plan_says_what_cores_hold_padded(capsys, tmp_path) -> None:
         assert main(["plan", str(CONFIGS / "smollm2-135m.json"), *options]) == 0
         assert json.loads(path.read_text())["uneven"] == said
         text = " ".join(capsys.readouterr().out.split())
-        assert ("on 2 cores 9 query heads in 3 groups" in text) == bool(said)
+        assert ("on 2 logical cores 9 query heads in 3 groups" in text) == bool(said)
 
 
 @pytest.mark.slow
@@ -432,7 +434,7 @@ def test_ranks_that_cut_the_sequence_change_the_prompt_only(small, capsys, tmp_p
     for arguments in ([], ["--sp"]):
         path = tmp_path / "plan.json"
         text = printed(capsys, small, "--tp", "4", "--batch", "2", *arguments, "--json", str(path))
-        assert f"trn2.48xlarge: tp 4{' with sp' if arguments else ''} of 128 cores" in text
+        assert f"trn2.48xlarge: tp 4{' with sp' if arguments else ''} of 64 logical cores (LNC 2)" in text
         plans.append(json.loads(path.read_text()))
     whole, cut = plans
     assert (whole["sp"], cut["sp"]) == (False, True)

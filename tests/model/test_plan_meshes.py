@@ -192,7 +192,16 @@ def test_micro_batches_shorten_prompts_and_no_mesh_takes_more_than_one_stage_at_
     [
         ({"pp": 33}, {"pp": 32}, "33 pipeline stages for 32 layers; this model takes --pp 1 to 32"),
         ({"ep": 2}, {"ep": 1}, "--ep 2 divides routed experts, and this model has none"),
-        ({"tp": 32, "pp": 8}, {"tp": 32, "pp": 4}, "256 ranks on trn2.48xlarge, which has 128 cores"),
+        (
+            {"tp": 32, "pp": 4},
+            {"tp": 32, "pp": 2},
+            "128 ranks on trn2.48xlarge, which has 64 logical cores (LNC 2)",
+        ),
+        (
+            {"tp": 32, "pp": 8, "lnc": 1},
+            {"tp": 32, "pp": 4, "lnc": 1},
+            "256 ranks on trn2.48xlarge, which has 128 cores",
+        ),
         (
             {"accelerator": "h100", "pp": 2},
             {"accelerator": "h100", "pp": 1},

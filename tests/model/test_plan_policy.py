@@ -69,7 +69,7 @@ def choose_for_traffic(name: str, level: ServiceLevel, batch: int) -> tuple[int,
         1.0,
         np.random.default_rng(1),
     )
-    setup = Setup("trn2.48xlarge", "bfloat16", offered.longest, options=SchedulerOptions(batch))
+    setup = Setup("trn2.48xlarge", "bfloat16", offered.longest, lnc=2, options=SchedulerOptions(batch))
     request = TrafficRequest(CONFIGS / f"{name}.json", level=level)
     shape = _judge_meshes(request, model(name), setup, offered)[0].mesh.shape
     return shape.tp, shape.ep

@@ -362,7 +362,11 @@ def test_a_cache_beyond_the_kernel_s_limit_is_a_roofline_in_the_kernel_s_words(
         assert parts["decoder_layer_decode"].refusal == ""
         return
     said = "attention_decode takes caches of at most 16384 positions, not 16512"
-    assert (parts["attention_block_decode"].refusal, parts["mlp"].refusal) == (said, "")
+    assert (parts["attention_decode"].refusal, parts["qkv_projection"].refusal, parts["mlp"].refusal) == (
+        said,
+        "",
+        "",
+    )
 
 
 @pytest.mark.parametrize(("hidden", "refused"), [(8192, False), (8200, True)])

@@ -152,7 +152,7 @@ def test_the_text_says_times_rates_and_comparisons(small: str, capsys: Any) -> N
         capsys, small, *SHORT, "--compare", "--price", "20", "--sla", "ttft=5ms", "--shared-prefix", "32:2"
     )
     for words in (
-        "llama on trn2.48xlarge: tp 2, 2 replicas, float32",
+        "llama on trn2.48xlarge: tp 2 (LNC 2), 2 replicas, float32",
         "20 requests, ",
         "\ntime to first token (TTFT) ",
         "\nthe service level breaks at ",
@@ -177,7 +177,7 @@ def test_the_document_holds_what_the_text_says(small: str, capsys: Any, tmp_path
     printed(capsys, small, *words)
     document = json.loads((tmp_path / "out.json").read_text())
     keys = (
-        "schema command config model_type instance tp ep replicas dtype max_model_len pages block_size kinds "
+        "schema command config model_type instance lnc tp ep replicas dtype max_model_len pages block_size kinds "
         "prefill_replicas link draft_model options "
         "requests left_out rate users window_s think_s seed sla_ns compared breaking_rate price price_basis run "
         "variants curve shapes basis versions"
@@ -291,7 +291,7 @@ def test_prompts_are_computed_on_replicas_of_their_own(small: str, capsys: Any, 
     ):
         assert sentence in " ".join(text.split())
     document = json.loads((tmp_path / "out.json").read_text())
-    assert (document["link"]["gb_per_s"], document["prefill_replicas"]) == (128, 1)
+    assert (document["link"]["gb_per_s"], document["prefill_replicas"]) == (256, 1)
     assert list(document["run"]["handover_ns"]) == ["p50", "p90", "p99"]
     assert sum(each["completed"] for each in document["run"]["slices"]) == 20
 
@@ -320,7 +320,7 @@ def test_prompts_are_computed_on_replicas_of_their_own(small: str, capsys: Any, 
         (("--max-model-len", "129"), "requests of up to 129 tokens exceed the model's context, 128"),
         (("--sla", "ttft=1us"), "requests alone do not keep to the service level"),
         (("--tp", "64"), "this model takes"),
-        (("--tp", "4", "--replicas", "64"), "64 replicas of 4 ranks take 256 cores; trn2.48xlarge has 128"),
+        (("--tp", "4", "--replicas", "64"), "64 replicas of 4 ranks take 256 cores; trn2.48xlarge has 64"),
         (("--max-num-seqs", "9999"), "max_num_batched_tokens is 2048, less than"),
         (("--instance", "x"), "'x'"),
         (("--json", "config.json"), "config.json"),
@@ -372,7 +372,7 @@ def test_a_model_without_kernels_is_refused_with_what_it_has(tmp_path: Path, cap
 def test_a_model_that_does_not_fit_is_refused_with_its_pages(capsys: Any) -> None:
     told = refused(capsys, str(CONFIGS / "llama-3.1-70b.json"), "--tp", "2", command="traffic")
     assert (
-        "tp 2 on trn2.48xlarge leaves 0 pages of 16 positions beside the weights; a request of 640 tokens"
+        "tp 2 (LNC 2) on trn2.48xlarge leaves 0 pages of 16 positions beside the weights; a request of 640 tokens"
         in told
     )
 

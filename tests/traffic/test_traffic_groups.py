@@ -100,7 +100,7 @@ def test_prompts_on_replicas_of_their_own_hand_pages_to_a_group() -> None:
         (
             replace(SETUP, replicas=33),
             replace(SETUP, replicas=32),
-            "33 replicas of 4 ranks take 132 cores; trn2.48xlarge has 128",
+            "33 replicas of 4 ranks take 132 cores; trn2.48xlarge has 128 cores",
         ),
     ],
 )
@@ -118,6 +118,13 @@ def test_the_command_says_on_which_groups(capsys: Any, tmp_path: Any) -> None:
     words = (*words, "--tp", "1", "--ep", "2", "--replicas", "1", "--max-num-seqs", "2", "--json", out)
     assert main(["traffic", str(model_path("stories-moe")), *words]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "tp 1, ep 2, 1 replica" in said and "positions for each of their groups" in said
+    assert "tp 1, ep 2 (LNC 2), 1 replica" in said and "positions for each of their groups" in said
     document = json.loads((tmp_path / "out.json").read_text())
     assert (document["tp"], document["ep"], document["pages"]) == (1, 2, 2 * document["kinds"][0]["pages"])
+
+
+def test_logical_cores_are_half_as_many_ranks_with_twice_the_memory() -> None:
+    one, two = (Deployment(MODEL, replace(SETUP, replicas=None, lnc=lnc)) for lnc in (1, 2))
+    assert (one.replicas, two.replicas) == (32, 16)
+    assert two.pages > 2 * one.pages
+    assert (one.ranks, two.ranks) == ("tp 2, ep 2", "tp 2, ep 2 (LNC 2)")

@@ -182,3 +182,9 @@ def test_links_are_those_of_the_hardware_record() -> None:
     )
     assert link.transfer_ns(128_000) == 1_000
     assert link.transfer_ns(0) == 1
+
+
+def test_a_rank_of_two_cores_has_the_links_of_both() -> None:
+    for name in ("trn2 UltraServer", "trn2.48xlarge", "trn2.3xlarge"):
+        one, two = (find_slowest_link(find_instance(name), chip("trn2"), lnc).gb_per_s for lnc in (1, 2))
+        assert two == 2 * one

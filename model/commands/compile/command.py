@@ -113,10 +113,10 @@ def launch_all(setup: EngineSetup) -> None:
 
 def _read_environment(options: argparse.Namespace, versions: Mapping[str, str]) -> Environment:
     """Return the environment of a compilation. Raises ModelError for a wrong NEURON_LOGICAL_NC_CONFIG."""
-    text = os.environ.get("NEURON_LOGICAL_NC_CONFIG", "1")
-    if text not in ("1", "2"):
-        raise ModelError(f"NEURON_LOGICAL_NC_CONFIG is {text!r:.40}; a rank has 1 or 2 physical cores")
-    return Environment(options.target, options.tp * options.ep, int(text), versions)
+    from model.device import choose_lnc
+
+    lnc = choose_lnc(options.target, None)
+    return Environment(options.target, options.tp * options.ep, lnc, versions)
 
 
 def _compile(options: argparse.Namespace, software: Software, graphs: Mapping[str, str]) -> None:

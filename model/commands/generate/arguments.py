@@ -11,7 +11,7 @@ OPTIONS = options(
         help=f"text to continue (default: {FIRST_PROMPT!r}); repeated, the texts are computed in one batch",
     ),
     "--prompt-file --chat --system --stop --max-new-tokens",
-    "--target --tp --hardware --dp --pp --micro-batches",
+    "--target --tp --lnc --hardware --dp --pp --micro-batches",
     option("--ep", help="groups of --dp that divide routed experts (default: %(default)s)"),
     "--sp --backend --no-check --dtype",
     "--temperature --top-k --top-p --min-p --presence-penalty --frequency-penalty --repetition-penalty --seed",

@@ -83,16 +83,21 @@ class Job:
             self.replay_report = cast(Any, device).replays.report.text
         return self._create_model(device, progress, expert_load=self.expert_load)
 
-    def create_dry_model(self, device: Device, progress: Progress, done: Callable[[], None]) -> MicroBatches:
+    def create_dry_model(
+        self, device: Device, progress: Progress, done: Callable[[], None], lnc: int
+    ) -> MicroBatches:
         """Return the model on a dry device with all ranks, also those of further processes.
 
         Args:
+            device: the dry device.
+            progress: called with the number of finished layers and of all layers.
             done: called after each step of a micro-batch.
+            lnc: physical cores of a rank of the device.
         """
         shards = self._local_shards
         if get_rank() is not None:
             shards = describe_all_ranks(self.config, shards[0])
-        return self._create_model(device, progress, shards, done)
+        return self._create_model(device, progress, shards, done, lnc=lnc)
 
     def _create_model(
         self,
@@ -101,6 +106,7 @@ class Job:
         shards: tuple[RankWeights, ...] | None = None,
         done: Callable[[], None] = lambda: None,
         expert_load: ExpertLoad | None = None,
+        lnc: int = 1,
     ) -> MicroBatches:
         """Return the model on a device, with the weights of the local ranks by default."""
         backends = [
@@ -113,6 +119,7 @@ class Job:
                 sequences=sequences,
                 mesh=self.mesh,
                 expert_load=expert_load,
+                lnc=lnc,
             )
             for sequences in self.micro_batches
         ]

@@ -52,11 +52,12 @@ def predict(job: Job, generations: list[Generation]) -> tuple[list[TargetPredict
 
 def _plan_passes(job: Job, target: str, tokens: Sequence[int], positions: Sequence[int]) -> list[Pass]:
     """Return the passes of the prompts of each micro-batch, then the passes of a decode step of each."""
-    from model.device import DryDevice
+    from model.device import DryDevice, limit_lnc
 
-    device = DryDevice(target, job.mesh.ranks)
+    lnc = limit_lnc(target, job.options.lnc)
+    device = DryDevice(target, job.mesh.ranks, lnc=lnc)
     passes: list[Pass] = []
-    model = job.create_dry_model(device, device.layer_done, lambda: passes.append(device.take_pass()))
+    model = job.create_dry_model(device, device.layer_done, lambda: passes.append(device.take_pass()), lnc)
     model.prefill(job.sequence_ids)
     model.decode(tokens, positions)
     return passes

@@ -159,7 +159,11 @@ def _tabulate_times(predictions: Sequence[TargetPrediction], run: Run) -> list[P
     batch = "" if sequences == 1 else f" for {sequences} {noun}"
     first, each_token = ("first token", "per token") if sequences == 1 else ("first tokens", "per step")
     rows = [
-        (target.per_token.target, _format_times(target.first_token), _format_times(target.per_token))
+        (
+            f"{target.per_token.target} (LNC {target.per_token.lnc})",
+            _format_times(target.first_token),
+            _format_times(target.per_token),
+        )
         for target in predictions
     ]
     overlays = [target.per_token.overlay for target in predictions if target.per_token.overlay]

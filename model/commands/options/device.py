@@ -6,7 +6,12 @@ from pathlib import Path
 
 from model.commands.options.readers import count, price
 from nkw.options import Rows
-from nkw.targets import HARDWARE_VARIABLE, TARGETS
+from nkw.targets import HARDWARE_VARIABLE, LNC_VARIABLE, TARGETS
+
+PLANNED_LNC = (
+    f"physical cores of a rank, 1 or 2; with 2 a rank is a logical core (default: {LNC_VARIABLE}, else 2 on trn2 and "
+    "trn3)"
+)
 
 STACKS = ("this", "vllm-neuron", "nxdi", "optimum", "transformers-neuronx")
 """The serving stacks that have a record; a test compares them with the records."""
@@ -51,6 +56,12 @@ ROWS: Rows = {
         type=count,
         default=1,
         help="tensor-parallel ranks, one core each (default: %(default)s)",
+    ),
+    "--lnc": dict(
+        metavar="N",
+        type=int,
+        choices=(1, 2),
+        help=f"physical cores of a rank in predictions, 1 or 2 (default: {LNC_VARIABLE}, else 1)",
     ),
     "--dp": dict(
         metavar="N",

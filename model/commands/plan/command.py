@@ -44,6 +44,7 @@ def plan_command(options: argparse.Namespace) -> int:
         prices=options.prices,
         level=ServiceLevel.parse(options.sla),
         stack=options.stack,
+        lnc=options.lnc,
     )
     name = str(options.config)
     outputs = Outputs(lambda: list_model_files(options.config))

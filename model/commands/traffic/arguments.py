@@ -1,6 +1,7 @@
 """Options of `nkw traffic`."""
 
 from model.commands.options import option, options
+from model.commands.options.device import PLANNED_LNC
 
 OPTIONS = options(
     "--hardware",
@@ -10,6 +11,7 @@ OPTIONS = options(
         default=None,
         help="tensor-parallel ranks of a replica (default: of the cheapest mesh that meets --sla)",
     ),
+    option("--lnc", help=PLANNED_LNC),
     option(
         "--ep",
         default=None,

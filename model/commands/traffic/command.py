@@ -56,6 +56,7 @@ def traffic_command(options: argparse.Namespace) -> int:
         acceptance_text=options.acceptance_text,
         draft_model=options.draft_model,
         curve=options.html is not None,
+        lnc=options.lnc,
     )
     name = str(options.config)
     outputs = Outputs(lambda: _list_inputs(options))
