@@ -22,7 +22,9 @@ _FITTED = "transformers-neuronx"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables and return 0."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.stacks", description=__doc__)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="python -m benchmarks.stacks", description=__doc__
+    )
     parser.add_argument(
         "--host", action="store_true", help="measure the host's part of this project's engine"
     )

@@ -78,7 +78,7 @@ def _format_footprints(plan: Plan) -> list[Part]:
     """Return the table of bytes by tensor-parallel ranks, and of the sequences and chips of each target."""
     chips = [(chip(name), limit_lnc(name, plan.request.lnc, largest=True)) for name in TARGETS]
     logical = [record.name for record, lnc in chips if lnc > 1]
-    kind = f" (logical cores of two physical ones on {' and '.join(logical)})" if logical else ""
+    core_type = f" (logical cores of two physical ones on {' and '.join(logical)})" if logical else ""
     rows = []
     for footprint in plan.footprints:
         row = [
@@ -94,7 +94,7 @@ def _format_footprints(plan: Plan) -> list[Part]:
     per_chip = [f"{name}|chips" for name in TARGETS]
     return [
         _sentence(
-            f"what each of tp cores{kind} holds; how many sequences of {plan.context:,} tokens fit beside the "
+            f"what each of tp cores{core_type} holds; how many sequences of {plan.context:,} tokens fit beside the "
             "weights; and the chips that tp cores take"
         ),
         table("|".join(["tp", "weights GB", "cache MB", *per_chip]), rows, left=(), gap=1),
@@ -123,7 +123,7 @@ def _format_meshes(plan: Plan) -> list[Part]:
     """Return the table of the best meshes, and of meshes that nearly fit, with the reason why each is behind."""
     best, judged = plan.placement.meshes[0], plan.placement.judged
     short = [mesh for mesh in plan.placement.meshes if mesh.step is None][:_MAX_SHORT]
-    predicted = {each.mesh: each for each in judged if each.predicted}
+    predicted = {candidate.mesh: candidate for candidate in judged if candidate.predicted}
     assert plan.placement.peaks.memory_bytes is not None
     rows = [
         (
@@ -135,7 +135,7 @@ def _format_meshes(plan: Plan) -> list[Part]:
             *(_format_shares(mesh.step) if mesh.step else ("", "", "")),
             _find_limit(mesh, best),
         )
-        for mesh in (*(each.mesh for each in judged[: 1 + _MAX_FITTING]), *short)
+        for mesh in (*(candidate.mesh for candidate in judged[: 1 + _MAX_FITTING]), *short)
     ]
     return [
         _sentence(
@@ -153,7 +153,7 @@ def describe_choice(judged: Sequence[Judged]) -> Iterator[str]:
     """Yield sentences on the chosen mesh and its service level, and on the runner-up."""
     if not judged:
         return
-    chosen, *others = judged
+    chosen, *runners_up = judged
     level = chosen.level
     if level.is_bounded:
         times = f"TTFT {_format_ms(chosen.ttft_ns)} ms, ITL {_format_ms(chosen.mean_itl_ns)} ms"
@@ -161,8 +161,8 @@ def describe_choice(judged: Sequence[Judged]) -> Iterator[str]:
             yield f"no mesh keeps {level}; {_format_mesh(chosen.mesh.shape)} is nearest: {times}"
         else:
             yield f"{_format_mesh(chosen.mesh.shape)} keeps {level}: {times}"
-    if others:
-        runner_up = others[0]
+    if runners_up:
+        runner_up = runners_up[0]
         exceeds = f", over {', '.join(runner_up.excesses)}" if runner_up.excesses else ""
         yield (
             f"runner-up: {_format_mesh(runner_up.mesh.shape)}, {runner_up.cost_ns / chosen.cost_ns:.2f} times the cost"

@@ -244,7 +244,7 @@ def _deploy(model: ModelSizes, setup: Setup, judged: Sequence[Judged]) -> Deploy
     Raises:
         ModelError: If no mesh takes the deployment.
     """
-    shapes = [each.mesh.shape for each in judged]
+    shapes = [candidate.mesh.shape for candidate in judged]
     for shape in shapes:
         with suppress(ModelError):
             return Deployment(model, replace(setup, tp=shape.tp, ep=shape.ep))
