@@ -22,6 +22,7 @@ from model.engine import (
 )
 from model.engine.async_engine import AsyncEngine, EngineFull, Stream, TokenPrompt, Update, Watch
 from model.engine.faults import EngineFailed
+from model.engine.padded_batch import BucketUse
 from model.engine.speculation import NO_ROWS, Rows
 from model.errors import ModelError
 from model.loading.shipped import PRETRAINED
@@ -39,6 +40,7 @@ class Stepper:
     """A model whose every step waits to be allowed; it chooses the number of tokens before."""
 
     def __init__(self, allowed: int) -> None:
+        self.use = BucketUse()
         self.begun = Semaphore(0)
         self.allowed = Semaphore(allowed)
         self.batches: list[list[str]] = []
