@@ -111,7 +111,7 @@ def _format_instances(plan: Plan) -> list[Part]:
             axes = _format_mesh(fit.shape).removeprefix(f"tp {fit.shape.tp}").lstrip()
             sequences = f"{fit.sequences:,} with {axes}" if axes else f"{fit.sequences:,}"
         instance = fit.instance
-        row = [instance.name, f"{fit.cores}", f"{fit.lnc}", f"{instance.hbm_bytes / 1e9:,.1f}"]
+        row = [instance.name, f"{fit.cores}", f"{fit.lnc}", f"{instance.hbm_bytes / 1e9:,.0f}"]
         rows.append([*row, str(fit.footprint.tp), str(fit.copies), sequences])
     return [
         "on the fewest cores that hold the weights and one sequence, else what each of the most would hold",

@@ -331,8 +331,8 @@ import json
 import numpy as np
 import safetensors.numpy
 
+from model.families import compose, load_config
 from nkw.commands import main
-from model.families import load_config
 
 SIZES = dict(v=300, h=32, f=48, l=2, q=4, g=2, d=8, n=64)
 

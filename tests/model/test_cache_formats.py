@@ -96,13 +96,13 @@ def test_caches_and_pages_give_the_tokens_of_the_definition(model, monkeypatch, 
         assert [list(sample.token_ids) for sample in output.outputs] == [tokens, tokens]
         assert output.metrics.num_cached_tokens == cached
 
-    see = Attention._seen
+    see = Attention._append_to_cache
 
     def seen(self: Attention, new: Sequence[np.ndarray], states):
         names = (f"{self.name}.keys", f"{self.name}.values")
         return see(self, [stored_and_used(name, array, rows) for array, rows in zip(names, new)], states)
 
-    monkeypatch.setattr(Attention, "_seen", seen)
+    monkeypatch.setattr(Attention, "_append_to_cache", seen)
     expected, exact = generate(ReferenceModel(config, weights))
     assert tokens == expected
     # Two layers of some sixteen roundings each; a stored number that is its neighbour costs a thousand times as much.

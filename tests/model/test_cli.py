@@ -338,7 +338,7 @@ def test_refuses_what_the_model_cannot_do(tiny, capsys, tmp_path) -> None:
             )
     assert "leaves no room for a new one" in refused(capsys, *model, "--prompt", "x" * 64)
     assert "is not a folder" in refused(capsys, "--model", str(tmp_path / "nowhere"))
-    assert "is an empty folder; a model is a" in refused(capsys, "--model", str(tmp_path))
+    assert "config.json is missing; a model is a" in refused(capsys, "--model", str(tmp_path))
     assert "the prompt is not Unicode text" in refused(capsys, *model, "--prompt", "\udcff")
     unwritable = str(tmp_path / "nowhere" / "file")
     assert f"cannot be written to {unwritable}: No such file" in refused(capsys, *model, "--json", unwritable)
@@ -371,8 +371,9 @@ def test_refuses_no_command_in_one_line(capsys) -> None:
         main([])
     assert left.value.code == 2
     assert capsys.readouterr().err == (
-        "nkw: error: a command is needed: generate, transcribe, serve, compile, peer, top, plan, traffic, run, time, "
-        "memory, check, verify, tune, bundle, compare, lint, doctor, explain, fidelity, calibrate, targets\n"
+        "nkw: error: a command is needed: generate, transcribe, serve, chat, run-batch, compile, peer, top, bench, "
+        "plan, traffic, run, time, memory, check, verify, tune, bundle, compare, lint, doctor, explain, fidelity, "
+        "calibrate, targets\n"
     )
 
 
