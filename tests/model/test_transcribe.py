@@ -285,7 +285,7 @@ def test_refuses_other_models_and_too_many_ranks(tmp_path: Path, capsys: pytest.
 def test_a_plan_predicts_the_encoder_with_the_prompt(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """And by hand what it says of speech: a window takes the first token and 127 steps."""
+    """And by hand what it says of speech: a window takes the first token and 127 steps, with engine time."""
     config = str(Path(__file__).parent / "configs" / "whisper-tiny.json")
     result = tmp_path / "plan.json"
     assert main(["plan", config, "--dtype", "bfloat16", "--batch", "2", "--json", str(result)]) == 0
@@ -307,10 +307,18 @@ def test_a_plan_predicts_the_encoder_with_the_prompt(
     encoder = [each for each in first["kernels"] if each["kernel"].startswith("encoder: ")]
     assert heard["window_s"] == 30
     assert heard["encoder"]["program_ns"] == pytest.approx(sum(each["program_ns"] for each in encoder))
-    whole = first["program_ns"] + 127 * alone["program_ns"]
+    terms = document["stack"]["terms"]
+
+    def engine_ns(phase: str, sequences: int) -> float:
+        """Return the time of the engine beside the launches of a phase."""
+        return 1e6 * (terms[phase]["base_ms"] + sequences * terms[phase]["slot_ms"])
+
+    first_ns = first["program_ns"] + engine_ns("prompt_engine", 1)
+    whole = first_ns + 127 * (alone["program_ns"] + engine_ns("step_engine", 1))
     assert heard["whole"]["program_ns"] == pytest.approx(whole)
     assert heard["real_time_factor"] == pytest.approx(whole / 30e9)
-    together = 2 * first["program_ns"] + 127 * document["batches"][1]["program_ns"]
+    both_ns = document["batches"][1]["program_ns"] + engine_ns("step_engine", 2)
+    together = 2 * first_ns + 127 * both_ns
     assert heard["speech_per_s"] == pytest.approx(document["copies"] * 2 * 30e9 / together)
     said = " ".join(text.split())
     assert "a window of 30 s: its encoder takes" in said and "s of speech in a second" in said
