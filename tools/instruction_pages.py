@@ -3,7 +3,7 @@
 Everything on a page is taken from the instruction's own file: the signature and docstring of its planner, the rules
 that the planner can reach (found by following the names its code uses), the chips whose hardware record passes the
 rules that ask for nothing but the chip, and the numbers of the hardware record that its cost is made of, each with
-its source.
+its source. The example of a page is a file of docs/instructions/examples.
 
     python -m tools.instruction_pages [FOLDER]
 """
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from nkw.errors import RuleViolation, code_of, sentence_of
-from nkw.targets import GENERATIONS
+from nkw.targets import DEFAULT_TARGET, GENERATIONS, LNC_VARIABLE, TARGET_VARIABLE
 from simulate.hardware import hardware
 from simulate.isa import INSTRUCTIONS, book, costs, dma_costs
 from simulate.isa.enums import EXPORTED
@@ -33,7 +33,11 @@ from simulate.run import definedness, indirect, issue
 from simulate.run import execute as carry_out
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "instructions"
+EXAMPLES = FOLDER / "examples"
+"""A script for each instruction, which compares a kernel with NumPy."""
 TARGETS = tuple(GENERATIONS.values())
+TWO_CORES = ("core_barrier", "sendrecv")
+"""Instructions that need a logical core of two physical cores."""
 _ISSUING = (issue, definedness, carry_out, indirect)
 """Where an instruction takes effect, with the rules that hold for all."""
 _COSTS = (costs.__name__, dma_costs.__name__)
@@ -184,6 +188,10 @@ def page(name: str) -> str:
         "",
         inspect.getdoc(planner) or "",
         "",
+        "## Example",
+        "",
+        *_example(name),
+        "",
         "## Rules",
         "",
         *(f"- `{code}`: {sentence}" for code, sentence in sorted(reached.rules.items())),
@@ -191,6 +199,28 @@ def page(name: str) -> str:
     lines += _numbers("Limits and capabilities", reached.limits)
     lines += _numbers("Numbers of the cost", reached.numbers)
     return "\n".join(lines) + "\n"
+
+
+def example_environment(name: str, target: str) -> dict[str, str]:
+    """Return the environment in which the example of an instruction runs on a chip."""
+    cores = {LNC_VARIABLE: "2"} if name in TWO_CORES else {}
+    return {TARGET_VARIABLE: target, **cores}
+
+
+def _example(name: str) -> Iterator[str]:
+    """Yield the lines of the example: its command and its source without the docstring."""
+    path = EXAMPLES / f"{name}.py"
+    title, source = path.read_text(encoding="utf-8").split("\n\n", 1)
+    chips = chips_of(INSTRUCTIONS[name])
+    target = DEFAULT_TARGET if DEFAULT_TARGET in chips else chips[0]
+    setting = "".join(
+        f"{variable}={value} "
+        for variable, value in example_environment(name, target).items()
+        if value != DEFAULT_TARGET
+    )
+    yield from (title.strip('"'), "", "```sh")
+    yield f"{setting}nkw run {path.relative_to(FOLDER.parents[1]).as_posix()}"
+    yield from ("```", "", "```python", source.rstrip(), "```")
 
 
 def signature(name: str) -> str:

@@ -1,13 +1,23 @@
-"""docs/instructions is what the instruction book says today."""
+"""docs/instructions is what the instruction book says today, and its examples run."""
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import pytest
 
+import simulate
 from simulate.isa import INSTRUCTIONS
-from tools.instruction_pages import FOLDER, chips_of, pages, reached_from, write
+from tools.instruction_pages import (
+    EXAMPLES,
+    FOLDER,
+    chips_of,
+    example_environment,
+    pages,
+    reached_from,
+    write,
+)
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +35,24 @@ def test_pages_are_up_to_date(fresh: dict[str, str]) -> None:
 def test_every_instruction_has_a_page_that_the_index_names(fresh: dict[str, str]) -> None:
     assert set(fresh) == {"README.md", *(f"{name}.md" for name in INSTRUCTIONS)}
     assert all(f"[{name}]({name}.md)" in fresh["README.md"] for name in INSTRUCTIONS)
+
+
+def test_every_example_belongs_to_an_instruction() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(INSTRUCTIONS)
+
+
+@pytest.mark.parametrize("name", sorted(INSTRUCTIONS))
+def test_an_example_equals_numpy_on_every_chip_of_its_instruction(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate.install()
+    for target in chips_of(INSTRUCTIONS[name]):
+        for variable, value in example_environment(name, target).items():
+            monkeypatch.setenv(variable, value)
+        with simulate.recorded() as launches:
+            runpy.run_path(str(EXAMPLES / f"{name}.py"))
+        issued = {event.op for launch in launches for stream in launch.streams for event in stream}
+        assert name in issued
 
 
 @pytest.mark.slow
