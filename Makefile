@@ -52,10 +52,12 @@ format: $(VENV)/.dev ## fix and format with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.base ## write docs/instructions, the table of nki_kernels/README.md and the diagrams of docs/model
+docs: $(VENV)/.base ## write docs/instructions and docs/images, the table of nki_kernels/README.md, the diagrams of docs/model
 	$(BIN)/python -m tools.instruction_pages
 	$(BIN)/python -m tools.helper_table
 	$(BIN)/python -m tools.module_diagrams
+	$(BIN)/python -m tools.pictures
+	$(BIN)/python -m tools.command_page
 
 timelines: $(VENV)/.base ## store the predicted timelines of the shipped kernels anew
 	$(BIN)/python -m tools.timelines

@@ -28,10 +28,10 @@ def section(page: str, heading: str) -> str:
 
 
 def block(language: str, server: Served) -> str:
-    """The one block of a language, for this server's port; other servers are not asked."""
-    (found,) = re.findall(rf"```{language}\n(.*?)```", section("README.md", "A server"), re.DOTALL)
-    assert "127.0.0.1:8000" in found
-    return str(found).replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
+    """Return the listing of a language that names a server, with this server's port."""
+    listings = re.findall(rf"```{language}\n(.*?)```", section("README.md", "A server"), re.DOTALL)
+    (listing,) = (listing for listing in listings if "127.0.0.1:8000" in listing)
+    return str(listing).replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
 
 
 def printed(*command: str) -> str:
