@@ -82,7 +82,9 @@ def _write_signature(function: FunctionNode) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Print the questions with their numbers."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("subject", choices=PACKAGES)
     parser.add_argument(
