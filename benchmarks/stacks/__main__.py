@@ -64,7 +64,7 @@ def fit_half(times: Iterable[DeviceTimes]) -> Stack:
 
 def select_half(times: Iterable[DeviceTimes], half: Half) -> list[DeviceTimes]:
     """Return the runs of a half."""
-    return [each for each in times if each.run.half is half]
+    return [device_times for device_times in times if device_times.run.half is half]
 
 
 def list_runs(times: Iterable[DeviceTimes], stack: Stack) -> tuple[PublishedRun, ...]:
@@ -72,13 +72,13 @@ def list_runs(times: Iterable[DeviceTimes], stack: Stack) -> tuple[PublishedRun,
     fitted = select_half(times, Half.fitted)
     return tuple(
         PublishedRun(
-            chip(each.run.chip).generation,
-            round(each.parameters, 1),
-            each.run.batch,
-            each.run.prompt,
+            chip(device_times.run.chip).generation,
+            round(device_times.parameters, 1),
+            device_times.run.batch,
+            device_times.run.prompt,
             *(round(ratios[metric], 2) for metric in METRICS),
         )
-        for each, ratios in zip(fitted, cross_validate(stack, fitted))
+        for device_times, ratios in zip(fitted, cross_validate(stack, fitted))
     )
 
 
@@ -90,7 +90,11 @@ def compare() -> Iterator[str]:
     yield from _describe_fit(stack)
     stacks = {**STACKS, _FITTED: stack}
     predictions = {
-        half: [each.serve(stacks[each.run.stack.name]) for each in select_half(times, half)] for half in Half
+        half: [
+            device_times.serve(stacks[device_times.run.stack.name])
+            for device_times in select_half(times, half)
+        ]
+        for half in Half
     }
     for half, title in (
         (Half.fitted, "Fitted half"),
@@ -102,7 +106,7 @@ def compare() -> Iterator[str]:
     yield from _cover(times, stack)
     yield "## Entries that are not predicted"
     yield ""
-    for id, reason in read_published().others:
+    for id, reason in read_published().excluded:
         yield f"- {id}: {reason}"
 
 
@@ -127,19 +131,24 @@ def _list_predictions(title: str, predictions: Sequence[Prediction]) -> Iterator
     yield ""
     yield "| model, instance, stack | batch | prompt | output | TTFT ms | TPOT ms | tokens/s | share of peaks |"
     yield "|---|---:|---:|---:|---:|---:|---:|---:|"
-    for each in sorted(predictions, key=lambda each: (each.run.instance, each.run.model, each.run.batch)):
-        run = each.run
+    for prediction in sorted(predictions, key=_sort_by_run):
+        run = prediction.run
         published = {"ttft": run.ttft_ms, "tpot": run.tpot_ms, "throughput": run.throughput}
         cells = [
-            "" if value is None else f"{value:,.1f} / {each.values[metric]:,.1f}"
+            "" if value is None else f"{value:,.1f} / {prediction.values[metric]:,.1f}"
             for metric, value in published.items()
         ]
-        share = each.floor_ns / (1e6 * run.ttft_ms)
+        share = prediction.floor_ns / (1e6 * run.ttft_ms)
         yield (
             f"| {run.model}, {run.instance}, {run.stack.name} | {run.batch} | {run.prompt:,} | {run.generate:,} | "
             f"{' | '.join(cells)} | {share:.2f} |"
         )
     yield ""
+
+
+def _sort_by_run(prediction: Prediction) -> tuple[str, str, int]:
+    """Return the sort key of a prediction: instance, model and batch of its run."""
+    return prediction.run.instance, prediction.run.model, prediction.run.batch
 
 
 def _summarise(predictions: dict[Half, list[Prediction]]) -> Iterator[str]:
@@ -150,11 +159,13 @@ def _summarise(predictions: dict[Half, list[Prediction]]) -> Iterator[str]:
     yield "| half | stack | chip | runs | TTFT | TPOT | tokens/s |"
     yield "|---|---|---|---:|---:|---:|---:|"
     for half, listed in predictions.items():
-        groups = sorted({(each.run.stack.name, each.run.chip) for each in listed})
+        groups = sorted({(prediction.run.stack.name, prediction.run.chip) for prediction in listed})
         names = sorted({name for name, _ in groups})
         for name, chip_name in [*groups, *((name, "all") for name in names)]:
             chosen = [
-                each for each in listed if each.run.stack.name == name and chip_name in ("all", each.run.chip)
+                prediction
+                for prediction in listed
+                if prediction.run.stack.name == name and chip_name in ("all", prediction.run.chip)
             ]
             cells = [_format_errors(chosen, metric) for metric in METRICS]
             yield f"| {half.value} | {name} | {chip_name} | {len(chosen)} | {' | '.join(cells)} |"
@@ -162,7 +173,9 @@ def _summarise(predictions: dict[Half, list[Prediction]]) -> Iterator[str]:
 
 
 def _format_errors(predictions: Sequence[Prediction], metric: str) -> str:
-    errors = [abs(1 / each.ratios[metric] - 1) for each in predictions if metric in each.ratios]
+    errors = [
+        abs(1 / prediction.ratios[metric] - 1) for prediction in predictions if metric in prediction.ratios
+    ]
     if not errors:
         return ""
     return f"{median(errors):.0%}, {float(np.quantile(errors, 0.9)):.0%}"
@@ -174,17 +187,19 @@ def _cover(times: Sequence[DeviceTimes], stack: Stack) -> Iterator[str]:
     yield ""
     yield "| metric | chip | values | inside | width |"
     yield "|---|---|---:|---:|---:|"
-    others = select_half(times, Half.other)
+    other_half = select_half(times, Half.other)
     for metric in METRICS:
-        for chip_name in (*sorted({each.run.chip for each in others}), "all"):
-            chosen = [each for each in others if chip_name in ("all", each.run.chip)]
+        for chip_name in (*sorted({device_times.run.chip for device_times in other_half}), "all"):
+            chosen = [
+                device_times for device_times in other_half if chip_name in ("all", device_times.run.chip)
+            ]
             inside, widths = 0, []
-            for each in chosen:
-                run = each.run
-                found = stack.find_ratios(metric, run.chip, each.parameters, run.batch, run.prompt)
-                assert found is not None, "runs of both chips are fitted"
-                inside += found.low <= each.serve(stack).ratios[metric] <= found.high
-                widths.append(found.high / found.low)
+            for device_times in chosen:
+                run = device_times.run
+                ratios = stack.find_ratios(metric, run.chip, device_times.parameters, run.batch, run.prompt)
+                assert ratios is not None, "runs of both chips are fitted"
+                inside += ratios.low <= device_times.serve(stack).ratios[metric] <= ratios.high
+                widths.append(ratios.high / ratios.low)
             yield f"| {metric} | {chip_name} | {len(chosen)} | {inside} | {median(widths):.2f} |"
     yield ""
 

@@ -49,7 +49,8 @@ class Half(Enum):
 class Run:
     """A published run of a text decoder with 16-bit weights.
 
-    `ttft_ms`, `tpot_ms` and `throughput` (output tokens per second, or None) are the published values.
+    `cores` are its ranks, each of `lnc` physical cores. `ttft_ms`, `tpot_ms` and `throughput` (output tokens per
+    second, or None) are the published values.
     """
 
     id: str
@@ -57,6 +58,7 @@ class Run:
     stack: Stack
     instance: str
     cores: int
+    lnc: int
     batch: int
     prompt: int
     generate: int
@@ -104,24 +106,24 @@ class Published:
     """The runs that are predicted, and the other entries with the reason why each is not."""
 
     runs: tuple[Run, ...]
-    others: tuple[tuple[str, str], ...]
+    excluded: tuple[tuple[str, str], ...]
 
 
 def read_published() -> Published:
     """Read the file of published runs."""
-    runs, others = [], []
+    runs, excluded = [], []
     for entry in json.loads(PUBLISHED.read_text()):
         reason = _find_reason(entry)
         if reason:
-            others.append((entry["id"], reason))
+            excluded.append((entry["id"], reason))
             continue
         run = _parse_run(entry)
         contradiction = run.contradiction()
         if contradiction:
-            others.append((run.id, contradiction))
+            excluded.append((run.id, contradiction))
         else:
             runs.append(run)
-    return Published(tuple(runs), tuple(others))
+    return Published(tuple(runs), tuple(excluded))
 
 
 def _find_reason(entry: dict[str, Any]) -> str:
@@ -157,6 +159,7 @@ def _parse_run(entry: dict[str, Any]) -> Run:
         stack=STACKS["vllm-neuron" if "vLLM" in entry["kernel"] else "transformers-neuronx"],
         instance=entry["instance"],
         cores=entry["cores"],
+        lnc=entry.get("lnc", 1),
         batch=batch,
         prompt=prompt,
         generate=generate,

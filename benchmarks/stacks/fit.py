@@ -75,9 +75,8 @@ class Prediction:
 def predict_device(run: Run) -> DeviceTimes:
     """Return the device times of a run, by dry runs."""
     model = run.load()
-
     context = run.stack.pad_cache(run.sequence, run.sequence)
-    predictor = Predictor(model.config, run.instance, run.cores, "bfloat16", context)
+    predictor = Predictor(model.config, run.instance, run.cores, "bfloat16", context, lnc=run.lnc)
     tokens = run.stack.pad_prompt(run.prompt, run.sequence)
     prompt = predictor.predict_prompts(tokens)
     return DeviceTimes(
@@ -91,19 +90,19 @@ def predict_device(run: Run) -> DeviceTimes:
 
 def fit_stack(stack: Stack, times: Sequence[DeviceTimes]) -> Stack:
     """Return a stack with the constants of a grid that have the least mean square of log(predicted / published)."""
-    batch = np.array([each.run.batch for each in times])
-    step = np.array([each.step.program_ns for each in times]) / 1e6
-    attention = np.array([each.prompts.attention.program_ns for each in times]) / 1e6
-    other = np.array([each.prompts.time.program_ns for each in times]) / 1e6 - attention
+    batch = np.array([device_times.run.batch for device_times in times])
+    step = np.array([device_times.step.program_ns for device_times in times]) / 1e6
+    attention = np.array([device_times.prompts.attention.program_ns for device_times in times]) / 1e6
+    other = np.array([device_times.prompts.time.program_ns for device_times in times]) / 1e6 - attention
     decode_scale, step_base, step_slot = _search(
         lambda scale, base, slot: scale * step + base + slot * batch,
         _STEP_GRID,
-        np.array([each.run.tpot_ms for each in times]),
+        np.array([device_times.run.tpot_ms for device_times in times]),
     )
     prompt_scale, attention_scale, prompt_base, prompt_slot = _search(
         lambda scale, scores, base, slot: scale * other + scores * attention + base + slot * batch,
         _PROMPT_GRID,
-        np.array([each.run.ttft_ms for each in times]),
+        np.array([device_times.run.ttft_ms for device_times in times]),
     )
     return replace(
         stack,
@@ -118,10 +117,10 @@ def fit_stack(stack: Stack, times: Sequence[DeviceTimes]) -> Stack:
 def cross_validate(stack: Stack, times: Sequence[DeviceTimes]) -> list[dict[str, float]]:
     """Return published over predicted values of each run, by constants fitted without its model and instance."""
     ratios = []
-    for each in times:
-        group = each.run.model, each.run.instance
-        others = [other for other in times if (other.run.model, other.run.instance) != group]
-        ratios.append(each.serve(fit_stack(stack, others)).ratios)
+    for device_times in times:
+        group = device_times.run.model, device_times.run.instance
+        fitted = [fitted for fitted in times if (fitted.run.model, fitted.run.instance) != group]
+        ratios.append(device_times.serve(fit_stack(stack, fitted)).ratios)
     return ratios
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.stacks.__main__ import fit_half, list_runs, predict_all
 from benchmarks.stacks.entries import Half, read_published
+from benchmarks.stacks.fit import predict_device
 from benchmarks.stacks.host import fit_line
 from model.plan.dry import Time
 from model.plan.predict import LaunchTime, PassTime
@@ -124,9 +125,27 @@ def test_published_runs_are_split_by_model_and_instance() -> None:
     assert [sum(run.half is half for run in published.runs) for half in Half] == [13, 18, 4]
 
 
+def test_runs_on_trn2_are_predicted_on_64_logical_cores(monkeypatch) -> None:
+    predictors: list[tuple[object, ...]] = []
+
+    class NoPredictor:
+        def __init__(
+            self, config: object, instance: str, ranks: int, dtype: str, context: int, lnc: int
+        ) -> None:
+            predictors.append((instance, ranks, lnc))
+            raise NotImplementedError
+
+    monkeypatch.setattr("benchmarks.stacks.fit.Predictor", NoPredictor)
+    for run in read_published().runs:
+        if run.half is Half.apart:
+            with pytest.raises(NotImplementedError):
+                predict_device(run)
+    assert predictors == [("trn1.32xlarge", 32, 1)] * 2 + [("trn2.48xlarge", 64, 2)] * 2
+
+
 def test_every_other_entry_has_a_reason() -> None:
     published = read_published()
-    reasons = dict(published.others)
+    reasons = dict(published.excluded)
     assert len(published.runs) + len(reasons) == 84
     assert sum(reason == "int8 weights" for reason in reasons.values()) == 9
     assert sum("of what its own times give" in reason for reason in reasons.values()) == 5
