@@ -32,9 +32,9 @@ combined, and each is rounded up to the largest.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import zip_longest
 
 from model.config import ModelConfig
@@ -243,25 +243,10 @@ class Buckets:
         groups = tuple(() if padded is None else padded.groups[0] for padded in padded_batches)
         return PaddedBatch(self._step(steps[0].phase, sequences, *_largest_sizes(steps)), groups)
 
-    def _step(
-        self,
-        phase: Phase,
-        sequences: int,
-        new_tokens: int,
-        cache_length: int,
-        prefix: int = 0,
-        decoding: StepShape | None = None,
-    ) -> StepShape:
-        """Return the model's step with some sizes; equal sizes give the same object."""
-        sizes = phase, sequences, new_tokens, cache_length, prefix, decoding
-        step = self._steps.get(sizes)
-        if step is None:
-            step = self._steps[sizes] = self.model_step.with_sizes(*sizes)
-        return step
-
     @cached_property
-    def _steps(self) -> dict[tuple[Phase, int, int, int, int, StepShape | None], StepShape]:
-        return {}
+    def _step(self) -> Callable[..., StepShape]:
+        """`with_sizes` of the model's step; equal arguments give the same object."""
+        return cache(self.model_step.with_sizes)
 
 
 def _largest_sizes(steps: Sequence[StepShape]) -> tuple[int, int, int]:

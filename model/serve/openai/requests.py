@@ -54,11 +54,10 @@ class StructuredOutputs(Checked):
     json_object: bool | None = None
 
 
-class _GenerationRequest(Checked):
-    """Arguments that completions and chats share."""
+class TextRequest(Checked):
+    """Arguments that all requests for texts share."""
 
     model: str
-    n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -68,25 +67,31 @@ class _GenerationRequest(Checked):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    cache_salt: str | None = Field(None, min_length=1, max_length=1024)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+class _GenerationRequest(TextRequest):
+    """Further arguments that completions and chats share."""
+
+    n: int | None = None
+    allowed_token_ids: list[int] | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    response_format: ResponseFormat | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     prompt_logprobs: int | None = None
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
-    cache_salt: str | None = Field(None, min_length=1, max_length=1024)
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
     @property
     def include_usage(self) -> bool:

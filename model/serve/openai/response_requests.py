@@ -12,7 +12,7 @@ from pydantic import Field
 
 from model.serve.errors import ApiError
 from model.serve.openai.messages import Checked
-from model.serve.openai.requests import ChatRequest, StreamOptions, StructuredOutputs
+from model.serve.openai.requests import ChatRequest, TextRequest
 
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -42,29 +42,13 @@ class ReasoningOptions(Checked):
     generate_summary: str | None = None
 
 
-class ResponseRequest(Checked):
+class ResponseRequest(TextRequest):
     """Body of `POST /v1/responses`: the items of a conversation to answer."""
 
     known_as = "responses"
-    model: str
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -73,10 +57,6 @@ class ResponseRequest(Checked):
     parallel_tool_calls: bool | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
-    cache_salt: str | None = Field(None, min_length=1, max_length=1024)
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
     @property
     def include_logprobs(self) -> bool:
@@ -90,12 +70,8 @@ class ResponseRequest(Checked):
             ApiError: An item, a tool or a choice of tools asks for state or for tools of OpenAI's servers.
             ValidationError: An argument of an item or a tool has a wrong type.
         """
-        names = (
-            "model temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty logit_bias "
-            "stop stop_token_ids include_stop_str_in_output ignore_eos skip_special_tokens chat_template_kwargs "
-            "parallel_tool_calls priority cache_salt stream"
-        ).split()
-        arguments = {name: getattr(self, name) for name in names}
+        names = {*TextRequest.model_fields, "chat_template_kwargs", "parallel_tool_calls"}
+        arguments = {name: getattr(self, name) for name in names - {"structured_outputs", "stream_options"}}
         arguments |= {
             "messages": self._read_messages(),
             "max_completion_tokens": self.max_output_tokens,
