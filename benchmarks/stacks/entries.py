@@ -11,12 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from model.config.published import PUBLISHED as CONFIGS
 from model.plan.sizes import ModelSizes, load_model
 from model.plan.stack_records import STACKS
 from model.plan.stacks import Stack
 
 PUBLISHED = Path(__file__).with_name("published.json")
-_CONFIGS = Path(__file__).resolve().parents[2] / "tests" / "model" / "configs"
 
 _MISTRAL_2 = {"sliding_window": None, "rope_theta": 1e6}
 _CODE_LLAMA = {"vocab_size": 32016, "max_position_embeddings": 16384, "rope_theta": 1e6}
@@ -30,7 +30,7 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Mistral-7B-Instruct-v0.2": ("mistral-7b-v0.1", _MISTRAL_2),
     "CodeLlama-13b-hf": ("llama-2-13b", _CODE_LLAMA),
 }
-"""The config of each model: a file of tests/model/configs, and the fields in which the model differs."""
+"""The config of each model: a file of model/published, and the fields in which the model differs."""
 
 _APART = "apart-"
 _CONTRADICTION = 1.25
@@ -84,7 +84,7 @@ class Run:
     def load(self) -> ModelSizes:
         """Return the sizes of the model."""
         file, changes = _MODELS[self.model]
-        config = json.loads((_CONFIGS / f"{file}.json").read_text()) | changes
+        config = json.loads((CONFIGS / f"{file}.json").read_text()) | changes
         with TemporaryDirectory() as folder:
             path = Path(folder) / "config.json"
             path.write_text(json.dumps(config))

@@ -12,6 +12,7 @@ from typing import Any, overload
 
 from model.config import Config, Fields, ModelConfig
 from model.config.folder import check_inside, check_model_folder, find_config_file, list_model_files
+from model.config.published import check_config_path
 from model.errors import ModelError
 from model.families.registry import FAMILIES, compose, read, single_step_tasks
 from model.families.tasks import SPEECH, TEXT, C, Task
@@ -105,6 +106,7 @@ def read_record(path: Path) -> Config:
     Raises:
         ModelError: The model type is unknown, or a field is missing or has the wrong type.
     """
+    check_config_path(path)
     if not path.is_file() or path.suffix == ".gguf":
         check_model_folder(path)
     fields = Fields(find_config_file(path))

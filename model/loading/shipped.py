@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from model.config.published import find_published
+
 PRETRAINED = Path(__file__).resolve().parents[1] / "pretrained"
 SHIPPED = {"stories": PRETRAINED, "stories-moe": PRETRAINED / "stories-moe"}
 """Folders by name: a dense story writer, which is the default, and a story writer with routed experts."""
@@ -21,3 +23,12 @@ def model_path(name: str | Path) -> Path:
     path = Path(name)
     # Path.exists raises OSError for a name that is too long.
     return path if os.path.exists(path) else SHIPPED.get(str(name), path)
+
+
+def config_path(name: str | Path) -> Path:
+    """Return a path unchanged, or the config of the shipped or published model of that name where it does not exist."""
+    path = model_path(name)
+    if os.path.exists(path):
+        return path
+    published = find_published(str(name))
+    return path if published is None else published.path

@@ -278,11 +278,12 @@ def test_wheel_holds_every_module_and_the_shipped_model(wheel: zipfile.ZipFile) 
     }
     weights = {
         path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "model" / "pretrained").iterdir()
+        for folder in ("pretrained", "published")
+        for path in (ROOT / "model" / folder).iterdir()
         if path.suffix in (".json", ".safetensors")
     }
     assert modules <= names
-    assert "model/pretrained/model.safetensors" in weights
+    assert {"model/pretrained/model.safetensors", "model/published/llama-3.1-70b.json"} <= weights
     assert weights <= names
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import safetensors.numpy
 
 import benchmarks.fidelity.__main__ as fidelity
+from model.config.published import PUBLISHED
 from nkw import commands as model_cli
 from simulate import cli as simulate_cli
 from tests.hostile import mutate
@@ -20,7 +21,6 @@ from tests.model.family_folders import write_family
 from tests.model.folders import write_folder
 from tests.model.random_families import FAMILIES
 
-CONFIGS = Path(__file__).resolve().parents[1] / "model" / "configs"
 KERNELS = Path(__file__).resolve().parents[2] / "nki_kernels"
 INDEX = "model.safetensors.index.json"
 _FILES = ("config.json", "tokenizer.json", "model.safetensors", "generation_config.json", INDEX)
@@ -211,7 +211,7 @@ def outputs(draw: random.Random, folder: Path) -> Case:
 
 def plan(draw: random.Random, folder: Path) -> Case:
     """plan, with a spoilt config.json of any family."""
-    sound = json.loads(draw.choice(sorted(CONFIGS.glob("*.json"))).read_text())
+    sound = json.loads(draw.choice(sorted(PUBLISHED.glob("*.json"))).read_text())
     (folder / "c.json").write_bytes(mutate.document(draw, sound))
     words = ["plan", "c.json", "--json", "out.json"]
     return Case("plan", model_cli.main, words, json_output=folder / "out.json", statuses=(0, 1, 2))

@@ -96,9 +96,18 @@ def test_a_folder_that_is_no_model_says_what_it_is(tmp_path, read, files, messag
     assert str(refused.value).startswith(f"{folder} {message}")
 
 
-@pytest.mark.parametrize("read", [load_config, read_config])
-def test_a_path_that_is_no_folder_says_what_it_is(tmp_path, read) -> None:
-    with pytest.raises(ModelError, match="is not a folder: there is nothing at this path; models are local"):
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (load_config, "is not a folder: there is nothing at this path; models are local"),
+        (
+            read_config,
+            "is neither a config.json, nor a folder of one, nor a published model; names begin with",
+        ),
+    ],
+)
+def test_a_path_that_is_no_folder_says_what_it_is(tmp_path, read, message) -> None:
+    with pytest.raises(ModelError, match=message):
         read(tmp_path / "nowhere")
     file = tmp_path / "tales.gguf"
     file.write_bytes(b"GGUF")

@@ -395,8 +395,8 @@ def test_refuses_more_tokens_than_a_plan_takes(tmp_path, capsys) -> None:
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ("nothing", "there is nothing at this path"),
-        ("nothing/config.json", "there is nothing at this path"),
+        ("nothing", "nothing is neither a config.json, nor a folder of one, nor a published model;"),
+        ("nothing/config.json", "nothing/config.json is neither a config.json, nor"),
         (".", "is an empty folder"),
     ],
 )

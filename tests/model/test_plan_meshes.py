@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from model.config.published import PUBLISHED
 from model.device import DryDevice, PipelinedPass, chip, find_instance
 from model.errors import ModelError
 from model.execution.stages import SEND, divide_stages
@@ -26,7 +26,7 @@ from model.runners.contiguous import KernelModel
 from tests.model.test_kernel_model import load
 from tests.model.tiny_families import write_tiny
 
-CONFIGS = Path(__file__).parent / "configs"
+CONFIGS = PUBLISHED
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 ULTRASERVER = "trn2 UltraServer"
 

@@ -10,6 +10,7 @@ import pytest
 import safetensors
 
 from model.config.mixers import GroupedAttention
+from model.config.published import PUBLISHED
 from model.errors import ModelError
 from model.families import FAMILIES
 from model.layers import find_unsupported
@@ -17,8 +18,10 @@ from model.plan.sizes import load_model
 from tests.model.conftest import PRETRAINED
 from tests.model.folders import TINY
 
-CONFIGS = Path(__file__).parent / "configs"
-COUNTS = dict(line.split("\t") for line in (CONFIGS / "parameters.tsv").read_text().splitlines())
+CONFIGS = PUBLISHED
+COUNTS = dict(
+    line.split("\t") for line in (Path(__file__).parent / "published_parameters.tsv").read_text().splitlines()
+)
 
 TOKEN = {"llama-2-7b": 524_288, "llama-2-13b": 819_200, "llama-3-8b": 131_072, "llama-3-70b": 327_680}
 
@@ -73,7 +76,7 @@ WITHOUT_CONFIG = {
 
 def test_every_published_config_has_its_count_and_every_reader_a_config() -> None:
     assert set(COUNTS) == {path.stem for path in CONFIGS.glob("*.json")}
-    assert len(COUNTS) == 38
+    assert len(COUNTS) == 40
     assert set(FAMILIES) - {config(name)["model_type"] for name in COUNTS} == WITHOUT_CONFIG
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from model.commands.options.readers import count, size
-from model.loading.shipped import model_path
+from model.loading.shipped import config_path
 from model.state import INTERVAL
 from nkw.options import Rows
 
@@ -66,7 +66,7 @@ ROWS: Rows = {
     ),
     "--draft-model": dict(
         metavar="CONFIG",
-        type=model_path,
+        type=config_path,
         help="the model that proposes drafts, which takes time and pages (default: prompt lookup, which takes none)",
     ),
     "--buckets": dict(

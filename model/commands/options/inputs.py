@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from model.commands.options.readers import count, seed
-from model.loading.shipped import PRETRAINED, model_path
+from model.loading.shipped import PRETRAINED, config_path, model_path
 from nkw.options import Rows
 
 
@@ -46,7 +46,12 @@ ROWS: Rows = {
         default=PRETRAINED,
         help="Hugging Face folder, or a model that comes along: stories (default), or stories-moe, with experts",
     ),
-    "config": dict(metavar="CONFIG", type=model_path, help="config.json, or a folder that holds one"),
+    "config": dict(
+        metavar="CONFIG",
+        type=config_path,
+        help="config.json, a folder that holds one, or the name or Hugging Face id of a published model, such as "
+        "llama-3.1-70b",
+    ),
     "--prompt": dict(
         metavar="TEXT", action="append", help=f"text to continue; may be repeated (default: {FIRST_PROMPT!r})"
     ),

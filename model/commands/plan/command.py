@@ -7,6 +7,7 @@ import argparse
 from model.commands.plan.arguments import OPTIONS
 from model.config import Config, ModelConfig
 from model.config.folder import list_model_files
+from model.config.published import describe_config
 from model.device import find_instance
 from model.errors import ModelError
 from model.families import read_record
@@ -46,7 +47,7 @@ def plan_command(options: argparse.Namespace) -> int:
         stack=options.stack,
         lnc=options.lnc,
     )
-    name = str(options.config)
+    name = describe_config(options.config)
     outputs = Outputs(lambda: list_model_files(options.config))
     with json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents:
         with working(lambda: f"plan of {name}: dry runs of its kernels"), collector_off():
@@ -83,7 +84,7 @@ def _plan_step(options: argparse.Namespace, config: Config) -> int:
                 f"--{name}: a step of a {config.model_type} has one size, and is planned on one core"
             )
     target = find_instance(options.instance or DEFAULT_INSTANCE).target
-    name, outputs = str(options.config), Outputs(lambda: list_model_files(options.config))
+    name, outputs = describe_config(options.config), Outputs(lambda: list_model_files(options.config))
     with json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents:
         plan = plan_step(config, target, options.dtype)
         contents.update(plan.document(name))

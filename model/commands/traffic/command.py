@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from model.config.folder import list_model_files
+from model.config.published import describe_config
 from model.engine import SchedulerOptions
 from model.plan.service_level import ServiceLevel
 from model.traffic.document import build_document
@@ -58,7 +59,7 @@ def traffic_command(options: argparse.Namespace) -> int:
         curve=options.html is not None,
         lnc=options.lnc,
     )
-    name = str(options.config)
+    name = describe_config(options.config)
     outputs = Outputs(lambda: _list_inputs(options))
     doing = ["reading"]
     html = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
