@@ -16,7 +16,7 @@ PARALLEL := --numprocesses $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test test-fast deep mutants lint format docs timelines notebooks bench wheel hook pre-commit clean
+.PHONY: help demo serve test test-fast deep mutants lint format docs docs-site timelines notebooks bench wheel hook pre-commit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ docs: $(VENV)/.base ## write docs/instructions and docs/images, the table of nki
 	$(BIN)/python -m tools.pictures
 	$(BIN)/python -m tools.command_page
 
+docs-site: $(VENV)/.deep ## build the documentation as a site in build/site
+	$(BIN)/python -m tools.docs_site
+
 timelines: $(VENV)/.base ## store the predicted timelines of the shipped kernels anew
 	$(BIN)/python -m tools.timelines
 
@@ -100,5 +103,5 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@ $(VENV)/.base
 
 $(VENV)/.deep: $(VENV)/.dev
-	$(PIP_INSTALL) --editable '.[dev,cluster,load]'
+	$(PIP_INSTALL) --editable '.[dev,cluster,load,docs]'
 	@touch $@
