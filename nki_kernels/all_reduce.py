@@ -35,7 +35,7 @@ cores = (1,)
 
 @nki.jit
 def all_reduce(x, replica_group):
-    """The sum of x over the ranks of a group, on every rank."""
+    """Return the sum of x over the ranks of a group; every rank gets it in shared HBM."""
     partial = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="all_reduce_partial")
     nisa.dma_copy(dst=partial, src=x)
     summed = sum_over_ranks(partial, replica_group, "all_reduce_total")
@@ -45,13 +45,13 @@ def all_reduce(x, replica_group):
 
 
 def sum_over_ranks(partial, replica_group, name):
-    """The sum of an internal HBM buffer over the ranks of a group, in another buffer of that name."""
+    """Return a new private HBM buffer, called `name`, with the sum of a private HBM buffer over a group's ranks."""
     total = nl.ndarray(partial.shape, dtype=partial.dtype, buffer=nl.private_hbm, name=name)
     ncc.all_reduce(srcs=[partial], dsts=[total], replica_group=replica_group, op=nl.add)
     return total
 
 
 def all_reduce_reference(x: list[np.ndarray], replica_group: object) -> list[np.ndarray]:
-    """The sum on every rank of one group, given the matrices of all its ranks."""
+    """Return the sum for every rank of one group, given the matrices of all its ranks."""
     total = np.sum([widened(one) for one in x], axis=0).astype(x[0].dtype)
     return [total] * len(x)

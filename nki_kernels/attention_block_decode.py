@@ -108,7 +108,7 @@ def attention_block_decode(
     k_scale=None,
     v_scale=None,
 ):
-    """Norm, queries, keys and values, attention with the caches, output projection, and the residual."""
+    """Compute x + attention(norm(x)) of a decode step: norm, QKV projection, attention with the caches, projection."""
     expect_dims(2, x, "x [T, H]")
     weights = BlockWeights(Norm(norm_weight, None, 0.0, eps), w_qkv, w_o, q_size, kv_size)
     angle_rows = check_rope_positions(rope_positions, positions)
@@ -212,7 +212,7 @@ def attention_block_decode_reference(
     k_scale: np.ndarray | None = None,
     v_scale: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The three references one after another; of one rank."""
+    """Compute the three references one after another, for one rank."""
     q, k, v = qkv_projection_reference(x, w_qkv, q_size, kv_size, norm_weight, eps)
     turned = (cos, sin, q_norm, k_norm, eps)
     options = (slots, block_tables, window, softcap, sinks, rope_positions)

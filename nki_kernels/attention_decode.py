@@ -142,7 +142,7 @@ def attention_decode(
     k_scale=None,
     v_scale=None,
 ):
-    """Attention of the new tokens of a batch with its caches, to which their keys and values, if any, are written."""
+    """Return the attention of a batch's new tokens over its caches; new keys and values, if any, are stored first."""
     stored = k is None
     expect_dims(2, q, "q [T, Hq * D]")
     ranks = RankArguments(position_group, position_ranks, position_rank)
@@ -238,7 +238,7 @@ def check_tables(depth, step, stored=False):
 
 
 def check_rope_positions(rope_positions, positions):
-    """The rows of tables of rotations, which are the positions where none are given."""
+    """Return the rows of the rotary tables for the new tokens: rope_positions, or positions if they are None."""
     if rope_positions is None:
         return positions
     assert rope_positions.shape == positions.shape, (
@@ -303,7 +303,7 @@ def attention_decode_reference(
     k_scale: np.ndarray | None = None,
     v_scale: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Softmax over the positions up to head_rows new one, head by head, in float32; the caches are updated in place.
+    """Compute the softmax over all visible positions, head by head, in float32; the caches are updated in place.
 
     For ranks that divide positions pass the whole caches and the heads of all: the merged outputs are those.
     """

@@ -80,7 +80,7 @@ def attention_mixed(
     k_scale=None,
     v_scale=None,
 ):
-    """Attention of rows that decode, then of rows of prompts; new keys and values, if any, go to the caches."""
+    """Return the attention of decoding rows, then of prompts' rows; new keys and values, if any, go to the caches."""
     expect_dims(2, q, "q [T, Hq * D]")
     check_rows(q.shape[0], decoding, positions, slots, block_tables, prompt_tables)
     decode_rows, prompt_rows = (0, decoding), (decoding, q.shape[0])
@@ -147,7 +147,7 @@ def attention_mixed_reference(
     k_scale: np.ndarray | None = None,
     v_scale: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The two references on their rows, one after the other; the caches are updated in place."""
+    """Compute the two references, each on its rows; the caches are updated in place."""
     assert slots is not None
     outputs = []
     options = window, softcap, sinks

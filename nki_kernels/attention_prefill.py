@@ -144,7 +144,7 @@ def attention_prefill(
     k_scale=None,
     v_scale=None,
 ):
-    """Attention of new tokens with cached ones and each other; their keys and values, if any, go to the caches."""
+    """Return the attention of new tokens over cached ones and each other; new keys and values go to the caches."""
     expect_dims(2, q, "q [T, Hq * D]")
     cache = create_prompt_cache(k_cache, v_cache, slots, block_tables, cache_rows)
     assert cache_rows is None or (k is not None and prefix == 0), (
@@ -220,7 +220,7 @@ class HeadLoads(nl.NKIObject):
         return time
 
     def clean_near(self, i, time):
-        """Clean the keys of heads whose first tile is near, and note the cleaning of their values and their stores.
+        """Clean the keys of heads whose first tile is near; schedule the cleaning of their values and their stores.
 
         Cleaning waits for the loads, and with it all that the Vector engine does after it: so it follows later. Padding
         behind a prompt, which a causal mask hides, may hold anything; without one every new key counts. Cleaning also
@@ -268,7 +268,7 @@ def load_head(prompts, heads, queries, first, engine):
 
 
 def note_loads(agenda, time, distance, step, head):
-    """Note a step of all that one DMA brings of a head: cleaning of values, or writes to the caches by this core.
+    """Schedule a step for each DMA load of a head: cleaning of its values, or its writes to the caches by this core.
 
     The steps are `distance` apart. Values are cleaned behind the first scores. The writes are late enough not to hold
     up the DMAs that others wait for.
@@ -301,7 +301,7 @@ def attention_prefill_reference(
     k_scale: np.ndarray | None = None,
     v_scale: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Softmax of the whole masked score matrix in float32, sequence by sequence; the caches are updated in place."""
+    """Compute the softmax of the masked score matrix in float32, by sequence; the caches are updated in place."""
     sequences = len(k_cache if block_tables is None else block_tables)
     rows = np.arange(sequences) if cache_rows is None else cache_rows[:, 0]
     sequences = sequences if cache_rows is None else len(rows)

@@ -87,7 +87,7 @@ def check_copies(cache, other, sources, destinations):
 
 
 def page_elements(array):
-    """Elements of a page."""
+    """Return the number of elements of a page."""
     elements = 1
     for size in array.shape[1:]:
         elements = elements * size

@@ -98,7 +98,7 @@ def decoder_layer_decode(
     k_scale=None,
     v_scale=None,
 ):
-    """The attention block and the feed-forward block, with their norms, residuals and sums over ranks."""
+    """Compute a decoder layer of a decode step: attention block and feed-forward block, summed over ranks."""
     assert nl.num_programs() == 1, (
         "decoder_layer_decode takes one physical core; on two, launch attention_block_decode and mlp"
     )
@@ -208,7 +208,7 @@ def decoder_layer_decode_reference(
     k_scale: np.ndarray | None = None,
     v_scale: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The two references one after another; of one rank."""
+    """Compute the two references one after another, for one rank."""
     attended = (x, norm_weight, w_qkv, eps, q_size, kv_size, k_cache, v_cache, positions, scale, w_o)
     tables = (num_kv_heads, cos, sin, q_norm, k_norm)
     options = (slots, block_tables, window, softcap, sinks, rope_positions)

@@ -60,7 +60,7 @@ def embedding(
     replica_group=None,
     added=None,
 ):
-    """The rows of a table that token ids name, scaled, plus those of positions or given ones, in a dtype."""
+    """Return scale * table[ids] in `dtype`, plus position_table[positions] or `added` if given."""
     expect_dims(2, ids, "ids [T, 1]")
     expect_dims(2, table, "table [V, H]")
     tokens = ids.shape[0]
@@ -98,7 +98,7 @@ def embedding(
 
 
 def gathered(table, numbers, dtype, replica_group=None):
-    """Rows of a table [V, H] by their numbers [rows, 1], both in HBM, as a tile of a dtype; or of a divided table."""
+    """Load rows of a table [V, H] by their numbers [rows, 1], both in HBM; sum over ranks that divide the table."""
     rows = numbers.shape[0]
     width = table.shape[1]
     row_numbers = load(numbers, nl.int32)
@@ -124,7 +124,7 @@ def embedding_reference(
     replica_group: object = None,
     added: np.ndarray | None = None,
 ) -> np.ndarray:
-    """numpy's row indexing. For several ranks pass the whole table, and ids in it."""
+    """Index the rows with NumPy. For several ranks pass the whole table, and ids in it."""
     rows = table[ids[:, 0]]
     if scale != 1.0:
         rows = widened(rows) * widened(rows).dtype.type(scale)

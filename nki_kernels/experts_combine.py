@@ -53,7 +53,7 @@ cores = (1,)
 def experts_combine(
     results, replica_group, ranks, residual=None, weights=None, ids=None, b_down=None, absent=False
 ):
-    """The sum over ranks of their results of this rank's tokens, plus the residual."""
+    """Return the sum of all ranks' results for this rank's tokens, plus the residual."""
     expect_dims(2, results, "results [N * T, H]")
     tokens, hidden = results.shape[0] // ranks, results.shape[1]
     dtype = results.dtype
@@ -101,7 +101,7 @@ def experts_combine_reference(
     b_down: np.ndarray | None = None,
     absent: bool = False,
 ) -> list[np.ndarray]:
-    """On every rank of one group, given the arrays of all its ranks; `b_down` is the same on each."""
+    """Compute the sums of every rank of a group from the arrays of all ranks; `b_down` is the same on each."""
     outputs = []
     tokens = len(results[0]) // ranks
     for rank in range(len(results)):

@@ -50,7 +50,7 @@ cores = (1,)
 
 @nki.jit
 def experts_dispatch(n, weights, ids, experts, replica_group, ranks, first=None):
-    """The rows of all ranks, and the weights and numbers of those choices that are this rank's experts."""
+    """Return the rows of all ranks, with weights and ids of the choices that fall on this rank's experts."""
     expect_dims(2, n, "n [T, H]")
     expect_dims(2, ids, "ids [T, K]")
     tokens = n.shape[0]
@@ -129,7 +129,7 @@ def experts_dispatch_reference(
     ranks: int,
     first: list[np.ndarray] | list[None] | None = None,
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """On every rank of one group, given the arrays of all its ranks."""
+    """Compute the outputs of every rank of a group from the arrays of all its ranks."""
     rows, every_weight, every_id = (np.concatenate(arrays) for arrays in (n, weights, ids))
     results = []
     for number in first or [None] * len(n):

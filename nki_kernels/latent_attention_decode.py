@@ -102,7 +102,7 @@ def latent_attention_decode(
     slots=None,
     block_tables=None,
 ):
-    """Attention of the new tokens of a batch with latent rows, to which their own are written first."""
+    """Return the attention of a batch's new tokens over latent rows; the tokens' own rows are stored first."""
     latent_cache = create_latent_cache(cache, slots, block_tables)
     check_rows(q, kv, latent_cache)
     check_weights(q, cache, norm_weight, cos, sin, w_uk, w_uv)
@@ -190,7 +190,7 @@ def latent_attention_decode_reference(
     slots: np.ndarray | None = None,
     block_tables: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Absorbed queries and a softmax over all positions, token by token; the cache is updated in place."""
+    """Compute absorbed queries and the softmax over all positions by token; the cache is updated in place."""
     tokens, rank, width = len(q), w_uk.shape[1], cache.shape[2]
     sequences = len(cache) if block_tables is None else len(block_tables)
     new, rope = tokens // sequences, width - rank

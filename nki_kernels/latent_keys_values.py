@@ -92,7 +92,7 @@ def latent_keys_values(
     slots=None,
     block_tables=None,
 ):
-    """Keys and values of all heads at the new positions, and those of a prefix; new rows go to the cache."""
+    """Return keys and values of all heads for a prefix and the new positions; new latent rows go to the cache."""
     expect_dims(2, kv, "kv [T, W]")
     latents = create_latent_cache(cache, slots, block_tables)
     case = Expansion(kv, latents, positions, (cos, sin), (w_uk, w_uv), heads, prefix)
@@ -152,7 +152,7 @@ def latent_keys_values_reference(
     slots: np.ndarray | None = None,
     block_tables: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All rows of a sequence times both projections, in float32; the cache is updated in place."""
+    """Multiply all rows of a sequence by both projections in float32; the cache is updated in place."""
     tokens, rank, width = len(kv), w_uk.shape[1], cache.shape[2]
     sequences = len(cache) if block_tables is None else len(block_tables)
     new, dtype = tokens // sequences, kv.dtype

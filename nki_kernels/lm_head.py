@@ -106,7 +106,7 @@ def lm_head(
     norm_offset=0.0,
     scale=1.0,
 ):
-    """Logits of this rank's part of the vocabulary, and the largest of all ranks with their ids."""
+    """Return the logits of this rank's part of the vocabulary, and the top_k of all ranks with their ids."""
     norm = Norm(norm_weight, norm_bias, norm_offset, eps)
     check_arguments(x, norm, w_head, top_k, vocab_offset, replica_group, num_ranks, scale)
     rows = x.shape[0]
@@ -166,7 +166,7 @@ def check_arguments(x, norm, w_head, top_k, vocab_offset, replica_group, num_ran
 
 
 def with_offset(columns, offset, dtype):
-    """Ids of columns [T, n] float32, in `dtype`: the offset of each row is added."""
+    """Return columns [T, n] float32 plus each row's offset, in `dtype`: the ids of the columns."""
     ids = nl.ndarray(columns.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=ids, data=columns, op0=nl.add, operand0=offset)
     return ids
@@ -186,7 +186,7 @@ def lm_head_reference(
     norm_offset: float = 0.0,
     scale: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Product in float32 and a stable sort. For several ranks pass the whole w_head and the offset 0."""
+    """Compute the product in float32 and sort stably. For several ranks pass the whole w_head and the offset 0."""
     wide = widened(x)
     if norm_bias is not None:
         wide = wide - np.mean(wide, axis=1, keepdims=True)

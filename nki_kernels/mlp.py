@@ -120,7 +120,7 @@ def mlp(
     sequence_ranks=1,
     row_gate=None,
 ):
-    """The feed-forward block with its norm, its residual and the sum over ranks."""
+    """Compute the feed-forward block: norm, up and gate, activation, down, the sum over ranks and the residual."""
     matrices = (matrix_or_none(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))
     weights = Weights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
     norm = Norm(norm_weight, norm_bias, norm_offset, eps)
@@ -260,7 +260,7 @@ def expect_row(row, columns, name):
 
 
 def activation_function(name):
-    """The function of the Scalar engine by its name."""
+    """Return the Scalar engine's function of a name; refuse other names than silu, gelu, gelu_tanh and relu."""
     assert name in ("silu", "gelu", "gelu_tanh", "relu"), (
         f"activation is silu, gelu, gelu_tanh or relu, not {name}"
     )
@@ -289,7 +289,7 @@ def mlp_reference(
     sequence_ranks: int = 1,
     row_gate: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The formula in float32. For several ranks pass the whole of all: the sum over ranks is the product."""
+    """Compute the formula in float32. For several ranks pass whole weights: the sum over ranks is the product."""
     normalised = widened(x)
     if norm_bias is not None:
         normalised = normalised - normalised.mean(axis=-1, keepdims=True)
@@ -309,7 +309,7 @@ def mlp_reference(
 
 
 def activation_reference(values: np.ndarray, name: str) -> np.ndarray:
-    """silu, gelu by the error function, gelu by tanh, or relu."""
+    """Apply silu, gelu by the error function, gelu by tanh, or relu."""
     if name == "silu":
         return values / (1 + np.exp(-values))
     if name == "gelu":

@@ -98,7 +98,7 @@ GATED_COLUMNS = 2048
 
 @nki.jit
 def output_projection(o, w_o, residual=None, replica_group=None, bias=None, sequence_ranks=1, gate=None):
-    """The residual, if any, plus the sum over ranks of o @ w_o."""
+    """Return the residual, if any, plus the sum over ranks of o @ w_o."""
     expect_dims(2, o, "o [T, K]")
     expect_dims(2, w_o, "w_o [K, H]")
     tokens, depth = o.shape
@@ -217,7 +217,7 @@ def output_projection_reference(
     sequence_ranks: int = 1,
     gate: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Product and sum in float32. For several ranks pass the whole of all: the sum over ranks is the product."""
+    """Compute product and sum in float32. For several ranks pass whole weights."""
     if gate is not None:
         o = (widened(o) / (1 + np.exp(-widened(gate)))).astype(o.dtype)
     return (widened_or_zero(residual) + widened(o) @ widened(w_o) + widened_or_zero(bias)).astype(o.dtype)

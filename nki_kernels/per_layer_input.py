@@ -58,7 +58,7 @@ WEIGHT_BYTES = 96 * 1024
 
 @nki.jit
 def per_layer_input(x, w_gate, inputs, w_output, first=0, activation="gelu_tanh"):
-    """A layer's own input of every token times a gate, projected."""
+    """Return (activation(x @ w_gate) * the layer's slice of inputs) @ w_output."""
     expect_dims(2, x, "x [T, H]")
     expect_dims(2, w_gate, "w_gate [H, P]")
     tokens, hidden = x.shape
@@ -111,20 +111,20 @@ def check_arguments(x, w_gate, inputs, w_output, first):
 
 
 def load_rows(x, inputs, rows):
-    """A row tile of x and of the inputs."""
+    """Load a row tile of x and of the inputs."""
     first, last = rows
     return load(x[first:last, :], x.dtype), load(inputs[first:last, :], inputs.dtype)
 
 
 def transposed(rows):
-    """A row tile as blocks [k in block, block, row]."""
+    """Transpose a row tile into blocks [k in block, block, row]."""
     result = blocks_tile(rows.shape[1], rows.shape[0], rows.dtype)
     transpose_tiles(result, [rows], 0)
     return result
 
 
 def gated_rows(across, inputs, gate, hidden, function):
-    """activation(rows @ gate) * inputs of a transposed row tile."""
+    """Return activation(rows @ gate) * inputs, from transposed rows."""
     count, width = inputs.shape
     sums = empty_sums([(0, count)], [(0, width)])
     add_products(sums, across, [(0, count)], gate, [(0, width)], 0, hidden)
@@ -136,7 +136,7 @@ def gated_rows(across, inputs, gate, hidden, function):
 
 
 def projected(gated, output):
-    """The product of a row tile with a weight [p in block, block, H]."""
+    """Multiply a row tile by a weight [p in block, block, H]."""
     count, width = gated.shape
     hidden = output.shape[2]
     across = transposed(gated)
@@ -158,7 +158,7 @@ def per_layer_input_reference(
     first: int = 0,
     activation: str = "gelu_tanh",
 ) -> np.ndarray:
-    """The formula in float32."""
+    """Compute the formula in float32."""
     gate = activation_reference(widened(x) @ widened(w_gate), activation)
     layer_inputs = widened(inputs[:, first : first + w_gate.shape[1]])
     return ((gate * layer_inputs) @ widened(w_output)).astype(x.dtype)

@@ -110,7 +110,7 @@ def qkv_projection(
     v_norm=False,
     gate_size=0,
 ):
-    """Queries, keys, values and gates of the normalised rows; queries alone where kv_size is 0."""
+    """Return queries, keys, values and gates of the normalised rows, or queries alone if kv_size is 0."""
     expect_dims(2, x, "x [T, H]")
     owned, hidden = x.shape
     tokens = sequence_ranks * owned
@@ -214,7 +214,7 @@ def qkv_projection_reference(
     v_norm: bool = False,
     gate_size: int = 0,
 ) -> np.ndarray | tuple[np.ndarray, ...]:
-    """Norm, product, split, norm of heads and rotation in float32. For several ranks pass the rows of all."""
+    """Compute norm, product, split, norms of heads and rotation in float32. For several ranks pass all rows."""
     wide = widened(x)
     if norm_weight is not None and norm_bias is not None:
         wide = wide - wide.mean(axis=1, keepdims=True)

@@ -60,7 +60,7 @@ FEW_ROWS = 16
 def rmsnorm(
     x, weight, eps, residual=None, norm_offset=0.0, replica_group=None, row_elements=None, scale=None
 ):
-    """Each row divided by its root mean square, times a weight, plus the residual, times the scale."""
+    """Return x / rms(x) * weight for each row, plus the residual, times the scale."""
     expect_dims(2, x, "x [T, H]")
     tokens, hidden = x.shape
     assert weight.shape == (1, hidden), f"weight is [1, {hidden}] for rows of {hidden}, not {weight.shape}"
@@ -182,7 +182,7 @@ def rmsnorm_reference(
     row_elements: int | None = None,
     scale: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The formula in float32. For several ranks pass the whole rows."""
+    """Compute the formula in float32. For several ranks pass the whole rows."""
     wide = widened(x)
     root = 1 / np.sqrt(np.mean(wide * wide, axis=1, keepdims=True) + wide.dtype.type(eps))
     normalised = wide * root * (widened(weight) + wide.dtype.type(norm_offset))

@@ -46,7 +46,7 @@ MAX_WIDTH = 8192
 
 @nki.jit
 def rope(x, positions, cos, sin, heads):
-    """Every head of every row, turned by the angles of the row's position."""
+    """Rotate every head of every row by the angles of the row's position."""
     expect_dims(2, x, "x [T, heads * D]")
     expect_dims(2, cos, "cos [S, D/2]")
     tokens, width = x.shape
@@ -72,14 +72,14 @@ def rope(x, positions, cos, sin, heads):
 
 
 def operands(x, positions, cos, sin, rows):
-    """A row tile of x with its cosines and sines, loaded before the result of the row tile before it is stored."""
+    """Load a row tile of x with its cosines and sines, before the previous tile's result is stored."""
     first, last = rows
     row_numbers = load(positions[first:last, :], nl.int32)
     return load(x[first:last, :], x.dtype), gather(cos, row_numbers), gather(sin, row_numbers)
 
 
 def gather(table, row_numbers):
-    """Rows of a table [S, half] in HBM by number: [rows, half]."""
+    """Load rows of a table [S, half] in HBM by number: [rows, half]."""
     rows = row_numbers.shape[0]
     half = table.shape[1]
     return load(table.ap(pattern=[[half, rows], [1, half]], vector_offset=row_numbers), table.dtype)
@@ -112,7 +112,7 @@ def rotate(result, tile, cosines, sines, head):
 
 
 def for_heads(angles, heads):
-    """[rows, half] seen as [rows, heads, 2, half]: the same for every head and both halves."""
+    """View angles [rows, half] as [rows, heads, 2, half]: equal for all heads and both halves."""
     rows, half = angles.shape
     return angles.reshape((rows, 1, 1, half)).broadcast(1, heads).broadcast(2, 2)
 
@@ -120,7 +120,7 @@ def for_heads(angles, heads):
 def rope_reference(
     x: np.ndarray, positions: np.ndarray, cos: np.ndarray, sin: np.ndarray, heads: int
 ) -> np.ndarray:
-    """Hugging Face's form, x * cos + rotate_half(x) * sin, in float32."""
+    """Compute Hugging Face's form, x * cos + rotate_half(x) * sin, in float32."""
     wide = widened(x).reshape(x.shape[0], heads, -1)
     cosines = np.tile(widened(cos)[positions], 2)
     sines = np.tile(widened(sin)[positions], 2)

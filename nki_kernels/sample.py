@@ -266,7 +266,7 @@ def sample_reference(
     replica_group: object = None,
     num_ranks: int = 1,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The same row by row. For several ranks pass the whole logits and the offset 0."""
+    """Sample row by row as the kernel does. For several ranks pass the whole logits and the offset 0."""
     wide = widened(logits) if bias is None else widened(logits) + bias
     number = wide.dtype.type
     missing = np.isnan(wide)
@@ -301,7 +301,7 @@ def draw_reference(
     top_p: np.floating,
     min_p: np.floating,
 ) -> int:
-    """One draw among candidates, best first, with sums in the order of the kernel."""
+    """Draw one of the candidates, which are sorted in descending order; sums are taken in the kernel's order."""
     if temperature == 0:
         return int(ids[0])
     inverse = 1 / np.maximum(temperature, values.dtype.type(1e-6))

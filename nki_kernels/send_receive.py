@@ -33,7 +33,7 @@ cores = (1,)
 
 @nki.jit
 def send_receive(x, source_target_pairs):
-    """The x of a target's source; on a rank that is no target its own x."""
+    """Return the x of the rank that sends to this rank, or this rank's x if no rank does."""
     sent = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="send_receive_sent")
     nisa.dma_copy(dst=sent, src=x)
     # A rank that is no target keeps what it had here.
@@ -48,6 +48,6 @@ def send_receive(x, source_target_pairs):
 def send_receive_reference(
     x: list[np.ndarray], source_target_pairs: list[tuple[int, int]]
 ) -> list[np.ndarray]:
-    """What every rank returns, given the matrices of all ranks."""
+    """Return every rank's output, given the matrices of all ranks."""
     source_of = {target: source for source, target in source_target_pairs}
     return [x[source_of.get(rank, rank)].copy() for rank in range(len(x))]

@@ -47,19 +47,19 @@ def expect_hidden(kernel, x, hidden, most_bytes):
 
 
 def blocks(size, height=PARTITIONS):
-    """Number of blocks of `height` rows that cover `size` rows."""
+    """Return the number of blocks of `height` rows that cover `size` rows."""
     return (size + height - 1) // height
 
 
 def in_block(depth, block, runs):
-    """Partitions that a block of a row of `depth` elements takes."""
+    """Return the number of partitions that a block of a row of `depth` elements takes."""
     if runs:
         return (depth - block + blocks(depth) - 1) // blocks(depth)
     return min(PARTITIONS, depth - block * PARTITIONS)
 
 
 def ranges(first, end, size=PARTITIONS):
-    """Ranges (start, end) of at most `size` that cover first … end."""
+    """Divide first … end - 1 into ranges (start, end) of at most `size`."""
     result = []
     for start in range(first, end, size):
         result.append((start, min(end, start + size)))
@@ -67,13 +67,13 @@ def ranges(first, end, size=PARTITIONS):
 
 
 def rows_at_once(depth):
-    """Rows that share one pass over the weights: at most 512, fewer if [depth] x rows outgrows its share of SBUF."""
+    """Return the rows that share one pass over the weights: at most 512, fewer if [depth] x rows outgrows SBUF."""
     tiles = min(ACCUMULATOR_BANKS, RESIDENT_ELEMENTS // (blocks(depth) * PARTITIONS))
     return PARTITIONS * max(1, tiles)
 
 
 def columns_at_once(rows):
-    """Columns of one product, so that all of its rows accumulate in ACCUMULATOR_BANKS banks."""
+    """Return the columns of one product whose rows all accumulate in ACCUMULATOR_BANKS banks."""
     return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows))
 
 
@@ -85,7 +85,7 @@ def filled(shape, value, dtype=nl.float32):
 
 
 def cast(tile, dtype):
-    """The tile itself if it has the dtype, else a copy in it."""
+    """Return the tile if it has the dtype, else a copy in the dtype."""
     if tile.dtype == dtype:
         return tile
     result = nl.ndarray(tile.shape, dtype=dtype, buffer=nl.sbuf)
@@ -94,20 +94,20 @@ def cast(tile, dtype):
 
 
 def load(source, dtype):
-    """A tile of at most 128 rows from HBM, cast on chip if need be."""
+    """Load a tile of at most 128 rows from HBM, and cast it on chip if its dtype differs."""
     tile = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=source)
     return cast(tile, dtype)
 
 
 def load_repeated(row, rows):
-    """A row [1, n] of HBM on each of `rows` partitions: [rows, n]; operands do not broadcast over partitions."""
+    """Load a row [1, n] of HBM onto each of `rows` partitions, because operands do not broadcast over partitions."""
     columns = row.shape[1]
     return load(row.ap(pattern=[[0, rows], [1, columns]]), row.dtype)
 
 
 def identity(size, dtype):
-    """The identity [size, size]."""
+    """Return the identity matrix [size, size] in SBUF."""
     ones = filled((size, size), 1, dtype)
     result = nl.ndarray((size, size), dtype=dtype, buffer=nl.sbuf)
     nisa.affine_select(

@@ -16,7 +16,7 @@ from nki_kernels.tuned import TUNED
 
 
 def bucket(dtype, sizes, variant):
-    """The name of the launches that share an entry, such as "bfloat16 2048x4096x1024 aT".
+    """Return the name of the launches that share a table entry, such as "bfloat16 2048x4096x1024 aT".
 
     Each size is rounded up to a power of two: tile sizes that suit one suit those just below it.
     """
@@ -34,7 +34,7 @@ def bucket(dtype, sizes, variant):
 
 
 def generation():
-    """The generation of the core that the kernel is specialised for, as the table names it."""
+    """Return the generation of the core for which the kernel is specialised, as the table names it."""
     version = nisa.get_nc_version()
     if version == nisa.nc_version.gen2:
         return "gen2"

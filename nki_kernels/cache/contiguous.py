@@ -84,7 +84,7 @@ class ContiguousCache(nl.NKIObject):
         clear_unfilled_units(tile, units, sizes)
 
     def load_addresses(self, sizes):
-        """Addresses are known before the launch."""
+        """Do nothing: addresses are known before the launch."""
 
     def key_buffers(self, key_tiles, sizes):
         """Return the tiles that keys are loaded into: those that the product takes."""
@@ -155,7 +155,7 @@ class ContiguousCache(nl.NKIObject):
         scatter(self.v_cache, sizes.depth, 1, rows, addresses, sizes, divided)
 
     def find_prefix(self, case, sequence):
-        """Positions of a prefix follow each other: there is nothing to find."""
+        """Return None: the positions of a prefix are consecutive, so it needs no table."""
         return None
 
     def load_prefix(self, case, head, first, keys, values):

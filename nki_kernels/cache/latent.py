@@ -43,7 +43,7 @@ class ContiguousLatents(nl.NKIObject):
         """Refuse nothing: a decode step takes any number of positions."""
 
     def load_addresses(self, sizes):
-        """Addresses are known before the launch."""
+        """Do nothing: addresses are known before the launch."""
 
     def load_item(self, item, piece):
         """Load the rows of an item of a decode step: a piece (first position, chunks, positions of a chunk)."""

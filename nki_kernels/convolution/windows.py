@@ -164,7 +164,7 @@ def region_elements(windows, sizes):
 
 
 def spans(windows, box):
-    """For rows and for columns: where the region of a box begins in the image, and ends; outside of it is padding."""
+    """Return (start, end) of a box's input region for rows and for columns; parts outside the image are padding."""
     result = []
     for axis in range(2):
         first, last = box[axis + 1]

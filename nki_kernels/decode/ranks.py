@@ -49,7 +49,7 @@ def only_on_first_rank(predicate, ranks):
 
 
 def queries_of_all_ranks(queries, ranks, sizes):
-    """Queries [D in tile, tile, token, local head] of all ranks: [D in tile, tile, token, head]."""
+    """Gather queries [D in tile, tile, token, local head] of all ranks as [D in tile, tile, token, head]."""
     height, columns = queries.shape[0], sizes.depth_tiles * sizes.tokens * sizes.local_heads
     gathered = nl.ndarray((height, ranks.count * columns), dtype=queries.dtype, buffer=nl.sbuf)
     ncc.all_gather(

@@ -80,7 +80,7 @@ def share_of_core(sizes):
 
 
 def wait_for_other_core(cores, tensor, engine):
-    """Order what both of two cores do with a tensor in HBM before it, before what they do with it after.
+    """Order accesses of both cores to a tensor in HBM before this call before their accesses after it.
 
     `engine` waits: the one that triggers what comes after.
     """

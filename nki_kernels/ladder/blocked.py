@@ -28,7 +28,7 @@ BLOCK_COLUMNS = 1024
 
 @nki.jit
 def blocked(a_t, b):
-    """c = a_t.T @ b, with every loaded tile used for several output tiles."""
+    """Compute c = a_t.T @ b; each loaded tile serves several output tiles."""
     depth, rows, columns = expect_whole_tiles(a_t, b)
     c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)
     for first_row in range(0, rows, BLOCK_ROWS):

@@ -26,7 +26,7 @@ from nki_kernels.ladder.tiles import COLUMNS, PARTITIONS, expect_whole_tiles, lo
 
 @nki.jit
 def hoisted(a_t, b):
-    """c = a_t.T @ b, loading a_t once."""
+    """Compute c = a_t.T @ b; a_t is loaded once."""
     depth, rows, columns = expect_whole_tiles(a_t, b)
     c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)
     for m in range(0, rows, PARTITIONS):

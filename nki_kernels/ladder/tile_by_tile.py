@@ -31,7 +31,7 @@ from nki_kernels.ladder.tiles import COLUMNS, PARTITIONS, expect_whole_tiles, lo
 
 @nki.jit
 def tile_by_tile(a_t, b):
-    """c = a_t.T @ b, loading both operands for every matmul."""
+    """Compute c = a_t.T @ b; both operands are loaded for every matmul."""
     depth, rows, columns = expect_whole_tiles(a_t, b)
     c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)
     for m in range(0, rows, PARTITIONS):

@@ -10,7 +10,7 @@ COLUMNS = 512  # of float32: one PSUM bank of a partition, and the widest moving
 
 
 def expect_whole_tiles(a_t, b):
-    """The sizes K, M and N of a_t [K, M] and b [K, N], whose tiles have to be whole."""
+    """Return the sizes K, M and N of a_t [K, M] and b [K, N]; refuse sizes that do not fill whole tiles."""
     depth, rows = a_t.shape
     columns = b.shape[1]
     assert b.shape[0] == depth, f"a_t [K, M] and b [K, N] differ in K: {depth} and {b.shape[0]}"
@@ -21,19 +21,19 @@ def expect_whole_tiles(a_t, b):
 
 
 def load(source):
-    """A piece of HBM in SBUF."""
+    """Load a view of HBM into a new SBUF tile."""
     tile = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=source)
     return tile
 
 
 def new_bank():
-    """A PSUM bank for 128 rows of sums."""
+    """Allocate a PSUM bank for 128 rows of sums."""
     return nl.ndarray((PARTITIONS, COLUMNS), dtype=nl.float32, buffer=nl.psum)
 
 
 def store(destination, bank):
-    """A PSUM bank, rounded into the destination's dtype, in HBM."""
+    """Store a PSUM bank to HBM, rounded to the destination's dtype."""
     result = nl.ndarray(bank.shape, dtype=destination.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=result, src=bank)
     nisa.dma_copy(dst=destination, src=result)

@@ -171,7 +171,7 @@ def prepare(case, pieces, step):
 
 
 def prepare_chunk(case, pieces, step, chunk):
-    """Measure, normalise and transpose a chunk of the pieces that are multiplied in the next steps."""
+    """Compute statistics of a chunk's pieces, normalise and transpose them for the products of the next steps."""
     if 0 <= step + MEASURED_AHEAD < len(pieces):
         measure(case, pieces[step + MEASURED_AHEAD], chunk)
     if 0 <= step + NORMALISED_AHEAD < len(pieces):

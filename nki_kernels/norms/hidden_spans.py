@@ -56,7 +56,7 @@ def sums_over_hidden(tiles):
 
 
 def without_mean(tiles, hidden):
-    """Parts minus the mean of each row, in float32."""
+    """Subtract the mean of each row from tiles that cover the hidden dimension; return float32 tiles."""
     sums = sums_over_hidden(tiles)
     mean = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=mean, data=sums, op0=nl.multiply, operand0=1.0 / hidden)

@@ -64,6 +64,6 @@ def stores_last(prompts):
 
 
 def wait_for_reads(cache):
-    """Order what both cores read from the caches before what they write to them."""
+    """Order the reads of both cores from the caches before their later writes to them."""
     for tensor in (cache.k_cache, cache.v_cache):
         nisa.core_barrier(data=tensor, cores=(0, 1))

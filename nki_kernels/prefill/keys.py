@@ -85,7 +85,7 @@ def load_new_values(prompts, head):
 
 
 def clean_new_keys(prompts, head, engine):
-    """Clean the new keys of a head, as many at a time as one DMA brings, and round them to a cache with scales."""
+    """Zero undefined rows of a head's new keys, one DMA load at a time, and round keys for a cache with scales."""
     inverses = None if prompts.scales is None else prompts.scales.inverse_keys
     for first in range(0, blocks(prompts.new_keys), LOADED_BLOCKS):
         for depth_range in prompts.depth_ranges:
@@ -94,7 +94,7 @@ def clean_new_keys(prompts, head, engine):
 
 
 def clean_new_values(launch, load):
-    """Clean the values that one DMA brings, and round them to a cache with scales; an agenda's step."""
+    """Zero undefined rows of one DMA load of values, and round them for a cache with scales; an agenda's step."""
     prompts, head = launch.prompts, load.head
     inverses = None if prompts.scales is None else prompts.scales.inverse_values
     for piece in loaded_pieces(prompts, load.first):

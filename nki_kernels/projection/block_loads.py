@@ -9,19 +9,19 @@ from nki_kernels.dma import transfer
 
 
 def load_rows_into(tile, matrix, queue):
-    """Rows of HBM into a tile [row in block, block, columns]: one DMA for the full blocks, one for the short one."""
+    """Load rows of HBM into a tile [row in block, block, columns]: a DMA for full blocks, one for the short block."""
     for block, rows in full_and_short(tile, matrix):
         transfer(block, rows, queue)
 
 
 def store_rows_from(matrix, tile, queue):
-    """A tile [row in block, block, columns] to rows of HBM, as load_rows_into."""
+    """Store a tile [row in block, block, columns] to rows of HBM, with the DMAs of `load_rows_into`."""
     for block, rows in full_and_short(tile, matrix):
         transfer(rows, block, queue)
 
 
 def full_and_short(tile, matrix):
-    """(blocks of a tile, their rows of a matrix in the same form) for the full blocks and for the short one."""
+    """Return (blocks of a tile, matching rows of a matrix) for the full blocks and for the short block."""
     height = tile.shape[0]
     depth = matrix.shape[0]
     full = depth // height

@@ -162,7 +162,7 @@ def load_piece(piece, unit, product, first_block):
 
 
 def activate_bank(intermediate, unit, bank, product):
-    """Finish the blocks of the intermediate in bank `bank` of each weight: activation, and gate times up.
+    """Apply activation and gate to the intermediate's blocks in bank `bank` of each weight.
 
     One instruction takes all full blocks if there is no bias, which differs from block to block.
     """
@@ -190,7 +190,7 @@ def activate_bank(intermediate, unit, bank, product):
 
 
 def activate_packed_bank(intermediate, packed_bank, product):
-    """Finish a short last block whose gate and up sums share a bank; gate moves to the partitions of up.
+    """Apply activation and gate to a short last block whose gate and up sums share a bank.
 
     A block of 64 columns is written to both halves of the partitions.
     """

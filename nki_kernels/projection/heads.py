@@ -59,7 +59,7 @@ class Heads(nl.NKIObject):
     angles: AngleTables
 
     def deliver(self, row, left, right, sums, panels, scale):
-        """Finish columns left … right of the row tile that begins at `row` of the source, and store them.
+        """Finish columns left … right - 1 of the row tile that begins at `row` of the source, and store them.
 
         sums: PSUM tiles of the columns left + start … left + end for each (start, end) of panels. scale: [row, 1]
         float32, by which rows are multiplied, or None.

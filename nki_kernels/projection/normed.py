@@ -55,12 +55,12 @@ def project(rows, norm, w, columns, heads):
 
 
 def transposes_multiply():
-    """Whether the Tensor engine transposes by a product, in which an undefined row would reach the other rows."""
+    """Return whether the Tensor engine transposes by a product, which spreads undefined rows to the other rows."""
     return nisa.get_nc_version() == nisa.nc_version.gen2
 
 
 def column_groups(columns, head, most):
-    """Ranges that cover a range of columns, with the columns of a PSUM bank: whole heads.
+    """Divide a range of columns into groups of whole heads; return the groups and the columns of a PSUM bank.
 
     Each has at most `most` columns and ACCUMULATOR_BANKS banks.
     """
@@ -75,7 +75,7 @@ def column_groups(columns, head, most):
 
 
 def even_panels(width, head, bank):
-    """Panels of about equal width, ROUNDS or a multiple: two engines take them out of PSUM, the last one soon."""
+    """Divide a width into panels of nearly equal width, so that two engines copy them out of PSUM evenly."""
     unit = head if head > 0 else 1
     units = blocks(width, unit)
     number = min(units, ROUNDS * blocks(width, ROUNDS * bank))

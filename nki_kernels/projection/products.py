@@ -74,7 +74,7 @@ def transpose_block_range(tile, x, start):
 
 
 def empty_sums(tiles, panels):
-    """For each row tile a list of one float32 PSUM tile for each panel; both are ranges."""
+    """Allocate a float32 PSUM tile for each row range and column panel; return a list of lists."""
     sums = []
     for start, end in tiles:
         row = []

@@ -27,7 +27,7 @@ SCALAR_SHARE = 2
 
 
 def spread(rows, runs, norm=None):
-    """Rows [rows, H] in SBUF transposed, [partition, block, row], by the Tensor engine; see `spread_into`."""
+    """Transpose rows [rows, H] of SBUF on the Tensor engine to [partition, block, row]; see `spread_into`."""
     count, depth = rows.shape
     shape = (in_block(depth, 0, runs), blocks(depth), count)
     result = nl.ndarray(shape, dtype=rows.dtype, buffer=nl.sbuf)
@@ -36,7 +36,7 @@ def spread(rows, runs, norm=None):
 
 
 def spread_into(result, rows, runs, norm=None, shared=False):
-    """Rows [rows, H] in SBUF transposed to `result` [partition, block, row].
+    """Transpose rows [rows, H] of SBUF into `result` [partition, block, row].
 
     norm: BlockNorm whose weight and bias are applied, or None. As many transposes as fit share a PSUM bank, which one
     instruction moves to SBUF. Without a norm the Scalar engine moves one of SCALAR_SHARE if they are `shared`.
@@ -70,7 +70,7 @@ def spread_into(result, rows, runs, norm=None, shared=False):
 
 
 def repeated_row(row, rows, offset=0.0):
-    """A row [1, n] of HBM on each of `rows` partitions, in float32, plus a number."""
+    """Load a row [1, n] of HBM onto each of `rows` partitions, in float32, plus `offset`."""
     tile = load_repeated(row, rows)
     if offset == 0.0:
         return cast(tile, nl.float32)

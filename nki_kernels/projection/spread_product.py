@@ -20,7 +20,7 @@ LEAST_ELEMENTS = 1024
 
 
 def window(tile, rows, chunks, chunk):
-    """The stationary operand of a chunk: T * chunks columns of a tile [height, chunks - 1 + T * chunks].
+    """Return the stationary operand of a chunk: T * chunks columns of a tile [height, chunks - 1 + T * chunks].
 
     The tile holds row t at column chunks - 1 + t * chunks, and zeros elsewhere.
     """
@@ -29,7 +29,7 @@ def window(tile, rows, chunks, chunk):
 
 
 def spread_rows(x, norm, chunks):
-    """Normalised rows x [T, H] for `window`: of each span of the hidden dim [height, block, chunks - 1 + T chunks]."""
+    """Normalise rows x [T, H] and spread them for `window`: [height, block, chunks - 1 + T * chunks] for each span."""
     rows, hidden = x.shape
     spans = hidden_spans(hidden)
     width = chunks - 1 + rows * chunks
@@ -48,7 +48,7 @@ def spread_rows(x, norm, chunks):
 
 
 def padding_operands(rows, chunks):
-    """Operands of the matmul that pads: a one for `window` in place of each row, and zeros followed by MISSING."""
+    """Return the padding matmul's operands: a one for `window` per row, and a line of zeros followed by MISSING."""
     width = chunks - 1 + rows * chunks
     ones = filled((1, width), 0.0, nl.bfloat16)
     nisa.memset(dst=ones[:, chunks - 1 : width : chunks], value=1.0)
@@ -59,7 +59,7 @@ def padding_operands(rows, chunks):
 
 
 def pad(sums, padding, rows, chunks, columns):
-    """MISSING in sums [row * chunk, n] beyond the `columns` of the piece, zero elsewhere; says whether any are."""
+    """Write MISSING to sums [row * chunk, n] beyond `columns`, and zero before; return whether any chunk is padded."""
     size = sums.shape[1]
     padded = False
     for chunk in range(chunks):
@@ -76,7 +76,7 @@ def pad(sums, padding, rows, chunks, columns):
 
 
 def project_piece(tiles, padding, rows, chunks, matrix, size):
-    """Rows times a matrix [H, n], n at most chunks * size: [row * chunk, size] float32 @ PSUM, MISSING beyond n.
+    """Multiply rows by a matrix [H, n]: [row * chunk, size] float32 @ PSUM, with MISSING beyond n <= chunks * size.
 
     The matrix is read once, cast to the rows' dtype.
     """
@@ -105,7 +105,7 @@ def project_piece(tiles, padding, rows, chunks, matrix, size):
 
 
 def project_rows(tiles, rows, chunks, matrix):
-    """Rows, spread for `chunks` chunks, times a matrix [H, n] of one bank: [row, n] float32 @ PSUM."""
+    """Multiply rows that are spread for `chunks` by a matrix [H, n] of one bank: [row, n] float32 @ PSUM."""
     views = []
     for tile in tiles:
         width = tile.shape[2]
@@ -114,7 +114,7 @@ def project_rows(tiles, rows, chunks, matrix):
 
 
 def loads(count, columns):
-    """Ranges (first, last) of `count` blocks of so many columns that one DMA brings, each at most half of the rest.
+    """Divide `count` blocks into the ranges of DMA loads; each range has at most half of the remaining blocks.
 
     So the products with what comes last end soon after it.
     """

@@ -271,7 +271,7 @@ class Scans(nl.NKIObject):
         return sequence * self.tokens + first, sequence * self.tokens + last
 
     def share(self, number):
-        """Prepare what the units before `number` share with others of their chunks."""
+        """Prepare the operands that the units before `number` share with other units of their chunks."""
         self.load_shared(number)
         while len(self.chunks) * len(self.tiles) < min(number, self.count):
             index = len(self.chunks)

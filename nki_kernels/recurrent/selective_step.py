@@ -193,7 +193,7 @@ class Rows(nl.NKIObject):
     sums: nl.NkiTensor | None = None
 
     def take_steps(self, steps):
-        """Note time steps, multiply inputs by them, and allocate the sums."""
+        """Store time steps, multiply the inputs by them, and allocate the sums."""
         self.steps = steps
         self.scaled = tile_like(steps)
         nisa.tensor_tensor(dst=self.scaled, data1=steps, data2=self.inputs, op=nl.multiply)

@@ -33,7 +33,7 @@ LEAST_COLUMNS = 512
 
 
 def given_candidates(logits, keep):
-    """The first `keep` of given candidates, best first, and the sum of exp(logit - best) of all of them."""
+    """Return the first `keep` of descending candidates, and the sum of exp(logit - largest) of all of them."""
     values, missing = bounded(load(logits, logits.dtype))
     nisa.tensor_copy_predicated(dst=values, src=MISSING, predicate=missing)
     ones = filled(values.shape, 1.0)

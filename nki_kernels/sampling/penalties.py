@@ -15,7 +15,7 @@ BOUND = 1.0e37
 
 
 def load_for_chunks(parameter, chunks):
-    """A parameter [T, 1] of HBM on the partitions of all chunks of its row: [T * chunks, 1]."""
+    """Load a parameter [T, 1] of HBM onto the partitions of all chunks of its row: [T * chunks, 1]."""
     rows = parameter.shape[0]
     tile = nl.ndarray((rows * chunks, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=parameter.ap(pattern=[[1, rows], [0, chunks], [1, 1]]))
@@ -23,7 +23,7 @@ def load_for_chunks(parameter, chunks):
 
 
 def load_piece(source, first, size, chunks, padding):
-    """Columns from `first` on of HBM [T, V] as [row * chunk, size] in their dtype; `padding` beyond the last column."""
+    """Load columns of HBM [T, V] from `first` on as [row * chunk, size]; `padding` fills columns beyond the last."""
     rows, total = source.shape
     columns = min(total - first, chunks * size)
     tile = nl.ndarray((rows * chunks, size), dtype=source.dtype, buffer=nl.sbuf)
@@ -42,7 +42,7 @@ def load_piece(source, first, size, chunks, padding):
 
 
 def load_parameters(repetition, presence, frequency, chunks):
-    """Parameters of `penalise` for the chunks of each row."""
+    """Load the parameters of `penalise` for the chunks of each row."""
     divisor = load_for_chunks(repetition, chunks)
     factor = nl.ndarray(divisor.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=factor, data=divisor)
@@ -50,7 +50,7 @@ def load_parameters(repetition, presence, frequency, chunks):
 
 
 def bounded(raw):
-    """Logits in float32 within ± BOUND, and where they are not numbers (uint8), which a bound may hide."""
+    """Return logits in float32 within ± BOUND, and a uint8 mask of NaNs, which the bound may hide."""
     logits = nl.ndarray(raw.shape, dtype=nl.float32, buffer=nl.sbuf)
     missing = nl.ndarray(raw.shape, dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=missing, data1=raw, data2=raw, op=nl.not_equal)
@@ -59,7 +59,7 @@ def bounded(raw):
 
 
 def load_adjusted(sources, parameters, first, size, chunks):
-    """A piece of the adjusted logits, [row * chunk, size]; MISSING where they are no numbers and beyond the last one.
+    """Load a piece of the adjusted logits, [row * chunk, size]; NaNs and columns beyond the last become MISSING.
 
     sources: logits, bias or None, prompt_counts or None, output_counts; parameters: of load_parameters, or None.
     """
@@ -87,7 +87,7 @@ def load_adjusted(sources, parameters, first, size, chunks):
 
 
 def penalise(logits, seen, counts, parameters):
-    """Logits of seen tokens divided by the repetition penalty if positive, else multiplied; the others subtracted.
+    """Apply the repetition penalty to logits of seen tokens, and subtract presence and frequency penalties.
 
     seen: uint8, 1 for tokens of the prompt and the output. counts: how often a token is in the output.
     """

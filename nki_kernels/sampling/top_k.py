@@ -49,7 +49,7 @@ def multiple_of_eight(count):
 
 
 def backwards(tile, first):
-    """Columns first … first + 7 of a whole tile [P, n], the last one first."""
+    """Return a view of columns first … first + 7 of a whole tile [P, n] in reverse order."""
     partitions, columns = tile.shape
     return tile.ap(pattern=[[columns, partitions], [-1, _EIGHT]], offset=first + _EIGHT - 1)
 

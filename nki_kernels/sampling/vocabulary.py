@@ -31,7 +31,7 @@ LEAST_SPREAD = 512
 
 
 def largest_logits(logits, operands, w_head, finish, first, end, keep):
-    """The `keep` largest logits of the columns first … end, and these columns, each [T, keep] float32; all are stored.
+    """Compute and store all logits of columns first … end - 1; return the `keep` largest and their columns.
 
     operands: the results of `spread_rows` and `padding_operands`, and the chunks for which they spread the rows.
     """

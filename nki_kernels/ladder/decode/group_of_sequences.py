@@ -38,7 +38,7 @@ GROUP_POSITIONS = 4096
 
 
 def group_size(sequences, heads, capacity):
-    """Sequences of a group."""
+    """Return the number of sequences of a group, limited by SBUF, a PSUM bank and the partitions."""
     chunks = capacity // PARTITIONS
     return max(1, min(sequences, GROUP_POSITIONS // capacity, BANK // (chunks * heads), PARTITIONS // heads))
 

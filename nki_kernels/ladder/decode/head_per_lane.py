@@ -67,7 +67,7 @@ def head_per_lane(q, k_cache, v_cache, positions, scale):
 
 
 def last_position(positions, sequence, heads):
-    """The position of one sequence for each head, [heads, 1] in float32."""
+    """Load the position of one sequence onto a partition for each head: [heads, 1] float32."""
     number = nl.ndarray((heads, 1), dtype=positions.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=number, src=positions.ap(pattern=[[0, heads], [1, 1]], offset=sequence))
     result = nl.ndarray((heads, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -76,7 +76,7 @@ def last_position(positions, sequence, heads):
 
 
 def softmax(scores, indices, last, scale, dtype):
-    """exp(scale * (scores - their maximum)) in `dtype`, 0 after the last position; the inverse of the sum."""
+    """Return exp(scale * (scores - maximum)) in `dtype`, 0 after the last position, and 1 / sum [heads, 1]."""
     heads = scores.shape[0]
     mask = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
@@ -105,7 +105,7 @@ def softmax(scores, indices, last, scale, dtype):
 
 
 def mixed(weights, values):
-    """Weights [heads, S] times values [S, D] of HBM: [heads, D] @ PSUM."""
+    """Multiply weights [heads, S] by values [S, D] of HBM: [heads, D] @ PSUM."""
     heads, capacity = weights.shape
     product = nl.ndarray((heads, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
     tile = load(values.reshape_dim(0, (capacity // PARTITIONS, PARTITIONS)).permute((1, 0, 2)))

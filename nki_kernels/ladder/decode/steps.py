@@ -12,7 +12,7 @@ LOWEST = -3.0e38
 
 
 def expect_whole_tiles(q, k_cache, v_cache, positions):
-    """The sizes B, G and S of a launch, whose tiles have to be whole."""
+    """Return the sizes B, G and S of a launch; refuse sizes that do not fill whole tiles."""
     sequences, depth, capacity = k_cache.shape
     assert depth == PARTITIONS, f"the rungs take heads of {PARTITIONS}, not {depth}"
     assert capacity % PARTITIONS == 0, f"S has to be a multiple of {PARTITIONS}, not {capacity}"
@@ -29,14 +29,14 @@ def expect_whole_tiles(q, k_cache, v_cache, positions):
 
 
 def load(source):
-    """A piece of HBM in SBUF."""
+    """Load a view of HBM into a new SBUF tile."""
     tile = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=source)
     return tile
 
 
 def transposed_queries(q, first, last, heads):
-    """The queries of sequences first … last, transposed: [D, sequence * head]."""
+    """Load the queries of sequences first … last - 1, transposed: [D, sequence * head]."""
     rows = (last - first) * heads
     tile = load(q.reshape((q.shape[0] * heads, PARTITIONS))[first * heads : last * heads, :])
     bank = nl.ndarray((PARTITIONS, rows), dtype=q.dtype, buffer=nl.psum)
@@ -47,7 +47,7 @@ def transposed_queries(q, first, last, heads):
 
 
 def key_positions(capacity):
-    """The position of the key on each partition of each chunk, [128, chunks]: partition p holds S / 128 in a row."""
+    """Return the key position of each partition and chunk, [128, chunks]; a partition has S / 128 keys in a row."""
     chunks = capacity // PARTITIONS
     result = nl.ndarray((PARTITIONS, chunks), dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=result, pattern=[[1, chunks]], channel_multiplier=chunks)
@@ -55,7 +55,7 @@ def key_positions(capacity):
 
 
 def last_positions(positions):
-    """The position of each sequence's token on every partition: [128, B], float32."""
+    """Load the position of each sequence's token onto every partition: [128, B] float32."""
     sequences = positions.shape[0]
     numbers = nl.ndarray((PARTITIONS, sequences), dtype=positions.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=numbers, src=positions.ap(pattern=[[0, PARTITIONS], [1, sequences]]))
@@ -65,7 +65,7 @@ def last_positions(positions):
 
 
 def load_values(v_cache, first, last):
-    """The values of sequences first … last, [128, sequence, chunk, D]; a partition's rows follow each other in HBM."""
+    """Load the values of sequences first … last - 1, [128, sequence, chunk, D]; a partition's rows are consecutive."""
     capacity = v_cache.shape[1]
     rows = v_cache[first:last].reshape_dim(1, (PARTITIONS, capacity // PARTITIONS)).permute((1, 0, 2, 3))
     tile = nl.ndarray(rows.shape, dtype=v_cache.dtype, buffer=nl.sbuf)
@@ -74,7 +74,7 @@ def load_values(v_cache, first, last):
 
 
 def load_keys(k_cache, first, last):
-    """The keys of sequences first … last, [D, sequence, S]."""
+    """Load the keys of sequences first … last - 1: [D, sequence, S]."""
     rows = k_cache[first:last].permute((1, 0, 2))
     tile = nl.ndarray(rows.shape, dtype=k_cache.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=rows)
@@ -82,7 +82,7 @@ def load_keys(k_cache, first, last):
 
 
 def score(keys, queries, heads):
-    """Scores [128 keys, sequence, chunk, head] @ PSUM of keys [D, sequence, S] and queries [D, sequence * head]."""
+    """Multiply keys [D, sequence, S] by queries [D, sequence * head]: [128 keys, sequence, chunk, head] @ PSUM."""
     _, sequences, capacity = keys.shape
     chunks = capacity // PARTITIONS
     scores = nl.ndarray((PARTITIONS, sequences, chunks, heads), dtype=nl.float32, buffer=nl.psum)
@@ -99,7 +99,7 @@ def score(keys, queries, heads):
 
 
 def masked(scores, keys_at, last):
-    """Scores in SBUF, LOWEST where a key lies after the sequence's position; last: [128, sequences]."""
+    """Return scores in SBUF with LOWEST for keys after the sequence's position; last: [128, sequences]."""
     rows, sequences, chunks, heads = scores.shape
     valid = nl.ndarray((rows, sequences, chunks), dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_tensor(
@@ -116,7 +116,7 @@ def masked(scores, keys_at, last):
 
 
 def largest(scores):
-    """The largest score of each query on every partition, [128, sequence * head]: two transposes around a maximum."""
+    """Return each query's largest score on every partition, [128, sequence * head] @ PSUM, by two transposes."""
     rows, sequences, _, heads = scores.shape
     columns = sequences * heads
     maxima = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.sbuf)
@@ -131,7 +131,7 @@ def largest(scores):
 
 
 def exponentials(scores, most, scale, dtype):
-    """exp(scale * (scores - most)) in `dtype`, and the sums over chunks [128, sequence * head]."""
+    """Return exp(scale * (scores - most)) in `dtype`, and the sums over chunks [128, sequence * head]."""
     rows, sequences, chunks, heads = scores.shape
     shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
     repeated = most.reshape((rows, sequences, 1, heads)).broadcast(2, chunks)
@@ -144,7 +144,7 @@ def exponentials(scores, most, scale, dtype):
 
 
 def mix(values, weights):
-    """The weighted values [D, sequence * head] @ PSUM of values [128, sequence, chunk, D]."""
+    """Weight values [128, sequence, chunk, D] and sum them over keys: [D, sequence * head] @ PSUM."""
     _, sequences, chunks, heads = weights.shape
     product = nl.ndarray((PARTITIONS, sequences * heads), dtype=nl.float32, buffer=nl.psum)
     for sequence in range(sequences):
