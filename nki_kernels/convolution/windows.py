@@ -37,7 +37,7 @@ class Windows(nl.NKIObject):
         self.reach, self.step = window, stride
 
     def lay_out(self, pack):
-        """Have windows read regions as a pack of taps loads them."""
+        """Set the step and reach of windows to those of the regions that a pack of taps loads."""
         self.step = (pack.row_step, self.stride[1])
         self.reach = (pack.region_rows(self, 1), pack.region_columns(self, 1))
 

@@ -102,7 +102,7 @@ class Conversation:
             )
 
     def _explain_length(self, tokens: int) -> None:
-        """Say why an answer ended before the model ended it: by --max-tokens, or because the context is full."""
+        """Print why an answer ended before the model ended it: by --max-tokens, or because the context is full."""
         limit = self._options.max_tokens
         if limit is not None and tokens >= limit:
             show_lines(f"the answer has the {limit} tokens of --max-tokens", sys.stderr)
