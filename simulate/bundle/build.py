@@ -30,7 +30,7 @@ from simulate.bundle.manifest import (
 from simulate.bundle.reading import DTYPES, refused
 from simulate.bundle.run import LANGUAGE
 from simulate.bundle.sources import Sources, collect, module_of
-from simulate.check import fails_a_check, findings_of, gathered
+from simulate.check import collect_findings, fails_a_check, gathered
 from simulate.hardware import Hardware
 from simulate.kernel_by_name import call_of, callable_named, launch_on
 from simulate.level import Level
@@ -110,7 +110,7 @@ class Program:
         self.predicted = predicted(launch, file.parents[self.module.count(".")])
         self.instructions = instructions(launch.streams)
         # Warnings that right kernels get as well blame no kernel for a wrong result.
-        failing = [finding for finding in findings_of(seen) if fails_a_check(finding, tolerant=False)]
+        failing = [finding for finding in collect_findings(seen) if fails_a_check(finding, tolerant=False)]
         self.findings = tuple(sorted({finding.code for finding in failing}))
         self._streams, self._chain = launch.streams, longest_chain(launch.streams)
         self._contractions: Sequence[int] | None = None

@@ -14,9 +14,17 @@ from dataclasses import replace
 from typing import Any
 
 from nkw.errors import Deadlock, NkwError, RendezvousMismatch
-from simulate.check.deadlocks import explain
+from simulate.check.deadlocks import explain_deadlock
 from simulate.check.evidence import Evidence
-from simulate.check.findings import KINDS, Finding, Severity, fails_a_check, from_error, in_order, text
+from simulate.check.findings import (
+    KINDS,
+    Finding,
+    Severity,
+    convert_error,
+    fails_a_check,
+    format_text,
+    sort_findings,
+)
 from simulate.check.formats import Format, render
 from simulate.check.gather import Gatherer, gathered
 from simulate.level import Rules
@@ -30,27 +38,36 @@ DETECTORS: dict[str, Callable[[Launch, Evidence], list[Finding]]] = {
     if hasattr(module, "detect")
 } | {
     "varied": lambda launch, evidence: evidence.varied,
-    "tolerated": lambda launch, evidence: list(map(from_error, launch.tolerated)),
+    "tolerated": lambda launch, evidence: list(map(convert_error, launch.tolerated)),
 }
 """The `detect` of every file of this folder that has one, the findings of launches that were executed again, and the
 broken rules that a launch tolerated."""
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """The findings of all detectors about one launch, in a fixed order.
+    """Return the findings of all detectors about one launch, sorted as `sort_findings` does.
 
-    Under the rules of the vendor's simulator, which detects none of them, each is a warning.
+    Under the rules of the vendor's simulator, which has no such detectors, every finding is a warning.
     """
     findings = [finding for look in DETECTORS.values() for finding in look(launch, evidence)]
     if launch.rules is Rules.simulator:
         findings = [replace(finding, severity=Severity.warning) for finding in findings]
-    return in_order(findings)
+    return sort_findings(findings)
 
 
 def examine(launching: Callable[[], object], orders: int = 0, seeds: int = 0) -> list[Finding]:
-    """The findings of all launches that a call makes; an error that stops one of them is a finding too.
+    """Call a function and return the findings of all launches that it makes.
 
-    orders and seeds: as for `gathered`. Raises every error of the call that is not an NkwError.
+    An NkwError that stops a launch becomes a finding.
+
+    Args:
+        launching: The function to call, without arguments.
+        orders: As for `gathered`.
+        seeds: As for `gathered`.
+
+    Raises:
+        InvalidArgument: orders or seeds is negative.
+        Exception: Any error of the function that is not an NkwError.
     """
     with gathered(orders, seeds) as seen:
         try:
@@ -58,27 +75,33 @@ def examine(launching: Callable[[], object], orders: int = 0, seeds: int = 0) ->
         except NkwError as error:
             if error not in seen.errors:
                 seen.errors.append(error)
-    return findings_of(seen)
+    return collect_findings(seen)
 
 
-def findings_of(
+def collect_findings(
     seen: Gatherer, progress: Callable[[Sequence[Any], str], Iterable[Any]] = lambda launches, _: launches
 ) -> list[Finding]:
-    """The findings of all gathered launches, and of the errors that stopped launches.
+    """Return the findings of all gathered launches, and of the errors that stopped launches.
 
-    `progress` gets the launches and a name for the work, and yields the launches.
+    Args:
+        seen: The observer that gathered the launches.
+        progress: Gets the launches and a title, and yields the launches; shows progress in a terminal.
     """
-    findings = list(map(finding_of, seen.errors))
+    findings = list(map(convert_launch_error, seen.errors))
     for launch, evidence in progress(seen.launches, "detectors"):
         findings += detect(launch, evidence)
-    return in_order(findings)
+    return sort_findings(findings)
 
 
-def finding_of(error: NkwError) -> Finding:
-    """The finding of an error that stopped a kernel."""
+def convert_launch_error(error: NkwError) -> Finding:
+    """Convert an error that stopped a kernel into a finding.
+
+    A deadlock and a rendezvous whose members disagree get a hint about their likely cause. A read of unwritten shared
+    HBM gets the barrier as its hint.
+    """
     if isinstance(error, (Deadlock, RendezvousMismatch)):
-        return explain(error)
-    finding = from_error(error)
+        return explain_deadlock(error)
+    finding = convert_error(error)
     if error.code == "NKW-UNWRITTEN" and "in shared_hbm" in finding.message:
         # The simulator runs one core at a time: without a barrier the other core may not have written yet.
         hint = "if the other core writes it, put nisa.core_barrier(data=…, cores=(0, 1)) before the read"
@@ -94,13 +117,13 @@ __all__ = [
     "Format",
     "Gatherer",
     "Severity",
+    "collect_findings",
+    "convert_launch_error",
     "detect",
     "examine",
     "fails_a_check",
-    "finding_of",
-    "findings_of",
+    "format_text",
     "gathered",
-    "in_order",
     "render",
-    "text",
+    "sort_findings",
 ]

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from simulate.check.evidence import Evidence
-from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.check.findings import Finding, Severity, describe_access, make_finding, register_kind
 from simulate.hardware import Hardware
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
 from simulate.run.stream import ACCUMULATE, READ, WRITE, Access, Stream
 
-PSUM_INIT = kind(
+PSUM_INIT = register_kind(
     "NKW-PSUM-INIT",
     Severity.warning,
     "Before gen4 a matmul accumulates only onto what a matmul wrote, not onto a memset or a copy.",
 )
-REOPENED = kind(
+REOPENED = register_kind(
     "NKW-PSUM-REOPENED",
     Severity.warning,
     "A PSUM tile is reset before its next sum; accumulate=None never resets a tile that was read.",
 )
-OPEN = kind(
+OPEN = register_kind(
     "NKW-PSUM-OPEN",
     Severity.warning,
     "A sum in PSUM is read after the last matmul has added to it, not between its matmuls.",
@@ -27,21 +27,21 @@ OPEN = kind(
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """PSUM tiles on which simulation and chip are known to differ, core by core."""
+    """Return findings for PSUM tiles on which simulation and chip are known to differ, core by core."""
     findings: list[Finding] = []
     for stream in launch.streams:
-        automatic = evidence.of(stream).automatic
-        findings += _psum(stream, evidence.of(stream).accesses, launch.hardware, automatic)
-        findings += _read_between(stream, evidence.of(stream).accesses, automatic)
+        automatic = evidence.get_core(stream).automatic
+        findings += _accumulations(stream, evidence.get_core(stream).accesses, launch.hardware, automatic)
+        findings += _early_reads(stream, evidence.get_core(stream).accesses, automatic)
     return findings
 
 
-def _psum(
+def _accumulations(
     stream: Stream, accesses: list[tuple[Access, ...]], chip: Hardware, automatic: set[int]
 ) -> list[Finding]:
-    """Follow every PSUM tile: the write that started its sum, and the reads before further accumulations.
+    """Return findings for accumulations onto PSUM tiles, judged by earlier writes and reads of the tile.
 
-    Of equal accesses, the first accumulation, the last read and the last write are enough.
+    Of equal accesses only the first accumulation, the last read and the last write are remembered.
     """
     findings: list[Finding] = []
     lines: set[int] = set()
@@ -53,7 +53,7 @@ def _psum(
             history = tiles.setdefault(access.tensor, {})
             if access.kind == ACCUMULATE:
                 if stream.line_ids[index] not in lines:
-                    finding = _accumulation(stream, history, index, access, chip, index in automatic)
+                    finding = _find_wrong_start(stream, history, index, access, chip, index in automatic)
                     if finding is not None:
                         lines.add(stream.line_ids[index])
                         findings.append(finding)
@@ -65,7 +65,7 @@ def _psum(
     return findings
 
 
-def _read_between(stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[int]) -> list[Finding]:
+def _early_reads(stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[int]) -> list[Finding]:
     """Return a finding for each line that reads a sum which a matmul adds to afterwards and something reads again.
 
     A sum that nothing reads again is NKW-PSUM-UNREAD, and one with accumulate=None is NKW-PSUM-REOPENED.
@@ -94,52 +94,51 @@ def _read_between(stream: Stream, accesses: list[tuple[Access, ...]], automatic:
                     line = stream.line_ids[read[0]]
                     if line not in reported_lines and _meet(addition[1], access):
                         reported_lines.add(line)
-                        findings.append(_open(stream, read, addition))
+                        findings.append(_report_open_sum(stream, read, addition))
                 reads[tensor] = [read for read in reads.get(tensor, ()) if read[1] != access]
                 reads[tensor].append((event, access))
     return findings
 
 
-def _open(stream: Stream, read: tuple[int, Access], addition: tuple[int, Access]) -> Finding:
+def _report_open_sum(stream: Stream, read: tuple[int, Access], addition: tuple[int, Access]) -> Finding:
     reading, record = stream.event(read[0]), stream.tensors[read[1].tensor]
-    return found(
+    return make_finding(
         OPEN,
         f"{reading.op} reads {record.name} {record.shape} of PSUM before {stream.event(addition[0]).op} adds to it",
         reading.where,
-        (touch(stream, *read), touch(stream, *addition)),
+        (describe_access(stream, *read), describe_access(stream, *addition)),
         hint="read the sum after its last matmul, or give every sum a tile of its own",
     )
 
 
-def _accumulation(
+def _find_wrong_start(
     stream: Stream, history: dict[Access, int], index: int, access: Access, chip: Hardware, automatic: bool
 ) -> Finding | None:
     record = stream.tensors[access.tensor]
-    before = sorted(((i, a) for a, i in history.items() if _meet(access, a)), key=lambda each: each[0])
+    before = sorted(((i, a) for a, i in history.items() if _meet(access, a)), key=lambda use: use[0])
     writes = [(i, a) for i, a in before if a.kind == WRITE]
-    restart = max(
-        (i for i, a in writes if _covers(a, access)), default=0
-    )  # what it overwrote is not added to
+    # Writes before the last one that covers the access are not part of the sum.
+    restart = max((i for i, a in writes if _covers(a, access)), default=0)
     foreign = [(i, a) for i, a in writes if i >= restart and not stream.effects(i).sums_products]
     if foreign and not chip.psum_accumulate_after_other_write:
         writer = stream.event(foreign[-1][0]).op
-        return found(
+        return make_finding(
             PSUM_INIT,
             f"a matmul accumulates onto {record.name} {record.shape} of PSUM, which {writer} wrote: the sum is "
             f"undefined on {chip.name}",
             stream.event(index).where,
-            (touch(stream, *foreign[-1]), touch(stream, index, access)),
+            (describe_access(stream, *foreign[-1]), describe_access(stream, index, access)),
             hint="accumulate=False for the first matmul; add the initial value afterwards",
         )
     started = [(i, a) for i, a in before if a.kind == ACCUMULATE]
     reads = [(i, a) for i, a in before if a.kind == READ and started and i > started[0][0]]
     if automatic and reads:
-        return found(
+        return make_finding(
             REOPENED,
             f"a matmul with accumulate=None adds to {record.name} {record.shape} of PSUM after "
             f"{stream.event(reads[-1][0]).op} read it: the old sum is still in the tile",
             stream.event(index).where,
-            (touch(stream, *reads[-1]), touch(stream, index, access)),
+            (describe_access(stream, *reads[-1]), describe_access(stream, index, access)),
             hint="accumulate=(k > 0), or allocate the tile inside the outer loop",
         )
     return None

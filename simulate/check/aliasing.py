@@ -10,15 +10,15 @@ from __future__ import annotations
 import numpy as np
 
 from simulate.check.evidence import Evidence
-from simulate.check.findings import Finding, Severity, found, kind, touch
-from simulate.check.footprint import footprint_of
+from simulate.check.findings import Finding, Severity, describe_access, make_finding, register_kind
+from simulate.check.footprint import static_footprint
 from simulate.isa import propagation
 from simulate.isa.enums import Engine
 from simulate.isa.template import Template
 from simulate.run import Launch
 from simulate.run.stream import Stream
 
-SHIFTED = kind(
+SHIFTED = register_kind(
     "NKW-ALIAS-SHIFTED",
     Severity.warning,
     "A result overlaps an operand only element on element; an engine writes results before it has read all operands.",
@@ -55,12 +55,12 @@ def _shifted(stream: Stream) -> list[Finding]:
             accesses = stream.accesses(event)
             record = stream.tensors[tensors[source]]
             findings.append(
-                found(
+                make_finding(
                     SHIFTED,
                     f"{stream.event(event).op} reads {record.name} {record.shape} and writes the same bytes at other "
                     "positions",
                     stream.event(event).where,
-                    [touch(stream, event, accesses[index]) for index in (source, target)],
+                    [describe_access(stream, event, accesses[index]) for index in (source, target)],
                     hint="write to a second tile",
                 )
             )
@@ -84,7 +84,7 @@ def _streamed_pairs(template: Template) -> list[tuple[int, int]]:
 
 
 def _collide(template: Template, operand: int, result: int) -> bool:
-    """Return whether a result meets an operand of the same allocation at other elements than its own."""
+    """Return whether a result overlaps an operand of the same allocation at other positions than element on element."""
     source, target = template.operands[operand], template.operands[result]
     moves = template.plan.propagate is propagation.transposed
     if source.layout.form is not target.layout.form or source.free_size == 1 or target.free_size == 1:
@@ -93,7 +93,7 @@ def _collide(template: Template, operand: int, result: int) -> bool:
         return False  # a narrower result stays behind the elements that are still to be read
     if source.layout is target.layout and not moves:
         return False
-    reads, writes = footprint_of(0, source.layout), footprint_of(0, target.layout)
+    reads, writes = static_footprint(0, source.layout), static_footprint(0, target.layout)
     if not reads.meets(writes):
         return False
-    return moves or not np.array_equal(reads.in_order(), writes.in_order())
+    return moves or not np.array_equal(reads.ordered_ids(), writes.ordered_ids())

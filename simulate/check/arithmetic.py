@@ -3,47 +3,47 @@
 from __future__ import annotations
 
 from simulate.check.evidence import Evidence
-from simulate.check.findings import Finding, Severity, found, kind, touch
-from simulate.check.notes import note_findings
+from simulate.check.findings import Finding, Severity, describe_access, make_finding, register_kind
+from simulate.check.notes import report_notes
 from simulate.run import Launch
 from simulate.run.stream import Stream
 
-IDENTITY = kind(
+IDENTITY = register_kind(
     "NKW-IDENTITY",
     Severity.warning,
     "A running maximum, minimum or product starts at the identity of its operator, which is not 0.",
 )
-ABSORBED = kind(
+ABSORBED = register_kind(
     "NKW-SUM-ABSORBED",
     Severity.warning,
     "A running sum has a dtype whose spacing is smaller than what is added to it.",
 )
-LONG = kind(
+LONG = register_kind(
     "NKW-SUM-NARROW",
     Severity.warning,
     "A running sum of 32 or more terms is kept in float32; in 16 bits each addition is rounded.",
 )
-SHIFT = kind(
+SHIFT = register_kind(
     "NKW-SHIFT-SIGN",
     Severity.warning,
     "right_shift fills with zeros, for signed dtypes as well; no chip has an arithmetic right shift.",
 )
-INVERTED = kind(
+INVERTED = register_kind(
     "NKW-INVERT-MASK",
     Severity.warning,
     "invert flips every bit; a mask of 0 and 1 is negated by an exclusive or with 1, which flips the lowest one.",
 )
-INDEX = kind(
+INDEX = register_kind(
     "NKW-INDEX-ROUNDED",
     Severity.warning,
     "A run-time index is an integer before its cast; casts round to the nearest integer and do not truncate.",
 )
-BITS = kind(
+BITS = register_kind(
     "NKW-REINTERPRETED",
     Severity.warning,
     "A view with another dtype reinterprets bits; arithmetic reads a tile with the float dtype that wrote it.",
 )
-SEED = kind(
+SEED = register_kind(
     "NKW-SEED-REPEATED",
     Severity.warning,
     "A random generator gets another seed before each sequence, and on each core; equal seeds repeat the numbers.",
@@ -51,10 +51,10 @@ SEED = kind(
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Return operations whose values show that something else was meant, one finding per line."""
+    """Return a finding for each line whose values show that the kernel means another operation."""
     findings: list[Finding] = []
     for stream in launch.streams:
-        seen = evidence.of(stream).arithmetic
+        seen = evidence.get_core(stream).arithmetic
         absorbed = {stream.line_ids[note.event] for note in seen.absorbed}
         long_sums = [note for note in seen.long_sums if stream.line_ids[note.event] not in absorbed]
         results = (
@@ -69,12 +69,12 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
             (INVERTED, seen.inverted_masks, "op=nl.bitwise_xor with 1, or op=nl.equal with 0"),
             (INDEX, seen.rounded_indices, "subtract just under a half before the cast, or shift integers"),
         )
-        for what, notes, hint in results:
-            findings += note_findings(stream, what, notes, hint, of_results=True)
-        findings += note_findings(
+        for finding_kind, notes, hint in results:
+            findings += report_notes(stream, finding_kind, notes, hint, shows_writes=True)
+        findings += report_notes(
             stream, BITS, seen.reinterpreted, "tensor_copy to a tile of that dtype converts the values"
         )
-        findings += note_findings(
+        findings += report_notes(
             stream, SEED, seen.repeated_seeds, "seed once before the loop, or add the round to the seed"
         )
     return findings + _seeds_of_cores(launch, evidence)
@@ -88,18 +88,21 @@ def _seeds_of_cores(launch: Launch, evidence: Evidence) -> list[Finding]:
         first = first_of_rank.setdefault(stream.rank, stream)
         if first is stream:
             continue
-        mine, others = evidence.of(stream).arithmetic.seeds, evidence.of(first).arithmetic.seeds
-        for digest in sorted(mine.keys() & others.keys(), key=lambda each: mine[each]):
-            seeded = [(first, *others[digest]), (stream, *mine[digest])]
+        seeds, first_seeds = (
+            evidence.get_core(stream).arithmetic.seeds,
+            evidence.get_core(first).arithmetic.seeds,
+        )
+        for digest in sorted(seeds.keys() & first_seeds.keys(), key=lambda seed: seeds[seed]):
+            seeded = [(first, *first_seeds[digest]), (stream, *seeds[digest])]
             touches = [
-                touch(core, event, next(a for a in core.accesses(event) if a.tensor == tensor))
+                describe_access(core, event, next(a for a in core.accesses(event) if a.tensor == tensor))
                 for core, event, tensor in seeded
             ]
             findings.append(
-                found(
+                make_finding(
                     SEED,
                     f"both cores of rank {stream.rank} seed with the same value and draw the same numbers",
-                    stream.event(mine[digest][0]).where,
+                    stream.event(seeds[digest][0]).where,
                     touches,
                     hint="add nl.program_id(0) to the seed",
                 )

@@ -1,7 +1,7 @@
-"""Benign races: both cores leave the same bytes, whichever core writes last.
+"""Benign races: both cores store the same bytes, so that the order of their writes does not matter.
 
 A kernel on two cores that does not divide its work computes and stores everything twice. Its stores race, and so do its
-fences (copies of a result onto itself), but every write gives a byte the same value.
+fences, which copy a tensor onto itself. But every write stores the value that the bytes have already.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from simulate.run.stream import READ, Access
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One access of shared HBM by one core."""
+    """Access of shared HBM by one core."""
 
     event: int
     access: Access
     passed: int
-    """How many rendezvous its core had passed."""
+    """Number of rendezvous that the core had passed."""
     footprint: Footprint
-    fence: bool = False
-    """Whether its instruction copies the bytes onto themselves."""
+    is_fence: bool = False
+    """Whether the instruction copies the bytes onto themselves."""
 
     @property
     def writes(self) -> bool:
@@ -33,41 +33,51 @@ class Use:
         return self.access.kind != READ
 
 
-def same_values(left: Use, right: Use) -> bool:
-    """Whether both cores write, and give every common byte the same value, so that their order does not matter."""
-    one, other = left.footprint, right.footprint
-    if not (left.writes and right.writes):
+def write_same_values(first: Use, second: Use) -> bool:
+    """Return whether two cores write the same value to every common byte, so that their order does not matter."""
+    if not (first.writes and second.writes):
         return False
-    if one.digest == other.digest and one.same_place(other):
+    if first.footprint.digest == second.footprint.digest and first.footprint.is_same_view(second.footprint):
         return True
-    places, values = one.contents()
-    others, other_values = other.contents()
-    _, here, there = np.intersect1d(places, others, assume_unique=True, return_indices=True)
-    return np.array_equal(values[here], other_values[there])
+    offsets, stored = first.footprint.contents()
+    second_offsets, second_stored = second.footprint.contents()
+    _, in_first, in_second = np.intersect1d(offsets, second_offsets, assume_unique=True, return_indices=True)
+    return np.array_equal(stored[in_first], second_stored[in_second])
 
 
-def reads_what_it_wrote(left: Use, right: Use, lefts: Sequence[Use], rights: Sequence[Use]) -> bool:
-    """Whether one core reads bytes to which it wrote, since the last rendezvous, what the other core writes there.
+def reads_what_it_wrote(
+    first: Use, second: Use, first_uses: Sequence[Use], second_uses: Sequence[Use]
+) -> bool:
+    """Return whether a core reads the bytes that it stored itself since the last rendezvous, while another writes them.
 
-    A fence writes the value that the bytes have. A fence that undoes a concurrent write races with that write, which is
-    reported; a concurrent reader reads the same value before and after the fence.
+    The race is benign if the other core writes the same bytes. A write by a fence is benign as well: it stores the
+    value
+    that the bytes have. A fence that undoes a concurrent write races with that write, which is reported.
+
+    Args:
+        first: An access of the first core.
+        second: An access of the second core to the same tensor.
+        first_uses: All accesses of the first core to the tensor.
+        second_uses: All accesses of the second core to the tensor.
     """
-    if left.writes == right.writes:
+    if first.writes == second.writes:
         return False
-    reading, own, writing = (right, rights, left) if left.writes else (left, lefts, right)
-    if writing.fence:
+    reading, uses, writing = (second, second_uses, first) if first.writes else (first, first_uses, second)
+    if writing.is_fence:
         return True
     since = min(reading.passed, writing.passed)
-    places, values = writing.footprint.contents()
-    places, at, _ = np.intersect1d(places, reading.footprint.bytes(), assume_unique=True, return_indices=True)
-    values = values[at]
-    before = [each for each in own if each.writes and each.event < reading.event and each.passed >= since]
-    for each in sorted(before, key=lambda each: -each.event):
-        written, left_there = each.footprint.contents()
-        _, here, there = np.intersect1d(places, written, assume_unique=True, return_indices=True)
-        if not np.array_equal(values[here], left_there[there]):
+    offsets, expected = writing.footprint.contents()
+    offsets, common, _ = np.intersect1d(
+        offsets, reading.footprint.bytes(), assume_unique=True, return_indices=True
+    )
+    expected = expected[common]
+    earlier = [use for use in uses if use.writes and use.event < reading.event and use.passed >= since]
+    for use in sorted(earlier, key=lambda use: -use.event):
+        written, stored = use.footprint.contents()
+        _, unconfirmed, in_use = np.intersect1d(offsets, written, assume_unique=True, return_indices=True)
+        if not np.array_equal(expected[unconfirmed], stored[in_use]):
             return False
-        places, values = np.delete(places, here), np.delete(values, here)
-        if not places.size:
+        offsets, expected = np.delete(offsets, unconfirmed), np.delete(expected, unconfirmed)
+        if not offsets.size:
             return True
-    return not places.size
+    return not offsets.size

@@ -1,6 +1,6 @@
-"""The commands `check` and `lint`. Each returns 0, 1 (findings) or 2 (could not run).
+"""Commands `check` and `lint`. Their exit status is 0 without findings, 1 with findings, 2 if they could not run.
 
-`check` returns 3 where the script itself failed; launches before that are reported.
+`check` returns 3 if the script itself failed; launches before the failure are reported.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from simulate.check import (
     Format,
     Gatherer,
     Severity,
+    collect_findings,
     fails_a_check,
-    findings_of,
     gathered,
-    in_order,
     render,
+    sort_findings,
 )
-from simulate.check.findings import from_error
-from simulate.check.formats import plain
+from simulate.check.findings import convert_error
+from simulate.check.formats import plain_findings
 from simulate.check.lint import findings_in, lint_launched, source_of
 from simulate.isolated import NO_VERDICT
 from simulate.kernel_by_name import files_read, nothing_launched
@@ -40,21 +40,29 @@ from simulate.tracebacks import print_of_the_user
 
 
 def check(options: argparse.Namespace, run_script: Callable[[argparse.Namespace], int]) -> int:
-    """Run a script, look at every launch it makes and at the source of the launched kernels.
+    """Run a script, and report the findings about its launches and about the source of the launched kernels.
 
-    `run_script` raises NkwError where a kernel breaks a rule. What the script prints goes to stderr, so that stdout
-    holds the report and nothing else. Warnings of lint are printed and, as in `lint`, do not count as findings.
+    What the script prints goes to stderr, so that stdout contains the report only. Warnings of lint are printed and do
+    not
+    change the exit status.
+
+    Args:
+        options: The options of the command line.
+        run_script: Runs the script; raises NkwError if a kernel breaks a rule.
+
+    Returns:
+        The exit status.
     """
     outputs = Outputs(lambda: files_read(options))
     try:
         with json_document(options.json, outputs, "check") as contents:
-            return _checked(options, run_script, contents)
+            return _check_script(options, run_script, contents)
     except InvalidArgument as refused:
         error(refused)
         return 2
 
 
-def _checked(
+def _check_script(
     options: argparse.Namespace,
     run_script: Callable[[argparse.Namespace], int],
     contents: dict[str, Any],
@@ -65,19 +73,19 @@ def _checked(
     if status:
         return status
     if seen.launches or seen.errors:
-        found = findings_of(seen, progress)
+        findings = collect_findings(seen, progress)
         advice = lint_launched([launch for launch, _ in seen.launches])
-        kept = _report([*found, *advice], options)
+        kept = _report([*findings, *advice], options)
         contents["launches"] = [summary(launch) for launch, _ in seen.launches]
-        contents["findings"] = plain(in_order(kept or ()))
+        contents["findings"] = plain_findings(sort_findings(kept or ()))
         if kept is None:
             return 2
         # Under the rules of the vendor's simulator warnings do not fail a script that is written against it.
         tolerant = Rules.of() is Rules.simulator
         status = int(
             any(
-                each.severity is Severity.error if each in advice else fails_a_check(each, tolerant)
-                for each in kept
+                finding.severity is Severity.error if finding in advice else fails_a_check(finding, tolerant)
+                for finding in kept
             )
         )
     if failed:
@@ -93,11 +101,15 @@ def _checked(
 def _run(
     options: argparse.Namespace, run_script: Callable[[argparse.Namespace], int], seen: Gatherer
 ) -> tuple[int, str]:
-    """Run the script; returns the status of a start that was refused, and why the script failed, in words."""
+    """Run the script.
+
+    Returns:
+        The exit status of a start that was refused, else 0; and the reason why the script failed, else an empty text.
+    """
     try:
         return run_script(options), ""
     except NoVerdict as failed:
-        seen.errors[:] = [each for each in seen.errors if each is not failed]
+        seen.errors[:] = [error for error in seen.errors if error is not failed]
         return 0, str(failed)
     except NkwError as error:
         if error not in seen.errors:
@@ -113,19 +125,19 @@ def _run(
 
 
 def lint(options: argparse.Namespace) -> int:
-    """Look at the source of files, and of every Python file below folders."""
+    """Report the findings of lint about files, and about every Python file below folders; return the exit status."""
     paths = [Path(path) for path in options.paths]
-    found = (sorted(path.rglob("*.py")) if path.is_dir() else [path] for path in paths)
-    files = list(dict.fromkeys(file for each in found for file in each))
+    folders = (sorted(path.rglob("*.py")) if path.is_dir() else [path] for path in paths)
+    files = list(dict.fromkeys(file for folder in folders for file in folder))
     try:
         with json_document(options.json, Outputs(lambda: [*files, *imported_files()]), "lint") as contents:
-            return _linted(options, files, contents)
+            return _lint_files(options, files, contents)
     except InvalidArgument as refused:
         error(refused)
         return 2
 
 
-def _linted(options: argparse.Namespace, files: Sequence[Path], contents: dict[str, Any]) -> int:
+def _lint_files(options: argparse.Namespace, files: Sequence[Path], contents: dict[str, Any]) -> int:
     try:
         level = Level.of(options.level)
     except NkwError as unknown:
@@ -135,7 +147,7 @@ def _linted(options: argparse.Namespace, files: Sequence[Path], contents: dict[s
     called = frozenset[str]()
     for file in files:
         with suppress(NkwError):
-            called |= source_of(file, level).own_calls
+            called |= source_of(file, level).called_names
     for file in progress(files, "files"):
         try:
             source = source_of(file, level)  # again: syntax trees of a large folder would not fit into memory
@@ -145,10 +157,12 @@ def _linted(options: argparse.Namespace, files: Sequence[Path], contents: dict[s
             if len(options.paths) == 1 and not Path(options.paths[0]).is_dir():
                 error(unreadable)
                 return 2
-            findings.append(from_error(unreadable))  # one file that cannot be read does not hide the others
+            findings.append(
+                convert_error(unreadable)
+            )  # one file that cannot be read does not hide the others
     kept = _report(findings, options)
     contents["files"] = len(files)
-    contents["findings"] = plain(in_order(kept or ()))
+    contents["findings"] = plain_findings(sort_findings(kept or ()))
     if kept is None:
         return 2
     # Warnings of lint are advice on source that compiles; only errors make it fail.
@@ -156,7 +170,11 @@ def _linted(options: argparse.Namespace, files: Sequence[Path], contents: dict[s
 
 
 def _report(findings: Iterable[Finding], options: argparse.Namespace) -> list[Finding] | None:
-    """Print all findings but the ignored ones; returns them, or None where they cannot be written."""
+    """Print all findings but the ignored ones.
+
+    Returns:
+        The printed findings, those of `--error` with severity error; None if they cannot be written.
+    """
     ignored, raised = ({code.upper() for code in codes} for codes in (options.ignore, options.as_error))
     kept = [
         replace(finding, severity=Severity.error) if finding.code in raised or "ALL" in raised else finding
@@ -164,9 +182,9 @@ def _report(findings: Iterable[Finding], options: argparse.Namespace) -> list[Fi
         if finding.code not in ignored
     ]
     try:
-        how = Format(options.format)
-        text = render(in_order(kept), how)
-        if how is Format.text:
+        report_format = Format(options.format)
+        text = render(sort_findings(kept), report_format)
+        if report_format is Format.text:
             show_lines(text)
         else:
             print(text, end="")
@@ -174,6 +192,8 @@ def _report(findings: Iterable[Finding], options: argparse.Namespace) -> list[Fi
     except BrokenPipeError:
         raise
     except (OSError, UnicodeEncodeError) as unwritten:
-        error(f"the report cannot be written: {unwritten}")
+        error(
+            f"the report cannot be written: {unwritten}; free space, or choose --format json for ASCII output"
+        )
         return None
     return kept

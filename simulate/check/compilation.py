@@ -1,6 +1,7 @@
-"""`compilation`: operands that the simulator and the reference take, and that users report as refused by the compiler.
+"""`compilation`: operands that simulator and reference accept, and that users report as refused by the compiler.
 
-The reports name no document, so each detector keeps to the reported form. Views with run-time addresses are left out.
+The reports name no document, so each detector matches only the reported pattern. Views with run-time addresses are not
+reported.
 """
 
 from __future__ import annotations
@@ -8,31 +9,38 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from simulate.check.evidence import Evidence
-from simulate.check.findings import Finding, FindingKind, Severity, found, kind, touch
+from simulate.check.findings import (
+    Finding,
+    FindingKind,
+    Severity,
+    describe_access,
+    make_finding,
+    register_kind,
+)
 from simulate.isa.template import Template
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
 from simulate.run.stream import Stream
 
-PARTITIONS = kind(
+PARTITIONS = register_kind(
     "NKW-DMA-PARTITIONS",
     Severity.warning,
     "A DMA between two tiles in SBUF reads as many partitions as it writes (public reports).",
     is_expected=True,
 )
-HALF_START = kind(
+HALF_START = register_kind(
     "NKW-PSUM-HALF-START",
     Severity.warning,
     "A result of a 16-bit dtype in PSUM starts at a multiple of 4 bytes in its partition (public reports).",
     is_expected=True,
 )
-ROW_STRIDE = kind(
+ROW_STRIDE = register_kind(
     "NKW-DMA-TRANSPOSE-STRIDE",
     Severity.warning,
     "The rows of a DMA transpose's destination are a multiple of 32 bytes apart (public reports).",
     is_expected=True,
 )
-STEP_ZERO = kind(
+STEP_ZERO = register_kind(
     "NKW-PARTITION-STEP-ZERO",
     Severity.warning,
     "The partition step of a view on chip is the row's size, also where the view has one row (public reports).",
@@ -70,11 +78,11 @@ def _broken(
         instruction = stream.event(event)
         access = stream.accesses(event)[operand]
         name = stream.tensors[access.tensor].name
-        yield found(
+        yield make_finding(
             rule,
             f"{instruction.op} {problem.format(name=name)} (public reports: the compiler refuses it)",
             instruction.where,
-            (touch(stream, event, access),),
+            (describe_access(stream, event, access),),
             hint=hint,
         )
 

@@ -1,6 +1,6 @@
-"""The likely cause of a deadlock, or of a rendezvous whose members disagree.
+"""Likely cause of a deadlock, or of a rendezvous whose members disagree.
 
-Both end a launch before its streams are complete, so the finding is made from the error's lines about waiting cores.
+Both end a launch before its streams are complete. The finding is made from the lines about waiting cores in the error.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 
 from nkw.errors import RULES, Deadlock, Location, RendezvousMismatch
-from simulate.check.findings import Finding, Severity, found, kind
+from simulate.check.findings import Finding, Severity, make_finding, register_kind
 
-_PLACE = re.compile(r" at (?P<file>.+):(?P<line>\d+) in (?P<function>\S+) for ")
+_WAITING_LINE = re.compile(r" at (?P<file>.+):(?P<line>\d+) in (?P<function>\S+) for ")
 
-DEADLOCK = kind("NKW-DEADLOCK", Severity.error, "Every core that has not ended waits for another one.")
-MISMATCH = kind(
+DEADLOCK = register_kind(
+    "NKW-DEADLOCK", Severity.error, "Every core that has not ended waits for another one."
+)
+MISMATCH = register_kind(
     "NKW-RENDEZVOUS",
     Severity.error,
     "The members of a collective, a sendrecv or a barrier agree on operation, shapes, dtypes and groups.",
@@ -21,10 +23,10 @@ MISMATCH = kind(
 assert not {DEADLOCK.code, MISMATCH.code} & RULES.keys()
 
 
-def explain(error: Deadlock | RendezvousMismatch) -> Finding:
-    """A deadlock or a disagreement as a finding."""
+def explain_deadlock(error: Deadlock | RendezvousMismatch) -> Finding:
+    """Convert a deadlock or a disagreement into a finding, with a hint that fits the waiting cores."""
     if isinstance(error, RendezvousMismatch):
-        return found(
+        return make_finding(
             MISMATCH,
             error.message,
             error.where,
@@ -43,15 +45,15 @@ def explain(error: Deadlock | RendezvousMismatch) -> Finding:
         hint = "let all cores make the same calls in the same order"
     else:
         hint = "give the calls that wait for each other the same members and the same pipe_id"
-    return found(
-        DEADLOCK, error.message, error.where or _first_place(waits), hint=hint, callers=error.callers
+    return make_finding(
+        DEADLOCK, error.message, error.where or _first_waiting_line(waits), hint=hint, callers=error.callers
     )
 
 
-def _first_place(waits: list[str]) -> Location | None:
-    """The line at which the first waiting core stopped."""
+def _first_waiting_line(waits: list[str]) -> Location | None:
+    """Return the line at which the first waiting core stopped, None if the error names none."""
     for line in waits:
-        place = _PLACE.search(line)
-        if place is not None:
-            return Location(place["file"], int(place["line"]), place["function"])
+        match = _WAITING_LINE.search(line)
+        if match is not None:
+            return Location(match["file"], int(match["line"]), match["function"])
     return None

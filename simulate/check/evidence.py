@@ -1,7 +1,7 @@
-"""Evidence: facts about the values of a launch that its streams do not hold, observed while the launch runs.
+"""Evidence: facts about the values of a launch, observed while it runs, because streams do not store values.
 
-A stream has the exact layout of every operand, and the effect of each instruction on the state of its core. It has no
-values: no run-time addresses, no digests of written bytes, no ranges of operands. `Evidence` observes those.
+A stream stores the exact layout of every operand, and the effect of each instruction on the state of its core. Run-time
+addresses, digests of written bytes and ranges of operands are values, which `Evidence` observes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from simulate.check.findings import Finding
-from simulate.check.flow import Flow, follow
-from simulate.check.footprint import Footprint, addressed, addresses, folds, footprint, footprint_of, written
+from simulate.check.flow import Flow, trace_flow
+from simulate.check.footprint import (
+    Footprint,
+    indexed_footprint,
+    may_fold,
+    resolve_element_ids,
+    resolve_footprint,
+    static_footprint,
+    written_footprint,
+)
 from simulate.check.notes import Note
 from simulate.check.observed_arithmetic import Arithmetic
 from simulate.check.observed_leftovers import Leftovers
@@ -39,11 +47,12 @@ class CoreEvidence:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        # event: (where, writes)
         self.shared: dict[int, tuple[tuple[Footprint, bool], ...]] = {}
-        self.written: dict[int, Footprint] = {}  # by DMAs and matmuls, with digests, by event
+        """Accesses of shared HBM by event: the footprint, and whether the access writes."""
+        self.written: dict[int, Footprint] = {}
+        """Footprints with digests of what DMAs and matmuls wrote, by event."""
         self.addresses: dict[tuple[int, int], np.ndarray] = {}
-        """Where the run-time address of a DMA's operand led, by event and the operand's place in the template."""
+        """Element ids that run-time addresses of DMAs selected, by event and operand index in the template."""
         self.values = Values()
         self.arithmetic = Arithmetic()
         self.leftovers = Leftovers()
@@ -51,50 +60,53 @@ class CoreEvidence:
 
     @cached_property
     def accesses(self) -> list[tuple[Access, ...]]:
-        """The accesses of every event, computed once for all detectors."""
+        """Accesses of every event, computed once for all detectors."""
         return [self._stream.accesses(index) for index in range(len(self._stream))]
 
     @cached_property
     def flow(self) -> Flow:
-        """Which events read the results of which, computed once for all detectors."""
-        return follow(self._stream, self.accesses)
+        """Data flow between the events, computed once for all detectors."""
+        return trace_flow(self._stream, self.accesses)
 
     @cached_property
     def registers(self) -> dict[int, Registers]:
-        """How events use the accumulator registers of their engine, by event."""
-        found = self._by_template(lambda plan: plan.registers)
-        return {event: registers for event, registers in found if registers is not None}
+        """Use of the accumulator registers of their engine, by event."""
+        uses = self._by_template(lambda plan: plan.registers)
+        return {event: registers for event, registers in uses if registers is not None}
 
     @cached_property
     def generators(self) -> dict[int, State]:
-        """The random generator that an event seeds or draws from, by event."""
-        found = self._by_template(lambda plan: plan.state if plan.registers is None else None)
-        return {event: state for event, state in found if state is not None}
+        """Random generator that an event seeds or draws from, by event."""
+        states = self._by_template(lambda plan: plan.state if plan.registers is None else None)
+        return {event: state for event, state in states if state is not None}
 
     @cached_property
     def automatic(self) -> set[int]:
-        """Matmuls with accumulate=None."""
-        found = self._by_template(lambda plan: plan.accumulate is Accumulate.first_write_overwrites)
-        return {event for event, automatic in found if automatic}
+        """Events that are matmuls with accumulate=None."""
+        modes = self._by_template(lambda plan: plan.accumulate is Accumulate.first_write_overwrites)
+        return {event for event, automatic in modes if automatic}
 
     def _by_template(self, fact: Callable[[Plan], _Fact]) -> Iterator[tuple[int, _Fact]]:
-        known = [fact(template.plan) for template in self._stream.templates]
-        return ((event, known[number]) for event, number in enumerate(self._stream.template_ids))
+        """Yield every event with a fact about its plan, computed once for each template."""
+        facts = [fact(template.plan) for template in self._stream.templates]
+        return ((event, facts[number]) for event, number in enumerate(self._stream.template_ids))
 
     @cached_property
     def transfers(self) -> Transfers:
-        """The DMAs that read and write one tensor, or that write an element twice."""
+        """DMAs that read and write one tensor, or that write an element twice."""
         return Transfers(self._stream, self.addresses)
 
 
 class Transfers:
-    """DMAs that read and write one tensor, and DMAs that write an element twice, by their exact patterns."""
+    """DMAs that read and write one tensor, and DMAs that write an element twice, found by their exact patterns."""
 
-    def __init__(self, stream: Stream, addresses: dict[tuple[int, int], np.ndarray]) -> None:
-        self.onto_themselves: set[int] = set()  # from a place to the same place
-        self.overlapping: list[tuple[int, int]] = []  # event, tensor
+    def __init__(self, stream: Stream, resolve_element_ids: dict[tuple[int, int], np.ndarray]) -> None:
+        self.onto_themselves: set[int] = set()
+        """Events that copy bytes onto themselves."""
+        self.overlapping: list[tuple[int, int]] = []
+        """Events, with the tensor, whose source and destination overlap without being equal."""
         self.repeated_rows: list[Note] = []
-        self._addresses = addresses
+        self._addresses = resolve_element_ids
         moves = [self._is_transfer(template) for template in stream.templates]
         folding = [moved and self._may_fold(template) for moved, template in zip(moves, stream.templates)]
         ends = stream.operand_ends
@@ -104,11 +116,11 @@ class Transfers:
             template = stream.templates[number]
             serials = stream.operands[ends[event - 1] if event else 0 : ends[event]]
             if folding[number]:
-                self._repeated(event, template, serials)
+                self._note_repeated(event, template, serials)
             for source in template.reads:
-                for to in template.writes:
-                    if serials[source] == serials[to]:
-                        self._within(event, template, serials, source, to)
+                for target in template.writes:
+                    if serials[source] == serials[target]:
+                        self._note_transfer(event, template, serials, source, target)
 
     @staticmethod
     def _is_transfer(template: Template) -> bool:
@@ -116,38 +128,46 @@ class Transfers:
 
     @staticmethod
     def _may_fold(template: Template) -> bool:
-        operands = [template.operands[place] for place in template.writes]
-        return any(operand.dynamic is not None or folds(operand.layout) for operand in operands)
+        operands = [template.operands[index] for index in template.writes]
+        return any(operand.dynamic is not None or may_fold(operand.layout) for operand in operands)
 
-    def _where(self, event: int, template: Template, serials: Sequence[int], place: int) -> Footprint:
-        layout, led_to = template.operands[place].layout, self._addresses.get((event, place))
-        if led_to is None:
-            return footprint_of(serials[place], layout)
-        return addressed(serials[place], layout, led_to)
+    def _footprint(
+        self, event: int, template: Template, serials: Sequence[int], operand_index: int
+    ) -> Footprint:
+        layout, element_ids = (
+            template.operands[operand_index].layout,
+            self._addresses.get((event, operand_index)),
+        )
+        if element_ids is None:
+            return static_footprint(serials[operand_index], layout)
+        return indexed_footprint(serials[operand_index], layout, element_ids)
 
-    def _repeated(self, event: int, template: Template, serials: Sequence[int]) -> None:
-        for to in template.writes:
-            touched = self._where(event, template, serials, to)
-            size = touched.in_order().size
-            repeated = size - touched.numbers().size
+    def _note_repeated(self, event: int, template: Template, serials: Sequence[int]) -> None:
+        """Note a DMA that writes elements more than once."""
+        for target in template.writes:
+            touched = self._footprint(event, template, serials, target)
+            size = touched.ordered_ids().size
+            repeated = size - touched.unique_ids().size
             if repeated:
                 seen = f"{repeated} of {size} elements are written more than once"
-                self.repeated_rows.append(Note(event, serials[to], seen))
+                self.repeated_rows.append(Note(event, serials[target], seen))
 
-    def _within(self, event: int, template: Template, serials: Sequence[int], source: int, to: int) -> None:
-        """A transfer that reads and writes one tensor."""
-        there, here = (self._where(event, template, serials, place) for place in (source, to))
-        one, other = template.operands[source], template.operands[to]
-        same = there == here if there.elements is None else one is other
-        if same and one.dtype == other.dtype and len(template.reads) == 1:
+    def _note_transfer(
+        self, event: int, template: Template, serials: Sequence[int], source: int, target: int
+    ) -> None:
+        """Note a DMA that reads and writes one tensor as a copy onto itself, or as an overlap."""
+        reads, writes = (self._footprint(event, template, serials, index) for index in (source, target))
+        operand, result = template.operands[source], template.operands[target]
+        same = reads == writes if reads.elements is None else operand is result
+        if same and operand.dtype == result.dtype and len(template.reads) == 1:
             self.onto_themselves.add(event)
-        if not same and there.meets(here):
-            self.overlapping.append((event, serials[to]))
+        if not same and reads.meets(writes):
+            self.overlapping.append((event, serials[target]))
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """One tensor that a rank's kernel returned."""
+    """Tensor that a rank's kernel returned, with the number of its bytes that were never written."""
 
     rank: int
     tensor: int
@@ -159,47 +179,49 @@ class Evidence:
 
     def __init__(self) -> None:
         self._cores: dict[int, CoreEvidence] = {}
-        self._kept: list[Stream] = []
+        self._streams: list[Stream] = []
         self.returned: list[Returned] = []
         self.nonfinite = NonFinite()
         self.varied: list[Finding] = []
-        """Findings of executing the launch again, in other orders or under other core schedules."""
+        """Findings of repetitions of the launch, in other orders or under other core schedules."""
 
-    def of(self, stream: Stream) -> CoreEvidence:
-        """The facts about a stream; none about its values if it ran unobserved."""
-        known = self._cores.get(id(stream))
-        if known is None:
-            known = self._cores[id(stream)] = CoreEvidence(stream)
-            self._kept.append(stream)  # so that its id stays its own
-        return known
+    def get_core(self, stream: Stream) -> CoreEvidence:
+        """Return the facts about a core's stream; a stream that ran unobserved has no facts about its values."""
+        core_evidence = self._cores.get(id(stream))
+        if core_evidence is None:
+            core_evidence = self._cores[id(stream)] = CoreEvidence(stream)
+            self._streams.append(stream)  # keeps the stream alive, so that no other object gets its id
+        return core_evidence
 
     def issuing(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
-        """Observe the values that an instruction is about to read."""
-        known = self.of(core.stream)
+        """Observe the operands that an instruction is about to read."""
+        core_evidence = self.get_core(core.stream)
         event = len(core.stream)
-        known.leftovers.before(event, kernel_line(), issue, operands)
+        core_evidence.leftovers.before(event, kernel_line(), issue, operands)
         if not core.dry:
-            known.values.before(event, issue, operands)
-            known.stores.before(core, issue)
-            known.arithmetic.before(event, issue, operands)
+            core_evidence.values.before(event, issue, operands)
+            core_evidence.stores.before(core, issue)
+            core_evidence.arithmetic.before(event, issue, operands)
             self.nonfinite.before(core, issue)
 
     def issued(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
-        """Observe which elements an instruction touched, and what it wrote."""
+        """Observe the elements that an instruction touched, and the results that it wrote."""
         plan, reads, writes = issue
-        known, event = self.of(core.stream), len(core.stream)
+        core_evidence, event = self.get_core(core.stream), len(core.stream)
         by_dma = plan.engine is Engine.dma and plan.rendezvous is None
-        # A gather that skips rows may leave parts of the view as they were: it overwrites nothing for sure.
+        # A gather that skips rows may leave elements of the view unchanged, so it counts as no overwrite.
         may_skip = plan.skip_out_of_range and any(tile.dynamic is not None for tile in reads)
         overwrites = by_dma or plan.accumulate not in (None, Accumulate.add)
         if overwrites and not may_skip and len(writes) == 1 and writes[0].dynamic is None:
-            known.written[event] = written(writes[0], plan)
+            core_evidence.written[event] = written_footprint(writes[0], plan)
         if by_dma and any(tile.dynamic is not None for tile in (*reads, *writes)):
-            self._addresses(known, event, plan, reads, writes)
+            self._addresses(core_evidence, event, plan, reads, writes)
         if core.rank.logical_core_size > 1 and plan.rendezvous is None:
             touched = [
                 (
-                    written(tile, plan, keep=True) if writes else footprint(tile, plan.skip_out_of_range),
+                    written_footprint(tile, plan, keep=True)
+                    if writes
+                    else resolve_footprint(tile, plan.skip_out_of_range),
                     writes,
                 )
                 for tiles, writes in ((reads, False), (writes, True))
@@ -207,30 +229,30 @@ class Evidence:
                 if tile.buffer is MemoryRegion.shared_hbm
             ]
             if touched:
-                known.shared[event] = tuple(touched)
-        known.leftovers.after(event, kernel_line(), issue, event in core.stream.masked)
+                core_evidence.shared[event] = tuple(touched)
+        core_evidence.leftovers.after(event, kernel_line(), issue, event in core.stream.masked)
         if not core.dry:
-            known.values.after(event, issue, operands)
-            known.stores.after(core, event, issue)
-            known.arithmetic.after(event, issue, operands)
+            core_evidence.values.after(event, issue, operands)
+            core_evidence.stores.after(core, event, issue)
+            core_evidence.arithmetic.after(event, issue, operands)
             self.nonfinite.after(core, issue, operands)
 
     @staticmethod
     def _addresses(core: CoreEvidence, event: int, plan: Plan, reads: Tensors, writes: Tensors) -> None:
-        place = 0
+        operand_index = 0
         for tile in (*reads, *writes):
             if tile.dynamic is not None:
-                core.addresses[event, place] = addresses(tile, plan.skip_out_of_range)
-                place += 1  # of the index
-            place += 1
+                core.addresses[event, operand_index] = resolve_element_ids(tile, plan.skip_out_of_range)
+                operand_index += 1  # the index tile is an operand too
+            operand_index += 1
 
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
-        """Note which tensors were returned, how much of each was written, and which births of NaN reached them."""
+        """Note which tensors were returned, how many of their bytes are unwritten, and which NaN reached them."""
         self.nonfinite.ended(
-            (rank, each) for rank, value in enumerate(returned) for each in tensors_of(value)
+            (rank, tensor) for rank, value in enumerate(returned) for tensor in find_tensors(value)
         )
         for rank, value in enumerate(returned):
-            for tensor in tensors_of(value):
+            for tensor in find_tensors(value):
                 _, shape, strides, offset, width = tensor.byte_view()
                 states = tensor.storage.validity.states(shape, strides, offset, width)
                 if isinstance(states, int):
@@ -240,12 +262,12 @@ class Evidence:
                 self.returned.append(Returned(rank, tensor.storage.serial, missing))
 
 
-def tensors_of(value: Any) -> Iterator[NkiTensor]:
-    """The tensors in the value that a kernel returned."""
+def find_tensors(value: Any) -> Iterator[NkiTensor]:
+    """Yield the tensors in the return value of a kernel, looking into tuples, lists and dicts."""
     if isinstance(value, NkiTensor):
         yield value
     elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from tensors_of(part)
+        for element in value:
+            yield from find_tensors(element)
     elif isinstance(value, dict):
-        yield from tensors_of(list(value.values()))
+        yield from find_tensors(list(value.values()))

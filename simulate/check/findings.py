@@ -1,4 +1,4 @@
-"""A finding: its code and severity, the fault in words, the accesses with bytes and lines, and a remedy."""
+"""Findings: code, severity, message, accesses with bytes and lines, and a hint what to do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FindingKind:
-    """A kind of finding: its stable code, its usual severity, and the broken rule as a sentence."""
+    """Stable code of a finding, its usual severity, and the sentence of the broken rule."""
 
     code: str
     severity: Severity
@@ -33,19 +33,26 @@ KINDS: dict[str, FindingKind] = {}
 """Every code that a detector or a lint rule can report; `explain` prints from it."""
 
 
-def kind(code: str, severity: Severity, sentence: str, is_expected: bool = False) -> FindingKind:
-    """Register a kind of finding of a detector or a lint rule."""
+def register_kind(code: str, severity: Severity, sentence: str, is_expected: bool = False) -> FindingKind:
+    """Register and return a kind of finding.
+
+    Args:
+        code: Stable code, for example "NKW-RACE"; no other kind may have it.
+        severity: Severity of its findings where the detector states none.
+        sentence: The rule that a finding reports as broken; `explain` prints it.
+        is_expected: Whether correct kernels get such findings, so that a warning does not make a check fail.
+    """
     assert code not in KINDS, f"code {code} is used twice"
-    made = KINDS[code] = FindingKind(code, severity, sentence, is_expected)
-    return made
+    finding_kind = KINDS[code] = FindingKind(code, severity, sentence, is_expected)
+    return finding_kind
 
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """One access in a finding: core, instruction, tensor, rows, bytes, and the line of the kernel.
+    """Access that a finding shows: core, instruction, tensor, rows, bytes, and the line of the kernel.
 
-    `callers` called that line, innermost first. `allocated` is the line that allocated the tensor, None for an argument
-    of the kernel; `allocated_from` called it.
+    `callers` are the lines that called the access's line, innermost first. `allocated` is the line that allocated the
+    tensor, None for an argument of the kernel; `allocated_from` are the callers of that line.
     """
 
     rank: int
@@ -69,8 +76,14 @@ class Touch:
         return f"{who} {self.verb} {self.tensor} {box} at {self.where}"
 
 
-def touch(stream: Stream, index: int, access: Access) -> Touch:
-    """An access of a stream as a finding names it."""
+def describe_access(stream: Stream, index: int, access: Access) -> Touch:
+    """Return an access of a stream in the form that findings show.
+
+    Args:
+        stream: The stream of one core.
+        index: The index of the event in the stream.
+        access: The access of one operand of that event.
+    """
     event = stream.event(index)
     record = stream.tensors[access.tensor]
     verb = "reads" if access.kind == READ else "adds to" if access.kind == ACCUMULATE else "writes"
@@ -93,9 +106,10 @@ def touch(stream: Stream, index: int, access: Access) -> Touch:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding; `where` is the line to blame, which need not be one of the accesses' lines.
+    """One finding about a kernel.
 
-    `callers` called it, innermost first, where it is in a helper of the kernel.
+    `where` is the line to blame, which need not be the line of an access. `callers` are the lines that called it,
+    innermost first.
     """
 
     code: str
@@ -108,32 +122,35 @@ class Finding:
 
     def __str__(self) -> str:
         lines = [f"{self.severity.value}[{self.code}] {self.message}"]
-        lines += [f"  {each}" for each in self.touches]
-        lines += [f"  {tensor} was allocated at {place}" for tensor, place in self.allocations]
+        lines += [f"  {access}" for access in self.touches]
+        lines += [f"  {tensor} was allocated at {line}" for tensor, line in self.allocations]
         if self.hint:
             lines.append(f"  try: {self.hint}")
         return "\n".join([*lines, *location_lines(self.where, self.callers)])
 
     @property
     def allocations(self) -> list[tuple[str, Location]]:
-        """The tensors of the accesses with the lines that allocated them, each once; arguments have none."""
-        made = {(each.tensor, each.allocated) for each in self.touches}
-        return sorted([(tensor, place) for tensor, place in made if place is not None], key=str)
+        """Tensors of the accesses with the lines that allocated them, without repetitions and without arguments."""
+        allocations = {(access.tensor, access.allocated) for access in self.touches}
+        return sorted([(tensor, line) for tensor, line in allocations if line is not None], key=str)
 
 
 def fails_a_check(finding: Finding, tolerant: bool) -> bool:
-    """Return whether a finding of a detector makes a check fail.
+    """Return whether a finding makes a check fail.
 
-    Errors do. Warnings do unless right kernels get them as well, or the rules are those of the vendor's simulator
-    (`tolerant`).
+    Errors do. Warnings do unless correct kernels get them as well.
+
+    Args:
+        finding: A finding of a detector.
+        tolerant: Whether the rules are those of the vendor's simulator, under which no warning makes a check fail.
     """
     known = KINDS.get(finding.code)
     is_expected = finding.code in WARNED or (known is not None and known.is_expected)
     return finding.severity is Severity.error or not (tolerant or is_expected)
 
 
-def found(
-    what: FindingKind,
+def make_finding(
+    finding_kind: FindingKind,
     message: str,
     where: Location | None,
     touches: Iterable[Touch] = (),
@@ -141,36 +158,51 @@ def found(
     severity: Severity | None = None,
     callers: tuple[Location, ...] = (),
 ) -> Finding:
-    """A finding of a registered kind, of that kind's severity unless another one is given.
+    """Return a finding of a registered kind.
 
-    Where `where` is the line of an access, or the one that allocated its tensor, the callers are those of that line.
+    Args:
+        finding_kind: The kind, which gives the code.
+        message: What is wrong with which tensor or instruction.
+        where: The line to blame, None if it is not known.
+        touches: The accesses to show, in the order of the program.
+        hint: What to write instead.
+        severity: None for the severity of the kind.
+        callers: The lines that called `where`. By default those that a shown access has for this line.
     """
     touches = tuple(touches)
     lines: list[tuple[Location | None, tuple[Location, ...]]] = [
-        (each.where, each.callers) for each in touches
+        (access.where, access.callers) for access in touches
     ]
-    lines += [(each.allocated, each.allocated_from) for each in touches]
-    above = callers or next((chain for line, chain in lines if line == where), ())
-    return Finding(what.code, severity or what.severity, message, where, touches, hint, above)
+    lines += [(access.allocated, access.allocated_from) for access in touches]
+    calling_lines = callers or next((chain for line, chain in lines if line == where), ())
+    return Finding(
+        finding_kind.code, severity or finding_kind.severity, message, where, touches, hint, calling_lines
+    )
 
 
-def barrier_between(tensor: str) -> str:
-    """The hint for accesses of the two cores of a rank to one tensor that nothing orders."""
+def suggest_barrier(tensor: str) -> str:
+    """Return the hint for accesses of the two cores of a rank to one tensor that nothing orders."""
     return f"put nisa.core_barrier(data={tensor}, cores=(0, 1)) between the accesses, or give each core its own part"
 
 
-def from_error(error: NkwError) -> Finding:
-    """A rule that a kernel broke while it ran, as a finding."""
+def convert_error(error: NkwError) -> Finding:
+    """Convert an error that a kernel raised into a finding.
+
+    The message loses what a finding shows by itself: the code, the location and the hint. Codes of `WARNED` become
+    warnings, all others errors.
+    """
     hint = error.hint if isinstance(error, RuleViolation) else ""
-    head, *rest = str(error).removeprefix(f"[{error.code}] ").split("\n")
+    head, *details = str(error).removeprefix(f"[{error.code}] ").split("\n")
     shown = {*error.location_lines(), f"  try:   {hint}"}
-    kept = [line for line in rest if line not in shown]
+    message_lines = [line for line in details if line not in shown]
     severity = Severity.warning if error.code in WARNED else Severity.error
-    return Finding(error.code, severity, "\n".join([head, *kept]), error.where, (), hint, error.callers)
+    return Finding(
+        error.code, severity, "\n".join([head, *message_lines]), error.where, (), hint, error.callers
+    )
 
 
-def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings without repetitions, errors first, then by line, code and text; the same in every run."""
+def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings without repetitions: errors first, then by file, line, code and text."""
 
     def key(finding: Finding) -> tuple[object, ...]:
         where = finding.where or Location("", 0, "")
@@ -185,8 +217,8 @@ def in_order(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(dict.fromkeys(findings), key=key)
 
 
-def text(findings: Sequence[Finding]) -> str:
-    """Findings as text, one after another and then their number; the same bytes in every run."""
+def format_text(findings: Sequence[Finding]) -> str:
+    """Return findings as text, followed by the numbers of errors and warnings."""
     errors = sum(finding.severity is Severity.error for finding in findings)
     count = f"{errors} error{'' if errors == 1 else 's'}, {len(findings) - errors} warning"
     total = f"{count}{'' if len(findings) - errors == 1 else 's'}"

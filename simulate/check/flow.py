@@ -1,4 +1,4 @@
-"""The flow of results through the tiles of one core: which event reads what another one wrote, and what is lost."""
+"""Data flow through the tiles of one core: which event reads what which event wrote, and what is lost."""
 
 from __future__ import annotations
 
@@ -15,72 +15,78 @@ from simulate.run.stream import ACCUMULATE, READ, Access, Stream
 ON_CHIP = (MemoryRegion.sbuf, MemoryRegion.psum)
 
 Source = tuple[int, str, int]
-"""A line, an instruction, and the place of a result among its operands: equal for all rounds of a loop."""
+"""Line id, instruction, and index of a written operand in the template: equal for all iterations of a loop."""
 
 
 @dataclass(slots=True)
 class Write:
-    """A write that nothing has read so far: its event and operand, and the box that no later write covers."""
+    """Write to a tile on chip: its event and operand, and the box that no later write covers."""
 
     event: int
-    place: int  # of the result among the operands of the template
+    operand_index: int
+    """Index in the operands of the template."""
     access: Access
-    left: Box
+    uncovered: Box
     is_read: bool = False
 
 
 @dataclass
 class Flow:
-    """Which event reads the results of which, in one core, and which results were overwritten unread."""
+    """Data flow of one core."""
 
     producers: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """By event, the events whose results it reads."""
     overwritten: list[tuple[Write, int, Access]] = field(default_factory=list)
+    """Writes that were overwritten unread, with the overwriting event and its access."""
     unread_writes: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    """By event, the number of its writes that nothing reads: overwritten before, or there to the end."""
+    """By event, the number of its writes that no event reads before they are overwritten or the launch ends."""
     read_sources: set[Source] = field(default_factory=set)
-    """The sources of results of which some event writes what another event reads."""
+    """Sources of which at least one event was read."""
 
 
-def follow(stream: Stream, accesses: list[tuple[Access, ...]]) -> Flow:
-    """Return the flow of results of one core, in program order."""
+def trace_flow(stream: Stream, accesses: list[tuple[Access, ...]]) -> Flow:
+    """Return the data flow of one core, following its events in program order.
+
+    Args:
+        stream: The stream of the core.
+        accesses: The accesses of every event of the stream.
+    """
     flow = Flow()
-    current: dict[int, list[Write]] = defaultdict(
-        list
-    )  # by tensor, the writes of which a part is still there
+    current: dict[int, list[Write]] = defaultdict(list)  # by tensor, the writes that are not covered entirely
     on_chip = [record.buffer in ON_CHIP for record in stream.tensors]
     for event, operands in enumerate(accesses):
         template = stream.template(event)
         adds = stream.accumulated.get(event, True) is not False
-        boxes = _boxes(template)
+        boxes = _enclosing_boxes(template)
         for access, box in zip(operands, boxes):
             if access.kind == READ or (access.kind == ACCUMULATE and adds):
                 for write in current.get(access.tensor, ()):
-                    if box is None or meets(box, write.left):
+                    if box is None or meets(box, write.uncovered):
                         write.is_read = True
                         flow.producers[event].add(write.event)
-                        flow.read_sources.add(source_of(stream, write.event, write.place))
+                        flow.read_sources.add(find_source(stream, write.event, write.operand_index))
         covers = template.direct and event not in stream.masked
-        for place in template.writes:
-            access, box = operands[place], boxes[place]
+        for operand_index in template.writes:
+            access, box = operands[operand_index], boxes[operand_index]
             if not on_chip[access.tensor]:
                 continue
             if access.kind == ACCUMULATE and adds:
                 covers = False
-            exact = template.operands[place].layout.boxes[0] if covers else None
+            exact = template.operands[operand_index].layout.boxes[0] if covers else None
             if exact is not None:
-                current[access.tensor] = _remaining(flow, current[access.tensor], exact, event, access)
+                current[access.tensor] = _drop_covered(flow, current[access.tensor], exact, event, access)
             if box is not None:
-                current[access.tensor].append(Write(event, place, access, box))
+                current[access.tensor].append(Write(event, operand_index, access, box))
     for writes in current.values():
         for write in writes:
             flow.unread_writes[write.event] += not write.is_read
     return flow
 
 
-def _boxes(template: Template) -> list[Box | None]:
-    """Return the box that encloses each operand, in the dims of its tensor; all of it for a run-time address.
+def _enclosing_boxes(template: Template) -> list[Box | None]:
+    """Return the box that encloses each operand, in the dims of its tensor.
 
-    None for a view that reaches outside.
+    An operand with a run-time address gets the whole tensor. A view that reaches outside of its tensor gets None.
     """
     return [
         operand.layout.boxes[1]
@@ -90,28 +96,41 @@ def _boxes(template: Template) -> list[Box | None]:
     ]
 
 
-def _remaining(flow: Flow, writes: list[Write], exact: Box, event: int, access: Access) -> list[Write]:
-    """Return the earlier writes that a write of the box `exact` leaves in part."""
-    kept = []
+def _drop_covered(flow: Flow, writes: list[Write], exact: Box, event: int, access: Access) -> list[Write]:
+    """Drop the writes that a later write covers, and return the remaining ones with shortened boxes.
+
+    Writes that are covered unread are appended to `flow.overwritten`.
+
+    Args:
+        flow: The data flow, which this function updates.
+        writes: The earlier writes to the tensor.
+        exact: The box of the later write, all of whose elements are written.
+        event: The event of the later write.
+        access: The access of the later write.
+    """
+    remaining = []
     for write in writes:
-        if contains(exact, write.left):
+        if contains(exact, write.uncovered):
             if not write.is_read:
                 flow.overwritten.append((write, event, access))
                 flow.unread_writes[write.event] += 1
             continue
-        write.left = _cut(write.left, exact)
-        kept.append(write)
-    return kept
+        write.uncovered = _subtract_box(write.uncovered, exact)
+        remaining.append(write)
+    return remaining
 
 
-def _cut(box: Box, exact: Box) -> Box:
-    """Return what is left of a box without another one, where that is a box; else the whole box."""
-    apart = [
+def _subtract_box(box: Box, exact: Box) -> Box:
+    """Return a box without the elements of another box.
+
+    The box is returned unchanged if the difference is not a box.
+    """
+    uncovered_axes = [
         axis for axis, (one, other) in enumerate(zip(box, exact)) if one[0] < other[0] or other[1] < one[1]
     ]
-    if len(apart) != 1 or not meets(box, exact):
+    if len(uncovered_axes) != 1 or not meets(box, exact):
         return box
-    axis = apart[0]
+    axis = uncovered_axes[0]
     (first, end), (start, stop) = box[axis], exact[axis]
     if start <= first:
         shorter = (stop, end)
@@ -123,11 +142,14 @@ def _cut(box: Box, exact: Box) -> Box:
 
 
 def has_other_effects(stream: Stream, event: int) -> bool:
-    """Return whether an event changes more than tiles: registers, generators, other cores, HBM."""
+    """Return whether an event changes anything besides tiles: registers, random generators, other cores or HBM.
+
+    An instruction that resets and reads out its accumulator registers has no other effect: the sum is in its result.
+    """
     plan = stream.template(event).plan
     registers = plan.registers
     if registers is not None and registers.command is ReduceCmd.reset_reduce and registers.read_out:
-        return False  # what it leaves in the registers is in its result as well
+        return False  # its result contains the sum as well
     return plan.state is not None or plan.rendezvous is not None
 
 
@@ -145,12 +167,12 @@ def find_live(stream: Stream, accesses: list[tuple[Access, ...]], flow: Flow) ->
     return live
 
 
-def source_of(stream: Stream, event: int, place: int) -> Source:
-    """Return the source of a result of an event."""
-    return stream.line_ids[event], stream.template(event).op, place
+def find_source(stream: Stream, event: int, operand_index: int) -> Source:
+    """Return the source of a written operand of an event."""
+    return stream.line_ids[event], stream.template(event).op, operand_index
 
 
 def is_move(template: Template) -> bool:
-    """Return whether an instruction only copies one tile, which still contains the values."""
+    """Return whether an instruction only copies a tile, whose source still contains the values."""
     plan = template.plan
     return plan.compute is unchanged or plan.effects.copies

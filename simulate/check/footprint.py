@@ -1,4 +1,4 @@
-"""Footprints: the exact bytes of a tensor that an instruction touches, and the values that a write left there."""
+"""Footprints: the exact bytes of a tensor that an instruction touches, with a digest of stored bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ _FEW_BYTES = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The bytes that one operand touches: a pattern of elements in the storage, or a list of element numbers."""
+    """Bytes of one tensor that an operand touches: a strided pattern of elements, or a list of element ids.
+
+    `offset` and `strides` count elements of `width` bytes in the storage. `elements` are the ids of a run-time address,
+    in operand order; they replace the pattern.
+    """
 
     tensor: int
     width: int
@@ -26,13 +30,13 @@ class Footprint:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     elements: np.ndarray | None = None
-    digest: int | None = field(default=None, compare=False)  # of the bytes that a write left there
-    values: np.ndarray | None = field(
-        default=None, compare=False
-    )  # these bytes, a row per element, in shared HBM
+    digest: int | None = field(default=None, compare=False)
+    """Digest of the bytes that a write stored, None for a read."""
+    values: np.ndarray | None = field(default=None, compare=False)
+    """Stored bytes of a write to shared HBM, uint8 [elements, width]."""
 
-    def in_order(self) -> np.ndarray:
-        """The numbers of the elements in the storage, in the order of the pattern; a number times `width` is a byte."""
+    def ordered_ids(self) -> np.ndarray:
+        """Return the element ids in the storage, int64, in operand order."""
         if self.elements is not None:
             return self.elements
         numbers = np.array([self.offset], np.int64)
@@ -40,63 +44,82 @@ class Footprint:
             numbers = np.add.outer(numbers, np.arange(extent, dtype=np.int64) * stride).reshape(-1)
         return numbers
 
-    def numbers(self) -> np.ndarray:
-        """The numbers of the elements in the storage, ascending, each once."""
-        return np.unique(self.in_order())
+    def unique_ids(self) -> np.ndarray:
+        """Return the distinct element ids in the storage, int64, ascending."""
+        return np.unique(self.ordered_ids())
 
     def bytes(self) -> np.ndarray:
-        """The byte offsets in the storage, each once."""
-        return np.add.outer(self.numbers() * self.width, np.arange(self.width)).reshape(-1)
+        """Return the distinct byte offsets in the storage, int64."""
+        return np.add.outer(self.unique_ids() * self.width, np.arange(self.width)).reshape(-1)
 
     def contents(self) -> tuple[np.ndarray, np.ndarray]:
-        """The byte offsets that a write of shared HBM touched, each once, and the bytes that it left there."""
-        assert self.values is not None
-        numbers, at = np.unique(self.in_order(), return_index=True)
-        places = np.add.outer(numbers * self.width, np.arange(self.width)).reshape(-1)
-        return places, self.values[at].reshape(-1)
+        """Return the distinct byte offsets of a write to shared HBM, and the bytes that it stored there.
 
-    def same_place(self, other: Footprint) -> bool:
-        """Whether both are the same elements, in the same order."""
+        An element that is written more than once counts with its first value.
+        """
+        assert self.values is not None
+        element_ids, first_uses = np.unique(self.ordered_ids(), return_index=True)
+        offsets = np.add.outer(element_ids * self.width, np.arange(self.width)).reshape(-1)
+        return offsets, self.values[first_uses].reshape(-1)
+
+    def is_same_view(self, other: Footprint) -> bool:
+        """Return whether both footprints are the same elements in the same order."""
         if self.elements is None or other.elements is None:
             return self.elements is other.elements and self == other
         comparable = self.tensor == other.tensor and self.width == other.width
         return comparable and np.array_equal(self.elements, other.elements)
 
     def meets(self, other: Footprint) -> bool:
-        """Whether both touch a common byte."""
+        """Return whether both footprints touch a common byte."""
         if self.tensor != other.tensor:
             return False
         if self.width == other.width:
-            return np.intersect1d(self.numbers(), other.numbers(), assume_unique=True).size > 0
+            return np.intersect1d(self.unique_ids(), other.unique_ids(), assume_unique=True).size > 0
         return np.intersect1d(self.bytes(), other.bytes(), assume_unique=True).size > 0
 
 
-def footprint(tile: NkiTensor, skip_out_of_range: bool) -> Footprint:
-    """The footprint of a view; with a run-time index, by the numbers of the selected elements."""
+def resolve_footprint(tile: NkiTensor, skip_out_of_range: bool) -> Footprint:
+    """Return the footprint of a view; a run-time index is resolved to the elements that it selects now.
+
+    Args:
+        tile: The view.
+        skip_out_of_range: Whether the instruction skips indices that are out of range.
+    """
     if tile.dynamic is None:
-        return footprint_of(tile.storage.serial, tile.layout)
-    return addressed(tile.storage.serial, tile.layout, addresses(tile, skip_out_of_range))
+        return static_footprint(tile.storage.serial, tile.layout)
+    return indexed_footprint(tile.storage.serial, tile.layout, resolve_element_ids(tile, skip_out_of_range))
 
 
-def footprint_of(serial: int, layout: Layout) -> Footprint:
-    """The footprint of a view without a run-time index, given its allocation and layout."""
+def static_footprint(serial: int, layout: Layout) -> Footprint:
+    """Return the footprint of a view without a run-time index.
+
+    Args:
+        serial: The serial number of its tensor.
+        layout: The layout of the view.
+    """
     return Footprint(serial, layout.dtype.storage.itemsize, layout.offset, layout.shape, layout.strides)
 
 
-def addressed(serial: int, layout: Layout, elements: np.ndarray) -> Footprint:
-    """The footprint of a view with a run-time address, given the elements that the address selected."""
+def indexed_footprint(serial: int, layout: Layout, elements: np.ndarray) -> Footprint:
+    """Return the footprint of a view with a run-time address.
+
+    Args:
+        serial: The serial number of its tensor.
+        layout: The layout of the view.
+        elements: The ids of the selected elements, in operand order.
+    """
     return Footprint(serial, layout.dtype.storage.itemsize, 0, (), (), elements)
 
 
-def addresses(tile: NkiTensor, skip_out_of_range: bool) -> np.ndarray:
-    """The numbers of the elements that a run-time address selects now."""
-    where = resolve(tile, skip_out_of_range)
-    elements = where.elements if where.inside is None else where.elements[where.inside]
+def resolve_element_ids(tile: NkiTensor, skip_out_of_range: bool) -> np.ndarray:
+    """Return the ids of the elements that a run-time address selects now, without the skipped ones."""
+    selection = resolve(tile, skip_out_of_range)
+    elements = selection.elements if selection.inside is None else selection.elements[selection.inside]
     return elements.reshape(-1)
 
 
-def folds(layout: Layout) -> bool:
-    """Whether two elements of a view may be one element of storage: a stride is within the reach of smaller ones."""
+def may_fold(layout: Layout) -> bool:
+    """Return whether two elements of a view may share an element of storage, because strides overlap."""
     reach = 0
     for stride, extent in sorted((abs(s), e) for s, e in zip(layout.strides, layout.shape) if e > 1):
         if stride <= reach or not stride:
@@ -105,20 +128,28 @@ def folds(layout: Layout) -> bool:
     return False
 
 
-def written(tile: NkiTensor, plan: Plan, keep: bool = False) -> Footprint:
-    """The footprint of a write that was just executed, with a digest of its bytes; with `keep`, the bytes as well."""
-    made = footprint(tile, plan.skip_out_of_range)
-    values = np.ascontiguousarray(tile.array if made.elements is None else flat(tile).array[made.elements])
-    kept = np.frombuffer(values.tobytes(), np.uint8).reshape(-1, made.width) if keep else None
-    where = made.tensor, made.width, made.offset, made.shape, made.strides, made.elements
-    return Footprint(*where, _digest(values), kept)
+def written_footprint(tile: NkiTensor, plan: Plan, keep: bool = False) -> Footprint:
+    """Return the footprint of a write that was just executed, with a digest of its bytes.
+
+    Args:
+        tile: The written view.
+        plan: The plan of the instruction.
+        keep: Whether the footprint keeps a copy of the bytes.
+    """
+    target = resolve_footprint(tile, plan.skip_out_of_range)
+    values = np.ascontiguousarray(
+        tile.array if target.elements is None else flat(tile).array[target.elements]
+    )
+    kept = np.frombuffer(values.tobytes(), np.uint8).reshape(-1, target.width) if keep else None
+    fields = target.tensor, target.width, target.offset, target.shape, target.strides, target.elements
+    return Footprint(*fields, _digest(values), kept)
 
 
 def _digest(values: np.ndarray) -> int:
-    """A digest of values: equal bytes have equal digests, other bytes almost never do.
+    """Return a CRC-32 of an array: equal bytes have equal digests, different bytes almost never.
 
-    The digest of many bytes covers the sums of rows and of columns of words, which change where rows, columns or words
-    are exchanged. For 128 x 512 float32 the sums take 16 us, a checksum of all bytes 50 us.
+    The digest of a large array covers the sums of rows and of columns of 64-bit words. These sums change where rows,
+    columns or words are exchanged. For 128 x 512 float32 the sums take 16 us, a checksum of all bytes 50 us.
     """
     words = values.reshape(values.shape[0], -1) if values.ndim > 1 else values.reshape(1, -1)
     if values.nbytes < _FEW_BYTES or words.shape[1] * words.itemsize % 8:

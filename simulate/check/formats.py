@@ -9,69 +9,70 @@ from typing import Any
 from urllib.parse import quote
 
 from nkw.errors import RULES, Location
-from simulate.check.findings import KINDS, Finding, Severity, Touch, text
+from simulate.check.findings import KINDS, Finding, Severity, Touch, format_text
 
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 class Format(Enum):
-    """How findings are written."""
+    """Format of a report."""
 
     text = "text"
     json = "json"
     sarif = "sarif"
 
 
-def render(findings: Sequence[Finding], how: Format) -> str:
-    """Findings in one of the formats; the same bytes in every run."""
-    return _WRITERS[how](findings)
+def render(findings: Sequence[Finding], report_format: Format) -> str:
+    """Return findings in one of the formats; equal findings give equal bytes."""
+    return _WRITERS[report_format](findings)
 
 
 def _json(findings: Sequence[Finding]) -> str:
-    return json.dumps({"findings": plain(findings)}, indent=2) + "\n"
+    return json.dumps({"findings": plain_findings(findings)}, indent=2) + "\n"
 
 
-def plain(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Findings as documents have them."""
-    return [_plain(finding) for finding in findings]
+def plain_findings(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """Return findings as JSON objects."""
+    return [_plain_finding(finding) for finding in findings]
 
 
-def _plain(finding: Finding) -> dict[str, Any]:
+def _plain_finding(finding: Finding) -> dict[str, Any]:
+    """Return one finding as a JSON object."""
     return {
         "code": finding.code,
         "severity": finding.severity.value,
         "message": finding.message,
-        "where": _place(finding.where),
-        "callers": [_place(caller) for caller in finding.callers],
-        "accesses": [_access(each) for each in finding.touches],
+        "where": _plain_location(finding.where),
+        "callers": [_plain_location(caller) for caller in finding.callers],
+        "accesses": [_plain_access(access) for access in finding.touches],
         "hint": finding.hint,
     }
 
 
-def _access(each: Touch) -> dict[str, Any]:
+def _plain_access(access: Touch) -> dict[str, Any]:
     return {
-        "rank": each.rank,
-        "core": each.core,
-        "event": each.event,
-        "instruction": each.op,
-        "does": each.verb,
-        "tensor": each.tensor,
-        "memory": each.memory,
-        "rows": list(each.rows),
-        "bytes": list(each.bytes),
-        "where": _place(each.where),
-        "callers": [_place(caller) for caller in each.callers],
-        "allocated": _place(each.allocated),
+        "rank": access.rank,
+        "core": access.core,
+        "event": access.event,
+        "instruction": access.op,
+        "does": access.verb,
+        "tensor": access.tensor,
+        "memory": access.memory,
+        "rows": list(access.rows),
+        "bytes": list(access.bytes),
+        "where": _plain_location(access.where),
+        "callers": [_plain_location(caller) for caller in access.callers],
+        "allocated": _plain_location(access.allocated),
     }
 
 
-def _place(where: Location | None) -> dict[str, Any] | None:
+def _plain_location(where: Location | None) -> dict[str, Any] | None:
     return None if where is None else {"file": where.file, "line": where.line, "function": where.function}
 
 
 def _sarif(findings: Sequence[Finding]) -> str:
     codes = sorted({finding.code for finding in findings})
-    rules = [{"id": code, "shortDescription": {"text": sentence(code) or code}} for code in codes]
+    rules = [{"id": code, "shortDescription": {"text": find_sentence(code) or code}} for code in codes]
     results = []
     for finding in findings:
         result: dict[str, Any] = {
@@ -81,12 +82,12 @@ def _sarif(findings: Sequence[Finding]) -> str:
         }
         if finding.where is not None:
             result["locations"] = [_sarif_location(finding.where)]
-        related = [(each.where, str(each)) for each in finding.touches]
-        related += [(place, f"{tensor} was allocated here") for tensor, place in finding.allocations]
+        related = [(access.where, str(access)) for access in finding.touches]
+        related += [(line, f"{tensor} was allocated here") for tensor, line in finding.allocations]
         related += [(caller, "called here") for caller in finding.callers]
         if related:
             result["relatedLocations"] = [
-                {**_sarif_location(place), "message": {"text": said}} for place, said in related
+                {**_sarif_location(line), "message": {"text": remark}} for line, remark in related
             ]
         results.append(result)
     log = {
@@ -106,13 +107,13 @@ def _sarif_location(where: Location) -> dict[str, Any]:
     }
 
 
-def sentence(code: str) -> str:
-    """The sentence behind a code of a rule, a detector or a lint rule; empty for an unregistered code."""
+def find_sentence(code: str) -> str:
+    """Return the sentence that a code of a rule, detector or lint rule enforces; empty for unregistered codes."""
     return KINDS[code].sentence if code in KINDS else RULES.get(code, "")
 
 
 _WRITERS: dict[Format, Callable[[Sequence[Finding]], str]] = {
-    Format.text: text,
+    Format.text: format_text,
     Format.json: _json,
     Format.sarif: _sarif,
 }

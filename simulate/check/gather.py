@@ -1,4 +1,4 @@
-"""Gathers the evidence of launches, and executes each launch again on request."""
+"""Observer that gathers the evidence of launches, and repeats each launch on request."""
 
 from __future__ import annotations
 
@@ -18,13 +18,21 @@ from simulate.run.observers import Observer, observing
 
 
 class Gatherer(Observer):
-    """An observer of many launches: one Evidence for each."""
+    """Observer of many launches, with an Evidence for each."""
 
     sees_instructions = True
     keeps_calls = True
 
     def __init__(self, orders: int = 0, seeds: int = 0) -> None:
-        """Every launch is tried in `orders` legal orders and under `seeds` random core schedules."""
+        """Set how often each launch is repeated.
+
+        Args:
+            orders: Number of legal orders of the instructions to try for each launch.
+            seeds: Number of random core schedules to try for each launch of several cores.
+
+        Raises:
+            InvalidArgument: orders or seeds is negative.
+        """
         if orders < 0 or seeds < 0:
             raise InvalidArgument(
                 "NKW-CHECK-COUNT",
@@ -33,48 +41,50 @@ class Gatherer(Observer):
         self.launches: list[tuple[Launch, Evidence]] = []
         self.errors: list[NkwError] = []
         self._orders, self._seeds = orders, seeds
-        self._forget()
+        self._start_evidence()
 
-    def _forget(self) -> None:
-        self._now = Evidence()
+    def _start_evidence(self) -> None:
+        self._evidence = Evidence()
         self._arguments: list[list[Snapshot]] | None = None
         self._repeatable: interleavings.Repeatable | None = None
 
     def began(
         self, request: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
     ) -> None:
-        """Drop the evidence of an earlier launch that did not end, and begin that of this one."""
-        self._forget()
+        """Discard the evidence of an earlier launch that did not end, and start that of this launch."""
+        self._start_evidence()
         if request.peers is not None:
             return  # the processes of the other ranks would have to repeat the launch as well
         if self._orders:
-            self._arguments = [[Snapshot.of(storage) for storage in rank] for rank in inputs]
+            self._arguments = [[Snapshot.take(storage) for storage in rank] for rank in inputs]
         if self._seeds and len(cores) > 1:
             self._repeatable = interleavings.Repeatable(request)
 
     def issuing(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
-        """Pass on to the evidence of the running launch."""
-        self._now.issuing(core, issue, operands)
+        """Pass the instruction on to the evidence of the running launch."""
+        self._evidence.issuing(core, issue, operands)
 
     def issued(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
-        """Pass on to the evidence of the running launch."""
-        self._now.issued(core, issue, operands)
+        """Pass the instruction on to the evidence of the running launch."""
+        self._evidence.issued(core, issue, operands)
         if self._repeatable is not None:
             self._repeatable.trace.issued(core, issue, operands)
 
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
-        """Close the evidence of a launch, and execute the launch again if orders or seeds were asked for."""
-        evidence, arguments, repeatable = self._now, self._arguments, self._repeatable
+        """Complete the evidence of a launch, and repeat the launch if orders or seeds were requested."""
+        evidence, arguments, repeatable = self._evidence, self._arguments, self._repeatable
         evidence.ended(launch, returned)
         self.launches.append((launch, evidence))
-        self._forget()
+        self._start_evidence()
         if repeatable is not None:
-            evidence.varied += interleavings.vary(repeatable, launch, evidence.returned, self._seeds)
+            evidence.varied += interleavings.find_schedule_dependence(
+                repeatable, launch, evidence.returned, self._seeds
+            )
         if arguments is not None:
-            evidence.varied += orders.vary(ReorderedLaunch(launch, arguments), self._orders)
+            evidence.varied += orders.find_order_dependence(ReorderedLaunch(launch, arguments), self._orders)
 
     def refused(self, error: NkwError) -> None:
-        """Keep the error that stopped a launch, also where the script catches it and continues."""
+        """Record an error that stopped a launch, even if the script catches it and continues."""
         self.errors.append(error)
 
 
@@ -82,9 +92,15 @@ class Gatherer(Observer):
 def gathered(orders: int = 0, seeds: int = 0) -> Iterator[Gatherer]:
     """Gather evidence of the launches made inside a `with` block.
 
-    orders: that many legal orders of its instructions are tried for each launch; its outputs must not depend on them.
-    seeds: each launch of several cores is repeated under that many random core schedules, of the seeds 1, 2, …
-    Raises InvalidArgument for a negative count.
+    Args:
+        orders: Number of legal orders to execute each launch in; its outputs must not depend on the order.
+        seeds: Number of random core schedules to repeat each launch of several cores under, of the seeds 1, 2, …
+
+    Yields:
+        The observer, whose `launches` and `errors` grow while the block runs.
+
+    Raises:
+        InvalidArgument: orders or seeds is negative.
     """
     gatherer = Gatherer(orders, seeds)
     with observing(gatherer):

@@ -1,7 +1,7 @@
-"""Repeats a launch of several cores under random core schedules, and compares the outputs byte for byte.
+"""Repetition of a launch of several cores under random core schedules, whose outputs must be the same bytes.
 
 Between rendezvous the cores of a launch run in parallel on the chip; the simulator runs one core at a time. A seed
-decides which core runs, and after which instruction another one takes over. The outputs are compared, and the arguments
+decides which core runs, and after which instruction another core continues. The outputs are compared, and the arguments
 that the kernel wrote to. The first repetition has the usual schedule: bytes that differ there depend on no schedule.
 """
 
@@ -16,8 +16,16 @@ import numpy as np
 
 from nkw.errors import InvalidArgument, Location, NkwError
 from simulate.check.evidence import Returned
-from simulate.check.findings import Finding, Severity, Touch, barrier_between, found, kind, touch
-from simulate.check.footprint import Footprint, footprint
+from simulate.check.findings import (
+    Finding,
+    Severity,
+    Touch,
+    describe_access,
+    make_finding,
+    register_kind,
+    suggest_barrier,
+)
+from simulate.check.footprint import Footprint, resolve_footprint
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
 from simulate.run.launch import LaunchRequest
@@ -26,12 +34,12 @@ from simulate.run.machine import Issue, NeuronCore
 from simulate.run.observers import Observer
 from simulate.run.stream import READ, Stream
 
-SCHEDULE = kind(
+SCHEDULE = register_kind(
     "NKW-CORE-SCHEDULE",
     Severity.error,
     "The outputs of a launch are the same bytes under every schedule of its cores.",
 )
-REPEATED = kind(
+REPEATED = register_kind(
     "NKW-NOT-REPEATABLE",
     Severity.error,
     "The same launch gives the same bytes twice: the kernel's Python keeps no state between launches.",
@@ -40,16 +48,16 @@ REPEATED = kind(
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """One access of shared HBM by one event of one core."""
+    """Access of shared HBM by an event of a core."""
 
     core: int
     event: int
-    where: Footprint
+    footprint: Footprint
     writes: bool
 
 
 class Trace(Observer):
-    """An observer that records the order in which cores issue, and their accesses of shared HBM."""
+    """Observer that records the order in which cores issue, and their accesses of shared HBM."""
 
     sees_instructions = True
 
@@ -64,7 +72,7 @@ class Trace(Observer):
         self.order.append((core.index, event))
         if plan.rendezvous is None and core.rank.logical_core_size > 1:
             self.uses += [
-                _Use(core.index, event, footprint(tile, plan.skip_out_of_range), writes)
+                _Use(core.index, event, resolve_footprint(tile, plan.skip_out_of_range), writes)
                 for tiles, writes in ((reads, False), (writes, True))
                 for tile in tiles
                 if tile.buffer is MemoryRegion.shared_hbm
@@ -72,33 +80,41 @@ class Trace(Observer):
 
 
 class Repeatable:
-    """A launch that can be repeated: copies of its arguments, and the trace of its first run."""
+    """Launch that can be repeated: copies of its arguments, and the trace of its first run."""
 
     def __init__(self, request: LaunchRequest) -> None:
-        """Raises InvalidArgument for an argument that cannot be copied."""
+        """Copy the arguments of a launch that is about to begin.
+
+        Raises:
+            InvalidArgument: An argument cannot be copied.
+        """
         self.trace = Trace()
         self._request = request
-        self._kept = _copied(request.arguments)
+        self._copies = _copy_arguments(request.arguments)
 
     @property
-    def given(self) -> Sequence[Any]:
-        """The arguments of the first launch, as the kernel left them."""
+    def arguments(self) -> Sequence[Any]:
+        """Arguments of the first launch, with what the kernel wrote to them."""
         return self._request.arguments
 
     def repeat(self, seed: int | None) -> tuple[list[np.ndarray], Trace]:
-        """Repeat the launch under the schedule of a seed, None for the usual one.
+        """Repeat the launch under a core schedule.
 
-        Returns the arrays of its outputs and arguments, and the trace.
+        Args:
+            seed: The seed of the schedule, None for the usual schedule.
+
+        Returns:
+            The arrays of its outputs and arguments, and the trace.
         """
-        arguments, trace = _copied(self._kept), Trace()
+        arguments, trace = _copy_arguments(self._copies), Trace()
         request = replace(self._request, arguments=arguments, seed=seed, observers=(trace,))
         outputs = execute_launch(request).outputs
-        return _arrays(outputs, arguments), trace
+        return _flatten_arrays(outputs, arguments), trace
 
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """How a repeated launch differs; `array` and `byte` locate the first byte that differs."""
+    """Difference of a repeated launch; `array` and `byte` locate the first byte that differs."""
 
     text: str
     where: Location | None = None
@@ -107,17 +123,26 @@ class _Difference:
     byte: int = 0
 
 
-def vary(call: Repeatable, launch: Launch, returned: Sequence[Returned], count: int) -> list[Finding]:
-    """Repeat a launch that has ended under the schedules of seeds 1 … `count`; one finding per pair of lines.
+def find_schedule_dependence(
+    call: Repeatable, launch: Launch, returned: Sequence[Returned], count: int
+) -> list[Finding]:
+    """Repeat a launch that has ended under random core schedules, and report outputs that depend on the schedule.
 
-    `returned` names the tensors that were returned, rank by rank.
+    Args:
+        call: The launch with the copies of its arguments.
+        launch: The launch as it ran first.
+        returned: The returned tensors, rank by rank.
+        count: The number of schedules, of the seeds 1 … count.
+
+    Returns:
+        One finding for each pair of lines; or one finding if the usual schedule does not repeat the bytes.
     """
-    expected = _arrays(launch.outputs, call.given)
-    repeated = _try(call, None, expected)
+    expected = _flatten_arrays(launch.outputs, call.arguments)
+    repeated = _compare_repetition(call, None, expected)
     if repeated is not None:
         blamed = _last_write(launch, returned, repeated)
         return [
-            found(
+            make_finding(
                 REPEATED,
                 f"the same launch, repeated, {repeated.text}",
                 repeated.where or (blamed.where if blamed else None),
@@ -127,15 +152,15 @@ def vary(call: Repeatable, launch: Launch, returned: Sequence[Returned], count: 
         ]
     findings: dict[object, Finding] = {}
     for seed in range(1, count + 1):
-        other = _try(call, seed, expected)
-        if other is not None:
-            finding = _finding(call, launch, returned, seed, other)
-            findings.setdefault((finding.where, *(each.where for each in finding.touches)), finding)
+        difference = _compare_repetition(call, seed, expected)
+        if difference is not None:
+            finding = _report_difference(call, launch, returned, seed, difference)
+            findings.setdefault((finding.where, *(access.where for access in finding.touches)), finding)
     return list(findings.values())
 
 
-def _try(call: Repeatable, seed: int | None, expected: list[np.ndarray]) -> _Difference | None:
-    """Repeat the launch; returns how it differs, or None."""
+def _compare_repetition(call: Repeatable, seed: int | None, expected: list[np.ndarray]) -> _Difference | None:
+    """Repeat the launch; return how its outputs and arguments differ from the expected arrays, or None."""
     try:
         seen, trace = call.repeat(seed)
     except NkwError as error:
@@ -146,29 +171,29 @@ def _try(call: Repeatable, seed: int | None, expected: list[np.ndarray]) -> _Dif
         return _Difference(
             f"has {len(seen)} arrays as outputs and arguments instead of {len(expected)}", None, trace
         )
-    for number, (one, other) in enumerate(zip(seen, expected)):
-        if one.shape != other.shape or one.dtype != other.dtype:
+    for number, (array, original) in enumerate(zip(seen, expected)):
+        if array.shape != original.shape or array.dtype != original.dtype:
             text = (
-                f"gives array {number} of its outputs and arguments as {one.shape} {one.dtype} instead of "
-                f"{other.shape} {other.dtype}"
+                f"gives array {number} of its outputs and arguments as {array.shape} {array.dtype} instead of "
+                f"{original.shape} {original.dtype}"
             )
             return _Difference(text, None, trace)
-        places = np.flatnonzero(_bytes(one) != _bytes(other))
-        if len(places):
+        offsets = np.flatnonzero(_bytes(array) != _bytes(original))
+        if len(offsets):
             text = (
-                f"changes {len(places)} bytes of array {number} of its outputs and arguments, {one.shape} "
-                f"{one.dtype}, the first at byte {places[0]}"
+                f"changes {len(offsets)} bytes of array {number} of its outputs and arguments, {array.shape} "
+                f"{array.dtype}, the first at byte {offsets[0]}"
             )
-            return _Difference(text, None, trace, number, int(places[0]))
+            return _Difference(text, None, trace, number, int(offsets[0]))
     return None
 
 
 def _last_write(launch: Launch, returned: Sequence[Returned], seen: _Difference) -> Touch | None:
-    """The last write of the first differing byte, if a returned tensor holds that byte."""
+    """Return the last write of the first differing byte, if a returned tensor contains that byte."""
     if not 0 <= seen.array < len(returned):
         return None
     tensor = returned[seen.array]
-    for stream in reversed([each for each in launch.streams if each.rank == tensor.rank]):
+    for stream in reversed([stream for stream in launch.streams if stream.rank == tensor.rank]):
         row, byte = divmod(seen.byte, stream.tensors[tensor.tensor].row_bytes)
         for event in reversed(range(len(stream))):
             for access in stream.accesses(event):
@@ -178,58 +203,58 @@ def _last_write(launch: Launch, returned: Sequence[Returned], seen: _Difference)
                     and access.first_row <= row < access.end_row
                     and access.first_byte <= byte < access.end_byte
                 ):
-                    return touch(stream, event, access)
+                    return describe_access(stream, event, access)
     return None
 
 
-def _swapped(usual: Trace, drawn: Trace) -> tuple[_Use, _Use] | None:
-    """The first pair of conflicting accesses of two cores that the drawn schedule swapped, in the usual order."""
-    place = {issued: at for at, issued in enumerate(drawn.order)}
-    uses = [use for use in usual.uses if (use.core, use.event) in place]
-    early = sorted(range(len(uses)), key=lambda at: place[uses[at].core, uses[at].event])
-    for at in early:
-        late = uses[at]
-        for one in uses[:at]:
+def _swapped(usual: Trace, random: Trace) -> tuple[_Use, _Use] | None:
+    """Return the first pair of conflicting accesses of two cores that the random schedule swapped, in usual order."""
+    position = {issued: index for index, issued in enumerate(random.order)}
+    uses = [use for use in usual.uses if (use.core, use.event) in position]
+    early = sorted(range(len(uses)), key=lambda index: position[uses[index].core, uses[index].event])
+    for index in early:
+        late = uses[index]
+        for earlier in uses[:index]:
             if (
-                one.core != late.core
-                and one.where.tensor == late.where.tensor
-                and (one.writes or late.writes)
-                and place[one.core, one.event] > place[late.core, late.event]
-                and one.where.meets(late.where)
+                earlier.core != late.core
+                and earlier.footprint.tensor == late.footprint.tensor
+                and (earlier.writes or late.writes)
+                and position[earlier.core, earlier.event] > position[late.core, late.event]
+                and earlier.footprint.meets(late.footprint)
             ):
-                return one, late
+                return earlier, late
     return None
 
 
-def _finding(
+def _report_difference(
     call: Repeatable, launch: Launch, returned: Sequence[Returned], seed: int, seen: _Difference
 ) -> Finding:
     text = f"under the core schedule of seed {seed} the launch {seen.text}"
     pair = None if seen.trace is None else _swapped(call.trace, seen.trace)
     if pair is not None:
-        one, other = pair
-        touches = [_touch(launch.streams[use.core], use) for use in pair]
-        blamed = touches[0] if other.writes and not one.writes else touches[1]
-        name = launch.streams[one.core].tensors[one.where.tensor].name
-        return found(SCHEDULE, text, blamed.where, touches, barrier_between(name))
+        first, second = pair
+        touches = [_describe_use(launch.streams[use.core], use) for use in pair]
+        blamed = touches[0] if second.writes and not first.writes else touches[1]
+        name = launch.streams[first.core].tensors[first.footprint.tensor].name
+        return make_finding(SCHEDULE, text, blamed.where, touches, suggest_barrier(name))
     if seen.where is not None:
         hint = "order the accesses of the two cores with nisa.core_barrier, or give each core its own part"
-        return found(SCHEDULE, text, seen.where, hint=hint)
+        return make_finding(SCHEDULE, text, seen.where, hint=hint)
     writer = _last_write(launch, returned, seen)
     hint = "let no core depend on Python variables that another core changes"
-    return found(SCHEDULE, text, writer.where if writer else None, [writer] if writer else [], hint)
+    return make_finding(SCHEDULE, text, writer.where if writer else None, [writer] if writer else [], hint)
 
 
-def _touch(stream: Stream, use: _Use) -> Touch:
+def _describe_use(stream: Stream, use: _Use) -> Touch:
     access = next(
         access
         for access in stream.accesses(use.event)
-        if access.tensor == use.where.tensor and (access.kind != READ) == use.writes
+        if access.tensor == use.footprint.tensor and (access.kind != READ) == use.writes
     )
-    return touch(stream, use.event, access)
+    return describe_access(stream, use.event, access)
 
 
-def _copied(arguments: Any) -> Any:
+def _copy_arguments(arguments: Any) -> Any:
     try:
         return copy.deepcopy(arguments)
     except TypeError as error:
@@ -240,27 +265,27 @@ def _copied(arguments: Any) -> Any:
         ) from None
 
 
-def _arrays(*values: Any) -> list[np.ndarray]:
-    return [array for value in values for array in _each(value)]
+def _flatten_arrays(*values: Any) -> list[np.ndarray]:
+    return [array for value in values for array in _iter_arrays(value)]
 
 
-def _each(value: Any) -> Iterator[np.ndarray]:
+def _iter_arrays(value: Any) -> Iterator[np.ndarray]:
     if isinstance(value, np.ndarray):
         yield value
     elif hasattr(value, "detach") and hasattr(value, "numpy"):
         yield _torch_bytes(value)
     elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _each(part)
+        for element in value:
+            yield from _iter_arrays(element)
     elif isinstance(value, dict):
-        yield from _each(list(value.values()))
+        yield from _iter_arrays(list(value.values()))
 
 
 def _torch_bytes(tensor: Any) -> np.ndarray:
     import torch
 
-    held: np.ndarray = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return held
+    array: np.ndarray = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return array
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

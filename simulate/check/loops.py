@@ -1,7 +1,7 @@
 """`loops`: bodies of device loops that run in the simulator and not on the device.
 
-The simulator runs the Python body in every iteration. The device runs one compiled body in all of them. So tiles of
-the body are gone when an iteration ends, and Python values stay what they were when the body was compiled.
+The simulator runs the Python body in every iteration. The device runs one compiled body in all of them. Therefore tiles
+of the body are lost when an iteration ends, and Python values keep what they were when the body was compiled.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from simulate.check.evidence import Evidence
-from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.check.findings import Finding, Severity, describe_access, make_finding, register_kind
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
 from simulate.run.stream import Access, Stream
 
-ESCAPED = kind(
+ESCAPED = register_kind(
     "NKW-LOOP-TILE",
     Severity.error,
     "A tensor that an iteration of a device loop allocates is used in that iteration only.",
 )
-CARRIED = kind(
+CARRIED = register_kind(
     "NKW-LOOP-CARRIED",
     Severity.error,
     "The body of a device loop is compiled once; Python values that change between iterations keep the first value.",
 )
 
 Signature = tuple[str, int, tuple[object, ...]]
-"""An event as iterations are compared: its operator, its line, and tensor and box of its operands."""
+"""Instruction, line id, and (tensor, box) of every operand of an event; equal in all iterations of a correct loop."""
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Tiles used outside of the iteration that allocated them, and iterations that differ by Python values."""
+    """Return findings for tiles used outside of their iteration, and for iterations that differ by Python values."""
     findings: list[Finding] = []
     for stream in launch.streams:
         if stream.loops:
-            accesses = evidence.of(stream).accesses
+            accesses = evidence.get_core(stream).accesses
             findings += _escaped(stream, accesses)
             findings += _carried(stream, accesses)
     return findings
@@ -45,21 +45,21 @@ def _escaped(stream: Stream, accesses: Sequence[tuple[Access, ...]]) -> list[Fin
     findings = []
     lines: set[int] = set()
     for event, operands in enumerate(accesses):
-        own = stream.loops.get(event, ())
+        iterations = stream.loops.get(event, ())
         for access in operands:
-            made = stream.made_in.get(access.tensor, ())
-            if own[: len(made)] == made or stream.line_ids[event] in lines:
+            allocated_in = stream.made_in.get(access.tensor, ())
+            if iterations[: len(allocated_in)] == allocated_in or stream.line_ids[event] in lines:
                 continue
             lines.add(stream.line_ids[event])
             record = stream.tensors[access.tensor]
-            after = "in a later iteration" if len(own) >= len(made) else "after the loop"
+            after = "in a later iteration" if len(iterations) >= len(allocated_in) else "after the loop"
             findings.append(
-                found(
+                make_finding(
                     ESCAPED,
                     f"{record.name} {record.shape}, allocated in an iteration of a device loop at {record.where}, is "
                     f"used {after}",
                     stream.event(event).where,
-                    [touch(stream, event, access)],
+                    [describe_access(stream, event, access)],
                     hint="allocate it before the loop",
                 )
             )
@@ -73,20 +73,21 @@ def _carried(stream: Stream, accesses: Sequence[tuple[Access, ...]]) -> list[Fin
         loop = (*path[:-1], stream.iterations[path[-1]])
         bodies[loop].setdefault(path[-1], []).append(event)
     for iterations in bodies.values():
-        first, *others = iterations.values()
+        first, *later = iterations.values()
         expected = list(_signatures(stream, accesses, first))
-        for number, events in enumerate(others, 2):
+        for number, events in enumerate(later, 2):
             different = _first_difference(
                 expected, list(_signatures(stream, accesses, events)), first, events
             )
             if different is not None:
                 findings.append(
-                    found(
+                    make_finding(
                         CARRIED,
-                        f"iteration {number} of a device loop differs from the first one: {_named(stream, different)} "
-                        "is another instruction, or has its operands at other places",
+                        f"iteration {number} of a device loop differs from the first one: "
+                        f"{_format_event(stream, different)} is another instruction, or has its operands at "
+                        "other places",
                         stream.event(different).where,
-                        [touch(stream, different, a) for a in accesses[different][-1:]],
+                        [describe_access(stream, different, a) for a in accesses[different][-1:]],
                         hint="address by the loop counter, scalar_offset=…; keep what varies in a tile or a register",
                     )
                 )
@@ -97,14 +98,17 @@ def _carried(stream: Stream, accesses: Sequence[tuple[Access, ...]]) -> list[Fin
 def _signatures(
     stream: Stream, accesses: Sequence[tuple[Access, ...]], events: list[int]
 ) -> Iterator[Signature]:
-    """The signatures of one iteration; tensors that it allocates, and registers, are numbered in order of use."""
-    own: dict[int, int] = {}
+    """Yield the signature of each event of one iteration.
+
+    Tensors that the iteration allocates, and registers, are numbered in order of use, so that iterations compare equal.
+    """
+    numbers: dict[int, int] = {}
     for event in events:
         operands: list[object] = []
         for access in accesses[event]:
-            register = stream.tensors[access.tensor].buffer is MemoryRegion.register
-            made_here = register or access.tensor in stream.made_in
-            tensor = -1 - own.setdefault(access.tensor, len(own)) if made_here else access.tensor
+            is_register = stream.tensors[access.tensor].buffer is MemoryRegion.register
+            is_numbered = is_register or access.tensor in stream.made_in
+            tensor = -1 - numbers.setdefault(access.tensor, len(numbers)) if is_numbered else access.tensor
             operands.append((tensor, *access[1:]))
         yield stream.op_names[stream.ops[event]], stream.line_ids[event], tuple(operands)
 
@@ -112,14 +116,17 @@ def _signatures(
 def _first_difference(
     expected: list[Signature], seen: list[Signature], first: list[int], events: list[int]
 ) -> int | None:
-    """The first event that differs; where one iteration ends early, the next event of the other one."""
-    for at, (before, now) in enumerate(zip(expected, seen)):
-        if before != now:
-            return events[at]
+    """Return the first event that differs, None if the iterations are equal.
+
+    Where an iteration ends early, the next event of the longer iteration differs.
+    """
+    for index, (first_signature, signature) in enumerate(zip(expected, seen)):
+        if first_signature != signature:
+            return events[index]
     if len(seen) > len(expected):
         return events[len(expected)]
     return first[len(seen)] if len(seen) < len(expected) else None
 
 
-def _named(stream: Stream, event: int) -> str:
+def _format_event(stream: Stream, event: int) -> str:
     return f"{stream.op_names[stream.ops[event]]} #{event}"

@@ -1,25 +1,25 @@
 """`lost`: results that an instruction computes and that are overwritten before anything reads them.
 
-`stale` compares DMAs with DMAs and matmuls with matmuls by the bytes that they leave. This detector follows every other
-pair of writes on chip, and stores to HBM that overlap. A write without operands (a memset, an iota, random numbers)
-loses nothing where it is overwritten.
+`stale` compares DMAs with DMAs and matmuls with matmuls by the bytes that they store. This detector follows every other
+pair of writes on chip, and stores to HBM that overlap. Overwriting a write without operands (a memset, an iota, random
+numbers) is no loss.
 """
 
 from __future__ import annotations
 
 from simulate.check.evidence import CoreEvidence, Evidence
-from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.check.findings import Finding, Severity, describe_access, make_finding, register_kind
 from simulate.check.flow import Flow, find_live, has_other_effects, is_move
 from simulate.isa.enums import ReduceCmd
 from simulate.run import Launch
 from simulate.run.stream import READ, Access, Stream
 
-OVERWRITTEN = kind(
+OVERWRITTEN = register_kind(
     "NKW-LOST",
     Severity.warning,
     "A result that an instruction computes is read before another instruction overwrites all of it.",
 )
-STORED_TWICE = kind(
+STORED_TWICE = register_kind(
     "NKW-STORE-LOST",
     Severity.warning,
     "Different results that DMAs store to HBM go to different places, unless the first one is read before.",
@@ -30,7 +30,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Return one finding for each line that overwrites a result unread, core by core."""
     findings: list[Finding] = []
     for stream in launch.streams:
-        seen = evidence.of(stream)
+        seen = evidence.get_core(stream)
         findings += _overwritten(stream, seen.flow, find_live(stream, seen.accesses, seen.flow))
         findings += _stored_twice(stream, seen)
     return findings
@@ -39,22 +39,24 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
 def _overwritten(stream: Stream, flow: Flow, live: set[int]) -> list[Finding]:
     used_lines = {stream.line_ids[event] for event in live}
     findings: list[Finding] = []
-    said: set[int] = set()
+    reported_lines: set[int] = set()
     for write, event, access in flow.overwritten:
         line = stream.line_ids[event]
-        if line in said or flow.unread_writes[write.event] < len(stream.template(write.event).writes):
+        if line in reported_lines or flow.unread_writes[write.event] < len(
+            stream.template(write.event).writes
+        ):
             continue
         if not _is_lost(stream, flow, live, write.event, event, used_lines):
             continue
-        said.add(line)
+        reported_lines.add(line)
         record = stream.tensors[access.tensor]
         findings.append(
-            found(
+            make_finding(
                 OVERWRITTEN,
                 f"{stream.event(event).op} overwrites what {stream.event(write.event).op} wrote to {record.name} "
                 f"{record.shape}, and nothing read it",
                 stream.event(event).where,
-                (touch(stream, write.event, write.access), touch(stream, event, access)),
+                (describe_access(stream, write.event, write.access), describe_access(stream, event, access)),
                 hint="read the first result, write the second one elsewhere, or drop the first instruction",
             )
         )
@@ -64,7 +66,16 @@ def _overwritten(stream: Stream, flow: Flow, live: set[int]) -> list[Finding]:
 def _is_lost(
     stream: Stream, flow: Flow, live: set[int], first: int, second: int, used_lines: set[int]
 ) -> bool:
-    """Return whether an overwritten result is a loss, and not a value that is reset or exists elsewhere."""
+    """Return whether an overwritten result is lost, and was not a value to be reset or one that exists elsewhere.
+
+    Args:
+        stream: The stream of the core.
+        flow: Its data flow.
+        live: The events whose results reach HBM, a register or another core.
+        first: The event whose write is overwritten.
+        second: The event that overwrites it.
+        used_lines: The ids of the lines of live events.
+    """
     one, other = stream.template(first), stream.template(second)
     if not one.plan.reads or has_other_effects(stream, first):
         return False
@@ -74,41 +85,46 @@ def _is_lost(
         and registers is not None
         and registers.command is not ReduceCmd.reset_reduce
     ):
-        return False  # the accumulator registers carry the first result on to the second
+        return False  # the accumulator registers pass the first sum on to the second
     if one.plan.effects.copies and not other.plan.effects.copies:
         return False  # a load that is not needed: its source is still in HBM
     copies = one.plan.effects.copies and other.plan.effects.copies
     sums = one.plan.effects.sums_products and other.plan.effects.sums_products
     if sums or (copies and one.operands[one.writes[0]].layout is other.operands[other.writes[0]].layout):
-        return False  # `stale` judges these by their bytes
-    again = stream.line_ids[first] == stream.line_ids[second]
-    moved = is_move(one) or not other.plan.reads or (stream.line_ids[first] in used_lines and not again)
-    if not moved:
+        return False  # `stale` compares the bytes of these
+    is_same_line = stream.line_ids[first] == stream.line_ids[second]
+    is_recoverable = (
+        is_move(one) or not other.plan.reads or (stream.line_ids[first] in used_lines and not is_same_line)
+    )
+    if not is_recoverable:
         return True
-    # The last round of a loop may prepare values for a round that does not come. Nothing is lost unless an operand's
-    # own instruction becomes useless with it.
+    # The last iteration of a loop may prepare values for an iteration that does not come. Nothing is lost unless the
+    # instruction that wrote an operand becomes useless as well.
     return any(producer not in live for producer in flow.producers.get(first, ()))
 
 
 def _stored_twice(stream: Stream, seen: CoreEvidence) -> list[Finding]:
-    """Return findings for stores that overlap earlier ones with other bits; `stale` judges stores to one view."""
+    """Return findings for stores that change bits of an earlier store to another view; `stale` compares equal views."""
     findings: list[Finding] = []
-    said: set[int] = set()
+    reported_lines: set[int] = set()
     for lost in seen.stores.lost:
         line = stream.line_ids[lost.second]
-        if line in said or seen.written.get(lost.first) == seen.written.get(lost.second) is not None:
+        if (
+            line in reported_lines
+            or seen.written.get(lost.first) == seen.written.get(lost.second) is not None
+        ):
             continue
-        said.add(line)
+        reported_lines.add(line)
         record = stream.tensors[lost.tensor]
         findings.append(
-            found(
+            make_finding(
                 STORED_TWICE,
                 f"{stream.event(lost.second).op} changes {lost.count} of the {lost.size} elements of {record.name} "
                 f"{record.shape} that it stores; an earlier store wrote these elements, and nothing read them",
                 stream.event(lost.second).where,
                 (
-                    touch(stream, lost.first, _result(stream, lost.first, lost.tensor)),
-                    touch(stream, lost.second, _result(stream, lost.second, lost.tensor)),
+                    describe_access(stream, lost.first, _find_write(stream, lost.first, lost.tensor)),
+                    describe_access(stream, lost.second, _find_write(stream, lost.second, lost.tensor)),
                 ),
                 hint="advance the destination by the number of rows or columns that a store writes",
             )
@@ -116,5 +132,7 @@ def _stored_twice(stream: Stream, seen: CoreEvidence) -> list[Finding]:
     return findings
 
 
-def _result(stream: Stream, event: int, tensor: int) -> Access:
-    return next(each for each in stream.accesses(event) if each.tensor == tensor and each.kind != READ)
+def _find_write(stream: Stream, event: int, tensor: int) -> Access:
+    return next(
+        access for access in stream.accesses(event) if access.tensor == tensor and access.kind != READ
+    )

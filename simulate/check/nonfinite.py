@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 
 from simulate.check.evidence import Evidence
-from simulate.check.findings import Finding, Severity, Touch, found, kind, touch
+from simulate.check.findings import Finding, Severity, Touch, describe_access, make_finding, register_kind
 from simulate.check.observed_nonfinite import Arrival, Birth
 from simulate.run import Launch
 from simulate.run.stream import READ, Stream
 
-BORN = kind(
+BORN = register_kind(
     "NKW-NONFINITE",
     Severity.warning,
     "An output contains no NaN and no infinity that an instruction makes out of finite operands.",
@@ -32,7 +32,8 @@ _INFINITE_HINT = (
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Return one finding for each line whose NaN or infinities reach an output.
 
-    A line whose overflow or whose argument outside a function's range is a finding of `values` gets no second one.
+    A line that a finding of `values` names, for an overflow or an argument outside of a function's range, is not
+    reported.
     """
     findings: list[Finding] = []
     by_line: dict[tuple[int, int, int], list[Arrival]] = defaultdict(list)
@@ -40,15 +41,15 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
         stream = arrival.birth.stream
         by_line[stream.rank, stream.core, stream.line_ids[arrival.birth.event]].append(arrival)
     for arrivals in by_line.values():
-        first = min(arrivals, key=lambda each: each.birth.event)
-        if first.birth.event not in _reported(evidence, first.birth.stream):
+        first = min(arrivals, key=lambda arrival: arrival.birth.event)
+        if first.birth.event not in _reported_events(evidence, first.birth.stream):
             findings.append(_finding(launch, first))
     return findings
 
 
-def _reported(evidence: Evidence, stream: Stream) -> set[int]:
+def _reported_events(evidence: Evidence, stream: Stream) -> set[int]:
     """Return the events that a finding of `values` names."""
-    values = evidence.of(stream).values
+    values = evidence.get_core(stream).values
     overflows = (*values.overflowing_halves, *values.overflowing_fp8)
     return {note.event for note in (*overflows, *values.outside_domain, *values.spread_by_transpose)}
 
@@ -58,14 +59,14 @@ def _finding(launch: Launch, arrival: Arrival) -> Finding:
     stream = birth.stream
     made = stream.event(birth.event)
     output = stream.tensors[arrival.tensor]
-    result = next(each for each in made.accesses if each.tensor == birth.tensor and each.kind != READ)
+    result = next(a for a in made.accesses if a.tensor == birth.tensor and a.kind != READ)
     function = f"{made.op} of {birth.function}" if birth.function else made.op
-    return found(
+    return make_finding(
         BORN,
         f"{function} makes {birth.seen}, and no operand explains them; {arrival.count} elements of the output "
         f"{output.name} {output.shape} {output.dtype} are not finite because of them",
         made.where,
-        (touch(stream, birth.event, result), *_store(launch, arrival)),
+        (describe_access(stream, birth.event, result), *_find_store(launch, arrival)),
         hint=_hint(birth),
     )
 
@@ -74,8 +75,8 @@ def _hint(birth: Birth) -> str:
     return _HINTS.get(birth.function) or (_NAN_HINT if birth.is_nan else _INFINITE_HINT)
 
 
-def _store(launch: Launch, arrival: Arrival) -> tuple[Touch, ...]:
-    """Return the last write of the output after the birth, unless the birth wrote the output itself."""
+def _find_store(launch: Launch, arrival: Arrival) -> tuple[Touch, ...]:
+    """Return the last write of the output after the birth, nothing if the birth wrote the output itself."""
     for stream in launch.streams:
         if stream.rank != arrival.rank:
             continue
@@ -83,5 +84,5 @@ def _store(launch: Launch, arrival: Arrival) -> tuple[Touch, ...]:
             for access in stream.accesses(event):
                 if access.tensor == arrival.tensor and access.kind != READ:
                     same = stream is arrival.birth.stream and event == arrival.birth.event
-                    return () if same else (touch(stream, event, access),)
+                    return () if same else (describe_access(stream, event, access),)
     return ()

@@ -1,38 +1,38 @@
-"""A note: what an observer saw of the values of one operand or result; and the findings of notes."""
+"""Notes: observed facts about the values of operands, and the findings that report them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from simulate.check.findings import Finding, FindingKind, found, touch
+from simulate.check.findings import Finding, FindingKind, describe_access, make_finding
 from simulate.run.stream import READ, Stream
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """An observation about the values of one operand: its event, its tensor and the observed fact as text."""
+    """Observed fact about the values of one operand: event, tensor, and the fact as text."""
 
     event: int
     tensor: int
     seen: str
 
 
-def note_findings(
+def report_notes(
     stream: Stream,
-    what: FindingKind,
+    finding_kind: FindingKind,
     notes: Sequence[Note],
     hint: str | Callable[[str], str],
-    of_results: bool = False,
+    shows_writes: bool = False,
 ) -> list[Finding]:
-    """Return one finding for each line that a note names.
+    """Return one finding for each line that has a note.
 
     Args:
         stream: The stream of the notes' events.
-        what: The kind of the findings.
+        finding_kind: The kind of the findings.
         notes: The notes, in the order of their events.
-        hint: The remedy, or a function that gives it for the text of a note.
-        of_results: Whether the finding shows the tensor as it is written, and not as it is read.
+        hint: What to do, or a function that returns it for the text of a note.
+        shows_writes: Whether the finding shows the tensor as a written operand, not as a read operand.
     """
     findings = []
     lines: set[int] = set()
@@ -42,13 +42,13 @@ def note_findings(
         lines.add(stream.line_ids[note.event])
         record = stream.tensors[note.tensor]
         candidates = [access for access in stream.accesses(note.event) if access.tensor == note.tensor]
-        access = next((each for each in candidates if (each.kind != READ) is of_results), candidates[0])
+        access = next((a for a in candidates if (a.kind != READ) is shows_writes), candidates[0])
         findings.append(
-            found(
-                what,
+            make_finding(
+                finding_kind,
                 f"{record.name} {record.shape} {record.dtype}: {note.seen}",
                 stream.event(note.event).where,
-                (touch(stream, note.event, access),),
+                (describe_access(stream, note.event, access),),
                 hint=hint(note.seen) if callable(hint) else hint,
             )
         )

@@ -1,7 +1,7 @@
 """Observation of arithmetic that is legal and rarely meant, recognised by its operands and results.
 
-A plan does not name its operator, so the operator is recognised by its values: a result that equals the sum, the
-maximum or the logical shift of its operands in all elements.
+A plan does not name its operator. The operator is recognised by its result, which equals the sum, the maximum or the
+logical shift of the operands in all elements.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from simulate.memory.layout import Layout
 from simulate.numerics.quiet import quiet
 from simulate.run.machine import Issue
 
-_FEW_ELEMENTS = 8  # of fewer, no share is taken
-_MOST = (
-    0.875  # the share of sums that do not change; beside large elements of random data about a half do not
-)
-_LONG_SUM = 32  # additions, each rounded to 16 bits: the errors may add up to 16 units in the last place
-_SMALL = 2**24  # larger integers are bit patterns, hashes or random numbers
-_NEARLY = 1e-3  # a quotient this close to an integer is meant to be that integer
+_MIN_ELEMENTS = 8
+"""Smallest number of elements of which a share is computed."""
+_MAX_ABSORBED_SHARE = 0.875
+"""Share of unchanged sums above which a sum counts as absorbed; about half of the sums of random data do not change."""
+_LONG_SUM = 32
+"""Number of additions, each rounded to 16 bits, whose errors may add up to 16 units in the last place."""
+_BIT_PATTERN = 2**24
+"""Magnitude from which on integers are taken for bit patterns, hashes or random numbers."""
+_NEARLY = 1e-3
+"""Distance to an integer within which a quotient is meant to be that integer."""
 
 
 @dataclass
 class Arithmetic:
-    """The observed arithmetic of one core."""
+    """Observed arithmetic of one core."""
 
     wrong_identity: list[Note] = field(default_factory=list)
     absorbed: list[Note] = field(default_factory=list)
@@ -43,32 +46,34 @@ class Arithmetic:
     reinterpreted: list[Note] = field(default_factory=list)
     repeated_seeds: list[Note] = field(default_factory=list)
     seeds: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By digest of a seed: the event that set it and its tensor, where something was drawn since."""
+    """Event that set a seed, and its tensor, by the digest of the seed; only seeds with draws after them."""
     _additions: dict[int, dict[Layout, int]] = field(default_factory=dict)
-    """By tensor and view: additions in place to 16 bits, since another instruction last read or wrote the tensor."""
-    _zeros: set[int] = field(default_factory=set)  # tiles that a memset filled with zeros
+    """Number of in-place additions in 16 bits, by tensor and view, since another instruction accessed the tensor."""
+    _zeros: set[int] = field(default_factory=set)
+    """Tiles that a memset filled with zeros."""
     _rounded_up: dict[int, Note] = field(default_factory=dict)
     _written_as: dict[int, set[str]] = field(default_factory=dict)
     _pending_seed: tuple[int, int, int] | None = None
-    _kept: list[np.ndarray] | None = None
+    _copies: list[np.ndarray] | None = None
     _starts_at_zero: tuple[bool, ...] = ()
-    _adds: bool = False  # whether the running instruction was counted among `_additions`
+    _adds: bool = False
+    """Whether the running instruction was counted in `_additions`."""
 
     def before(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
-        """Keep operands that the result overwrites; observe how bytes and indices are used."""
+        """Copy operands that the result overwrites; observe reinterpreted bytes and rounded run-time indices."""
         plan, reads, writes = issue
-        self._kept = None
+        self._copies = None
         self._adds = False
         if len(operands) != len(reads) or plan.rendezvous is not None:
             return
         written = {tile.storage.serial for tile in writes}
-        plain = all(isinstance(each, np.ndarray) for each in operands)
+        plain = all(isinstance(operand, np.ndarray) for operand in operands)
         if (
             plain
             and plan.propagate is propagation.elementwise
             and written & {t.storage.serial for t in reads}
         ):
-            self._kept = [np.array(each) for each in operands]
+            self._copies = [np.array(operand) for operand in operands]
         self._starts_at_zero = tuple(tile.storage.serial in self._zeros for tile in reads)
         for tile in (*reads, *writes):
             if tile.dynamic is not None:
@@ -81,20 +86,24 @@ class Arithmetic:
 
     @quiet
     def after(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
-        """Observe the operators that results reveal, and follow zeros, dtypes and rounded numbers."""
+        """Recognise operators by the results, and trace zeros, dtypes and rounded numbers."""
         plan, reads, writes = issue
         if len(operands) != len(reads) or plan.rendezvous is not None:
             return
         self._random(event, issue, operands)
-        values = self._kept or operands
+        values = self._copies or operands
         elementwise = plan.propagate is propagation.elementwise and plan.state is None and len(writes) == 1
-        if elementwise and writes[0].dynamic is None and all(isinstance(each, np.ndarray) for each in values):
+        if (
+            elementwise
+            and writes[0].dynamic is None
+            and all(isinstance(operand, np.ndarray) for operand in values)
+        ):
             if plan.domain is Domain.bits:
                 self._bitwise(event, writes[0], reads, values)
             elif len(reads) == 2 and values[0].size == values[1].size == writes[0].size:
                 self._accumulation(event, plan, reads, writes[0], values)
         self._rounding(event, issue, values)
-        self._follow(plan, reads, writes)
+        self._trace(plan, reads, writes)
 
     def _bitwise(
         self, event: int, tile: NkiTensor, reads: Sequence[NkiTensor], values: Sequence[np.ndarray]
@@ -113,7 +122,7 @@ class Arithmetic:
         if (
             not negative.any()
             or (result[negative] < 0).any()
-            or int(np.abs(first.astype(np.int64)).max()) >= _SMALL
+            or int(np.abs(first.astype(np.int64)).max()) >= _BIT_PATTERN
         ):
             return
         unsigned = first.view(np.dtype(f"u{dtype.itemsize}"))
@@ -142,7 +151,7 @@ class Arithmetic:
                 continue
             exact = np.asarray(plan.compute(*values)[0]).reshape(tile.shape)
             if start and not old.any():
-                self._identity(event, tile, other, exact)
+                self._note_identity(event, tile, other, exact)
                 if (
                     in_place
                     and tile.dtype.itemsize == 2
@@ -154,7 +163,7 @@ class Arithmetic:
                 self._count_addition(event, tile, bool(other.any()))
                 lost = (tile.array.astype(np.float32) == old) & (other != 0)
                 added = int((other != 0).sum())
-                if added >= _FEW_ELEMENTS and int(lost.sum()) > _MOST * added:
+                if added >= _MIN_ELEMENTS and int(lost.sum()) > _MAX_ABSORBED_SHARE * added:
                     seen = (
                         f"{int(lost.sum())} of {added} sums equal the old {tile.dtype} element, for example "
                     )
@@ -163,7 +172,7 @@ class Arithmetic:
             return
 
     def _count_addition(self, event: int, tile: NkiTensor, changes: bool) -> None:
-        """Count an addition in place to a 16-bit tile, and note the one that makes the sum a long one."""
+        """Count an in-place addition to a 16-bit tile; add a note when the count reaches a long sum."""
         self._adds = True
         counts = self._additions.setdefault(tile.storage.serial, {})
         counts[tile.layout] = counts.get(tile.layout, 0) + changes
@@ -171,7 +180,7 @@ class Arithmetic:
             seen = f"{_LONG_SUM} additions one after the other are each rounded to {tile.dtype}"
             self.long_sums.append(Note(event, tile.storage.serial, seen))
 
-    def _identity(self, event: int, tile: NkiTensor, other: np.ndarray, exact: np.ndarray) -> None:
+    def _note_identity(self, event: int, tile: NkiTensor, other: np.ndarray, exact: np.ndarray) -> None:
         name = ""
         if (other < 0).any() and np.array_equal(exact, np.maximum(other, 0)):
             name, count = "maximum", int((other < 0).sum())
@@ -184,7 +193,7 @@ class Arithmetic:
             self.wrong_identity.append(Note(event, tile.storage.serial, seen))
 
     def _rounding(self, event: int, issue: Issue, values: Sequence[Any]) -> None:
-        """Follow integers that a cast rounded up, as far as integers that become run-time indices."""
+        """Trace integers that a cast rounded up, until they become run-time indices."""
         plan, reads, writes = issue
         inherited = next(
             (self._rounded_up[t.storage.serial] for t in reads if t.storage.serial in self._rounded_up), None
@@ -204,27 +213,27 @@ class Arithmetic:
                 exact = np.asarray(plan.compute(*values)[number], np.float64)
                 fraction = exact - np.floor(exact)
                 up = (np.rint(exact) > exact) & (fraction < 1 - _NEARLY)
-                # Quotients contain exact integers; numbers that were moved by a half, so that rounding truncates,
-                # do not.
+                # Quotients contain exact integers. Numbers from which a half was subtracted, so that rounding
+                # truncates, contain none.
                 if up.any() and (fraction == 0).any():
                     seen = f"{int(up.sum())} of {tile.size} numbers are rounded up, for example "
                     seen += f"{float(exact[up].flat[0]):g}, and become a run-time index"
                     self._rounded_up[serial] = Note(event, serial, seen)
 
     def _reinterpretation(self, event: int, tile: NkiTensor) -> None:
-        kinds = self._written_as.get(tile.storage.serial)
+        dtypes = self._written_as.get(tile.storage.serial)
         dtype = str(tile.dtype)
-        if not kinds or dtype in kinds or tile.dtype.is_packed or tile.dtype.itemsize == 1:
+        if not dtypes or dtype in dtypes or tile.dtype.is_packed or tile.dtype.itemsize == 1:
             return
         floats = {
-            kind for kind in kinds if kind.startswith(("float", "bfloat", "tfloat")) and "8" not in kind
+            name for name in dtypes if name.startswith(("float", "bfloat", "tfloat")) and "8" not in name
         }
         truncates = "float32" in floats and dtype in ("bfloat16", "tfloat32")
-        if floats == kinds and not truncates and tile.dtype.is_float and dtype != "tfloat32":
-            seen = f"read as {dtype}, while its bits were written as {', '.join(sorted(kinds))}"
+        if floats == dtypes and not truncates and tile.dtype.is_float and dtype != "tfloat32":
+            seen = f"read as {dtype}, while its bits were written as {', '.join(sorted(dtypes))}"
             self.reinterpreted.append(Note(event, tile.storage.serial, seen))
 
-    def _follow(self, plan: Plan, reads: Sequence[NkiTensor], writes: Sequence[NkiTensor]) -> None:
+    def _trace(self, plan: Plan, reads: Sequence[NkiTensor], writes: Sequence[NkiTensor]) -> None:
         if self._additions and not self._adds:
             for tile in (*reads, *writes):
                 self._additions.pop(tile.storage.serial, None)
@@ -241,17 +250,17 @@ class Arithmetic:
             else:
                 self._zeros.discard(serial)
             if tile.buffer.on_chip:
-                kinds = {str(tile.dtype)}
+                dtypes = {str(tile.dtype)}
                 self._written_as[serial] = (
-                    kinds if tile.whole else kinds | self._written_as.get(serial, set())
+                    dtypes if tile.whole else dtypes | self._written_as.get(serial, set())
                 )
 
     def _random(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
         plan, reads, _ = issue
         use = plan.effects.random
         if use is RandomUse.draws and self._pending_seed is not None:
-            digest, at, tensor = self._pending_seed
-            self.seeds.setdefault(digest, (at, tensor))
+            digest, setter, tensor = self._pending_seed
+            self.seeds.setdefault(digest, (setter, tensor))
             self._pending_seed = None
         elif use is RandomUse.seeds and operands:
             digest = crc32(np.ascontiguousarray(operands[0]).tobytes())

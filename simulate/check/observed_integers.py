@@ -1,4 +1,4 @@
-"""Observation of integers: saturating casts, sums that wrap, and integers that pass through floats on their way."""
+"""Observation of integers: saturating casts, sums that wrap, and integers that are rounded by intermediate floats."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ EXACT_INTEGERS = 2**24
 """Every integer up to this magnitude is a float32."""
 
 _EXACT_UP_TO = {"bfloat16": 2**8, "float16": 2**11, "float8_e4m3": 2**4, "float8_e5m2": 2**3}
-"""By dtype, the magnitude up to which it contains every integer."""
+"""Magnitude up to which a float dtype contains every integer."""
 
-_NEAR_SUM = 1e-3  # float32 sums of fewer than thousands of elements are closer to the exact one
+_NEAR_SUM = 1e-3  # float32 sums of fewer than thousands of elements are closer to the exact sum
 _WRAPS = {"sum": np.add, "difference": np.subtract, "product": np.multiply}
 
 
 @dataclass
 class Integers:
-    """The observed integers of one core."""
+    """Observed integers of one core."""
 
     saturated: list[Note] = field(default_factory=list)
     wrapped: list[Note] = field(default_factory=list)
     nan_to_integer: list[Note] = field(default_factory=list)
     rounded_numbers: list[Note] = field(default_factory=list)
-    """Numbers that an instruction without operands writes to a float dtype that rounds them."""
+    """Integers that an instruction without operands writes to a float dtype that rounds them."""
     _lineage: set[int] = field(default_factory=set)
-    """Float tensors whose elements are integers, and were computed from integers alone."""
+    """Float tensors whose elements are integers computed from integers only."""
 
-    kept: list[np.ndarray] | None = None
-    """Copies of the operands of the running instruction, where all are integers: its result may overwrite them."""
+    operand_copies: list[np.ndarray] | None = None
+    """Copies of the operands of the running instruction if all are integers, because its result may overwrite them."""
 
     def before(self, issue: Issue, operands: Sequence[Any]) -> None:
-        """Keep copies of operands that are integers."""
+        """Copy the operands of an instruction if all of them are integers."""
         plan, reads, _ = issue
-        plain = len(operands) == len(reads) and all(isinstance(each, np.ndarray) for each in operands)
-        self.kept = None
+        plain = len(operands) == len(reads) and all(isinstance(operand, np.ndarray) for operand in operands)
+        self.operand_copies = None
         if plain and plan.rendezvous is None and not plan.effects.copies and self.are_integers(reads):
-            self.kept = [np.array(each) for each in operands]
+            self.operand_copies = [np.array(operand) for operand in operands]
 
     def are_integers(self, reads: Sequence[NkiTensor]) -> bool:
         """Return whether all operands have an integer dtype, or contain integers that were cast to floats."""
@@ -57,18 +57,22 @@ class Integers:
         )
 
     def lost_by_sum(self, plan: Plan, tile: NkiTensor) -> int:
-        """Return how many results are nearly, and not exactly, the integer sum of the trailing elements."""
-        if plan.effects.contraction is not Contraction.columns or self.kept is None or len(self.kept) != 1:
+        """Return the number of results that are nearly, but not exactly, the integer sum of the trailing elements."""
+        if (
+            plan.effects.contraction is not Contraction.columns
+            or self.operand_copies is None
+            or len(self.operand_copies) != 1
+        ):
             return 0
-        if self.kept[0].size % tile.size:
+        if self.operand_copies[0].size % tile.size:
             return 0
-        sums = self.kept[0].astype(np.int64).reshape(tile.size, -1).sum(axis=1)
+        sums = self.operand_copies[0].astype(np.int64).reshape(tile.size, -1).sum(axis=1)
         result = tile.array.astype(np.float64).reshape(-1)
         near = np.abs(sums - result) <= np.abs(sums) * _NEAR_SUM
         return int((sums != result).sum()) if near.all() else 0
 
-    def follow(self, issue: Issue) -> None:
-        """Note whether the results of an instruction are integers that float dtypes contain."""
+    def trace(self, issue: Issue) -> None:
+        """Record whether the results of an instruction are integers in a float dtype."""
         plan, reads, writes = issue
         integral = plan.state is None and plan.accumulate is None and self.are_integers(reads)
         for tile in writes:
@@ -80,8 +84,8 @@ class Integers:
                 self._lineage.discard(serial)
 
     @quiet
-    def casts(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
-        """Observe what a cast to an integer dtype, or integer arithmetic, loses."""
+    def observe_casts(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
+        """Observe losses in a cast to an integer dtype, or in integer arithmetic."""
         plan, reads, writes = issue
         if plan.state is not None or plan.rendezvous is not None:
             return
@@ -98,13 +102,15 @@ class Integers:
         limits = np.iinfo(tile.dtype.storage)
         array = tile.array
         at_limit = bool(((array == limits.max) | (array == limits.min)).any())
-        nan_possible = any(not np.isfinite(np.add.reduce(np.asarray(each), axis=None)) for each in operands)
+        nan_possible = any(
+            not np.isfinite(np.add.reduce(np.asarray(operand), axis=None)) for operand in operands
+        )
         if not at_limit and not nan_possible:
             return
         exact = np.asarray(getattr(result := plan.compute(*operands)[number], "values", result))
         if exact.dtype.kind != "f":
             return
-        # A float32 equal to the rounded limit is the mark of a value that was not found; it loses nothing.
+        # A float32 equal to the rounded limit marks an index that a search did not find; it loses nothing.
         nearest = np.rint(exact)
         outside = (nearest > np.float32(limits.max)) | (nearest < np.float32(limits.min))
         count, missing = int(outside.sum()), int(np.isnan(exact).sum())
@@ -126,8 +132,8 @@ class Integers:
         if not reads and str(tile.dtype) in _EXACT_UP_TO:
             self._numbers(event, tile)
         arithmetic = plan.engine is Engine.gpsimd and plan.propagate is propagation.elementwise
-        if arithmetic and len(reads) == 2 and tile.dtype.is_integer and self.kept is not None:
-            self._wrap(event, tile, *(each.astype(np.int64) for each in self.kept))
+        if arithmetic and len(reads) == 2 and tile.dtype.is_integer and self.operand_copies is not None:
+            self._wrap(event, tile, *(operand.astype(np.int64) for operand in self.operand_copies))
 
     def _numbers(self, event: int, tile: NkiTensor) -> None:
         """Observe an affine sequence of integers, such as positions, that the dtype of the result rounds."""

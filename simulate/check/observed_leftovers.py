@@ -1,8 +1,8 @@
-"""Observation of leftovers: what an earlier, larger fill of a tile left behind a later, smaller one.
+"""Observation of leftovers: elements of an earlier, larger fill of a tile beyond the end of a later, smaller fill.
 
-A loop that reuses a tile fills less of it for a shorter last block. The old bytes behind the new ones are leftovers.
-They do no harm as long as instructions keep them apart, so they are followed from tile to tile, row by row or column
-by column, until an instruction joins them with new bytes or a DMA stores them to HBM.
+A loop that reuses a tile fills fewer rows or columns of it for a shorter last block. The bytes of the block before are
+leftovers. Leftovers are harmless as long as instructions do not combine them with new bytes. So they are followed from
+tile to tile, row by row or column by column, until an instruction combines them or a DMA stores them to HBM.
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ from simulate.memory.extents import Box, contains, meets
 from simulate.run.machine import Issue
 from simulate.run.stream import Line
 
-_ROWS = 0  # the axis of the partitions
+_ROWS = 0
+"""Axis of the partitions in a box."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A box of a tile that an old fill left behind a new one, and the axis along which the new one is shorter."""
+    """Box of a tile that an earlier fill wrote beyond the end of a later fill, and the axis in which both differ."""
 
     box: Box
     axis: int
-    old: tuple[int, int]  # event and tensor
+    old: tuple[int, int]
+    """Event and tensor of the earlier fill."""
     new: tuple[int, int]
+    """Event and tensor of the later fill."""
 
 
 @dataclass(frozen=True, slots=True)
 class StaleRead:
-    """A read that joins leftovers with new bytes, or stores them: its event and tensor, and the two fills."""
+    """Read that combines leftovers with new bytes, or stores them: its event, its tensor and the leftover."""
 
     event: int
     tensor: int
@@ -44,18 +47,19 @@ class StaleRead:
 
 @dataclass
 class Leftovers:
-    """The leftovers in the tiles of one core, and the reads that use them."""
+    """Leftovers in the tiles of one core, and the reads that use them."""
 
     reads: list[StaleRead] = field(default_factory=list)
     _fills: dict[int, dict[tuple[Any, ...], tuple[int, Box]]] = field(default_factory=dict)
-    """By tensor and by line or source: the last fill, and the box of it that no other write has covered."""
-    _kept: dict[int, list[Leftover]] = field(default_factory=dict)  # by tensor
+    """Last fill and its box that no other write has covered, by tensor and by line or source."""
+    _leftovers: dict[int, list[Leftover]] = field(default_factory=dict)  # by tensor
     _readers: dict[int, dict[tuple[Line, Box], int]] = field(default_factory=dict)
-    """By tensor, and by line and box: the last event that read it."""
-    _carried: list[tuple[int, Leftover]] = field(default_factory=list)  # of the running instruction
+    """Last event that read a box of a tensor, by tensor and by line and box."""
+    _carried: list[tuple[int, Leftover]] = field(default_factory=list)
+    """Tensors and leftovers that the running instruction produces."""
 
     def before(self, event: int, line: Line, issue: Issue, operands: Sequence[Any]) -> None:
-        """Observe which leftovers an instruction reads, and where it carries them."""
+        """Observe which leftovers an instruction reads, and to which results it copies them."""
         self._carried.clear()
         plan, reads, writes = issue
         for number, tile in enumerate(reads):
@@ -67,11 +71,11 @@ class Leftovers:
                 readers = self._readers.setdefault(serial, {})
                 last = readers.get((line, box), -1)
                 readers[line, box] = event
-            for leftover in self._kept.get(serial, ()):
+            for leftover in self._leftovers.get(serial, ()):
                 if not meets(box, leftover.box):
                     continue
-                # Old bytes alone are meant to stay, unless this line has read them already in an earlier round.
-                if _is_behind(box, leftover) and last < leftover.old[0]:
+                # A read of old bytes only is intended, unless this line has read them in an earlier iteration.
+                if _is_beyond(box, leftover) and last < leftover.old[0]:
                     continue
                 if self._is_joined(plan, writes, number, leftover, reads, operands):
                     self.reads.append(StaleRead(event, tile.storage.serial, leftover))
@@ -87,43 +91,43 @@ class Leftovers:
             exact = tile.layout.boxes[0] if tile.dynamic is None and not is_masked else None
             if exact is None or not tile.buffer.on_chip:
                 continue
-            if serial in self._kept:
+            if serial in self._leftovers:
                 self._cover(serial, exact)
             is_fill = bool(reads) and serial not in sources and plan.accumulate is None
             keys = _keys(line, plan, reads) if is_fill else []
             if keys:
                 self._fill(event, keys, serial, exact)
             for key, (filled, box) in list(self._fills.get(serial, {}).items()):
-                rest = box if key in keys else _without(box, exact)
-                if rest is None:
+                remaining = box if key in keys else _subtract_box(box, exact)
+                if remaining is None:
                     del self._fills[serial][key]
-                elif rest != box:
-                    self._fills[serial][key] = filled, rest
+                elif remaining != box:
+                    self._fills[serial][key] = filled, remaining
         for serial, leftover in self._carried:
-            self._kept.setdefault(serial, []).append(leftover)
+            self._leftovers.setdefault(serial, []).append(leftover)
 
     def _fill(self, event: int, keys: list[tuple[Any, ...]], serial: int, exact: Box) -> None:
-        behind: set[tuple[Box, int, int]] = set()
+        boxes_beyond: set[tuple[Box, int, int]] = set()
         fills = self._fills.setdefault(serial, {})
         for key in keys:
-            before = fills.get(key)
-            if before is not None:
-                behind |= {(box, axis, before[0]) for box, axis in _behind(before[1], exact)}
+            earlier = fills.get(key)
+            if earlier is not None:
+                boxes_beyond |= {(box, axis, earlier[0]) for box, axis in _boxes_beyond(earlier[1], exact)}
             fills[key] = event, exact
-        for box, axis, old in sorted(behind):
+        for box, axis, old in sorted(boxes_beyond):
             leftover = Leftover(box, axis, (old, serial), (event, serial))
-            self._kept.setdefault(serial, []).append(leftover)
+            self._leftovers.setdefault(serial, []).append(leftover)
 
     def _cover(self, serial: int, exact: Box) -> None:
         kept = []
-        for leftover in self._kept[serial]:
-            rest = _without(leftover.box, exact)
-            if rest is not None:
-                kept.append(Leftover(rest, leftover.axis, leftover.old, leftover.new))
+        for leftover in self._leftovers[serial]:
+            remaining = _subtract_box(leftover.box, exact)
+            if remaining is not None:
+                kept.append(Leftover(remaining, leftover.axis, leftover.old, leftover.new))
         if kept:
-            self._kept[serial] = kept
+            self._leftovers[serial] = kept
         else:
-            del self._kept[serial]
+            del self._leftovers[serial]
 
     def _is_joined(
         self,
@@ -155,7 +159,7 @@ class Leftovers:
         writes: Sequence[NkiTensor],
         leftover: Leftover,
     ) -> None:
-        """Carry a leftover over to results, where rows stay rows, or where elements keep their order."""
+        """Record the leftovers of results that keep the rows, or the element order, of an operand with leftovers."""
         for result in writes:
             target = _enclosing(result)
             if target is None or not result.buffer.on_chip:
@@ -164,15 +168,17 @@ class Leftovers:
             product = plan.effects.contraction is Contraction.products and len(plan.reads) == 2
             if product and leftover.axis != _ROWS and number == 1:
                 if len(box) == len(target) == 2:
-                    moved = _shifted(box, target, leftover, 1, tile.dtype.itemsize, result.dtype.itemsize)
+                    moved = _shift_leftover(
+                        box, target, leftover, 1, tile.dtype.itemsize, result.dtype.itemsize
+                    )
             elif plan.propagate is propagation.transposed or (product and leftover.axis != _ROWS):
-                moved = _transposed(tile, box, result, target, leftover)
+                moved = _transpose_leftover(tile, box, result, target, leftover)
             elif leftover.axis == _ROWS and result.shape[0] == tile.shape[0]:
                 if plan.effects.contraction is not Contraction.products:
-                    moved = _shifted(box, target, leftover, _ROWS, 1, 1)
+                    moved = _shift_leftover(box, target, leftover, _ROWS, 1, 1)
             elif result.shape == tile.shape and len(box) == len(target) == 2:
                 widths = tile.dtype.itemsize, result.dtype.itemsize
-                moved = _shifted(box, target, leftover, leftover.axis, *widths)
+                moved = _shift_leftover(box, target, leftover, leftover.axis, *widths)
             if moved is not None:
                 self._carried.append((result.storage.serial, moved))
 
@@ -189,14 +195,14 @@ def _enclosing(tile: NkiTensor) -> Box | None:
     return tile.layout.boxes[1] if tile.dynamic is None else None
 
 
-def _is_behind(box: Box, leftover: Leftover) -> bool:
-    """Return whether a read begins behind the new fill, so that it reads old bytes alone."""
+def _is_beyond(box: Box, leftover: Leftover) -> bool:
+    """Return whether a read begins beyond the end of the later fill, so that it reads old bytes only."""
     return box[leftover.axis][0] >= leftover.box[leftover.axis][0]
 
 
-def _behind(old: Box, new: Box) -> list[tuple[Box, int]]:
-    """Return the parts of an old fill behind a new one that begins where the old one begins, with their axes."""
-    same_start = all(one[0] == other[0] for one, other in zip(old, new))
+def _boxes_beyond(old: Box, new: Box) -> list[tuple[Box, int]]:
+    """Return the boxes of an earlier fill beyond a later fill with the same start, each with its axis."""
+    same_start = all(old_span[0] == new_span[0] for old_span, new_span in zip(old, new))
     if not same_start or not contains(old, new):
         return []
     return [
@@ -206,24 +212,31 @@ def _behind(old: Box, new: Box) -> list[tuple[Box, int]]:
     ]
 
 
-def _without(box: Box, exact: Box) -> Box | None:
-    """Return what is left of a box without another one: None for nothing, the whole box where that is no box."""
+def _subtract_box(box: Box, exact: Box) -> Box | None:
+    """Return a box without the elements of another box.
+
+    None if nothing remains; the box unchanged if the difference is not a box.
+    """
     if not meets(box, exact):
         return box
-    apart = [
-        axis for axis, (one, other) in enumerate(zip(box, exact)) if one[0] < other[0] or other[1] < one[1]
+    uncovered_axes = [
+        axis
+        for axis, (span, exact_span) in enumerate(zip(box, exact))
+        if span[0] < exact_span[0] or exact_span[1] < span[1]
     ]
-    if not apart:
+    if not uncovered_axes:
         return None
-    axis = apart[0]
+    axis = uncovered_axes[0]
     (first, end), (start, stop) = box[axis], exact[axis]
-    if len(apart) > 1 or (start > first and stop < end):
+    if len(uncovered_axes) > 1 or (start > first and stop < end):
         return box
     return (*box[:axis], (stop, end) if start <= first else (first, start), *box[axis + 1 :])
 
 
-def _shifted(box: Box, target: Box, leftover: Leftover, axis: int, width: int, new_width: int) -> Leftover:
-    """Return a leftover at the same elements of a result along one axis; all of the result along the others."""
+def _shift_leftover(
+    box: Box, target: Box, leftover: Leftover, axis: int, width: int, new_width: int
+) -> Leftover:
+    """Return a leftover at the same elements of a result along one axis; it spans the result along the other axes."""
     first = max(leftover.box[axis][0], box[axis][0]) - box[axis][0]
     end = min(leftover.box[axis][1], box[axis][1]) - box[axis][0]
     start = target[axis][0]
@@ -231,10 +244,10 @@ def _shifted(box: Box, target: Box, leftover: Leftover, axis: int, width: int, n
     return Leftover((*target[:axis], moved, *target[axis + 1 :]), axis, leftover.old, leftover.new)
 
 
-def _transposed(
+def _transpose_leftover(
     tile: NkiTensor, box: Box, result: NkiTensor, target: Box, leftover: Leftover
 ) -> Leftover | None:
-    """Return the leftover of a transpose of two dims: rows become columns."""
+    """Return the leftover of a transpose of two dims, in which rows become columns."""
     if len(box) != 2 or len(target) != 2:
         return None
     axis = leftover.axis
@@ -250,9 +263,13 @@ def _transposed(
 
 
 def _has_nonzero_rows(operand: np.ndarray, source: NkiTensor, first: int, end: int) -> bool:
-    """Return whether an operand of a product has elements that are not zero in the rows of a leftover.
+    """Return whether an operand of a product has nonzero elements in the rows of a leftover.
 
-    first, end: partitions of the allocation of `source`, whose view the product takes.
+    Args:
+        operand: The values of the operand.
+        source: The view of the operand.
+        first: First partition of the leftover in the tensor of `source`.
+        end: Partition after its last one.
     """
     offset = source.layout.rows[0]
     rows = operand[max(first - offset, 0) : max(end - offset, 0)]

@@ -1,7 +1,7 @@
-"""Observation of NaN and infinities: which instruction makes one out of finite operands, and where it goes.
+"""Observation of NaN and infinities: which instruction makes them out of finite operands, and which results get them.
 
-Each byte of a tensor that contains such a value has an origin: the number of a birth, or INTENDED for what a kernel
-writes or receives on purpose. Origins follow the values through every instruction, element by element where an
+Each byte of a tensor that contains such a value has an origin: the index of a birth, or INTENDED for what a kernel
+writes or receives on purpose. Origins follow the values through every instruction: element by element where the
 instruction works so, else from any operand to the whole result.
 """
 
@@ -17,8 +17,8 @@ from simulate.check.tile_values import (
     defined_elements,
     has_nonfinite_values,
     is_finite,
+    read_values,
     selected_elements,
-    values_of,
 )
 from simulate.isa import propagation
 from simulate.isa.enums import ReduceCmd
@@ -38,7 +38,7 @@ _Key = tuple[int, int]  # rank and serial number of a tensor
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """An instruction that made NaN or infinities out of operands that do not explain them."""
+    """Instruction that made NaN or infinities out of operands that do not explain them."""
 
     stream: Stream
     event: int
@@ -50,7 +50,7 @@ class Birth:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A returned tensor that contains NaN or infinities of a birth, and their number."""
+    """Returned tensor that contains NaN or infinities of a birth, and their number."""
 
     birth: Birth
     rank: int
@@ -60,7 +60,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    """The NaN, the infinities and their origins of an operand, in the operand's shape."""
+    """NaN, infinities and their origins in one operand, in the operand's shape."""
 
     nan: np.ndarray
     infinite: np.ndarray
@@ -68,31 +68,33 @@ class _Operand:
 
 
 class NonFinite:
-    """The births of one launch, and the origins of the values that are not finite now."""
+    """Births of one launch, and the origins of the values that are not finite now."""
 
     def __init__(self) -> None:
         self.births: list[Birth] = []
         self.arrivals: list[Arrival] = []
-        self._origins: dict[_Key, _Origins] = {}  # per byte of a tensor; absent where all of it is finite
+        self._origins: dict[_Key, _Origins] = {}  # for each byte of a tensor; absent if all of it is finite
         self._known: set[_Key] = set()
         self._arguments: list[tuple[int, NkiTensor]] = []  # with their ranks
         self._operands: dict[_Key, list[_Operand | None]] = {}  # of the running instruction of a core
         self._exchanged: set[int] = set()  # origins that entered a rendezvous
 
     def before(self, core: NeuronCore, issue: Issue) -> None:
-        """Keep the values of operands that are not finite, before a result overwrites them."""
+        """Copy operands that are not finite, before a result overwrites them."""
         plan, reads, writes = issue
         rank = core.rank.number
         for tile in (*reads, *writes):
-            self._first_sight(rank, tile.storage)
-        sources = [self._operand(rank, tile) for tile in (*reads, *writes)]
+            self._scan_contents(rank, tile.storage)
+        sources = [self._nonfinite_operand(rank, tile) for tile in (*reads, *writes)]
         if any(sources):
             self._operands[rank, core.number] = sources
             if plan.rendezvous is not None:
-                self._exchanged |= {int(each) for one in sources if one for each in np.unique(one.origins)}
+                self._exchanged |= {
+                    int(origin) for source in sources if source for origin in np.unique(source.origins)
+                }
 
     def after(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
-        """Give the results that are not finite their origins."""
+        """Record the origins of the results that are not finite."""
         plan, reads, writes = issue
         rank, event = core.rank.number, len(core.stream)
         sources = self._operands.pop((rank, core.number), None) or [None] * (len(reads) + len(writes))
@@ -102,38 +104,38 @@ class NonFinite:
                 if key in self._origins:
                     self._clear(key, tile)
                 continue
-            values = values_of(tile)
+            values = read_values(tile)
             nan, infinite = np.isnan(values), np.isinf(values)
             defined = defined_elements(tile)
-            was = sources[len(reads) + number]
+            previous = sources[len(reads) + number]
             keeps = plan.accumulate is not None or event in core.stream.masked
             causes = [source for source in sources[: len(reads)] if source is not None]
-            if keeps and was is not None and tile.dynamic is None:
-                causes.append(was)
-            origins = self._inherited(plan, tile, nan, infinite, causes)
+            if keeps and previous is not None and tile.dynamic is None:
+                causes.append(previous)
+            origins = self._inherit_origins(plan, tile, nan, infinite, causes)
             fresh = (nan | infinite) & (origins == _FINITE)
             if (fresh & defined).any() and not core.rank.tolerated:
-                origins[fresh] = self._born(core, issue, number, (nan & fresh, fresh), operands)
+                origins[fresh] = self._record_birth(core, issue, number, (nan & fresh, fresh), operands)
             else:
                 origins[fresh] = INTENDED
-            self._put(key, tile, origins)
+            self._set_origins(key, tile, origins)
 
     def ended(self, returned: Iterable[tuple[int, NkiTensor]]) -> None:
-        """Note which births reach a returned tensor or an argument that was written."""
+        """Record the births that reach a returned tensor, or an argument that the kernel wrote."""
         outputs = list(returned)
         named = {(rank, tensor.storage.serial) for rank, tensor in outputs}
-        outputs += [each for each in self._arguments if (each[0], each[1].storage.serial) not in named]
+        outputs += [pair for pair in self._arguments if (pair[0], pair[1].storage.serial) not in named]
         for rank, tensor in outputs:
-            kept = self._operand(rank, tensor)
-            if kept is None:
+            operand = self._nonfinite_operand(rank, tensor)
+            if operand is None:
                 continue
-            marked = kept.origins[kept.nan | kept.infinite]
+            marked = operand.origins[operand.nan | operand.infinite]
             for number in np.unique(marked[marked >= 0]):
                 count = int((marked == number).sum())
                 self.arrivals.append(Arrival(self.births[number], rank, tensor.storage.serial, count))
 
-    def _first_sight(self, rank: int, storage: Storage) -> None:
-        """Scan what an argument or a constant contains before the kernel writes to it."""
+    def _scan_contents(self, rank: int, storage: Storage) -> None:
+        """Record the origins of an argument or a constant before the kernel writes to it."""
         key = rank, storage.serial
         if key in self._known:
             return
@@ -142,13 +144,13 @@ class NonFinite:
             self._arguments.append((rank, NkiTensor.over(storage.shape, storage.dtype, storage)))
         if storage.validity.uniform == 0 or not storage.dtype.is_float or storage.dtype.is_packed:
             return
-        whole = NkiTensor.over(storage.shape, storage.dtype, storage)
-        if not is_finite(whole):
-            values = values_of(whole)
-            self._put(key, whole, np.where(np.isfinite(values), _FINITE, INTENDED).astype(np.int32))
+        view = NkiTensor.over(storage.shape, storage.dtype, storage)
+        if not is_finite(view):
+            values = read_values(view)
+            self._set_origins(key, view, np.where(np.isfinite(values), _FINITE, INTENDED).astype(np.int32))
 
-    def _operand(self, rank: int, tile: NkiTensor) -> _Operand | None:
-        """The part of an operand that is not finite; None where all of it is finite."""
+    def _nonfinite_operand(self, rank: int, tile: NkiTensor) -> _Operand | None:
+        """Return the values of an operand that are not finite, with their origins; None if all values are finite."""
         key = rank, tile.storage.serial
         reinterpreted = tile.dtype is not tile.storage.dtype and not tile.storage.dtype.is_float
         if (
@@ -157,34 +159,42 @@ class NonFinite:
             or is_finite(tile)
         ):
             return None
-        values = values_of(tile)
-        origins = self._at(key, tile)
-        known = np.full(values.shape, INTENDED, np.int32) if origins is None else origins.copy()
-        odd = ~np.isfinite(values)
-        known[odd & (known == _FINITE)] = INTENDED
-        known[~odd] = _FINITE
-        return _Operand(np.isnan(values), np.isinf(values), known)
+        values = read_values(tile)
+        origins = self._get_origins(key, tile)
+        marked = np.full(values.shape, INTENDED, np.int32) if origins is None else origins.copy()
+        nonfinite = ~np.isfinite(values)
+        marked[nonfinite & (marked == _FINITE)] = INTENDED
+        marked[~nonfinite] = _FINITE
+        return _Operand(np.isnan(values), np.isinf(values), marked)
 
-    def _inherited(
+    def _inherit_origins(
         self, plan: Plan, tile: NkiTensor, nan: np.ndarray, infinite: np.ndarray, causes: list[_Operand]
     ) -> _Origins:
-        """The origins that the operands explain; _FINITE for a value that none of them explains."""
+        """Return the origins that the operands explain, _FINITE for a value that no operand explains.
+
+        Args:
+            plan: The plan of the instruction.
+            tile: The result.
+            nan: Which elements of the result are NaN, in its shape.
+            infinite: Which elements are infinite.
+            causes: The operands that are not finite.
+        """
         origins = np.full(nan.shape, _FINITE, np.int32)
         if plan.rendezvous is not None:
-            came = [each for each in self._exchanged if each >= 0]
-            origins[nan | infinite] = min(came, default=INTENDED)
+            births = [origin for origin in self._exchanged if origin >= 0]
+            origins[nan | infinite] = min(births, default=INTENDED)
             return origins
         if plan.registers is not None and plan.registers.command not in _RESETS:
-            # The registers bring in what earlier instructions have added to them, or what was never set.
+            # The registers contain what earlier instructions have added to them, or were never set.
             origins[nan | infinite] = len(self.births) - 1 if self.births else INTENDED
             return origins
         for cause in causes:
-            placed = _placed(plan, cause, tile)
+            placed = _align_operand(plan, cause, tile)
             if placed is None:
                 self._spread(origins, nan, infinite, cause)
                 continue
-            # An infinity that is intended explains an infinity, and no NaN: the instruction subtracts two of them, or
-            # multiplies one by zero.
+            # An intended infinity explains an infinity, and no NaN: the instruction subtracts two infinities, or
+            # multiplies an infinity by zero.
             explains = placed.nan | (placed.infinite & ((placed.origins >= 0) | ~nan))
             fits = explains & (nan | infinite)
             better = fits & ((origins == _FINITE) | (origins == INTENDED))
@@ -193,16 +203,16 @@ class NonFinite:
 
     @staticmethod
     def _spread(origins: _Origins, nan: np.ndarray, infinite: np.ndarray, cause: _Operand) -> None:
-        """Explain results by any element of an operand, where the instruction may combine all of them."""
-        real = cause.origins[cause.origins >= 0]
-        if real.size:
-            open_places = (nan | infinite) & (origins < 0)
-            origins[open_places] = real.min()
+        """Record an origin of an operand for every result, as the instruction may combine all elements."""
+        births = cause.origins[cause.origins >= 0]
+        if births.size:
+            unexplained = (nan | infinite) & (origins < 0)
+            origins[unexplained] = births.min()
         else:
             explained = (nan | infinite) if cause.nan.any() else infinite
             origins[explained & (origins == _FINITE)] = INTENDED
 
-    def _born(
+    def _record_birth(
         self,
         core: NeuronCore,
         issue: Issue,
@@ -210,6 +220,15 @@ class NonFinite:
         fresh: tuple[np.ndarray, np.ndarray],
         operands: Sequence[Any],
     ) -> int:
+        """Record a birth and return its index; INTENDED for constants and for instructions without operands.
+
+        Args:
+            core: The core that issues the instruction.
+            issue: The plan, its reads and its writes.
+            number: The index of the result among the writes.
+            fresh: Which elements are NaN, and which are NaN or infinite, without an explanation.
+            operands: The values of the operands.
+        """
         plan, reads, writes = issue
         nan, any_new = fresh
         if not reads or (not nan.any() and _is_constant(plan, number, writes[number], operands)):
@@ -223,23 +242,26 @@ class NonFinite:
         )
         return len(self.births) - 1
 
-    def _at(self, key: _Key, tile: NkiTensor) -> _Origins | None:
-        """The origins of a view's elements, a view of the table where the address is known before the run."""
+    def _get_origins(self, key: _Key, tile: NkiTensor) -> _Origins | None:
+        """Return the origins of a view's elements.
+
+        The array is a view of the table, or a copy for a run-time address. None if all of the tensor is finite.
+        """
         table = self._origins.get(key)
         if table is None:
             return None
         if tile.dynamic is None:
             _, shape, strides, offset, _ = tile.byte_view()
-            return np.ndarray(shape, np.int32, table, 4 * offset, [4 * each for each in strides])
+            return np.ndarray(shape, np.int32, table, 4 * offset, [4 * stride for stride in strides])
         elements, inside = selected_elements(tile)
-        found = table[np.where(inside, elements, 0) * tile.dtype.storage.itemsize]
-        return np.where(inside, found, _FINITE).astype(np.int32)
+        origins = table[np.where(inside, elements, 0) * tile.dtype.storage.itemsize]
+        return np.where(inside, origins, _FINITE).astype(np.int32)
 
-    def _put(self, key: _Key, tile: NkiTensor, origins: _Origins) -> None:
+    def _set_origins(self, key: _Key, tile: NkiTensor, origins: _Origins) -> None:
         if key not in self._origins:
             self._origins[key] = np.full(tile.storage.nbytes, _FINITE, np.int32)
         if tile.dynamic is None:
-            view = self._at(key, tile)
+            view = self._get_origins(key, tile)
             assert view is not None
             view[...] = origins
         else:
@@ -250,28 +272,30 @@ class NonFinite:
         if tile.whole:
             del self._origins[key]
         else:
-            self._put(key, tile, np.full(tile.shape, _FINITE, np.int32))
+            self._set_origins(key, tile, np.full(tile.shape, _FINITE, np.int32))
 
 
-def _placed(plan: Plan, cause: _Operand, tile: NkiTensor) -> _Operand | None:
-    """Return an operand with the result's shape, or None where elements of the two do not correspond."""
+def _align_operand(plan: Plan, cause: _Operand, tile: NkiTensor) -> _Operand | None:
+    """Return an operand with the result's shape, or None if elements of the two do not correspond."""
     moves = plan.propagate in (propagation.moved, propagation.transposed) or plan.effects.transposes
     if moves and len(plan.reads) == 1:
-        return _Operand(*(_moved(plan, array, tile) for array in (cause.nan, cause.infinite, cause.origins)))
+        return _Operand(
+            *(_move_elements(plan, array, tile) for array in (cause.nan, cause.infinite, cause.origins))
+        )
     copies = plan.domain is Domain.bits and cause.nan.size == tile.size
     if plan.propagate is not propagation.elementwise and not plan.effects.copies and not copies:
         return None
     if cause.nan.size == tile.size:
-        return _Operand(*(each.reshape(tile.shape) for each in (cause.nan, cause.infinite, cause.origins)))
+        return _Operand(*(a.reshape(tile.shape) for a in (cause.nan, cause.infinite, cause.origins)))
     if cause.nan.size != tile.shape[0]:
         return None
     column = (tile.shape[0], *(1,) * (tile.ndim - 1))
-    parts = (each.reshape(column) for each in (cause.nan, cause.infinite, cause.origins))
-    return _Operand(*(np.broadcast_to(each, tile.shape) for each in parts))
+    columns = (array.reshape(column) for array in (cause.nan, cause.infinite, cause.origins))
+    return _Operand(*(np.broadcast_to(array, tile.shape) for array in columns))
 
 
-def _moved(plan: Plan, array: np.ndarray, tile: NkiTensor) -> np.ndarray:
-    """Return one array of an `_Operand` as an instruction that only moves elements moves them."""
+def _move_elements(plan: Plan, array: np.ndarray, tile: NkiTensor) -> np.ndarray:
+    """Return an array of an `_Operand` after an instruction that only moves elements."""
     if plan.propagate is propagation.transposed:
         return flat(array).T.reshape(tile.shape)
     (result,) = plan.compute(array)
@@ -283,7 +307,7 @@ def _moved(plan: Plan, array: np.ndarray, tile: NkiTensor) -> np.ndarray:
 
 @quiet
 def _is_constant(plan: Plan, number: int, tile: NkiTensor, operands: Sequence[Any]) -> bool:
-    """Return whether an instruction writes infinities whatever its operands are, such as the fill of a mask."""
+    """Return whether an instruction writes infinities for any operands, such as the fill of a mask."""
     if plan.state is not None or plan.rendezvous is not None:
         return False
     try:

@@ -1,4 +1,4 @@
-"""Observation of stores to HBM: bytes that a second store changes before anything has read the first one."""
+"""Observation of stores to HBM: bytes of a store that a second store changes before anything has read them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from simulate.run.execute import flat
 from simulate.run.machine import Issue, NeuronCore
 
 _NONE = -1
+"""Event id of an element without a pending store."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostStore:
-    """A store that changes elements of an earlier store which nothing read: both events, the tensor, the elements."""
+    """Store that changes elements of an earlier store that nothing has read.
+
+    `count` elements of the `size` elements of the second store differ.
+    """
 
     first: int
     second: int
@@ -27,19 +31,19 @@ class LostStore:
 
 @dataclass
 class Stores:
-    """The stores of one core. Per element of a tensor in HBM, the event that stored it and that nothing followed."""
+    """Stores of one core: for each element of a tensor in HBM, the event whose store nothing has read so far."""
 
     lost: list[LostStore] = field(default_factory=list)
     _unread: dict[int, np.ndarray] = field(default_factory=dict)
     _loaded: set[int] = field(default_factory=set)
-    """Tiles that contain what a DMA brought from HBM, where it still is."""
+    """Tiles that a DMA loaded from HBM, whose source is unchanged."""
     _old: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
-    """Of the running store, by tensor: the events that stored its elements, and their bits."""
+    """Events that stored the elements which the running store overwrites, and their bits, by tensor."""
     _partly_read: set[int] = field(default_factory=set)
-    """Stores to private HBM that an instruction has read in part: they store whole rows and use a part of each row."""
+    """Stores to private HBM that an instruction has read in part: the kernel stores rows and uses columns of them."""
 
     def before(self, core: NeuronCore, issue: Issue) -> None:
-        """Keep what a store is about to overwrite; note what an instruction reads."""
+        """Copy what a store is about to overwrite, and clear the pending stores that an instruction reads."""
         self._old.clear()
         plan, reads, writes = issue
         for tile in reads:
@@ -58,7 +62,7 @@ class Stores:
                     self._old[tile.storage.serial] = earlier.copy(), _bits(tile).copy()
 
     def after(self, core: NeuronCore, event: int, issue: Issue) -> None:
-        """Compare what a store left with what an earlier one had stored."""
+        """Compare a store with the earlier stores to its elements, and record it as pending."""
         plan, reads, writes = issue
         if plan.rendezvous is not None or not reads:
             return
@@ -76,13 +80,13 @@ class Stores:
             if serial not in self._unread:
                 count = tile.storage.nbytes // tile.storage.dtype.storage.itemsize
                 self._unread[serial] = np.full(count, _NONE, np.int32)
-            # A copy that is updated in part afterwards loses nothing: its source is still there.
+            # A copy that is updated in part afterwards loses nothing, because its source is unchanged.
             self._set(self._unread[serial], tile, _NONE if is_copy else event)
 
     def _compare(self, event: int, tile: NkiTensor, earlier: np.ndarray, old: np.ndarray) -> None:
         changed = (earlier != _NONE) & (old != _bits(tile))
         if not changed.any() or (old[changed] == old[changed].flat[0]).all():
-            return  # equal bits, or a constant that was stored to be overwritten
+            return  # equal bits, or a constant that initialises the tensor
         count = int(changed.sum())
         first = int(earlier[changed].flat[0])
         if first in self._partly_read:
@@ -101,7 +105,7 @@ class Stores:
     @staticmethod
     def _set(events: np.ndarray, tile: NkiTensor, event: int) -> None:
         if tile.dtype.storage.itemsize != tile.storage.dtype.storage.itemsize:
-            events[...] = _NONE  # a view of another width: nothing is known of the tensor any more
+            events[...] = _NONE  # a view of another width: the elements do not correspond
         elif tile.dynamic is not None:
             elements, inside = selected_elements(tile)
             events[elements[inside]] = event

@@ -1,4 +1,4 @@
-"""Observations of values: integers and floats that a dtype does not hold, arguments outside a function's range."""
+"""Observation of values that a dtype does not represent, and of arguments outside a function's range."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from simulate.run.machine import Issue, Tensors
 
 _FP8_MAX = {"float8_e4m3": 240.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 _WIDE = ("int32", "uint32", "float32")
-_FP8_E4M3_MAX = 240.0  # of the chip's own e4m3, to which chips without e4m3fn convert it
-
-
-_FEW_ELEMENTS = 8  # of fewer, no share is taken
-_SMALL_FP8 = 0.125  # a larger element uses the range of an 8-bit float; probabilities beside it may vanish
+_FP8_E4M3_MAX = 240.0
+"""Largest value of the chip's float8_e4m3, to which chips without e4m3fn convert e4m3fn."""
+_MIN_ELEMENTS = 8
+"""Smallest number of elements of which a share is computed."""
+_SMALL_FP8 = 0.125
+"""Largest magnitude of a tile that does not use the range of an 8-bit float; beyond it, small elements may vanish."""
 _HALF_EXPONENT = {"float16": 0x7C00, "bfloat16": 0x7F80}
-"""The bits of a 16-bit float that are all set in infinities and NaN, and in no other value."""
+"""Exponent bits of a 16-bit float, which are all set in infinities and NaN only."""
 
 
 @dataclass
 class Values:
-    """What was observed of the values of one core's operands and results."""
+    """Observed values of one core's operands and results."""
 
     large_integers: list[Note] = field(default_factory=list)
     wide_fp8: list[Note] = field(default_factory=list)
@@ -39,11 +40,12 @@ class Values:
     vanished: list[Note] = field(default_factory=list)
     integers: Integers = field(default_factory=Integers)
     scaled_apart: list[tuple[int, int, int]] = field(default_factory=list)
-    """Matmuls over 8-bit data whose scales differ between partitions: event, tensor, event that scaled it."""
-    _scaled: dict[int, int] = field(default_factory=dict)  # by tensor, the event that left such data in it
+    """Matmuls over 8-bit data whose scales differ between partitions: event, tensor, event that scaled the tensor."""
+    _scaled: dict[int, int] = field(default_factory=dict)
+    """Event that scaled the partitions of a tensor differently, by tensor."""
 
     def before(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
-        """Observe the values that an instruction is about to read."""
+        """Observe the operands that an instruction is about to read."""
         plan, reads, _ = issue
         self.integers.before(issue, operands)
         if plan.domain is not Domain.float32 or len(operands) != len(reads):
@@ -57,10 +59,12 @@ class Values:
             self._contracted(event, reads, operands)
 
     def after(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
-        """Observe what the dtypes of the results, or the float32 path to them, did not hold."""
+        """Observe losses in the dtypes of the results, or in the float32 path to them."""
         plan, reads, writes = issue
         differs = (
-            plan.domain is Domain.float32 and plan.state is None and _scales_apart(plan, reads, operands)
+            plan.domain is Domain.float32
+            and plan.state is None
+            and _scales_partitions_differently(plan, reads, operands)
         )
         for tile in writes:
             if differs:
@@ -72,8 +76,8 @@ class Values:
                 for number, tile in enumerate(writes):
                     if tile.dynamic is None:
                         self._result(event, issue, number, operands)
-            self.integers.casts(event, issue, operands)
-            self.integers.follow(issue)
+            self.integers.observe_casts(event, issue, operands)
+            self.integers.trace(issue)
 
     def _operands(self, event: int, reads: Tensors, operands: Sequence[Any]) -> None:
         for tile, operand in zip(reads, operands):
@@ -91,7 +95,10 @@ class Values:
                     self.wide_fp8.append(Note(event, tile.storage.serial, seen))
 
     def _contracted(self, event: int, reads: Tensors, operands: Sequence[Any]) -> None:
-        """Observe operands with a scale per partition; a column with one factor that is not zero sums nothing."""
+        """Observe matmul operands with a different scale in each partition.
+
+        A column of the moving operand with a single nonzero factor sums nothing, so it counts as no contraction.
+        """
         if len(reads) != 2 or not self._scaled:
             return
         for tile, other in ((reads[0], operands[1]), (reads[1], operands[0])):
@@ -100,7 +107,7 @@ class Values:
                 self.scaled_apart.append((event, tile.storage.serial, writer))
 
     def _transpose(self, event: int, tile: NkiTensor, operand: np.ndarray) -> None:
-        """Observe a transpose by a product with the identity: 0 times a value that is not finite is NaN."""
+        """Observe a transpose by a product with the identity, in which 0 times a value that is not finite is NaN."""
         count = int((~np.isfinite(operand)).sum())
         if count:
             seen = (
@@ -127,7 +134,7 @@ class Values:
             self.outside_domain.append(Note(event, tile.storage.serial, seen))
 
     def _result(self, event: int, issue: Issue, number: int, operands: Sequence[Any]) -> None:
-        """Observe the elements of a result that its dtype, or the float32 path to it, did not hold."""
+        """Observe the elements of a result that its dtype, or the float32 path to it, does not represent."""
         plan, reads, writes = issue
         tile = writes[number]
         if tile.dtype in _FP8_MAX:
@@ -142,49 +149,49 @@ class Values:
         if plan.state is not None:
             return
         from_integers = self.integers.are_integers(reads)
-        operands = self.integers.kept or operands
+        operands = self.integers.operand_copies or operands
         if tile.dtype in _HALF_EXPONENT:
-            if from_integers or _holds_infinity(tile):
+            if from_integers or _has_infinity(tile):
                 self._halves(event, tile, np.asarray(plan.compute(*operands)[number]), from_integers)
         elif tile.dtype in _WIDE and from_integers and _is_large(tile.array):
-            exact = np.asarray(plan.compute(*(each.astype(np.float64) for each in operands))[number])
-            held = exact.astype(np.float64)
+            exact = np.asarray(plan.compute(*(operand.astype(np.float64) for operand in operands))[number])
+            expected = exact.astype(np.float64)
             if tile.dtype.is_integer:
-                # The marks of values that were not found saturate, which loses nothing.
+                # The index of a search without a match saturates, which loses nothing.
                 limits = np.iinfo(tile.array.dtype)
-                held = np.clip(held, limits.min, limits.max).astype(np.int64)
-            lost = int((held != tile.array.astype(held.dtype).reshape(held.shape)).sum())
+                expected = np.clip(expected, limits.min, limits.max).astype(np.int64)
+            lost = int((expected != tile.array.astype(expected.dtype).reshape(expected.shape)).sum())
             lost = lost or self.integers.lost_by_sum(plan, tile)
             if lost:
                 seen = f"{lost} of {tile.size} results above {EXACT_INTEGERS} lose bits as float32"
                 self.large_integers.append(Note(event, tile.storage.serial, seen))
 
     def _vanishing(self, event: int, tile: NkiTensor, exact: np.ndarray) -> None:
-        """Observe a cast to 8 bits that turns most of the elements that are not zero into zeros."""
+        """Observe a cast to 8 bits that turns most of the nonzero elements into zeros."""
         values = exact.reshape(tile.shape)
         nonzero = values != 0
         lost, count = int((nonzero & (tile.array.astype(np.float32) == 0)).sum()), int(nonzero.sum())
-        if count >= _FEW_ELEMENTS and 2 * lost > count and float(np.abs(values).max()) < _SMALL_FP8:
+        if count >= _MIN_ELEMENTS and 2 * lost > count and float(np.abs(values).max()) < _SMALL_FP8:
             seen = f"{lost} of {count} results that are not zero become zero, for example "
             seen += f"{float(values[nonzero & (tile.array.astype(np.float32) == 0)].flat[0]):g}"
             self.vanished.append(Note(event, tile.storage.serial, seen))
 
     def _halves(self, event: int, tile: NkiTensor, exact: np.ndarray, from_integers: bool) -> None:
-        """Observe finite results that became infinite as a 16-bit float, and integers that it rounded."""
-        held = tile.array.astype(np.float32).reshape(exact.shape)
-        overflows = int((np.isfinite(exact) & ~np.isfinite(held)).sum())
+        """Observe finite results that became infinite as a 16-bit float, and integers that the dtype rounded."""
+        stored = tile.array.astype(np.float32).reshape(exact.shape)
+        overflows = int((np.isfinite(exact) & ~np.isfinite(stored)).sum())
         if overflows:
             seen = f"{overflows} of {tile.size} results overflow {tile.dtype}"
             self.overflowing_halves.append(Note(event, tile.storage.serial, seen))
-        rounded = (held != exact) & (exact == np.rint(exact))
+        rounded = (stored != exact) & (exact == np.rint(exact))
         count = int(rounded.sum()) if from_integers else 0
         if count > overflows:
             seen = f"{count} of {tile.size} integers are rounded, for example {float(exact[rounded].flat[0]):.0f}"
             self.rounded_integers.append(Note(event, tile.storage.serial, seen))
 
 
-def _scales_apart(plan: Plan, reads: Tensors, operands: Sequence[Any]) -> bool:
-    """Whether an instruction scales an 8-bit tile by a column whose elements differ."""
+def _scales_partitions_differently(plan: Plan, reads: Tensors, operands: Sequence[Any]) -> bool:
+    """Return whether an instruction scales an 8-bit tile by a column whose elements differ."""
     if (
         len(reads) < 2
         or len(operands) != len(reads)
@@ -192,20 +199,20 @@ def _scales_apart(plan: Plan, reads: Tensors, operands: Sequence[Any]) -> bool:
         or reads[0].dynamic is not None
     ):
         return False
-    columns = [each for tile, each in zip(reads[1:], operands[1:]) if tile.free_size == 1]
-    if len(columns) != len(reads) - 1 or all((each == each.flat[0]).all() for each in columns):
+    columns = [operand for tile, operand in zip(reads[1:], operands[1:]) if tile.free_size == 1]
+    if len(columns) != len(reads) - 1 or all((column == column.flat[0]).all() for column in columns):
         return False
     zeros = np.zeros_like(operands[0])
     return not np.any(np.asarray(plan.compute(zeros, *operands[1:])[0]))
 
 
-def _holds_infinity(tile: NkiTensor) -> bool:
+def _has_infinity(tile: NkiTensor) -> bool:
     mask = _HALF_EXPONENT[str(tile.dtype)]
     return bool((tile.array.view(np.uint16) & mask == mask).any())
 
 
 def _is_large(integers: np.ndarray) -> bool:
-    """Return whether an element is too large for float32's integers; infinities and NaN are no integers."""
+    """Return whether a finite element exceeds the integers that float32 represents exactly."""
     if integers.dtype.kind not in "iu":
         integers = integers[np.isfinite(integers)]
     return bool(integers.size) and max(int(integers.max()), -int(integers.min())) > EXACT_INTEGERS

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from simulate.check.evidence import Evidence
-from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.check.findings import Finding, Severity, describe_access, make_finding, register_kind
 from simulate.lines import location
 from simulate.run import Launch
 from simulate.run.stream import Stream
 
-LATER = kind(
+LATER = register_kind(
     "NKW-ORDER-LATER",
     Severity.error,
     "An instruction can wait only for one that the program issues before it.",
 )
-LOOP = kind(
+LOOP = register_kind(
     "NKW-ORDER-LOOP",
     Severity.error,
     "An ordering request does not lead out of an iteration of a device loop.",
 )
-NOT_ENTERED = kind(
+NOT_ENTERED = register_kind(
     "NKW-ORDER-NOT-ENTERED",
     Severity.warning,
     "nl.no_reorder() is a context manager: it orders the instructions of a `with` block, and nothing without one.",
@@ -26,7 +26,7 @@ NOT_ENTERED = kind(
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Faults of depends_on, with_schedule and no_reorder, core by core."""
+    """Return findings for wrong uses of depends_on, with_schedule and no_reorder, core by core."""
     return [finding for stream in launch.streams for finding in (*_edges(stream), *_blocks(stream))]
 
 
@@ -35,25 +35,27 @@ def _edges(stream: Stream) -> list[Finding]:
     lines: set[tuple[int, int]] = set()
     for producer, consumer in stream.requested:
         later = producer >= consumer
-        around, own = stream.loops.get(producer, ()), stream.loops.get(consumer, ())
+        producer_loops, consumer_loops = stream.loops.get(producer, ()), stream.loops.get(consumer, ())
         pair = stream.line_ids[producer], stream.line_ids[consumer]
-        if pair in lines or not (later or own[: len(around)] != around):
+        if pair in lines or not (later or consumer_loops[: len(producer_loops)] != producer_loops):
             continue
         lines.add(pair)
         ops = [stream.op_names[stream.ops[event]] for event in (consumer, producer)]
         touches = [
-            touch(stream, event, a) for event in (producer, consumer) for a in stream.accesses(event)[-1:]
+            describe_access(stream, event, a)
+            for event in (producer, consumer)
+            for a in stream.accesses(event)[-1:]
         ]
         line = stream.request_lines.get((producer, consumer))
         where = stream.event(consumer).where if line is None else location(line)
         if later:
-            which = (
+            producer_text = (
                 "itself" if producer == consumer else f"{ops[1]} #{producer}, which the program issues later"
             )
             findings.append(
-                found(
+                make_finding(
                     LATER,
-                    f"{ops[0]} #{consumer} cannot wait for {which}",
+                    f"{ops[0]} #{consumer} cannot wait for {producer_text}",
                     where,
                     touches if producer != consumer else touches[:1],
                     hint="later.depends_on(earlier); with_schedule takes (consumer, producer)",
@@ -61,7 +63,7 @@ def _edges(stream: Stream) -> list[Finding]:
             )
         else:
             findings.append(
-                found(
+                make_finding(
                     LOOP,
                     f"{ops[0]} #{consumer} cannot wait for {ops[1]} #{producer}: an iteration of a device loop "
                     f"contains #{producer} and not #{consumer}",
@@ -75,7 +77,7 @@ def _edges(stream: Stream) -> list[Finding]:
 
 def _blocks(stream: Stream) -> list[Finding]:
     return [
-        found(
+        make_finding(
             NOT_ENTERED,
             "nl.no_reorder() is called without `with`, so it orders no instructions",
             location(block.line),

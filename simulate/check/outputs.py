@@ -3,71 +3,77 @@
 from __future__ import annotations
 
 import linecache
+from collections.abc import Iterator
 from types import CodeType
 
 from nkw.errors import Location
-from simulate.check.evidence import Evidence
-from simulate.check.findings import Finding, Severity, Touch, found, kind, touch
+from simulate.check.evidence import Evidence, Returned
+from simulate.check.findings import Finding, Severity, Touch, describe_access, make_finding, register_kind
 from simulate.isa.plan import RandomUse, Synchronization
 from simulate.lines import location
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
 from simulate.run.stream import READ, Access, Stream, TensorRecord
 
-PARTIAL = kind(
+PARTIAL = register_kind(
     "NKW-OUTPUT-PARTIAL", Severity.warning, "Every byte of an output is written before it is returned."
 )
-PRIVATE = kind(
+PRIVATE = register_kind(
     "NKW-OUTPUT-PRIVATE",
     Severity.warning,
     "An output is allocated with buffer=nl.shared_hbm; private HBM (also nl.hbm) does not compile since 0.3.",
 )
-UNTOUCHED = kind(
+UNTOUCHED = register_kind(
     "NKW-OUTPUT-INPUT", Severity.warning, "A returned tensor is an input that the kernel never wrote."
 )
-CONSTANT = kind("NKW-OUTPUT-CONSTANT", Severity.warning, "An output depends on at least one input tensor.")
-FORGOTTEN = kind(
+CONSTANT = register_kind(
+    "NKW-OUTPUT-CONSTANT", Severity.warning, "An output depends on at least one input tensor."
+)
+FORGOTTEN = register_kind(
     "NKW-OUTPUT-FORGOTTEN",
     Severity.warning,
     "A shared HBM tensor that the kernel writes is returned or read.",
 )
-UNUSED = kind("NKW-INPUT-UNUSED", Severity.warning, "Every input tensor is read or written by some rank.")
+UNUSED = register_kind(
+    "NKW-INPUT-UNUSED", Severity.warning, "Every input tensor is read or written by some rank."
+)
 
-IN_PLACE = kind(
+IN_PLACE = register_kind(
     "NKW-INPUT-WRITTEN",
     Severity.warning,
     "An argument that a kernel writes is returned; else the caller on a device does not see the new contents.",
 )
 
-COLLECTIVE_IO = kind(
+COLLECTIVE_IO = register_kind(
     "NKW-COLLECTIVE-IO",
     Severity.warning,
     "HBM tensors of a collective are internal: neither arguments nor results of the kernel, and named by name=.",
 )
 
-COLLECTIVE = kind(
+COLLECTIVE = register_kind(
     "NKW-COLLECTIVE-UNREAD",
     Severity.warning,
     "The result of a collective is read or returned on at least one rank.",
 )
 
-_DECORATOR_LINES = 20  # more than any decorator takes
+_DECORATOR_LINES = 20
+"""Number of lines in which the `def` below a decorator is searched."""
 
 _Write = tuple[Stream, int, Access]
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Findings about inputs and outputs, rank by rank; collectives are judged over all ranks."""
+    """Return findings about inputs and outputs, rank by rank, and about collectives over all ranks."""
     findings: list[Finding] = []
     depends = _depends_on_inputs(launch, evidence)
     for rank in sorted({stream.rank for stream in launch.streams}):
         streams = [stream for stream in launch.streams if stream.rank == rank]
-        findings += _rank(launch, streams, evidence, depends[rank])
+        findings += _find_faults_of_rank(launch, streams, evidence, depends[rank])
     return [*findings, *_unused(launch, evidence), *_unread(launch, evidence), *_exposed(launch, evidence)]
 
 
 def _definition(launch: Launch) -> Location | None:
-    """The line of the kernel's `def`, if its own body issued an instruction."""
+    """Return the line of the kernel's `def`, None if its own body issued no instruction."""
     for stream in launch.streams:
         for code, _ in stream.lines:
             if code.co_name == launch.kernel:
@@ -76,7 +82,7 @@ def _definition(launch: Launch) -> Location | None:
 
 
 def _line_of_def(code: CodeType) -> int:
-    """The line of `def`: the first line of a decorated function is that of its decorator."""
+    """Return the line of `def`, which in a decorated function comes after the line of its decorator."""
     first = code.co_firstlineno
     for line in range(first, first + _DECORATOR_LINES):
         if linecache.getline(code.co_filename, line).lstrip().startswith(("def ", "async def ")):
@@ -85,18 +91,23 @@ def _line_of_def(code: CodeType) -> int:
 
 
 def _unused(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Inputs that no rank reads, writes or returns; a single rank may have no part for an input."""
+    """Return findings for inputs that no rank reads, writes or returns.
+
+    A single rank may ignore an input, because ranks may share the work unequally.
+    """
     used = set()
     inputs: dict[str, TensorRecord] = {}
     for stream in launch.streams:
-        serials = {each.tensor for each in evidence.returned if each.rank == stream.rank}
-        serials.update(access.tensor for each in evidence.of(stream).accesses for access in each)
+        serials = {output.tensor for output in evidence.returned if output.rank == stream.rank}
+        serials.update(
+            access.tensor for operands in evidence.get_core(stream).accesses for access in operands
+        )
         for record in filter(_is_input, stream.tensors):
             inputs.setdefault(record.name, record)
             if record.serial in serials:
                 used.add(record.name)
     return [
-        found(
+        make_finding(
             UNUSED,
             f"input {record.name} {record.shape} {record.dtype} is neither read nor written",
             _definition(launch),
@@ -108,33 +119,34 @@ def _unused(launch: Launch, evidence: Evidence) -> list[Finding]:
 
 
 def _exposed(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Collectives on arguments, results or unnamed tensors in HBM, one finding per line; ranks run the same lines.
+    """Return a finding for each line with a collective on arguments, outputs or unnamed tensors in HBM.
 
-    Sources: nki.collectives.all_reduce of 0.7 (srcs in private HBM), and the comments of the vendor's own collective
-    kernels, which copy arguments and results to and from named internal tensors.
+    Only one rank is looked at, since all ranks run the same lines. Sources: nki.collectives.all_reduce of 0.7 (srcs in
+    private HBM), and the comments of the vendor's own collective kernels, which copy arguments and outputs to and from
+    named internal tensors.
     """
     stream = launch.streams[0]
-    returned = {each.tensor for each in evidence.returned if each.rank == stream.rank}
+    returned = {output.tensor for output in evidence.returned if output.rank == stream.rank}
     findings: dict[int, Finding] = {}
     for index in stream.rendezvous:
         if stream.effects(index).synchronization is not Synchronization.collective:
             continue
-        for access in evidence.of(stream).accesses[index]:
+        for access in evidence.get_core(stream).accesses[index]:
             record = stream.tensors[access.tensor]
-            what = "" if record.buffer.on_chip else _what_is_exposed(record, returned)
-            if what and stream.line_ids[index] not in findings:
+            problem = "" if record.buffer.on_chip else _describe_exposure(record, returned)
+            if problem and stream.line_ids[index] not in findings:
                 event = stream.event(index)
-                findings[stream.line_ids[index]] = found(
+                findings[stream.line_ids[index]] = make_finding(
                     COLLECTIVE_IO,
-                    f"{event.op} takes {record.name} {record.shape}, which {what}",
+                    f"{event.op} takes {record.name} {record.shape}, which {problem}",
                     event.where,
-                    (touch(stream, index, access),),
+                    (describe_access(stream, index, access),),
                     hint="copy through nl.ndarray(…, buffer=nl.private_hbm, name=…)",
                 )
     return list(findings.values())
 
 
-def _what_is_exposed(record: TensorRecord, returned: set[int]) -> str:
+def _describe_exposure(record: TensorRecord, returned: set[int]) -> str:
     if _is_input(record):
         return "is an argument of the kernel"
     if record.serial in returned:
@@ -143,12 +155,12 @@ def _what_is_exposed(record: TensorRecord, returned: set[int]) -> str:
 
 
 def _unread(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Collectives whose results no rank reads, one finding per line."""
+    """Return a finding for each line with a collective whose results no rank reads."""
     unread: dict[str, Finding | None] = {}
-    returned = {(each.rank, each.tensor) for each in evidence.returned}
+    returned = {(output.rank, output.tensor) for output in evidence.returned}
     for stream in launch.streams:
-        accesses = evidence.of(stream).accesses
-        last_read = {a.tensor: index for index, each in enumerate(accesses) for a in each if a.kind == READ}
+        accesses = evidence.get_core(stream).accesses
+        last_read = {a.tensor: i for i, operands in enumerate(accesses) for a in operands if a.kind == READ}
         for index in stream.rendezvous:
             if stream.effects(index).synchronization is not Synchronization.collective:
                 continue
@@ -163,28 +175,38 @@ def _unread(launch: Launch, evidence: Evidence) -> list[Finding]:
                 records = ", ".join(f"{stream.tensors[a.tensor].name}" for a in written)
                 unread.setdefault(
                     str(where),
-                    found(
+                    make_finding(
                         COLLECTIVE,
                         f"no rank reads or returns {records} after this {stream.event(index).op}",
                         where,
-                        [touch(stream, index, a) for a in written],
+                        [describe_access(stream, index, a) for a in written],
                         hint="use the dsts of the collective, not its srcs",
                     ),
                 )
     return [finding for finding in unread.values() if finding is not None]
 
 
-def _rank(launch: Launch, streams: list[Stream], evidence: Evidence, depends: set[int]) -> list[Finding]:
+def _find_faults_of_rank(
+    launch: Launch, streams: list[Stream], evidence: Evidence, depends: set[int]
+) -> list[Finding]:
+    """Return findings about the inputs and outputs of one rank.
+
+    Args:
+        launch: The launch.
+        streams: The streams of the rank's cores.
+        evidence: The evidence of the launch.
+        depends: The tensors of the rank whose contents depend on an input.
+    """
     records = streams[0].tensors
     reads, writes = _uses(streams, evidence)
-    returned = {each.tensor: each for each in evidence.returned if each.rank == streams[0].rank}
-    inputs = [record for record in records if _is_input(record)]
+    returned = {output.tensor: output for output in evidence.returned if output.rank == streams[0].rank}
+    has_inputs = any(_is_input(record) for record in records)
     findings = [
-        found(
+        make_finding(
             IN_PLACE,
             f"the argument {record.name} {record.shape} is written and not returned",
             stream.event(index).where,
-            (touch(stream, index, access),),
+            (describe_access(stream, index, access),),
             hint=f"return {record.name}; a device runs the kernel on a copy unless the caller aliases it",
         )
         for serial, (stream, index, access) in writes.items()
@@ -192,53 +214,20 @@ def _rank(launch: Launch, streams: list[Stream], evidence: Evidence, depends: se
     ]
     for serial, output in sorted(returned.items()):
         record = records[serial]
-        last = writes.get(serial)
-        if _is_input(record):
-            if last is None:
-                findings.append(
-                    found(
-                        UNTOUCHED,
-                        f"the kernel returns its input {record.name} {record.shape}, which it never wrote",
-                        _definition(launch),
-                        hint="return the tensor that holds the result",
-                    )
-                )
-            continue
-        if output.unwritten_bytes:
+        if not _is_input(record):
+            is_constant = has_inputs and serial not in depends
+            findings += _find_output_faults(record, output, writes.get(serial), is_constant)
+        elif serial not in writes:
             findings.append(
-                found(
-                    PARTIAL,
-                    f"{output.unwritten_bytes} of {record.nbytes} bytes of the output {record.name} {record.shape} "
-                    f"{record.dtype} were never written",
-                    record.where,
-                    _touches(last),
-                    hint="write the rest, often the last, ragged tile",
-                    callers=record.called_at,
-                )
-            )
-        if record.buffer is MemoryRegion.private_hbm:
-            findings.append(
-                found(
-                    PRIVATE,
-                    f"the output {record.name} {record.shape} lies in private HBM",
-                    record.where,
-                    _touches(last),
-                    hint="buffer=nl.shared_hbm",
-                    callers=record.called_at,
-                )
-            )
-        if inputs and serial not in depends:
-            findings.append(
-                found(
-                    CONSTANT,
-                    f"the output {record.name} {record.shape} depends on no input tensor",
-                    record.where,
-                    _touches(last),
-                    hint="check which tile is copied to the output",
+                make_finding(
+                    UNTOUCHED,
+                    f"the kernel returns its input {record.name} {record.shape}, which it never wrote",
+                    _definition(launch),
+                    hint="return the tensor that holds the result",
                 )
             )
     findings += [
-        found(
+        make_finding(
             FORGOTTEN,
             f"{record.name} {record.shape} {record.dtype} is written, but neither returned nor read",
             record.where,
@@ -255,20 +244,60 @@ def _rank(launch: Launch, streams: list[Stream], evidence: Evidence, depends: se
     return findings
 
 
+def _find_output_faults(
+    record: TensorRecord, output: Returned, last: _Write | None, is_constant: bool
+) -> Iterator[Finding]:
+    """Yield findings about a returned tensor that is no input.
+
+    Args:
+        record: The tensor.
+        output: What was returned of it.
+        last: Its last write, None if the kernel never writes it.
+        is_constant: Whether the kernel has inputs, and the tensor depends on none of them.
+    """
+    if output.unwritten_bytes:
+        yield make_finding(
+            PARTIAL,
+            f"{output.unwritten_bytes} of {record.nbytes} bytes of the output {record.name} {record.shape} "
+            f"{record.dtype} were never written",
+            record.where,
+            _touches(last),
+            hint="write the rest, often the last, ragged tile",
+            callers=record.called_at,
+        )
+    if record.buffer is MemoryRegion.private_hbm:
+        yield make_finding(
+            PRIVATE,
+            f"the output {record.name} {record.shape} lies in private HBM",
+            record.where,
+            _touches(last),
+            hint="buffer=nl.shared_hbm",
+            callers=record.called_at,
+        )
+    if is_constant:
+        yield make_finding(
+            CONSTANT,
+            f"the output {record.name} {record.shape} depends on no input tensor",
+            record.where,
+            _touches(last),
+            hint="check which tile is copied to the output",
+        )
+
+
 def _is_input(record: TensorRecord) -> bool:
     return record.line is None and not record.buffer.on_chip and record.buffer is not MemoryRegion.register
 
 
 def _touches(write: _Write | None) -> tuple[Touch, ...]:
-    return () if write is None else (touch(*write),)
+    return () if write is None else (describe_access(*write),)
 
 
 def _uses(streams: list[Stream], evidence: Evidence) -> tuple[set[int], dict[int, _Write]]:
-    """The tensors that are read, and the last write of every tensor in HBM that is written."""
+    """Return the tensors that are read, and the last write of every tensor in HBM that is written."""
     reads: set[int] = set()
     writes: dict[int, _Write] = {}
     for stream in streams:
-        for index, operands in enumerate(evidence.of(stream).accesses):
+        for index, operands in enumerate(evidence.get_core(stream).accesses):
             for access in operands:
                 if access.kind == READ:
                     reads.add(access.tensor)
@@ -281,7 +310,10 @@ def _uses(streams: list[Stream], evidence: Evidence) -> tuple[set[int], dict[int
 
 
 def _depends_on_inputs(launch: Launch, evidence: Evidence) -> dict[int, set[int]]:
-    """The tensors of every rank whose contents depend on an input; a rendezvous joins the members."""
+    """Return the tensors of every rank whose contents depend on an input.
+
+    A rendezvous passes the dependence on to all its members.
+    """
     ranks = {stream.rank: stream for stream in launch.streams}
     depends = {
         rank: {record.serial for record in stream.tensors if _is_input(record)}
@@ -292,7 +324,7 @@ def _depends_on_inputs(launch: Launch, evidence: Evidence) -> dict[int, set[int]
         before = sum(map(len, depends.values())), len(reached_by)
         for stream in launch.streams:
             reached = depends[stream.rank]
-            for index, accesses in enumerate(evidence.of(stream).accesses):
+            for index, accesses in enumerate(evidence.get_core(stream).accesses):
                 rendezvous = stream.rendezvous.get(index)
                 varies = stream.effects(index).random is RandomUse.draws  # without any input
                 if varies or any(access.kind == READ and access.tensor in reached for access in accesses):

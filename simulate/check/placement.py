@@ -1,7 +1,7 @@
 """`mem`: tiles with overlapping explicit addresses, and placements beyond the end of a memory.
 
-Every simulated tile has its own bytes. On the chip, tiles with overlapping addresses share bytes: writing one tile
-destroys values of the other, which are intact in the simulator.
+Every simulated tile has bytes of its own. On the chip, tiles with overlapping addresses share bytes: writing to a tile
+destroys elements of another tile, which are intact in the simulator.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from simulate.check.evidence import Evidence
-from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.check.findings import Finding, Severity, describe_access, make_finding, register_kind
 from simulate.hardware import Hardware
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
 from simulate.run.machine import capacity_bytes
 from simulate.run.stream import READ, WRITE, Access, Stream, TensorRecord
 
-CLOBBERED = kind(
+CLOBBERED = register_kind(
     "NKW-MEM-CLOBBER",
     Severity.error,
     "A tile is read before another tile overwrites its bytes; address= places both tiles there.",
 )
-PLACEMENT = kind(
+PLACEMENT = register_kind(
     "NKW-MEM-PLACEMENT",
     Severity.warning,
     "Tiles placed by first fit around the explicit addresses stay inside the memory that their live bytes fit into.",
@@ -31,7 +31,7 @@ PLACEMENT = kind(
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """A box of a memory: partitions by bytes of a partition."""
+    """Box of a memory: partitions by bytes of a partition."""
 
     rows: tuple[int, int]
     bytes: tuple[int, int]
@@ -51,21 +51,21 @@ class _Box:
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Reads of clobbered tiles, and placements beyond the memory."""
+    """Return findings for reads of clobbered tiles, and for placements beyond the end of a memory."""
     findings: list[Finding] = []
     for stream in launch.streams:
-        findings += _clobbered(launch.hardware, stream, evidence.of(stream).accesses)
-    findings += _placements(launch)
+        findings += _find_clobbered(launch.hardware, stream, evidence.get_core(stream).accesses)
+    findings += _find_overflows(launch)
     return findings
 
 
-def _clobbered(chip: Hardware, stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding]:
+def _find_clobbered(chip: Hardware, stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding]:
     addressed = [
         record
         for serial in stream.first_use
         if (record := stream.tensors[serial]).address is not None and record.buffer.on_chip
     ]
-    pairs = _overlapping(stream, addressed)
+    pairs = _find_overlapping(stream, addressed)
     if not pairs:
         return []
     wanted = {record.serial for pair in pairs for record in pair}
@@ -77,37 +77,40 @@ def _clobbered(chip: Hardware, stream: Stream, accesses: list[tuple[Access, ...]
     findings = []
     for one, other in pairs:
         for victim, intruder in ((one, other), (other, one)):
-            hint = _elsewhere(chip, stream, victim, intruder, addressed)
-            findings += _lost_reads(stream, victim, intruder, uses, hint)
+            hint = _suggest_address(chip, stream, victim, intruder, addressed)
+            findings += _find_lost_reads(stream, victim, intruder, uses, hint)
     return findings
 
 
-def _lost_reads(
+def _find_lost_reads(
     stream: Stream,
     victim: TensorRecord,
     intruder: TensorRecord,
     uses: dict[int, list[tuple[int, Access]]],
     hint: str,
 ) -> list[Finding]:
-    """The first read of `victim` whose bytes `intruder` overwrote; an accumulation reads what it adds to."""
-    own = [(i, a.kind, _physical(victim, a)) for i, a in uses[victim.serial] if a.kind != READ]
-    foreign = [(i, a, _physical(intruder, a)) for i, a in uses[intruder.serial] if a.kind != READ]
+    """Return a finding for the first access of `victim` whose bytes `intruder` overwrote; empty if there is none.
+
+    An accumulation counts as a read, because it reads what it adds to.
+    """
+    victim_writes = [(i, a.kind, _access_box(victim, a)) for i, a in uses[victim.serial] if a.kind != READ]
+    foreign = [(i, a, _access_box(intruder, a)) for i, a in uses[intruder.serial] if a.kind != READ]
     for index, access in uses[victim.serial]:
         if access.kind == WRITE:
             continue
-        wanted = _physical(victim, access)
-        for at, write, box in reversed(foreign):
-            lost = box.common(wanted)
+        accessed = _access_box(victim, access)
+        for event, write, box in reversed(foreign):
+            lost = box.common(accessed)
             if lost is None:
                 continue
-            before = [b for i, _, b in own if i < at and b.common(lost)]
-            renewed = [b for i, kind, b in own if at < i < index and kind == WRITE and b.covers(lost)]
-            if at < index and before and not renewed:
-                return [_lost(stream, victim, intruder, (index, access), (at, write), lost, hint)]
+            before = [b for i, _, b in victim_writes if i < event and b.common(lost)]
+            renewed = [b for i, k, b in victim_writes if event < i < index and k == WRITE and b.covers(lost)]
+            if event < index and before and not renewed:
+                return [_report_lost(stream, victim, intruder, (index, access), (event, write), lost, hint)]
     return []
 
 
-def _lost(
+def _report_lost(
     stream: Stream,
     victim: TensorRecord,
     intruder: TensorRecord,
@@ -118,52 +121,55 @@ def _lost(
 ) -> Finding:
     memory = victim.buffer.value
     used = "read" if read[1].kind == READ else "added to"
-    return found(
+    return make_finding(
         CLOBBERED,
         f"{victim.name} {victim.shape} at address {victim.address} is {used} after {intruder.name} "
         f"{intruder.shape} at address {intruder.address} overwrote partitions {lost.rows[0]}:{lost.rows[1]}, "
         f"bytes {lost.bytes[0]}:{lost.bytes[1]} of {memory}",
         stream.event(read[0]).where,
-        (touch(stream, *write), touch(stream, *read)),
+        (describe_access(stream, *write), describe_access(stream, *read)),
         hint=f"{hint}read {victim.name} before that write",
     )
 
 
-def _elsewhere(
+def _suggest_address(
     chip: Hardware,
     stream: Stream,
     victim: TensorRecord,
     intruder: TensorRecord,
     addressed: list[TensorRecord],
 ) -> str:
-    """Where the intruder finds bytes that no other addressed tile has while it is live; in PSUM banks."""
+    """Return a hint with free bytes for the intruder while it is live; empty if there are none.
+
+    In PSUM the bytes start at a bank.
+    """
     step = chip.psum_bank_bytes if intruder.buffer is MemoryRegion.psum else 4
     first, last = stream.first_use[intruder.serial], stream.last_use[intruder.serial]
     taken = [
-        _whole(other)
+        _tile_box(other)
         for other in addressed
         if other is not intruder
         and other.buffer is intruder.buffer
         and stream.first_use[other.serial] <= last
         and stream.last_use[other.serial] >= first
     ]
-    rows, end = _whole(intruder).rows, _whole(victim).bytes[1]
+    rows, end = _tile_box(intruder).rows, _tile_box(victim).bytes[1]
     starts = {-(-box.bytes[1] // step) * step for box in taken} | {0}
     for start in sorted(starts, key=lambda start: (start < end, start)):
-        place = _Box(rows, (start, start + intruder.row_bytes))
-        if place.bytes[1] <= capacity_bytes(chip, intruder.buffer) and not any(map(place.common, taken)):
+        target = _Box(rows, (start, start + intruder.row_bytes))
+        if target.bytes[1] <= capacity_bytes(chip, intruder.buffer) and not any(map(target.common, taken)):
             bank = f" (bank {start // step})" if intruder.buffer is MemoryRegion.psum else ""
             return f"put {intruder.name} at byte {start}{bank}, which is free, or "
     return ""
 
 
-def _whole(record: TensorRecord) -> _Box:
+def _tile_box(record: TensorRecord) -> _Box:
     assert record.address is not None
     first, start = record.address
     return _Box((first, first + record.shape[0]), (start, start + record.row_bytes))
 
 
-def _physical(record: TensorRecord, access: Access) -> _Box:
+def _access_box(record: TensorRecord, access: Access) -> _Box:
     assert record.address is not None
     first, start = record.address
     return _Box(
@@ -172,25 +178,30 @@ def _physical(record: TensorRecord, access: Access) -> _Box:
     )
 
 
-def _overlapping(stream: Stream, records: list[TensorRecord]) -> list[tuple[TensorRecord, TensorRecord]]:
-    """The pairs of tiles that are live at one time and overlap; `records` come in the order of first use."""
+def _find_overlapping(stream: Stream, records: list[TensorRecord]) -> list[tuple[TensorRecord, TensorRecord]]:
+    """Return the pairs of tiles that are live at the same time and overlap.
+
+    Args:
+        stream: The stream of the core.
+        records: Tiles with explicit addresses, in the order of their first use.
+    """
     pairs: list[tuple[int, int]] = []
     alive: list[int] = []
     for index, record in enumerate(records):
-        first, last, place = stream.first_use[record.serial], stream.last_use[record.serial], _whole(record)
+        first, last, box = stream.first_use[record.serial], stream.last_use[record.serial], _tile_box(record)
         alive = [other for other in alive if stream.last_use[records[other].serial] > first]
         pairs += [
             (other, index)
             for other in alive
             if records[other].buffer is record.buffer
             and stream.first_use[records[other].serial] < last
-            and _whole(records[other]).common(place)
+            and _tile_box(records[other]).common(box)
         ]
         alive.append(index)
-    return [(records[one], records[other]) for one, other in sorted(pairs)]
+    return [(records[first_tile], records[other]) for first_tile, other in sorted(pairs)]
 
 
-def _placements(launch: Launch) -> list[Finding]:
+def _find_overflows(launch: Launch) -> list[Finding]:
     findings = []
     for stream, placements in zip(launch.streams, launch.placements):
         for buffer in (MemoryRegion.sbuf, MemoryRegion.psum):
@@ -202,7 +213,7 @@ def _placements(launch: Launch) -> list[Finding]:
                 continue  # without explicit addresses the compiler may pack better than first fit
             last = max(records, key=lambda record: placement.offsets[record.serial] + record.row_bytes)
             findings.append(
-                found(
+                make_finding(
                     PLACEMENT,
                     f"rank {stream.rank} core {stream.core}: {last.name} {last.shape} ends at byte "
                     f"{placement.high_water_bytes} of {buffer.value}, {placement.high_water_bytes - limit} beyond "

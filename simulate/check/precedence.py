@@ -1,4 +1,4 @@
-"""The order that the chip keeps between the steps of a launch, and random orders of the steps that keep it."""
+"""Order that the chip keeps between the steps of a launch, and random orders of the steps that keep it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from simulate.run.boxes import Boxes
 from simulate.run.stream import READ, Stream
 
 
-def draw(before: Sequence[set[int]], seed: int) -> list[int]:
-    """An order of the steps in which each follows its predecessors; for seed 0 the latest possible step comes first."""
+def order_randomly(find_predecessors: Sequence[set[int]], seed: int) -> list[int]:
+    """Return an order of the steps in which each step follows its predecessors.
+
+    Args:
+        predecessors: The steps that each step has to follow.
+        seed: Seed of the random order; 0 always takes the ready step with the largest index.
+    """
     random = Random(seed)
-    missing = [len(steps) for steps in before]
-    after: list[list[int]] = [[] for _ in before]
-    for step, steps in enumerate(before):
+    missing = [len(steps) for steps in find_predecessors]
+    after: list[list[int]] = [[] for _ in find_predecessors]
+    for step, steps in enumerate(find_predecessors):
         for earlier in steps:
             after[earlier].append(step)
-    rank = [-step if seed == 0 else random.random() for step in range(len(before))]
+    rank = [-step if seed == 0 else random.random() for step in range(len(find_predecessors))]
     ready = [(rank[step], step) for step, count in enumerate(missing) if not count]
     heapify(ready)
     order = []
@@ -32,12 +37,12 @@ def draw(before: Sequence[set[int]], seed: int) -> list[int]:
             missing[later] -= 1
             if not missing[later]:
                 heappush(ready, (rank[later], later))
-    assert len(order) == len(before)
+    assert len(order) == len(find_predecessors)
     return order
 
 
-def predecessors(launch: ReorderedLaunch) -> list[set[int]]:
-    """For every step, the earlier steps that it has to follow on the chip.
+def find_predecessors(launch: ReorderedLaunch) -> list[set[int]]:
+    """Return, for every step, the earlier steps that it has to follow on the chip.
 
     Within a core these are conflicting boxes of one tensor, the state of an engine, and requested orders. Between cores
     only rendezvous count. A core_barrier is a write of its tensor on both cores, so it orders the accesses to that
@@ -53,28 +58,30 @@ def predecessors(launch: ReorderedLaunch) -> list[set[int]]:
     fences = [-1] * len(streams)
     shared: list[list[int]] = [[] for _ in streams]
     before: list[set[int]] = []
-    for step, parts in enumerate(launch.steps):
+    for step, members in enumerate(launch.steps):
         waits: set[int] = set()
-        for part in parts:
-            stream, ends = streams[part.core], boxes.ends[part.core]
-            step_of[part.core][part.event] = step
-            waits.update(step_of[part.core][event] for event in requested[part.core].get(part.event, ()))
-            state = stream.states.get(part.event)
+        for member in members:
+            stream, ends = streams[member.core], boxes.ends[member.core]
+            step_of[member.core][member.event] = step
+            waits.update(
+                step_of[member.core][event] for event in requested[member.core].get(member.event, ())
+            )
+            state = stream.states.get(member.event)
             if state is not None:
-                waits.add(states.get((part.core, state), -1))
-                states[part.core, state] = step
-            if _is_fence(stream, part.event):
-                waits.update(shared[part.core])
-                shared[part.core], fences[part.core] = [], step
-            elif _touches_shared(stream, part.event):
-                waits.add(fences[part.core])
-                shared[part.core].append(step)
-            operands = range(ends[part.event - 1] if part.event else 0, ends[part.event])
-            _conflicts(boxes, part.core, operands, writer, readers, waits)
-        for part in parts:
-            ends = boxes.ends[part.core]
-            operands = range(ends[part.event - 1] if part.event else 0, ends[part.event])
-            _remember(boxes, part.core, operands, writer, readers, step)
+                waits.add(states.get((member.core, state), -1))
+                states[member.core, state] = step
+            if _is_fence(stream, member.event):
+                waits.update(shared[member.core])
+                shared[member.core], fences[member.core] = [], step
+            elif _touches_shared(stream, member.event):
+                waits.add(fences[member.core])
+                shared[member.core].append(step)
+            operands = range(ends[member.event - 1] if member.event else 0, ends[member.event])
+            _conflicts(boxes, member.core, operands, writer, readers, waits)
+        for member in members:
+            ends = boxes.ends[member.core]
+            operands = range(ends[member.event - 1] if member.event else 0, ends[member.event])
+            _remember(boxes, member.core, operands, writer, readers, step)
         waits -= {-1, step}
         before.append(waits)
     return before
@@ -83,34 +90,34 @@ def predecessors(launch: ReorderedLaunch) -> list[set[int]]:
 def _conflicts(
     boxes: Boxes, core: int, operands: range, writer: list[int], readers: list[list[int]], waits: set[int]
 ) -> None:
-    cells, kinds = boxes.cells[core], boxes.kinds[core]
-    for at in operands:
-        if cells[at] < 0:
+    cells, access_kinds = boxes.cells[core], boxes.kinds[core]
+    for operand in operands:
+        if cells[operand] < 0:
             continue
-        for cell in (cells[at], *(near for near, _ in boxes.near[cells[at]])):
+        for cell in (cells[operand], *(near for near, _ in boxes.near[cells[operand]])):
             waits.add(writer[cell])
-            if kinds[at] != READ:
+            if access_kinds[operand] != READ:
                 waits.update(readers[cell])
 
 
 def _remember(
     boxes: Boxes, core: int, operands: range, writer: list[int], readers: list[list[int]], step: int
 ) -> None:
-    cells, kinds = boxes.cells[core], boxes.kinds[core]
-    for at in operands:
-        if cells[at] < 0 or kinds[at] == READ:
+    cells, access_kinds = boxes.cells[core], boxes.kinds[core]
+    for operand in operands:
+        if cells[operand] < 0 or access_kinds[operand] == READ:
             continue
-        writer[cells[at]], readers[cells[at]] = step, []
-        for near, covered in boxes.near[cells[at]]:
+        writer[cells[operand]], readers[cells[operand]] = step, []
+        for near, covered in boxes.near[cells[operand]]:
             if covered:
                 writer[near], readers[near] = -1, []
-    for at in operands:
-        if cells[at] >= 0 and kinds[at] == READ:
-            readers[cells[at]].append(step)
+    for operand in operands:
+        if cells[operand] >= 0 and access_kinds[operand] == READ:
+            readers[cells[operand]].append(step)
 
 
 def _requested(stream: Stream) -> dict[int, list[int]]:
-    """For every event, the earlier events that `depends_on` names."""
+    """Return, for every event, the earlier events that `depends_on` names."""
     named: dict[int, list[int]] = {}
     for producer, consumer in stream.requested:
         if producer < consumer:

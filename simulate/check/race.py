@@ -1,8 +1,8 @@
 """`race`: accesses that nothing orders: two cores on shared HBM, a DMA within one tensor, rows scattered twice.
 
-Rendezvous order the cores of a rank: core_barrier and sendrecv. Both cores take part in each, so the vector clock of
-an access is one number, the rendezvous that its core had passed. Two accesses with equal numbers are concurrent. A
-core_barrier orders only the accesses to the tensor that it names.
+Rendezvous order the cores of a rank: core_barrier and sendrecv. Both cores take part in each of them. So the vector
+clock of an access is one number: how many rendezvous its core had passed. Two accesses with equal numbers are
+concurrent. A core_barrier orders only the accesses to the tensor that it names.
 """
 
 from __future__ import annotations
@@ -11,29 +11,36 @@ from collections import defaultdict
 
 import numpy as np
 
-from simulate.check.benign_races import Use, reads_what_it_wrote, same_values
+from simulate.check.benign_races import Use, reads_what_it_wrote, write_same_values
 from simulate.check.evidence import Evidence
-from simulate.check.findings import Finding, Severity, barrier_between, found, kind, touch
+from simulate.check.findings import (
+    Finding,
+    Severity,
+    describe_access,
+    make_finding,
+    register_kind,
+    suggest_barrier,
+)
 from simulate.isa.plan import Synchronization
 from simulate.run import Launch
 from simulate.run.stream import READ, Access, Stream
 
-RACE = kind(
+RACE = register_kind(
     "NKW-RACE",
     Severity.error,
     "Two cores access the same bytes of shared HBM, at least one writes, and no barrier or sendrecv lies between.",
 )
-WRONG_BARRIER = kind(
+WRONG_BARRIER = register_kind(
     "NKW-RACE-BARRIER",
     Severity.warning,
     "Only barriers that name other tensors lie between two accesses; core_barrier orders accesses to its data.",
 )
-DMA_OVERLAP = kind(
+DMA_OVERLAP = register_kind(
     "NKW-DMA-OVERLAP",
     Severity.error,
     "The source and the destination of a DMA overlap; its descriptors run in any order.",
 )
-SCATTER_TWICE = kind(
+SCATTER_TWICE = register_kind(
     "NKW-SCATTER-TWICE",
     Severity.warning,
     "A scatter writes each element at most once; which of two values stays is undefined.",
@@ -41,7 +48,7 @@ SCATTER_TWICE = kind(
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Races between the two cores of a rank, and hazards inside one DMA."""
+    """Return findings for races between the two cores of a rank, and for hazards inside a DMA."""
     findings: list[Finding] = []
     by_rank: dict[int, list[Stream]] = defaultdict(list)
     for stream in launch.streams:
@@ -49,72 +56,82 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
         findings += _inside_dmas(stream, evidence)
     for streams in by_rank.values():
         if len(streams) == 2:
-            findings += _between(streams[0], streams[1], evidence)
+            findings += _find_races(streams[0], streams[1], evidence)
     return findings
 
 
-def _between(one: Stream, other: Stream, evidence: Evidence) -> list[Finding]:
-    both = sorted(set(one.rendezvous.values()) & set(other.rendezvous.values()))
-    barriers = _barrier_tensors(one, both)
-    first, second = (_uses(stream, evidence, set(both)) for stream in (one, other))
+def _find_races(first_stream: Stream, second_stream: Stream, evidence: Evidence) -> list[Finding]:
+    both = sorted(set(first_stream.rendezvous.values()) & set(second_stream.rendezvous.values()))
+    barriers = _barrier_tensors(first_stream, both)
+    first_uses, second_uses = (
+        _shared_uses(stream, evidence, set(both)) for stream in (first_stream, second_stream)
+    )
     findings: list[Finding] = []
     seen: set[tuple[object, ...]] = set()
-    for tensor in sorted(first.keys() & second.keys()):
-        rights = second[tensor]
+    for tensor in sorted(first_uses.keys() & second_uses.keys()):
+        rights = second_uses[tensor]
         boxes = np.array([_box(use.access) for use in rights])
         writes = np.array([use.writes for use in rights])
-        for left in first[tensor]:
-            near = _meet(_box(left.access), boxes) & (writes | left.writes)
-            for right in [rights[at] for at in np.flatnonzero(near)]:
+        for left in first_uses[tensor]:
+            near = _overlaps(_box(left.access), boxes) & (writes | left.writes)
+            for right in [rights[index] for index in np.flatnonzero(near)]:
                 low, high = sorted((left.passed, right.passed))
                 between = barriers[low:high]
                 if any(named is None or named == tensor for named in between):
                     continue
                 key = (
-                    one.line_ids[left.event],
-                    other.line_ids[right.event],
+                    first_stream.line_ids[left.event],
+                    second_stream.line_ids[right.event],
                     left.writes,
                     right.writes,
                     bool(between),
-                    same_values(left, right),
+                    write_same_values(left, right),
                 )
                 if key in seen or not left.footprint.meets(right.footprint):
                     continue
-                if reads_what_it_wrote(left, right, first[tensor], rights):
+                if reads_what_it_wrote(left, right, first_uses[tensor], rights):
                     continue
                 seen.add(key)
-                findings.append(_race(one, left, other, right, bool(between)))
+                findings.append(_report_race(first_stream, left, second_stream, right, bool(between)))
     return _once_per_lines(findings)
 
 
 def _once_per_lines(findings: list[Finding]) -> list[Finding]:
-    """One finding per pair of lines: an instruction that reads and writes races with itself in three ways."""
+    """Return one finding for each pair of lines: a line that reads and writes races with itself in three ways.
+
+    A race of two writes is preferred.
+    """
     chosen: dict[tuple[object, ...], Finding] = {}
     for finding in findings:
-        lines = frozenset(each.where for each in finding.touches)
+        lines = frozenset(access.where for access in finding.touches)
         key = finding.code, finding.severity, lines, finding.touches[0].tensor
-        both_write = all(each.verb != "reads" for each in finding.touches)
+        both_write = all(access.verb != "reads" for access in finding.touches)
         if key not in chosen or (both_write and any(t.verb == "reads" for t in chosen[key].touches)):
             chosen[key] = finding
     return list(chosen.values())
 
 
-def _race(one: Stream, left: Use, other: Stream, right: Use, barrier: bool) -> Finding:
-    record = one.tensors[left.access.tensor]
-    later = (other, right) if right.writes <= left.writes else (one, left)
-    touches = (touch(one, left.event, left.access), touch(other, right.event, right.access))
+def _report_race(
+    first_stream: Stream, left: Use, second_stream: Stream, right: Use, barrier: bool
+) -> Finding:
+    record = first_stream.tensors[left.access.tensor]
+    later = (second_stream, right) if right.writes <= left.writes else (first_stream, left)
+    touches = (
+        describe_access(first_stream, left.event, left.access),
+        describe_access(second_stream, right.event, right.access),
+    )
     where = later[0].event(later[1].event).where
-    what = "both cores write" if left.writes and right.writes else "one core writes and the other reads"
+    conflict = "both cores write" if left.writes and right.writes else "one core writes and the other reads"
     if barrier:
-        return found(
+        return make_finding(
             WRONG_BARRIER,
-            f"{what} {record.name} {record.shape}, and the barriers between the two accesses name other tensors",
+            f"{conflict} {record.name} {record.shape}, and the barriers between the two accesses name other tensors",
             where,
             touches,
             hint=f"nisa.core_barrier(data={record.name}, cores=(0, 1))",
         )
-    if same_values(left, right):
-        return found(
+    if write_same_values(left, right):
+        return make_finding(
             RACE,
             f"both cores write the same values to {record.name} {record.shape} in {record.buffer.value}",
             where,
@@ -122,37 +139,42 @@ def _race(one: Stream, left: Use, other: Stream, right: Use, barrier: bool) -> F
             hint="let each core compute and write its own part",
             severity=Severity.warning,
         )
-    return found(
+    return make_finding(
         RACE,
-        f"{what} {record.name} {record.shape} in {record.buffer.value}, and nothing orders the two accesses",
+        f"{conflict} {record.name} {record.shape} in {record.buffer.value}, and nothing orders the two accesses",
         where,
         touches,
-        hint=barrier_between(record.name),
+        hint=suggest_barrier(record.name),
     )
 
 
-def _uses(stream: Stream, evidence: Evidence, rendezvous: set[int]) -> dict[int, list[Use]]:
-    """The accesses of a core to shared HBM, one per line, box and number of rendezvous passed."""
-    found_uses: dict[int, dict[tuple[object, ...], Use]] = defaultdict(dict)
+def _shared_uses(stream: Stream, evidence: Evidence, rendezvous: set[int]) -> dict[int, list[Use]]:
+    """Return the accesses of a core to shared HBM by tensor, one for each line, box and number of rendezvous passed."""
+    uses_by_key: dict[int, dict[tuple[object, ...], Use]] = defaultdict(dict)
     passed = 0
-    shared, onto_themselves = evidence.of(stream).shared, evidence.of(stream).transfers.onto_themselves
+    shared, onto_themselves = (
+        evidence.get_core(stream).shared,
+        evidence.get_core(stream).transfers.onto_themselves,
+    )
     for event in range(len(stream)):
         if stream.rendezvous.get(event) in rendezvous:
             passed += 1
             continue
-        for where, writes in shared.get(event, ()):
+        for footprint, writes in shared.get(event, ()):
             access = next(
-                a for a in stream.accesses(event) if a.tensor == where.tensor and (a.kind != READ) == writes
+                a
+                for a in stream.accesses(event)
+                if a.tensor == footprint.tensor and (a.kind != READ) == writes
             )
-            itself = where if where.elements is None else event
-            key = (stream.line_ids[event], access, passed, itself, where.digest)
-            fence = event in onto_themselves and stream.effects(event).copies
-            found_uses[where.tensor].setdefault(key, Use(event, access, passed, where, fence))
-    return {tensor: list(uses.values()) for tensor, uses in found_uses.items()}
+            itself = footprint if footprint.elements is None else event
+            key = (stream.line_ids[event], access, passed, itself, footprint.digest)
+            is_fence = event in onto_themselves and stream.effects(event).copies
+            uses_by_key[footprint.tensor].setdefault(key, Use(event, access, passed, footprint, is_fence))
+    return {tensor: list(uses.values()) for tensor, uses in uses_by_key.items()}
 
 
 def _barrier_tensors(stream: Stream, rendezvous: list[int]) -> list[int | None]:
-    """For every rendezvous of the two cores, the tensor that it orders; None for a sendrecv, which orders all."""
+    """Return the tensor that each rendezvous of the two cores orders; None for a sendrecv, which orders all."""
     named: list[int | None] = []
     event_of = {serial: event for event, serial in stream.rendezvous.items()}
     for serial in sorted(rendezvous, key=lambda serial: event_of[serial]):
@@ -166,13 +188,13 @@ def _box(access: Access) -> tuple[int, int, int, int]:
     return access.first_row, access.end_row, access.first_byte, access.end_byte
 
 
-def _meet(box: tuple[int, int, int, int], boxes: np.ndarray) -> np.ndarray:
-    """Which of the boxes overlap one box."""
+def _overlaps(box: tuple[int, int, int, int], boxes: np.ndarray) -> np.ndarray:
+    """Return which boxes of an array int64 [boxes, 4] overlap a box."""
     return (boxes[:, 0] < box[1]) & (box[0] < boxes[:, 1]) & (boxes[:, 2] < box[3]) & (box[2] < boxes[:, 3])
 
 
 def _inside_dmas(stream: Stream, evidence: Evidence) -> list[Finding]:
-    seen = evidence.of(stream)
+    seen = evidence.get_core(stream)
     findings = []
     lines: set[int] = set()
     for event, tensor in seen.transfers.overlapping:
@@ -181,11 +203,11 @@ def _inside_dmas(stream: Stream, evidence: Evidence) -> list[Finding]:
         lines.add(stream.line_ids[event])
         record = stream.tensors[tensor]
         findings.append(
-            found(
+            make_finding(
                 DMA_OVERLAP,
                 f"{stream.op_names[stream.ops[event]]} reads and writes the same bytes of {record.name} {record.shape}",
                 stream.event(event).where,
-                [touch(stream, event, a) for a in stream.accesses(event) if a.tensor == tensor],
+                [describe_access(stream, event, a) for a in stream.accesses(event) if a.tensor == tensor],
                 hint="copy through a second tensor",
             )
         )
@@ -197,13 +219,13 @@ def _inside_dmas(stream: Stream, evidence: Evidence) -> list[Finding]:
         op = stream.op_names[stream.ops[note.event]]
         promised = stream.effects(note.event).unique_rows
         findings.append(
-            found(
+            make_finding(
                 SCATTER_TWICE,
                 f"{op} scatters to {record.name} {record.shape}: {note.seen}"
                 + (", although unique_indices=True promises that none is" if promised else ""),
                 stream.event(note.event).where,
                 [
-                    touch(stream, note.event, a)
+                    describe_access(stream, note.event, a)
                     for a in stream.accesses(note.event)
                     if a.tensor == note.tensor
                 ],

@@ -1,6 +1,6 @@
-"""A launch that has ended, executed again in other orders from the same arguments.
+"""Repetition of a launch that has ended, in other orders and from the same arguments.
 
-The streams hold every instruction, so the plans are rebuilt from them, over new tensors. Arguments that overlap in the
+The streams store every instruction, so the plans are rebuilt from them, over new tensors. Arguments that overlap in the
 host's memory overlap here as well. Bytes that no instruction has written yet are 0xFF, a NaN in every float format.
 
 A step is one instruction, or one rendezvous with all its members. Steps are numbered in the order in which they took
@@ -27,7 +27,7 @@ _UNWRITTEN = 0xFF
 
 @dataclass(frozen=True, slots=True)
 class EventOfCore:
-    """One event of one core: an instruction, or one member of a rendezvous; `core` counts over all ranks."""
+    """Event of a core: an instruction, or a member of a rendezvous; `core` counts over all ranks."""
 
     core: int
     event: int
@@ -35,25 +35,30 @@ class EventOfCore:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An argument of a kernel: the host address of its bytes, and a copy of them."""
+    """Argument of a kernel: the host address of its bytes, and a copy of them."""
 
     start: int
     contents: np.ndarray
 
     @classmethod
-    def of(cls, storage: Storage) -> Snapshot:
-        """The bytes of an argument before the kernel runs."""
+    def take(cls, storage: Storage) -> Snapshot:
+        """Copy the bytes of an argument before the kernel runs."""
         return cls(storage.uncounted_array.__array_interface__["data"][0], storage.uncounted_array.copy())
 
 
 class ReorderedLaunch:
-    """A launch that can be run in any order of its steps."""
+    """Launch that can be run in any order of its steps."""
 
     def __init__(self, launch: Launch, arguments: Sequence[Sequence[Snapshot]]) -> None:
-        """`arguments` has a Snapshot for each of the `inputs` of each rank's interface."""
+        """Rebuild a launch over new tensors.
+
+        Args:
+            launch: A launch that has ended.
+            arguments: For each rank, a Snapshot of each of the `inputs` of its interface.
+        """
         self.streams = launch.streams
-        made = Rebuilt(launch.streams)
-        self._plans = made.plans
+        rebuilt = Rebuilt(launch.streams)
+        self._plans = rebuilt.plans
         self._partitions = launch.hardware.partitions
         self._logical_core_size = len(launch.streams) // len(launch.interfaces)
         self.steps: list[tuple[EventOfCore, ...]] = []
@@ -65,40 +70,44 @@ class ReorderedLaunch:
                 ((core, first, end),) = members
                 self.steps += [(EventOfCore(core, event),) for event in range(first, end)]
         ranks = [stream.rank for stream in launch.streams[:: self._logical_core_size]]
-        given = [
-            (made.storage(rank, serial), snapshot)
+        argument_storages = [
+            (rebuilt.storage(rank, serial), snapshot)
             for rank, interface, snapshots in zip(ranks, launch.interfaces, arguments)
             for serial, snapshot in zip(interface.inputs, snapshots)
         ]
-        self.results = self._results(launch, made, ranks)
-        self._held: list[tuple[Storage, np.ndarray | None]] = [
-            (storage, snapshot.contents) for storage, snapshot in given
+        self.results = self._results(launch, rebuilt, ranks)
+        self._initial_contents: list[tuple[Storage, np.ndarray | None]] = [
+            (storage, snapshot.contents) for storage, snapshot in argument_storages
         ]
-        known = {id(storage) for storage, _ in given}
-        for storage in made.storages.values():
-            if id(storage) not in known:
+        argument_ids = {id(storage) for storage, _ in argument_storages}
+        for storage in rebuilt.storages.values():
+            if id(storage) not in argument_ids:
                 # A storage with contents from the host is a constant of the kernel.
-                self._held.append(
+                self._initial_contents.append(
                     (storage, None if storage.uncounted_host is None else storage.uncounted_array)
                 )
                 storage.uncounted_array = np.empty(storage.nbytes, np.uint8)
-        _lay_out(given)
+        _allocate_arguments(argument_storages)
 
     def __len__(self) -> int:
         return len(self.steps)
 
-    def tensors(self, part: EventOfCore) -> tuple[list[NkiTensor], list[NkiTensor]]:
-        """The tensors that an event reads, run-time indices included, and the tensors that it writes."""
-        plan = self._plans[part.core][part.event]
+    def tensors(self, member: EventOfCore) -> tuple[list[NkiTensor], list[NkiTensor]]:
+        """Return the tensors that an event reads, run-time indices included, and the tensors that it writes."""
+        plan = self._plans[member.core][member.event]
         indices = [tile.dynamic.index for tile in (*plan.reads, *plan.writes) if tile.dynamic is not None]
         return [*plan.reads, *indices], list(plan.writes)
 
     def run(self, order: Iterable[int]) -> list[bytes]:
-        """Execute the steps in an order, starting from the launch's arguments; returns the bytes of `results`.
+        """Execute the steps in an order, starting from the arguments of the launch.
 
-        Raises NkwError where an index that is read at run time leads out of its tensor.
+        Returns:
+            The bytes of each tensor of `results`.
+
+        Raises:
+            NkwError: An index that is read at run time is out of range.
         """
-        for storage, contents in self._held:
+        for storage, contents in self._initial_contents:
             storage.uncounted_array[...] = _UNWRITTEN if contents is None else contents
             storage.float_views.clear()
         states: list[dict[State, np.ndarray]] = [{} for _ in self.streams]
@@ -113,20 +122,22 @@ class ReorderedLaunch:
                     self._exchange(self.steps[step])
         return [storage.uncounted_array.tobytes() for _, storage in self.results]
 
-    def _exchange(self, parts: tuple[EventOfCore, ...]) -> None:
+    def _exchange(self, members: tuple[EventOfCore, ...]) -> None:
         plans = {}
-        for part in parts:
-            plan, stream = self._plans[part.core][part.event], self.streams[part.core]
+        for member in members:
+            plan, stream = self._plans[member.core][member.event], self.streams[member.core]
             assert plan.rendezvous is not None
             plans[stream.rank if plan.rendezvous.by_rank else stream.core] = plan
         rendezvous = next(iter(plans.values())).rendezvous
         assert rendezvous is not None
-        members = [plans[member] for member in rendezvous.members]
-        for plan, results in zip(members, rendezvous.exchange([operands_of(plan) for plan in members])):
+        ordered_plans = [plans[key] for key in rendezvous.members]
+        for plan, results in zip(
+            ordered_plans, rendezvous.exchange([operands_of(plan) for plan in ordered_plans])
+        ):
             put_all(plan, results)
 
     def _results(self, launch: Launch, made: Rebuilt, ranks: Sequence[int]) -> list[tuple[Stream, Storage]]:
-        """The tensors that each rank returned or wrote to as arguments, each with a stream of the rank."""
+        """Return the tensors that each rank returned or wrote to as arguments, each with a stream of the rank."""
         written = {
             (stream.rank, tile.storage.serial)
             for stream, plans in zip(self.streams, self._plans)
@@ -137,22 +148,24 @@ class ReorderedLaunch:
         for number, (rank, interface) in enumerate(zip(ranks, launch.interfaces)):
             stream = self.streams[number * self._logical_core_size]
             returned = [result.serial for result in interface.results()]
-            for serial in [*returned, *(each for each in interface.inputs if (rank, each) in written)]:
+            for serial in [*returned, *(serial for serial in interface.inputs if (rank, serial) in written)]:
                 results.setdefault((rank, serial), (stream, made.storage(rank, serial)))
         return list(results.values())
 
 
-def _lay_out(arguments: Sequence[tuple[Storage, Snapshot]]) -> None:
-    """Give arguments new bytes; arguments that share bytes in the host's memory share them here too."""
+def _allocate_arguments(arguments: Sequence[tuple[Storage, Snapshot]]) -> None:
+    """Allocate arguments anew; arguments that share bytes in the host's memory share bytes here too."""
     groups: list[list[tuple[Storage, Snapshot]]] = []
     end = -1
-    for storage, snapshot in sorted(arguments, key=lambda each: each[1].start):
+    for storage, snapshot in sorted(arguments, key=lambda pair: pair[1].start):
         if snapshot.start >= end:
             groups.append([])
         groups[-1].append((storage, snapshot))
         end = max(end, snapshot.start + storage.nbytes)
     for group in groups:
         first = group[0][1].start
-        block = np.empty(max(each.start + storage.nbytes for storage, each in group) - first, np.uint8)
+        block = np.empty(
+            max(snapshot.start + storage.nbytes for storage, snapshot in group) - first, np.uint8
+        )
         for storage, snapshot in group:
             storage.uncounted_array = block[snapshot.start - first :][: storage.nbytes]

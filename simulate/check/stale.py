@@ -1,26 +1,26 @@
-"""`stale`: results that are overwritten before anything reads them, and data that an earlier load left in a tile."""
+"""`stale`: results that are overwritten before anything reads them, and leftovers of earlier loads in a tile."""
 
 from __future__ import annotations
 
 from simulate.check.evidence import Evidence
-from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.check.findings import Finding, Severity, describe_access, make_finding, register_kind
 from simulate.check.footprint import Footprint
 from simulate.check.observed_leftovers import Leftover, StaleRead
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
 from simulate.run.stream import ACCUMULATE, READ, WRITE, Access, Stream
 
-UNREAD = kind(
+UNREAD = register_kind(
     "NKW-UNREAD",
     Severity.warning,
     "Data that a DMA writes is read before a DMA overwrites it with other data.",
 )
-PSUM_UNREAD = kind(
+PSUM_UNREAD = register_kind(
     "NKW-PSUM-UNREAD",
     Severity.warning,
     "The result of a matmul is read before another one overwrites it, and after the last one has added to it.",
 )
-STALE = kind(
+STALE = register_kind(
     "NKW-STALE",
     Severity.warning,
     "An instruction that combines elements of a tile reads only what the last load has filled.",
@@ -28,26 +28,30 @@ STALE = kind(
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Lost results and left-over data, core by core."""
+    """Return findings for lost results and for leftovers of earlier loads, core by core."""
     shared = (MemoryRegion.shared_hbm,) if any(s.core for s in launch.streams) else ()
     findings: list[Finding] = []
     for stream in launch.streams:
-        accesses, written = evidence.of(stream).accesses, evidence.of(stream).written
-        findings += _overwritten(stream, accesses, written, shared)
-        findings += _dropped(stream, accesses, evidence.of(stream).automatic)
-        findings += _left_over(stream, evidence.of(stream).leftovers.reads)
+        accesses, written = evidence.get_core(stream).accesses, evidence.get_core(stream).written
+        findings += _find_overwritten(stream, accesses, written, shared)
+        findings += _find_dropped(stream, accesses, evidence.get_core(stream).automatic)
+        findings += _find_stale_reads(stream, evidence.get_core(stream).leftovers.reads)
     return findings
 
 
-def _overwritten(
+def _find_overwritten(
     stream: Stream,
     accesses: list[tuple[Access, ...]],
     written: dict[int, Footprint],
     skipped: tuple[MemoryRegion, ...],
 ) -> list[Finding]:
-    """Pairs of writes to one view, with different data and no read between them.
+    """Return findings for pairs of writes to one view, with different bytes and no read between them.
 
-    `skipped`: memories that another core may read.
+    Args:
+        stream: The stream of the core.
+        accesses: The accesses of every event.
+        written: Footprints with digests of writes, by event.
+        skipped: Memories that another core may read.
     """
     findings = []
     pending: dict[int, dict[Footprint, tuple[int, Access]]] = {}  # by tensor
@@ -71,24 +75,24 @@ def _overwritten(
         lost = before is not None and written[before[0]].digest != view.digest and line not in lines
         if lost and before is not None:
             lines.add(line)
-            findings.append(_lost(stream, before, (event, access)))
-        waiting.pop(view, None)  # so that the key is the new write's
+            findings.append(_report_lost(stream, before, (event, access)))
+        waiting.pop(view, None)  # a key that is equal would be kept, with the digest of the earlier write
         waiting[view] = event, access
     return findings
 
 
-def _lost(stream: Stream, before: tuple[int, Access], after: tuple[int, Access]) -> Finding:
+def _report_lost(stream: Stream, before: tuple[int, Access], after: tuple[int, Access]) -> Finding:
     record = stream.tensors[after[1].tensor]
     in_psum = record.buffer is MemoryRegion.psum
-    what = "the result that a matmul wrote" if in_psum else "the data that a DMA wrote"
-    again = stream.line_ids[before[0]] == stream.line_ids[after[0]]
-    when = "when the line runs again" if again else "by a later one"
-    return found(
+    subject = "the result that a matmul wrote" if in_psum else "the data that a DMA wrote"
+    is_same_line = stream.line_ids[before[0]] == stream.line_ids[after[0]]
+    when = "when the line runs again" if is_same_line else "by a later one"
+    return make_finding(
         PSUM_UNREAD if in_psum else UNREAD,
-        f"{what} to {record.name} {record.shape} is overwritten {when}, and nothing read it",
+        f"{subject} to {record.name} {record.shape} is overwritten {when}, and nothing read it",
         stream.event(after[0]).where,
-        (touch(stream, *before), touch(stream, *after)),
-        hint=_LOST_HINTS[in_psum, again],
+        (describe_access(stream, *before), describe_access(stream, *after)),
+        hint=_LOST_HINTS[in_psum, is_same_line],
     )
 
 
@@ -98,11 +102,11 @@ _LOST_HINTS = {
     (False, True): "index the destination by the loop variable, or read the buffer that was loaded",
     (False, False): "drop the first DMA, or give each its own destination",
 }
-"""By memory (PSUM or not) and by whether one line wrote twice."""
+"""Hints by memory (whether PSUM) and by whether the same line wrote twice."""
 
 
-def _dropped(stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[int]) -> list[Finding]:
-    """Sums in PSUM to which a matmul adds after their last read.
+def _find_dropped(stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[int]) -> list[Finding]:
+    """Return findings for sums in PSUM to which a matmul adds after their last read.
 
     With accumulate=None the detector `device` reports the sum as reopened.
     """
@@ -121,20 +125,20 @@ def _dropped(stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[
             elif event not in automatic and access.tensor in read and _meet(read[access.tensor][1], access):
                 added[access.tensor] = event, access
     return [
-        found(
+        make_finding(
             PSUM_UNREAD,
             f"a matmul adds to {stream.tensors[tensor].name} {stream.tensors[tensor].shape} after the last "
             "read of it, so the added part is lost",
             stream.event(read[tensor][0]).where,
-            (touch(stream, *read[tensor]), touch(stream, *last)),
+            (describe_access(stream, *read[tensor]), describe_access(stream, *last)),
             hint="read the sum after the last accumulation",
         )
         for tensor, last in added.items()
     ]
 
 
-def _left_over(stream: Stream, reads: list[StaleRead]) -> list[Finding]:
-    """Reads of a tile beyond what its last fill covers, where an earlier fill covered more; one finding per line."""
+def _find_stale_reads(stream: Stream, reads: list[StaleRead]) -> list[Finding]:
+    """Return a finding for each line that reads a tile beyond its last fill, where an earlier fill wrote more."""
     findings = []
     lines: set[int] = set()
     for stale in reads:
@@ -142,20 +146,20 @@ def _left_over(stream: Stream, reads: list[StaleRead]) -> list[Finding]:
             continue
         lines.add(stream.line_ids[stale.event])
         reading, record = stream.event(stale.event), stream.tensors[stale.tensor]
-        access = next(each for each in reading.accesses if each.tensor == stale.tensor and each.kind == READ)
+        access = next(a for a in reading.accesses if a.tensor == stale.tensor and a.kind == READ)
         fills = [
-            touch(stream, event, _written(stream, event, tensor))
+            describe_access(stream, event, _find_write(stream, event, tensor))
             for event, tensor in (stale.leftover.old, stale.leftover.new)
         ]
         filled = stale.leftover.new[1] == stale.tensor
-        what = "its last load" if filled else "the last load that it was computed from"
+        fill_text = "its last load" if filled else "the last load that it was computed from"
         findings.append(
-            found(
+            make_finding(
                 STALE,
-                f"{reading.op} reads more of {record.name} {record.shape} than {what} filled; the rest is "
+                f"{reading.op} reads more of {record.name} {record.shape} than {fill_text} filled; the rest is "
                 "stale data of the load before",
                 reading.where,
-                (*fills, touch(stream, stale.event, access)),
+                (*fills, describe_access(stream, stale.event, access)),
                 hint="slice the operands to the rows and columns that the last load filled, or memset the rest",
             )
         )
@@ -163,9 +167,9 @@ def _left_over(stream: Stream, reads: list[StaleRead]) -> list[Finding]:
 
 
 def _is_ring(stream: Stream, leftover: Leftover) -> bool:
-    """Return whether the line of the new fill goes on where that fill ends: it replaces the oldest slot of a ring."""
+    """Return whether the line of the later fill continues where it ended, as in a ring buffer."""
     event, tensor = leftover.new
-    new = _written(stream, event, tensor)
+    new = _find_write(stream, event, tensor)
     for later in range(event + 1, len(stream)):
         if stream.line_ids[later] != stream.line_ids[event]:
             continue
@@ -177,7 +181,7 @@ def _is_ring(stream: Stream, leftover: Leftover) -> bool:
     return False
 
 
-def _written(stream: Stream, event: int, tensor: int) -> Access:
+def _find_write(stream: Stream, event: int, tensor: int) -> Access:
     return next(a for a in stream.accesses(event) if a.tensor == tensor and a.kind != READ)
 
 

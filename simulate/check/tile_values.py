@@ -1,4 +1,4 @@
-"""The values of a view while a launch runs, for observers: as float32, with run-time addresses resolved."""
+"""Values of a view while a launch runs, for observers: as float32, with run-time addresses resolved."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from simulate.run.execute import flat
 from simulate.run.indirect import resolve
 
 _EXPONENT = {"float16": 0x7C00, "bfloat16": 0x7F80}
-"""The bits of a 16-bit float that are all set in infinities and NaN, and in no other value."""
+"""Exponent bits of a 16-bit float, which are all set in infinities and NaN only."""
 
 
 def has_nonfinite_values(tile: NkiTensor) -> bool:
-    """Return whether a dtype has NaN or infinities; scales of MX formats and packed elements are left out."""
+    """Return whether a dtype has NaN or infinities; False for scales of MX formats and for packed elements."""
     return tile.dtype.is_float and not tile.dtype.is_packed and tile.dtype != "float8_e8m0fnu"
 
 
@@ -25,7 +25,7 @@ def has_nonfinite_values(tile: NkiTensor) -> bool:
 def is_finite(tile: NkiTensor) -> bool:
     """Return whether no element of a view is NaN or infinite."""
     if tile.dynamic is not None:
-        return bool(np.isfinite(values_of(tile)).all())
+        return bool(np.isfinite(read_values(tile)).all())
     array = tile.array
     mask = _EXPONENT.get(str(tile.dtype))
     if mask is not None and array.itemsize == 2:
@@ -37,24 +37,24 @@ def is_finite(tile: NkiTensor) -> bool:
 
 
 def selected_elements(tile: NkiTensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return the element numbers of a run-time address in the storage, and which of them are inside."""
+    """Return the element ids in the storage that a run-time address selects, and which of them are in range."""
     where = resolve(tile, True)
     elements = np.broadcast_to(where.elements, tile.shape)
     inside = np.ones(tile.shape, bool) if where.inside is None else np.broadcast_to(where.inside, tile.shape)
     return elements, inside
 
 
-def values_of(tile: NkiTensor) -> np.ndarray:
+def read_values(tile: NkiTensor) -> np.ndarray:
     """Return the elements of a view as float32; zeros where a run-time index is out of range."""
     if tile.dynamic is None:
         return tile.array.astype(np.float32)
     elements, inside = selected_elements(tile)
-    found = flat(tile).array[np.where(inside, elements, 0)].astype(np.float32)
-    return np.where(inside, found, np.float32(0))
+    selected = flat(tile).array[np.where(inside, elements, 0)].astype(np.float32)
+    return np.where(inside, selected, np.float32(0))
 
 
 def defined_elements(tile: NkiTensor) -> np.ndarray:
-    """Return which elements of a result were computed from written bytes alone."""
+    """Return a bool array of the elements of a result that were computed from written bytes only."""
     if tile.dynamic is not None or tile.storage.validity.uniform is not None:
         return np.ones(tile.shape, bool)
     states = tile.storage.validity.states(*tile.byte_view()[1:])

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from simulate.check.evidence import CoreEvidence, Evidence
-from simulate.check.findings import Finding, Severity, found, kind, touch
-from simulate.check.flow import ON_CHIP, Flow, find_live, has_other_effects, is_move, source_of
+from simulate.check.findings import Finding, Severity, describe_access, make_finding, register_kind
+from simulate.check.flow import ON_CHIP, Flow, find_live, find_source, has_other_effects, is_move
 from simulate.isa.template import Template
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
 from simulate.run.stream import READ, Access, Line, Stream
 
-UNUSED = kind(
+UNUSED = register_kind(
     "NKW-RESULT-UNUSED",
     Severity.warning,
     "What an instruction computes, loads or stores to private HBM is read by some later instruction.",
 )
 
 _SCALAR_BYTES = 4
-"""Single numbers are offsets and counts, which a variant of a kernel may compute for nothing."""
+"""Bytes of a single number: an offset or a count, which a variant of a kernel may compute without using it."""
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
@@ -25,51 +25,57 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     read = _read_on_any_core(launch, evidence)
     findings: list[Finding] = []
     for stream in launch.streams:
-        findings += _unused(stream, evidence.of(stream), read)
+        findings += _unused(stream, evidence.get_core(stream), read)
     return [*findings, *_unread_scratch(launch, evidence)]
 
 
-_Place = tuple[Line, str, int]
-"""A line of a kernel, an instruction, and the place of a result among its operands, on all cores."""
+_ResultKey = tuple[Line, str, int]
+"""Line, instruction, and operand index of a result; equal on all cores and in all iterations."""
 
 
-def _read_on_any_core(launch: Launch, evidence: Evidence) -> set[_Place]:
-    """Return the places of results of which some round on some core is read, or that `lost` judges."""
-    read: set[_Place] = set()
+def _read_on_any_core(launch: Launch, evidence: Evidence) -> set[_ResultKey]:
+    """Return the results that some iteration on some core reads, and those that `lost` reports."""
+    read: set[_ResultKey] = set()
     for stream in launch.streams:
-        flow = evidence.of(stream).flow
-        sources = {*flow.read_sources, *(source_of(stream, w.event, w.place) for w, _, _ in flow.overwritten)}
-        read |= {(stream.lines[line], op, place) for line, op, place in sources}
+        flow = evidence.get_core(stream).flow
+        sources = {
+            *flow.read_sources,
+            *(find_source(stream, w.event, w.operand_index) for w, _, _ in flow.overwritten),
+        }
+        read |= {(stream.lines[line], op, operand_index) for line, op, operand_index in sources}
     return read
 
 
-def _unused(stream: Stream, seen: CoreEvidence, read: set[_Place]) -> list[Finding]:
-    """Return findings for results on chip that nothing reads, in any round and on any core.
+def _unused(stream: Stream, seen: CoreEvidence, read: set[_ResultKey]) -> list[Finding]:
+    """Return findings for results on chip that nothing reads, in any iteration and on any core.
 
-    Exempt are constants, single numbers, and results that an instruction has to write beside one that is read. A move
-    or an update in place may prepare a round that does not come: it counts only if an input reaches no output because
-    of it, if its operand of the same shape and dtype is stored in its place, or if it changes a tile that was stored
+    Exempt are constants, single numbers, and results that an instruction must write besides a result that is read. A
+    move
+    or an in-place update may prepare an iteration that does not come. It counts in three cases only: an input reaches
+    no
+    output because of it, its operand of the same shape and dtype is stored instead, or it changes a tile that was
+    stored
     before. A load counts unless another load of the same elements is read.
     """
     accesses, flow = seen.accesses, seen.flow
     live = find_live(stream, accesses, flow)
-    without_effect = _without_effect(stream, accesses, live)
-    varying = _depend_on_hbm(stream, accesses, flow)
+    without_effect = _find_ineffective_inputs(stream, accesses, live)
+    varying = _find_varying(stream, accesses, flow)
     findings: list[Finding] = []
-    said: set[int] = set()
+    reported_lines: set[int] = set()
     for event, operands in enumerate(accesses):
         template = stream.template(event)
         line = stream.line_ids[event]
-        if line in said or not template.plan.reads or not template.writes:
+        if line in reported_lines or not template.plan.reads or not template.writes:
             continue
         line_and_op = stream.lines[line], template.op
-        unread = [place for place in template.writes if (*line_and_op, place) not in read]
-        writes = [operands[place] for place in template.writes]
+        unread = [write for write in template.writes if (*line_and_op, write) not in read]
+        writes = [operands[write] for write in template.writes]
         if not unread or any(stream.tensors[access.tensor].buffer not in ON_CHIP for access in writes):
             continue
-        place = unread[0]
+        result_index = unread[0]
         if len(unread) < len(writes):
-            if not _is_optional(template, place) or event not in varying:
+            if not _is_optional(template, result_index) or event not in varying:
                 continue
         elif has_other_effects(stream, event) or stream.tensors[writes[0].tensor].nbytes <= _SCALAR_BYTES:
             continue
@@ -77,31 +83,35 @@ def _unused(stream: Stream, seen: CoreEvidence, read: set[_Place]) -> list[Findi
             if _is_loaded_elsewhere(stream, accesses, event, read):
                 continue
         elif event not in varying or is_move(template) or _is_in_place(operands):
-            needed = _reads_any(flow, accesses, event, without_effect)
+            needed = _depends_on(flow, accesses, event, without_effect)
             if not (
-                needed or _is_replaced(stream, accesses, event) or _follows_store(stream, accesses, event)
+                needed
+                or _is_replaced(stream, accesses, event)
+                or _changes_stored_tile(stream, accesses, event)
             ):
                 continue
-        said.add(line)
-        record = stream.tensors[operands[place].tensor]
+        reported_lines.add(line)
+        record = stream.tensors[operands[result_index].tensor]
         findings.append(
-            found(
+            make_finding(
                 UNUSED,
                 f"nothing reads {record.name} {record.shape} {record.dtype}, which {stream.event(event).op} writes",
                 stream.event(event).where,
-                (touch(stream, event, operands[place]),),
+                (describe_access(stream, event, operands[result_index]),),
                 hint="use the tile where its result was meant to go, or drop the instruction",
             )
         )
     return findings
 
 
-def _is_optional(template: Template, place: int) -> bool:
-    """Return whether a result is a column beside the main result: the caller asks for it, as for reduce_res."""
-    main, *others = template.writes
-    result = template.operands[place]
+def _is_optional(template: Template, result_index: int) -> bool:
+    """Return whether a result is an optional column, such as reduce_res, besides the main result."""
+    main, *optional = template.writes
+    result = template.operands[result_index]
     return (
-        others == [place] and result.free_size == 1 and result.storage is not template.operands[main].storage
+        optional == [result_index]
+        and result.free_size == 1
+        and result.storage is not template.operands[main].storage
     )
 
 
@@ -111,8 +121,8 @@ def _is_in_place(operands: tuple[Access, ...]) -> bool:
     return any(access.kind == READ and access.tensor in written for access in operands)
 
 
-def _depend_on_hbm(stream: Stream, accesses: list[tuple[Access, ...]], flow: Flow) -> set[int]:
-    """Return the events whose results depend on something in HBM; the others compute constants."""
+def _find_varying(stream: Stream, accesses: list[tuple[Access, ...]], flow: Flow) -> set[int]:
+    """Return the events whose results depend on a tensor in HBM; all other events compute constants."""
     varying: set[int] = set()
     for event, operands in enumerate(accesses):
         if not varying.isdisjoint(flow.producers.get(event, ())) or any(
@@ -123,7 +133,7 @@ def _depend_on_hbm(stream: Stream, accesses: list[tuple[Access, ...]], flow: Flo
 
 
 def _is_loaded_elsewhere(
-    stream: Stream, accesses: list[tuple[Access, ...]], event: int, read: set[_Place]
+    stream: Stream, accesses: list[tuple[Access, ...]], event: int, read: set[_ResultKey]
 ) -> bool:
     """Return whether a copy that something reads has the same source as a copy that nothing reads."""
     template = stream.template(event)
@@ -146,7 +156,7 @@ def _unread_scratch(launch: Launch, evidence: Evidence) -> list[Finding]:
     waiting: list[tuple[Stream, int, Access]] = []
     for stream in launch.streams:
         unread: dict[int, list[tuple[int, Access]]] = {}
-        for event, operands in enumerate(evidence.of(stream).accesses):
+        for event, operands in enumerate(evidence.get_core(stream).accesses):
             for access in operands:
                 if access.kind == READ:
                     for earlier, _ in unread.pop(access.tensor, ()):
@@ -156,7 +166,7 @@ def _unread_scratch(launch: Launch, evidence: Evidence) -> list[Finding]:
                 is_scratch = record.buffer is MemoryRegion.private_hbm and record.line is not None
                 if access.kind != READ and is_scratch and stream.template(event).plan.rendezvous is None:
                     unread.setdefault(access.tensor, []).append((event, access))
-        returned = {each.tensor for each in evidence.returned if each.rank == stream.rank}
+        returned = {output.tensor for output in evidence.returned if output.rank == stream.rank}
         waiting += [
             (stream, event, access)
             for tensor, writes in unread.items()
@@ -167,19 +177,19 @@ def _unread_scratch(launch: Launch, evidence: Evidence) -> list[Finding]:
     for stream, event, access in waiting:
         line, record = stream.lines[stream.line_ids[event]], stream.tensors[access.tensor]
         if line not in read and line not in findings:
-            findings[line] = found(
+            findings[line] = make_finding(
                 UNUSED,
                 f"nothing reads {record.name} {record.shape} {record.dtype} in private HBM after "
                 f"{stream.event(event).op} writes it",
                 stream.event(event).where,
-                (touch(stream, event, access),),
+                (describe_access(stream, event, access),),
                 hint="write it before the instruction that should read it, or drop the write",
             )
     return list(findings.values())
 
 
-def _without_effect(stream: Stream, accesses: list[tuple[Access, ...]], live: set[int]) -> set[int]:
-    """Return the arguments of the kernel that are read, and by no event whose results leave the chip."""
+def _find_ineffective_inputs(stream: Stream, accesses: list[tuple[Access, ...]], live: set[int]) -> set[int]:
+    """Return the arguments of the kernel that are read, but by no event whose results leave the chip."""
     read: dict[int, bool] = {}
     for event, operands in enumerate(accesses):
         for access in operands:
@@ -189,8 +199,8 @@ def _without_effect(stream: Stream, accesses: list[tuple[Access, ...]], live: se
     return {tensor for tensor, has_effect in read.items() if not has_effect}
 
 
-def _reads_any(flow: Flow, accesses: list[tuple[Access, ...]], event: int, tensors: set[int]) -> bool:
-    """Return whether a result depends on one of the given tensors."""
+def _depends_on(flow: Flow, accesses: list[tuple[Access, ...]], event: int, tensors: set[int]) -> bool:
+    """Return whether a result depends on any of the tensors."""
     waiting, seen = [event], {event}
     while tensors and waiting:
         current = waiting.pop()
@@ -202,7 +212,7 @@ def _reads_any(flow: Flow, accesses: list[tuple[Access, ...]], event: int, tenso
 
 
 def _is_replaced(stream: Stream, accesses: list[tuple[Access, ...]], event: int) -> bool:
-    """Return whether an operand of the result's shape and dtype is stored later, as it is or through a copy."""
+    """Return whether an operand of the result's shape and dtype is stored later instead, directly or through a copy."""
     template = stream.template(event)
     result = stream.tensors[accesses[event][template.writes[0]].tensor]
     sources = {
@@ -216,7 +226,7 @@ def _is_replaced(stream: Stream, accesses: list[tuple[Access, ...]], event: int)
         following = stream.template(later)
         if not sources or not is_move(following):
             continue
-        written = [accesses[later][place].tensor for place in following.writes]
+        written = [accesses[later][write].tensor for write in following.writes]
         if accesses[later][following.reads[0]].tensor in sources:
             if any(stream.tensors[tensor].buffer not in ON_CHIP for tensor in written):
                 return True
@@ -224,7 +234,7 @@ def _is_replaced(stream: Stream, accesses: list[tuple[Access, ...]], event: int)
     return False
 
 
-def _follows_store(stream: Stream, accesses: list[tuple[Access, ...]], event: int) -> bool:
+def _changes_stored_tile(stream: Stream, accesses: list[tuple[Access, ...]], event: int) -> bool:
     """Return whether an instruction changes a tile in place that a DMA has stored to HBM before."""
     changed = {access.tensor for access in accesses[event] if access.kind != READ}
     changed &= {access.tensor for access in accesses[event] if access.kind == READ}

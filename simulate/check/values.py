@@ -1,65 +1,65 @@
-"""`values`: numbers that the chip does not hold, or that a function of the Scalar engine does not cover."""
+"""`values`: numbers that a dtype does not represent, or that a function of the Scalar engine does not cover."""
 
 from __future__ import annotations
 
 import math
 
 from simulate.check.evidence import Evidence
-from simulate.check.findings import Finding, Severity, kind
-from simulate.check.notes import note_findings
+from simulate.check.findings import Finding, Severity, register_kind
+from simulate.check.notes import report_notes
 from simulate.run import Launch
 
-INTEGERS = kind(
+INTEGERS = register_kind(
     "NKW-INT-FLOAT32",
     Severity.warning,
     "Integers above 2**24 are not exact on the float32 path of the engines.",
 )
-FP8 = kind(
+FP8 = register_kind(
     "NKW-FP8-RANGE",
     Severity.warning,
     "Before gen4 the chip converts float8_e4m3fn to its own float8_e4m3, whose largest value is 240.",
 )
-OVERFLOW = kind(
+OVERFLOW = register_kind(
     "NKW-FP8-OVERFLOW",
     Severity.warning,
     "A cast to an 8-bit float keeps finite values within the largest value of the dtype.",
 )
-HALF_OVERFLOW = kind(
+HALF_OVERFLOW = register_kind(
     "NKW-HALF-OVERFLOW",
     Severity.warning,
     "A cast to a 16-bit float keeps finite values within the largest value of the dtype.",
 )
-ROUNDED = kind(
+ROUNDED = register_kind(
     "NKW-INT-ROUNDED",
     Severity.warning,
     "Integers become 16-bit floats without loss: up to 256 in bfloat16, 2048 in float16.",
 )
-FUNCTION = kind(
+FUNCTION = register_kind(
     "NKW-FUNCTION-RANGE",
     Severity.warning,
     "The Scalar engine's functions are fitted to a documented input range; outside of it the result is arbitrary.",
 )
-SPREAD = kind(
+SPREAD = register_kind(
     "NKW-TRANSPOSE-SPREAD",
     Severity.warning,
     "Before gen3 the Tensor engine transposes by a product with an identity, which takes finite values only.",
 )
-SATURATED = kind(
+SATURATED = register_kind(
     "NKW-INT-SATURATED",
     Severity.warning,
     "A cast to an integer dtype gets values within its range; values outside become its smallest or largest integer.",
 )
-WRAPPED = kind(
+WRAPPED = register_kind(
     "NKW-INT-WRAPPED",
     Severity.warning,
     "Sums, differences and products of 32-bit integers stay within 32 bits; what an overflow gives is not documented.",
 )
-NAN_TO_INTEGER = kind(
+NAN_TO_INTEGER = register_kind(
     "NKW-INT-NAN",
     Severity.warning,
     "A cast to an integer dtype gets no NaN; which integer NaN becomes is not documented.",
 )
-VANISHED = kind(
+VANISHED = register_kind(
     "NKW-FP8-UNDERFLOW",
     Severity.warning,
     "A cast to an 8-bit float keeps most elements that are not zero apart from zero.",
@@ -71,19 +71,19 @@ _RANGE_HINTS = {
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
-    """Values that were lost, or were outside of a function's range, one finding per line."""
+    """Return a finding for each line that loses values, or whose arguments are outside of a function's range."""
     findings: list[Finding] = []
     for stream in launch.streams:
-        seen = evidence.of(stream).values
+        seen = evidence.get_core(stream).values
         integers = seen.integers
-        findings += note_findings(
+        findings += report_notes(
             stream,
             INTEGERS,
             seen.large_integers,
             "make all operands and the result int32 or uint32 in SBUF, where GpSimd's tensor_tensor is exact",
         )
         if not launch.hardware.matmul_e4m3fn:
-            findings += note_findings(stream, FP8, seen.wide_fp8, "scale the data to 240 before the cast")
+            findings += report_notes(stream, FP8, seen.wide_fp8, "scale the data to 240 before the cast")
         results = (
             (OVERFLOW, seen.overflowing_fp8, "scale by the largest magnitude before the cast, or clip"),
             (HALF_OVERFLOW, seen.overflowing_halves, "keep the sum in float32, or scale before the cast"),
@@ -98,17 +98,21 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
             (NAN_TO_INTEGER, integers.nan_to_integer, "replace NaN before the cast, or find its source"),
             (VANISHED, seen.vanished, "divide by the scale where the kernel multiplies by it, or widen"),
         )
-        for what, notes, hint in results:
-            findings += note_findings(stream, what, notes, hint, of_results=True)
-        findings += note_findings(stream, FUNCTION, seen.outside_domain, _range_hint)
-        findings += note_findings(
+        for finding_kind, notes, hint in results:
+            findings += report_notes(stream, finding_kind, notes, hint, shows_writes=True)
+        findings += report_notes(stream, FUNCTION, seen.outside_domain, _range_hint)
+        findings += report_notes(
             stream, SPREAD, seen.spread_by_transpose, "mask with a large finite number such as -30000.0"
         )
     return findings
 
 
 def _range_hint(seen: str) -> str:
-    """What helps an argument like the one that the note shows; no clipping brings an infinity's value back."""
+    """Return the hint for an argument outside of a function's range.
+
+    Args:
+        seen: The text of the note, which names the function and ends with an example argument.
+    """
     example = float(seen.rpartition("for example ")[2])
     if not math.isfinite(example):
         return "find the line that made it (an overflow, a division by zero); clipping would only hide it"

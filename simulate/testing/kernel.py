@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 
 from nkw.errors import NkwError
-from simulate.check import Finding, detect, fails_a_check, finding_of, gathered, in_order, text
+from simulate.check import (
+    Finding,
+    convert_launch_error,
+    detect,
+    fails_a_check,
+    format_text,
+    gathered,
+    sort_findings,
+)
 from simulate.level import Rules
 from simulate.run import Launch, recorded
 from simulate.run.exits import typed_exits
@@ -107,7 +115,7 @@ class KernelChecker:
             if finding.code not in accepted and fails_a_check(finding, tolerant)
         ]
         if wrong:
-            raise self._failure(text(wrong).rstrip(), wrong, launches)
+            raise self._failure(format_text(wrong).rstrip(), wrong, launches)
         with typed_exits("the reference"):
             truths = list(
                 reference([tuple(map(_widened, given)) for given in copy.deepcopy(list(arguments))])
@@ -139,9 +147,9 @@ class KernelChecker:
                 with gathered(variations, variations) as seen:
                     outputs = world.launch(kernel, given).outputs
             except NkwError as error:
-                finding = finding_of(error)
+                finding = convert_launch_error(error)
                 raise self._failure(str(finding), [finding], launches) from error
-        findings = in_order(
+        findings = sort_findings(
             finding for launch, evidence in seen.launches for finding in detect(launch, evidence)
         )
         return outputs, launches, findings

@@ -12,7 +12,7 @@ import numpy as np
 
 from nkw.child import shown_once
 from nkw.errors import NkwError
-from simulate.check import Finding, Severity, fails_a_check, findings_of, gathered, in_order
+from simulate.check import Finding, Severity, collect_findings, fails_a_check, gathered, sort_findings
 from simulate.check.lint import lint_launched
 from simulate.hardware import Hardware
 from simulate.level import Level, Rules
@@ -87,7 +87,7 @@ def verify(
     with gathered() as seen:
         trial = tried("random", run, reference, first, contractions, given=True)
     advice = lint_launched([each for each, _ in seen.launches])
-    found = findings_of(seen)
+    found = collect_findings(seen)
     findings = _counted([*found, *advice])
     trials = [trial]
     if trial.launch is not None:
@@ -178,7 +178,7 @@ def _counted(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """The findings that make a kernel unclean: as for `check`, warnings of lint are advice."""
     tolerant = Rules.of() is Rules.simulator
     kept = [each for each in findings if fails_a_check(each, tolerant or each.code.startswith("NKI"))]
-    return tuple(in_order(kept))
+    return tuple(sort_findings(kept))
 
 
 def _speed(done: Launch | None) -> Speed | None:

@@ -10,7 +10,7 @@ from nkw.errors import shown
 from nkw.parts import Hanging, Part, table
 from nkw.terminal import rendered
 from simulate.check import Finding
-from simulate.check.formats import plain
+from simulate.check.formats import plain_findings
 from simulate.level import Rules
 from simulate.profile import Profile
 from simulate.profile.advice import Bound
@@ -201,7 +201,7 @@ class Verdict:
                 }
                 for each in self.trials
             ],
-            "findings": plain(self.findings),
+            "findings": plain_findings(self.findings),
             "tolerated": list(self.tolerated),
             "lint_warnings": self.advice,
             "speed": seen

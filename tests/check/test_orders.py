@@ -15,7 +15,7 @@ import nki_kernels as kernels
 import simulate
 from nkw.errors import InvalidArgument
 from simulate.check import examine
-from simulate.check.precedence import draw, predecessors
+from simulate.check.precedence import find_predecessors, order_randomly
 from simulate.check.reorder import ReorderedLaunch, Snapshot
 from simulate.run import Launch
 from simulate.run.observers import Observer, observing
@@ -31,7 +31,7 @@ class Recording(Observer):
     """An observer that keeps a launch and the contents of its arguments."""
 
     def began(self, request: Any, cores: Any, inputs: Any) -> None:
-        self.arguments = [[Snapshot.of(storage) for storage in rank] for rank in inputs]
+        self.arguments = [[Snapshot.take(storage) for storage in rank] for rank in inputs]
 
     def ended(self, launch: Launch, returned: Any) -> None:
         self.launch = ReorderedLaunch(launch, self.arguments)
@@ -93,7 +93,7 @@ def test_random_instructions_give_the_same_bytes_in_every_order(seed: int) -> No
     launch, done = reorderable(random_kernel, [(ramp(TILES * SIDE, SIDE), seed)])
     expected = launch.run(range(len(launch)))
     assert expected == [done.outputs[0].tobytes()]
-    orders = [draw(predecessors(launch), number) for number in range(6)]
+    orders = [order_randomly(find_predecessors(launch), number) for number in range(6)]
     assert len(set(map(tuple, orders))) == 6
     for order in orders:
         assert launch.run(order) == expected
@@ -107,12 +107,12 @@ def test_the_dependences_of_timing_are_enough_for_the_same_bytes(seed: int) -> N
     before = [{producer for producer, _ in found.of(event)} for event in range(len(stream))]
     expected = launch.run(range(len(launch)))
     for number in range(6):
-        assert launch.run(draw(before, number)) == expected
+        assert launch.run(order_randomly(before, number)) == expected
 
 
 def test_a_missing_dependence_changes_bytes() -> None:
     launch, _ = reorderable(random_kernel, [(ramp(TILES * SIDE, SIDE), 0)])
-    before = predecessors(launch)
+    before = find_predecessors(launch)
     expected = launch.run(range(len(launch)))
     silent = [
         step for step in range(len(launch)) if before[step] and _without(launch, before, step) == expected
@@ -191,7 +191,7 @@ def test_collectives_keep_their_order(ranks: int) -> None:
     expected = launch.run(range(len(launch)))
     assert expected == [output.tobytes() for output in done.outputs]
     for number in range(4):
-        assert launch.run(draw(predecessors(launch), number)) == expected
+        assert launch.run(order_randomly(find_predecessors(launch), number)) == expected
 
 
 def test_all_reduce_gives_the_same_bytes_in_every_order_of_instructions_and_of_ranks() -> None:

@@ -222,17 +222,17 @@ DETECTOR = Addition(
 from __future__ import annotations
 
 from simulate.check.evidence import Evidence
-from simulate.check.findings import Finding, Severity, found, kind
+from simulate.check.findings import Finding, Severity, make_finding, register_kind
 from simulate.run import Launch
 from simulate.lines import location
 
-TOY = kind("NKW-TOY", Severity.warning, "A tensor is not named toy.")
+TOY = register_kind("NKW-TOY", Severity.warning, "A tensor is not named toy.")
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     """The tensors that a kernel names toy."""
     return [
-        found(TOY, f"a tensor of {record.shape} is named toy", location(record.line))
+        make_finding(TOY, f"a tensor of {record.shape} is named toy", location(record.line))
         for stream in launch.streams
         for record in stream.tensors
         if record.name == "toy" and record.line is not None

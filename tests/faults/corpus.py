@@ -18,7 +18,7 @@ import numpy as np
 
 import simulate
 from nkw.errors import NkwError
-from simulate.check import Finding, detect, finding_of, gathered, in_order, text
+from simulate.check import Finding, convert_launch_error, detect, format_text, gathered, sort_findings
 from simulate.check.lint import lint_file
 from simulate.level import Level
 from tests.faults.table import Program
@@ -85,7 +85,7 @@ class Fault:
         A table's lines move with every row above them, so their numbers are counted from the blamed line.
         """
         tail = re.escape(f"{self.path.parent.name}/{self.path.name}")
-        whole = re.sub(rf"[^\s(]*{tail}", self.path.name, text(findings))
+        whole = re.sub(rf"[^\s(]*{tail}", self.path.name, format_text(findings))
         if self.row is None:
             return whole
         blamed = self.blamed_line()
@@ -118,10 +118,10 @@ class Fault:
                 world = simulate.World(program.target, len(given), program.cores)
                 outputs = world.launch(program.kernel, [(each, extra) for each in given]).outputs
             except NkwError as error:
-                return [finding_of(error)], []
+                return [convert_launch_error(error)], []
         for launch, evidence in seen.launches:
             findings += detect(launch, evidence)
-        return in_order(findings), outputs
+        return sort_findings(findings), outputs
 
 
 def reports(stored: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 
 import simulate
 from nkw.errors import Deadlock, InvalidArgument, NkwError, RuleViolation
-from simulate.check import detect, gathered, in_order
+from simulate.check import detect, gathered, sort_findings
 from simulate.occupancy import occupancies
 
 ROWS = np.ones((128, 16), np.float32)
@@ -248,7 +248,7 @@ def test_a_missing_core_and_a_refused_grid_say_what_sets_the_logical_core() -> N
 def findings_of(kernel, *arguments):
     with gathered() as seen:
         nki.simulate(kernel)(*arguments)
-    return in_order(found for launch, evidence in seen.launches for found in detect(launch, evidence))
+    return sort_findings(found for launch, evidence in seen.launches for found in detect(launch, evidence))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """`lint`: Python that runs in a simulation and that the NKI compiler refuses, found in the source without running it.
 
-The rules are those of the language guide and the release notes, by their ids NKI001 to NKI048. Some of them need
-shapes, values or the launch and are left to the simulator. Only functions that use `nki.language` or `nki.isa` are
-looked at; references and test code are plain Python.
+The rules are those of the language guide and the release notes, with the ids NKI001 to NKI048. Rules that need shapes,
+values or the launch are left to the simulator. Only functions that use `nki.language` or `nki.isa` are checked;
+references and test code are plain Python.
 """
 
 from __future__ import annotations

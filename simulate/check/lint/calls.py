@@ -1,4 +1,4 @@
-"""Lint rules about calls of nki: what was removed or renamed, with the replacement, and arguments of the wrong kind."""
+"""Lint rules about calls of nki: removed and renamed names with their replacements, and arguments of wrong types."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOT_ON_DEVICE = {
     "nl.mod": "nisa on integers",
 }
 _HAVE_RULES = frozenset({*_PLAIN_RANGES, "nl.dynamic_range"})
-"""Deprecated names with rules of their own."""
+"""Deprecated names that other rules report."""
 _OPERATOR_ARGUMENTS = frozenset({"op", "op0", "op1", "reduce_op", "cmp_op", "comp_op0", "comp_op1"})
 _ENUM_ARGUMENTS = {
     "engine": "nisa.engine.vector",
@@ -64,7 +64,7 @@ def enums_are_members(source: Source, scope: Scope) -> Iterator[Spot]:
 def removed_arguments(source: Source, scope: Scope) -> Iterator[Spot]:
     """mask= and dtype= of instructions were removed.
 
-    Public samples of the first 0.x releases still give dst and a dtype that repeats it: a warning.
+    Public samples of the first 0.x releases still have dst and a dtype that repeats its dtype: a warning.
     """
     for call, name in source.calls(scope):
         planner = INSTRUCTIONS.get(name.removeprefix("nisa.")) if name.startswith("nisa.") else None

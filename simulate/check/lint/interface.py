@@ -13,23 +13,26 @@ from simulate.level import Level
 _NOT_SHARED = frozenset({"nl.hbm", "nl.private_hbm", "nl.sbuf", "nl.psum"})
 
 
-def _own_returns(scope: Scope) -> Iterator[ast.Return]:
-    """The return statements of the function itself, not those of functions inside it."""
-    waiting: list[ast.AST] = list(scope.node.body)
-    while waiting:
-        node = waiting.pop()
+def _find_returns(scope: Scope) -> Iterator[ast.Return]:
+    """Yield the return statements of a function, without those of nested functions."""
+    pending: list[ast.AST] = list(scope.node.body)
+    while pending:
+        node = pending.pop()
         if isinstance(node, ast.Return):
             yield node
         elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
-            waiting.extend(ast.iter_child_nodes(node))
+            pending.extend(ast.iter_child_nodes(node))
 
 
 @lint_rule("NKI004", Severity.error, since=Level(0, 3))
 def outputs_are_shared(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A kernel returns tensors that were allocated with buffer=nl.shared_hbm; one that others call may return tiles."""
+    """A kernel returns tensors that were allocated with buffer=nl.shared_hbm; one that others call may return tiles.
+
+    Kernels that other functions call may return tiles and are skipped.
+    """
     if not scope.is_kernel or scope.node.name in source.called:
         return
-    for node in _own_returns(scope):
+    for node in _find_returns(scope):
         values = node.value.elts if isinstance(node.value, (ast.Tuple, ast.List)) else [node.value]
         for value in values:
             tensor = scope.tensor_of(value)
@@ -43,8 +46,8 @@ def outputs_are_shared(source: Source, scope: Scope) -> Iterator[Spot]:
 @lint_rule("NKI005", Severity.error)
 def outputs_are_returned(source: Source, scope: Scope) -> Iterator[Spot]:
     """A kernel returns its outputs; one that others call may write to tensors of theirs."""
-    own = scope.is_kernel and scope.node.name not in source.called
-    if own and not any(node.value is not None for node in _own_returns(scope)):
+    is_launched = scope.is_kernel and scope.node.name not in source.called
+    if is_launched and not any(node.value is not None for node in _find_returns(scope)):
         yield Spot(
             scope.node, f"{scope.node.name} returns nothing", "return the nl.shared_hbm tensors it writes"
         )
@@ -67,7 +70,7 @@ def no_old_package(source: Source, scope: Scope) -> Iterator[Spot]:
 
     A warning: where neuronx-cc is installed the import still works, and the vendor's library has one.
     """
-    if source.scopes[0] is scope:  # an import belongs to the file: say it once
+    if source.scopes[0] is scope:  # imports belong to the file: report them once
         for node in source.old_imports:
             yield Spot(node, ast.unparse(node), ast.unparse(node).replace("neuronxcc.nki", "nki"))
 
@@ -76,7 +79,7 @@ def no_old_package(source: Source, scope: Scope) -> Iterator[Spot]:
 def jit_options(source: Source, scope: Scope) -> Iterator[Spot]:
     """nki.jit takes no platform_target, and ignores mode.
 
-    Warnings both: samples of the first 0.x releases that compile name a platform.
+    Both are warnings: samples of the first 0.x releases that compile name a platform.
     """
     for decorator in source.decorators(scope.node):
         for keyword in decorator.keywords if isinstance(decorator, ast.Call) else []:
@@ -97,10 +100,10 @@ def same_control_flow(source: Source, scope: Scope) -> Iterator[Spot]:
     for node in scope.nodes(ast.If):
         if not _names_core(source, scope, node.test):
             continue
-        here, there = ([*_rendezvous(source, branch)] for branch in (node.body, node.orelse))
-        if [name for _, name in here] == [name for _, name in there]:
+        first, second = ([*_rendezvous(source, branch)] for branch in (node.body, node.orelse))
+        if [name for _, name in first] == [name for _, name in second]:
             continue
-        for call, name in here or there:
+        for call, name in first or second:
             yield Spot(
                 call, f"{name} in one branch of `if {ast.unparse(node.test)}`", "call it on both cores"
             )
@@ -108,23 +111,23 @@ def same_control_flow(source: Source, scope: Scope) -> Iterator[Spot]:
 
 def _names_core(source: Source, scope: Scope, test: ast.expr) -> bool:
     return any(
-        (isinstance(part, ast.Name) and scope.has(Holds.core_number, part))
-        or (isinstance(part, ast.Call) and source.name_of(part.func) == "nl.program_id")
-        for part in ast.walk(test)
+        (isinstance(node, ast.Name) and scope.has(Holds.core_number, node))
+        or (isinstance(node, ast.Call) and source.name_of(node.func) == "nl.program_id")
+        for node in ast.walk(test)
     )
 
 
 def _rendezvous(source: Source, statements: list[ast.stmt]) -> Iterator[tuple[ast.Call, str]]:
     for statement in statements:
-        for part in ast.walk(statement):
-            if isinstance(part, ast.Call) and source.name_of(part.func) in _RENDEZVOUS:
-                yield part, source.name_of(part.func)
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call) and source.name_of(node.func) in _RENDEZVOUS:
+                yield node, source.name_of(node.func)
 
 
 @lint_rule("NKI042", Severity.warning, until=TRACER)
 def grid_of_cores(source: Source, scope: Scope) -> Iterator[Spot]:
     """A kernel is launched on a grid of 1 or 2, the number of physical cores of a logical core."""
-    for node in source.parts:
+    for node in source.syntax_nodes:
         if (
             source.scopes[0] is scope
             and isinstance(node, ast.Subscript)

@@ -1,4 +1,4 @@
-"""Lint of what was launched: of a file only the functions that issued instructions."""
+"""Lint of launched kernels: of each file only the functions that issued instructions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from simulate.run import Launch
 
 
 def lint_launched(launches: Sequence[Launch]) -> list[Finding]:
-    """The findings of lint in the functions that issued an instruction in one of the launches.
+    """Return the findings of lint in the functions that issued an instruction in one of the launches.
 
-    A function whose source is not a file, such as one of a notebook, is left out.
+    A function whose source is not a file, such as a function of a notebook, is skipped.
     """
     functions: dict[str, set[str]] = defaultdict(set)
     for launch in launches:
@@ -31,13 +31,14 @@ def lint_launched(launches: Sequence[Launch]) -> list[Finding]:
     for file in files:
         with suppress(InvalidArgument):  # a file that has changed since it was imported
             sources[file] = source_of(Path(file))
-    called = frozenset[str]().union(*(each.own_calls for each in sources.values()))
+    called = frozenset[str]().union(*(source.called_names for source in sources.values()))
     findings: list[Finding] = []
     for file, source in sources.items():
         source.called = called
         with suppress(InvalidArgument):
-            own = findings_in(source, file)
             findings += [
-                each for each in own if each.where is not None and each.where.function in files[file]
+                finding
+                for finding in findings_in(source, file)
+                if finding.where is not None and finding.where.function in files[file]
             ]
     return findings

@@ -20,30 +20,30 @@ def _is_register(scope: Scope, node: ast.expr | None) -> bool:
 
 def _functions(scope: Scope, source: Source) -> dict[str, Function]:
     named = {n.name: n for n in source.statements if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
-    inner = {n.name: n for n in scope.parts if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    inner = {n.name: n for n in scope.syntax_nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
     return {**named, **inner}
 
 
-def _body(source: Source, scope: Scope, call: ast.Call) -> Function | None:
-    """The body of a fori_loop or while_loop, where its function is known."""
+def _body_function(source: Source, scope: Scope, call: ast.Call) -> Function | None:
+    """Return the body function of a fori_loop or while_loop, None if the source does not define it."""
     node = argument(call, 2 if source.name_of(call.func) == "nl.fori_loop" else 1, "body_fun")
     return _functions(scope, source).get(node.id) if isinstance(node, ast.Name) else None
 
 
-def _ranges(source: Source, scope: Scope) -> Iterator[ast.For]:
-    """The loops over nl.dynamic_range."""
+def _dynamic_ranges(source: Source, scope: Scope) -> Iterator[ast.For]:
+    """Yield the loops over nl.dynamic_range."""
     for node in scope.nodes(ast.For):
         if isinstance(node.iter, ast.Call) and source.name_of(node.iter.func) == "nl.dynamic_range":
             yield node
 
 
-def _regions(source: Source, scope: Scope) -> Iterator[tuple[str, list[ast.stmt]]]:
-    """The bodies of the device loops that have a counter, and its name."""
-    for loop in _ranges(source, scope):
+def _counted_bodies(source: Source, scope: Scope) -> Iterator[tuple[str, list[ast.stmt]]]:
+    """Yield, for each device loop with a counter, the counter's name and the statements of the body."""
+    for loop in _dynamic_ranges(source, scope):
         if isinstance(loop.target, ast.Name):
             yield loop.target.id, loop.body
     for call, name in source.calls(scope):
-        body = _body(source, scope, call) if name == "nl.fori_loop" else None
+        body = _body_function(source, scope, call) if name == "nl.fori_loop" else None
         if body is not None and body.args.args:
             yield body.args.args[0].arg, body.body
 
@@ -51,16 +51,16 @@ def _regions(source: Source, scope: Scope) -> Iterator[tuple[str, list[ast.stmt]
 @lint_rule("NKI011", Severity.warning, since=Level(0, 6), until=TRACER)
 def old_device_loops(source: Source, scope: Scope) -> Iterator[Spot]:
     """nl.dynamic_range and `while register:` are deprecated for nl.fori_loop and nl.while_loop."""
-    yield from _old_loops(source, scope)
+    yield from _find_old_loops(source, scope)
 
 
 @lint_rule("NKI044", Severity.error, since=TRACER)
 def removed_device_loops(source: Source, scope: Scope) -> Iterator[Spot]:
     """nl.dynamic_range and `while register:` were removed from 0.7, whose tracer cannot follow them."""
-    yield from _old_loops(source, scope)
+    yield from _find_old_loops(source, scope)
 
 
-def _old_loops(source: Source, scope: Scope) -> Iterator[Spot]:
+def _find_old_loops(source: Source, scope: Scope) -> Iterator[Spot]:
     for call, name in source.calls(scope):
         if name == "nl.dynamic_range":
             yield Spot(call, "nl.dynamic_range", "nl.fori_loop(lower, upper, body)")
@@ -72,14 +72,14 @@ def _old_loops(source: Source, scope: Scope) -> Iterator[Spot]:
 @lint_rule("NKI012", Severity.error)
 def register_control(source: Source, scope: Scope) -> Iterator[Spot]:
     """A register has a value on the device only: no `if`, int() or range() on it."""
-    for node in scope.parts:
+    for node in scope.syntax_nodes:
         if isinstance(node, ast.If) and _is_register(scope, node.test):
             yield Spot(node, f"if {ast.unparse(node.test)}:", "nl.while_loop, or a predicate tile")
         elif (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)
             and node.func.id in ("int", "range")
-            and any(_is_register(scope, each) for each in node.args)
+            and any(_is_register(scope, arg) for arg in node.args)
         ):
             yield Spot(node, ast.unparse(node), "nl.fori_loop takes registers as bounds")
 
@@ -88,27 +88,27 @@ def register_control(source: Source, scope: Scope) -> Iterator[Spot]:
 def register_arithmetic(source: Source, scope: Scope) -> Iterator[Spot]:
     """There is no Python arithmetic on registers."""
     counters = {
-        part
-        for name, statements in _regions(source, scope)
+        node
+        for name, statements in _counted_bodies(source, scope)
         for statement in statements
-        for part in ast.walk(statement)
-        if isinstance(part, ast.Name) and part.id == name
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and node.id == name
     }
     hint = "compute in an SBUF tile with nisa.tensor_scalar, then nisa.register_load"
-    for node in scope.nodes(ast.BinOp):
-        if any(_is_register(scope, side) or side in counters for side in (node.left, node.right)):
-            yield Spot(node, ast.unparse(node), hint)
+    for binary in scope.nodes(ast.BinOp):
+        if any(_is_register(scope, side) or side in counters for side in (binary.left, binary.right)):
+            yield Spot(binary, ast.unparse(binary), hint)
 
 
 @lint_rule("NKI014", Severity.error)
 def counter_is_read_only(source: Source, scope: Scope) -> Iterator[Spot]:
     """The counter of a device loop is read-only."""
-    for counter, statements in _regions(source, scope):
-        for part in (part for statement in statements for part in ast.walk(statement)):
-            if isinstance(part, ast.Call) and source.name_of(part.func) in _REGISTER_WRITERS:
-                target = argument(part, 0, "dst")
+    for counter, statements in _counted_bodies(source, scope):
+        for node in (node for statement in statements for node in ast.walk(statement)):
+            if isinstance(node, ast.Call) and source.name_of(node.func) in _REGISTER_WRITERS:
+                target = argument(node, 0, "dst")
                 if isinstance(target, ast.Name) and target.id == counter:
-                    yield Spot(part, f"writes the counter {counter}", "keep a register of your own")
+                    yield Spot(node, f"writes the counter {counter}", "use a separate register")
 
 
 @lint_rule("NKI015", Severity.error)
@@ -131,12 +131,12 @@ def constant_step(source: Source, scope: Scope) -> Iterator[Spot]:
 @lint_rule("NKI016", Severity.error)
 def body_tensors_stay_inside(source: Source, scope: Scope) -> Iterator[Spot]:
     """A tensor made in the body of a device loop is not used after the loop."""
-    for node in _ranges(source, scope):
+    for node in _dynamic_ranges(source, scope):
         end = node.end_lineno or node.lineno
         inside = {name for name, tensor in scope.tensors.items() if node.lineno <= tensor.line <= end}
-        for part in scope.nodes(ast.Name):
-            if part.id in inside and part.lineno > end and isinstance(part.ctx, ast.Load):
-                yield Spot(part, f"{part.id} was made inside the loop", "allocate it before the loop")
+        for use in scope.nodes(ast.Name):
+            if use.id in inside and use.lineno > end and isinstance(use.ctx, ast.Load):
+                yield Spot(use, f"{use.id} was made inside the loop", "allocate it before the loop")
 
 
 @lint_rule("NKI017", Severity.error)
@@ -148,11 +148,11 @@ def no_reorder_holds_no_loop(source: Source, scope: Scope) -> Iterator[Spot]:
         ]
         if "nl.no_reorder" not in names:
             continue
-        for part in (part for statement in node.body for part in ast.walk(statement)):
-            if isinstance(part, ast.Call) and source.name_of(part.func) in (*_STEPS, "nl.while_loop"):
+        for call in (child for statement in node.body for child in ast.walk(statement)):
+            if isinstance(call, ast.Call) and source.name_of(call.func) in (*_STEPS, "nl.while_loop"):
                 yield Spot(
-                    part,
-                    f"{source.name_of(part.func)} inside nl.no_reorder()",
+                    call,
+                    f"{source.name_of(call.func)} inside nl.no_reorder()",
                     "put no_reorder into the body",
                 )
 
@@ -163,7 +163,7 @@ def what_bodies_return(source: Source, scope: Scope) -> Iterator[Spot]:
     for call, name in source.calls(scope):
         if name not in ("nl.fori_loop", "nl.while_loop"):
             continue
-        body = _body(source, scope, call)
+        body = _body_function(source, scope, call)
         if body is None:
             continue
         returns = [n for n in ast.walk(body) if isinstance(n, ast.Return) and n.value is not None]
@@ -181,23 +181,32 @@ def requests_stay_in_the_loop(source: Source, scope: Scope) -> Iterator[Spot]:
     bodies: list[ast.AST] = [
         body
         for call, name in source.calls(scope)
-        if name in ("nl.fori_loop", "nl.while_loop") and (body := _body(source, scope, call)) is not None
+        if name in ("nl.fori_loop", "nl.while_loop")
+        and (body := _body_function(source, scope, call)) is not None
     ]
-    bodies += _ranges(source, scope)
-    made: dict[str, list[int]] = {}
+    bodies += _dynamic_ranges(source, scope)
+    assigned_lines: dict[str, list[int]] = {}
     for assignment in scope.nodes(ast.Assign):
         if isinstance(assignment.targets[0], ast.Name):
-            made.setdefault(assignment.targets[0].id, []).append(assignment.lineno)
+            assigned_lines.setdefault(assignment.targets[0].id, []).append(assignment.lineno)
     for node in scope.nodes(ast.Call):
         if not (isinstance(node.func, ast.Attribute) and node.func.attr == "depends_on"):
             continue
         consumer = node.func.value
         if not isinstance(consumer, ast.Name):
             continue
-        own = _loops_of(bodies, made.get(consumer.id, []))
+        consumer_loops = _enclosing_loops(bodies, assigned_lines.get(consumer.id, []))
         for producer in node.args:
-            around = _loops_of(bodies, made.get(producer.id, [])) if isinstance(producer, ast.Name) else None
-            if own is not None and around is not None and not around <= own:
+            producer_loops = (
+                _enclosing_loops(bodies, assigned_lines.get(producer.id, []))
+                if isinstance(producer, ast.Name)
+                else None
+            )
+            if (
+                consumer_loops is not None
+                and producer_loops is not None
+                and not producer_loops <= consumer_loops
+            ):
                 assert isinstance(producer, ast.Name)
                 yield Spot(
                     node,
@@ -206,8 +215,11 @@ def requests_stay_in_the_loop(source: Source, scope: Scope) -> Iterator[Spot]:
                 )
 
 
-def _loops_of(bodies: list[ast.AST], lines: list[int]) -> frozenset[int] | None:
-    """The device loops around the one line that assigns a name; None if there is no such line, or several."""
+def _enclosing_loops(bodies: list[ast.AST], lines: list[int]) -> frozenset[int] | None:
+    """Return the indices of the device loops around the single line that assigns a name.
+
+    None if no line assigns the name, or several do.
+    """
     if len(lines) != 1:
         return None
     return frozenset(

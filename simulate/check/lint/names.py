@@ -10,14 +10,14 @@ from nkw.suggestions import TILE_HINTS, closest
 from simulate.check.findings import Severity
 from simulate.check.lint.rules import Spot, lint_rule
 from simulate.check.lint.source import Holds, Scope, Source, argument, base_of
-from simulate.check.lint.tiles import allocated_once
+from simulate.check.lint.tiles import is_allocated_once
 from simulate.isa import INSTRUCTIONS
 from simulate.isa.book import documented_signature
 from simulate.memory import NkiTensor
 
 _MODULES = {"nl": "language", "nisa": "isa", "ncc": "collectives"}
 _ATTRIBUTES_OF_NUMPY = frozenset({"T", "mT", "astype", "broadcast_to", "transpose", "swapaxes"})
-"""Attributes that no argument of a kernel has, so that their use on a parameter is a fault."""
+"""Attributes that no argument of a kernel has; their use on a parameter is reported."""
 _HBM = frozenset({"nl.hbm", "nl.shared_hbm", "nl.private_hbm"})
 _ON_CHIP = ("dst", "data", "data1", "data2", "stationary", "moving", "src", "operand0", "operand1", "bias")
 _MAY_BE_NUMBERS = ("operand0", "operand1", "bias")
@@ -30,12 +30,12 @@ def names_exist(source: Source, scope: Scope) -> Iterator[Spot]:
     if source.older:  # Beta 1 has other names
         return
     for node, name in source.attributes(scope):
-        short, _, rest = name.partition(".")
-        if short not in _MODULES or not rest or "." in rest:
+        short, _, attribute = name.partition(".")
+        if short not in _MODULES or not attribute or "." in attribute:
             continue
         # By name, because `nki` is above this package and need not be loaded to look at source.
         try:
-            getattr(importlib.import_module(f"simulate.nki.{_MODULES[short]}"), rest)
+            getattr(importlib.import_module(f"simulate.nki.{_MODULES[short]}"), attribute)
         except AttributeError as unknown:
             _, _, hint = str(unknown).partition("; ")
             hint = hint.removeprefix("in NKI: ").removeprefix("did you mean ").rstrip("?")
@@ -65,7 +65,7 @@ def attributes_of_tensors(source: Source, scope: Scope) -> Iterator[Spot]:
             yield Spot(node, f"{ast.unparse(node)}: tensors have no {node.attr}", TILE_HINTS[node.attr])
 
 
-_SLOTS = frozenset(name for kind in NkiTensor.__mro__ for name in getattr(kind, "__slots__", ()))
+_SLOTS = frozenset(name for base in NkiTensor.__mro__ for name in getattr(base, "__slots__", ()))
 """Attributes of tensors that are set by their constructor."""
 
 
@@ -75,7 +75,7 @@ def operands_are_on_chip(source: Source, scope: Scope) -> Iterator[Spot]:
     in_hbm = {
         name
         for name, tensor in scope.tensors.items()
-        if tensor.buffer in _HBM and allocated_once(source, scope, name)
+        if tensor.buffer in _HBM and is_allocated_once(source, scope, name)
     }
     # A kernel that another one calls may get tiles.
     arguments = _parameters(scope) if scope.is_kernel and scope.node.name not in source.called else set()
@@ -100,6 +100,6 @@ def _parameters(scope: Scope) -> set[str]:
     arguments = scope.node.args
     required = arguments.args[: len(arguments.args) - len(arguments.defaults)]
     bound = {node.id for node in scope.nodes(ast.Name) if isinstance(node.ctx, ast.Store)}
-    inner = [part for part in scope.nodes(ast.FunctionDef) if part is not scope.node]
+    inner = [function for function in scope.nodes(ast.FunctionDef) if function is not scope.node]
     shadowed = {argument.arg for function in inner for argument in function.args.args}
     return {argument.arg for argument in required} - bound - shadowed if scope.is_kernel else set()

@@ -1,4 +1,4 @@
-"""A lint rule about softmax: exp of scores whose maximum is not subtracted overflows."""
+"""Lint rule about softmax: exp of scores whose maximum is not subtracted overflows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulate.isa.book import documented_signature
 _BOUNDS = frozenset(
     "nl.maximum nl.max nl.minimum nl.min nl.subtract nl.negative nisa.max8 nisa.range_select nl.softmax".split()
 )
-"""Names with which a function can bound the argument of exp; the rule is silent where one of them occurs."""
+"""Names with which a function can bound the argument of exp; the rule skips functions that use them."""
 _INVERSES = frozenset({"nl.divide", "nl.reciprocal", "nisa.reciprocal"})
 
 
@@ -57,7 +57,7 @@ def _operator_of(source: Source, call: ast.Call) -> str:
 
 
 def _has_bias(call: ast.Call, name: str) -> bool:
-    """Return whether a call has a bias, or keywords that the source does not tell."""
+    """Return whether a call has a bias, or keywords that the source does not show."""
     parameters = documented_signature(INSTRUCTIONS[name.removeprefix("nisa.")]).parameters
     bias = argument(call, [*parameters].index("bias"), "bias")
     has_value = bias is not None and not (isinstance(bias, ast.Constant) and bias.value is None)

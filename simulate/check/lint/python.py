@@ -38,7 +38,7 @@ _LIBRARY_BASES = frozenset({"NKIObject", "Enum", "IntEnum"})
 @lint_rule("NKI001", Severity.error, until=TRACER)
 def identity(source: Source, scope: Scope) -> Iterator[Spot]:
     """`is` and `is not` are not supported; public kernels that compile use them against None only."""
-    for node in scope.parts:
+    for node in scope.syntax_nodes:
         if not isinstance(node, ast.Compare):
             continue
         for operator, right in zip(node.ops, node.comparators):
@@ -69,14 +69,16 @@ def list_arguments(source: Source, scope: Scope) -> Iterator[Spot]:
     for default in [*scope.node.args.defaults, *filter(None, scope.node.args.kw_defaults)]:
         if isinstance(default, ast.List):
             yield Spot(default, f"the default {ast.unparse(default)}", f"({ast.unparse(default)[1:-1]},)")
-    for call in source.parts:
+    for call in source.syntax_nodes:
         if not isinstance(call, ast.Call):
             continue
         called = call.func.value if isinstance(call.func, ast.Subscript) else call.func
         if isinstance(called, ast.Name) and called.id == scope.node.name:
-            for given in [*call.args, *(keyword.value for keyword in call.keywords)]:
-                if isinstance(given, ast.List):
-                    yield Spot(given, f"the argument {ast.unparse(given)}", f"({ast.unparse(given)[1:-1]},)")
+            for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
+                if isinstance(argument, ast.List):
+                    yield Spot(
+                        argument, f"the argument {ast.unparse(argument)}", f"({ast.unparse(argument)[1:-1]},)"
+                    )
 
 
 @lint_rule("NKI009", Severity.error, until=TRACER)
@@ -129,8 +131,8 @@ def dict_keys(source: Source, scope: Scope) -> Iterator[Spot]:
 @lint_rule("NKI032", Severity.warning, until=TRACER)
 def full_python(source: Source, scope: Scope) -> Iterator[Spot]:
     """Constructs that no public kernel uses, of undocumented support in the parser, need the tracer of 0.7."""
-    decorators = {id(part) for each in scope.node.decorator_list for part in ast.walk(each)}
-    for node in scope.parts:
+    decorators = {id(node) for decorator in scope.node.decorator_list for node in ast.walk(decorator)}
+    for node in scope.syntax_nodes:
         if id(node) in decorators:
             continue
         if type(node) in _CONSTRUCTS:

@@ -1,4 +1,4 @@
-"""Running the lint rules over a file: the rules of a level, and the lines of their findings."""
+"""Lint rules: their register, and the findings of all rules of a level about a file."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pathlib import Path
 
 from nkw.errors import InvalidArgument, Location
 from nkw.files import MOST_SOURCE_BYTES, read_text
-from simulate.check.findings import Finding, FindingKind, Severity, found, in_order, kind
+from simulate.check.findings import Finding, FindingKind, Severity, make_finding, register_kind, sort_findings
 from simulate.check.lint.source import Scope, Source
 from simulate.level import FEATURES, FULL_PYTHON, LEVELS, Level
 
 TRACER = FEATURES[FULL_PYTHON].since
-"""From this level on kernels are traced, not parsed, so that all of Python is available while specialising."""
+"""First level at which kernels are traced, not parsed, so that all of Python is available while specialising."""
 PARSER = LEVELS[LEVELS.index(TRACER) - 1]
 FRONTEND_VARIABLE = "NKI_COMPILER_FRONTEND"
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """What a rule reports: a node, what is wrong there, what to write instead."""
+    """Report of a rule: a node, what is wrong with it, what to write instead; severity None for that of the rule."""
 
     node: ast.AST
     message: str
@@ -33,20 +33,23 @@ class Spot:
     severity: Severity | None = None
 
 
-Look = Callable[[Source, Scope], Iterator[Spot]]
+FindSpots = Callable[[Source, Scope], Iterator[Spot]]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A lint rule and the levels at which it holds."""
+    """Lint rule and the levels at which it applies."""
 
-    kind: FindingKind
-    look: Look
+    finding_kind: FindingKind
+    find_spots: FindSpots
     since: Level
     until: Level | None
 
     def holds(self, level: Level) -> bool:
-        """Whether a level has this rule; NKI_COMPILER_FRONTEND=custom keeps the parser, and its rules, at 0.7."""
+        """Return whether the rule applies at a level.
+
+        NKI_COMPILER_FRONTEND=custom keeps the parser, and its rules, at 0.7.
+        """
         if TRACER in (self.since, self.until) and os.environ.get(FRONTEND_VARIABLE) == "custom":
             level = min(level, PARSER)
         return self.since <= level and (self.until is None or level < self.until)
@@ -57,19 +60,27 @@ RULES: list[Rule] = []
 
 def lint_rule(
     code: str, severity: Severity, since: Level = LEVELS[0], until: Level | None = None
-) -> Callable[[Look], Look]:
-    """Register a rule under its id, for the levels `since` up to but without `until`."""
+) -> Callable[[FindSpots], FindSpots]:
+    """Return a decorator that registers a function as a lint rule; its docstring starts with the rule's sentence.
 
-    def register(look: Look) -> Look:
-        assert look.__doc__, f"rule {look.__name__} states no sentence"
-        RULES.append(Rule(kind(code, severity, look.__doc__.strip().splitlines()[0]), look, since, until))
-        return look
+    Args:
+        code: The stable id of the rule.
+        severity: The severity of its findings where a spot states none.
+        since: The first level of NKI at which the rule applies.
+        until: The first level at which it no longer applies, None for all later levels.
+    """
+
+    def register(find_spots: FindSpots) -> FindSpots:
+        assert find_spots.__doc__, f"rule {find_spots.__name__} states no sentence"
+        sentence = find_spots.__doc__.strip().splitlines()[0]
+        RULES.append(Rule(register_kind(code, severity, sentence), find_spots, since, until))
+        return find_spots
 
     return register
 
 
 def load_rules() -> None:
-    """Import the rule files, which register themselves."""
+    """Import the modules of the rules, which register themselves."""
     for name in ("calls", "interface", "loops", "names", "overflow", "python", "state", "tiles", "values"):
         importlib.import_module(f"simulate.check.lint.{name}")
 
@@ -77,12 +88,18 @@ def load_rules() -> None:
 def lint_source(
     text: str, file: str, level: Level | None = None, called: frozenset[str] = frozenset()
 ) -> list[Finding]:
-    """The findings in one source text; `called` names functions that other files call.
+    """Return the findings about a source text.
 
-    `level` is the release of NKI that the text is written for; the default is NKI_LEVEL, else the newest.
+    A text in the older dialect compiles with the compiler that it was written for, so its findings are warnings.
 
-    A file of the older dialect compiles with the compiler it was written for: what it has to change is a warning.
-    Raises InvalidArgument for a text that is no Python, and for one that is nested too deeply to be looked at.
+    Args:
+        text: The source.
+        file: The file name that the findings show.
+        level: The release of NKI that the text is written for; None for NKI_LEVEL, else the newest.
+        called: Names of functions that other files call.
+
+    Raises:
+        InvalidArgument: The text is not Python, or is nested too deeply.
     """
     source = _source(text, file, level)
     source.called |= called
@@ -90,17 +107,21 @@ def lint_source(
 
 
 def lint_file(path: Path, level: Level | None = None) -> list[Finding]:
-    """The findings in one file."""
+    """Return the findings about a file; arguments and errors are those of `lint_source`."""
     return findings_in(source_of(path, level), str(path))
 
 
 def source_of(path: Path, level: Level | None = None) -> Source:
-    """A file for `findings_in`. Raises InvalidArgument for what is no Python."""
+    """Read and parse a file for `findings_in`.
+
+    Raises:
+        InvalidArgument: The file cannot be read, is not Python, or is nested too deeply.
+    """
     return _source(_text(path), str(path), level)
 
 
 def findings_in(source: Source, file: str) -> list[Finding]:
-    """The findings in a file that was read."""
+    """Return the findings about a parsed file."""
     load_rules()
     findings = []
     with _readable(file):
@@ -108,12 +129,14 @@ def findings_in(source: Source, file: str) -> list[Finding]:
             if not rule.holds(source.level):
                 continue
             for scope in source.scopes:
-                for spot in rule.look(source, scope):
+                for spot in rule.find_spots(source, scope):
                     line = getattr(spot.node, "lineno", scope.node.lineno)
                     where = Location(file, line, scope.node.name)
                     severity = Severity.warning if source.older else spot.severity
-                    findings.append(found(rule.kind, spot.message, where, (), spot.hint, severity))
-    return in_order(findings)
+                    findings.append(
+                        make_finding(rule.finding_kind, spot.message, where, (), spot.hint, severity)
+                    )
+    return sort_findings(findings)
 
 
 def _source(text: str, file: str, level: Level | None) -> Source:
@@ -125,7 +148,7 @@ def _source(text: str, file: str, level: Level | None) -> Source:
 def _parsed(text: str, file: str) -> ast.Module:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python's own remarks on the text are not ours
+            warnings.simplefilter("ignore")  # warnings of Python about the text are no findings
             return ast.parse(text)
     except (SyntaxError, ValueError) as error:
         raise InvalidArgument("NKW-LINT-SYNTAX", f"{file} is not Python: {error}") from None
@@ -133,13 +156,13 @@ def _parsed(text: str, file: str) -> ast.Module:
 
 @contextmanager
 def _readable(file: str) -> Iterator[None]:
-    """Refuse a file whose expressions Python's parser or a walk over its syntax tree gives up on."""
+    """Raise InvalidArgument for a file that is nested too deeply for Python's parser or a walk over its tree."""
     try:
         yield
     except (RecursionError, MemoryError):
         raise InvalidArgument(
             "NKW-LINT-DEPTH",
-            f"{file} has an expression too long or too deeply nested to be looked at; split it",
+            f"{file} has an expression that is too long or too deeply nested for Python's parser; split it",
         ) from None
 
 

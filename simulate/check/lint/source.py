@@ -1,4 +1,4 @@
-"""A source file for the lint rules: its NKI names, its kernels, and the tensors of its variables."""
+"""Source file for the lint rules: its NKI names, its kernels, and the tensors of its variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OLD = "neuronxcc.nki"
 
 
 class Holds(Enum):
-    """What a local variable is known to hold."""
+    """Kind of object that a local variable refers to."""
 
     tensor = "tensor"
     register = "register"
@@ -29,7 +29,7 @@ class Holds(Enum):
 
 @dataclass(frozen=True)
 class Tensor:
-    """What the source says of an allocation."""
+    """Allocation as the source shows it."""
 
     name: str
     buffer: str | None
@@ -40,7 +40,7 @@ class Tensor:
 
 @dataclass
 class Scope:
-    """A kernel function and what its variables hold."""
+    """Kernel function and the objects that its variables refer to."""
 
     node: Function
     is_kernel: bool
@@ -49,35 +49,40 @@ class Scope:
     bodies: set[str] = field(default_factory=set)  # functions handed to fori_loop or while_loop
 
     @cached_property
-    def parts(self) -> tuple[ast.AST, ...]:
-        """All nodes of the function, as `ast.walk` orders them."""
+    def syntax_nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the function, in the order of `ast.walk`."""
         return tuple(ast.walk(self.node))
 
-    def nodes(self, kind: type[Node]) -> Iterator[Node]:
-        """The nodes of one kind in the function."""
-        return (node for node in self.parts if isinstance(node, kind))
+    def nodes(self, node_class: type[Node]) -> Iterator[Node]:
+        """Yield the nodes of a class in the function."""
+        return (node for node in self.syntax_nodes if isinstance(node, node_class))
 
-    def has(self, what: Holds, node: ast.expr | None) -> bool:
-        """Whether an expression is a variable that holds this."""
-        return isinstance(node, ast.Name) and self.holds.get(node.id) is what
+    def has(self, object_kind: Holds, node: ast.expr | None) -> bool:
+        """Return whether an expression is a variable that refers to an object of a kind."""
+        return isinstance(node, ast.Name) and self.holds.get(node.id) is object_kind
 
     def tensor_of(self, node: ast.expr | None) -> Tensor | None:
-        """The tensor that an expression names."""
+        """Return the tensor that a variable refers to, None for other expressions."""
         return self.tensors.get(node.id) if isinstance(node, ast.Name) else None
 
 
 class Source:
-    """One parsed file."""
+    """Parsed source file."""
 
     def __init__(self, tree: ast.Module, level: Level = NEWEST) -> None:
-        """`level` is the release that the file is written for."""
-        self.parts = tuple(ast.walk(tree))
+        """Parse the imports, kernels and variables of a file.
+
+        Args:
+            tree: The syntax tree of the file.
+            level: The release of NKI that the file is written for.
+        """
+        self.syntax_nodes = tuple(ast.walk(tree))
         self.level = level
         self.aliases: dict[str, str] = {}
         self.old_imports: list[ast.stmt] = []
         self._new_imports = 0
         self._imports()
-        self.older = bool(self.old_imports) and not self._new_imports  # a file of Beta 1, all of it
+        self.older = bool(self.old_imports) and not self._new_imports  # the whole file is in Beta 1
         self.statements = tuple(_module_level(tree.body))
         self.classes = {node.name: node for node in self.statements if isinstance(node, ast.ClassDef)}
         self.kernels = {
@@ -93,16 +98,16 @@ class Source:
         for scope in self.scopes:
             _Variables(self, scope).visit(scope.node)
         functions = [node.func for scope in self.scopes for node in scope.nodes(ast.Call)]
-        self.own_calls = frozenset(
+        self.called_names = frozenset(
             function.id if isinstance(function, ast.Name) else function.attr
             for function in functions
             if isinstance(function, (ast.Name, ast.Attribute))
         )
-        self.called = self.own_calls
-        """Functions that kernels call, those of other files too once `lint` knows them."""
+        self.called = self.called_names
+        """Functions that kernels of this file call; `lint` adds those that other files call."""
 
     def _imports(self) -> None:
-        for node in self.parts:
+        for node in self.syntax_nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     self._bind(
@@ -124,24 +129,27 @@ class Source:
             self.aliases[name] = "nki.jit"
 
     def name_of(self, node: ast.expr) -> str:
-        """The dotted name of an expression with NKI's modules under their usual names; empty if it has none."""
-        parts: list[str] = []
+        """Return the dotted name of an expression with NKI's modules under their usual names, empty if it has none.
+
+        For example "nl.load" for `language.load` after `import nki.language as language`.
+        """
+        attributes: list[str] = []
         while isinstance(node, ast.Attribute):
-            parts.append(node.attr)
+            attributes.append(node.attr)
             node = node.value
         if not isinstance(node, ast.Name):
             return ""
         root = self.aliases.get(node.id, "")
         if not root:
             return ""
-        dotted = ".".join([root, *reversed(parts)])
+        dotted = ".".join([root, *reversed(attributes)])
         for module, short in _NEW.items():
             if dotted.startswith(module + ".") and module != "nki":
                 return short + dotted[len(module) :]
         return dotted
 
     def decorators(self, node: Function) -> list[ast.expr]:
-        """The `@nki.jit` decorators of a function, with or without arguments."""
+        """Return the `@nki.jit` decorators of a function, with or without arguments."""
         return [
             d
             for d in node.decorator_list
@@ -150,19 +158,19 @@ class Source:
 
     def _on_device(self, node: Function) -> bool:
         return bool(self.decorators(node)) or any(
-            isinstance(part, ast.Call) and self.name_of(part.func).startswith(("nl.", "nisa.", "ncc."))
-            for part in ast.walk(node)
+            isinstance(call, ast.Call) and self.name_of(call.func).startswith(("nl.", "nisa.", "ncc."))
+            for call in ast.walk(node)
         )
 
     def calls(self, scope: Scope) -> Iterator[tuple[ast.Call, str]]:
-        """The calls of NKI names in a function."""
+        """Yield the calls of NKI names in a function, each with its name."""
         for node in scope.nodes(ast.Call):
             name = self.name_of(node.func)
             if name:
                 yield node, name
 
     def attributes(self, scope: Scope) -> Iterator[tuple[ast.Attribute, str]]:
-        """The dotted NKI names in a function."""
+        """Yield the dotted NKI names in a function, each after its node."""
         for node in scope.nodes(ast.Attribute):
             yield node, self.name_of(node)
 
@@ -173,7 +181,10 @@ _ALLOCATES = frozenset(
 
 
 class _Variables(ast.NodeVisitor):
-    """Works out what the names of one function hold; a name that is bound to different things holds nothing known."""
+    """Visitor that finds the objects to which the variables of a function refer.
+
+    A variable that is bound to objects of different kinds is unknown.
+    """
 
     def __init__(self, source: Source, scope: Scope) -> None:
         self.source = source
@@ -181,26 +192,26 @@ class _Variables(ast.NodeVisitor):
         self.unknown: set[str] = set()
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        """`name = value`."""
+        """Bind the targets of `name = value`."""
         for target in node.targets:
             self._bind(target, node.value)
         self.generic_visit(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        """`name: type = value`."""
+        """Bind the target of `name: type = value`."""
         if node.value is not None:
             self._bind(node.target, node.value)
         self.generic_visit(node)
 
     def visit_For(self, node: ast.For) -> None:
-        """The counter of a device loop is a register, any other loop variable is a value."""
+        """Bind a loop variable: the counter of a device loop is a register, any other loop variable is unknown."""
         over = self.source.name_of(node.iter.func) if isinstance(node.iter, ast.Call) else ""
         if isinstance(node.target, ast.Name):
             self._hold(node.target.id, Holds.register if over == "nl.dynamic_range" else None)
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        """The bodies of device loops."""
+        """Record the body functions of device loops."""
         name = self.source.name_of(node.func)
         where = {"nl.fori_loop": 2, "nl.while_loop": 1}.get(name)
         if where is not None:
@@ -211,9 +222,9 @@ class _Variables(ast.NodeVisitor):
 
     def _bind(self, target: ast.expr, value: ast.expr) -> None:
         if not isinstance(target, ast.Name):
-            for part in ast.walk(target):
-                if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
-                    self._hold(part.id, None)
+            for node in ast.walk(target):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    self._hold(node.id, None)
             return
         name = target.id
         called = self.source.name_of(value.func) if isinstance(value, ast.Call) else ""
@@ -233,14 +244,14 @@ class _Variables(ast.NodeVisitor):
         else:
             self._hold(name, None)
 
-    def _hold(self, name: str, what: Holds | None) -> None:
+    def _hold(self, name: str, object_kind: Holds | None) -> None:
         before = self.scope.holds.get(name)
-        if what is None or name in self.unknown or (before is not None and before is not what):
+        if object_kind is None or name in self.unknown or (before is not None and before is not object_kind):
             self.unknown.add(name)
             self.scope.holds.pop(name, None)
             self.scope.tensors.pop(name, None)
         else:
-            self.scope.holds[name] = what
+            self.scope.holds[name] = object_kind
 
     def _tensor(self, name: str, called: str, call: ast.Call) -> Tensor:
         if called in ("nl.load", "nl.zeros_like", "nl.empty_like", "nl.shared_identity_matrix"):
@@ -259,12 +270,12 @@ class _Variables(ast.NodeVisitor):
 
 
 def base_of(node: ast.expr | None) -> ast.expr | None:
-    """What an expression takes a slice of; the expression itself where it takes none."""
+    """Return the expression that a subscript is taken of, or the expression itself if it is no subscript."""
     return node.value if isinstance(node, ast.Subscript) else node
 
 
 def _module_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module, also those in the branches of its `if`, `try` and `with`."""
+    """Yield the statements of a module, including those in branches of its `if`, `try` and `with`."""
     for node in body:
         yield node
         if isinstance(node, (ast.If, ast.Try, ast.With)):
@@ -274,7 +285,7 @@ def _module_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
-    """An argument of a call by position or name; None if it is not given."""
+    """Return an argument of a call by position or name, None if the call does not have it."""
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value
@@ -287,6 +298,8 @@ def _integers(node: ast.expr | None) -> tuple[int, ...] | None:
     if not isinstance(node, (ast.Tuple, ast.List)):
         return None
     values = [
-        part.value for part in node.elts if isinstance(part, ast.Constant) and isinstance(part.value, int)
+        element.value
+        for element in node.elts
+        if isinstance(element, ast.Constant) and isinstance(element.value, int)
     ]
     return tuple(values) if len(values) == len(node.elts) else None

@@ -10,14 +10,17 @@ from simulate.check.lint.rules import Spot, lint_rule
 from simulate.check.lint.source import Function, Scope, Source
 
 _OUTSIDE = ("random", "time", "datetime", "uuid", "secrets", "os.environ", "os.getenv", "numpy.random")
-"""Modules and names of Python and numpy whose results change from call to call or from process to process."""
+"""Modules and names of Python and NumPy whose results differ between calls or processes."""
 
 _CHANGES = frozenset("append extend insert remove pop popitem clear update setdefault add discard".split())
 
 
 @lint_rule("NKI031", Severity.warning)
 def mutable_globals(source: Source, scope: Scope) -> Iterator[Spot]:
-    """A kernel reads no mutable global: a compiled kernel is reused when the global has changed."""
+    """A kernel reads no mutable global: a compiled kernel is reused when the global has changed.
+
+    Helpers that issue no instructions are checked with the kernel that calls them.
+    """
     mutable = {
         target.id
         for node in source.statements
@@ -25,46 +28,46 @@ def mutable_globals(source: Source, scope: Scope) -> Iterator[Spot]:
         for target in node.targets
         if isinstance(target, ast.Name) and not target.id.startswith("__")
     }
-    yield from _reads(scope.node, mutable)
+    yield from _find_reads(scope.node, mutable)
     if not scope.is_kernel:
         return
-    modules = _modules(source)
-    yield from _asks_outside(scope.node, modules)
-    yield from _keeps(source, scope.node)
-    changed = mutable & _changed(source, scope.node.lineno)
+    modules = _imported_modules(source)
+    yield from _find_outside_reads(scope.node, modules)
+    yield from _find_class_stores(source, scope.node)
+    changed = mutable & _find_mutated(source, scope.node.lineno)
     for helper in _helpers(source, scope):
-        yield from _reads(helper, changed)  # a table that nothing changes is a constant
-        yield from _asks_outside(helper, modules)
-        yield from _keeps(source, helper)
+        yield from _find_reads(helper, changed)  # a table that nothing changes is a constant
+        yield from _find_outside_reads(helper, modules)
+        yield from _find_class_stores(source, helper)
 
 
-def _reads(function: Function, names: set[str]) -> Iterator[Spot]:
-    own = {argument.arg for argument in function.args.args} | {
+def _find_reads(function: Function, names: set[str]) -> Iterator[Spot]:
+    local_names = {argument.arg for argument in function.args.args} | {
         node.id
         for node in ast.walk(function)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
     for node in ast.walk(function):
-        if isinstance(node, ast.Name) and node.id in names - own and isinstance(node.ctx, ast.Load):
+        if isinstance(node, ast.Name) and node.id in names - local_names and isinstance(node.ctx, ast.Load):
             yield Spot(node, f"reads the global {node.id}", "pass it as an argument, or make it a tuple")
 
 
-def _asks_outside(function: Function, modules: dict[str, str]) -> Iterator[Spot]:
-    """Clocks, random generators and the environment."""
+def _find_outside_reads(function: Function, modules: dict[str, str]) -> Iterator[Spot]:
+    """Yield a spot for each read of a clock, a random generator or the environment."""
     inner = {node.value for node in ast.walk(function) if isinstance(node, ast.Attribute)}
     for node in ast.walk(function):
         if not isinstance(node, (ast.Name, ast.Attribute)) or node in inner:
             continue
-        root, *parts = ast.unparse(node).split(".")
+        root, *attributes = ast.unparse(node).split(".")
         if root not in modules:
             continue
-        name = ".".join([modules[root], *parts])
-        if any(name == each or name.startswith(each + ".") for each in _OUTSIDE):
+        name = ".".join([modules[root], *attributes])
+        if any(name == outside or name.startswith(outside + ".") for outside in _OUTSIDE):
             yield Spot(node, f"reads {ast.unparse(node)}, whose result changes", "pass it as an argument")
 
 
-def _modules(source: Source) -> dict[str, str]:
-    """The modules behind the names of imports at the top of a file."""
+def _imported_modules(source: Source) -> dict[str, str]:
+    """Return the module or object that each name imported at the top of a file refers to."""
     names: dict[str, str] = {}
     for node in source.statements:
         if isinstance(node, ast.Import):
@@ -78,8 +81,8 @@ def _modules(source: Source) -> dict[str, str]:
     return names
 
 
-def _keeps(source: Source, function: Function) -> Iterator[Spot]:
-    """Attributes of classes of the file that a kernel assigns: they outlive the launch, those of instances do not."""
+def _find_class_stores(source: Source, function: Function) -> Iterator[Spot]:
+    """Yield a spot for each assignment to an attribute of a class, which outlives the launch."""
     for node in ast.walk(function):
         if (
             isinstance(node, ast.Attribute)
@@ -92,12 +95,14 @@ def _keeps(source: Source, function: Function) -> Iterator[Spot]:
             )
 
 
-def _changed(source: Source, kernel_line: int) -> set[str]:
-    """Names whose value is changed in place by some function, or by the file itself below the kernel."""
-    functions = [node for node in source.parts if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+def _find_mutated(source: Source, kernel_line: int) -> set[str]:
+    """Return the names that a function, or the module below the kernel, changes in place."""
+    functions = [
+        node for node in source.syntax_nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
     below = [node for node in source.statements if node.lineno > kernel_line]
     names = set()
-    for node in (part for top in (*functions, *below) for part in ast.walk(top)):
+    for node in (child for statement in (*functions, *below) for child in ast.walk(statement)):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
             target: ast.expr = node.value
         elif (
@@ -112,15 +117,15 @@ def _changed(source: Source, kernel_line: int) -> set[str]:
 
 
 def _helpers(source: Source, scope: Scope) -> list[Function]:
-    """Functions of the file that a kernel calls and that issue no instructions, so that they are no scope of their own.
+    """Return the functions of the file that a kernel calls and that issue no instructions.
 
-    One that several kernels call belongs to the first.
+    A helper that several kernels call belongs to the first of them.
     """
     plain = {
         node.name: node
         for node in source.statements
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        and all(node is not each.node for each in source.scopes)
+        and all(node is not device_scope.node for device_scope in source.scopes)
     }
     for before in source.scopes:
         reached = _reached(source, before, plain) if before.is_kernel else []
@@ -132,12 +137,12 @@ def _helpers(source: Source, scope: Scope) -> list[Function]:
 
 
 def _reached(source: Source, scope: Scope, plain: dict[str, Function]) -> list[Function]:
-    all_of = {**plain, **{each.node.name: each.node for each in source.scopes}}
+    functions = {**plain, **{device_scope.node.name: device_scope.node for device_scope in source.scopes}}
     seen: list[Function] = [scope.node]
     for function in seen:
         for node in ast.walk(function):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                called = all_of.get(node.func.id)
+                called = functions.get(node.func.id)
                 if called is not None and called not in seen:
                     seen.append(called)
     return [function for function in seen if plain.get(function.name) is function]

@@ -14,19 +14,19 @@ from simulate.isa.book import documented_signature
 _READERS = frozenset({"nl.store", "nl.device_print"})
 
 
-def _dynamic(scope: Scope, node: ast.expr) -> int | None:
-    """The dim that one call of a view method selects at run time; None if it selects none."""
+def _selected_dim(scope: Scope, node: ast.expr) -> int | None:
+    """Return the dim that a call of a view method selects at run time, None if it selects none."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return None
     if node.func.attr == "vector_select":
         return 0
     if node.func.attr == "select":
         index, dim = argument(node, 1, "index"), argument(node, 0, "dim")
-        held = scope.holds.get(index.id) if isinstance(index, ast.Name) else None
-        return _number(dim, -1) if held in (Holds.tensor, Holds.register) else None
+        index_object = scope.holds.get(index.id) if isinstance(index, ast.Name) else None
+        return _number(dim, -1) if index_object in (Holds.tensor, Holds.register) else None
     if node.func.attr == "ap":
-        given = [k for k in node.keywords if k.arg in ("scalar_offset", "vector_offset")]
-        named = [k for k in given if not (isinstance(k.value, ast.Constant) and k.value.value is None)]
+        offsets = [k for k in node.keywords if k.arg in ("scalar_offset", "vector_offset")]
+        named = [k for k in offsets if not (isinstance(k.value, ast.Constant) and k.value.value is None)]
         return _number(argument(node, 4, "indirect_dim"), 0) if named else None
     return None
 
@@ -35,15 +35,15 @@ def _number(node: ast.expr | None, otherwise: int) -> int:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, int) else otherwise
 
 
-def _views(scope: Scope) -> dict[str, tuple[ast.expr, int]]:
-    """Names that are assigned once, to a view selected at run time: the call, and the dim."""
+def _dynamic_views(scope: Scope) -> dict[str, tuple[ast.expr, int]]:
+    """Return the names that are assigned once, to a view selected at run time, with the call and the dim."""
     assigned: dict[str, list[ast.expr]] = {}
     for node in scope.nodes(ast.Assign):
         if len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             assigned.setdefault(node.targets[0].id, []).append(node.value)
     views = {}
     for name, values in assigned.items():
-        dim = _dynamic(scope, values[0]) if len(values) == 1 else None
+        dim = _selected_dim(scope, values[0]) if len(values) == 1 else None
         if dim is not None:
             views[name] = values[0], dim
     return views
@@ -52,81 +52,88 @@ def _views(scope: Scope) -> dict[str, tuple[ast.expr, int]]:
 @lint_rule("NKI038", Severity.error)
 def one_dynamic_index(source: Source, scope: Scope) -> Iterator[Spot]:
     """A view is indexed at run time once, and the dim of that index is not sliced or selected again."""
-    views = _views(scope)
+    views = _dynamic_views(scope)
 
     def dynamic_of(node: ast.expr) -> int | None:
         if isinstance(node, ast.Name):
             return views[node.id][1] if node.id in views else None
-        return _dynamic(scope, node)
+        return _selected_dim(scope, node)
 
-    for node in scope.parts:
+    for node in scope.syntax_nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             dim = dynamic_of(node.func.value)
             if dim is None:
                 continue
-            if _dynamic(scope, node) is not None:
+            if _selected_dim(scope, node) is not None:
                 yield Spot(
                     node,
                     f"{node.func.attr} of a view that is indexed at run time already",
                     "copy the rows with nisa.dma_copy first, and select from the copy",
                 )
             elif node.func.attr in ("slice", "select") and _number(argument(node, 0, "dim"), -1) == dim:
-                yield _sliced(node, node.func.attr, dim)
+                yield _report_slice(node, node.func.attr, dim)
         elif isinstance(node, ast.Subscript):
             dim = dynamic_of(node.value)
             keys = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
             plain = not any(map(_is_ellipsis, keys))
-            if dim is not None and 0 <= dim < len(keys) and plain and not _whole(keys[dim]):
-                yield _sliced(node, ast.unparse(node), dim)
+            if dim is not None and 0 <= dim < len(keys) and plain and not _is_full_slice(keys[dim]):
+                yield _report_slice(node, ast.unparse(node), dim)
 
 
 def _is_ellipsis(key: ast.expr) -> bool:
     return isinstance(key, ast.Starred) or (isinstance(key, ast.Constant) and key.value is Ellipsis)
 
 
-def _whole(key: ast.expr) -> bool:
+def _is_full_slice(key: ast.expr) -> bool:
     return isinstance(key, ast.Slice) and key.lower is None and key.upper is None and key.step is None
 
 
-def _sliced(node: ast.expr, seen: str, dim: int) -> Spot:
+def _report_slice(node: ast.expr, seen: str, dim: int) -> Spot:
     return Spot(node, f"{seen} on dim {dim}, which is selected at run time", "slice the index tile instead")
 
 
 @lint_rule("NKI040", Severity.warning)
 def tiles_are_filled_first(source: Source, scope: Scope) -> Iterator[Spot]:
     """A tile from nl.ndarray is written before it is read; on chip it holds earlier data."""
-    loops = [n for n in scope.parts if isinstance(n, (ast.For, ast.While))]
-    nested = [n for n in scope.parts if isinstance(n, ast.FunctionDef) and n is not scope.node]
-    places: dict[int, tuple[int, int]] = {}
+    loops = [n for n in scope.syntax_nodes if isinstance(n, (ast.For, ast.While))]
+    nested = [n for n in scope.syntax_nodes if isinstance(n, ast.FunctionDef) and n is not scope.node]
+    positions: dict[int, tuple[int, int]] = {}
     for name, tensor in scope.tensors.items():
-        if tensor.buffer not in ("nl.sbuf", "nl.psum") or not allocated_once(source, scope, name):
+        if tensor.buffer not in ("nl.sbuf", "nl.psum") or not is_allocated_once(source, scope, name):
             continue
-        places = places or _statements(scope)
-        uses = _uses(source, scope, name, places)
+        positions = positions or _statement_positions(scope)
+        uses = _uses(source, scope, name, positions)
         if not uses or nested:  # a function inside may write it before
             continue
         first, reads = uses[0]
         later_writes = [node for node, reading in uses if not reading]
-        around = [loop for loop in loops if _inside(first, loop) and loop.lineno > tensor.line]
-        if reads and not any(_inside(write, loop) for write in later_writes for loop in around):
+        enclosing = [loop for loop in loops if _inside(first, loop) and loop.lineno > tensor.line]
+        if reads and not any(_inside(write, loop) for write in later_writes for loop in enclosing):
             yield Spot(first, f"{name} is read, and nothing has written it", "nisa.memset or load it first")
 
 
-def allocated_once(source: Source, scope: Scope, name: str) -> bool:
-    """Whether every binding of a name is one nl.ndarray."""
+def is_allocated_once(source: Source, scope: Scope, name: str) -> bool:
+    """Return whether every binding of a name is the same nl.ndarray."""
     values = [
         node.value
         for node in scope.nodes(ast.Assign)
-        if any(isinstance(part, ast.Name) and part.id == name for t in node.targets for part in ast.walk(t))
+        if any(isinstance(n, ast.Name) and n.id == name for t in node.targets for n in ast.walk(t))
     ]
     calls = [value for value in values if isinstance(value, ast.Call)]
     return len(values) == len(calls) == 1 and source.name_of(calls[0].func) == "nl.ndarray"
 
 
 def _uses(
-    source: Source, scope: Scope, name: str, places: dict[int, tuple[int, int]]
+    source: Source, scope: Scope, name: str, positions: dict[int, tuple[int, int]]
 ) -> list[tuple[ast.expr, bool]]:
-    """Where a name occurs in order of lines, and whether an instruction only reads it there."""
+    """Return the uses of a name in the order of lines, and whether an instruction only reads it there.
+
+    Args:
+        source: The file.
+        scope: The function.
+        name: The variable.
+        positions: Positions of the statements around expressions, from `_statement_positions`.
+    """
     reading: set[int] = set()
     for call, called in source.calls(scope):
         for parameter, value in _operands(call, called):
@@ -140,20 +147,20 @@ def _uses(
         if node.attr in ("shape", "dtype", "ndim", "buffer")
     }
     kept = sorted((node for node in names if id(node) not in ignored), key=lambda n: (n.lineno, n.col_offset))
-    # Of one call the inputs come first: it reads before it writes.
+    # The inputs of a call come first, because the call reads before it writes.
     uses = [(node, id(node) in reading) for node in kept]
     return sorted(
-        uses, key=lambda use: (places.get(id(use[0]), (use[0].lineno, use[0].col_offset)), not use[1])
+        uses, key=lambda use: (positions.get(id(use[0]), (use[0].lineno, use[0].col_offset)), not use[1])
     )
 
 
-def _statements(scope: Scope) -> dict[int, tuple[int, int]]:
-    """Where the statement around an expression begins, by the expression's id."""
+def _statement_positions(scope: Scope) -> dict[int, tuple[int, int]]:
+    """Return line and column of the statement around each expression, by the expression's id."""
     return {
-        id(part): (statement.lineno, statement.col_offset)
-        for statement in scope.parts
+        id(node): (statement.lineno, statement.col_offset)
+        for statement in scope.syntax_nodes
         if isinstance(statement, (ast.Expr, ast.Assign, ast.Return))
-        for part in ast.walk(statement)
+        for node in ast.walk(statement)
     }
 
 
@@ -165,12 +172,12 @@ def _operands(call: ast.Call, called: str) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _is_input(called: str, parameter: str) -> bool:
-    """Whether an instruction only reads what is given for a parameter."""
+    """Return whether an instruction only reads its argument for a parameter."""
     if called in _READERS:
         return parameter == "value" or called == "nl.device_print"
     known = called.startswith("nisa.") and called.removeprefix("nisa.") in INSTRUCTIONS
     barrier = called == "nisa.core_barrier"
-    return known and not barrier and not any(part in parameter for part in ("dst", "res", "name"))
+    return known and not barrier and not any(word in parameter for word in ("dst", "res", "name"))
 
 
 def _inside(node: ast.AST, outer: ast.AST) -> bool:

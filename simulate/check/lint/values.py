@@ -30,7 +30,7 @@ def _is_tensor(scope: Scope, node: ast.expr | None) -> bool:
 @lint_rule("NKI019", Severity.error)
 def no_operators(source: Source, scope: Scope) -> Iterator[Spot]:
     """There are no Python operators on tensors, and only tensors are assigned to a part of one."""
-    for node in scope.parts:
+    for node in scope.syntax_nodes:
         if isinstance(node, ast.BinOp) and (_is_tensor(scope, node.left) or _is_tensor(scope, node.right)):
             op = _OPERATORS.get(type(node.op), "…")
             yield Spot(node, ast.unparse(node), f"nisa.tensor_tensor or nisa.tensor_scalar with op={op}")
@@ -50,7 +50,7 @@ def no_operators(source: Source, scope: Scope) -> Iterator[Spot]:
 
 
 def _may_be_tensor(source: Source, scope: Scope, node: ast.expr) -> bool:
-    """Whether a value is a tensor as far as the source tells: no number, no result of an instruction."""
+    """Return whether a value may be a tensor: it is no number, and not what an instruction returned."""
     if isinstance(node, ast.Name):
         return scope.holds.get(node.id, Holds.tensor) is Holds.tensor
     if isinstance(node, ast.Call):
@@ -61,18 +61,22 @@ def _may_be_tensor(source: Source, scope: Scope, node: ast.expr) -> bool:
 @lint_rule("NKI020", Severity.error)
 def no_values_into_python(source: Source, scope: Scope) -> Iterator[Spot]:
     """Python code does not read the values of a tensor."""
-    for node in scope.parts:
+    for node in scope.syntax_nodes:
         if isinstance(node, (ast.If, ast.While, ast.IfExp)):
-            parts = [node.test, *(node.test.values if isinstance(node.test, ast.BoolOp) else [])]
-            for part in parts:
-                compared = [part.left, *part.comparators] if isinstance(part, ast.Compare) else [part]
-                identity = isinstance(part, ast.Compare) and any(
-                    isinstance(c, ast.Constant) and c.value is None for c in part.comparators
+            conditions = [node.test, *(node.test.values if isinstance(node.test, ast.BoolOp) else [])]
+            for condition in conditions:
+                compared = (
+                    [condition.left, *condition.comparators]
+                    if isinstance(condition, ast.Compare)
+                    else [condition]
                 )
-                if not identity and any(_is_tensor(scope, each) for each in compared):
+                identity = isinstance(condition, ast.Compare) and any(
+                    isinstance(c, ast.Constant) and c.value is None for c in condition.comparators
+                )
+                if not identity and any(_is_tensor(scope, operand) for operand in compared):
                     yield Spot(
                         node,
-                        f"decides by {ast.unparse(part)}",
+                        f"decides by {ast.unparse(condition)}",
                         "nisa.tensor_copy_predicated or nisa.select_reduce",
                     )
         elif (
@@ -93,7 +97,7 @@ def results_are_not_tiles(source: Source, scope: Scope) -> Iterator[Spot]:
             continue
         planner = INSTRUCTIONS.get(name.removeprefix("nisa.")) if name.startswith("nisa.") else None
         parameters = [*documented_signature(planner).parameters] if planner is not None else []
-        unpacked = any(isinstance(each, ast.Starred) for each in call.args)
+        unpacked = any(isinstance(arg, ast.Starred) for arg in call.args)
         unpacked = unpacked or any(keyword.arg is None for keyword in call.keywords)
         if "dst" in parameters and not unpacked and argument(call, parameters.index("dst"), "dst") is None:
             hint = f"allocate the result with nl.ndarray, and {name}(dst=…)"
@@ -139,8 +143,8 @@ def psum_over_outer_loops(source: Source, scope: Scope) -> Iterator[Spot]:
         tensor = scope.tensor_of(argument(call, 0, "dst"))
         if tensor is None or tensor.buffer != "nl.psum":
             continue
-        around = [n for n in loops if n.lineno <= call.lineno <= (n.end_lineno or n.lineno)]
-        outside = [n for n in around if not n.lineno <= tensor.line <= (n.end_lineno or n.lineno)]
+        enclosing = [n for n in loops if n.lineno <= call.lineno <= (n.end_lineno or n.lineno)]
+        outside = [n for n in enclosing if not n.lineno <= tensor.line <= (n.end_lineno or n.lineno)]
         if len(outside) > 1:
             seen = f"{tensor.name} lives across {len(outside)} loops"
             yield Spot(call, seen, "accumulate=(k > 0), or allocate it inside")
