@@ -14,15 +14,16 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("model", "nki_kernels", "nkw")
 VERBS = frozenset(
     """
-    Accept Add Adjust Advance Allocate Answer Append Apply Ask Assign Await Begin Bind Block Bring Broadcast Build
-    Bundle Cache Call Cancel Cast Check Choose Clean Clear Close Combine Compare Compile Complete Compute Continue
-    Convert Convolve Copy Count Create Cut Decode Deliver Describe Disable Divide Do Drain Draw Drop Encode End Escape
-    Estimate Exchange Execute Exit Fail Fill Find Finish Fit Follow Forget Free Gate Gather Generate Give Import Index
-    Issue Iterate Join Keep Kill Launch Let Limit List Load Log Make Map Mark Measure Move Multiply Normalise Note
-    Observe Open Order Parse Place Plan Preempt Predict Prepare Print Put Queue Raise Read Receive Record Refuse Register Release
-    Remove Rename Reopen Repeat Replace Report Return Rotate Round Route Run Sample Scale Schedule Select Send Serve
-    Set Share Show Skip Split Spread Square Start Step Stop Store Submit Subtract Sum Summarize Take Time Transcribe
-    Translate Transpose Trigger Turn Use View Wait Weight Withdraw Write Yield Zero
+    Accept Add Adjust Advance Allocate Answer Append Apply Ask Assign Await Begin Bind Block Bring Broadcast
+    Build Bundle Cache Call Cancel Cast Check Choose Clean Clear Close Combine Compare Compile Complete
+    Compute Continue Convert Convolve Copy Count Create Cut Decode Deliver Describe Disable Divide Do Drain
+    Draw Drop Encode End Escape Estimate Exchange Execute Exit Fail Fill Find Finish Fit Follow Forget Free
+    Gate Gather Generate Give Import Index Issue Iterate Join Keep Kill Launch Let Limit List Load Log Make
+    Map Mark Measure Move Multiply Normalise Note Observe Open Order Parse Place Plan Predict Preempt
+    Prepare Print Put Queue Raise Read Receive Record Refuse Register Release Remove Rename Reopen Repeat
+    Replace Report Return Rotate Round Route Run Sample Scale Schedule Select Send Serve Set Share Show Skip
+    Split Spread Square Start Step Stop Store Submit Subtract Sum Summarize Take Time Transcribe Translate
+    Transpose Trigger Turn Use View Wait Weight Withdraw Write Yield Zero
     """.split()
 )
 NOUNS = ("property", "cached_property")
