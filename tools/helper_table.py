@@ -22,8 +22,8 @@ def write_table(page: Path = PAGE) -> None:
 
     Raises: ValueError if a mark is missing.
     """
-    before, rest = page.read_text(encoding="utf-8").split(START)
-    _, after = rest.split(END)
+    before, after = page.read_text(encoding="utf-8").split(START)
+    _, after = after.split(END)
     page.write_text(f"{before}{START}{format_table()}{END}{after}", encoding="utf-8")
 
 

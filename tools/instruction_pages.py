@@ -110,15 +110,15 @@ def _named_numbers(function: FunctionType) -> set[str]:
 
 def _used(function: FunctionType) -> list[FunctionType]:
     """The functions of the instruction book that a function names; of a class, its methods."""
-    found: list[FunctionType] = []
+    functions: list[FunctionType] = []
     for node in ast.walk(_tree(function)):
         value = _named(node, function)
         members = vars(value).values() if isinstance(value, type) else (value,)
         for member in members:
             member = _function(member) if callable(member) else member
             if isinstance(member, FunctionType) and _written_in_the_book(member):
-                found.append(member)
-    return found
+                functions.append(member)
+    return functions
 
 
 def _named(node: ast.AST, function: FunctionType) -> Any:
@@ -237,7 +237,7 @@ def _default(parameter: inspect.Parameter) -> str:
         return ""
     if isinstance(value, np.generic):
         value = value.item()  # numpy's own repr depends on its print options
-    names = {kind: name for name, kind in EXPORTED.items()}
+    names = {enum_class: name for name, enum_class in EXPORTED.items()}
     if type(value) in names:
         return f"=nki.isa.{names[type(value)]}.{value.name}"
     return f"=nki.language.{value.name}" if isinstance(value, AluOperator) else f"={value!r}"

@@ -68,9 +68,9 @@ def executed(path: Path) -> nbformat.NotebookNode:
         if cell.cell_type == "code":
             cell.outputs = _joined(cell.outputs)
             for output in cell.outputs:
-                for kind in ("text/html", "text/plain"):
-                    if kind in output.get("data", {}):
-                        output.data[kind] = _CELL_FILE.sub("", output.data[kind])
+                for mime_type in ("text/html", "text/plain"):
+                    if mime_type in output.get("data", {}):
+                        output.data[mime_type] = _CELL_FILE.sub("", output.data[mime_type])
     notebook.metadata.pop("language_info", None)
     return notebook
 

@@ -101,7 +101,7 @@ def jobs(model: Path) -> list[Job]:
             [
                 Case("prompts of many lengths", [texts]),
                 Case("equal prompts again", [texts, texts]),
-                Case("one beginning, many ends", [[each] for each in story]),
+                Case("one beginning, many ends", [[paragraph] for paragraph in story]),
                 Case(
                     "next turns of a talk",
                     [story[:1], [[*story[0], *texts[1]]], [[*story[0], *texts[1], *texts[2]]]],
@@ -129,22 +129,22 @@ def ours(job: Job) -> Answer:
 def theirs(job: Job, python: str, timeout: float) -> Answer:
     """A job done by vLLM, in a process of `python`; PeerError where it gives no answer."""
     with tempfile.TemporaryDirectory() as folder:
-        asked, answered = Path(folder, "job.json"), Path(folder, "answer.json")
-        asked.write_text(json.dumps(asdict(job)), encoding="utf-8")
-        command = [python, "-I", str(WORKER), str(asked), str(answered)]
+        job_file, answer_file = Path(folder, "job.json"), Path(folder, "answer.json")
+        job_file.write_text(json.dumps(asdict(job)), encoding="utf-8")
+        command = [python, "-I", str(WORKER), str(job_file), str(answer_file)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout)
         except subprocess.TimeoutExpired:
             raise PeerError(f"vLLM took more than {timeout:g} s for the job {job.name!r}") from None
         except OSError as error:
             raise PeerError(f"{python} cannot be run: {error.strerror}") from None
-        said = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1][:200]
+        last_line = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1][:200]
         if done.returncode == NO_VLLM:
-            raise PeerError(f"{python} has no vllm: {said}")
+            raise PeerError(f"{python} has no vllm: {last_line}")
         if done.returncode:
-            raise PeerError(f"vLLM ended with code {done.returncode} in the job {job.name!r}: {said}")
+            raise PeerError(f"vLLM ended with code {done.returncode} in the job {job.name!r}: {last_line}")
         try:
-            answer = Answer(**json.loads(answered.read_text(encoding="utf-8")))
+            answer = Answer(**json.loads(answer_file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise PeerError(f"vLLM's answer to the job {job.name!r} cannot be read: {error}") from None
     if len(answer.cases) != len(job.cases) or (answer.load is None) != (job.load is None):
@@ -152,15 +152,17 @@ def theirs(job: Job, python: str, timeout: float) -> Answer:
     return answer
 
 
-def difference(here: dict[str, list[Any]], there: dict[str, list[Any]]) -> str | None:
+def difference(local: dict[str, list[Any]], peer: dict[str, list[Any]]) -> str | None:
     """The first difference of two answers to a case, in one sentence."""
-    for number, (own, other) in enumerate(zip(here["tokens"], there["tokens"], strict=True)):
-        for place, (mine, yours) in enumerate(zip_longest(own, other, fillvalue="no token")):
-            if mine != yours:
-                return f"request {number}, token {place}: {mine} here, {yours} there"
-    for number, (own, other) in enumerate(zip(here["cached"], there["cached"], strict=True)):
-        if own != other:
-            return f"request {number} found {own} tokens in pages here, {other} there"
+    for number, (local_values, peer_values) in enumerate(zip(local["tokens"], peer["tokens"], strict=True)):
+        for position, (local_token, peer_token) in enumerate(
+            zip_longest(local_values, peer_values, fillvalue="no token")
+        ):
+            if local_token != peer_token:
+                return f"request {number}, token {position}: {local_token} here, {peer_token} there"
+    for number, (local_values, peer_values) in enumerate(zip(local["cached"], peer["cached"], strict=True)):
+        if local_values != peer_values:
+            return f"request {number} found {local_values} tokens in pages here, {peer_values} there"
     return None
 
 
@@ -182,33 +184,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _compared(asked: Sequence[Job], python: str, timeout: float) -> int:
+def _compared(job_list: Sequence[Job], python: str, timeout: float) -> int:
     rows: list[Sequence[Part]] = []
     wrong: list[str] = []
-    parts: list[Part] = []
-    for job in asked:
-        there = theirs(job, python, timeout)
-        here = ours(job)
-        for case, own, other in zip(job.cases, here.cases, there.cases):
-            said = difference(own, other)
-            wrong += [] if said is None else [f"{case.name}: {said}"]
-            tokens = sum(map(len, own["tokens"]))
-            same = "yes" if said is None else "no"
+    tables: list[Part] = []
+    for job in job_list:
+        peer = theirs(job, python, timeout)
+        local = ours(job)
+        for case, local_case, peer_case in zip(job.cases, local.cases, peer.cases):
+            mismatch = difference(local_case, peer_case)
+            wrong += [] if mismatch is None else [f"{case.name}: {mismatch}"]
+            tokens = sum(map(len, local_case["tokens"]))
+            same = "yes" if mismatch is None else "no"
             rows.append(
                 (
                     case.name,
-                    *map(str, (len(own["cached"]), tokens, sum(own["cached"]), sum(other["cached"]), same)),
+                    *map(
+                        str,
+                        (
+                            len(local_case["cached"]),
+                            tokens,
+                            sum(local_case["cached"]),
+                            sum(peer_case["cached"]),
+                            same,
+                        ),
+                    ),
                 )
             )
-        if here.load is not None and there.load is not None:
-            parts.append(_times(job, here.load, there.load))
-    versions = ", ".join(f"{name} {version}" for name, version in there.versions.items())
+        if local.load is not None and peer.load is not None:
+            tables.append(_times(job, local.load, peer.load))
+    versions = ", ".join(f"{name} {version}" for name, version in peer.versions.items())
     show([f"Greedy, float32, pages of 32 positions; {versions}"])
-    show([table("case|requests|tokens|cached here|cached there|same", rows), *parts, *wrong])
+    show([table("case|requests|tokens|cached here|cached there|same", rows), *tables, *wrong])
     return 1 if wrong else 0
 
 
-def _times(job: Job, here: dict[str, float], there: dict[str, float]) -> Part:
+def _times(job: Job, local: dict[str, float], peer: dict[str, float]) -> Part:
     assert job.load is not None
     names = {
         "steps": ("steps", "{:,.0f}"),
@@ -220,14 +231,14 @@ def _times(job: Job, here: dict[str, float], there: dict[str, float]) -> Part:
     title = f"scheduler alone, {len(job.load.prompts)} requests"
     return table(
         f"{title}|here|there",
-        [(name, form.format(here[key]), form.format(there[key])) for key, (name, form) in names.items()],
+        [(name, form.format(local[key]), form.format(peer[key])) for key, (name, form) in names.items()],
     )
 
 
 def _computed(llm: LLM | None, case: Case) -> dict[str, list[Any]]:
     assert llm is not None and llm.reset_prefix_cache()
     params = SamplingParams(temperature=0, max_tokens=case.max_tokens, ignore_eos=True)
-    outputs = [each for wave in case.waves for each in llm.generate(wave, params, use_tqdm=False)]
+    outputs = [output for wave in case.waves for output in llm.generate(wave, params, use_tqdm=False)]
     return {
         "tokens": [output.outputs[0].token_ids for output in outputs],
         "cached": [output.num_cached_tokens for output in outputs],
@@ -237,9 +248,9 @@ def _computed(llm: LLM | None, case: Case) -> dict[str, list[Any]]:
 def _timed(job: Job) -> dict[str, float]:
     """The scheduler alone, its model replaced by one that always chooses token 1."""
     assert job.load is not None
-    given, clock = job.arguments, time.perf_counter_ns
-    options = SchedulerOptions(given["max_num_seqs"], given["max_num_batched_tokens"])
-    scheduler = Scheduler([PagePool(given["num_pages"], given["block_size"])], options)
+    arguments, clock = job.arguments, time.perf_counter_ns
+    options = SchedulerOptions(arguments["max_num_seqs"], arguments["max_num_batched_tokens"])
+    scheduler = Scheduler([PagePool(arguments["num_pages"], arguments["block_size"])], options)
     began = clock()
     for number, ids in enumerate(job.load.prompts):
         scheduler.submit(Request(str(number), list(ids), job.load.max_tokens))

@@ -92,8 +92,8 @@ def timed(vllm, llm, load):
         done = [requests[name].num_computed_tokens >= requests[name].num_tokens for name in names]
         output = ModelRunnerOutput(
             req_ids=names,
-            req_id_to_index={name: place for place, name in enumerate(names)},
-            sampled_token_ids=[[1] if each else [] for each in done],
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=[[1] if is_sampled else [] for is_sampled in done],
         )
         computed_at = clock()
         scheduler.update_from_output(batch, output)

@@ -44,14 +44,14 @@ class Case:
 
 def cases() -> tuple[Case, ...]:
     """Every kernel of the package and the first rung of the ladder, each at a shape of few instructions."""
-    found = []
+    examples = []
     for name, words in EXAMPLES.items():
         ranks = RANKS.get(name, 1)
         module = importlib.import_module(".".join(["nki_kernels", *name.split(":")[:-1]]))
         kernel = getattr(module, name.rpartition(":")[2])
         arguments, keywords = call_of(words, simulate.Mode.dry, 0, ranks)
-        found.append(Case(kernel, inspect.signature(kernel).bind(*arguments, **keywords).args, ranks))
-    return tuple(found)
+        examples.append(Case(kernel, inspect.signature(kernel).bind(*arguments, **keywords).args, ranks))
+    return tuple(examples)
 
 
 def timeline(case: Case, target: str) -> str:

@@ -86,7 +86,7 @@ def test_each_fate_has_its_mutant() -> None:
         "rope.rotate operator: op=nl.subtract -> nl.add",
     )
     assert {(v.fate, v.how) for k, v in known.items() if "tokens - 1" in k} == {
-        (Fate.found, "NKW-OUTPUT-PARTIAL")
+        (Fate.reported, "NKW-OUTPUT-PARTIAL")
     }
     assert {v.fate for k, v in known.items() if "not on rank 0" in k} == {Fate.refused}
     assert {v.fate for k, v in known.items() if "reversed" in k or "rope.rotate" in k} == {Fate.numbers}
@@ -150,7 +150,7 @@ def test_an_input_that_sizes_have_no_use_for_is_no_finding_and_another_one_is() 
 
 
 def test_a_dtype_is_never_exchanged_for_itself() -> None:
-    changes = [mutant.what.rsplit(" -> nl.", 1) for mutant in every_mutant() if mutant.operator == "dtype"]
+    changes = [mutant.change.rsplit(" -> nl.", 1) for mutant in every_mutant() if mutant.operator == "dtype"]
     assert any(old.endswith("nl.bfloat16") for old, _ in changes)
     assert [old for old, new in changes if old.endswith(f"nl.{new}")] == []
 

@@ -25,8 +25,8 @@ from tools.digests.streams import stream_digests  # noqa: E402
 
 def digests(only: str) -> Iterator[tuple[str, str]]:
     """Yield the names that contain a text, with their digests."""
-    for source, kind in ((launch_digests, "launches"), (stream_digests, "streams")):
-        if only in ("", kind):
+    for source, content in ((launch_digests, "launches"), (stream_digests, "streams")):
+        if only in ("", content):
             yield from source()
 
 

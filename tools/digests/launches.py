@@ -58,7 +58,7 @@ def _steps(window_pages: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, Ste
     paged = replace(base, cache_length=compute_table_length(64, 16), window_pages=window_pages, **_PAGES)
     prompt = {"phase": Phase.prefill, "tokens": 24, "sequences": 2}
     decoding = replace(paged, tokens=3, sequences=3, cache_length=128)
-    kinds = {
+    steps = {
         "decode": base,
         "prefill": replace(base, **prompt),
         "prefill of one, unpadded": replace(base, phase=Phase.prefill, tokens=9, sequences=1, padded=False),
@@ -72,7 +72,7 @@ def _steps(window_pages: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, Ste
         "paged scores": replace(paged, **prompt, scores=True),
         "mixed": replace(paged, **{**prompt, "tokens": 27}, prefix=16, decoding=decoding),
     }
-    for name, step in kinds.items():
+    for name, step in steps.items():
         for ranks, expert_ranks in ((1, 1), (2, 1), (4, 1), (2, 2)):
             for dtypes in ((FLOAT32, FLOAT32), (BFLOAT16, BFLOAT16)):
                 for rank in {0, ranks - 1}:
@@ -94,8 +94,8 @@ def _digest(network: Network, step: StepShape) -> str:
     try:
         launches = [launch for section in network.sections for launch in launches_of(section, step)]
         if step.block_size:
-            kinds = [None, STATES, *(window for window, _ in step.window_pages)]
-            launches += [launch for kind in kinds for launch in copies_of(network.layers, step, 3, kind)]
+            groups = [None, STATES, *(window for window, _ in step.window_pages)]
+            launches += [launch for group in groups for launch in copies_of(network.layers, step, 3, group)]
         if step.phase is Phase.prefill:
             layers = [layer for earlier in network.before.values() for layer in earlier.layers]
             launches += [launch for layer in layers for launch in layer.launches(step)]
@@ -108,9 +108,9 @@ def _digest(network: Network, step: StepShape) -> str:
 def describe(launch: Launch) -> str:
     """Return a launch as one line, with all arguments by the names of the kernel's parameters."""
     arguments = ", ".join(f"{name}={value!r}" for name, value in sorted(by_name(launch).items()))
-    parts = "".join(f"; {describe(part)}" for part in launch.fused)
+    fused = "".join(f"; {describe(single)}" for single in launch.fused)
     scalars = (launch.rows, launch.label, launch.growth.value, launch.window, launch.repeat)
-    return f"{launch.kernel}({arguments}) -> {launch.results} {launch.work} {scalars}{parts}"
+    return f"{launch.kernel}({arguments}) -> {launch.results} {launch.work} {scalars}{fused}"
 
 
 def by_name(launch: Launch) -> Mapping[str, Any]:

@@ -157,8 +157,8 @@ def _is_deletable(node: Located) -> bool:
 def _is_text(node: ast.BinOp) -> bool:
     """Return whether the operation joins strings, whose texts tests compare whole or not at all."""
     return any(
-        isinstance(part, (ast.JoinedStr, ast.Constant)) and _holds_text(part)
-        for part in (node.left, node.right)
+        isinstance(operand, (ast.JoinedStr, ast.Constant)) and _holds_text(operand)
+        for operand in (node.left, node.right)
     )
 
 

@@ -44,15 +44,16 @@ def main() -> int:
     parser.add_argument("--only", metavar="WORDS", help="only mutants whose key contains these words")
     parser.add_argument("--processes", type=int, default=2, help="how many at a time (default 2)")
     parser.add_argument("--json", metavar="FILE", help="write every mutant with its fate")
-    given = parser.parse_args()
+    options = parser.parse_args()
     chosen = [
         mutant
         for mutant in mutants()
-        if (not given.file or mutant.module in given.file) and (not given.only or given.only in mutant.key)
+        if (not options.file or mutant.module in options.file)
+        and (not options.only or options.only in mutant.key)
     ]
-    if given.sample is not None:
-        chosen = sampled(chosen, given.sample, given.seed)
-    if not chosen or given.processes < 1:
+    if options.sample is not None:
+        chosen = sampled(chosen, options.sample, options.seed)
+    if not chosen or options.processes < 1:
         print("error: no mutant is chosen, or no process may run", file=sys.stderr)
         return 2
     done = 0
@@ -63,14 +64,14 @@ def main() -> int:
         if done % 100 == 0:
             print(f"{done} of {len(chosen)}", file=sys.stderr, flush=True)
 
-    results = run(chosen, given.processes, progress)
+    results = run(chosen, options.processes, progress)
     print(table(results))
     for result in results:
         if column(result) == "survived" or result.verdict.fate.value in ("poison", "raw", "limit"):
             fate = result.verdict
             print(f"{fate.fate.value} {fate.how}: {result.mutant.key}  (line {result.mutant.line})")
-    if given.json:
-        Path(given.json).write_text(as_json(results), encoding="utf-8")
+    if options.json:
+        Path(options.json).write_text(as_json(results), encoding="utf-8")
     died, alive = mortality(results)
     caught, breaking = caught_without_numbers(results)
     return int(died < MORTALITY * alive or caught < CAUGHT * breaking)

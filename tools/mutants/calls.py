@@ -31,15 +31,17 @@ class View:
     is_dynamic: bool
 
     @classmethod
-    def of(cls, tile: NkiTensor, allocation: tuple[Any, ...]) -> View:
+    def from_tile(cls, tile: NkiTensor, allocation: tuple[Any, ...]) -> View:
         """The view of one operand."""
         form = tile.storage.form
-        kind = (str(tile.dtype), not tile.buffer.on_chip, tile.dynamic is not None)
-        along = _along(tile, form.shape) if str(form.dtype) == kind[0] and 0 not in form.shape else None
+        description = (str(tile.dtype), not tile.buffer.on_chip, tile.dynamic is not None)
+        along = (
+            _along(tile, form.shape) if str(form.dtype) == description[0] and 0 not in form.shape else None
+        )
         if along is not None:
-            return cls(allocation, *along, *kind)
+            return cls(allocation, *along, *description)
         raw = tuple((-1, stride, size) for stride, size in zip(tile.strides, tile.shape))
-        return cls(allocation, (form.shape, str(form.dtype), tile.offset), raw, *kind)
+        return cls(allocation, (form.shape, str(form.dtype), tile.offset), raw, *description)
 
     def overlaps(self, other: View) -> bool:
         """Whether they may share an element: no dim of the allocation tells them apart."""
@@ -61,15 +63,15 @@ def _along(
 ) -> tuple[tuple[int, ...], tuple[tuple[int, int, int], ...]] | None:
     """`starts` and `steps` of a view whose dims each go along one dim of the allocation, inside it."""
     natural = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    rest, starts = tile.offset, []
+    offset, starts = tile.offset, []
     for stride in natural:
-        starts.append(rest // stride)
-        rest %= stride
+        starts.append(offset // stride)
+        offset %= stride
     ends, steps = list(starts), []
     for stride, size in zip(tile.strides, tile.shape):
         if size == 1:
             continue
-        axis = next((dim for dim, each in enumerate(natural) if 0 < each <= stride), None)
+        axis = next((dim for dim, step in enumerate(natural) if 0 < step <= stride), None)
         if axis is None or stride % natural[axis]:
             return None
         steps.append((axis, stride // natural[axis], size))

@@ -44,9 +44,9 @@ def run(
 ) -> list[Result]:
     """The results in the order of the mutants, whatever finished first."""
     changed = {mutant.module for mutant in mutants}
-    chosen = [at for at, case in enumerate(cases()) if changed & imported(case.kernel)]
-    tried = [cases()[at] for at in chosen]
-    known = [_baseline(at) for at in chosen]
+    chosen = [index for index, case in enumerate(cases()) if changed & imported(case.kernel)]
+    tried = [cases()[index] for index in chosen]
+    known = [_baseline(index) for index in chosen]
     times = dict(printed_times({case.kernel for case in tried}))
     results: dict[int, Result] = {}
     waiting = list(enumerate(mutants))[::-1]

@@ -27,18 +27,18 @@ class _Values:
         self._numbers = numbers
         self._ordered = 0
 
-    def _number(self, what: Any) -> int:
-        return self._numbers.setdefault(what, len(self._numbers))
+    def _number(self, value: Any) -> int:
+        return self._numbers.setdefault(value, len(self._numbers))
 
     def read(self, view: View) -> int:
         """The value of a view: the stores that overlap it, each with its place."""
-        found = [
-            (each.starts, each.steps, each.dtype, value)
-            for each, value in self.stored.get(view.allocation, [])
-            if each.overlaps(view)
+        loaded = [
+            (store.starts, store.steps, store.dtype, value)
+            for store, value in self.stored.get(view.allocation, [])
+            if store.overlaps(view)
         ]
         origin = view.allocation if view.in_hbm else None
-        return self._number(("read", origin, view.starts, view.steps, view.dtype, tuple(found)))
+        return self._number(("read", origin, view.starts, view.steps, view.dtype, tuple(loaded)))
 
     def carry_out(self, call: Call) -> None:
         """Store what an instruction computes."""
@@ -47,24 +47,24 @@ class _Values:
         order = self._ordered if call.is_ordered else None
         self._ordered += call.is_ordered
         made = (call.name, _without_tiles(call.arguments), operands, order)
-        for place, view in enumerate(call.stores):
-            value = self._number((made, place))
-            is_update = call.accumulates or any(each.allocation == view.allocation for each in call.loads)
+        for index, view in enumerate(call.stores):
+            value = self._number((made, index))
+            is_update = call.accumulates or any(store.allocation == view.allocation for store in call.loads)
             self._store(view, value, covers=not is_update and not view.is_dynamic)
 
     def _store(self, view: View, value: int, covers: bool) -> None:
         stores = self.stored.setdefault(view.allocation, [])
-        for each in reversed(stores):
-            if covers and each == (view, value):
+        for store in reversed(stores):
+            if covers and store == (view, value):
                 return
-            if each[0].overlaps(view):
+            if store[0].overlaps(view):
                 break
         if covers:
-            stores[:] = [each for each in stores if each[0] != view]
-        place = len(stores)
-        while place and stores[place - 1][1] > value and not stores[place - 1][0].overlaps(view):
-            place -= 1
-        stores.insert(place, (view, value))
+            stores[:] = [store for store in stores if store[0] != view]
+        index = len(stores)
+        while index and stores[index - 1][1] > value and not stores[index - 1][0].overlaps(view):
+            index -= 1
+        stores.insert(index, (view, value))
 
 
 def _without_tiles(value: Any) -> Any:
@@ -76,7 +76,7 @@ def _without_tiles(value: Any) -> Any:
         return ("tile", shape, dtype, *map(_without_tiles, index))
     if len(value) == 2 and value[0] in NO_VALUE:
         return ()
-    return tuple(_without_tiles(part) for part in value)
+    return tuple(_without_tiles(element) for element in value)
 
 
 def same_values(ours: Iterable[list[Call]], theirs: Iterable[list[Call]]) -> bool:

@@ -44,7 +44,7 @@ class Fate(str, Enum):
     guarded = "guarded"
     python = "python"
     raw = "raw"
-    found = "found"
+    reported = "found"
     numbers = "numbers"
     poison = "poison"
     time = "time"
@@ -79,9 +79,9 @@ def launched(case: Case) -> tuple[Outputs, list[Any]]:
     if case.judge is None:
         world.launch(kernel, [(arguments, {}) for arguments in case.arguments], mode=simulate.Mode.dry)
         return [], []
-    given = [(copied(arguments), {}) for arguments in case.arguments]
+    launch_arguments = [(copied(operands), {}) for operands in case.arguments]
     with gathered() as seen:
-        done = world.launch(kernel, given)
+        done = world.launch(kernel, launch_arguments)
     findings = [
         finding
         for launch, evidence in seen.launches
@@ -151,10 +151,10 @@ def judged(
             try:
                 outputs, findings = launched(case)
             except BaseException as error:
-                return Verdict(*_of_error(error), name)
+                return Verdict(*_judge_error(error), name)
         if findings:
             worst = min(findings, key=lambda finding: (finding.severity is not Severity.error, finding.code))
-            return Verdict(Fate.found, worst.code, name)
+            return Verdict(Fate.reported, worst.code, name)
         try:
             if case.judge is not None:
                 case.judge(outputs)
@@ -168,7 +168,7 @@ def judged(
         if case.judge is not None and _depends_on_poison(case):
             return Verdict(Fate.poison, "", f"{case.kernel} {case.target} #{number}")
     if how & {"same", "close"} or how <= {"identical"}:
-        verdict = _of_times({case.kernel for case, _ in touched}, times)
+        verdict = _judge_times({case.kernel for case, _ in touched}, times)
         if verdict is not None:
             return verdict
     if how & {"same", "close"}:
@@ -176,7 +176,7 @@ def judged(
     return Verdict(Fate.equal, ", ".join(sorted(how)))
 
 
-def _of_times(kernels: set[str], known: Mapping[str, str]) -> Verdict | None:
+def _judge_times(kernels: set[str], known: Mapping[str, str]) -> Verdict | None:
     """What a mutant's launches of the tables say: refused, or another time."""
     name = "the first row"
     try:
@@ -184,11 +184,11 @@ def _of_times(kernels: set[str], known: Mapping[str, str]) -> Verdict | None:
             if printed != known[name]:
                 return Verdict(Fate.time, "", name)
     except BaseException as error:
-        return Verdict(*_of_error(error), f"after {name}")
+        return Verdict(*_judge_error(error), f"after {name}")
     return None
 
 
-def _of_error(error: BaseException) -> tuple[Fate, str]:
+def _judge_error(error: BaseException) -> tuple[Fate, str]:
     if isinstance(error, NkwError):
         return Fate.refused, error.code
     innermost = traceback.extract_tb(error.__traceback__)[-1].filename

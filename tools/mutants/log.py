@@ -32,9 +32,9 @@ def logged() -> Iterator[dict[int, list[Call]]]:
         if known is None:
             kept.append(storage)  # so that its id stays its own
             where = (storage.line[0].co_name, storage.line[1]) if storage.line else ("argument", storage.name)
-            place = (current_core().rank.number, *where)
-            counts[place] = counts.get(place, 0) + 1
-            known = names[id(storage)] = (*where, counts[place])
+            origin = (current_core().rank.number, *where)
+            counts[origin] = counts.get(origin, 0) + 1
+            known = names[id(storage)] = (*where, counts[origin])
         return known
 
     def spelled(value: Any) -> Any:
@@ -44,7 +44,7 @@ def logged() -> Iterator[dict[int, list[Call]]]:
             view = (value.shape, value.strides, value.offset, str(value.dtype), index)
             return ("tile", named(value.storage), view, value.buffer.value)
         if isinstance(value, (list, tuple)):
-            return tuple(spelled(part) for part in value)
+            return tuple(spelled(element) for element in value)
         return getattr(value, "__name__", None) or repr(value)
 
     def logging(planner: Any, context: Any, args: Any, kwargs: Any) -> Any:
@@ -59,9 +59,9 @@ def logged() -> Iterator[dict[int, list[Call]]]:
                 tuple(named(tile.storage) for tile in (*reads, *indices)),
                 tuple(named(tile.storage) for tile in writes),
                 plan.accumulate not in (None, Accumulate.overwrite) or plan.state is not None,
-                tuple(View.of(tile, named(tile.storage)) for tile in (*reads, *indices)),
-                tuple(View.of(tile, named(tile.storage)) for tile in writes),
-                any(each is not None for each in (plan.state, plan.registers, plan.rendezvous)),
+                tuple(View.from_tile(tile, named(tile.storage)) for tile in (*reads, *indices)),
+                tuple(View.from_tile(tile, named(tile.storage)) for tile in writes),
+                any(effect is not None for effect in (plan.state, plan.registers, plan.rendezvous)),
             )
         )
         return template, reads, writes
@@ -100,7 +100,7 @@ def _without_memory(value: Any) -> Any:
     if isinstance(value, tuple):
         if len(value) == 4 and value[0] == "tile":
             return value[:3]
-        return tuple(_without_memory(part) for part in value)
+        return tuple(_without_memory(element) for element in value)
     return value
 
 
@@ -116,19 +116,19 @@ def _in_any_order(calls: list[Call]) -> Any:
     """For every allocation the calls that touch it in order; the reads between two writes count as unordered."""
     histories: dict[Tile, list[Any]] = {}
     for call in calls:
-        what = repr((call.name, call.arguments))
+        spelling = repr((call.name, call.arguments))
         for tile in {*call.reads, *call.writes}:
             history = histories.setdefault(tile, [])
             if tile in call.writes:
-                history.append(what)
+                history.append(spelling)
             elif history and isinstance(history[-1], list):
-                history[-1].append(what)
+                history[-1].append(spelling)
             else:
-                history.append([what])
+                history.append([spelling])
     for history in histories.values():
-        for part in history:
-            if isinstance(part, list):
-                part.sort()
+        for entry in history:
+            if isinstance(entry, list):
+                entry.sort()
     return histories
 
 

@@ -65,17 +65,17 @@ _RANKS = "__import__('nki').collectives"
 
 def mutants() -> list[Mutant]:
     """Every mutant of every kernel file, in the order of the source."""
-    found: list[Mutant] = []
+    candidates: list[Mutant] = []
     for module in MODULES:
-        found += _constants(module)
+        candidates += _constants(module)
         for function, path in kernels(module):
             for number, statement in enumerate(function.body):
                 if not _docstring(function, number):
-                    found += _below(module, function.name, statement, (*path, "body", number))
-            found += _in_blocks(module, function, path)
+                    candidates += _below(module, function.name, statement, (*path, "body", number))
+            candidates += _in_blocks(module, function, path)
     seen: dict[str, int] = {}
     unique = []
-    for mutant in found:
+    for mutant in candidates:
         seen[mutant.key] = seen.get(mutant.key, 0) + 1
         unique.append(replace(mutant, number=seen[mutant.key] if seen[mutant.key] > 1 else 0))
     return unique
@@ -108,36 +108,38 @@ def _in_blocks(module: str, function: ast.FunctionDef, path: Path_) -> Iterator[
     """Dropping, repeating and exchanging statements, in every block of a function."""
     for block, where in _blocks(function, path):
         for number, node in enumerate(block):
-            here = (*where, number)
+            position = (*where, number)
             if _acts(node):
                 source = ast.unparse(node)
-                yield Mutant(module, function.name, "drop", _short(source), node.lineno, here, "pass", 1)
+                yield Mutant(module, function.name, "drop", _short(source), node.lineno, position, "pass", 1)
                 yield Mutant(
                     module,
                     function.name,
                     "duplicate",
                     _short(source),
                     node.lineno,
-                    here,
+                    position,
                     count=1,
                     moved=(0, 0),
                 )
                 if source.startswith("ncc."):
-                    rest = "\n    ".join(source.splitlines())
-                    new = f"if {_RANKS}.rank_id().value > 0:\n    {rest}"
+                    indented = "\n    ".join(source.splitlines())
+                    new = f"if {_RANKS}.rank_id().value > 0:\n    {indented}"
                     yield Mutant(
                         module,
                         function.name,
                         "rank",
                         f"not on rank 0: {_short(source)}",
                         node.lineno,
-                        here,
+                        position,
                         new,
                         1,
                     )
             if number + 1 < len(block) and _exchange(node, block[number + 1]):
-                what = f"{_short(ast.unparse(node), 40)} <-> {_short(ast.unparse(block[number + 1]), 40)}"
-                yield Mutant(module, function.name, "swap", what, node.lineno, here, count=2, moved=(1, 0))
+                change = f"{_short(ast.unparse(node), 40)} <-> {_short(ast.unparse(block[number + 1]), 40)}"
+                yield Mutant(
+                    module, function.name, "swap", change, node.lineno, position, count=2, moved=(1, 0)
+                )
 
 
 def _blocks(node: ast.AST, path: Path_) -> Iterator[tuple[list[ast.stmt], Path_]]:
@@ -179,9 +181,9 @@ def _below(module: str, function: str, node: ast.AST, path: Path_) -> Iterator[M
     if isinstance(node, ast.Assert) or (isinstance(node, ast.Call) and _name(node.func) in guards()):
         return
     for operator, look in _OPERATORS.items():
-        for what, new, below in look(node):
+        for change, new, below in look(node):
             line = getattr(node, "lineno", 0)
-            yield Mutant(module, function, operator, what, line, (*path, *below), new)
+            yield Mutant(module, function, operator, change, line, (*path, *below), new)
     for field, value in ast.iter_fields(node):
         if isinstance(value, ast.AST):
             yield from _below(module, function, value, (*path, field))
@@ -314,11 +316,11 @@ def _pattern(node: ast.AST) -> Iterator[Change]:
         for pair, inner in enumerate(node.elts):
             assert isinstance(inner, ast.List)
             is_single = ast.unparse(inner.elts[-1]) == "1"
-            for number, part in enumerate(inner.elts):
+            for number, element in enumerate(inner.elts):
                 if is_single and number == 0:
                     continue
                 for step in ("+ 1", "- 1"):
-                    yield _around(ast.unparse(node), part, step, ("elts", pair, "elts", number))
+                    yield _around(ast.unparse(node), element, step, ("elts", pair, "elts", number))
     if isinstance(node, ast.Call) and _name(node.func) == "permute":
         for number, dim in enumerate(getattr(node.args[0], "elts", [])):
             yield _around(ast.unparse(node.args[0]), dim, "- 1", ("args", 0, "elts", number))
@@ -363,7 +365,7 @@ def _group(node: ast.AST) -> Iterator[Change]:
         ):
             group = f"{_RANKS}.ReplicaGroup"
             ranks = f"[rank for ranks in {old}.groups for rank in ranks]"
-            for what, new in (
+            for change, new in (
                 ("None", "None"),
                 ("rank 0 alone", f"{group}([[0]])"),
                 ("every rank alone", f"{group}([[rank] for rank in {ranks}])"),
@@ -371,7 +373,7 @@ def _group(node: ast.AST) -> Iterator[Change]:
                 ("one rank too many", f"{group}([[*{ranks}, len({ranks})]])"),
                 ("another on rank 0", f"{group}([{ranks}[::-1 if {_RANKS}.rank_id().value else 1]])"),
             ):
-                yield f"{_called(node)} replica_group: {what}", new, below
+                yield f"{_called(node)} replica_group: {change}", new, below
 
 
 _OPERATORS: dict[str, Callable[[ast.AST], Iterator[Change]]] = {

@@ -43,4 +43,7 @@ def printed_times(kernels: Collection[str]) -> Iterator[tuple[str, str]]:
                     kernel, [(stand_ins(launch), {})], chip, mode=simulate.Mode.dry, trips=0
                 )
                 times = launch_times(done).times_us.values()
-                yield f"{launch.kernel} {target} row {number}", " ".join(f"{each:.1f}" for each in times)
+                yield (
+                    f"{launch.kernel} {target} row {number}",
+                    " ".join(f"{time_ns:.1f}" for time_ns in times),
+                )

@@ -56,7 +56,7 @@ class Mutant:
     module: str
     function: str
     operator: str
-    what: str
+    change: str
     line: int
     path: Path_
     new: str = ""
@@ -67,7 +67,7 @@ class Mutant:
     @property
     def key(self) -> str:
         """Its name, which does not depend on line numbers."""
-        return f"{self.module}.{self.function or 'constants'} {self.operator}: {self.what}" + (
+        return f"{self.module}.{self.function or 'constants'} {self.operator}: {self.change}" + (
             f" #{self.number}" if self.number else ""
         )
 
@@ -83,7 +83,10 @@ def _refuses(node: ast.stmt) -> bool:
     return (
         isinstance(node, ast.FunctionDef)
         and (node.name == "check" or node.name.startswith(("check_", "expect_")))
-        and not any(isinstance(each, ast.Return) and each.value is not None for each in ast.walk(node))
+        and not any(
+            isinstance(descendant, ast.Return) and descendant.value is not None
+            for descendant in ast.walk(node)
+        )
     )
 
 
@@ -99,11 +102,11 @@ def imported(module: str) -> frozenset[str]:
     names = {module}
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
-            names |= {each.name for each in node.names}
-    own = {name.removeprefix("nki_kernels.") for name in names} & set(MODULES) - {module}
-    return frozenset({module}.union(*map(imported, own)))
+            names |= {alias.name for alias in node.names}
+    siblings = {name.removeprefix("nki_kernels.") for name in names} & set(MODULES) - {module}
+    return frozenset({module}.union(*map(imported, siblings)))
 
 
 def file_of(module: str) -> Path:
@@ -125,14 +128,14 @@ def mutated(mutant: Mutant) -> ast.Module:
     if mutant.count:
         assert isinstance(node, list) and isinstance(last, int)
         old = node[last : last + mutant.count]
-        new = [copy.deepcopy(old[at]) for at in mutant.moved] or ast.parse(mutant.new).body
+        new = [copy.deepcopy(old[index]) for index in mutant.moved] or ast.parse(mutant.new).body
         if not mutant.moved:
-            new = [_at(statement, old[0]) for statement in new]
+            new = [_copy_locations(statement, old[0]) for statement in new]
         node[last : last + mutant.count] = new
     else:
         replacement = ast.parse(mutant.new, mode="eval").body
         old = node[last] if isinstance(last, int) else getattr(node, last)  # type: ignore[index]
-        _at(replacement, old)
+        _copy_locations(replacement, old)
         if isinstance(last, int):
             node[last] = replacement  # type: ignore[index]
         else:
@@ -140,10 +143,10 @@ def mutated(mutant: Mutant) -> ast.Module:
     return ast.fix_missing_locations(changed)
 
 
-def _at(node: ast.AST, place: ast.AST) -> ast.AST:
-    for each in ast.walk(node):
-        if hasattr(each, "lineno"):
-            ast.copy_location(each, place)
+def _copy_locations(node: ast.AST, origin: ast.AST) -> ast.AST:
+    for descendant in ast.walk(node):
+        if hasattr(descendant, "lineno"):
+            ast.copy_location(descendant, origin)
     return node
 
 
@@ -157,6 +160,6 @@ def kernels(module: str) -> Iterator[tuple[ast.FunctionDef, Path_]]:
             if node.name not in guards() and not node.name.endswith("_reference"):
                 yield node, ("body", number)
         elif isinstance(node, ast.ClassDef) and module.startswith(WITH_METHODS):
-            for place, method in enumerate(node.body):
+            for method_index, method in enumerate(node.body):
                 if isinstance(method, ast.FunctionDef) and not _refuses(method):
-                    yield method, ("body", number, "body", place)
+                    yield method, ("body", number, "body", method_index)

@@ -11,7 +11,7 @@ from tools.mutants.equivalents import reason
 from tools.mutants.judge import Fate
 from tools.mutants.source import FOLDER, file_of
 
-WITHOUT_NUMBERS = (Fate.refused, Fate.guarded, Fate.python, Fate.raw, Fate.found)
+WITHOUT_NUMBERS = (Fate.refused, Fate.guarded, Fate.python, Fate.raw, Fate.reported)
 """Fates that need no reference."""
 
 DEAD = (*WITHOUT_NUMBERS, Fate.numbers, Fate.poison, Fate.time, Fate.limit)
@@ -27,7 +27,7 @@ def column(result: Result) -> str:
         return "python"
     if fate in (Fate.numbers, Fate.poison):
         return "numbers"
-    if fate in (Fate.found, Fate.time, Fate.limit):
+    if fate in (Fate.reported, Fate.time, Fate.limit):
         return fate.value
     return "equivalent" if equivalent(result) else "survived"
 
@@ -55,7 +55,7 @@ def caught_without_numbers(results: Iterable[Result]) -> tuple[int, int]:
     depend on bytes that nobody wrote before they are read.
     """
     fates = Counter(result.verdict.fate for result in results)
-    caught = fates[Fate.refused] + fates[Fate.found]
+    caught = fates[Fate.refused] + fates[Fate.reported]
     return caught, caught + fates[Fate.poison] + fates[Fate.raw] + fates[Fate.limit]
 
 
@@ -64,7 +64,7 @@ def table(results: Sequence[Result]) -> str:
     out = []
     for title, key in (("file", lambda r: r.mutant.module), ("operator", lambda r: r.mutant.operator)):
         out += [*_counts(title, results, key), ""]
-    codes = Counter(r.verdict.how for r in results if r.verdict.fate in (Fate.refused, Fate.found))
+    codes = Counter(r.verdict.how for r in results if r.verdict.fate in (Fate.refused, Fate.reported))
     out += ["| code | mutants |", "|---|---:|"]
     out += [f"| {code} | {count} |" for code, count in sorted(codes.items(), key=lambda e: (-e[1], e[0]))]
     died, alive = mortality(results)
@@ -114,5 +114,5 @@ def as_json(results: Sequence[Result]) -> str:
     )
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.2f} %" if whole else "-"
+def _share(count: int, total: int) -> str:
+    return f"{100 * count / total:.2f} %" if total else "-"

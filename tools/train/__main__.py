@@ -47,11 +47,11 @@ def train(args: argparse.Namespace) -> None:
     model = Decoder(sizes)
     dropout = Dropout(args.dropout, sizes, rng)
     step_model = model if args.no_compile else torch.compile(model, dynamic=False)
-    matrices, others = [], []
+    matrices, vectors = [], []
     for name, p in model.named_parameters():
-        (others if p.dim() != 2 or "embed" in name or "mlp.gate." in name else matrices).append(p)
+        (vectors if p.dim() != 2 or "embed" in name or "mlp.gate." in name else matrices).append(p)
     common: dict = dict(lr=args.lr, betas=(0.9, 0.98), fused=True)
-    optimizers = [torch.optim.AdamW(others, weight_decay=0.0, **common)]
+    optimizers = [torch.optim.AdamW(vectors, weight_decay=0.0, **common)]
     if args.optimizer == "adamw":
         optimizers.append(torch.optim.AdamW(matrices, weight_decay=args.decay, **common))
     else:

@@ -25,8 +25,8 @@ def epoch(stories: list[list[int]], tokens: int, rng: np.random.Generator) -> li
     for i in rng.permutation(len(stories)):
         ids = stories[i]
         while len(ids) > 1:
-            whole = len(ids) <= CONTEXT + 1
-            end = len(ids) - 1 if whole else int(rng.integers(CONTEXT // 2, CONTEXT + 1))
+            fits = len(ids) <= CONTEXT + 1
+            end = len(ids) - 1 if fits else int(rng.integers(CONTEXT // 2, CONTEXT + 1))
             groups[min(w for w in WIDTHS if w >= end)].append(ids[: end + 1])
             ids = ids[end:]
     batches = []

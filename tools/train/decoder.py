@@ -148,8 +148,8 @@ class Dropout:
     def __call__(self, rows: int, width: int) -> Tensor:
         shape = self.sizes.sites, rows, width, self.sizes.width
         count = math.prod(shape)
-        at = 64 * int(self.rng.integers((len(self.pool) - count) // 64))
-        return self.pool[at : at + count].view(shape)
+        start = 64 * int(self.rng.integers((len(self.pool) - count) // 64))
+        return self.pool[start : start + count].view(shape)
 
 
 class Decoder(nn.Module):
@@ -182,8 +182,8 @@ class Decoder(nn.Module):
         x = self.embed_tokens(ids) * masks[0]
         uneven = x.new_zeros((), dtype=torch.float32)
         for i, layer in enumerate(self.layers):
-            x, own = layer(x, self.cos[:t], self.sin[:t], masks[2 * i + 1 : 2 * i + 3])
-            uneven = uneven + own
+            x, imbalance = layer(x, self.cos[:t], self.sin[:t], masks[2 * i + 1 : 2 * i + 3])
+            uneven = uneven + imbalance
         logits = F.linear(self.norm(x), self.embed_tokens.weight).float()
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE, reduction="sum")
         if not self.training or not self.sizes.experts:
@@ -191,7 +191,7 @@ class Decoder(nn.Module):
         return loss + self.sizes.balance * (targets != IGNORE).sum() * uneven / self.sizes.layers
 
 
-def places(name: str, sizes: Sizes) -> list[str]:
+def list_checkpoint_names(name: str, sizes: Sizes) -> list[str]:
     """The names in a file of what the model holds as one matrix: one for each expert, or the name itself."""
     stem, dot, last = name.rpartition(".mlp.")
     if not sizes.experts or not dot or last.startswith("gate.weight"):
@@ -206,14 +206,14 @@ def experts_axis(name: str) -> int:
 
 def save(model: Decoder, folder: Path) -> None:
     weights = {}
-    for name, whole in model.state_dict().items():
-        own = places(name, model.sizes)
-        for place, part in zip(own, whole.to(torch.bfloat16).chunk(len(own), experts_axis(name))):
-            weights[place] = part.contiguous()
-    part = folder / "model.safetensors.part"
-    save_file(weights, part, metadata={"format": "pt"})
-    part.chmod(0o644)
-    os.replace(part, folder / "model.safetensors")
+    for name, parameter in model.state_dict().items():
+        keys = list_checkpoint_names(name, model.sizes)
+        for key, tensor in zip(keys, parameter.to(torch.bfloat16).chunk(len(keys), experts_axis(name))):
+            weights[key] = tensor.contiguous()
+    temporary = folder / "model.safetensors.part"
+    save_file(weights, temporary, metadata={"format": "pt"})
+    temporary.chmod(0o644)
+    os.replace(temporary, folder / "model.safetensors")
 
 
 def load(model: Decoder, folder: Path) -> None:
@@ -221,7 +221,7 @@ def load(model: Decoder, folder: Path) -> None:
     model.load_state_dict(
         {
             name: torch.cat(
-                [weights[place].float() for place in places(name, model.sizes)], experts_axis(name)
+                [weights[key].float() for key in list_checkpoint_names(name, model.sizes)], experts_axis(name)
             )
             for name in model.state_dict()
         }

@@ -54,17 +54,17 @@ def _step(
     new: int = 1,
     rotated: int = 0,
 ) -> Case:
-    stored = [np.concatenate([each] * len(firsts)) for each in _caches(kv, depth, positions, cache)]
+    stored = [np.concatenate([array] * len(firsts)) for array in _caches(kv, depth, positions, cache)]
     for sequence, first in enumerate(firsts):
         # What no mask but an infinite or a very low one can hide; of rotated keys the reference has not the bytes.
         stored[0][sequence, :, :, first:] = 50 if rotated else 3e10
         stored[1][sequence, :, first:] = -50 if rotated else np.nan
-    places = (np.array(firsts)[:, None] + np.arange(new)).reshape(-1, 1).astype(np.int32)
+    row_positions = (np.array(firsts)[:, None] + np.arange(new)).reshape(-1, 1).astype(np.int32)
     tables = [normal(seed, positions, rotated) for seed in (6, 7)] if rotated else [None, None]
     norms = [normal(seed, 1, depth) for seed in (4, 5)] if rotated else [None, None]
-    q, k, v = prompt(len(places), heads, kv, depth, dtype)
-    given = q, *stored, places, depth**-0.5, k, v, kv
-    return by_reference("attention_decode", target, *given, *tables, *norms, EPS, copies=not rotated)
+    q, k, v = prompt(len(row_positions), heads, kv, depth, dtype)
+    arguments = q, *stored, row_positions, depth**-0.5, k, v, kv
+    return by_reference("attention_decode", target, *arguments, *tables, *norms, EPS, copies=not rotated)
 
 
 def _step_with(
@@ -78,25 +78,25 @@ def _step_with(
     capacity: int = 256,
 ) -> Case:
     """Sequences of so many positions, in pages of `block` if that is not 0; window, cap, sinks."""
-    depth, held, sequences = 16, capacity // (block or capacity), len(firsts)
-    count = sequences * held + 3
-    table = np.random.default_rng(3).permutation(count)[: sequences * held]
-    table = table.reshape(sequences, held).astype(np.int32)
+    depth, pages, sequences = 16, capacity // (block or capacity), len(firsts)
+    count = sequences * pages + 3
+    table = np.random.default_rng(3).permutation(count)[: sequences * pages]
+    table = table.reshape(sequences, pages).astype(np.int32)
     caches = (
         normal(8, sequences, kv, depth, capacity, dtype=dtype),
         normal(9, sequences, kv, capacity, depth, dtype=dtype),
     )
-    at = np.concatenate([start + np.arange(new) for start in firsts])
+    all_positions = np.concatenate([start + np.arange(new) for start in firsts])
     slots = None
     if block:
         caches = tuple(normal(seed, count, block, kv, depth, dtype=dtype) for seed in (8, 9))
-        slots = (table[np.arange(sequences).repeat(new), at // block] * block + at % block)[:, None].astype(
-            np.int32
-        )
+        slots = (
+            table[np.arange(sequences).repeat(new), all_positions // block] * block + all_positions % block
+        )[:, None].astype(np.int32)
     q, k, v = prompt(sequences * new, 4, kv, depth, dtype)
-    given = q, *caches, at[:, None].astype(np.int32), depth**-0.5, k, v, kv
+    arguments = q, *caches, all_positions[:, None].astype(np.int32), depth**-0.5, k, v, kv
     paged = (slots, table if block else None)
-    return by_reference("attention_decode", target, *given, *(None,) * 4, EPS, *paged, *choices)
+    return by_reference("attention_decode", target, *arguments, *(None,) * 4, EPS, *paged, *choices)
 
 
 def _block(
@@ -107,49 +107,53 @@ def _block(
     depth: int,
     positions: int,
     dtype: Any,
-    held: Any = None,
+    weight_dtype: Any = None,
     rotated: bool = True,
     hidden: int = 130,
     ranks: int = 1,
 ) -> Case:
     sequences = len(firsts)
     widths = heads * depth, kv * depth
-    stored = [np.concatenate([each] * sequences) for each in _caches(kv, depth, positions, dtype)]
+    stored = [np.concatenate([array] * sequences) for array in _caches(kv, depth, positions, dtype)]
     tables = [normal(seed, positions, depth // 2) if rotated else None for seed in (6, 7)]
     norms = [normal(seed, 1, depth, dtype=dtype) if rotated else None for seed in (4, 5)]
-    weights = (normal(11, hidden, widths[0] + 2 * widths[1]) / hidden**0.5).astype(held or dtype)
-    given = normal(10, sequences, hidden, dtype=dtype), normal(12, 1, hidden, dtype=dtype), weights
-    places = np.array(firsts, np.int32)[:, None]
-    output = (normal(13, widths[0], hidden) / widths[0] ** 0.5).astype(held or dtype)
-    rest = (*stored, places, depth**-0.5, output, kv, *tables, *norms)
-    whole = (*given, EPS, *widths, *rest)
+    weights = (normal(11, hidden, widths[0] + 2 * widths[1]) / hidden**0.5).astype(weight_dtype or dtype)
+    inputs = normal(10, sequences, hidden, dtype=dtype), normal(12, 1, hidden, dtype=dtype), weights
+    row_positions = np.array(firsts, np.int32)[:, None]
+    output = (normal(13, widths[0], hidden) / widths[0] ** 0.5).astype(weight_dtype or dtype)
+    remaining = (*stored, row_positions, depth**-0.5, output, kv, *tables, *norms)
+    reference_arguments = (*inputs, EPS, *widths, *remaining)
     if ranks == 1:
-        return by_reference("attention_block_decode", target, *whole, copies=False)
-    shards = [_shard_of_block(whole, rank, ranks) for rank in range(ranks)]
-    alike = by_reference("attention_block_decode", target, whole=whole, ranks=shards, copies=False)
+        return by_reference("attention_block_decode", target, *reference_arguments, copies=False)
+    shards = [_shard_of_block(reference_arguments, rank, ranks) for rank in range(ranks)]
+    alike = by_reference(
+        "attention_block_decode", target, reference_arguments=reference_arguments, ranks=shards, copies=False
+    )
     judge = alike.judge
     assert judge is not None
     return replace(alike, judge=lambda outputs: judge(_caches_joined(outputs)))
 
 
-def _shard_of_block(whole: tuple[Any, ...], rank: int, ranks: int) -> tuple[Any, ...]:
+def _shard_of_block(reference_arguments: tuple[Any, ...], rank: int, ranks: int) -> tuple[Any, ...]:
     """A rank's arguments of attention_block_decode, of those of one rank without norms of heads."""
-    x, norm, w_qkv, eps, q_size, kv_size, *caches, places, scale, w_o, kv, cos, sin, _, _ = whole
+    x, norm, w_qkv, eps, q_size, kv_size, *caches, row_positions, scale, w_o, kv, cos, sin, _, _ = (
+        reference_arguments
+    )
     columns = [
-        np.split(part, ranks, axis=1)[rank] for part in np.split(w_qkv, [q_size, q_size + kv_size], axis=1)
+        np.split(panel, ranks, axis=1)[rank] for panel in np.split(w_qkv, [q_size, q_size + kv_size], axis=1)
     ]
-    own = [np.split(cache, ranks, axis=1)[rank].copy() for cache in caches]
+    cache_shards = [np.split(cache, ranks, axis=1)[rank].copy() for cache in caches]
     weights = np.concatenate(columns, axis=1), np.split(w_o, ranks)[rank].copy()
     widths = q_size // ranks, kv_size // ranks
     group = ReplicaGroup([list(range(ranks))])
-    rest = places, scale, weights[1], kv // ranks, cos, sin, None, None, group
-    return x, norm, weights[0], eps, *widths, *own, *rest
+    remaining = row_positions, scale, weights[1], kv // ranks, cos, sin, None, None, group
+    return x, norm, weights[0], eps, *widths, *cache_shards, *remaining
 
 
 def _caches_joined(outputs: Outputs) -> Outputs:
     """Each rank's result, with the caches of all."""
-    caches = [np.concatenate([each[at] for each in outputs], axis=1) for at in (1, 2)]
-    return [(each[0], *caches) for each in outputs]
+    caches = [np.concatenate([output[index] for output in outputs], axis=1) for index in (1, 2)]
+    return [(output[0], *caches) for output in outputs]
 
 
 def _decode() -> list[Case]:
@@ -186,31 +190,33 @@ def _decode() -> list[Case]:
 
 def _in_rows(target: str, rows: tuple[int, ...], **settings: Any) -> Case:
     """A step whose sequences have some rows of the caches."""
-    given = test_shared_caches.TestDecodeInRows.case.arguments(settings | test_shared_caches.in_rows(*rows))
-    return by_reference("attention_decode", target, *given.values())
+    keywords = test_shared_caches.TestDecodeInRows.case.arguments(
+        settings | test_shared_caches.in_rows(*rows)
+    )
+    return by_reference("attention_decode", target, *keywords.values())
 
 
 def _turned_as(target: str, rows: np.ndarray) -> Case:
     """A step whose tokens take other rows of the tables of rotations than those of their positions."""
     case = _step_with(target, np.float32, 16, 50, None, None)
     angles = {name: normal(seed, 100, 8) for name, seed in (("cos", 6), ("sin", 7))}
-    given = named(nki_kernels.attention_decode, case.arguments[0]) | angles
-    return by_reference("attention_decode", target, *given.values(), rows)
+    keywords = named(nki_kernels.attention_decode, case.arguments[0]) | angles
+    return by_reference("attention_decode", target, *keywords.values(), rows)
 
 
 def _shared(case: Case) -> Case:
     """The launch of a second layer, which reads the caches that the one of a case leaves."""
     reference = getattr(nki_kernels, f"{case.kernel}_reference")
     _, k_cache, v_cache = reference(*copied(case.arguments[0]))
-    given = named(reference, case.arguments[0]) | {
+    keywords = named(reference, case.arguments[0]) | {
         "k": None,
         "v": None,
         "k_cache": k_cache,
         "v_cache": v_cache,
     }
-    if case.kernel == "attention_decode" and "slots" in given:
-        given["slots"] = None  # nothing is written
-    return replace(by_reference(case.kernel, case.target, *given.values()), cores=case.cores)
+    if case.kernel == "attention_decode" and "slots" in keywords:
+        keywords["slots"] = None  # nothing is written
+    return replace(by_reference(case.kernel, case.target, *keywords.values()), cores=case.cores)
 
 
 def _divided(target: str, ranks: OverPositions, case: KernelCase = OVER_POSITIONS) -> Case:
@@ -278,32 +284,32 @@ def _continued(
     caches = normal(8, 2, 1, depth, 200, dtype=dtype), normal(9, 2, 1, 200, depth, dtype=dtype)
     if options[1] is not None:
         caches = (normal(8, pages, 16, 1, depth, dtype=dtype), normal(9, pages, 16, 1, depth, dtype=dtype))
-    given = q, *caches, depth**-0.5, k, v, None, positions[:, None], *options
-    return by_reference("attention_prefill", target, *given)
+    arguments = q, *caches, depth**-0.5, k, v, None, positions[:, None], *options
+    return by_reference("attention_prefill", target, *arguments)
 
 
 def _padded(target: str, tokens: int, valid: int, dtype: Any) -> Case:
     """Tokens from `valid` on are NaN or infinite, and the outputs of those before are as without them."""
     q, k, v = prompt(tokens, 1, 1, 8, dtype)
-    rest = *_caches(1, 8, tokens, dtype), 0.3
-    clean = q, *rest, k, v
-    padded = tuple(each.copy() for each in (q, k, v))
-    for each, padding in zip(padded, (np.nan, -np.inf, np.inf)):
-        each[valid:], each[-1] = padding, np.nan
+    cache_arguments = *_caches(1, 8, tokens, dtype), 0.3
+    clean = q, *cache_arguments, k, v
+    padded = tuple(array.copy() for array in (q, k, v))
+    for array, padding in zip(padded, (np.nan, -np.inf, np.inf)):
+        array[valid:], array[-1] = padding, np.nan
     plain = nki_kernels.attention_prefill_reference(*copied(clean))[0][:valid]
     exact = nki_kernels.attention_prefill_reference(*map(in_float64, clean))[0][:valid]
 
     def judge(outputs: Outputs) -> None:
         compare(outputs[0][0][:valid], exact, plain)
 
-    return Case("attention_prefill", target, ((padded[0], *rest, *padded[1:]),), judge)
+    return Case("attention_prefill", target, ((padded[0], *cache_arguments, *padded[1:]),), judge)
 
 
 def _pages(tokens: int, pages: int) -> tuple[np.ndarray, np.ndarray]:
     """Slots and block tables for `tokens` new tokens of two sequences, whose pages of 16 positions lie anywhere."""
     tables = np.random.default_rng(3).permutation(pages).reshape(2, -1).astype(np.int32)
-    places = np.concatenate([start + np.arange(tokens) for start in (100, 128)])
-    slots = tables[np.arange(2).repeat(tokens), places // 16] * 16 + places % 16
+    row_positions = np.concatenate([start + np.arange(tokens) for start in (100, 128)])
+    slots = tables[np.arange(2).repeat(tokens), row_positions // 16] * 16 + row_positions % 16
     return slots[:, None].astype(np.int32), tables
 
 
@@ -315,7 +321,7 @@ def _prefill() -> list[Case]:
     ahead = np.int32([[60], [61]])
     q, k, v = prompt(1100, 1, 1, 8)
     growing = np.linspace(0, 300, 1100, dtype=np.float32)[:, None]
-    of_scores = np.abs(q), *_caches(1, 8, 1100), 8**-0.5
+    score_arguments = np.abs(q), *_caches(1, 8, 1100), 8**-0.5
     wide = prompt(1280, 1, 1, 8, BF16)
     two, sloped, behind = prompt(2, 2, 1, 8), prompt(300, 2, 1, 8), prompt(2, 1, 1, 128)
     return [
@@ -329,8 +335,8 @@ def _prefill() -> list[Case]:
         _whole_prompt("trn1", 20, 2, 2, 48, 24, BF16, BF16),
         _whole_prompt("trn2", 20, 3, 3, 8, 24, np.float32, np.float32),
         _whole_prompt("trn3", 600, 2, 1, 8, 768, np.float32, BF16),
-        by_reference("attention_prefill", "trn2", *of_scores, np.abs(k) * growing, v),
-        by_reference("attention_prefill", "trn1", *of_scores, np.abs(k) * growing[::-1], v),
+        by_reference("attention_prefill", "trn2", *score_arguments, np.abs(k) * growing, v),
+        by_reference("attention_prefill", "trn1", *score_arguments, np.abs(k) * growing[::-1], v),
         _whole_prompt("trn2", 1300, 1, 1, 8, 1300, BF16, BF16),
         by_reference(
             "attention_prefill",

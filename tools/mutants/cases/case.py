@@ -52,14 +52,20 @@ def arguments_of(kernel: str, **arguments: Any) -> tuple[Any, ...]:
 
 
 def by_name(
-    kernel: str, target: str, whole: Arguments, ranks: Sequence[Arguments] = (), copies: bool = True
+    kernel: str,
+    target: str,
+    reference_arguments: Arguments,
+    ranks: Sequence[Arguments] = (),
+    copies: bool = True,
 ) -> Case:
     """Return a case judged by the kernel's reference, whose arguments are given by name.
 
     ranks: changes of the arguments of each of several ranks.
     """
-    shards = tuple(arguments_of(kernel, **{**whole, **changes}) for changes in ranks)
-    return by_reference(kernel, target, *arguments_of(kernel, **whole), ranks=shards, copies=copies)
+    shards = tuple(arguments_of(kernel, **{**reference_arguments, **changes}) for changes in ranks)
+    return by_reference(
+        kernel, target, *arguments_of(kernel, **reference_arguments), ranks=shards, copies=copies
+    )
 
 
 def by_case(case: KernelCase, target: str, settings: Settings) -> Case:
@@ -74,7 +80,12 @@ def by_case(case: KernelCase, target: str, settings: Settings) -> Case:
 
 
 def by_reference(
-    kernel: str, target: str, *arguments: Any, whole: Any = None, ranks: Any = None, copies: bool = True
+    kernel: str,
+    target: str,
+    *arguments: Any,
+    reference_arguments: Any = None,
+    ranks: Any = None,
+    copies: bool = True,
 ) -> Case:
     """A case judged by the kernel's reference; for several ranks `whole` has the arguments of the reference.
 
@@ -82,10 +93,10 @@ def by_reference(
     """
     stored = (1, 2) if kernel.startswith("attention") and copies else ()
     reference = getattr(nki_kernels, f"{kernel}_reference")
-    arguments = whole or arguments
+    arguments = reference_arguments or arguments
     plain = as_tuple(reference(*copied(arguments)))
     exact = as_tuple(reference(*(in_float64(argument) for argument in arguments)))
-    others = in_other_orders(reference, arguments)
+    reordered = in_other_orders(reference, arguments)
 
     def judge(outputs: Outputs) -> None:
         for output in outputs:
@@ -95,7 +106,7 @@ def by_reference(
                     assert got.dtype == same_dtype.dtype
                     assert got.shape == same_dtype.shape and got.tobytes() == same_dtype.tobytes()
                 else:
-                    compare(got, truth, same_dtype, others(number))
+                    compare(got, truth, same_dtype, reordered(number))
 
     return Case(kernel, target, ranks or (arguments,), judge)
 

@@ -15,15 +15,15 @@ def _convolved(
     shape: tuple[int, ...],
     outputs: int,
     window: tuple[int, ...],
-    *rest: Any,
+    *options: Any,
     dtype: Any = np.float32,
 ) -> Case:
     """Images or sequences with weights in float32, and a bias if the first of the other arguments says so."""
-    biased, *others = rest
+    biased, *epilogue = options
     weights = normal(2, *window, shape[1], outputs, scale=(shape[1] * np.prod(window)) ** -0.5)
     bias = normal(3, 1, outputs) if biased else None
     name = "conv1d" if len(shape) == 3 else "conv2d"
-    return by_reference(name, target, normal(1, *shape, dtype=dtype), weights, bias, *others)
+    return by_reference(name, target, normal(1, *shape, dtype=dtype), weights, bias, *epilogue)
 
 
 def convolutions() -> list[Case]:
@@ -63,14 +63,14 @@ def poolings() -> list[Case]:
     pools = ("max_pool", ()), ("average_pool", (True,)), ("average_pool", (False,))
     return [
         case
-        for name, rest in pools
+        for name, options in pools
         for case in (
-            by_reference(name, "trn2", x, (3, 2), (2, 1), (1, 1), *rest),
-            by_reference(name, "trn2", x, (1, 2), (2, 2), None, *rest),
-            by_reference(name, "trn1", sequences, (3,), None, None, *rest),
-            by_reference(name, "trn2", normal(2, 1, 3, 20000), (2,), None, None, *rest),
-            by_reference(name, "trn3", normal(3, 20, 40, 5, 4), (2, 3), (1, 2), (1, 0), *rest),
-            by_reference(name, "trn2", normal(4, 1, 228, 30, 40), (3, 3), (1, 1), None, *rest),
-            two_cores(by_reference(name, "trn2", normal(3, 1, 200, 30), (3,), (2,), (1,), *rest)),
+            by_reference(name, "trn2", x, (3, 2), (2, 1), (1, 1), *options),
+            by_reference(name, "trn2", x, (1, 2), (2, 2), None, *options),
+            by_reference(name, "trn1", sequences, (3,), None, None, *options),
+            by_reference(name, "trn2", normal(2, 1, 3, 20000), (2,), None, None, *options),
+            by_reference(name, "trn3", normal(3, 20, 40, 5, 4), (2, 3), (1, 2), (1, 0), *options),
+            by_reference(name, "trn2", normal(4, 1, 228, 30, 40), (3, 3), (1, 1), None, *options),
+            two_cores(by_reference(name, "trn2", normal(3, 1, 200, 30), (3,), (2,), (1,), *options)),
         )
     ]

@@ -38,24 +38,24 @@ def delta() -> list[Case]:
 
 def _rounded(case: Case) -> Case:
     """The case judged token by token within the bound of bfloat16 products; its last sequence is padding alone."""
-    given = list(case.arguments[0])
-    given[7], given[8] = given[7].copy(), given[8].copy()
-    given[7][-1] = given[8][-1] = 0
-    real = (np.arange(len(given[0]) // len(given[8])) < given[8]).ravel()
-    o, states = expected(given)
+    arguments = list(case.arguments[0])
+    arguments[7], arguments[8] = arguments[7].copy(), arguments[8].copy()
+    arguments[7][-1] = arguments[8][-1] = 0
+    real = (np.arange(len(arguments[0]) // len(arguments[8])) < arguments[8]).ravel()
+    o, states = expected(arguments)
     # As in the tests of the kernel: six products of a chunk and six levels of the inverse round their operands.
-    most_y, most_states = bound(given, o, states, 12**0.5)
+    most_y, most_states = bound(arguments, o, states, 12**0.5)
 
     def judge(outputs: Outputs) -> None:
         y, kept = outputs[0]
         assert y.dtype == BF16 and kept.dtype == np.float32
-        far = np.abs(y.astype(np.float64) - gated(given, o))
+        far = np.abs(y.astype(np.float64) - gated(arguments, o))
         assert (far <= most_y)[real].all()
         assert np.abs(kept - states).max() <= most_states
         assert not kept[states == 0].any()
-        assert not y[-len(y) // len(given[8]) :].any()
+        assert not y[-len(y) // len(arguments[8]) :].any()
 
-    return replace(case, arguments=(tuple(given),), judge=judge)
+    return replace(case, arguments=(tuple(arguments),), judge=judge)
 
 
 def _case(
@@ -69,7 +69,7 @@ def _case(
     """heads: those of keys, those of values, and the elements of both."""
     keys, values, depth, width = heads
     rows, slots = sequences * tokens, sequences + 1
-    given = (
+    arguments = (
         normal(1, rows, 2 * keys * depth + values * width, dtype=dtype),
         normal(2, rows, values * width + 2 * values, dtype=dtype),
         normal(3, 1, values, dtype=dtype, scale=0.5),
@@ -77,7 +77,9 @@ def _case(
         1 + normal(5, 1, width, dtype=dtype, scale=0.1),
         normal(6, slots, values, depth, width, scale=0.3),
         np.arange(slots, dtype=np.int32)[:0:-1, None],
-        np.array([3 * (each % 2) for each in range(sequences)], np.int32)[:, None],
-        np.array([tokens - (each == 1 and tokens > 1) for each in range(sequences)], np.int32)[:, None],
+        np.array([3 * (sequence % 2) for sequence in range(sequences)], np.int32)[:, None],
+        np.array([tokens - (sequence == 1 and tokens > 1) for sequence in range(sequences)], np.int32)[
+            :, None
+        ],
     )
-    return by_reference(kernel, target, *given, keys, 1e-6)
+    return by_reference(kernel, target, *arguments, keys, 1e-6)

@@ -35,10 +35,12 @@ def _router(
     count: int,
     *options: Any,
     dtype: Any = np.float32,
-    held: Any = None,
+    weight_dtype: Any = None,
 ) -> Case:
     x, norm = normal(1, tokens, hidden, dtype=dtype), 1 + normal(2, 1, hidden, dtype=dtype)
-    return by_reference("router", target, x, norm, weights(3, hidden, count, held or dtype), EPS, *options)
+    return by_reference(
+        "router", target, x, norm, weights(3, hidden, count, weight_dtype or dtype), EPS, *options
+    )
 
 
 def _routers() -> list[Case]:
@@ -50,15 +52,15 @@ def _routers() -> list[Case]:
         _router("trn3", 3, 40, 32, 3, True, *grouped),
         _router("trn2", 3, 40, 32, 3, False, "softmax", None, None, 4, 2, 16.0),
         _router("trn1", 3, 40, 5, 2, False, "sigmoid"),
-        _router("trn2", 3, 173, 5, 2, dtype=BF16, held=np.float32),
+        _router("trn2", 3, 173, 5, 2, dtype=BF16, weight_dtype=np.float32),
         _router("trn2", 129, 5405, 8, 2),
         two_cores(_router("trn2", 3, 40, 9, 2)),
         two_cores(_router("trn2", 260, 40, 9, 2)),
     ]
 
 
-def _given(
-    sizes: Sequence[int], dtype: Any, held: Any, biases: bool, activation: str | None = None
+def _draw_arguments(
+    sizes: Sequence[int], dtype: Any, weight_dtype: Any, biases: bool, activation: str | None = None
 ) -> dict[str, Any]:
     """sizes: tokens, hidden, experts, intermediate, experts of a token."""
     tokens, hidden, count, inner, top_k = sizes
@@ -69,11 +71,11 @@ def _given(
         "n": normal(2, tokens, hidden, dtype=dtype, scale=3.0),
         "weights": rng.random((tokens, top_k)).astype(np.float32),
         "ids": np.stack([rng.permutation(count)[:top_k] for _ in range(tokens)]).astype(np.int32),
-        "w_gate": normal(3, count, hidden, inner, dtype=held, scale=hidden**-0.5),
-        "w_up": normal(4, count, hidden, inner, dtype=held, scale=hidden**-0.5),
-        "w_down": normal(5, count, inner, hidden, dtype=held, scale=inner**-0.5),
+        "w_gate": normal(3, count, hidden, inner, dtype=weight_dtype, scale=hidden**-0.5),
+        "w_up": normal(4, count, hidden, inner, dtype=weight_dtype, scale=hidden**-0.5),
+        "w_down": normal(5, count, inner, hidden, dtype=weight_dtype, scale=inner**-0.5),
         "activation": activation or ("swigluoai" if biases else "silu"),
-        **{name: normal(seed, count, columns, dtype=held) for name, (seed, columns) in rows.items()},
+        **{name: normal(seed, count, columns, dtype=weight_dtype) for name, (seed, columns) in rows.items()},
     }
 
 
@@ -82,29 +84,29 @@ def _case(
     target: str,
     *sizes: int,
     dtype: Any = np.float32,
-    held: Any = np.float32,
+    weight_dtype: Any = np.float32,
     biases: bool = False,
 ) -> Case:
-    return by_name(kernel, target, _given(sizes, dtype, held, biases))
+    return by_name(kernel, target, _draw_arguments(sizes, dtype, weight_dtype, biases))
 
 
 def _on_two_ranks(kernel: str, target: str, *sizes: int) -> Case:
-    whole = _given(sizes, np.float32, np.float32, False)
+    arguments = _draw_arguments(sizes, np.float32, np.float32, False)
     group, half = ReplicaGroup([[0, 1]]), sizes[3] // 2
     ranks = [
-        {name: np.ascontiguousarray(whole[name][:, :, part]) for name in ("w_gate", "w_up")}
-        | {"w_down": np.ascontiguousarray(whole["w_down"][:, part]), "replica_group": group}
-        for part in (slice(0, half), slice(half, None))
+        {name: np.ascontiguousarray(arguments[name][:, :, columns]) for name in ("w_gate", "w_up")}
+        | {"w_down": np.ascontiguousarray(arguments["w_down"][:, columns]), "replica_group": group}
+        for columns in (slice(0, half), slice(half, None))
     ]
-    return by_name(kernel, target, whole, ranks)
+    return by_name(kernel, target, arguments, ranks)
 
 
 def _decode() -> list[Case]:
     return [
         _case("experts_decode", "trn2", 2, 40, 7, 24, 2),
         _case("experts_decode", "trn2", 5, 141, 3, 136, 2, biases=True),
-        _case("experts_decode", "trn1", 3, 173, 9, 300, 2, dtype=BF16, held=np.float32, biases=True),
-        _case("experts_decode", "trn3", 9, 40, 3, 24, 2, dtype=BF16, held=BF16),
+        _case("experts_decode", "trn1", 3, 173, 9, 300, 2, dtype=BF16, weight_dtype=np.float32, biases=True),
+        _case("experts_decode", "trn3", 9, 40, 3, 24, 2, dtype=BF16, weight_dtype=BF16),
         _case("experts_decode", "trn2", 2, 1030, 3, 1300, 2),
         _on_two_ranks("experts_decode", "trn2", 3, 40, 5, 24, 2),
         two_cores(_case("experts_decode", "trn2", 2, 40, 7, 24, 2)),
@@ -114,15 +116,17 @@ def _decode() -> list[Case]:
 def _prefill() -> list[Case]:
     return [
         _case("experts_prefill", "trn2", 3, 40, 7, 24, 2),
-        _case("experts_prefill", "trn1", 300, 141, 5, 136, 3, dtype=BF16, held=np.float32, biases=True),
+        _case(
+            "experts_prefill", "trn1", 300, 141, 5, 136, 3, dtype=BF16, weight_dtype=np.float32, biases=True
+        ),
         _case("experts_prefill", "trn2", 130, 40, 140, 24, 2),
-        _case("experts_prefill", "trn3", 900, 64, 4, 48, 2, dtype=BF16, held=BF16),
+        _case("experts_prefill", "trn3", 900, 64, 4, 48, 2, dtype=BF16, weight_dtype=BF16),
         _case("experts_prefill", "trn2", 2, 1030, 3, 1300, 2),
         _on_two_ranks("experts_prefill", "trn2", 130, 40, 5, 24, 2),
         two_cores(_case("experts_prefill", "trn2", 3, 40, 7, 24, 2)),
         _looped("trn2", 130, 520, 8, 130, 3, activation="swigluoai"),
         _looped("trn2", 260, 64, 256, 32, 2),
-        _looped("trn3", 130, 1030, 20, 32, 2, dtype=BF16, held=BF16, biases=True),
+        _looped("trn3", 130, 1030, 20, 32, 2, dtype=BF16, weight_dtype=BF16, biases=True),
     ]
 
 
@@ -130,12 +134,12 @@ def _looped(
     target: str,
     *sizes: int,
     dtype: Any = np.float32,
-    held: Any = np.float32,
+    weight_dtype: Any = np.float32,
     biases: bool = False,
     activation: str | None = None,
 ) -> Case:
     """Half of the tokens choose the same experts, more than have room in the blocks of their own: a loop follows."""
-    arguments = _given(sizes, dtype, held, biases, activation)
+    arguments = _draw_arguments(sizes, dtype, weight_dtype, biases, activation)
     arguments["ids"][: sizes[0] // 2] = np.arange(sizes[4])
     return by_name("experts_prefill", target, arguments)
 
@@ -143,27 +147,30 @@ def _looped(
 def _absent(kernel: str, target: str, *sizes: int, residual: bool, biases: bool) -> Case:
     """Choices of one expert more than there are are those of another rank, of weight 0."""
     tokens, _, count, _, top_k = sizes
-    given, rng = _given(sizes, np.float32, np.float32, biases), np.random.default_rng(tokens)
+    arguments, rng = _draw_arguments(sizes, np.float32, np.float32, biases), np.random.default_rng(tokens)
     ids = np.stack([rng.permutation(count + 3)[:top_k] for _ in range(tokens)])
-    given["weights"] = np.where(ids < count, given["weights"], 0).astype(np.float32)
-    given |= {"ids": np.minimum(ids, count).astype(np.int32), "absent": True}
-    return by_name(kernel, target, given if residual else given | {"residual": None})
+    arguments["weights"] = np.where(ids < count, arguments["weights"], 0).astype(np.float32)
+    arguments |= {"ids": np.minimum(ids, count).astype(np.int32), "absent": True}
+    return by_name(kernel, target, arguments if residual else arguments | {"residual": None})
 
 
 def _absent_gate_of_nan() -> Case:
     """The gate of the last own expert, which choices of other ranks load, is NaN: the mask drops the product."""
-    given = _given((2, 40, 4, 24, 2), np.float32, np.float32, False) | {"residual": None, "absent": True}
-    given["weights"] = np.array([[0.5, 0.0], [0.0, 0.25]], np.float32)
-    given["ids"] = np.array([[1, 4], [4, 2]], np.int32)
-    given["w_gate"][3] = np.nan
-    return by_name("experts_decode", "trn2", given)
+    arguments = _draw_arguments((2, 40, 4, 24, 2), np.float32, np.float32, False) | {
+        "residual": None,
+        "absent": True,
+    }
+    arguments["weights"] = np.array([[0.5, 0.0], [0.0, 0.25]], np.float32)
+    arguments["ids"] = np.array([[1, 4], [4, 2]], np.int32)
+    arguments["w_gate"][3] = np.nan
+    return by_name("experts_decode", "trn2", arguments)
 
 
 def _between_ranks(kernel: str, target: str, arrays: Mapping[str, list[Any]], **shared: Any) -> Case:
     """Two ranks, of whose arrays the reference takes lists; other arguments are the same on both."""
     shared |= {"replica_group": ReplicaGroup([[0, 1]]), "ranks": 2}
     expected_outputs = getattr(nki_kernels, f"{kernel}_reference")(**arrays, **shared)
-    ranks = [{name: each[rank] for name, each in arrays.items()} for rank in range(2)]
+    ranks = [{name: values[rank] for name, values in arrays.items()} for rank in range(2)]
 
     def judge(outputs: Outputs) -> None:
         for output, expected in zip(outputs, expected_outputs):
@@ -171,7 +178,12 @@ def _between_ranks(kernel: str, target: str, arrays: Mapping[str, list[Any]], **
                 assert got.dtype == exact.dtype
                 assert np.array_equal(got, exact)
 
-    return Case(kernel, target, tuple(arguments_of(kernel, **own, **shared) for own in ranks), judge)
+    return Case(
+        kernel,
+        target,
+        tuple(arguments_of(kernel, **rank_arguments, **shared) for rank_arguments in ranks),
+        judge,
+    )
 
 
 def _dispatched(target: str, tokens: int, count: int) -> Case:
@@ -202,8 +214,8 @@ def _combined_alone(target: str, tokens: int, biases: bool, absent: bool = False
     rng = np.random.default_rng(tokens)
     shares = [rng.integers(0, 3, (tokens, 3)).astype(np.float32) for _ in range(2)]
     ids = [
-        np.where(own > 0, rng.integers(0, 5, own.shape), 5 if absent else 0).astype(np.int32)
-        for own in shares
+        np.where(share > 0, rng.integers(0, 5, share.shape), 5 if absent else 0).astype(np.int32)
+        for share in shares
     ]
     arrays = {"results": results, "residual": [None, None]}
     if not biases:

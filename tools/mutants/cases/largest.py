@@ -19,7 +19,7 @@ def largest() -> list[Case]:
     def dry(kernel: str, *arguments: Any, **named: Any) -> Case:
         return Case(kernel, "trn1", (arguments_of(kernel, **named) if named else arguments,), None)
 
-    place, offset = np.zeros((1, 1), np.int32), np.zeros((1, 1), np.int32)
+    start, offset = np.zeros((1, 1), np.int32), np.zeros((1, 1), np.int32)
     rows = empty(512, 8192, dtype=np.float32)
     deep = empty(129, 16384, dtype=np.float32)
     return [
@@ -73,7 +73,7 @@ def largest() -> list[Case]:
             **dict(zip("qkv", prompt(1, 128, 8, 128))),
             k_cache=empty(1, 8, 128, 8192),
             v_cache=empty(1, 8, 8192, 128),
-            positions=place,
+            positions=start,
             scale=0.1,
         ),
         dry(

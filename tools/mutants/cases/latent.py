@@ -11,10 +11,10 @@ from tests.kernels.test_latent_attention import batch, expansion
 from tools.mutants.cases.case import BF16, Case, by_reference, two_cores
 
 
-def clamped(given: tuple[Any, ...]) -> tuple[Any, ...]:
+def clamped(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Tables of angles of 70 positions; those of the tokens behind them are the last one."""
-    kv, cache, at, norm, eps, cos, sin, *rest = given
-    return (kv, cache, np.minimum(at, 69), norm, eps, cos[:70], sin[:70], *rest)
+    kv, cache, positions, norm, eps, cos, sin, *weights = arguments
+    return (kv, cache, np.minimum(positions, 69), norm, eps, cos[:70], sin[:70], *weights)
 
 
 def latent() -> list[Case]:
@@ -46,9 +46,9 @@ def latent() -> list[Case]:
     ]
     # Without a prefix no page is read, and positions are those of the rows of tables that are long enough.
     unread = {4: ("block_tables", "positions"), 7: ("block_tables",)}
-    cases = [by_reference("latent_attention_decode", target, *given) for target, given in decode]
+    cases = [by_reference("latent_attention_decode", target, *arguments) for target, arguments in decode]
     cases += [
-        replace(by_reference("latent_keys_values", target, *given), unread=unread.get(number, ()))
-        for number, (target, given) in enumerate(prompts)
+        replace(by_reference("latent_keys_values", target, *arguments), unread=unread.get(number, ()))
+        for number, (target, arguments) in enumerate(prompts)
     ]
     return [*cases, two_cores(cases[0]), two_cores(cases[-1])]

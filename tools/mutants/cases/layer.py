@@ -20,47 +20,47 @@ def _layer(
         normal(8, sequences, 1, 16, positions, dtype=dtype),
         normal(9, sequences, 1, positions, 16, dtype=dtype),
     )
-    places = np.arange(3, 3 + sequences, dtype=np.int32)[:, None] % positions
+    row_positions = np.arange(3, 3 + sequences, dtype=np.int32)[:, None] % positions
     x, norm, mlp_norm = (
         normal(seed, rows, hidden, dtype=dtype) for seed, rows in ((10, sequences), (12, 1), (2, 1))
     )
-    parts = [weights(seed, hidden, width, dtype) for seed, width in ((11, q), (14, kv), (15, kv))]
+    projections = [weights(seed, hidden, width, dtype) for seed, width in ((11, q), (14, kv), (15, kv))]
     gate, up = (weights(seed, hidden, inner, dtype) for seed in (16, 18))
     output, down = weights(13, q, hidden, dtype), weights(17, inner, hidden, dtype)
 
-    def shard(rank: int, of: int, group: Any = None) -> dict[str, Any]:
-        heads = slice(q // of * rank, q // of * (rank + 1))
-        own = slice(inner // of * rank, inner // of * (rank + 1))
+    def shard(rank: int, num_ranks: int, group: Any = None) -> dict[str, Any]:
+        heads = slice(q // num_ranks * rank, q // num_ranks * (rank + 1))
+        columns = slice(inner // num_ranks * rank, inner // num_ranks * (rank + 1))
         return {
-            "w_qkv": np.concatenate([parts[0][:, heads], *parts[1:]], axis=1),
-            "q_size": q // of,
+            "w_qkv": np.concatenate([projections[0][:, heads], *projections[1:]], axis=1),
+            "q_size": q // num_ranks,
             "k_cache": caches[0].copy(),
             "v_cache": caches[1].copy(),
             "w_o": output[heads].copy(),
-            "w_gate": gate[:, own].copy(),
-            "w_up": up[:, own].copy(),
-            "w_down": down[own].copy(),
+            "w_gate": gate[:, columns].copy(),
+            "w_up": up[:, columns].copy(),
+            "w_down": down[columns].copy(),
             "replica_group": group,
         }
 
-    whole = {
+    reference_arguments = {
         "x": x,
         "norm_weight": norm,
         "eps": EPS,
         "kv_size": kv,
-        "positions": places,
+        "positions": row_positions,
         "scale": 0.25,
         "mlp_norm_weight": mlp_norm,
         "num_kv_heads": 1,
         **shard(0, 1),
     }
     if biased:
-        whole["activation"] = "gelu_tanh"
+        reference_arguments["activation"] = "gelu_tanh"
         for seed, name, width in ((19, "b_gate", inner), (20, "b_up", inner), (21, "b_down", hidden)):
-            whole[name] = normal(seed, 1, width, dtype=dtype)
+            reference_arguments[name] = normal(seed, 1, width, dtype=dtype)
     group = ReplicaGroup([list(range(ranks))])
     shards = [shard(rank, ranks, group) for rank in range(ranks)] if ranks > 1 else []
-    return by_name("decoder_layer_decode", target, whole, shards)
+    return by_name("decoder_layer_decode", target, reference_arguments, shards)
 
 
 def layer() -> list[Case]:

@@ -50,34 +50,34 @@ def _divided_norm(target: str, tokens: int, width: int, ranks: int) -> Case:
     plain = nki_kernels.rmsnorm_reference(x, weight, EPS)
     exact = nki_kernels.rmsnorm_reference(in_float64(x), in_float64(weight), EPS)
     group = ReplicaGroup([list(range(2 * ranks))])
-    parts = np.repeat(np.split(np.arange(ranks * width), ranks), 2, axis=0)
+    rank_inputs = np.repeat(np.split(np.arange(ranks * width), ranks), 2, axis=0)
 
     def judge(outputs: Outputs) -> None:
-        for (output,), part in zip(outputs, parts):
-            compare(output, exact[:, part], plain[:, part])
+        for (output,), rank_input in zip(outputs, rank_inputs):
+            compare(output, exact[:, rank_input], plain[:, rank_input])
 
     shards = tuple(
-        (x[:, part].copy(), weight[:, part].copy(), EPS, None, 0.0, group, 2 * ranks * width)
-        for part in parts
+        (x[:, rank_input].copy(), weight[:, rank_input].copy(), EPS, None, 0.0, group, 2 * ranks * width)
+        for rank_input in rank_inputs
     )
     return Case("rmsnorm", target, shards, judge)
 
 
-def _divided_table(target: str, ranks: int, *rest: Any) -> Case:
+def _divided_table(target: str, ranks: int, *options: Any) -> Case:
     """embedding of 129 rows of a table that ranks divide."""
     table, ids = normal(1, 100 * ranks, 12), np.random.default_rng(2).integers(0, 100 * ranks, (129, 1))
-    given = (ids.astype(np.int32), table, nl.float32, *rest)
+    arguments = (ids.astype(np.int32), table, nl.float32, *options)
     group = ReplicaGroup([list(range(ranks))])
 
     def judge(outputs: Outputs) -> None:
         for output in outputs:
-            compare_all(output, nki_kernels.embedding_reference, given)
+            compare_all(output, nki_kernels.embedding_reference, arguments)
 
     shards = []
-    for rank, part in enumerate(np.split(table, ranks)):
-        own = ids - 100 * rank
-        own = np.where((own < 0) | (own > 100), 100, own).astype(np.int32)
-        shards.append((own, part.copy(), nl.float32, *rest, group))
+    for rank, rank_input in enumerate(np.split(table, ranks)):
+        local_ids = ids - 100 * rank
+        local_ids = np.where((local_ids < 0) | (local_ids > 100), 100, local_ids).astype(np.int32)
+        shards.append((local_ids, rank_input.copy(), nl.float32, *options, group))
     return Case("embedding", target, tuple(shards), judge)
 
 
@@ -140,12 +140,12 @@ def _scaled_norms() -> list[Case]:
     ]
 
 
-def _per_layer_input(target: str, rows: int, hidden: int, width: int, *rest: object, dtype: type) -> Case:
+def _per_layer_input(target: str, rows: int, hidden: int, width: int, *options: object, dtype: type) -> Case:
     """The second of three layers."""
     gate = normal(2, hidden, width, dtype=BF16, scale=hidden**-0.5)
     x, inputs = normal(1, rows, hidden, dtype=dtype), normal(3, rows, 3 * width, dtype=dtype)
-    given = (x, gate, inputs, normal(4, width, hidden, dtype=BF16), width)
-    return by_reference("per_layer_input", target, *given, *rest)
+    arguments = (x, gate, inputs, normal(4, width, hidden, dtype=BF16), width)
+    return by_reference("per_layer_input", target, *arguments, *options)
 
 
 def gated_inputs() -> list[Case]:
@@ -169,7 +169,7 @@ def page_copies() -> list[Case]:
         by_reference(
             *("copy_pages", "trn1"),
             *(normal(seed, 7, 128, 1, 132, dtype=BF16) for seed in (1, 2)),
-            *(each[:2] for each in ends),
+            *(output_end[:2] for output_end in ends),
         ),
         by_reference("copy_pages", "trn2", normal(1, 7, 129, 128), normal(2, 7, 6), *ends),
         two_cores(several),
@@ -179,9 +179,9 @@ def page_copies() -> list[Case]:
 
 def _reduced(target: str, group: ReplicaGroup) -> Case:
     ranks = sum(map(len, group.groups))
-    parts = [whole_numbers(rank, 129, 17, largest=100_000) for rank in range(ranks)]
+    rank_inputs = [whole_numbers(rank, 129, 17, largest=100_000) for rank in range(ranks)]
     sums = {
-        rank: np.sum([parts[one] for one in ranks_of], axis=0)
+        rank: np.sum([rank_inputs[one] for one in ranks_of], axis=0)
         for ranks_of in group.groups
         for rank in ranks_of
     }
@@ -191,7 +191,7 @@ def _reduced(target: str, group: ReplicaGroup) -> Case:
             assert output.dtype == np.float32
             assert np.array_equal(output, sums[rank])
 
-    return Case("all_reduce", target, tuple((part, group) for part in parts), judge)
+    return Case("all_reduce", target, tuple((rank_input, group) for rank_input in rank_inputs), judge)
 
 
 def sums() -> list[Case]:
@@ -207,11 +207,11 @@ def passed_on() -> list[Case]:
 
 
 def _passed(target: str, pairs: list[tuple[int, int]]) -> Case:
-    parts = [normal(rank, 129, 17) for rank in range(3)]
+    rank_inputs = [normal(rank, 129, 17) for rank in range(3)]
     source_of = {end: source for source, end in pairs}
 
     def judge(outputs: Outputs) -> None:
         for rank, (output,) in enumerate(outputs):
-            assert np.array_equal(output, parts[source_of.get(rank, rank)])
+            assert np.array_equal(output, rank_inputs[source_of.get(rank, rank)])
 
-    return Case("send_receive", target, tuple((part, pairs) for part in parts), judge)
+    return Case("send_receive", target, tuple((rank_input, pairs) for rank_input in rank_inputs), judge)

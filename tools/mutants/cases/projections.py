@@ -37,18 +37,22 @@ def _qkv_heads(
     depth: int = 8,
 ) -> Case:
     """qkv_projection with some heads and 1 of `depth` elements, and what `options` name of bias, norms and rotation."""
-    given = {"x": normal(1, tokens, hidden, dtype=dtype), "head_dim": depth, "v_norm": "v_norm" in options}
-    given |= _projection(hidden, heads * depth, depth, dtype)
-    given |= {"norm_offset": 1.0} if "offset" in options else {}
-    given |= {"norm_weight": None} if "no norm" in options else {}
+    arguments = {
+        "x": normal(1, tokens, hidden, dtype=dtype),
+        "head_dim": depth,
+        "v_norm": "v_norm" in options,
+    }
+    arguments |= _projection(hidden, heads * depth, depth, dtype)
+    arguments |= {"norm_offset": 1.0} if "offset" in options else {}
+    arguments |= {"norm_weight": None} if "no norm" in options else {}
     rows = {"bias": (heads + 2) * depth, "q_norm": depth, "k_norm": depth, "norm_bias": hidden}
     for seed, (name, columns) in enumerate(rows.items()):
-        given |= {name: normal(20 + seed, 1, columns, dtype=dtype)} if name in options else {}
+        arguments |= {name: normal(20 + seed, 1, columns, dtype=dtype)} if name in options else {}
     if "rope" in options:
         angles = np.arange(60)[:, None] / 100 ** (np.arange(3) / 3)
-        given["positions"] = np.random.default_rng(6).integers(0, 60, (tokens, 1)).astype(np.int32)
-        given |= {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
-    return by_name("qkv_projection", target, given)
+        arguments["positions"] = np.random.default_rng(6).integers(0, 60, (tokens, 1)).astype(np.int32)
+        arguments |= {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
+    return by_name("qkv_projection", target, arguments)
 
 
 def _output(
@@ -61,21 +65,21 @@ def _output(
     residual: bool = True,
     **options: Any,
 ) -> Case:
-    whole = {"o": normal(1, tokens, depth), "w_o": weights(2, depth, hidden, w), **options}
-    whole["residual"] = normal(3, tokens, hidden) if residual else None
-    return by_name("output_projection", target, whole, _cut(whole, ranks, o=1, w_o=0))
+    full = {"o": normal(1, tokens, depth), "w_o": weights(2, depth, hidden, w), **options}
+    full["residual"] = normal(3, tokens, hidden) if residual else None
+    return by_name("output_projection", target, full, _cut(full, ranks, o=1, w_o=0))
 
 
-def _cut(whole: Mapping[str, Any], ranks: int, **axes: int) -> list[dict[str, Any]]:
+def _cut(full: Mapping[str, Any], ranks: int, **axes: int) -> list[dict[str, Any]]:
     """Return what ranks are given in place of whole arguments, some of which are cut along an axis."""
     if ranks == 1:
         return []
-    parts = {
-        name: np.split(whole[name], ranks, axis) for name, axis in axes.items() if whole.get(name) is not None
+    rank_arguments = {
+        name: np.split(full[name], ranks, axis) for name, axis in axes.items() if full.get(name) is not None
     }
     group = ReplicaGroup([list(range(ranks))])
     return [
-        {"replica_group": group} | {name: each[rank].copy() for name, each in parts.items()}
+        {"replica_group": group} | {name: values[rank].copy() for name, values in rank_arguments.items()}
         for rank in range(ranks)
     ]
 
@@ -98,30 +102,32 @@ def _feed_forward(
 
 
 def _mlp(target: str, tokens: int, hidden: int, inner: int, ranks: int = 1, w: Any = np.float32) -> Case:
-    whole = _feed_forward(tokens, hidden, inner, w=w)
-    return by_name("mlp", target, whole, _cut(whole, ranks, **MLP_AXES))
+    full = _feed_forward(tokens, hidden, inner, w=w)
+    return by_name("mlp", target, full, _cut(full, ranks, **MLP_AXES))
 
 
 def _over_sequence(
     kernel: str, target: str, tokens: int, hidden: int, width: int, ranks: int, row_gated: bool = False
 ) -> Case:
     """A projection whose rows are cut along the sequence over ranks, each with `width` columns or rows of weights."""
-    whole = _feed_forward(tokens, hidden, width * ranks)
+    full = _feed_forward(tokens, hidden, width * ranks)
     axes = {"x": 0}
     if kernel == "qkv_projection":
-        whole = {"x": whole["x"], **_projection(hidden, 24, 8)}
+        full = {"x": full["x"], **_projection(hidden, 24, 8)}
     elif kernel == "mlp":
-        whole |= {"row_gate": normal(7, hidden, 1)} if row_gated else {}
+        full |= {"row_gate": normal(7, hidden, 1)} if row_gated else {}
         axes |= MLP_AXES
     else:
         o = normal(6, tokens, width * ranks)
-        whole = {"o": o, "w_o": whole["w_down"], "residual": whole["x"]}
+        full = {"o": o, "w_o": full["w_down"], "residual": full["x"]}
         axes = {"o": 1, "w_o": 0, "residual": 0}
-    parts = _cut(whole, ranks, **axes)
-    shards = tuple(arguments_of(kernel, **{**whole, **part, "sequence_ranks": ranks}) for part in parts)
-    arguments = arguments_of(kernel, **whole)
+    rank_arguments = _cut(full, ranks, **axes)
+    shards = tuple(
+        arguments_of(kernel, **{**full, **changes, "sequence_ranks": ranks}) for changes in rank_arguments
+    )
+    arguments = arguments_of(kernel, **full)
     reference = getattr(nki_kernels, f"{kernel}_reference")
-    plain, exact = reference(*copied(arguments)), reference(*(in_float64(each) for each in arguments))
+    plain, exact = reference(*copied(arguments)), reference(*(in_float64(values) for values in arguments))
 
     def judge(outputs: Outputs) -> None:
         if kernel == "qkv_projection":
@@ -147,7 +153,7 @@ def _forms() -> list[Case]:
         ranks: int = 1,
         dtype: Any = BF16,
     ) -> Case:
-        whole = _feed_forward(tokens, hidden, inner, dtype) | {
+        full = _feed_forward(tokens, hidden, inner, dtype) | {
             "activation": function,
             "b_gate": normal(6, 1, inner),
             "b_up": normal(7, 1, inner),
@@ -155,8 +161,8 @@ def _forms() -> list[Case]:
             "norm_bias": normal(9, 1, hidden),
             "norm_offset": 0.5,
         }
-        whole |= {} if gated else {"w_gate": None, "b_gate": None}
-        return by_name("mlp", target, whole, _cut(whole, ranks, **MLP_AXES))
+        full |= {} if gated else {"w_gate": None, "b_gate": None}
+        return by_name("mlp", target, full, _cut(full, ranks, **MLP_AXES))
 
     plain = _feed_forward(300, 40, 72)
     bare = {"x": normal(3, 300, 40), "w_gate": normal(4, 40, 72), "w_up": normal(5, 40, 72)}
@@ -189,17 +195,17 @@ def _forms() -> list[Case]:
 
 def _bare_mlp(target: str, tokens: int, hidden: int, inner: int, ranks: int) -> Case:
     """A plain mlp without a norm and without a residual, over ranks."""
-    whole = _feed_forward(tokens, hidden, inner) | {"activation": "relu", "residual": False}
-    whole |= {"w_gate": None, "norm_weight": None}
-    return by_name("mlp", target, whole, _cut(whole, ranks, w_up=1, w_down=0))
+    full = _feed_forward(tokens, hidden, inner) | {"activation": "relu", "residual": False}
+    full |= {"w_gate": None, "norm_weight": None}
+    return by_name("mlp", target, full, _cut(full, ranks, w_up=1, w_down=0))
 
 
 def _row_gated(
     target: str, tokens: int, hidden: int, inner: int, residual: bool = True, ranks: int = 1
 ) -> Case:
     """mlp whose rows have gates."""
-    whole = _feed_forward(tokens, hidden, inner) | {"residual": residual, "row_gate": weights(6, hidden, 1)}
-    return by_name("mlp", target, whole, _cut(whole, ranks, **MLP_AXES))
+    full = _feed_forward(tokens, hidden, inner) | {"residual": residual, "row_gate": weights(6, hidden, 1)}
+    return by_name("mlp", target, full, _cut(full, ranks, **MLP_AXES))
 
 
 def _gated_heads(tokens: int) -> dict[str, Any]:
