@@ -29,12 +29,15 @@ class Fields:
         self._prefix = ""
         self._values = {} if optional and not os.path.lexists(path) else read_json(path)
         self.refusals: list[str] = []
+        self._read: set[str] = set()
 
-    def table(self, name: str, default: dict[str, Any] | None = None) -> Fields:
+    def table(self, name: str, default: dict[str, Any] | None = None, shared: tuple[str, ...] = ()) -> Fields:
         """Return the fields of the object in a field.
 
         Args:
+            name: the field.
             default: the object where the field is absent or null; None for an empty one.
+            shared: names of fields that the object takes from the fields around it where it has none.
 
         Raises:
             ModelError: the field is not an object.
@@ -42,10 +45,30 @@ class Fields:
         value = self.get(name, default)
         if value is not None and not isinstance(value, dict):
             raise self.error(name, f"{value!r:.60} is not an object")
-        inner = object.__new__(Fields)
-        inner._path, inner._prefix, inner._values = self._path, f"{self._prefix}{name}.", value or {}
-        inner.refusals = self.refusals
-        return inner
+        inherited = {field: self._values[field] for field in shared if field in self._values}
+        return self._derive(f"{self._prefix}{name}.", inherited | (value or {}))
+
+    def _derive(self, prefix: str, values: dict[str, Any]) -> Fields:
+        """Return fields of the same file, none of them read yet, which collect the same refusals."""
+        derived = object.__new__(Fields)
+        derived._path, derived._prefix, derived._values = self._path, prefix, values
+        derived.refusals, derived._read = self.refusals, set()
+        return derived
+
+    def copy_unread(self) -> Fields:
+        """Return the same fields, none of them read yet, with refusals of their own."""
+        copied = self._derive(self._prefix, self._values)
+        copied.refusals = []
+        return copied
+
+    @property
+    def asked_names(self) -> frozenset[str]:
+        """Names of the fields that were read or looked for, absent ones included."""
+        return frozenset(self._read)
+
+    def list_unread(self) -> tuple[str, ...]:
+        """Return the names of the fields that nothing has read, null ones included."""
+        return tuple(name for name in self._values if name not in self._read)
 
     def error(self, name: str, problem: str) -> ModelError:
         """Return the error to raise about a field: the file, the field's full name, and the problem."""
@@ -62,14 +85,17 @@ class Fields:
 
     def __contains__(self, name: str) -> bool:
         """Return whether a field is present and not null."""
+        self._read.add(name)
         return self._values.get(name) is not None
 
     def is_null(self, name: str) -> bool:
         """Return whether a field is present and null; families with a default treat null unlike absence."""
+        self._read.add(name)
         return name in self._values and self._values[name] is None
 
     def get(self, name: str, default: Any) -> Any:
         """Return the unchecked value of a field; the default where the field is absent or null."""
+        self._read.add(name)
         value = self._values.get(name)
         return default if value is None else value
 

@@ -2,9 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from model.formats import Format
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """Known family under which a config is read in place of its own model type.
+
+    model_type  as in config.json; empty where it has none
+    family      model type of the family
+    text_only   whether the config is of a model for several kinds of inputs, of which the text decoder is read
+    ignored     fields of config.json that the family does not read and that may change parameters or times
+    meanings    these fields by what they may mean, in words
+    """
+
+    model_type: str
+    family: str
+    text_only: bool
+    ignored: tuple[str, ...]
+    meanings: tuple[str, ...]
+
+    def describe(self) -> Iterator[str]:
+        """Yield sentences: what is planned in place of what, and which fields are ignored."""
+        own = self.model_type or "a config without model_type"
+        if self.model_type == self.family:
+            yield f"--as {self.family} is the config's own model type."
+        else:
+            yield f"Planned is a {self.family} in place of {own} (--as): sizes and times are those of the family."
+        if self.text_only:
+            yield "Only its text decoder is planned."
+        for meaning in self.meanings:
+            yield f"Ignored: {meaning}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +48,7 @@ class Config:
     model_type     as in config.json
     architecture   class name in config.json; empty where only plans are made
     refusals       error messages, one for each field that describes a computation that no layer has
+    stand_in       the family under which the config is read, where a plan names one
     """
 
     dtype: str | None = None
@@ -25,6 +57,14 @@ class Config:
     model_type: str = ""
     architecture: str = ""
     refusals: tuple[str, ...] = ()
+    stand_in: StandIn | None = None
+
+    @property
+    def type_label(self) -> str:
+        """Model type for a headline, with the one of config.json that it stands for."""
+        if self.stand_in is None or self.stand_in.model_type == self.model_type:
+            return self.model_type
+        return f"{self.model_type} in place of {self.stand_in.model_type or 'an unnamed type'}"
 
     def refusal(self, ranks: int) -> str | None:
         """Return why `ranks` ranks cannot share this model, and which number can; None where they can."""

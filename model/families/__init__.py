@@ -15,9 +15,10 @@ from model.config.folder import check_inside, check_model_folder, find_config_fi
 from model.config.published import check_config_path
 from model.errors import ModelError
 from model.families.registry import FAMILIES, compose, read, single_step_tasks
+from model.families.stand_in import find_nearest_family, read_stand_in
 from model.families.tasks import SPEECH, TEXT, C, Task
 from model.layers import find_unsupported
-from nkw.suggestions import closest
+from nkw.suggestions import closest, did_you_mean
 
 _CODE = "NKW-MODEL-CONFIG"
 
@@ -86,22 +87,26 @@ def task_of(config: Config) -> Task[Any]:
     return FAMILIES[config.model_type].task
 
 
-def read_config(path: Path) -> ModelConfig:
-    """Read the config.json of a model of tokens.
+def read_config(path: Path, family: str | None = None) -> ModelConfig:
+    """Read the config.json of a model of tokens, as `read_record` does.
 
     Raises:
         ModelError: `read_record` raises it, or the model is for another task.
     """
-    config = read_record(path)
+    config = read_record(path, family)
     if not isinstance(config, ModelConfig):
         raise ModelError(f"{path}: a {config.model_type} {task_of(config).does}", _CODE)
     return config
 
 
-def read_record(path: Path) -> Config:
+def read_record(path: Path, family: str | None = None) -> Config:
     """Read the config of any known model type from a config.json or from the folder that contains it.
 
     Fields that no layer computes are accepted. Special tokens are not read.
+
+    Args:
+        path: The path.
+        family: Model type of a family under which the config is read, whatever its own; None for its own.
 
     Raises:
         ModelError: The model type is unknown, or a field is missing or has the wrong type.
@@ -110,11 +115,17 @@ def read_record(path: Path) -> Config:
     if not path.is_file() or path.suffix == ".gguf":
         check_model_folder(path)
     fields = Fields(find_config_file(path))
+    if family is not None:
+        return read_stand_in(fields, family)
     model_type = fields.get("model_type", None)
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise fields.error(
-            "model_type", f"{model_type!r:.60} is not known{_list_known(str(model_type), sorted(FAMILIES))}"
+        nearest, meant = find_nearest_family(fields), did_you_mean(str(model_type), FAMILIES)
+        advice = (
+            f"{meant or ';'} --as {nearest} plans the nearest known family and says what it ignores"
+            if nearest
+            else _list_known(str(model_type), sorted(FAMILIES))
         )
+        raise fields.error("model_type", f"{model_type!r:.60} is not known{advice}")
     return read(model_type, fields)
 
 

@@ -29,6 +29,7 @@ class Family:
     architecture  architecture in config.json whose checkpoints are run; empty for a family that is planned only
     task          task of the model
     formats       number formats of weights that this family reads in addition to the general ones
+    nested        whether the config of the text decoder is an object inside config.json
     """
 
     module: str
@@ -36,6 +37,7 @@ class Family:
     architecture: str = ""
     task: Task[Any] = TEXT
     formats: tuple[str, ...] = ()
+    nested: bool = False
 
 
 FAMILIES: dict[str, Family] = {
@@ -51,10 +53,10 @@ FAMILIES: dict[str, Family] = {
     "olmoe": Family("model.families.olmoe", "read_olmoe", "OlmoeForCausalLM"),
     "gemma2": Family("model.families.gemma", "read_gemma2", "Gemma2ForCausalLM"),
     "gemma3_text": Family("model.families.gemma", "read_gemma3_text", "Gemma3ForCausalLM"),
-    "gemma3": Family("model.families.gemma", "read_gemma3"),
+    "gemma3": Family("model.families.gemma", "read_gemma3", nested=True),
     "gemma3n_text": Family("model.families.gemma3n", "read_gemma3n_text"),
     "gemma4_text": Family("model.families.gemma4", "read_gemma4_text", "Gemma4ForCausalLM"),
-    "gemma4": Family("model.families.gemma4", "read_gemma4"),
+    "gemma4": Family("model.families.gemma4", "read_gemma4", nested=True),
     "phi3": Family("model.families.phi", "read_phi3", "Phi3ForCausalLM"),
     "gpt2": Family("model.families.gpt2", "read_gpt2", "GPT2LMHeadModel"),
     "smollm3": Family("model.families.smollm", "read_smollm3", "SmolLM3ForCausalLM"),

@@ -27,6 +27,7 @@ def build_document(plan: Plan, name: str) -> dict[str, Any]:
         "schema": SCHEMA,
         "config": name,
         "model_type": model.config.model_type,
+        "stand_in": None if model.config.stand_in is None else asdict(model.config.stand_in),
         "dtype": plan.dtype,
         "layers": model.num_layers,
         "parameters": {

@@ -239,13 +239,15 @@ class ModelSizes:
         return sum(section.count * section.products(phase, tokens) for section in self.blocks)
 
 
-def load_model(path: Path, config: ModelConfig | None = None) -> ModelSizes:
+def load_model(path: Path, config: ModelConfig | None = None, family: str | None = None) -> ModelSizes:
     """Read the model of a config.json, or of a folder that holds one; a given `config` of the path is not read again.
+
+    `family` is the model type of a family under which the config is read in place of its own.
 
     Raises:
         ModelError: the config cannot be read, or the model has more than 10**15 parameters.
     """
-    model = ModelSizes(config or read_config(path))
+    model = ModelSizes(config or read_config(path, family))
     if model.total > _MAX_PARAMETERS:
         raise ModelError(f"{path} describes more than {_MAX_PARAMETERS:.0e} parameters; a plan takes no more")
     return model

@@ -62,7 +62,7 @@ def _format_parameters(plan: Plan) -> list[Part]:
     rows.append(("all", f"{model.total:,}", "", _format_gb(model.total * size)))
     sequence = model.cache_bytes(plan.context, plan.dtype)
     return [
-        f"{model.config.model_type}, {model.num_layers} layers, {plan.dtype}",
+        f"{model.config.type_label}, {model.num_layers} layers, {plan.dtype}",
         table("part|parameters|share|GB", rows),
         *(
             [f"for one token {model.active + model.head_parameters:,} are active, head included"]
@@ -423,6 +423,8 @@ def _format_transcription(plan: Plan) -> list[Part]:
 
 def describe_basis(plan: Plan) -> Iterator[str]:
     """Yield sentences on the dtype of quantised weights, and on the basis of the times."""
+    if plan.model.config.stand_in is not None:
+        yield from plan.model.config.stand_in.describe()
     if plan.model.config.quant_method:
         yield f"Weights quantised by {plan.model.config.quant_method} are planned as {plan.dtype}."
     instance, first, step = plan.placement.instance, plan.first_token.predicted, plan.rate.step.predicted

@@ -22,6 +22,7 @@ def build_document(traffic: Traffic, name: str) -> dict[str, Any]:
     return {
         "config": name,
         "model_type": traffic.model.config.model_type,
+        "stand_in": None if traffic.model.config.stand_in is None else asdict(traffic.model.config.stand_in),
         "instance": deployment.instance.name,
         "lnc": setup.lnc,
         "tp": deployment.tp,

@@ -50,7 +50,7 @@ def _describe_deployment(traffic: Traffic) -> Iterator[str]:
     limits = setup.options
     groups = "each" if setup.ep == 1 else "for each of their groups"
     yield (
-        f"{traffic.model.config.model_type} on {deployment.instance.name}: {deployment.ranks}, "
+        f"{traffic.model.config.type_label} on {deployment.instance.name}: {deployment.ranks}, "
         f"{_count(deployment.replicas, 'replica')}, {setup.dtype}; "
         f"{_describe_pages(deployment)} of {setup.block_size} positions {groups}"
     )
@@ -191,7 +191,9 @@ def build_comparison(traffic: Traffic) -> list[Part]:
 
 def describe_basis(traffic: Traffic) -> Iterator[str]:
     """Yield sentences about the basis of the times: dry runs, rooflines, bandwidths, and the chip."""
-    deployment = traffic.deployment
+    deployment, stand_in = traffic.deployment, traffic.model.config.stand_in
+    if stand_in is not None:
+        yield from stand_in.describe()
     yield (
         f"Times of steps are dry runs of this project's kernels ({_count(len(deployment.clock.shapes), 'shape')}), "
         "program reading; the scheduler and the host take no time. Requests go to the replicas in turn."

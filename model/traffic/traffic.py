@@ -70,6 +70,7 @@ class Request:
     """
 
     config: Path
+    family: str | None = None
     instance: str | None = None
     tp: int | None = None
     ep: int | None = None
@@ -167,7 +168,7 @@ def predict_traffic(request: Request, report_progress: Callable[[str], None]) ->
     Raises:
         ModelError: If the model, the instance, the trace or the options do not allow the prediction.
     """
-    model = load_model(request.config)
+    model = load_model(request.config, family=request.family)
     offered, has_final_times = _make_workload(request, model)
     max_positions = request.max_model_len or model.config.max_position_embeddings
     if max_positions is not None:

@@ -52,6 +52,12 @@ ROWS: Rows = {
         help="config.json, a folder that holds one, or the name or Hugging Face id of a published model, such as "
         "llama-3.1-70b",
     ),
+    "--as": dict(
+        metavar="FAMILY",
+        dest="family",
+        help="plan the config under this model_type, such as qwen3_moe, whatever its own: for a model that no family "
+        "reads; what the family ignores is said",
+    ),
     "--prompt": dict(
         metavar="TEXT", action="append", help=f"text to continue; may be repeated (default: {FIRST_PROMPT!r})"
     ),

@@ -15,5 +15,5 @@ OPTIONS = options(
     option("--ep", default=None, help="groups that divide routed experts (default: as --pp)"),
     "--stack --sp --batch --prompt=N --generate",
     option("--sla", help="service level that the mesh should keep: ttft, itl and e2e (default: %(default)s)"),
-    "config --dtype=PLANNED --price --prices --json",
+    "config --as --dtype=PLANNED --price --prices --json",
 )

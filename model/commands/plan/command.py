@@ -26,7 +26,7 @@ _DEFAULTS = {option.name.strip("-").partition("=")[0]: option.keywords.get("defa
 
 def plan_command(options: argparse.Namespace) -> int:
     """Plan the model of a config and return the exit status: 1 if the batch does not fit."""
-    config = read_record(options.config)
+    config = read_record(options.config, options.family)
     if not isinstance(config, ModelConfig):
         return _plan_step(options, config)
     model = load_model(options.config, config)

@@ -23,6 +23,7 @@ def traffic_command(options: argparse.Namespace) -> int:
     """Predict the traffic of a model and return the exit status."""
     request = Request(
         config=options.config,
+        family=options.family,
         instance=options.instance,
         tp=options.tp,
         ep=options.ep,
