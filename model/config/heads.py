@@ -2,7 +2,7 @@
 
 Each group of query heads shares one key/value head. A rank holds whole heads, and all ranks hold the same number.
 Ranks beyond the last head hold padding: zero weights and biases give zero values, and meet zero rows of the output
-projection, so padding adds nothing.
+projection, so padding adds nothing. There may be more ranks than query heads.
 
 - With at most as many ranks as key/value heads, a rank holds whole groups.
 - With more ranks, neighbouring ranks hold the same key/value head and divide the query heads of its group.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """Division of `heads` query heads in `kv_heads` groups over `ranks` ranks, of which there are at most `heads`."""
+    """Division of `heads` query heads in `kv_heads` groups over `ranks` ranks."""
 
     heads: int
     kv_heads: int
@@ -23,7 +23,7 @@ class HeadLayout:
 
     def __post_init__(self) -> None:
         assert self.heads % self.kv_heads == 0, f"{self.heads} heads in {self.kv_heads} groups"
-        assert 0 < self.ranks <= self.heads, f"{self.heads} heads over {self.ranks} ranks"
+        assert self.ranks > 0, f"{self.heads} heads over {self.ranks} ranks"
 
     @property
     def copies(self) -> int:

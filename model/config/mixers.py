@@ -189,6 +189,10 @@ class GatedDelta:
         """Counts that tensor parallelism divides: key heads, each with its value heads."""
         return self.key_heads, self.key_heads
 
+    def layout(self, ranks: int) -> HeadLayout:
+        """Return the division of the key heads over `ranks` ranks."""
+        return HeadLayout(*self.divided, ranks)
+
 
 @dataclass(frozen=True)
 class StateSpaceHeads:
@@ -222,3 +226,7 @@ class StateSpaceHeads:
     def divided(self) -> tuple[int, int]:
         """Counts that tensor parallelism divides: heads, and groups."""
         return self.heads, self.groups
+
+    def layout(self, ranks: int) -> HeadLayout:
+        """Return the division of the heads over `ranks` ranks."""
+        return HeadLayout(*self.divided, ranks)

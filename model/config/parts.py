@@ -217,20 +217,19 @@ class ModelConfig(Config):
         return replace(self, blocks=tuple(_fix_rope_length(block, length) for block in self.blocks))
 
     @property
-    def most_ranks(self) -> int:
-        """Most tensor-parallel ranks: a rank needs a head or channel of every mixer, and a token of the vocabulary."""
+    def most_busy_ranks(self) -> int:
+        """Most tensor-parallel ranks that each have a head or channel of every mixer; further ones hold padding."""
         return min(self.vocab_size, *(block.mixer.divided[0] for block in self.blocks))
 
     def refusal(self, ranks: int) -> str | None:
-        """Return why `ranks` ranks cannot share this model, and which number can; None where they can."""
-        most = self.most_ranks
+        """Return why `ranks` ranks cannot share this model, and which number can; None where they can.
+
+        A rank needs a token of the vocabulary. Padding stands for heads that it lacks.
+        """
+        most = self.vocab_size
         if ranks <= most:
             return None
-        mixer = min((block.mixer for block in self.blocks), key=lambda mixer: mixer.divided[0])
-        units = {StateSpace: "channel", StateSpaceHeads: "head", GatedDelta: "key head"}
-        unit = "token" if most < mixer.divided[0] else units.get(type(mixer), "query head")
-        plural, takes = ("", "1 rank") if most == 1 else ("s", f"1 to {most} ranks")
-        return f"{ranks} ranks for {most} {unit}{plural}; each rank needs one, so this model takes {takes}"
+        return f"{ranks} ranks for {most} tokens; each rank needs one, so this model takes 1 to {most} ranks"
 
 
 def _fix_rope_length(block: Block, length: int) -> Block:

@@ -52,7 +52,7 @@ class ScannedHeads(RecurrentBlock):
         return (*self._head_weights, self._w_out, *self.inner_norm.weights)
 
     def _layout(self, step: StepShape) -> HeadLayout:
-        return HeadLayout(*self.mixer.divided, step.ranks)
+        return self.mixer.layout(step.ranks)
 
     def _state_shape(self, step: StepShape) -> tuple[int, ...]:
         return self.mixer.state, self._layout(step).heads_of_rank * self.mixer.head_dim

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from model.config import ModelConfig
 from model.config.heads import HeadLayout
-from model.config.mixers import GroupedAttention
+from model.config.mixers import GatedDelta, GroupedAttention, LatentAttention, StateSpaceHeads
 from model.config.parts import Mlp
 from model.layers.shard import Shard, even_span, vocabulary_span
 
@@ -18,8 +18,15 @@ def describe_uneven(config: ModelConfig, ranks: int) -> tuple[str, ...]:
 
 def _describe_sizes(config: ModelConfig, ranks: int) -> Iterator[str]:
     for block in config.blocks:
-        if isinstance(block.mixer, GroupedAttention):
-            yield from _describe_heads(block.mixer.layout(ranks))
+        match block.mixer:
+            case GroupedAttention() as mixer:
+                yield from _describe_heads(mixer.layout(ranks), "query head", has_copies=True)
+            case LatentAttention() as mixer:
+                yield from _describe_heads(mixer.layout(ranks), "query head")
+            case GatedDelta() as mixer:
+                yield from _describe_heads(mixer.layout(ranks), "key head")
+            case StateSpaceHeads() as mixer:
+                yield from _describe_heads(mixer.layout(ranks), "head")
     for block in config.blocks:
         if isinstance(block.mlp, Mlp) and block.mlp.width % ranks:
             width = even_span(block.mlp.width, Shard(0, ranks)).stop
@@ -31,19 +38,20 @@ def _describe_sizes(config: ModelConfig, ranks: int) -> Iterator[str]:
         yield f"a vocabulary of {config.vocab_size}: {sizes} tokens a rank"
 
 
-def _describe_heads(layout: HeadLayout) -> Iterator[str]:
-    """Yield a sentence if query heads are padded, or if several ranks have the same key/value head."""
+def _describe_heads(layout: HeadLayout, noun: str, has_copies: bool = False) -> Iterator[str]:
+    """Yield a sentence if heads are padded, or with `has_copies` if several ranks have the same key/value head."""
     idle = sum(not layout.queries(rank) for rank in range(layout.ranks))
     remarks = []
     if layout.padding:
         remarks.append(_describe_padding(layout.padding, layout.ranks * layout.heads_of_rank))
     if idle:
         remarks.append(f"{idle} {'rank holds' if idle == 1 else 'ranks hold'} padding only")
-    if layout.copies > 1:
+    if has_copies and layout.copies > 1:
         remarks.append(f"{layout.copies} ranks hold each key/value head")
     if remarks:
-        groups = f"{layout.heads} query heads in {layout.kv_heads} group{'s' if layout.kv_heads > 1 else ''}"
-        yield f"{groups}: {layout.heads_of_rank} a rank, {', '.join(remarks)}"
+        heads = f"{layout.heads} {noun}{'s' if layout.heads > 1 else ''}"
+        groups = f" in {layout.kv_heads} group{'s' if layout.kv_heads > 1 else ''}" if has_copies else ""
+        yield f"{heads}{groups}: {layout.heads_of_rank} a rank, {', '.join(remarks)}"
 
 
 def _describe_padding(padding: int, total: int) -> str:

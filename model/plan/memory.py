@@ -137,8 +137,8 @@ def powers_of_two(largest: int) -> list[int]:
 
 
 def list_possible_tp(model: ModelSizes, cores: int) -> list[int]:
-    """Return the powers of two, up to a number of cores, that can share the model as tensor-parallel ranks."""
-    return powers_of_two(min(cores, model.config.most_ranks))
+    """Return the powers of two, up to a number of cores, of tensor-parallel ranks that each have a head."""
+    return powers_of_two(min(cores, model.config.most_busy_ranks))
 
 
 def find_smallest_tp(

@@ -24,7 +24,7 @@ from model.execution.stages import divide_evenly
 from model.layers.launch import Phase
 from model.loading.weights import check_ranks
 from model.mesh import check_expert_groups, routed_experts
-from model.plan.memory import MeshShape, list_possible_tp, powers_of_two
+from model.plan.memory import MeshShape, powers_of_two
 from model.plan.predict import MAX_MICRO_BATCHES
 from model.plan.roofline import compute_core_peaks, count_prefill_work
 from model.plan.sizes import DTYPE_BYTES, LayerSizes, ModelSizes
@@ -150,11 +150,15 @@ class Meshes:
         )
 
     def estimate_prompt(self, shape: MeshShape, tokens: int) -> float:
-        """Estimate the time of a prompt in ns: the roofline of the ranks of a group, and collectives."""
+        """Estimate the time of a prompt in ns: the roofline of the ranks of a group, and collectives.
+
+        Padding and weights that several ranks hold make it longer, as far as ranks multiply with them.
+        """
         row_bytes = tokens * self._model.config.hidden_size * self._size
         collectives_ns = sum(self._collectives_ns(section, shape, row_bytes) for section in self._blocks)
         work = count_prefill_work(self._model, self._dtype, 1, tokens)
-        return 1e9 * work.seconds(self._peaks.scale(shape.tp)) + collectives_ns
+        repeated = shape.tp * self._count_weights(shape.tp) / self._count_weights(1)
+        return 1e9 * repeated * work.seconds(self._peaks.scale(shape.tp)) + collectives_ns
 
     def estimate_step(self, shape: MeshShape, batch: int) -> Estimate:
         """Estimate a step of a batch in the number of micro-batches, a power of two, that is fastest."""
@@ -166,7 +170,7 @@ class Meshes:
         """Yield the shapes that the instance has cores for; sizes that are None take powers of two."""
         counts = routed_experts(self._model.config)
         experts = gcd(*counts) if counts else 1
-        for tp_size in list_possible_tp(self._model, self._cores) if tp is None else [tp]:
+        for tp_size in self._list_tp() if tp is None else [tp]:
             stages = min(len(self._cuts) + 1, self._cores // tp_size)
             for pp_size in powers_of_two(stages) if pp is None else [pp]:
                 groups = min(experts & -experts, self._batch, self._cores // (tp_size * pp_size))
@@ -174,6 +178,14 @@ class Meshes:
                     shape = MeshShape(tp_size, pp_size, ep_size)
                     if shape.ranks <= self._cores:
                         yield shape
+
+    def _list_tp(self) -> list[int]:
+        """Return the powers of two up to the cores that can share the model; the last ones may exceed its heads."""
+        return powers_of_two(min(self._cores, self._model.config.vocab_size))
+
+    def _count_weights(self, tp: int) -> int:
+        """Count the weights of all decoder layers that one of `tp` ranks holds."""
+        return sum(section.count * section.elements(tp).total() for section in self._model.blocks)
 
     @property
     def _cuts(self) -> list[int]:
@@ -246,7 +258,7 @@ class Meshes:
             elements += count * (always + routed * section.share_of_experts(sequences * shape.ep))
             # A token passes its experts on one of the groups, which all have equally many tokens.
             chosen = routed * shape.ep * section.share_of_experts(1)
-            attended = section.products(Phase.decode, self._context) / shape.tp
+            attended = section.products(Phase.decode, self._context, shape.tp)
             products += count * sequences * (always + chosen + attended)
         head = sum(section.elements(shape.tp)["head"] for section in stage.ends)
         elements, products = elements + head, products + sequences * head

@@ -7,6 +7,9 @@ it costs least. If none keeps it, the mesh whose times exceed the bounds least i
 if no mesh with fewer stages holds the batch.
 
 Prompts of compared meshes stay estimates. The first token is predicted only for a mesh that would be chosen.
+
+A mesh with more tensor-parallel ranks than heads has ranks that compute padding. It is offered only if it is requested
+or chosen: the best such mesh by estimates is predicted beside the best three others, if it ranks among them.
 """
 
 from __future__ import annotations
@@ -113,13 +116,19 @@ class Choice:
     def meshes(self) -> tuple[Candidate, ...]:
         """All meshes of the requested sizes: the chosen one and the others by cost, then those that do not fit."""
         compared = [judged.mesh for judged in self.judged]
-        return (*compared, *(mesh for mesh in self._ranked if mesh.step is None))
+        small = (mesh for mesh in self._ranked if mesh.step is None and not self._has_idle_ranks(mesh))
+        return (*compared, *small)
 
     @cached_property
     def judged(self) -> tuple[Judged, ...]:
         """The meshes that hold the batch: the chosen one, the runner-up and others predicted, then others by cost."""
         estimated = sorted(map(self._estimate, (mesh for mesh in self._ranked if mesh.step)), key=_rank)
-        best = sorted(map(self._predict_step, estimated[:PREDICTED]), key=_rank)
+        busy = [judged for judged in estimated if not self._has_idle_ranks(judged.mesh)]
+        last = _rank(busy[PREDICTED - 1]) if len(busy) >= PREDICTED else None
+        idle = [
+            judged for judged in estimated if judged not in busy and (last is None or _rank(judged) < last)
+        ]
+        best = sorted(map(self._predict_step, [*busy[:PREDICTED], *idle[:1]]), key=_rank)
         if not best:
             return ()
         for index, judged in enumerate(best):
@@ -128,7 +137,14 @@ class Choice:
                 break
         else:
             index = min(range(len(best)), key=lambda number: max(best[number].excesses.values()))
-        return (best[index], *best[:index], *best[index + 1 :], *estimated[PREDICTED:])
+        others = (
+            judged for judged in best if not self._has_idle_ranks(judged.mesh) and judged is not best[index]
+        )
+        return (best[index], *others, *busy[PREDICTED:])
+
+    def _has_idle_ranks(self, mesh: Candidate) -> bool:
+        """Return whether a mesh that was not requested has more tensor-parallel ranks than the model has heads."""
+        return self._question.tp is None and mesh.shape.tp > self._question.model.config.most_busy_ranks
 
     @cached_property
     def _ranked(self) -> list[Candidate]:

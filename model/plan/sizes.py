@@ -118,9 +118,12 @@ class LayerSizes:
         }
         return sum(positions[group] * size for group, size in self.page_bytes(tp, dtype, read).items())
 
-    def _count_products(self, phase: Phase, tokens: int) -> float:
-        """Count the multiply-adds without weights: of a prompt of so many tokens, or of one token at their end."""
-        step = _make_step(phase, tokens, 1, "bfloat16")
+    def _count_products(self, phase: Phase, tokens: int, tp: int = 1) -> float:
+        """Count the multiply-adds without weights on a rank, those of padding included.
+
+        They are those of a prompt of so many tokens, or of one token at their end.
+        """
+        step = _make_step(phase, tokens, tp, "bfloat16")
         mixers = (layer for layer in self._layers if layer.component in ("attention", "mixer"))
         launches = (launch for layer in mixers for launch in layer.launches(step))
         return sum(launch.work.beside_weights for launch in launches) / 2

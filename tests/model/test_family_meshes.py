@@ -26,11 +26,15 @@ from tests.model.tiny_families import FEATURES, TINY, write_tiny
 PROMPTS = [IDS[:15], IDS[4:11]]
 NEXT = [IDS[15], IDS[11]]
 MESHES = {
-    "qwen3": [Mesh(1, 2), Mesh(4, 2), Mesh(5), Mesh(6)],
+    "qwen3": [Mesh(1, 2), Mesh(4, 2), Mesh(5), Mesh(8)],
     "gpt2": [Mesh(1, 2), Mesh(2), Mesh(2, 2), Mesh(3)],
-    "qwen3-next": [Mesh(1, 2), Mesh(2, 2)],
+    "qwen3-next": [Mesh(1, 2), Mesh(2, 2), Mesh(5)],
+    "deepseek v2": [Mesh(1, 2), Mesh(2, 2), Mesh(3), Mesh(7)],
+    "mamba2": [Mesh(1, 2), Mesh(2, 2), Mesh(4), Mesh(9)],
+    "gpt2 untied": [Mesh(1, 2), Mesh(8, sequence=True)],
 }
-"""Those with another number of heads than 4: 6 in two groups, 3, and 2 key heads of the delta rule."""
+"""Those with another number of heads than 4: 6 in two groups, 3, and 2 key heads of the delta rule; and those with a
+mesh of more ranks than heads, of which some hold padding only."""
 OTHERS = [Mesh(1, 2), Mesh(2, 2), Mesh(3), Mesh(4)]
 STAGES = Mesh(2, pipeline=2)
 

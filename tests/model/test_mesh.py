@@ -185,3 +185,19 @@ def test_one_rank_has_nobody_to_cut_a_sequence_with(write_model, capsys, tp, fit
         return
     said = "nkw: error: --sp cuts prompts over tensor-parallel ranks and there is 1; ask for more with --tp"
     assert refused(capsys, *arguments, "--sp") == said
+
+
+def test_ranks_beyond_the_heads_give_the_tokens_of_one(write_model, tmp_path, capsys) -> None:
+    folder, path = str(write_model(eos_token_id=None)), tmp_path / "out.json"
+    generations, uneven = [], []
+    for ranks in ("1", "7"):
+        arguments = ["--model", folder, "--prompt", "a", "--max-new-tokens", "3", "--tp", ranks]
+        assert main(["generate", *arguments, "--json", str(path)]) == 0
+        result = json.loads(path.read_text())
+        generations += result["generations"]
+        uneven.append(result["uneven"])
+    assert generations[0]["generated_ids"] == generations[1]["generated_ids"]
+    assert [each["checks"]["tokens_equal"] for each in generations] == [3, 3]
+    heads = "4 query heads in 2 groups: 1 a rank, 3 of 7 are padding, 3 ranks hold padding only"
+    assert not uneven[0]
+    assert uneven[1][0].startswith(heads)

@@ -323,7 +323,7 @@ def test_ranks_left_open_are_the_fewest_that_hold_the_batch() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tp", "5"], "5 ranks for 4 query heads; each rank needs one, so this model takes 1 to 4"),
+        (["--tp", "65"], "65 ranks on trn2.48xlarge, which has 64 logical cores (LNC 2)"),
         (["--instance", "p5"], "instance 'p5' is not known; known are trn1.2xlarge, "),
         (
             ["--instance", "trn2.48xl"],
@@ -341,8 +341,8 @@ def test_ranks_left_open_are_the_fewest_that_hold_the_batch() -> None:
         (["--accelerator", "h1000"], "accelerator 'h1000'; did you mean h100? known are a100, h100, or give"),
         (["--accelerator", "h100", "--instance", "inf2.xlarge"], "for an instance or for an accelerator"),
         (
-            ["--accelerator", "h100", "--tp", "5"],
-            "5 ranks for 4 query heads; each rank needs one, so this model takes 1 to 4",
+            ["--accelerator", "h100", "--tp", "1000"],
+            "1000 ranks for 300 tokens; each rank needs one, so this model takes 1 to 300 ranks",
         ),
         (["--batch", "0"], "'0' is not a positive whole number"),
         (["--batch", "1048577"], "a batch of 1048577; a plan takes at most 1,048,576"),
@@ -377,8 +377,15 @@ def test_ranks_go_up_to_the_last_core_of_what_is_joined(name: str, tp: int) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["--instance", "inf2.xlarge", "--tp", "2"], ["--tp", "4"]])
-def test_accepts_ranks_up_to_the_cores_and_heads(small, capsys, arguments) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--instance", "inf2.xlarge", "--tp", "2"],
+        ["--instance", "trn1.32xlarge", "--tp", "32"],
+        ["--accelerator", "h100", "--tp", "32"],
+    ],
+)
+def test_accepts_ranks_up_to_the_cores_and_the_vocabulary(small, capsys, arguments) -> None:
     assert printed(capsys, small, *arguments)
 
 

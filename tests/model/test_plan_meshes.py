@@ -21,6 +21,7 @@ from model.plan.memory import MeshShape, compute_footprint, find_smallest_tp
 from model.plan.meshes import Meshes
 from model.plan.plan import Request, make_plan
 from model.plan.predict import BUBBLE, Predictor
+from model.plan.roofline import count_prefill_work
 from model.plan.sizes import ModelSizes, load_model
 from model.runners.contiguous import KernelModel
 from tests.model.test_kernel_model import load
@@ -218,3 +219,22 @@ def test_refuses_a_mesh_that_there_is_not(monkeypatch, request_of, works, said) 
         make_plan(counts, Request(**request_of))
     assert str(refusal.value) == said
     assert make_plan(counts, replace(Request(), **works)).rate.step.time.program_ns > 0
+
+
+@pytest.mark.parametrize(("tp", "factor"), [(16, 1), (32, 1), (64, 2), (128, 4)])
+def test_padding_counts_as_work_of_a_rank(tp: int, factor: int) -> None:
+    """Gemma-3-27b has 32 heads: with 128 ranks each one of them computes a head, as with 32."""
+    (section, *_) = model("gemma-3-27b").blocks
+    for phase in Phase:
+        assert section.products(phase, 1024, tp) * tp == factor * section.products(phase, 1024)
+
+
+@pytest.mark.parametrize(("name", "tp", "least"), [("llama-2-7b", 32, 1.0), ("llama-2-7b", 64, 1.3)])
+def test_an_estimate_of_a_prompt_counts_what_ranks_repeat(name: str, tp: int, least: float) -> None:
+    """Attention has a third of the weights of llama-2-7b; 64 ranks compute its 32 heads with zeros, twice the work."""
+    found = meshes(name, "trn2.48xlarge")
+    row_bytes = 512 * 4096 * 2
+    collectives_ns = 32 * found._collectives_ns(found._blocks[0], MeshShape(tp), row_bytes)
+    even_ns = 1e9 * count_prefill_work(model(name), "bfloat16", 1, 512).seconds(found._peaks.scale(tp))
+    ratio = (found.estimate_prompt(MeshShape(tp), 512) - collectives_ns) / even_ns
+    assert ratio == pytest.approx(least, rel=0.04)

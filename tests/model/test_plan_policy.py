@@ -31,6 +31,8 @@ MODELS = (
     *("mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v2-lite"),
 )
 ANY = ServiceLevel()
+STEPS = {8: 21.3e6, 16: 11.5e6, 32: 7.0e6, 64: 5.4e6, 128: 4.6e6}
+"""Times of steps in ns by the number of ranks."""
 
 
 class Rooflines:
@@ -154,3 +156,30 @@ def test_a_longest_request_takes_the_memory_of_each_sequence() -> None:
     assert (mean.context, longest.context) == (640, 8192)
     meshes = [Choice(each).estimator.rank(16, 1, 1)[0] for each in (mean, longest)]
     assert meshes[0].sequences > 12 * meshes[1].sequences
+
+
+@pytest.mark.parametrize(("itl_ns", "tp"), [(8e6, 32), (5e6, 128)])
+def test_more_ranks_than_heads_are_offered_only_if_they_are_chosen(monkeypatch, itl_ns, tp) -> None:
+    """Gemma-3-27b has 32 heads. Its steps are estimated at 7.0 ms on 32 ranks and 4.6 ms on 128."""
+    monkeypatch.setattr(policy, "Predictor", Rooflines)
+    monkeypatch.setattr(
+        Rooflines, "predict_step", lambda self, batch: PassTime(Time.exact(STEPS[self.tp]), ())
+    )
+    choice = Choice(question("gemma-3-27b", level=ServiceLevel(itl=itl_ns)))
+    assert choice.judged[0].mesh.shape.tp == choice.meshes[0].shape.tp == tp
+    for shape in (
+        *(each.mesh.shape for each in choice.judged[1:]),
+        *(each.shape for each in choice.meshes[1:]),
+    ):
+        assert shape.tp <= 32
+
+
+def test_more_ranks_than_heads_that_are_predicted_to_be_slow_are_not_offered(rooflines) -> None:
+    choice = Choice(question("gemma-3-27b", level=ServiceLevel(itl=5e6)))
+    assert max(each.shape.tp for each in choice.meshes) == 32
+    assert [tp for phase, tp in rooflines if phase == "step"] == [8, 16, 32, 128]
+
+
+def test_more_ranks_than_heads_are_offered_if_they_are_requested(rooflines) -> None:
+    (mesh,) = Choice(question("gemma-3-27b", tp=64, pp=1, ep=1)).meshes
+    assert mesh.shape.tp == 64 and mesh.step is not None

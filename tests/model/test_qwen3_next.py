@@ -15,6 +15,7 @@ from model.errors import ModelError
 from model.families import compose, load_config, read_config
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import list_states
+from model.layers.uneven import describe_uneven
 from model.loading.checkpoint import open_checkpoint
 from model.runners.reference import ReferenceModel
 from nkw.commands import main
@@ -69,11 +70,14 @@ def test_every_fourth_layer_attends_and_has_a_cache(tmp_path) -> None:
     assert shapes(4096)[:3] == [delta] * 3
 
 
-def test_more_ranks_than_key_heads_are_refused(tmp_path) -> None:
+def test_ranks_beyond_the_key_heads_hold_padding(tmp_path) -> None:
     read = read_config(config(tmp_path))
     assert isinstance(read.blocks[0].mixer, GatedDelta)
-    assert read.refusal(2) is None
-    assert read.refusal(3) == "3 ranks for 2 key heads; each rank needs one, so this model takes 1 to 2 ranks"
+    assert read.most_busy_ranks == 2
+    assert not any("key heads" in sentence for sentence in describe_uneven(read, 2))
+    assert (
+        describe_uneven(read, 3)[0] == "2 key heads: 1 a rank, 1 of 3 is padding, 1 rank holds padding only"
+    )
 
 
 @pytest.mark.parametrize(("name", "read"), [(SECOND_TOKEN, True), ("mtq.norm.weight", False)])

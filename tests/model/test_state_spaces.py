@@ -14,6 +14,7 @@ from model.errors import ModelError
 from model.families import compose, load_config, read_config
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import list_states
+from model.layers.uneven import describe_uneven
 from nkw.commands import main
 
 FIELDS: dict[str, Any] = dict(
@@ -83,10 +84,12 @@ def test_states_have_one_size_however_long_a_sequence_is(tmp_path, model_type) -
     assert [shape[0] for shape in shapes(128, 3)] == [3] * 4
 
 
-def test_more_ranks_than_heads_are_refused(tmp_path) -> None:
+def test_ranks_beyond_the_heads_hold_padding(tmp_path) -> None:
     read = read_config(config(tmp_path))
-    assert read.refusal(6) is None
-    assert read.refusal(7) == "7 ranks for 6 heads; each rank needs one, so this model takes 1 to 6 ranks"
+    assert read.most_busy_ranks == 6
+    described = [describe_uneven(read, ranks) for ranks in (6, 7)]
+    assert not any("heads" in sentence for sentence in described[0])
+    assert described[1][0] == "6 heads: 1 a rank, 1 of 7 is padding, 1 rank holds padding only"
 
 
 @pytest.mark.slow

@@ -69,12 +69,12 @@ def test_the_reference_gives_the_logits_of_transformers(folder: Path, dtype: str
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "ranks", "dtype"),
-    [("trn1", 1, "float32"), ("trn2", 2, "float32"), ("trn3", 3, "float32"), ("trn2", 1, "bfloat16")],
+    [("trn1", 1, "float32"), ("trn2", 2, "float32"), ("trn3", 5, "float32"), ("trn2", 1, "bfloat16")],
 )
 def test_the_kernels_give_the_logits_of_transformers(
     folder: Path, target: str, ranks: int, dtype: str
 ) -> None:
-    """Window after window: nothing of one is heard in the next."""
+    """Window after window: nothing of one is heard in the next. Two of five ranks hold padding only."""
     model = kernel_model(folder, target, ranks, dtype)
     assert_equal(model, 1, dtype)
     assert_equal(model, 2, dtype)
