@@ -63,8 +63,9 @@ Tiling
     New tokens are one chunk more, from SBUF: no load waits for the write to the cache. Sinks are keys of that chunk.
 
 Two cores
-    Kv heads are divided if their number is even, else sequences, else slots (8192 or more) in two contiguous halves,
-    which exchange partial outputs (see decode/merge.py). A barrier orders both cores' loads before both cores' writes.
+    Kv heads are divided if their number is even and they are not in pages, else sequences, else slots (8192 or more) in
+    two contiguous halves, which exchange partial outputs (see decode/merge.py). A barrier orders both cores' loads
+    before both cores' writes.
 
 Ranks that divide positions
     Position p is slot p // N of the rank at place p % N. So the shares of a sequence differ by one position at most,
@@ -82,7 +83,11 @@ Cost
     4 heads on 1, 40 % for one sequence, where loads, products and softmax follow each other. GpSimd takes 9.5 ns to
     address one element of a new key, 1.2 us for a head: below 2048 positions that is longer than the loads of the
     values, and keys and new keys share no time: 71 % for 64 sequences of 1024. For
-    pages it takes 9.5 ns to address 4 KiB, and Scalar copies transposed keys: 12 to 17 % more at 4096 positions.
+    pages it takes 9.5 ns to address a piece of up to 4 KiB, and Scalar copies transposed keys: 12 to 17 % more at 4096
+    positions. So all kv heads of a sequence, whose rows in a page make one piece, are loaded together while S * Hk is
+    up to 21845 at D = 128 in bfloat16: 423 us for 32 sequences of 2048 positions with 4 heads on 4, where contiguous
+    caches take 417. Beyond, a piece has the heads of one position that fit: 16 sequences of 8192 positions with 4 heads
+    on 16 take 5058 us (contiguous 793).
     On two cores 90 % for 16 sequences of 8192 positions; one sequence of 8192 gains 10 %. Eight ranks that
     share a kv head take 154 us for 64 sequences of 8192 positions (undivided 788), of which 24 us are two collectives.
     Caches with scales take half of the bytes of bfloat16 and more time, because DMA casts what it loads: 175 us for 16

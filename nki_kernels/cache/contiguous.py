@@ -38,6 +38,7 @@ class ContiguousCache(nl.NKIObject):
     """Keys come with D on the partitions, as the product takes them."""
     tiles_per_position = 2
     shares_pages = False
+    keeps_heads_together = False
     slots_together = PARTITIONS
     """Slots that cores do not divide."""
 

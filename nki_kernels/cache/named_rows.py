@@ -29,6 +29,7 @@ class RowCache(nl.NKIObject):
     transposes_keys = False
     tiles_per_position = 2
     shares_pages = False
+    keeps_heads_together = False
     slots_together = PARTITIONS
 
     def __init__(self, k_cache, v_cache, cache_rows, share=None):

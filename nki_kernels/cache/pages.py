@@ -21,7 +21,7 @@ from nki_kernels.cache.addresses import (
 )
 from nki_kernels.cache.contiguous import start_and_size
 from nki_kernels.cache.scales import round_to_cache
-from nki_kernels.decode.sizes import Buffers, boxes, units_in
+from nki_kernels.decode.sizes import BUFFER_BYTES, Buffers, boxes, units_in
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
 from nki_kernels.prefill.key_blocks import new_pieces, new_values
 from nki_kernels.prefill.keys import place_keys
@@ -53,6 +53,8 @@ class PagedCache(nl.NKIObject):
     """Keys are in SBUF twice."""
     shares_pages = True
     """A table may name pages of another core behind the last position of its sequence."""
+    keeps_heads_together = True
+    """The kv heads of a position lie behind one another."""
 
     def __init__(self, k_cache, v_cache, slots, block_tables, share=None):
         self.k_cache, self.v_cache, self.slots, self.block_tables = k_cache, v_cache, slots, block_tables
@@ -101,10 +103,17 @@ class PagedCache(nl.NKIObject):
         return PagedCache(self.k_cache, self.v_cache, slots, tables, share)
 
     def group_units(self, sizes, room, unit_bytes, load_units):
-        """Return how many units are loaded together: with several kv heads those of one sequence."""
-        most = min(room, load_units, sizes.sequences * sizes.kv_heads)
-        units = units_in(boxes(sizes.sequences, sizes.kv_heads, max(1, most))[0])
-        return min(units, sizes.kv_heads) if sizes.kv_heads > 1 else units
+        """Return how many units are loaded together: of several kv heads as many of a sequence as have room.
+
+        The kv heads of a position lie behind one another. So a DMA of all of them moves a run in one piece. A DMA of
+        some of them moves a piece for each position, and GpSimd takes as long to address a piece of 256 bytes as one of
+        4 KiB.
+        """
+        if sizes.kv_heads > 1:
+            most = min(sizes.kv_heads, room, BUFFER_BYTES // (self.tiles_per_position * unit_bytes))
+            return blocks(sizes.kv_heads, blocks(sizes.kv_heads, max(1, most)))
+        most = min(room, load_units, sizes.sequences)
+        return units_in(boxes(sizes.sequences, 1, max(1, most))[0])
 
     def divide_buffers(self, sizes, buffers, short):
         """Divide buffers of groups among keys as they come, values, and transposed keys."""

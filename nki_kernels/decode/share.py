@@ -1,5 +1,7 @@
 """What one core takes of a launch on two: kv heads where their number is even, else sequences, else slots.
 
+Kv heads in pages lie behind one another, and cores that divide them move small pieces. So they are not divided there.
+
 A *slot* of a cache holds a position. Cores that divide the slots of one sequence merge their outputs; each
 writes the new keys and values whose slots are its own, so no core writes what the other one reads.
 """
@@ -68,7 +70,7 @@ def share_of_core(sizes):
     core = nl.program_id(0)
     if nl.num_programs() != CORES:
         return Share(sequences, kv_heads, slots)
-    if sizes.kv_heads % CORES == 0:
+    if sizes.kv_heads % CORES == 0 and not sizes.keeps_heads_together:
         return Share(sequences, halves(sizes.kv_heads, 1)[core], slots, CORES)
     if sizes.sequences > 1:
         return Share(halves(sizes.sequences, 1)[core], kv_heads, slots, CORES)

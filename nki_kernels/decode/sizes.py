@@ -74,6 +74,7 @@ class Sizes(nl.NKIObject):
         self.sequences, self.kv_heads = cache.sequences, cache.kv_heads
         self.depth, self.capacity = cache.depth, cache.capacity
         self.slots_together = cache.slots_together
+        self.keeps_heads_together = cache.keeps_heads_together
         self.tokens = tokens
         self.ranks = ranks
         self.local_heads = width // self.depth

@@ -11,6 +11,7 @@ import pytest
 
 import nki_kernels as kernels
 import simulate
+from simulate.timing import Reading, dependences, schedule
 from tests.kernels.accuracy import compare, copied, in_float64, normal, run
 from tests.kernels.bounds import rounding_bound
 from tests.kernels.case import (
@@ -336,6 +337,21 @@ def test_pages_that_are_shared_and_named_twice_and_unused_ones_of_nan(target: st
     compare(found[0], exact[0], wanted[0])
     for mine, other in zip(found[1:], wanted[1:]):
         assert np.array_equal(mine, other, equal_nan=True)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_pages_of_several_heads_take_about_as_long_as_contiguous_caches(cores: int) -> None:
+    """All heads of a run of positions are one piece of a DMA. As a piece for each head it took 11 times as long."""
+    contiguous = batch([1000] * 8, 4, 4, 128, 1024, dtype=BF16)
+    times_ns = [predict_ns(arguments, cores) for arguments in (contiguous, in_pages(contiguous, 16))]
+    assert times_ns[1] < 1.25 * times_ns[0]
+
+
+def predict_ns(arguments: tuple[Any, ...], cores: int) -> float:
+    """Return the time of a launch in the program reading."""
+    world = simulate.World("trn2", logical_core_size=cores)
+    launch = world.launch(kernels.attention_decode, [(arguments, {})], mode=simulate.Mode.dry)
+    return schedule(launch.streams, launch.hardware, Reading.program, dependences(launch.streams)).length_ns
 
 
 def test_only_the_new_positions_are_written() -> None:
