@@ -68,8 +68,8 @@ def _descriptions(options: argparse.Namespace) -> Found:
     if options.family:
         entries = [entry for entry in entries if entry.family in options.family]
     main, readings = _readings(options)
-    found = outcomes(progress(entries, "measurements"), readings, main, probe=not options.quick)
-    return text(found, options.held_out), as_json(found, options.held_out)
+    results = outcomes(progress(entries, "measurements"), readings, main, probe=not options.quick)
+    return text(results, options.held_out), as_json(results, options.held_out)
 
 
 def _sources(options: argparse.Namespace, clones: Mapping[str, Clone]) -> Found:
@@ -82,8 +82,8 @@ def _sources(options: argparse.Namespace, clones: Mapping[str, Clone]) -> Found:
     if options.family:
         sources = [source for source in sources if source.kernel in options.family]
     main, readings = _readings(options)
-    found = source_outcomes(progress(sources, "launches"), clones, readings, main)
-    return source_text(found, clones), sources_as_json(found, clones)
+    results = source_outcomes(progress(sources, "launches"), clones, readings, main)
+    return source_text(results, clones), sources_as_json(results, clones)
 
 
 def _readings(options: argparse.Namespace) -> tuple[Reading | None, tuple[Reading, ...]]:

@@ -54,14 +54,14 @@ def _outcome(entry: Entry, readings: Sequence[Reading], main: Reading | None, pr
     )
 
 
-def as_json(found: Sequence[Outcome], held_out: bool = False) -> list[dict[str, Any]]:
+def as_json(outcomes: Sequence[Outcome], held_out: bool = False) -> list[dict[str, Any]]:
     """One object per entry, for programs: `time_us` is the prediction that counts, `predicted_us` has all readings.
 
     `host_overhead_ns` is the host's part of these times: 0 where they are the device's. Times and errors of entries
     that are held out are absent unless `held_out` asks for them.
     """
     out: list[dict[str, Any]] = []
-    for outcome in found:
+    for outcome in outcomes:
         entry = outcome.entry
         row: dict[str, Any] = {
             "id": entry.id,

@@ -22,7 +22,7 @@ def measurements(path: Path) -> tuple[list[Measurement], list[Skipped]]:
 
     Held-out entries are left out: nothing is fitted to them. Raises InvalidArgument for what is no list.
     """
-    found, skipped = [], []
+    entries, skipped = [], []
     for entry in read_entries(path):
         if entry.held_out or entry.confidence == "low":
             skipped.append(Skipped(entry.id, "it is held out" if entry.held_out else "its confidence is low"))
@@ -36,8 +36,8 @@ def measurements(path: Path) -> tuple[list[Measurement], list[Skipped]]:
         except Exception as error:  # a field nobody thought of costs one entry, not the others
             skipped.append(Skipped(entry.id, f"its fields led to {type(error).__name__}: {error!s:.100}"))
         else:
-            found.append(Measurement(entry.id, chip.name, measured_ns, 0.0, _predictor(entry)))
-    return found, skipped
+            entries.append(Measurement(entry.id, chip.name, measured_ns, 0.0, _predictor(entry)))
+    return entries, skipped
 
 
 def _predictor(entry: Entry) -> Predictor:

@@ -78,15 +78,15 @@ class Run:
 class Case:
     """What stands for an entry. Times of several runs add; `divisor` is how many times the timed thing occurs.
 
-    `of` names the operator that an instruction's quantity is read from. `formula` gives the nanoseconds of a term on a
-    chip, without a run.
+    `operation` names the operator that an instruction's quantity is read from. `formula` gives the nanoseconds of a
+    term on a chip, without a run.
     """
 
     chip: Hardware
     runs: tuple[Run, ...]
     quantity: Quantity
     schedule: Schedule
-    of: str = ""
+    operation: str = ""
     divisor: float = 1.0
     formula: Callable[[Hardware], float] = field(default=lambda chip: 0.0)
 

@@ -72,14 +72,14 @@ class Entry:
 
     def sizes(self) -> dict[str, int]:
         """Sizes that `shapes` names: `M=4096 K=8192`, `{K: 1024, M: 4096}`, `seqlen 512`, `adamw_M10944_N2048`."""
-        found = re.findall(r"([A-Za-z]+)\s*[=: ]\s*(\d+)(?![\d.])", self.shapes)
-        found += re.findall(r"_([A-Z]+)(\d+)(?=_|$)", self.shapes)
-        return {name: int(size) for name, size in found}
+        matches = re.findall(r"([A-Za-z]+)\s*[=: ]\s*(\d+)(?![\d.])", self.shapes)
+        matches += re.findall(r"_([A-Z]+)(\d+)(?=_|$)", self.shapes)
+        return {name: int(size) for name, size in matches}
 
     def product(self) -> tuple[int, ...]:
         """The first sizes of `shapes` that are joined by `x`: `2048 x 2048 x 2048`, `128x512`."""
-        found = re.search(r"\d+(?:\s*x\s*\d+)+", self.shapes)
-        return tuple(map(int, re.findall(r"\d+", found.group()))) if found else ()
+        match = re.search(r"\d+(?:\s*x\s*\d+)+", self.shapes)
+        return tuple(map(int, re.findall(r"\d+", match.group()))) if match else ()
 
     def brackets(self) -> list[tuple[int, ...]]:
         """The shapes in brackets: `X[1,256,224,224], W[256,256,3,3]`."""
@@ -87,8 +87,8 @@ class Entry:
 
     def integer(self, pattern: str) -> int | None:
         """The integer that the group of `pattern` finds in `shapes`, else in the description of the kernel."""
-        found = re.search(pattern, self.shapes) or re.search(pattern, self.kernel)
-        return int(found.group(1)) if found else None
+        match = re.search(pattern, self.shapes) or re.search(pattern, self.kernel)
+        return int(match.group(1)) if match else None
 
 
 def read_json(path: str | Path) -> Any:

@@ -74,7 +74,7 @@ def launched(case: Case) -> list[Launch]:
     return [
         launch(
             getattr(run.kernel, "func", run.kernel),
-            [(own, {}) for own in run.arguments],
+            [(arguments, {}) for arguments in run.arguments],
             case.chip,
             run.cores_per_rank,
             Mode.dry,
@@ -87,7 +87,7 @@ def time_us(case: Case, chip: Hardware, launches: Sequence[Launch], timelines: S
     """What was measured of a case, read from its launches by a record and from their timelines."""
     if case.quantity is Quantity.formula:
         return case.formula(chip) / 1000.0
-    return _sum(_read(case, chip, *each) for each in zip(launches, timelines)) / case.divisor
+    return _sum(_read(case, chip, *pair) for pair in zip(launches, timelines)) / case.divisor
 
 
 def _guessed_share(
@@ -118,7 +118,7 @@ def _slower(chip: Hardware) -> Hardware:
         else:
             continue
         if isinstance(number.value, Mapping):
-            changed[name] = guessed({key: factor * each for key, each in number.value.items()}, "probe", "")
+            changed[name] = guessed({key: factor * entry for key, entry in number.value.items()}, "probe", "")
         else:
             changed[name] = guessed(factor * number.value, "probe", "")
     return chip.with_numbers(**changed) if changed else chip
@@ -154,12 +154,12 @@ _KINDS = {
 def _instruction_ns(case: Case, done: Launch, timeline: Timeline) -> float:
     """A quantity of the last occurrence of an instruction, whose pipeline is full by then."""
     quantity, stream = case.quantity, done.streams[0]
-    wanted = np.array([stream.op_names[op] == case.of for op in stream.ops])
-    kinds = _KINDS.get(quantity, (SliceKind.instruction, SliceKind.trigger))
-    mine = np.flatnonzero((timeline.stream == 0) & np.isin(timeline.kind, kinds))
+    wanted = np.array([stream.op_names[op] == case.operation for op in stream.ops])
+    slice_kinds = _KINDS.get(quantity, (SliceKind.instruction, SliceKind.trigger))
+    mine = np.flatnonzero((timeline.stream == 0) & np.isin(timeline.kind, slice_kinds))
     mine = mine[wanted[timeline.event[mine]]]
     if len(mine) == 0:
-        raise NotCovered(f"no {case.of} with a {quantity.value} is in the timeline")
+        raise NotCovered(f"no {case.operation} with a {quantity.value} is in the timeline")
     last = int(mine[-1])
     start, end, ready = timeline.start_ns, timeline.end_ns, timeline.ready_ns
     if quantity in (Quantity.table_load, Quantity.trigger, Quantity.data):
@@ -172,7 +172,7 @@ def _instruction_ns(case: Case, done: Launch, timeline: Timeline) -> float:
         issued = (timeline.kind == SliceKind.trigger) & (timeline.event == timeline.event[last])
         return float(start[last] - start[issued][0])
     if len(mine) < 2:
-        raise NotCovered(f"a single {case.of} has no interval")
+        raise NotCovered(f"a single {case.operation} has no interval")
     return float(start[mine[-1]] - start[mine[-2]])
 
 

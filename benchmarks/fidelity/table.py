@@ -84,10 +84,10 @@ def kendall(pairs: Sequence[tuple[float, float]]) -> float:
 def quantile(values: Sequence[float], share: float) -> float:
     """The value at `share` of the sorted values, interpolated."""
     ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
+    position = share * (len(ordered) - 1)
+    low = int(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
 
 def ladders(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
@@ -100,21 +100,21 @@ def ladders(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
         common = (entry.family, entry.target, entry.dtype, entry.source, str(entry.cores))
         groups[("one shape", *common, entry.shapes)].append(outcome)
         groups[("one kernel", *common, entry.kernel, entry.measured)].append(outcome)
-    found: dict[str, list[Outcome]] = {}
+    ladders_by_name: dict[str, list[Outcome]] = {}
     for key, members in groups.items():
         if len({member.measured_us for member in members}) < LADDER_MIN:
             continue
         last = key[-1] if key[0] == "one shape" else key[-2]
-        found[f"{key[1]} {key[2]} {key[3]}, {key[5]} core(s), {key[0]}: {last[:60]}"] = members
-    return found
+        ladders_by_name[f"{key[1]} {key[2]} {key[3]}, {key[5]} core(s), {key[0]}: {last[:60]}"] = members
+    return ladders_by_name
 
 
 def text(outcomes: Sequence[Outcome], held_out: bool = False) -> str:
     """The whole table; `held_out` shows the entries that are held out as it shows the fitted ones."""
     shown = [outcome for outcome in outcomes if held_out or not outcome.entry.held_out]
-    parts = [_families(outcomes, shown), _schedules(outcomes), _sides(outcomes), _readings(shown)]
-    parts += [_ladders(shown), _worst(shown), _below_floor(outcomes, shown), _missing(outcomes)]
-    return "\n".join(part for part in parts if part)
+    sections = [_families(outcomes, shown), _schedules(outcomes), _sides(outcomes), _readings(shown)]
+    sections += [_ladders(shown), _worst(shown), _below_floor(outcomes, shown), _missing(outcomes)]
+    return "\n".join(section for section in sections if section)
 
 
 def _families(outcomes: Sequence[Outcome], shown: Sequence[Outcome]) -> str:
@@ -146,14 +146,14 @@ def _schedules(outcomes: Sequence[Outcome]) -> str:
         "| schedule by | part | covered | median | 90 % | bias | on guesses | inside bracket | no width |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for kind in Schedule:
-        members = [outcome for outcome in outcomes if outcome.schedule is kind]
+    for schedule in Schedule:
+        members = [outcome for outcome in outcomes if outcome.schedule is schedule]
         held_out = [outcome for outcome in members if outcome.entry.held_out]
         fitted = [outcome for outcome in members if not outcome.entry.held_out]
-        for part, found in (("all", members), ("fitted", fitted), ("held out", held_out)):
-            if found:
+        for subset, chosen in (("all", members), ("fitted", fitted), ("held out", held_out)):
+            if chosen:
                 lines.append(
-                    f"| {kind.value} | {part} |{_figures(found).split('|', 1)[1]} {_bracketed(found)} |"
+                    f"| {schedule.value} | {subset} |{_figures(chosen).split('|', 1)[1]} {_bracketed(chosen)} |"
                 )
     lines += [
         "",
@@ -165,7 +165,9 @@ def _schedules(outcomes: Sequence[Outcome]) -> str:
 
 def _bracketed(members: Sequence[Outcome]) -> str:
     """How many measured times lie in their bracket, and how many brackets have no width; empty without brackets."""
-    brackets = [(each.bracket_us, each.measured_us) for each in members if each.covered and each.counts]
+    brackets = [
+        (outcome.bracket_us, outcome.measured_us) for outcome in members if outcome.covered and outcome.counts
+    ]
     known = [(*bracket, measured) for bracket, measured in brackets if bracket is not None]
     if not known:
         return "|"
@@ -193,7 +195,7 @@ def _readings(outcomes: Sequence[Outcome]) -> str:
             groups[outcome.entry.family].append(outcome)
     readings = (Reading.program, Reading.scheduled)
     lines = [
-        "| median, 90 %, bias | " + " | ".join(each.value for each in readings) + " |",
+        "| median, 90 %, bias | " + " | ".join(reading.value for reading in readings) + " |",
         "|---|---:|---:|",
     ]
     for family, members in sorted(groups.items()):
@@ -230,15 +232,15 @@ def _figures(members: Sequence[Outcome]) -> str:
 
 
 def _ladders(outcomes: Sequence[Outcome]) -> str:
-    found = sorted(ladders(outcomes).items())
+    ladder_members = sorted(ladders(outcomes).items())
     taus = {
         name: kendall([(member.measured_us, member.time_us()) for member in members])
-        for name, members in found
+        for name, members in ladder_members
     }
     if not taus:
         return ""
     lines = [f"| ladder of {LADDER_MIN} or more | entries | Kendall |", "|---|---:|---:|"]
-    lines += [f"| {name} | {len(members)} | {taus[name]:.2f} |" for name, members in found]
+    lines += [f"| {name} | {len(members)} | {taus[name]:.2f} |" for name, members in ladder_members]
     low = [f"{name} ({tau:.2f})" for name, tau in taus.items() if tau < LADDER_TAU]
     equal = sum(math.isnan(tau) for tau in taus.values())
     lines += [
@@ -270,8 +272,12 @@ def _worst(outcomes: Sequence[Outcome], count: int = 5) -> str:
 
 
 def _below_floor(outcomes: Sequence[Outcome], shown: Sequence[Outcome]) -> str:
-    def below(found: Sequence[Outcome]) -> list[str]:
-        return [each.entry.id for each in found if each.covered and each.time_us() < each.floor_us]
+    def below(outcomes: Sequence[Outcome]) -> list[str]:
+        return [
+            outcome.entry.id
+            for outcome in outcomes
+            if outcome.covered and outcome.time_us() < outcome.floor_us
+        ]
 
     names = below(shown)
     hidden = len(below(outcomes)) - len(names)

@@ -46,12 +46,12 @@ def stored_public(target: str) -> Path:
     return STORED / f"{target}-public.txt"
 
 
-def public_text(target: str, found: Mapping[str, Public], clones: Iterable[Clone]) -> str:
+def public_text(target: str, public: Mapping[str, Public], clones: Iterable[Clone]) -> str:
     """The times of the public kernels by title, of the works that one does; which commits they are from."""
     commits = ", ".join(f"{clone.repo} at {clone.commit}" for clone in clones)
     rows = [
-        f"{title:<46} " + " ".join(f"{times[each.value]:>9.1f}" for each in READINGS)
-        for title, times in found.items()
+        f"{title:<46} " + " ".join(f"{times[reading.value]:>9.1f}" for reading in READINGS)
+        for title, times in public.items()
         if not isinstance(times, str)
     ]
     return "\n".join([f"# {target}: best public kernels, us, program and scheduled; {commits}", *rows, ""])
@@ -69,4 +69,6 @@ def _slower(table: Path, first: int) -> dict[str, float]:
     rows = [
         line.partition("  ") for line in table.read_text().splitlines() if not line.startswith(("#", "work "))
     ]
-    return {title: max(map(float, rest.split()[first : first + len(READINGS)])) for title, _, rest in rows}
+    return {
+        title: max(map(float, columns.split()[first : first + len(READINGS)])) for title, _, columns in rows
+    }

@@ -53,33 +53,33 @@ def _value(name: str, *sizes: int) -> Value:
 
 def convolution_works() -> Iterator[Work]:
     """Images, then poolings."""
-    for each in CONVOLUTIONS:
-        x = _value("x", each.images, each.channels, each.size, each.size)
-        w = _value("w", each.window, each.window, each.channels, each.outputs)
-        bias = _value("bias", 1, each.outputs)
-        pixels = each.images * each.results**2
+    for sizes in CONVOLUTIONS:
+        x = _value("x", sizes.images, sizes.channels, sizes.size, sizes.size)
+        w = _value("w", sizes.window, sizes.window, sizes.channels, sizes.outputs)
+        bias = _value("bias", 1, sizes.outputs)
+        pixels = sizes.images * sizes.results**2
         operations = 2.0 * pixels * prod(w.shape)
         least = LeastWork(
-            operations, x.nbytes + w.nbytes + bias.nbytes + BFLOAT16.itemsize * pixels * each.outputs
+            operations, x.nbytes + w.nbytes + bias.nbytes + BFLOAT16.itemsize * pixels * sizes.outputs
         )
         arguments: dict[str, Argument] = {
             "x": x,
             "w": w,
             "bias": bias,
-            "stride": (each.stride,) * 2,
-            "padding": (each.padding,) * 2,
+            "stride": (sizes.stride,) * 2,
+            "padding": (sizes.padding,) * 2,
         }
         launch = Launch("conv2d", arguments, ("y",), least, pixels)
-        yield Work(f"convolution, {each.name}", None, 0, least, (launch,))
-    for kernel, each in POOLINGS:
-        x = _value("x", each.images, each.channels, each.size, each.size)
-        written = BFLOAT16.itemsize * each.images * each.channels * each.results**2
+        yield Work(f"convolution, {sizes.name}", None, 0, least, (launch,))
+    for kernel, sizes in POOLINGS:
+        x = _value("x", sizes.images, sizes.channels, sizes.size, sizes.size)
+        written = BFLOAT16.itemsize * sizes.images * sizes.channels * sizes.results**2
         least = LeastWork(0.0, float(x.nbytes + written))
         arguments = {
             "x": x,
-            "window": (each.window,) * 2,
-            "stride": (each.stride,) * 2,
-            "padding": (each.padding,) * 2,
+            "window": (sizes.window,) * 2,
+            "stride": (sizes.stride,) * 2,
+            "padding": (sizes.padding,) * 2,
         }
         launch = Launch(kernel, arguments, ("y",), least, 1)
-        yield Work(f"{kernel.replace('_', ' ')}, {each.name}", None, 0, least, (launch,))
+        yield Work(f"{kernel.replace('_', ' ')}, {sizes.name}", None, 0, least, (launch,))

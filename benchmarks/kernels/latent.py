@@ -88,9 +88,9 @@ def _expansion(shape: LatentShape, rows: int) -> LeastWork:
 
 def _attention(shape: LatentShape, rows: int) -> LeastWork:
     """Queries with expanded keys and values, to outputs."""
-    each = PLAIN + TURNED + VALUE
+    head_width = PLAIN + TURNED + VALUE
     pairs = rows * (rows + 1) / 2
-    return LeastWork(2.0 * pairs * shape.heads * each, _moved((2 * rows * shape.heads, each)))
+    return LeastWork(2.0 * pairs * shape.heads * head_width, _moved((2 * rows * shape.heads, head_width)))
 
 
 def _output(shape: LatentShape, rows: int) -> LeastWork:
@@ -112,22 +112,24 @@ def _absorbed(shape: LatentShape, sequences: int, positions: int) -> LeastWork:
 
 
 def _prefill(shape: LatentShape, tokens: int) -> Iterator[Work]:
-    found = _launches(shape, step_of(Phase.prefill, tokens, tokens))
+    launches = _launches(shape, step_of(Phase.prefill, tokens, tokens))
     for name, least, kernel in (
         ("prefill latent projections", _projections(shape, tokens), "qkv_projection"),
         ("prefill latent expansion", _expansion(shape, tokens), "latent_keys_values"),
         ("prefill latent attention", _attention(shape, tokens), "attention_prefill"),
         ("prefill latent output", _output(shape, tokens), "output_projection"),
     ):
-        yield Work(name, shape, tokens, least, tuple(each for each in found if each.kernel == kernel))
+        yield Work(
+            name, shape, tokens, least, tuple(launch for launch in launches if launch.kernel == kernel)
+        )
 
 
 def _decode(shape: LatentShape, sequences: int) -> Iterator[Work]:
     for positions in POSITIONS:
-        found = _launches(shape, step_of(Phase.decode, sequences, positions))
-        attend = tuple(each for each in found if each.kernel == "latent_attention_decode")
+        launches = _launches(shape, step_of(Phase.decode, sequences, positions))
+        attend = tuple(launch for launch in launches if launch.kernel == "latent_attention_decode")
         if positions == POSITIONS[0]:
-            (*project, output) = (each for each in found if each not in attend)
+            (*project, output) = (launch for launch in launches if launch not in attend)
             yield Work(
                 "decode latent projections", shape, sequences, _projections(shape, sequences), tuple(project)
             )

@@ -123,7 +123,10 @@ class Bench:
         arguments = stand_ins(launch)
         key = (
             launch.kernel,
-            *((each.shape, str(each.dtype)) if isinstance(each, np.ndarray) else each for each in arguments),
+            *(
+                (argument.shape, str(argument.dtype)) if isinstance(argument, np.ndarray) else argument
+                for argument in arguments
+            ),
         )
         if key not in self._known:
             kernel = getattr(nki_kernels, launch.kernel)
@@ -146,12 +149,12 @@ def _check_divided(kernel: str, done: simulate.Launch) -> None:
 def launch_times(done: simulate.Launch) -> LaunchTimes:
     """The times of a dry launch; an engine is busy as long as that of the busier core."""
     waits = dependences(done.streams)
-    lines = {each: schedule(done.streams, done.hardware, each, waits) for each in READINGS}
+    lines = {reading: schedule(done.streams, done.hardware, reading, waits) for reading in READINGS}
     busy: Counter[str] = Counter()
     for track, time_ns in lines[Reading.program].busy_ns.items():
         engine = track.partition("core ")[2].partition(" ")[2] or track
         busy[engine] = max(busy[engine], time_ns / 1e3)
-    return LaunchTimes({each: line.length_ns / 1e3 for each, line in lines.items()}, busy)
+    return LaunchTimes({reading: line.length_ns / 1e3 for reading, line in lines.items()}, busy)
 
 
 def stand_ins(launch: Launch) -> tuple[Any, ...]:

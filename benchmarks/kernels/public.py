@@ -36,8 +36,8 @@ def best_public(work: Work, target: str, clones: Mapping[str, Clone]) -> Mapping
     if repo not in clones:
         return f"no clone of {repo}"
     limits = Limits(_SECONDS, _MEMORY_BYTES)
-    found = reply(lambda: _times(call, work, target, clones[repo].folder), _SECONDS, limits)
-    return found if found is not None else "its launch ended without a result"
+    times = reply(lambda: _times(call, work, target, clones[repo].folder), _SECONDS, limits)
+    return times if times is not None else "its launch ended without a result"
 
 
 def _times(
@@ -76,17 +76,17 @@ def _matmul(folder: Path, work: Work) -> Call:
 
 
 def _qkv(folder: Path, work: Work) -> Call:
-    own, prompt = _shape(work), work.name.startswith("prefill")
+    shape, prompt = _shape(work), work.name.startswith("prefill")
     types = library_module(folder, "utils.common_types")
     lines = (1, work.rows) if prompt else (work.rows, 1)
     arguments = {
-        "input": _narrow(*lines, own.hidden),
-        "fused_qkv_weights": _narrow(own.hidden, (own.heads + 2 * own.kv_heads) * HEAD_SIZE),
+        "input": _narrow(*lines, shape.hidden),
+        "fused_qkv_weights": _narrow(shape.hidden, (shape.heads + 2 * shape.kv_heads) * HEAD_SIZE),
         "fused_norm_type": types.NormType.RMS_NORM,
-        "gamma_norm_weights": _narrow(1, own.hidden),
+        "gamma_norm_weights": _narrow(1, shape.hidden),
         "d_head": HEAD_SIZE,
-        "num_q_heads": own.heads,
-        "num_kv_heads": own.kv_heads,
+        "num_q_heads": shape.heads,
+        "num_kv_heads": shape.kv_heads,
     }
     if prompt:
         arguments |= {
@@ -98,11 +98,11 @@ def _qkv(folder: Path, work: Work) -> Call:
 
 
 def _prefill_attention(folder: Path, work: Work) -> Call:
-    own = _shape(work)
+    shape = _shape(work)
     return library_module(folder, "attention.attention_cte").attention_cte, {
-        "q": _narrow(own.heads, HEAD_SIZE, work.rows),
-        "k": _narrow(own.kv_heads, HEAD_SIZE, work.rows),
-        "v": _narrow(own.kv_heads, work.rows, HEAD_SIZE),
+        "q": _narrow(shape.heads, HEAD_SIZE, work.rows),
+        "k": _narrow(shape.kv_heads, HEAD_SIZE, work.rows),
+        "v": _narrow(shape.kv_heads, work.rows, HEAD_SIZE),
         "scale": HEAD_SIZE**-0.5,
         "tp_q": False,
         "tp_out": True,
@@ -110,36 +110,36 @@ def _prefill_attention(folder: Path, work: Work) -> Call:
 
 
 def _output_projection(folder: Path, work: Work) -> Call:
-    own = _shape(work)
-    weight = _narrow(own.heads * HEAD_SIZE, own.hidden)
+    shape = _shape(work)
+    weight = _narrow(shape.heads * HEAD_SIZE, shape.hidden)
     if work.name.startswith("prefill"):
         module = library_module(folder, "output_projection.output_projection_cte.output_projection_cte")
-        attention = _narrow(1, own.heads, HEAD_SIZE, work.rows)
+        attention = _narrow(1, shape.heads, HEAD_SIZE, work.rows)
         return module.output_projection_cte, {"attention": attention, "weight": weight}
     module = library_module(folder, "output_projection.output_projection_tkg")
-    attention = _narrow(HEAD_SIZE, work.rows, own.heads, 1)
+    attention = _narrow(HEAD_SIZE, work.rows, shape.heads, 1)
     return module.output_projection_tkg, {"attention": attention, "weight": weight}
 
 
 def _mlp(folder: Path, work: Work) -> Call:
-    own = _shape(work)
+    shape = _shape(work)
     types = library_module(folder, "utils.common_types")
     lines = (1, work.rows) if work.name.startswith("prefill") else (work.rows, 1)
     return library_module(folder, "mlp.mlp").mlp, {
-        "hidden_tensor": _narrow(*lines, own.hidden),
-        "gate_proj_weights_tensor": _narrow(own.hidden, own.width),
-        "up_proj_weights_tensor": _narrow(own.hidden, own.width),
-        "down_proj_weights_tensor": _narrow(own.width, own.hidden),
+        "hidden_tensor": _narrow(*lines, shape.hidden),
+        "gate_proj_weights_tensor": _narrow(shape.hidden, shape.width),
+        "up_proj_weights_tensor": _narrow(shape.hidden, shape.width),
+        "down_proj_weights_tensor": _narrow(shape.width, shape.hidden),
         "normalization_type": types.NormType.RMS_NORM,
-        "normalization_weights_tensor": _narrow(1, own.hidden),
+        "normalization_weights_tensor": _narrow(1, shape.hidden),
         "output_dtype": BFLOAT16,
     }
 
 
 def _attention_block(folder: Path, work: Work) -> Call:
-    own, rows = _shape(work), work.rows
+    shape, rows = _shape(work), work.rows
     none = library_module(folder, "utils.common_types").QuantizationType.NONE
-    queries = own.heads * HEAD_SIZE
+    queries = shape.heads * HEAD_SIZE
     absent = (
         "bias_qkv weight_dequant_scale_qkv input_dequant_scale_qkv rmsnorm_QK_pre_rope_W_Q rmsnorm_QK_pre_rope_W_K "
         "rmsnorm_QK_post_rope_W_Q rmsnorm_QK_post_rope_W_K active_blocks_table sink bias_out "
@@ -147,12 +147,12 @@ def _attention_block(folder: Path, work: Work) -> Call:
     ).split()
     module = library_module(folder, "transformer.attention_block_tkg", package="experimental")
     return module.attention_block_tkg, dict.fromkeys(absent) | {
-        "X": _narrow(rows, 1, own.hidden),
-        "X_hidden_dim_actual": own.hidden,
+        "X": _narrow(rows, 1, shape.hidden),
+        "X_hidden_dim_actual": shape.hidden,
         "rmsnorm_X_enabled": True,
         "rmsnorm_X_eps": 1e-5,
-        "rmsnorm_X_gamma": _narrow(1, own.hidden),
-        "W_qkv": _narrow(own.hidden, queries + 2 * HEAD_SIZE),
+        "rmsnorm_X_gamma": _narrow(1, shape.hidden),
+        "W_qkv": _narrow(shape.hidden, queries + 2 * HEAD_SIZE),
         "quantization_type_qkv": none,
         "rmsnorm_QK_pre_rope_enabled": False,
         "rmsnorm_QK_pre_rope_eps": 1e-5,
@@ -164,10 +164,10 @@ def _attention_block(folder: Path, work: Work) -> Call:
         "K_cache_transposed": True,
         "K_cache": _narrow(rows, HEAD_SIZE, work.positions),
         "V_cache": _narrow(rows, work.positions, HEAD_SIZE),
-        "attention_mask": array((work.positions, rows, own.heads, 1), np.uint8),
+        "attention_mask": array((work.positions, rows, shape.heads, 1), np.uint8),
         "update_cache": True,
         "kv_cache_update_idx": array((rows, 1), np.uint32),
-        "W_out": _narrow(queries, own.hidden),
+        "W_out": _narrow(queries, shape.hidden),
         "quantization_type_out": none,
         "transposed_out": False,
         "out_in_sb": False,

@@ -25,7 +25,7 @@ DELTA_RANKS = ((4, 4, 8), (8, 2, 4), (16, 1, 2))
 
 def recurrent_works() -> Iterator[Work]:
     """Prompts of 2048 tokens, then steps of one token of each sequence."""
-    for sequences, tokens in ((1, TOKENS), *((each, 1) for each in SEQUENCES)):
+    for sequences, tokens in ((1, TOKENS), *((count, 1) for count in SEQUENCES)):
         size = f"T={tokens}" if tokens > 1 else f"B={sequences}"
         phase = "prefill" if tokens > 1 else "decode"
         for ranks, key_heads, heads in DELTA_RANKS:

@@ -31,12 +31,12 @@ class ExpertShape(Shape):
     @property
     def config(self) -> ModelConfig:
         """A model of one layer with these sizes, for one rank."""
-        own = self.model_type == "gpt_oss"
+        has_biases = self.model_type == "gpt_oss"
         routed = Experts(
             *(self.experts, self.per_token, self.width),
-            bias=own,
-            router_bias=own,
-            activation=SWIGLU_OAI if own else "silu",
+            bias=has_biases,
+            router_bias=has_biases,
+            activation=SWIGLU_OAI if has_biases else "silu",
         )
         block = Block(GroupedAttention(1, 1, 128), routed, Norms(1e-5))
         return ModelConfig(128, self.hidden, (block,), 8192, False, model_type=self.model_type)

@@ -18,9 +18,9 @@ def summary(target: str, rows: Sequence[Measured | Refused], cores: int = 1) -> 
     dense_titles = {work.title for work in dense_works()}
     dense = [row for row in rows if row.work.title in dense_titles]
     below = [row for row in dense if not reaches(row)]
-    place = target if cores == 1 else f"{target} on {cores} cores"
+    label = target if cores == 1 else f"{target} on {cores} cores"
     lines = [
-        f"{place}: {count(dense)} rows of matmuls, dense decoder layers and heads reach {GOOD_SHARE:.0%} of their "
+        f"{label}: {count(dense)} rows of matmuls, dense decoder layers and heads reach {GOOD_SHARE:.0%} of their "
         f"floor, {count(rows)} of all rows"
     ]
     lines += [f"  {share_text(row):>6}  {row.work.title}" for row in below]

@@ -26,7 +26,7 @@ def line(measured: Measured | Refused) -> str:
     start = f"{measured.work.title:<45} {measured.floor.time_us:>7.1f}"
     if isinstance(measured, Refused):
         return f"{start} {measured.reason}"
-    program, scheduled = (measured.times_us[each] for each in READINGS)
+    program, scheduled = (measured.times_us[reading] for reading in READINGS)
     busiest = f"{measured.busiest} {measured.busy_share:.0%}"
     return (
         f"{start} {program:>8.1f} {scheduled:>9.1f} {measured.least_share:>5.0%}  {busiest:<15} "
@@ -38,7 +38,7 @@ def with_public(measured: Measured, public: Public) -> str:
     """One row with the times of a public kernel."""
     if isinstance(public, str):
         return f"{line(measured):<108} {public}"
-    program, scheduled = (public[each.value] for each in READINGS)
+    program, scheduled = (public[reading.value] for reading in READINGS)
     return f"{line(measured):<108} {program:>16.1f} {scheduled:>9.1f}"
 
 

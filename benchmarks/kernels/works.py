@@ -123,7 +123,7 @@ def divided_works() -> Iterator[Work]:
     """
     for work in works():
         if work.shape is None or work.shape.name == "70B tp32":
-            launches = (each for launch in work.launches for each in launch.fused or (launch,))
+            launches = (single for launch in work.launches for single in launch.fused or (launch,))
             yield replace(work, launches=tuple(launches))
 
 
@@ -136,16 +136,16 @@ def _matmul(size: int, transposed: bool) -> Work:
 
 def _convolution(name: str, channels: int, outputs: int, stride: int) -> Work:
     """A window of 3 over the 3,000 columns of a window of speech; with stride 2 to rows, plus a table of positions."""
-    places, sizes = 3000 // stride, ((1, channels, 3000), (3, channels, outputs), (1, outputs))
-    x, w, bias = (Value(each, size, BFLOAT16) for each, size in zip(("x", "w", "bias"), sizes))
+    outputs_length, sizes = 3000 // stride, ((1, channels, 3000), (3, channels, outputs), (1, outputs))
+    x, w, bias = (Value(name, size, BFLOAT16) for name, size in zip(("x", "w", "bias"), sizes))
     arguments: dict[str, Argument] = {"x": x, "w": w, "bias": bias}
     if stride == 2:
-        arguments |= {"as_rows": 1, "added": Value("positions", (places, outputs), BFLOAT16)}
+        arguments |= {"as_rows": 1, "added": Value("positions", (outputs_length, outputs), BFLOAT16)}
     read = [argument for argument in arguments.values() if isinstance(argument, Value)]
-    moved = sum(value.nbytes for value in read) + _moved(places * outputs)
-    least = LeastWork(2.0 * places * 3 * channels * outputs, moved)
+    moved = sum(value.nbytes for value in read) + _moved(outputs_length * outputs)
+    least = LeastWork(2.0 * outputs_length * 3 * channels * outputs, moved)
     arguments |= {"stride": stride, "padding": 1, "activation": "gelu"}
-    launch = Launch("conv1d", arguments, ("y",), least, places)
+    launch = Launch("conv1d", arguments, ("y",), least, outputs_length)
     return Work(name, None, 0, least, (launch,))
 
 
@@ -154,7 +154,7 @@ def _moved(*counts: float) -> float:
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _LayerWork:
     """The least work of each part of a layer for `rows` tokens, of which a part reads and writes its activations."""
 
     shape: RankShape
@@ -171,7 +171,8 @@ class _Parts:
     def product(self, weights: int, *activations: int) -> LeastWork:
         """Rows times weights, read once, with the activations that go in and out."""
         return LeastWork(
-            2.0 * self.rows * weights, _moved(weights, *(self.rows * each for each in activations))
+            2.0 * self.rows * weights,
+            _moved(weights, *(self.rows * activation for activation in activations)),
         )
 
     def qkv(self) -> LeastWork:
@@ -236,28 +237,28 @@ def _named(launches: tuple[Launch, ...], *kernels: str) -> tuple[Launch, ...]:
 
 def _prefill(shape: RankShape, tokens: int) -> Iterator[Work]:
     all_of_layer = _launches(shape, step_of(Phase.prefill, tokens, tokens))
-    parts = _Parts(shape, tokens)
+    layer_work = _LayerWork(shape, tokens)
     for name, least, kernels in (
-        ("prefill norm + qkv + rope", parts.qkv(), ("qkv_projection", "rope")),
-        ("prefill attention", parts.prompt(), ("attention_prefill",)),
-        ("prefill output projection", parts.output(), ("output_projection",)),
-        ("prefill norm + MLP", parts.mlp(), ("mlp",)),
+        ("prefill norm + qkv + rope", layer_work.qkv(), ("qkv_projection", "rope")),
+        ("prefill attention", layer_work.prompt(), ("attention_prefill",)),
+        ("prefill output projection", layer_work.output(), ("output_projection",)),
+        ("prefill norm + MLP", layer_work.mlp(), ("mlp",)),
     ):
         yield Work(name, shape, tokens, least, _named(all_of_layer, *kernels))
 
 
 def _decode(shape: RankShape, sequences: int) -> Iterator[Work]:
     step = step_of(Phase.decode, sequences, POSITIONS[0])
-    parts = _Parts(shape, sequences)
+    layer_work = _LayerWork(shape, sequences)
     qkv, _, output = _alone(shape, sequences, POSITIONS[0])
-    yield Work("decode norm + qkv", shape, sequences, parts.qkv(), (qkv,))
-    yield Work("decode output projection", shape, sequences, parts.output(), (output,))
+    yield Work("decode norm + qkv", shape, sequences, layer_work.qkv(), (qkv,))
+    yield Work("decode output projection", shape, sequences, layer_work.output(), (output,))
     mlp = _named(_launches(shape, step), "mlp")
-    yield Work("decode norm + MLP", shape, sequences, parts.mlp(), mlp)
+    yield Work("decode norm + MLP", shape, sequences, layer_work.mlp(), mlp)
     head = compose(shape.config).sections[-1][0]
     for candidates in (8, 64):
         launches = tuple(head.launches(replace(step, candidates=candidates)))
-        yield Work(f"decode head, top {candidates}", shape, sequences, parts.head(), launches)
+        yield Work(f"decode head, top {candidates}", shape, sequences, layer_work.head(), launches)
 
 
 def _alone(shape: RankShape, sequences: int, positions: int) -> tuple[Launch, Launch, Launch]:
@@ -303,11 +304,11 @@ def _alone(shape: RankShape, sequences: int, positions: int) -> tuple[Launch, La
 
 def _decode_attention(shape: RankShape, sequences: int, positions: int) -> Iterator[Work]:
     layer = _launches(shape, step_of(Phase.decode, sequences, positions))
-    parts = _Parts(shape, sequences)
+    layer_work = _LayerWork(shape, sequences)
     block = tuple(launch for launch in layer if launch.kernel != "mlp")
     for name, least, launches in (
-        ("decode rope + attention", parts.step(positions), _alone(shape, sequences, positions)[1:2]),
-        ("decode attention block", parts.block(positions), block),
-        ("decode layer", parts.layer(positions), tuple(join_launches(layer))),
+        ("decode rope + attention", layer_work.step(positions), _alone(shape, sequences, positions)[1:2]),
+        ("decode attention block", layer_work.block(positions), block),
+        ("decode layer", layer_work.layer(positions), tuple(join_launches(layer))),
     ):
         yield Work(name, shape, sequences, least, launches, positions)

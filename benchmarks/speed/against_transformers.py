@@ -75,7 +75,7 @@ def _line(name: str, dtype: str, runs: int, threads: str, folder: Path) -> str:
     try:
         apart = _apart(sides, folder)
         taken = _in_turn(sides, runs)
-        peak, held = sides["replayed"].ask("memory")
+        peak, state_bytes = sides["replayed"].ask("memory")
         theirs, _ = sides["transformers"].ask("memory")
     finally:
         for process in sides.values():
@@ -83,7 +83,7 @@ def _line(name: str, dtype: str, runs: int, threads: str, folder: Path) -> str:
     prefill, step = (
         _columns(taken, order, tokens) for order, tokens in (("prefill", PROMPT_TOKENS), ("step", 1))
     )
-    memory = (f"{each / 2**20:,.0f} MiB" for each in (peak, held + ALLOWED_BESIDE, theirs))
+    memory = (f"{size / 2**20:,.0f} MiB" for size in (peak, state_bytes + ALLOWED_BESIDE, theirs))
     return "| " + " | ".join([name, *prefill, *step, *memory, f"{apart:.0e}"]) + " |"
 
 
@@ -113,7 +113,7 @@ def _in_turn(sides: dict[str, _Process], runs: int) -> Taken:
 def _columns(taken: Taken, order: str, tokens: int) -> list[str]:
     """Tokens per second, and the ratios of the medians of time and of CPU time."""
     (wall, cpu), (their_wall, their_cpu) = (
-        [statistics.median(each) for each in zip(*taken[side, order])] for side in _SIDES
+        [statistics.median(seconds) for seconds in zip(*taken[side, order])] for side in _SIDES
     )
     return [f"{tokens / wall:.1f} tokens/s", f"{wall / their_wall:.2f}", f"{cpu / their_cpu:.2f}"]
 

@@ -35,6 +35,6 @@ def _sum_over_ranks(random: np.random.Generator) -> Callable[[], Any]:
     from nki.collectives import ReplicaGroup
 
     group = ReplicaGroup([list(range(_RANKS))])
-    given = [((random.standard_normal((128, 512), np.float32), group), {}) for _ in range(_RANKS)]
+    arguments = [((random.standard_normal((128, 512), np.float32), group), {}) for _ in range(_RANKS)]
     world = simulate.World(ranks=_RANKS)
-    return lambda: world.launch(nki_kernels.all_reduce, given)
+    return lambda: world.launch(nki_kernels.all_reduce, arguments)

@@ -60,11 +60,11 @@ CONFIG: dict[str, Any] = {  # the published config.json of Llama-3.1-70B, as far
 def rows() -> Iterator[Row]:
     """Time of a layer and of the model, equal layers once; instructions per second of each step of a dry run."""
     config = _config()
-    for what, tokens in ((f"prefill of {PROMPT}", PROMPT), ("a decode step", 1)):
+    for phase, tokens in ((f"prefill of {PROMPT}", PROMPT), ("a decode step", 1)):
         layer = _cpu(lambda: _layer(config, tokens))  # noqa: B023  (called at once)
-        whole = _cpu(lambda: _whole(config, tokens))  # noqa: B023
-        yield Row(f"a layer of Llama-3.1-70B at tp {RANKS}, {what}, dry", "CPU time", layer * 1e3, "ms")
-        yield Row(f"all of Llama-3.1-70B at tp {RANKS}, {what}, dry", "CPU time", whole * 1e3, "ms")
+        model = _cpu(lambda: _predict_model(config, tokens))  # noqa: B023
+        yield Row(f"a layer of Llama-3.1-70B at tp {RANKS}, {phase}, dry", "CPU time", layer * 1e3, "ms")
+        yield Row(f"all of Llama-3.1-70B at tp {RANKS}, {phase}, dry", "CPU time", model * 1e3, "ms")
     yield from _rates(_calls(config, PROMPT))
 
 
@@ -107,7 +107,7 @@ def _layer(config: ModelConfig, tokens: int) -> None:
         dry.time_launch(launch)
 
 
-def _whole(config: ModelConfig, tokens: int) -> None:
+def _predict_model(config: ModelConfig, tokens: int) -> None:
     """The pass as `nkw plan` has it: the layers are equal, so each kernel is launched once."""
     predictor = Predictor(config, TARGET, RANKS, DTYPE, CONTEXT)
     done = predictor.predict_step(1) if tokens == 1 else predictor.predict_prompts(tokens)
@@ -128,32 +128,36 @@ def _rates(calls: list[Call]) -> Iterator[Row]:
     finally:
         book.bind = bind
     streams = [launch.streams for launch in launches]
-    waits = [dependences(each) for each in streams]
-    instructions = sum(len(stream) for each in streams for stream in each)
+    waits = [dependences(rank_streams) for rank_streams in streams]
+    instructions = sum(len(stream) for rank_streams in streams for stream in rank_streams)
     steps: dict[str, Callable[[], object]] = {
         "planners": lambda: [bind(*call) for call in planned],
         "a dry launch: the kernel's Python, planned, checked, recorded, placed": lambda: [
             _launch(call) for call in calls
         ],
-        "dependences of its stream": lambda: [dependences(each) for each in streams],
+        "dependences of its stream": lambda: [dependences(launch_streams) for launch_streams in streams],
         "schedule, program reading": lambda: [
-            schedule(each, launch.hardware, waits=wait)
-            for each, launch, wait in zip(streams, launches, waits)
+            schedule(launch_streams, launch.hardware, waits=wait)
+            for launch_streams, launch, wait in zip(streams, launches, waits)
         ],
         "dependences and schedule": lambda: [
             schedule(launch.streams, launch.hardware) for launch in launches
         ],
     }
-    for what, action in steps.items():
+    for step, action in steps.items():
         yield Row(
-            f"{what}, {instructions} instructions", "CPU time", instructions / _cpu(action), "instructions/s"
+            f"{step}, {instructions} instructions", "CPU time", instructions / _cpu(action), "instructions/s"
         )
 
 
 def _launch(call: Call) -> simulate.Launch:
     kernel, arguments = call
     world = simulate.World(TARGET, len(arguments))
-    return world.launch(getattr(nki_kernels, kernel), [(each, {}) for each in arguments], simulate.Mode.dry)
+    return world.launch(
+        getattr(nki_kernels, kernel),
+        [(rank, {}) for rank in arguments],
+        simulate.Mode.dry,
+    )
 
 
 def _cpu(action: Callable[[], object]) -> float:

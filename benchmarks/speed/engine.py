@@ -48,7 +48,9 @@ def _scheduled() -> tuple[float, str, float]:
 
     def step() -> None:
         batch = scheduler.schedule()
-        scheduler.complete_step(batch, {each: (1,) for each, chunk in batch.chunks.items() if chunk.samples})
+        scheduler.complete_step(
+            batch, {request_id: (1,) for request_id, chunk in batch.chunks.items() if chunk.samples}
+        )
 
     step()
     taken = 1e6 * median(seconds(step) for _ in range(_STEPS))

@@ -101,10 +101,10 @@ def _transpose(x: Any) -> Any:
 
 def _gather(x: Any) -> Any:
     tile, taken = nl.load(x), nl.ndarray(_SHAPE, dtype=nl.float32)
-    places = nl.ndarray(_SHAPE, dtype=nl.uint32)
-    nisa.iota(dst=places, pattern=[[1, 8]])
+    indices = nl.ndarray(_SHAPE, dtype=nl.uint32)
+    nisa.iota(dst=indices, pattern=[[1, 8]])
     for _ in range(_TIMES):
-        nisa.nc_n_gather(dst=taken, data=tile, indices=places)
+        nisa.nc_n_gather(dst=taken, data=tile, indices=indices)
     return _stored(taken)
 
 
@@ -121,8 +121,8 @@ def _loop(x: Any) -> Any:
 
 
 def _collective(x: Any) -> Any:
-    own, total = (nl.ndarray(_SHAPE, dtype=nl.float32, buffer=nl.private_hbm) for _ in range(2))
-    nisa.dma_copy(dst=own, src=x)
+    local, total = (nl.ndarray(_SHAPE, dtype=nl.float32, buffer=nl.private_hbm) for _ in range(2))
+    nisa.dma_copy(dst=local, src=x)
     for _ in range(_TIMES):
-        ncc.all_reduce([own], [total], ncc.ReplicaGroup([list(range(_RANKS))]), nl.add)
+        ncc.all_reduce([local], [total], ncc.ReplicaGroup([list(range(_RANKS))]), nl.add)
     return _stored(total)

@@ -40,8 +40,8 @@ def rows() -> Iterator[Row]:
         return
     table = [row for row in runner.rows(runner.HERE / "table.toml") if not row.explained]
     table = [row for row in table if (Path(folder) / row.clone / row.file).is_file()]
-    for at in range(min(KERNELS, len(table))):
-        yield _measured(table[at * len(table) // min(KERNELS, len(table))], folder)
+    for index in range(min(KERNELS, len(table))):
+        yield _measured(table[index * len(table) // min(KERNELS, len(table))], folder)
 
 
 def _measured(row: runner.Row, folder: str) -> Row:

@@ -120,7 +120,7 @@ class HostileServer:
                 thread.join()
 
     def _read_stream(self, index: int, streams: Streams) -> None:
-        asked = {
+        request = {
             "model": "folder",
             "prompt": [3 + index, *range(5, 20)],
             "max_tokens": TOKENS,
@@ -131,7 +131,9 @@ class HostileServer:
         }
         connection = http.client.HTTPConnection(self._address)
         begun = last = time.perf_counter()
-        connection.request("POST", "/v1/completions", json.dumps(asked), {"content-type": "application/json"})
+        connection.request(
+            "POST", "/v1/completions", json.dumps(request), {"content-type": "application/json"}
+        )
         count = 0
         for line in connection.getresponse():
             if b'"logprobs":{' in line:

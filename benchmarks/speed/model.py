@@ -40,6 +40,10 @@ def rows() -> Iterator[Row]:
     replayed, eager, plain = medians(
         [simulated(True), simulated(False), steps(ReferenceModel(config, weights))], runs=5
     )
-    each = 1e3 / (_STEPS + 1)
-    yield Row("default model, a step, eager", "the same in plain numpy", eager * each, "ms", eager / plain)
-    yield Row("default model, a step, replayed", "the same, eager", replayed * each, "ms", replayed / eager)
+    ms_per_step = 1e3 / (_STEPS + 1)
+    yield Row(
+        "default model, a step, eager", "the same in plain numpy", eager * ms_per_step, "ms", eager / plain
+    )
+    yield Row(
+        "default model, a step, replayed", "the same, eager", replayed * ms_per_step, "ms", replayed / eager
+    )

@@ -45,14 +45,14 @@ class Side:
 
 def main() -> int:
     """Write a folder, or serve one side."""
-    what, how, folder = sys.argv[1:]
-    if what == "write":
+    action, how, folder = sys.argv[1:]
+    if action == "write":
         write(how, Path(folder))
         return 0
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else prints
     for answer in _answers(
-        {"replayed": replayed, "transformers": transformers_side}[what](Path(folder), how)
+        {"replayed": replayed, "transformers": transformers_side}[action](Path(folder), how)
     ):
         print(json.dumps(answer), file=answers, flush=True)
     return 0
@@ -63,7 +63,7 @@ def _answers(side: Side) -> Iterable[Any]:
     prompt, after = ids[:PROMPT_TOKENS], ids[PROMPT_TOKENS:]
     done, logits = 0, np.empty(0)
     for line in sys.stdin:
-        order, *rest = line.rstrip("\n").split(" ", 1)
+        order, *arguments = line.rstrip("\n").split(" ", 1)
         if order in ("prefill", "step"):
             wall, cpu = time.perf_counter(), time.process_time()
             if order == "prefill":
@@ -73,7 +73,7 @@ def _answers(side: Side) -> Iterable[Any]:
                 done += 1
             yield time.perf_counter() - wall, time.process_time() - cpu
         elif order == "logits":
-            np.save(rest[0], np.asarray(logits, np.float32))
+            np.save(arguments[0], np.asarray(logits, np.float32))
             yield None
         else:
             yield peak_bytes(), side.held_bytes
@@ -101,7 +101,7 @@ def replayed(folder: Path, dtype: str) -> Side:
     shards = shard_weights(config, checkpoint, 1, after_layer=checkpoint.release, dtype=dtype)
     length = bucket_length(PROMPT_TOKENS + STEPS, config.max_position_embeddings)
     model = KernelModel(config, shards, SimulatedDevice("trn2", 1), length)
-    tensors = sum(each.nbytes for each in checkpoint.values())
+    tensors = sum(array.nbytes for array in checkpoint.values())
     state = sum(2 * block.mixer.kv_width * length for block in config.blocks) * shards[0].dtype.itemsize
     return Side(
         lambda prompt: model.prefill([prompt])[0].logits,
@@ -124,15 +124,15 @@ def transformers_side(folder: Path, dtype: str) -> Side:
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, dtype), attn_implementation=attention
     ).eval()
-    held: list[Any] = [None]
+    cache: list[Any] = [None]
 
     def forward(tokens: list[int]) -> np.ndarray:
-        out = model(torch.tensor([tokens]), past_key_values=held[0], use_cache=True, logits_to_keep=1)
-        held[0] = out.past_key_values
+        out = model(torch.tensor([tokens]), past_key_values=cache[0], use_cache=True, logits_to_keep=1)
+        cache[0] = out.past_key_values
         return out.logits[0, -1].float().numpy()  # type: ignore[no-any-return]
 
     def prefill(prompt: list[int]) -> np.ndarray:
-        held[0] = None
+        cache[0] = None
         return forward(prompt)
 
     return Side(prefill, lambda token, position: forward([token]), model.config.vocab_size)
@@ -156,7 +156,7 @@ def write(name: str, folder: Path) -> None:
     dtype = np.dtype(ml_dtypes.bfloat16 if shape.weights == "bfloat16" else np.float32)
     shapes = compose(load_config(folder)).tensor_shapes()
     save_file(
-        {each: _tensor(each, shapes[each], dtype) for each in shapes},
+        {name: _tensor(name, shapes[name], dtype) for name in shapes},
         folder / "model.safetensors",
         {"format": "pt"},
     )

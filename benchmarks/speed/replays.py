@@ -64,7 +64,7 @@ def _shares() -> Iterator[Row]:
         return lambda: world.launch(nki_kernels.matmul, [((a, b), {})], mode=mode)
 
     launch(simulate.Mode.replay)()
-    whole, planned, numerics = medians(
+    eager, planned, numerics = medians(
         [launch(simulate.Mode.eager), launch(simulate.Mode.dry), launch(simulate.Mode.replay)],
         _RUNS,
         SPIN_SECONDS,
@@ -72,21 +72,23 @@ def _shares() -> Iterator[Row]:
     before = replays.report.seconds.get("rewriting", 0.0)
     launch(simulate.Mode.replay, exact=False)()
     once = replays.report.seconds["rewriting"] - before
-    parts = (
+    phases = (
         ("planning, placing, recording (a dry launch)", planned),
         ("numerics (an exact replay)", numerics),
-        ("checks of what was written, and the rest", whole - planned - numerics),
+        ("checks of what was written, and the rest", eager - planned - numerics),
         ("rewriting for replay, once", once),
     )
-    for part, seconds in parts:
-        yield Row(f"matmul 1024, {part}", "the whole eager launch", seconds * 1e3, "ms", seconds / whole)
+    for phase, seconds in phases:
+        yield Row(f"matmul 1024, {phase}", "the whole eager launch", seconds * 1e3, "ms", seconds / eager)
 
 
 def _ways(
     work: str, reference: str, kernel: Any, arguments: tuple[Any, ...], plain: Callable[[], object]
 ) -> Iterator[Row]:
     ways = {"exact": ReplayOptions(exact=True), "rewritten": ReplayOptions()}
-    narrow = sum(isinstance(each, np.ndarray) and each.dtype == ml_dtypes.bfloat16 for each in arguments)
+    narrow = sum(
+        isinstance(argument, np.ndarray) and argument.dtype == ml_dtypes.bfloat16 for argument in arguments
+    )
     if narrow and speed.available():
         ways["with torch"] = ReplayOptions(speed=True)
     actions: list[Callable[[], object]] = [plain]

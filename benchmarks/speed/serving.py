@@ -73,8 +73,8 @@ def _list_models(connection: http.client.HTTPConnection) -> None:
 
 def _measure_first_token(connection: http.client.HTTPConnection) -> float:
     """Return the seconds from a request to the first event of its stream; read the remaining events afterwards."""
-    asked = {"model": "pretrained", "prompt": _PROMPT, "max_tokens": 1, "temperature": 0, "stream": True}
-    body = json.dumps(asked | {"ignore_eos": True})
+    request = {"model": "stories", "prompt": _PROMPT, "max_tokens": 1, "temperature": 0, "stream": True}
+    body = json.dumps(request | {"ignore_eos": True})
     begun = time.perf_counter()
     connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
     response = connection.getresponse()

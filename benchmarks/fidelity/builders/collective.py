@@ -26,31 +26,31 @@ def build(entry: Entry) -> Case:
     size = re.search(r"(\d+) B", entry.shapes)
     if size is None:
         raise NotCovered(f"shapes {entry.shapes!r} give no size in bytes")
-    ranks, most = entry.cores, max(each.physical_cores for each in INSTANCES.values())
+    ranks, most = entry.cores, max(record.physical_cores for record in INSTANCES.values())
     if ranks > most:
         raise NotCovered(f"{ranks:,} ranks; the largest instance on record has {most:,} cores")
     nodes = _nodes(entry)
     if nodes > 1:
-        each, place = ranks // nodes, instance(_NODE)
-        assert place.efa_gbit_per_s is not None
-        efa = place.efa_gbit_per_s / 8 * each / place.physical_cores
-        chip = across(hardware(_NODE), nodes, each, efa, chip.collective_efa_step_ns, entry.kernel)
+        ranks_per_node, node = ranks // nodes, instance(_NODE)
+        assert node.efa_gbit_per_s is not None
+        efa = node.efa_gbit_per_s / 8 * ranks_per_node / node.physical_cores
+        chip = across(hardware(_NODE), nodes, ranks_per_node, efa, chip.collective_efa_step_ns, entry.kernel)
     group = ncc.ReplicaGroup([list(range(ranks))])
-    part = array((1, int(size.group(1))), np.uint8)
+    data = array((1, int(size.group(1))), np.uint8)
     if entry.says("all-reduce"):
-        part = array((1, int(size.group(1)) // 4), np.float32)
+        data = array((1, int(size.group(1)) // 4), np.float32)
         kernel, extra = collectives.all_reduce, ()
     elif entry.says("all-gather"):
         kernel, extra = collectives.all_gather, (ranks,)  # type: ignore[assignment]
     else:
         raise NotCovered("neither an all-reduce nor an all-gather")
-    of = "all_reduce" if entry.says("all-reduce") else "all_gather"
-    arguments = tuple((part, group, *extra) for _ in range(ranks))
-    return Case(chip, (Run(kernel, arguments),), Quantity.latency, Schedule.collective, of)
+    collective = "all_reduce" if entry.says("all-reduce") else "all_gather"
+    arguments = tuple((data, group, *extra) for _ in range(ranks))
+    return Case(chip, (Run(kernel, arguments),), Quantity.latency, Schedule.collective, collective)
 
 
 def _nodes(entry: Entry) -> int:
     if entry.says("two nodes"):
         return 2
-    found = re.search(r"(\d+) nodes|(\d+) node\(s\)", entry.kernel)
-    return int(found[1] or found[2]) if found else 1
+    match = re.search(r"(\d+) nodes|(\d+) node\(s\)", entry.kernel)
+    return int(match[1] or match[2]) if match else 1

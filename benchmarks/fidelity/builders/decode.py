@@ -24,12 +24,15 @@ def layer(entry: Entry) -> Case:
     """The attention block of one token, and the vocabulary head, whose columns are divided over the cores."""
     chip = chip_of(entry)
     if entry.says("vocabulary head"):
-        found = re.search(r"\[(\d+) x (\d+)\]", entry.kernel)
-        if found is None:
+        match = re.search(r"\[(\d+) x (\d+)\]", entry.kernel)
+        if match is None:
             raise NotCovered("the size of the head is not given")
-        depth, columns = map(int, found.groups())
-        own = (columns // entry.cores + 511) // 512 * 512
-        arguments: tuple[object, ...] = (array((128, depth // 128), _BF16), array((depth, own), _BF16))
+        depth, columns = map(int, match.groups())
+        local_columns = (columns // entry.cores + 511) // 512 * 512
+        arguments: tuple[object, ...] = (
+            array((128, depth // 128), _BF16),
+            array((depth, local_columns), _BF16),
+        )
         return Case(chip, (Run(decode.head, (arguments,)),), quantity_of(entry), Schedule.compiler)
     if not entry.says("attention block", "one token"):
         raise NotCovered("a whole layer whose division into kernels is not described")
@@ -83,8 +86,8 @@ def _divided(entry: Entry, hidden: int, heads: int, depth: int, positions: int) 
     """
     one, cache = 2 * depth * hidden, 4 * depth * positions
     once = (2 * heads + 2) * one + cache
-    found = re.search(r"HBM read (\d+) KiB", entry.notes)
-    read = 1024.0 * int(found.group(1)) if found else 1.0e6 * float(entry.metrics.get("hbm_read_MB", 0.0))
+    match = re.search(r"HBM read (\d+) KiB", entry.notes)
+    read = 1024.0 * int(match.group(1)) if match else 1.0e6 * float(entry.metrics.get("hbm_read_MB", 0.0))
     if entry.cores == 1:
         return _Work(heads, hidden, repeats=max(round((read - once) / (2 * one)), 0))
     if read and read < 1.05 * once:
@@ -223,8 +226,8 @@ def _slots(entry: Entry) -> Case:
     if entry.says("loaded once") and tokens >= _PAIRS_BELOW:
         lanes = 2 if tokens <= 16 else 4 if tokens <= 64 else 8
         group = min(4, 16 // lanes)
-        each = 128 // lanes
-        slots = -(-(pairs + min(count, pairs) * (lanes - 1)) // lanes // each) * each
+        slots_per_block = 128 // lanes
+        slots = -(-(pairs + min(count, pairs) * (lanes - 1)) // lanes // slots_per_block) * slots_per_block
         loads = round(count * (1.0 - (1.0 - top / count) ** tokens))
     rows = hidden // 128
     shape = (tokens, hidden) if lanes > 1 else (128, tokens, rows)

@@ -62,17 +62,17 @@ def build(entry: Entry) -> Case:
             raise NotCovered("the matrix whose tiles are loaded is not given")
         return case(dma.load_tiles, (array((int(side.group(1)),) * 2),), Quantity.data_phase)
     if entry.says("store of one"):
-        found = re.search(r"\[(\d+),(\d+)\] tile", entry.kernel)
-        if found is None:
+        match = re.search(r"\[(\d+),(\d+)\] tile", entry.kernel)
+        if match is None:
             raise NotCovered("the tile that is stored is not given")
-        shape = (int(found.group(1)), int(found.group(2)))
+        shape = (int(match.group(1)), int(match.group(2)))
         return case(dma.stores, (array(shape), 1), Quantity.data)
     if entry.says("load of"):
-        found = re.search(r"\[(\d+),(\d+)\] tiles", entry.kernel)
+        match = re.search(r"\[(\d+),(\d+)\] tiles", entry.kernel)
         count = entry.integer(r"^(\d+) x")
-        if found is None or count is None:
+        if match is None or count is None:
             raise NotCovered("the tiles that are loaded are not given")
-        shape = (int(found.group(1)), int(found.group(2)))
+        shape = (int(match.group(1)), int(match.group(2)))
         return case(dma.loads, ([array(shape) for _ in range(count)],), Quantity.data_phase)
     rows = re.search(r"(\d+) rows x (\d+) (Ki|)B", entry.kernel)
     if rows is not None:
@@ -85,10 +85,10 @@ def build(entry: Entry) -> Case:
 
 def _on_one_engine(entry: Entry, chip: Hardware) -> Case | None:
     """Queued descriptors of one DMA engine, which share its time one after the other."""
-    found = re.search(r"(\d+) (Ki|)B", entry.shapes)
-    if found is None or entry.says("indirect") or entry.says("16 engines"):
+    match = re.search(r"(\d+) (Ki|)B", entry.shapes)
+    if match is None or entry.says("indirect") or entry.says("16 engines"):
         return None
-    size = int(found.group(1)) * _UNITS[found.group(2)]
+    size = int(match.group(1)) * _UNITS[match.group(2)]
     pieces = re.search(r"(\d+) x (\d+) B", entry.shapes)
     piece = int(pieces.group(2)) if pieces else size
 

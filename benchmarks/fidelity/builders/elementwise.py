@@ -66,10 +66,10 @@ def transpose(entry: Entry) -> Case:
 
 def cluster(entry: Entry) -> Case:
     """Assignment of points to centroids; the points are divided over the cores."""
-    found = re.search(r"N=(\d+) points, D=(\d+), K=(\d+)", entry.shapes)
-    if found is None or not entry.says("arg-max"):
+    match = re.search(r"N=(\d+) points, D=(\d+), K=(\d+)", entry.shapes)
+    if match is None or not entry.says("arg-max"):
         raise NotCovered("not an assignment step with points, D and K")
-    points, depth, centroids = map(int, found.groups())
+    points, depth, centroids = map(int, match.groups())
     dtype = dtype_of(entry)
     arguments = (
         array((depth, points // entry.cores), dtype),

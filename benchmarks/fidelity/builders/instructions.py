@@ -66,11 +66,11 @@ def _shape(entry: Entry, default_rows: int = 128) -> tuple[int, int]:
 
 
 def _repeated(
-    entry: Entry, chip: Hardware, kernel: Callable[..., object], arguments: tuple[object, ...], of: str
+    entry: Entry, chip: Hardware, kernel: Callable[..., object], arguments: tuple[object, ...], operation: str
 ) -> Case:
     count = re.search(r"(\d+) x \[", entry.shapes)
     divisor = 1.0 / int(count.group(1)) if count and "total of" in entry.measured else 1.0
-    return Case(chip, (Run(kernel, (arguments,)),), _quantity(entry), Schedule.primitive, of, divisor)
+    return Case(chip, (Run(kernel, (arguments,)),), _quantity(entry), Schedule.primitive, operation, divisor)
 
 
 def _matmul(entry: Entry, chip: Hardware) -> Case:
@@ -86,7 +86,9 @@ def _matmul(entry: Entry, chip: Hardware) -> Case:
         return case
     if case.quantity is Quantity.latency:
         return _half_product(entry, chip, columns)
-    return Case(chip, case.runs, case.quantity, case.schedule, case.of, float(chip.matmul_fp32_instructions))
+    return Case(
+        chip, case.runs, case.quantity, case.schedule, case.operation, float(chip.matmul_fp32_instructions)
+    )
 
 
 def _transpose(entry: Entry, chip: Hardware) -> Case:
@@ -158,8 +160,8 @@ def _hardware_dge(entry: Entry, chip: Hardware) -> Case:
     """The trigger of a DMA with descriptors written by hardware: as many as its rows, or as the entry counts."""
     descriptors = int(entry.metrics.get("descriptors", 128))
     total = entry.integer(r"(\d+) KiB")
-    found = re.search(r"([\d.]+) MB", entry.shapes)
-    size = total * 1024 if total else int(float(found.group(1)) * 1e6) if found else descriptors * 4096
+    match = re.search(r"([\d.]+) MB", entry.shapes)
+    size = total * 1024 if total else int(float(match.group(1)) * 1e6) if match else descriptors * 4096
     partitions = max(count for count in range(1, 129) if descriptors % count == 0)
     rows = descriptors // partitions
     width = max(min(size // descriptors, chip.sbuf_usable_bytes_per_partition // rows - 1), 1)

@@ -21,11 +21,11 @@ def build(entry: Entry) -> Case:
     dtype = dtype_of(entry)
     wide, narrow = array((channels, tokens), dtype), array((states, tokens), dtype)
     arguments: tuple[object, ...] = (wide, wide, array((channels, states), dtype), narrow, narrow)
-    part = entry.integer(r"tiled by (\d+)")
+    tile_length = entry.integer(r"tiled by (\d+)")
     if is_late_step(entry):
-        part = 512
-    if part is not None:
-        arguments += (part,)
+        tile_length = 512
+    if tile_length is not None:
+        arguments += (tile_length,)
     if entry.says("channel-tile loop outermost") or is_late_step(entry):
         kernel = mamba.channels_outermost
     else:

@@ -10,8 +10,8 @@ from benchmarks.fidelity.entry import Entry
 
 def is_late_step(entry: Entry) -> bool:
     """A later step of a search for faster code, which has its obvious improvements; the first two mostly try things."""
-    found = re.search(r"optimi[sz]ation step (\d+)", entry.kernel)
-    return found is not None and int(found.group(1)) > 2
+    match = re.search(r"optimi[sz]ation step (\d+)", entry.kernel)
+    return match is not None and int(match.group(1)) > 2
 
 
 def described_itself(entry: Entry) -> None:
@@ -19,8 +19,8 @@ def described_itself(entry: Entry) -> None:
 
     Its predicted time would be the described kernel's divided by that figure: the entry's own words would answer it.
     """
-    found = re.search(r"(\d+(?:\.\d+)?)\s*x faster", entry.kernel)
-    ratio = found.group(1) if found else entry.metrics.get("ratio_to_baseline", 1.0)
+    match = re.search(r"(\d+(?:\.\d+)?)\s*x faster", entry.kernel)
+    ratio = match.group(1) if match else entry.metrics.get("ratio_to_baseline", 1.0)
     if float(ratio) > 1.0:
         raise NotCovered(
             "a variant told apart from the described kernel by its speed-up alone, which would answer itself"

@@ -22,9 +22,13 @@ def three_pass(q, k, v, mode="none"):
         tile = load(scores[row : row + PARTITIONS, :], mode)
         exponentials, inverse = _softmax(tile)
         for column in range(0, tokens, BANK):
-            part = exponentials[:, column : column + BANK]
+            columns_view = exponentials[:, column : column + BANK]
             nisa.tensor_scalar(
-                dst=part, data=part, op0=nl.multiply, operand0=inverse, engine=nisa.vector_engine
+                dst=columns_view,
+                data=columns_view,
+                op0=nl.multiply,
+                operand0=inverse,
+                engine=nisa.vector_engine,
             )
         store(weights[row : row + PARTITIONS, :], exponentials, mode)
     by_key = _transposed(values)
@@ -79,8 +83,8 @@ def grouped(q, k, v, scale):
                 tile = _scores(evacuate(bank, q.dtype), keys, scale)
                 exponentials, inverse = _softmax(tile)
                 for column in range(0, tokens, BANK):
-                    part = exponentials[:, column : column + BANK]
-                    nisa.tensor_scalar(dst=part, data=part, op0=nl.multiply, operand0=inverse)
+                    columns_view = exponentials[:, column : column + BANK]
+                    nisa.tensor_scalar(dst=columns_view, data=columns_view, op0=nl.multiply, operand0=inverse)
                 result = evacuate(_weighted(_transposed(exponentials), values, depth), q.dtype)
                 nisa.dma_copy(dst=output[head, row : row + PARTITIONS, :], src=result)
     return output
@@ -92,11 +96,11 @@ def _scores(query, keys, scale=None):
     for column in range(0, tokens, BANK):
         bank = psum((PARTITIONS, BANK))
         nisa.nc_matmul(dst=bank, stationary=query, moving=keys[:, column : column + BANK])
-        part = tile[:, column : column + BANK]
+        columns_view = tile[:, column : column + BANK]
         if scale is None:
-            nisa.activation(dst=part, op=nl.copy, data=bank)
+            nisa.activation(dst=columns_view, op=nl.copy, data=bank)
         else:
-            nisa.tensor_scalar(dst=part, data=bank, op0=nl.multiply, operand0=scale)
+            nisa.tensor_scalar(dst=columns_view, data=bank, op0=nl.multiply, operand0=scale)
     return tile
 
 
@@ -106,16 +110,16 @@ def _softmax(tile, dtype=nl.float32):
     count = columns // BANK
     maxima = sbuf((PARTITIONS, count), nl.float32)
     for i in range(count):
-        part = tile[:, i * BANK : (i + 1) * BANK]
-        nisa.tensor_reduce(dst=maxima[:, i : i + 1], op=nl.maximum, data=part, axis=1)
+        columns_view = tile[:, i * BANK : (i + 1) * BANK]
+        nisa.tensor_reduce(dst=maxima[:, i : i + 1], op=nl.maximum, data=columns_view, axis=1)
     bias = sbuf((PARTITIONS, 1), nl.float32)
     nisa.tensor_reduce(dst=bias, op=nl.maximum, data=maxima, axis=1, negate=True)
     exponentials = sbuf(tile.shape, dtype)
     sums = sbuf((PARTITIONS, count), nl.float32)
     for i in range(count):
-        part = exponentials[:, i * BANK : (i + 1) * BANK]
-        nisa.activation(dst=part, op=nl.exp, data=tile[:, i * BANK : (i + 1) * BANK], bias=bias)
-        nisa.tensor_reduce(dst=sums[:, i : i + 1], op=nl.add, data=part, axis=1)
+        columns_view = exponentials[:, i * BANK : (i + 1) * BANK]
+        nisa.activation(dst=columns_view, op=nl.exp, data=tile[:, i * BANK : (i + 1) * BANK], bias=bias)
+        nisa.tensor_reduce(dst=sums[:, i : i + 1], op=nl.add, data=columns_view, axis=1)
     total = sbuf((PARTITIONS, 1), nl.float32)
     nisa.tensor_reduce(dst=total, op=nl.add, data=sums, axis=1)
     inverse = sbuf((PARTITIONS, 1), nl.float32)

@@ -9,29 +9,31 @@ import nki.language as nl
 
 def all_reduce(x, group):
     """The sum over the ranks of a buffer of x's shape."""
-    part = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="part")
+    shard = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="part")
     total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="total")
-    nisa.dma_copy(dst=part, src=x)
-    ncc.all_reduce(srcs=[part], dsts=[total], replica_group=group, op=nl.add)
+    nisa.dma_copy(dst=shard, src=x)
+    ncc.all_reduce(srcs=[shard], dsts=[total], replica_group=group, op=nl.add)
     return x
 
 
 def all_gather(x, group, ranks):
     """The buffers of all ranks, one after the other."""
-    part = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="part")
-    whole = nl.ndarray((ranks * x.shape[0], x.shape[1]), dtype=x.dtype, buffer=nl.private_hbm, name="whole")
-    nisa.dma_copy(dst=part, src=x)
-    ncc.all_gather(srcs=[part], dsts=[whole], replica_group=group, collective_dim=0)
+    shard = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="part")
+    gathered = nl.ndarray(
+        (ranks * x.shape[0], x.shape[1]), dtype=x.dtype, buffer=nl.private_hbm, name="whole"
+    )
+    nisa.dma_copy(dst=shard, src=x)
+    ncc.all_gather(srcs=[shard], dsts=[gathered], replica_group=group, collective_dim=0)
     return x
 
 
 def all_gather_with_copies(x, group, ranks):
     """The same with the copies that a kernel needs around it, since collectives cannot touch its arguments."""
-    part = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="part")
+    shard = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="part")
     shape = (ranks * x.shape[0], x.shape[1])
-    whole = nl.ndarray(shape, dtype=x.dtype, buffer=nl.private_hbm, name="whole")
-    nisa.dma_copy(dst=part, src=x)
-    ncc.all_gather(srcs=[part], dsts=[whole], replica_group=group, collective_dim=0)
+    gathered = nl.ndarray(shape, dtype=x.dtype, buffer=nl.private_hbm, name="whole")
+    nisa.dma_copy(dst=shard, src=x)
+    ncc.all_gather(srcs=[shard], dsts=[gathered], replica_group=group, collective_dim=0)
     out = nl.ndarray(shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(dst=out, src=whole)
+    nisa.dma_copy(dst=out, src=gathered)
     return out

@@ -73,13 +73,13 @@ def attention_block(x, w_qkv, w_o, keys, values, angles, heads, form):
         query = normalised(qkv[:, group * share : (group + 1) * share], epsilon)
         if form.trips:
             query = _by_trips(query)
-        place = out[:, group * share : (group + 1) * share]
+        output_view = out[:, group * share : (group + 1) * share]
         if form.softmax == "rows":
-            _attend(place, query, cached_keys, cached_values)
+            _attend(output_view, query, cached_keys, cached_values)
         elif form.softmax == "heads":
-            attend_by_heads(place, query, cached_keys, cached_values, form.trips)
+            attend_by_heads(output_view, query, cached_keys, cached_values, form.trips)
         else:
-            attend_in_tiles(place, query, cached_keys, cached_values, form.softmax == "again")
+            attend_in_tiles(output_view, query, cached_keys, cached_values, form.softmax == "again")
     result = project(out, w_o, width, mode)
     nisa.tensor_tensor(dst=result, data1=result, data2=load(x[:, 0 : result.shape[1]]), op=nl.add)
     total = nl.ndarray(result.shape, dtype=x.dtype, buffer=nl.shared_hbm)
@@ -110,14 +110,14 @@ def _rotated(columns, waves, turning):
     """Rotary embedding of the heads in columns [d, heads]: cos times them, plus sin times their swapped halves."""
     bank = psum(columns.shape)
     nisa.nc_matmul(dst=bank, stationary=turning, moving=columns)
-    part = sbuf(columns.shape, nl.float32)
+    rotated = sbuf(columns.shape, nl.float32)
     if waves[0].shape[1] == 1:
-        nisa.tensor_scalar(dst=part, data=bank, op0=nl.multiply, operand0=_single(waves[1]))
+        nisa.tensor_scalar(dst=rotated, data=bank, op0=nl.multiply, operand0=_single(waves[1]))
         nisa.tensor_scalar(dst=columns, data=columns, op0=nl.multiply, operand0=_single(waves[0]))
     else:
-        nisa.tensor_tensor(dst=part, data1=bank, data2=waves[1], op=nl.multiply)
+        nisa.tensor_tensor(dst=rotated, data1=bank, data2=waves[1], op=nl.multiply)
         nisa.tensor_tensor(dst=columns, data1=columns, data2=waves[0], op=nl.multiply)
-    nisa.tensor_tensor(dst=columns, data1=columns, data2=part, op=nl.add)
+    nisa.tensor_tensor(dst=columns, data1=columns, data2=rotated, op=nl.add)
 
 
 def _single(column):
@@ -176,8 +176,8 @@ def head(x, w, width=2048):
                 moving = tiles[k][:, n:end]
                 nisa.nc_matmul(dst=bank, stationary=columns[:, k : k + 1], moving=moving, accumulate=k > 0)
             nisa.activation(dst=row[:, n:end], op=nl.copy, data=bank)
-        at = n0 // width * 8
-        nisa.max8(dst=best[:, at : at + 8], src=row)
+        slot = n0 // width * 8
+        nisa.max8(dst=best[:, slot : slot + 8], src=row)
         nisa.dma_copy(dst=out[:, n0:last], src=row)
     return out
 

@@ -57,15 +57,15 @@ def load_tiles(x):
 
 def gathers(table, rows, count):
     """`count` indirect loads of some rows each of table [V, n], row numbers in rows [up to 128, 1]."""
-    places = sbuf(rows.shape, rows.dtype)
-    nisa.dma_copy(dst=places, src=rows)
+    row_numbers = sbuf(rows.shape, rows.dtype)
+    nisa.dma_copy(dst=row_numbers, src=rows)
     for _ in range(count):
         tile = sbuf((rows.shape[0], table.shape[1]), table.dtype)
         nisa.dma_copy(
             dst=tile,
             src=table.ap(
                 pattern=[[table.shape[1], rows.shape[0]], [1, table.shape[1]]],
-                vector_offset=places,
+                vector_offset=row_numbers,
                 indirect_dim=0,
             ),
         )
@@ -74,14 +74,14 @@ def gathers(table, rows, count):
 
 def scatters(x, rows, count):
     """`count` indirect stores of 128 rows of 4 bytes each, into places of their own."""
-    places = sbuf(rows.shape, rows.dtype)
-    nisa.dma_copy(dst=places, src=rows)
+    row_numbers = sbuf(rows.shape, rows.dtype)
+    nisa.dma_copy(dst=row_numbers, src=rows)
     tile = sbuf((PARTITIONS, 1), x.dtype)
     nisa.memset(dst=tile, value=0)
     for _ in range(count):
         out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm)
         nisa.dma_copy(
-            dst=out.ap(pattern=[[1, PARTITIONS], [1, 1]], vector_offset=places, indirect_dim=0),
+            dst=out.ap(pattern=[[1, PARTITIONS], [1, 1]], vector_offset=row_numbers, indirect_dim=0),
             src=tile,
         )
     return x

@@ -32,7 +32,7 @@ def add_streams(a, b, width, mode="none"):
     return total
 
 
-def silu(x, width=1024, part=512):
+def silu(x, width=1024, chunk=512):
     """x / (1 + exp(-x)) in tiles of 128 x 1024: exp on the Scalar engine, the rest on the Vector engine."""
     rows, columns = x.shape
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
@@ -41,20 +41,20 @@ def silu(x, width=1024, part=512):
         for column in range(0, columns, width):
             tile = load(x[row : row + PARTITIONS, column : column + width])
             result = sbuf(tile.shape, x.dtype)
-            for first in range(0, width, part):
-                data = tile[:, first : first + part]
-                curve = sbuf((PARTITIONS, part), nl.float32)
+            for first in range(0, width, chunk):
+                data = tile[:, first : first + chunk]
+                curve = sbuf((PARTITIONS, chunk), nl.float32)
                 nisa.activation(dst=curve, op=nl.exp, data=data, scale=-1.0, bias=zero)
                 nisa.tensor_scalar(dst=curve, data=curve, op0=nl.add, operand0=1.0)
                 nisa.reciprocal(dst=curve, data=curve)
                 nisa.tensor_tensor(
-                    dst=result[:, first : first + part], data1=data, data2=curve, op=nl.multiply
+                    dst=result[:, first : first + chunk], data1=data, data2=curve, op=nl.multiply
                 )
             nisa.dma_copy(dst=out[row : row + PARTITIONS, column : column + width], src=result)
     return out
 
 
-def adamw(theta, gradient, mean, square, width=1024, part=512):
+def adamw(theta, gradient, mean, square, width=1024, chunk=512):
     """One AdamW step of a matrix: every multiply and add an instruction, the sums and scales where there is room."""
     rows, columns = theta.shape
     out = nl.ndarray(theta.shape, dtype=theta.dtype, buffer=nl.shared_hbm)
@@ -63,10 +63,10 @@ def adamw(theta, gradient, mean, square, width=1024, part=512):
         high = min(PARTITIONS, rows - row)
         for column in range(0, columns, width):
             box = (slice(row, row + high), slice(column, column + width))
-            tiles = [load(each[box]) for each in (theta, mean, square, gradient)]
+            tiles = [load(tensor[box]) for tensor in (theta, mean, square, gradient)]
             result = sbuf((high, width), theta.dtype)
-            for first in range(0, width, part):
-                last = first + part
+            for first in range(0, width, chunk):
+                last = first + chunk
                 _adamw_step(result[:, first:last], [tile[:, first:last] for tile in tiles], zero[0:high, :])
             nisa.dma_copy(dst=out[box], src=result)
     return out
@@ -75,12 +75,12 @@ def adamw(theta, gradient, mean, square, width=1024, part=512):
 def _adamw_step(result, tiles, zero):
     theta, mean, square, gradient = tiles
     shape = theta.shape
-    decayed, step, moment, part, inverse = [sbuf(shape, nl.float32) for _ in range(5)]
+    decayed, step, moment, scaled_gradient, inverse = [sbuf(shape, nl.float32) for _ in range(5)]
     nisa.activation(dst=decayed, op=nl.copy, data=theta, scale=1.0e-5)
     nisa.tensor_tensor(dst=decayed, data1=theta, data2=decayed, op=nl.subtract)
     nisa.activation(dst=step, op=nl.copy, data=mean, scale=0.9)
-    nisa.activation(dst=part, op=nl.copy, data=gradient, scale=0.1)
-    nisa.tensor_tensor(dst=step, data1=step, data2=part, op=nl.add)
+    nisa.activation(dst=scaled_gradient, op=nl.copy, data=gradient, scale=0.1)
+    nisa.tensor_tensor(dst=step, data1=step, data2=scaled_gradient, op=nl.add)
     nisa.activation(dst=step, op=nl.copy, data=step, scale=0.01)
     nisa.activation(dst=moment, op=nl.copy, data=square, scale=0.999)
     squares = sbuf(shape, nl.float32)

@@ -42,14 +42,14 @@ def experts(x, indices, weights, gate_up, down, gate_width, down_width, wide_dow
             nisa.tensor_copy(dst=other, src=up[i])
             columns.append(sbuf(gate[i].shape, x.dtype))
             nisa.tensor_tensor(dst=columns[-1], data1=curve, data2=other, op=nl.multiply)
-        parts = [
+        down_tiles = [
             _fetched(down, expert, first, min(PARTITIONS, inner - first), depth, down_width)
             for first in range(0, inner, PARTITIONS)
         ]
         for n in range(depth // block):
             bank = psum((1, block))
-            for i in range(len(parts)):
-                moving = parts[i][0 : columns[i].shape[0], n * block : (n + 1) * block]
+            for i in range(len(down_tiles)):
+                moving = down_tiles[i][0 : columns[i].shape[0], n * block : (n + 1) * block]
                 nisa.nc_matmul(dst=bank, stationary=columns[i], moving=moving, accumulate=i > 0)
             share = sbuf((1, block), nl.float32)
             nisa.tensor_copy(dst=share, src=bank)

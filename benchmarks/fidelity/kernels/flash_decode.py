@@ -72,10 +72,10 @@ def reduced_by_trip(column, op):
     turned, one = psum((1, PARTITIONS)), sbuf((1, 1), nl.float32)
     nisa.nc_transpose(dst=turned, data=column)
     nisa.tensor_reduce(dst=one, op=op, data=turned, axis=1)
-    place = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.private_hbm)
-    nisa.dma_copy(dst=place, src=one)
+    scratch = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.private_hbm)
+    nisa.dma_copy(dst=scratch, src=one)
     wide = sbuf((PARTITIONS, 1), nl.float32)
-    nisa.dma_copy(dst=wide, src=place.ap(pattern=[[0, PARTITIONS], [1, 1]]))
+    nisa.dma_copy(dst=wide, src=scratch.ap(pattern=[[0, PARTITIONS], [1, 1]]))
     return wide
 
 

@@ -85,9 +85,9 @@ def fused_experts(x, gamma, router, gate_up, down, gate_scales, down_scales, cor
             _activated(product, sets[k % stages.buffers], stages) for k, product in zip(members, products)
         ]
         for k, columns in zip(members, between):
-            part = _down(columns, sets[k % stages.buffers], share, stages)
-            scaled = sbuf(part.shape, nl.float32)
-            nisa.tensor_scalar(dst=scaled, data=part, op0=nl.multiply, operand0=wide[:, k : k + 1])
+            expert_output = _down(columns, sets[k % stages.buffers], share, stages)
+            scaled = sbuf(expert_output.shape, nl.float32)
+            nisa.tensor_scalar(dst=scaled, data=expert_output, op0=nl.multiply, operand0=wide[:, k : k + 1])
             nisa.tensor_tensor(dst=total, data1=total, data2=scaled, op=nl.add)
     out = nl.ndarray((1, share), dtype=x.dtype, buffer=nl.shared_hbm)
     row = sbuf((1, share), x.dtype)
@@ -120,17 +120,17 @@ def _buffers(gate_up, down, share, stages):
 
 def _clear_down(tiles):
     """Zeros beyond the rows of down, from the last partition on at which an instruction may start."""
-    rest = tiles["gate"].shape[2] // 2 % PARTITIONS
-    start = 96 if rest >= 96 else 64 if rest >= 64 else 0
-    if rest:
+    remainder = tiles["gate"].shape[2] // 2 % PARTITIONS
+    start = 96 if remainder >= 96 else 64 if remainder >= 64 else 0
+    if remainder:
         nisa.memset(dst=tiles["down"][-1][start:PARTITIONS, :], value=0.0)
 
 
 def _number(best, k):
     """The number of an expert in a tile of its own."""
-    own = sbuf((1, 1), best.dtype)
-    nisa.dma_copy(dst=own, src=best[:, k : k + 1])
-    return own.ap(pattern=[[1, 1], [1, 1]], offset=0)
+    number = sbuf((1, 1), best.dtype)
+    nisa.dma_copy(dst=number, src=best[:, k : k + 1])
+    return number.ap(pattern=[[1, 1], [1, 1]], offset=0)
 
 
 def _fetch(tiles, expert, gate_up, down, gate_scales, down_scales, stages):
@@ -164,12 +164,12 @@ def _pad(tiles, clear):
     """What of gate and up does not fill a block of 128 columns, copied to tiles that are zero beyond it."""
     gate = tiles.get("wide gate", tiles["gate"])
     inner = gate.shape[2] // 2
-    rest = inner % PARTITIONS
+    remainder = inner % PARTITIONS
     for half, tile in enumerate(tiles["padded"]):
         if clear:
-            nisa.memset(dst=tile[:, :, rest:PARTITIONS], value=0.0)
-        source = gate[:, :, (half + 1) * inner - rest : (half + 1) * inner]
-        nisa.tensor_copy(dst=tile[:, :, 0:rest], src=source)
+            nisa.memset(dst=tile[:, :, remainder:PARTITIONS], value=0.0)
+        source = gate[:, :, (half + 1) * inner - remainder : (half + 1) * inner]
+        nisa.tensor_copy(dst=tile[:, :, 0:remainder], src=source)
 
 
 def _widen(tiles):
@@ -191,8 +191,10 @@ def _gate_and_up(token, tiles):
                 stationary = tiles["padded"][half][:, k, :]
             else:
                 stationary = gate[:, k, start : start + PARTITIONS]
-            place = bank[:, n : n + 1]
-            nisa.nc_matmul(dst=place, stationary=stationary, moving=token[:, k : k + 1], accumulate=k > 0)
+            destination = bank[:, n : n + 1]
+            nisa.nc_matmul(
+                dst=destination, stationary=stationary, moving=token[:, k : k + 1], accumulate=k > 0
+            )
     return bank
 
 
@@ -218,25 +220,30 @@ def _down(columns, tiles, share, stages):
     for n in range(share // PARTITIONS):
         for i in range(len(downs)):
             stationary = downs[i][:, n * PARTITIONS : (n + 1) * PARTITIONS]
-            place = product[:, n : n + 1]
-            nisa.nc_matmul(dst=place, stationary=stationary, moving=columns[:, i : i + 1], accumulate=i > 0)
-    part = evacuate(product, nl.float32)
+            destination = product[:, n : n + 1]
+            nisa.nc_matmul(
+                dst=destination, stationary=stationary, moving=columns[:, i : i + 1], accumulate=i > 0
+            )
+    output = evacuate(product, nl.float32)
     if stages.scaled:
-        nisa.tensor_tensor(dst=part, data1=part, data2=tiles["down scales"], op=nl.multiply)
-    return part
+        nisa.tensor_tensor(dst=output, data1=output, data2=tiles["down scales"], op=nl.multiply)
+    return output
 
 
-def _scaled_silu(place, bank, i, scales, stages):
+def _scaled_silu(destination, bank, i, scales, stages):
     curve, other = sbuf((PARTITIONS, 1), nl.float32), sbuf((PARTITIONS, 1), nl.float32)
     count, last = bank.shape[1] // 2, scales.shape[1] - 1
-    own, others = min(i, last), min(count + i, last)
-    scale = scales[:, own : own + 1]
+    gate_scale, up_scale = min(i, last), min(count + i, last)
+    scale = scales[:, gate_scale : gate_scale + 1]
     if stages.silu_apart:
         nisa.activation(dst=curve, op=nl.copy, data=bank[:, i : i + 1], scale=scale)
         nisa.activation(dst=curve, op=nl.silu, data=curve)
     else:
         nisa.activation(dst=curve, op=nl.silu, data=bank[:, i : i + 1], scale=scale)
     nisa.activation(
-        dst=other, op=nl.copy, data=bank[:, count + i : count + i + 1], scale=scales[:, others : others + 1]
+        dst=other,
+        op=nl.copy,
+        data=bank[:, count + i : count + i + 1],
+        scale=scales[:, up_scale : up_scale + 1],
     )
-    nisa.tensor_tensor(dst=place, data1=curve, data2=other, op=nl.multiply)
+    nisa.tensor_tensor(dst=destination, data1=curve, data2=other, op=nl.multiply)

@@ -28,11 +28,13 @@ def assign(points_t, centroids_t, norms):
             for k in range(len(left)):
                 moving = right[k][:, column : column + BANK]
                 nisa.nc_matmul(dst=bank, stationary=left[k], moving=moving, accumulate=k > 0)
-            part = slice(column, column + BANK)
-            nisa.tensor_tensor(dst=scores[:, part], data1=bank, data2=offsets[:, part], op=nl.add)
+            bank_columns = slice(column, column + BANK)
+            nisa.tensor_tensor(
+                dst=scores[:, bank_columns], data1=bank, data2=offsets[:, bank_columns], op=nl.add
+            )
         best = sbuf((PARTITIONS, 8), nl.float32)
         nisa.max8(dst=best, src=scores)
-        places = sbuf((PARTITIONS, 8), nl.uint32)
-        nisa.nc_find_index8(dst=places, data=scores, vals=best)
-        nisa.dma_copy(dst=out[row : row + PARTITIONS, :], src=places)
+        indices = sbuf((PARTITIONS, 8), nl.uint32)
+        nisa.nc_find_index8(dst=indices, data=scores, vals=best)
+        nisa.dma_copy(dst=out[row : row + PARTITIONS, :], src=indices)
     return out

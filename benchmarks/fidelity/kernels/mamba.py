@@ -28,30 +28,30 @@ def states_outermost(delta, u, a, b, c):
                 span = slice(first, min(tokens, first + BANK))
                 pair = load(b[state : state + 1, span]), load(c[state : state + 1, span])
                 total = sums[row // PARTITIONS][:, span]
-                spread = [broadcast(each, ones) for each in pair]
+                spread = [broadcast(row, ones) for row in pair]
                 carried = _state(total, steps[:, span], grown[:, span], rate, spread, zero, carried)
     for row in range(0, channels, PARTITIONS):
         nisa.dma_copy(dst=out[row : row + PARTITIONS, :], src=sums[row // PARTITIONS])
     return out
 
 
-def channels_outermost(delta, u, a, b, c, part=None):
-    """The loop over channels outside: delta and u are loaded, and multiplied, once; `part` tokens at a time, or all.
+def channels_outermost(delta, u, a, b, c, chunk=None):
+    """The loop over channels outside: delta and u are loaded, and multiplied, once; `chunk` tokens at a time, or all.
 
-    Instructions are as long as a part. A row of b or c that is wider than a bank of PSUM is spread into SBUF, so that
+    Instructions are as long as a chunk. A row of b or c that is wider than a bank of PSUM is spread into SBUF, so that
     the Vector engine reads both operands from there.
     """
     channels, tokens = delta.shape
     states = a.shape[1]
-    part = tokens if part is None else part
+    chunk = tokens if chunk is None else chunk
     out = nl.ndarray(delta.shape, dtype=delta.dtype, buffer=nl.shared_hbm)
     zero, ones = constant((PARTITIONS, 1), 0.0), ones_row(nl.float32)
     for row in range(0, channels, PARTITIONS):
         rows = slice(row, row + PARTITIONS)
         rates = load(a[rows, :])
         carried = [0.0] * states
-        for start in range(0, tokens, part):
-            end = min(tokens, start + part)
+        for start in range(0, tokens, chunk):
+            end = min(tokens, start + chunk)
             total = constant((PARTITIONS, end - start), 0.0)
             steps, inputs = load(delta[rows, start:end]), load(u[rows, start:end])
             grown = sbuf(steps.shape, nl.float32)
@@ -59,16 +59,16 @@ def channels_outermost(delta, u, a, b, c, part=None):
             for state in range(states):
                 rate = rates[:, state : state + 1]
                 if end - start > BANK:
-                    pair = [_spread(each[state : state + 1, start:end], ones) for each in (b, c)]
+                    pair = [_spread(row[state : state + 1, start:end], ones) for row in (b, c)]
                     _state(total, steps, grown, rate, pair, zero, carried[state])
                     continue
                 for first in range(start, end, BANK):
                     span = slice(first, min(end, first + BANK))
-                    here = slice(first - start, min(end, first + BANK) - start)
+                    local = slice(first - start, min(end, first + BANK) - start)
                     pair = load(b[state : state + 1, span]), load(c[state : state + 1, span])
-                    spread = [broadcast(each, ones) for each in pair]
+                    spread = [broadcast(row, ones) for row in pair]
                     carried[state] = _state(
-                        total[:, here], steps[:, here], grown[:, here], rate, spread, zero, carried[state]
+                        total[:, local], steps[:, local], grown[:, local], rate, spread, zero, carried[state]
                     )
             nisa.dma_copy(dst=out[rows, start:end], src=total)
     return out

@@ -97,11 +97,11 @@ def blocked(a_t, b, block_m=4, block_n=1, block_k=8):
                                 moving=right[k][:, n : n + BANK],
                                 accumulate=k > 0,
                             )
-                        part = sums[m][:, n : n + BANK]
+                        destination = sums[m][:, n : n + BANK]
                         if k0 == 0:
-                            nisa.tensor_copy(dst=part, src=bank, engine=nisa.vector_engine)
+                            nisa.tensor_copy(dst=destination, src=bank, engine=nisa.vector_engine)
                         else:
-                            nisa.tensor_tensor(dst=part, data1=part, data2=bank, op=nl.add)
+                            nisa.tensor_tensor(dst=destination, data1=destination, data2=bank, op=nl.add)
             for m in range(len(sums)):
                 result = sbuf((PARTITIONS, width), c.dtype)
                 nisa.activation(dst=result, op=nl.copy, data=sums[m])

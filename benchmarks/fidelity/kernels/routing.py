@@ -42,14 +42,14 @@ def routed(token, router, loads, prepared):
     """
     depth, count = router.shape
     blocks = depth // PARTITIONS
-    each = blocks // loads
+    blocks_per_load = blocks // loads
     bank = psum((1, count))
-    for first in range(0, blocks, each):
-        tile = sbuf((PARTITIONS, each, count), router.dtype)
-        pattern = [[count, PARTITIONS], [PARTITIONS * count, each], [1, count]]
+    for first in range(0, blocks, blocks_per_load):
+        tile = sbuf((PARTITIONS, blocks_per_load, count), router.dtype)
+        pattern = [[count, PARTITIONS], [PARTITIONS * count, blocks_per_load], [1, count]]
         source = router.ap(pattern=pattern, offset=first * PARTITIONS * count)
         nisa.dma_copy(dst=tile, src=source, dge_mode=nisa.dge_mode.none if prepared else nisa.dge_mode.swdge)
-        for k in range(each):
+        for k in range(blocks_per_load):
             column = token[:, first + k : first + k + 1]
             nisa.nc_matmul(dst=bank, stationary=column, moving=tile[:, k, :], accumulate=first + k > 0)
     logits = evacuate(bank, nl.float32)
@@ -58,11 +58,11 @@ def routed(token, router, loads, prepared):
     nisa.tensor_scalar(dst=logits, data=logits, op0=nl.subtract, operand0=largest)
     nisa.activation(dst=logits, op=nl.exp, data=logits)
     _to_sum_one(logits)
-    values, places = sbuf((1, 8), nl.float32), sbuf((1, 8), nl.uint32)
+    values, indices = sbuf((1, 8), nl.float32), sbuf((1, 8), nl.uint32)
     nisa.max8(dst=values, src=logits)
-    nisa.nc_find_index8(dst=places, data=logits, vals=values)
+    nisa.nc_find_index8(dst=indices, data=logits, vals=values)
     _to_sum_one(values)
-    return _spread(values), places
+    return _spread(values), indices
 
 
 def quantised(columns, by_shuffles):
@@ -116,17 +116,19 @@ def _to_sum_one(row):
 def _largest_by_shuffles(column):
     """The largest of 128 partitions: five steps of shuffles within every quadrant, then over the quadrants."""
     size = PARTITIONS // _QUADRANTS
-    found = None
+    largest = None
     for quadrant in range(_QUADRANTS):
-        part = sbuf((size, 1), nl.float32)
-        nisa.tensor_copy(dst=part, src=column[quadrant * size : (quadrant + 1) * size, :])
+        quadrant_column = sbuf((size, 1), nl.float32)
+        nisa.tensor_copy(dst=quadrant_column, src=column[quadrant * size : (quadrant + 1) * size, :])
         step = 1
         while step < size:
             moved = sbuf((size, 1), nl.float32)
-            nisa.nc_stream_shuffle(dst=moved, src=part, shuffle_mask=[(i + step) % size for i in range(size)])
-            nisa.tensor_tensor(dst=part, data1=part, data2=moved, op=nl.maximum)
+            nisa.nc_stream_shuffle(
+                dst=moved, src=quadrant_column, shuffle_mask=[(i + step) % size for i in range(size)]
+            )
+            nisa.tensor_tensor(dst=quadrant_column, data1=quadrant_column, data2=moved, op=nl.maximum)
             step *= 2
-        if found is not None:
-            nisa.tensor_tensor(dst=part, data1=part, data2=found, op=nl.maximum)
-        found = part
-    return found[0:1, :]
+        if largest is not None:
+            nisa.tensor_tensor(dst=quadrant_column, data1=quadrant_column, data2=largest, op=nl.maximum)
+        largest = quadrant_column
+    return largest[0:1, :]

@@ -30,11 +30,11 @@ def slotted_experts(x, indices, weights, blocks, loads, lanes, group):
     fold = constant((PARTITIONS, PARTITIONS), 1.0)
     halves = constant((PARTITIONS, 2), 1.0)
     batch = x.shape[0] if lanes > 1 else x.shape[1]
-    each = min(slots, PARTITIONS // lanes)  # slots of one block of lanes
+    slots_per_block = min(slots, PARTITIONS // lanes)  # slots of one block of lanes
     if lanes > 1:
         _planned(numbers)
-        places = sbuf((batch, each * lanes), x.dtype)
-        nisa.memset(dst=places, value=0.0)
+        placement = sbuf((batch, slots_per_block * lanes), x.dtype)
+        nisa.memset(dst=placement, value=0.0)
         total = sbuf((batch, depth), nl.float32)
     else:
         total = sbuf((PARTITIONS, batch, depth // PARTITIONS), nl.float32)
@@ -46,34 +46,35 @@ def slotted_experts(x, indices, weights, blocks, loads, lanes, group):
         if step + 1 < groups:
             _fetch(ring[(step + 1) % _RING], blocks, numbers, (step + 1) * group, min(loads, slots))
         if 0 <= step < groups:
-            if lanes > 1 and step * group % each == 0:
-                moving = _gathered(tokens, places)
+            if lanes > 1 and step * group % slots_per_block == 0:
+                moving = _gathered(tokens, placement)
             columns = [
-                _lane(tokens, moving, step * group + s, each, lanes, slots // batch) for s in range(group)
+                _lane(tokens, moving, step * group + s, slots_per_block, lanes, slots // batch)
+                for s in range(group)
             ]
             begun[step] = _gate_and_up(columns, ring[step % _RING], depth, halves)
         if step < 1:
             continue
         first = (step - 1) * group
-        if lanes > 1 and first % each == 0:
-            outputs = sbuf((PARTITIONS, depth // PARTITIONS, each * lanes), x.dtype)
-        parts = _down(begun.pop(step - 1), ring[(step - 1) % _RING], depth, fold, halves, lanes)
+        if lanes > 1 and first % slots_per_block == 0:
+            outputs = sbuf((PARTITIONS, depth // PARTITIONS, slots_per_block * lanes), x.dtype)
+        products = _down(begun.pop(step - 1), ring[(step - 1) % _RING], depth, fold, halves, lanes)
         for s in range(group):
             if lanes == 1:
-                place = total[:, min((first + s) * batch // slots, batch - 1), :]
+                destination = total[:, min((first + s) * batch // slots, batch - 1), :]
                 nisa.scalar_tensor_tensor(
-                    dst=place,
-                    data=parts[:, s, :],
+                    dst=destination,
+                    data=products[:, s, :],
                     op0=nl.multiply,
                     operand0=wide[:, s : s + 1],
                     op1=nl.add,
-                    operand1=place,
+                    operand1=destination,
                 )
         if lanes > 1:
-            at = first % each * lanes
-            nisa.tensor_copy(dst=outputs[:, :, at : at + group * lanes], src=parts)
-            if (first + group) % each == 0:
-                _routed(outputs, places, total)
+            lane = first % slots_per_block * lanes
+            nisa.tensor_copy(dst=outputs[:, :, lane : lane + group * lanes], src=products)
+            if (first + group) % slots_per_block == 0:
+                _routed(outputs, placement, total)
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     result = sbuf(x.shape, x.dtype)
     nisa.tensor_copy(dst=result, src=total)
@@ -121,9 +122,9 @@ def _fetch(tiles, blocks, numbers, first, loads):
         nisa.dma_copy(dst=tiles[s], src=source, dge_mode=nisa.dge_mode.swdge)
 
 
-def _gathered(tokens, places):
+def _gathered(tokens, placement):
     """The tokens of a block of lanes [128, H / 128, lanes], from tokens [T, H] and places [T, lanes]."""
-    blocks, lanes = tokens.shape[1] // PARTITIONS, places.shape[1]
+    blocks, lanes = tokens.shape[1] // PARTITIONS, placement.shape[1]
     moving = sbuf((PARTITIONS, blocks, lanes), tokens.dtype)
     together = BANK // lanes
     for first in range(0, blocks, together):
@@ -131,18 +132,18 @@ def _gathered(tokens, places):
         for c in range(together):
             start = (first + c) * PARTITIONS
             stationary = tokens[:, start : start + PARTITIONS]
-            nisa.nc_matmul(dst=bank[:, c, :], stationary=stationary, moving=places)
+            nisa.nc_matmul(dst=bank[:, c, :], stationary=stationary, moving=placement)
         nisa.tensor_copy(dst=moving[:, first : first + together, :], src=bank)
     return moving
 
 
-def _lane(tokens, moving, slot, each, lanes, chosen):
+def _lane(tokens, moving, slot, slots_per_block, lanes, chosen):
     """What moves past the weights of a slot: [128, H / 128, lanes]."""
     if lanes == 1:
         token = tokens[:, min(slot // max(chosen, 1), tokens.shape[1] - 1), :]
         return token.reshape((PARTITIONS, token.shape[1], 1))
-    at = slot % each * lanes
-    return moving[:, :, at : at + lanes]
+    lane = slot % slots_per_block * lanes
+    return moving[:, :, lane : lane + lanes]
 
 
 def _gate_and_up(columns, tiles, depth, halves):
@@ -192,17 +193,17 @@ def _down(begun, tiles, depth, fold, halves, lanes):
             stationary = tiles[s][:, start : start + PARTITIONS]
             nisa.nc_matmul(dst=product[:, s, c, :], stationary=stationary, moving=between[:, s, :, :])
     if lanes == 1:
-        parts = sbuf((PARTITIONS, group, blocks), nl.float32)
-        nisa.tensor_tensor(dst=parts, data1=product, data2=later, op=nl.multiply)
-        return parts
-    parts = sbuf((PARTITIONS, blocks, group * lanes), nl.bfloat16)
+        products = sbuf((PARTITIONS, group, blocks), nl.float32)
+        nisa.tensor_tensor(dst=products, data1=product, data2=later, op=nl.multiply)
+        return products
+    products = sbuf((PARTITIONS, blocks, group * lanes), nl.bfloat16)
     for s in range(group):
-        place = parts[:, :, s * lanes : (s + 1) * lanes]
-        nisa.tensor_copy(dst=place, src=product[:, s, :, :])
-    return parts
+        destination = products[:, :, s * lanes : (s + 1) * lanes]
+        nisa.tensor_copy(dst=destination, src=product[:, s, :, :])
+    return products
 
 
-def _routed(outputs, places, total):
+def _routed(outputs, placement, total):
     """The lanes' outputs [128, H / 128, lanes], turned and added to their tokens' totals [T, H]."""
     blocks, lanes = outputs.shape[1:]
     turned = sbuf((lanes, blocks * PARTITIONS), outputs.dtype)
@@ -211,10 +212,10 @@ def _routed(outputs, places, total):
         for c in range(4):
             nisa.nc_transpose(dst=bank[:, c, :], data=outputs[:, first + c, :])
         nisa.activation(dst=turned[:, first * PARTITIONS : (first + 4) * PARTITIONS], op=nl.copy, data=bank)
-    weights = sbuf((lanes, places.shape[0]), outputs.dtype)
+    weights = sbuf((lanes, placement.shape[0]), outputs.dtype)
     nisa.memset(dst=weights, value=1.0)
     for first in range(0, blocks * PARTITIONS, BANK):
-        bank = psum((places.shape[0], BANK))
+        bank = psum((placement.shape[0], BANK))
         nisa.nc_matmul(dst=bank, stationary=weights, moving=turned[:, first : first + BANK])
-        place = total[:, first : first + BANK]
-        nisa.tensor_tensor(dst=place, data1=place, data2=bank, op=nl.add)
+        destination = total[:, first : first + BANK]
+        nisa.tensor_tensor(dst=destination, data1=destination, data2=bank, op=nl.add)

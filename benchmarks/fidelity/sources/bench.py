@@ -79,15 +79,15 @@ def _outcome(
     source: Source, clones: Mapping[str, Clone], readings: Sequence[Reading], main: Reading | None
 ) -> Outcome:
     limits = Limits(_SECONDS, _MEMORY_BYTES)
-    found = reply(lambda: _predicted(source, clones, readings, main), _SECONDS, limits)
-    if found is None:
+    result = reply(lambda: _predicted(source, clones, readings, main), _SECONDS, limits)
+    if result is None:
         most = f"{_SECONDS} s and {_MEMORY_BYTES >> 30} GiB"
         return Outcome(source, f"its launch ended without a result, as it does beyond {most}")
-    if "reason" in found:
-        return Outcome(source, found["reason"])
-    times = {Reading(name): time_us for name, time_us in found["predicted_us"].items()}
-    who = Schedule(found["schedule"])
-    return Outcome(source, "", main or who.reading, times, found["floor_us"], found["work"], who)
+    if "reason" in result:
+        return Outcome(source, result["reason"])
+    times = {Reading(name): time_us for name, time_us in result["predicted_us"].items()}
+    who = Schedule(result["schedule"])
+    return Outcome(source, "", main or who.reading, times, result["floor_us"], result["work"], who)
 
 
 def _predicted(
@@ -111,15 +111,17 @@ def _placed(
         chip = hardware(source.target)
     except InvalidArgument:
         raise NotCovered(f"target {source.target!r:.40} names no chip") from None
-    asked = launch_of(source, clones)
-    done = launch(asked.kernel, [((), asked.arguments)], chip, source.lnc, Mode.dry, has_grid=True)
+    source_launch = launch_of(source, clones)
+    done = launch(
+        source_launch.kernel, [((), source_launch.arguments)], chip, source.lnc, Mode.dry, has_grid=True
+    )
     waits = dependences(done.streams)
-    counts = main or asked.schedule.reading
+    counts = main or source_launch.schedule.reading
     wanted = dict.fromkeys((counts, *readings))
     placed = {reading: schedule(done.streams, done.hardware, reading, waits) for reading in wanted}
     around_ns = placed[counts].overhead_ns
     return {
-        "schedule": asked.schedule.value,
+        "schedule": source_launch.schedule.value,
         "predicted_us": {
             reading.value: (timeline.length_ns + around_ns) / 1000.0 for reading, timeline in placed.items()
         },
@@ -149,13 +151,13 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (bool, int, str)) else one_line(value)
 
 
-def sources_as_json(found: Sequence[Outcome], clones: Mapping[str, Clone]) -> list[dict[str, Any]]:
+def sources_as_json(outcomes: Sequence[Outcome], clones: Mapping[str, Clone]) -> list[dict[str, Any]]:
     """One object per source, for programs: `time_us` is the prediction that counts, `predicted_us` has all readings.
 
     `host_overhead_ns`, the host's part of these times, is 0: they are the device's.
     """
     out = []
-    for outcome in found:
+    for outcome in outcomes:
         source = outcome.source
         row: dict[str, Any] = {
             "number": source.number,

@@ -30,17 +30,17 @@ class Clone:
 
 def recognised(folders: Sequence[str]) -> dict[str, Clone]:
     """The clones by repository. Raises InvalidArgument for a folder that is none of a repository with kernels."""
-    found: dict[str, Clone] = {}
+    clones: dict[str, Clone] = {}
     for name in folders:
         folder = Path(name).resolve()
         repo = next((repo for repo, inner in _FOLDERS.items() if (folder / inner).is_dir()), None)
         if repo is None:
             known = " and ".join(f"{repo} ({inner})" for repo, inner in _FOLDERS.items())
             raise InvalidArgument("NKW-FIDELITY-CLONE", f"{name} is no clone with measured kernels: {known}")
-        if repo in found:
+        if repo in clones:
             raise InvalidArgument("NKW-FIDELITY-CLONE", f"{name} is a second clone of {repo}: name one")
-        found[repo] = Clone(repo, folder, _commit(folder))
-    return found
+        clones[repo] = Clone(repo, folder, _commit(folder))
+    return clones
 
 
 def _commit(folder: Path) -> str:

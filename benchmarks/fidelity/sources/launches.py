@@ -45,8 +45,8 @@ class Launched:
 class Fields:
     """The fields of an entry, each taken once. Raises NotCovered for a value that is none of its kind."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._left = dict(given)
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._left = dict(fields)
 
     def size(self, name: str) -> int:
         """A positive integer."""
@@ -88,7 +88,7 @@ def launch_of(source: Source, clones: Mapping[str, Clone]) -> Launched:
         raise NotCovered(f"no clone of {source.repo} is named by --sources")
     for name, (builder, schedule) in _BUILDERS[clone.repo].items():
         if source.kernel.startswith(name):
-            fields = Fields(source.given)
+            fields = Fields(source.arguments)
             kernel, arguments = builder(clone.folder, source.kernel, fields)
             fields.end()
             return Launched(getattr(kernel, "func", kernel), arguments, schedule)
@@ -197,9 +197,9 @@ docstring of the builder."""
 
 def library_module(folder: Path, name: str, package: str = "core") -> Any:
     """A module of the vendor's library, below nkilib/core or nkilib/experimental."""
-    place = str(folder / "src")
-    if place not in sys.path:
-        sys.path.insert(0, place)
+    folder_name = str(folder / "src")
+    if folder_name not in sys.path:
+        sys.path.insert(0, folder_name)
         repairs.install(repairs.LIBRARY)
     return importlib.import_module(f"nkilib_src.nkilib.{package}.{name}")
 

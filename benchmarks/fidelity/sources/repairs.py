@@ -29,10 +29,10 @@ class Repairing(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
         if name not in self._repairs:
             return None
-        found = importlib.machinery.PathFinder.find_spec(name, path)
-        if found is not None and isinstance(found.loader, importlib.machinery.SourceFileLoader):
-            found.loader = _Repaired(found.loader.name, found.loader.path, self._repairs[name])
-        return found
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _Repaired(spec.loader.name, spec.loader.path, self._repairs[name])
+        return spec
 
 
 class _Repaired(importlib.machinery.SourceFileLoader):

@@ -22,7 +22,7 @@ _COMMON = ("kernel", "repo", "lnc", "measured_us")
 class Source:
     """One launch of a public kernel and its measured time, which includes start and end of the kernel.
 
-    `number` is its place in the file. `given` has the fields that say what is launched; `flaw` is why none can be.
+    `number` is its place in the file. `arguments` has the fields that say what is launched; `flaw` is why none can be.
     """
 
     number: int
@@ -31,12 +31,12 @@ class Source:
     target: str
     lnc: int
     measured_us: float
-    given: Mapping[str, Any]
+    arguments: Mapping[str, Any]
     flaw: str = ""
 
     def fields(self) -> dict[str, Any]:
         """Everything that tells the launch from others of its kernel."""
-        return {"lnc": self.lnc, **self.given}
+        return {"lnc": self.lnc, **self.arguments}
 
 
 def read_sources(path: str | Path) -> list[Source]:
@@ -53,20 +53,20 @@ def read_sources(path: str | Path) -> list[Source]:
 
 
 def _source(number: int, item: Any, repo: str, target: str) -> Source:
-    given = item if isinstance(item, dict) else {}
+    fields = item if isinstance(item, dict) else {}
     flaws = [] if isinstance(item, dict) else [f"it is a {type(item).__name__}, not an object"]
-    lnc, measured = given.get("lnc"), given.get("measured_us")
+    lnc, measured = fields.get("lnc"), fields.get("measured_us")
     if isinstance(lnc, bool) or lnc not in (1, 2):
         flaws.append(f"lnc is {lnc!r:.40}, not 1 or 2")
         lnc = 1
     if not is_number(measured) or not SHORTEST_US <= measured <= LONGEST_US:
         flaws.append(f"measured_us is {measured!r:.40}, no time of a kernel")
         measured = 0.0
-    arguments = {name: value for name, value in given.items() if name not in _COMMON}
+    arguments = {name: value for name, value in fields.items() if name not in _COMMON}
     return Source(
         number,
-        one_line(given.get("kernel", ""), 80),
-        one_line(given.get("repo", repo), 80),
+        one_line(fields.get("kernel", ""), 80),
+        one_line(fields.get("repo", repo), 80),
         target,
         int(lnc),
         float(measured),

@@ -23,7 +23,7 @@ _COUNTS = (
 Rows = Sequence[Sequence[str]]
 
 
-def source_text(found: Sequence[Outcome], clones: Mapping[str, Clone]) -> str:
+def source_text(outcomes: Sequence[Outcome], clones: Mapping[str, Clone]) -> str:
     """The whole table."""
     head = (
         "All times are the device's: predicted ones hold start and end of the kernel, as measured ones do, and no host "
@@ -31,12 +31,12 @@ def source_text(found: Sequence[Outcome], clones: Mapping[str, Clone]) -> str:
     )
     read = [f"- {clone.repo} at {clone.commit or 'an unknown commit'}" for clone in clones.values()]
     groups: dict[str, list[Outcome]] = {}
-    for outcome in found:
+    for outcome in outcomes:
         groups.setdefault(outcome.source.kernel, []).append(outcome)
-    parts = ["\n".join([head, "", *read])]
-    parts += [_launches(kernel, members) for kernel, members in groups.items()]
-    parts += [_errors(groups, found), _variants(groups), _bounds(found), _missing(found)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    sections = ["\n".join([head, "", *read])]
+    sections += [_launches(kernel, members) for kernel, members in groups.items()]
+    sections += [_errors(groups, outcomes), _variants(groups), _bounds(outcomes), _missing(outcomes)]
+    return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def aligned(rows: Rows, left: int = 1) -> str:
@@ -91,19 +91,19 @@ def _is_word(outcome: Outcome, name: str) -> bool:
 
 def _compared(members: Sequence[Outcome]) -> list[tuple[str, Reading | None]]:
     """The readings that a table compares: the one that counts, None where members differ in it, then the others."""
-    own = {member.reading for member in members}
-    first = own.pop() if len(own) == 1 else None
-    others = [
+    readings = {member.reading for member in members}
+    first = readings.pop() if len(readings) == 1 else None
+    remaining = [
         reading
         for reading in _SHOWN
         if reading is not first and all(reading in member.predicted_us for member in members)
     ]
-    return [(reading.value if reading else _EACH_ITS_OWN, reading) for reading in (first, *others)]
+    return [(reading.value if reading else _EACH_ITS_OWN, reading) for reading in (first, *remaining)]
 
 
-def _errors(groups: Mapping[str, Sequence[Outcome]], found: Sequence[Outcome]) -> str:
+def _errors(groups: Mapping[str, Sequence[Outcome]], outcomes: Sequence[Outcome]) -> str:
     rows = [["kernel", "covered", "schedule by", "reading", "median", "90 %", "bias"]]
-    for name, members in [*groups.items(), ("all", found)]:
+    for name, members in [*groups.items(), ("all", outcomes)]:
         covered = [member for member in members if member.covered]
         if not covered:
             rows.append([name, f"0 of {len(members)}", "", "", "", "", ""])
@@ -121,7 +121,9 @@ def _errors(groups: Mapping[str, Sequence[Outcome]], found: Sequence[Outcome]) -
 
 def pairs(members: Sequence[Outcome]) -> list[tuple[Outcome, Outcome, str]]:
     """Launches of one kernel that differ in one field, whose measured times tell an order: shorter, longer, field."""
-    ordered = sorted((each for each in members if each.covered), key=lambda each: each.source.measured_us)
+    ordered = sorted(
+        (outcome for outcome in members if outcome.covered), key=lambda outcome: outcome.source.measured_us
+    )
     out = []
     for number, longer in enumerate(ordered):
         for shorter in ordered[:number]:
@@ -140,8 +142,8 @@ def _variants(groups: Mapping[str, Sequence[Outcome]]) -> str:
         "Pairs of launches of one kernel that differ in one field, more than 5 % apart in measured time:",
         "",
     ]
-    for label, reading in _compared([member for each in told for member in each[1:3]]):
-        wrong = [each for each in told if each[1].time_us(reading) >= each[2].time_us(reading)]
+    for label, reading in _compared([member for pair in told for member in pair[1:3]]):
+        wrong = [pair for pair in told if pair[1].time_us(reading) >= pair[2].time_us(reading)]
         lines.append(f"- {label}: {len(told) - len(wrong)} of {len(told)} in the measured order")
         for kernel, shorter, longer, name in wrong:
             measured = f"measured {shorter.source.measured_us:,.1f} < {longer.source.measured_us:,.1f}"
@@ -150,32 +152,36 @@ def _variants(groups: Mapping[str, Sequence[Outcome]]) -> str:
     return "\n".join(lines)
 
 
-def _bounds(found: Sequence[Outcome]) -> str:
-    covered = [each for each in found if each.covered]
+def _bounds(outcomes: Sequence[Outcome]) -> str:
+    covered = [outcome for outcome in outcomes if outcome.covered]
     lines = []
     bounds = (Reading.dataflow, Reading.serial)
-    bracketed = [each for each in covered if all(reading in each.predicted_us for reading in bounds)]
+    bracketed = [outcome for outcome in covered if all(reading in outcome.predicted_us for reading in bounds)]
     if bracketed:
-        below = [each for each in bracketed if each.source.measured_us < each.time_us(Reading.dataflow)]
-        above = [each for each in bracketed if each.source.measured_us > each.time_us(Reading.serial)]
+        below = [
+            outcome for outcome in bracketed if outcome.source.measured_us < outcome.time_us(Reading.dataflow)
+        ]
+        above = [
+            outcome for outcome in bracketed if outcome.source.measured_us > outcome.time_us(Reading.serial)
+        ]
         inside = len(bracketed) - len(below) - len(above)
         lines.append(f"Measured inside the bracket of dataflow and serial: {inside} of {len(bracketed)}.")
         lines += [f"Measured below dataflow: {_named(below)}."] if below else []
         lines += [f"Measured above serial: {_named(above)}."] if above else []
     if covered:
-        predicted = [each for each in covered if each.time_us() < each.floor_us]
-        measured = [each for each in covered if each.source.measured_us < each.floor_us]
+        predicted = [outcome for outcome in covered if outcome.time_us() < outcome.floor_us]
+        measured = [outcome for outcome in covered if outcome.source.measured_us < outcome.floor_us]
         lines.append(f"Predicted below the physical floor: {_named(predicted)}.")
         lines.append(f"Measured below the physical floor, which is then too high: {_named(measured)}.")
     return "\n".join(lines)
 
 
 def _named(outcomes: Sequence[Outcome]) -> str:
-    return ", ".join(f"entry {each.source.number}" for each in outcomes) or "none"
+    return ", ".join(f"entry {outcome.source.number}" for outcome in outcomes) or "none"
 
 
-def _missing(found: Sequence[Outcome]) -> str:
-    lines = [f"| {each.source.number} | {each.reason} |" for each in found if not each.covered]
+def _missing(outcomes: Sequence[Outcome]) -> str:
+    lines = [f"| {outcome.source.number} | {outcome.reason} |" for outcome in outcomes if not outcome.covered]
     return "\n".join(["| not covered: entry | because |", "|---:|---|", *lines]) if lines else ""
 
 
