@@ -18,7 +18,7 @@ from benchmarks.kernels.works import Work
 from model.device.binding import bind_arguments
 from model.layers.launch import Argument, Axis, Launch, Value
 from model.plan.roofline import Bound, compute_core_peaks
-from simulate.profile.traffic import traffic
+from simulate.profile.traffic import sum_traffic
 from simulate.timing import Reading, dependences, schedule
 
 READINGS = (Reading.program, Reading.scheduled)
@@ -141,7 +141,7 @@ class Bench:
 
 def _check_divided(kernel: str, done: simulate.Launch) -> None:
     """Raise NotDivided where a result is written more than once: by each core."""
-    for tensor in traffic(done.streams):
+    for tensor in sum_traffic(done.streams):
         if not tensor.argument and not tensor.reads and tensor.writes > 1:
             raise NotDivided(f"{kernel} does not divide its work: each core writes all of {tensor.name}")
 

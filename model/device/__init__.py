@@ -23,7 +23,7 @@ from model.device.prediction import KernelTime, Pass, Prediction
 from model.device.refusals import ArrayShape, find_refusal
 from model.device.simulated import SimulatedDevice, rank_of_this_process
 from simulate.hardware import INSTANCES, Hardware, Instance
-from simulate.profile.page import style as page_style
+from simulate.profile.page import read_style as page_style
 
 __all__ = [
     "INSTANCES",

@@ -13,8 +13,8 @@ from simulate.bundle.reading import within
 from simulate.bundle.result import RESULT_FOLDER, CaseResult
 from simulate.profile.numbers import us
 from simulate.profile.vendor import DeviceProfile, read_profile
-from simulate.profile.vendor.side_by_side import Pair, line_pairs, paired
-from simulate.profile.vendor.text import named_table, pairs_table, records
+from simulate.profile.vendor.side_by_side import Pair, pair_amounts, pair_lines
+from simulate.profile.vendor.text import make_named_table, make_pairs_table, make_records
 
 _MOST_LINES = 8
 _TRACE = ".ntff"  # the profiler's own recording, which its `view` turns into tables
@@ -58,8 +58,8 @@ def _paired(case: Case, found: DeviceProfile) -> CaseProfile:
     lines = [((each.file, each.line), each.busy_ns) for each in own.lines]
     return CaseProfile(
         Pair("total_time", own.program_ns + own.overhead_ns, found.total_ns),
-        paired(own.engines, measured, keep_order=True),
-        line_pairs(lines, found) if found.lines else (),
+        pair_amounts(own.engines, measured, keep_order=True),
+        pair_lines(lines, found) if found.lines else (),
     )
 
 
@@ -67,9 +67,9 @@ def parts_of(name: str, seen: CaseProfile) -> list[Part]:
     """The parts of the text."""
     if seen.total is None:
         return [Hanging(f"{name}: the profile cannot be compared: {shown(seen.unread)}")]
-    found: list[Part] = ["", pairs_table(f"{name}, active us", (seen.total, *seen.engines), us)]
+    found: list[Part] = ["", make_pairs_table(f"{name}, active us", (seen.total, *seen.engines), us)]
     if seen.lines:
-        found += ["", named_table(f"{name}, line, us", seen.lines, _MOST_LINES, us)]
+        found += ["", make_named_table(f"{name}, line, us", seen.lines, _MOST_LINES, us)]
     return found
 
 
@@ -77,7 +77,7 @@ def document_of(seen: CaseProfile) -> dict[str, Any]:
     """As plain values."""
     return {
         "unread": seen.unread,
-        "total": records((seen.total,), "_ns") if seen.total else [],
-        "engines": records(seen.engines, "_ns"),
-        "lines": records(seen.lines, "_ns"),
+        "total": make_records((seen.total,), "_ns") if seen.total else [],
+        "engines": make_records(seen.engines, "_ns"),
+        "lines": make_records(seen.lines, "_ns"),
     }

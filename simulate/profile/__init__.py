@@ -1,4 +1,4 @@
-"""Profiles: where the time of a launch goes, as text and as a page."""
+"""Profiles of launches, which attribute time to lines, engines and causes; as text and as an HTML page."""
 
 from simulate.profile.profile import Profile, profile
 from simulate.profile.text import text

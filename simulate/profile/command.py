@@ -1,4 +1,4 @@
-"""The command `time`: run a script and show where the time of its kernel launches goes."""
+"""The command `time`: run a script and report where the time of its kernel launches goes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from simulate.occupancy.command import distinct as cores
 from simulate.profile.comparison import options as against
 from simulate.profile.comparison import text as comparison_text
 from simulate.profile.comparison.compare import Comparison
-from simulate.profile.comparison.measured import Measured, measured
-from simulate.profile.document import document
+from simulate.profile.comparison.measured import Measured, sum_profiles
+from simulate.profile.document import make_document
 from simulate.profile.numbers import us
 from simulate.profile.page import PageLaunch, PageStep, write_page
 from simulate.profile.profile import Profile, profile
-from simulate.profile.text import report
+from simulate.profile.text import make_report
 from simulate.profile.vendor import DeviceProfile, SideBySide
 from simulate.profile.vendor import text as vendor_text
-from simulate.profile.vendor.command import measured_slices, pairs
+from simulate.profile.vendor.command import measured_slices, pair_launches
 from simulate.run import Launch, recorded
 from simulate.run.launch_text import summary
 from simulate.run.stream import Stream
@@ -36,10 +36,14 @@ from simulate.timing import Reading, write_trace
 
 
 def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]) -> int:
-    """Time the launches that `run` makes; returns the exit status."""
+    """Time the launches that `run` makes; print the report and write the requested files.
+
+    Returns:
+        The exit status: that of `run`; 1 if `--fail-above` is exceeded; 2 if options or files are refused.
+    """
     try:
-        before = against.stored(options)
-        outputs = Outputs(lambda: [*files_read(options), *against.files_compared(options)])
+        baseline = against.read_baseline(options)
+        outputs = Outputs(lambda: [*files_read(options), *against.list_compared_files(options)])
         trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
         page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
         with json_document(options.json, outputs, "time") as contents:
@@ -51,46 +55,56 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
                 if status == 0:
                     print(nothing_launched(options.script), file=sys.stderr)
                 return status
-            profiles, numbers = distinct(launches, Reading(options.reading))
+            profiles, profile_indices = profile_distinct(launches, Reading(options.reading))
             if status:
-                before = None
-            elif options.against and before is None:
-                status, before = _measure(against.kernel_options(options), run)
-                if before is None:
+                baseline = None
+            elif options.against and baseline is None:
+                status, baseline = _measure_baseline(against.make_kernel_options(options), run)
+                if baseline is None:
                     return status
-            for each in profiles:
-                if (page is None and before is None) or options.text:
-                    with working(partial("{}: critical path and what-if".format, each.title)):
-                        shown = report(each, all_advice=options.advice)
+            for profile in profiles:
+                if (page is None and baseline is None) or options.text:
+                    with working(partial("{}: critical path and what-if".format, profile.title)):
+                        shown = make_report(profile, all_advice=options.advice)
                     show([*shown, ""])
                 elif page is not None:
-                    print(f"{each.title}: {us(each.length_ns)} us ({each.reading.value} reading)")
+                    print(f"{profile.title}: {us(profile.length_ns)} us ({profile.reading.value} reading)")
             if trace is not None:
-                named = [f"{launch.kernel} #{number}" for number, launch in enumerate(launches)]
-                chosen = [profiles[number] for number in numbers]
-                parts = [(name, each.streams, each.timeline) for name, each in zip(named, chosen)]
-                write_trace(trace, parts, measured_slices(before))
+                titles = [f"{launch.kernel} #{index}" for index, launch in enumerate(launches)]
+                launch_profiles = [profiles[profile_index] for profile_index in profile_indices]
+                processes = [
+                    (name, profile.streams, profile.timeline)
+                    for name, profile in zip(titles, launch_profiles)
+                ]
+                write_trace(trace, processes, measured_slices(baseline))
                 print(f"trace: {options.trace}")
             if page is not None:
-                _write_page(page, options, launches, profiles, numbers)
+                _write_page(page, options, launches, profiles, profile_indices)
             if options.json is not None:
                 contents["launches"] = [
-                    {**summary(launch), "profile": number} for launch, number in zip(launches, numbers)
+                    {**summary(launch), "profile": profile_index}
+                    for launch, profile_index in zip(launches, profile_indices)
                 ]
-                contents["profiles"] = [document(each) for each in progress(profiles, "documents")]
-            if isinstance(before, DeviceProfile):
-                beside = pairs(before, profiles, launches[0])
+                contents["profiles"] = [make_document(profile) for profile in progress(profiles, "documents")]
+            if isinstance(baseline, DeviceProfile):
+                side_by_side = pair_launches(baseline, profiles, launches[0])
                 if options.json is not None:
-                    contents["measurement"] = vendor_text.contents(beside)
+                    contents["measurement"] = vendor_text.make_contents(side_by_side)
                 return _compare(
-                    beside, vendor_text.report(beside), vendor_text.verdict(beside), options.fail_above
+                    side_by_side,
+                    vendor_text.make_report(side_by_side),
+                    vendor_text.format_verdict(side_by_side),
+                    options.fail_above,
                 )
-            if before is not None:
-                found = Comparison(measured(profiles, numbers), before)
+            if baseline is not None:
+                comparison = Comparison(sum_profiles(profiles, profile_indices), baseline)
                 if options.json is not None:
-                    contents["comparison"] = comparison_text.contents(found)
+                    contents["comparison"] = comparison_text.make_contents(comparison)
                 return _compare(
-                    found, comparison_text.report(found), comparison_text.verdict(found), options.fail_above
+                    comparison,
+                    comparison_text.make_report(comparison),
+                    comparison_text.format_verdict(comparison),
+                    options.fail_above,
                 )
     except NoVerdict as failed:
         return without_verdict(failed)
@@ -101,23 +115,28 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
 
 
 def _compare(
-    found: Comparison | SideBySide, parts: Sequence[Part], verdict: str, fail_above: Fraction | None
+    comparison: Comparison | SideBySide,
+    report_parts: Sequence[Part],
+    verdict: str,
+    fail_above: Fraction | None,
 ) -> int:
-    """Show a comparison; 1 where the run is slower by more than is allowed."""
-    show(parts)
-    if fail_above is None or not found.slower_by_more_than(fail_above):
+    """Show a comparison and return the exit status: 1 if the run is slower than `fail_above` allows, else 0."""
+    show(report_parts)
+    if fail_above is None or not comparison.slower_by_more_than(fail_above):
         return 0
     print(f"slower by more than {float(100 * fail_above):g} %: {verdict}", file=sys.stderr)
     return 1
 
 
-def _measure(
+def _measure_baseline(
     options: argparse.Namespace, run: Callable[[argparse.Namespace], int]
 ) -> tuple[int, Measured | None]:
-    """The launches that `run` makes, added up; None where it fails."""
+    """Run a kernel and return (exit status, its launches added up); None instead of the launches if it fails."""
     with recorded(calls=True, outputs=False) as launches:
         status = run(options)
-    return status, measured(*distinct(launches, Reading(options.reading))) if status == 0 else None
+    return status, sum_profiles(
+        *profile_distinct(launches, Reading(options.reading))
+    ) if status == 0 else None
 
 
 def _write_page(
@@ -125,38 +144,45 @@ def _write_page(
     options: argparse.Namespace,
     launches: Sequence[Launch],
     profiles: Sequence[Profile],
-    numbers: Sequence[int],
+    profile_indices: Sequence[int],
 ) -> None:
-    firsts = [launches[numbers.index(part)] for part in range(len(profiles))]
-    steps = [PageStep((launch.kernel,), number) for launch, number in zip(launches, numbers)]
-    parts = [PageLaunch(each, svg(cores([launch]))) for each, launch in zip(profiles, firsts)]
-    write_page(page, Path(options.script).name, parts, steps)
+    """Write the HTML page with every distinct launch, its memory picture, and the order of all launches."""
+    firsts = [launches[profile_indices.index(profile_index)] for profile_index in range(len(profiles))]
+    steps = [
+        PageStep((launch.kernel,), profile_index) for launch, profile_index in zip(launches, profile_indices)
+    ]
+    page_launches = [PageLaunch(profile, svg(cores([launch]))) for profile, launch in zip(profiles, firsts)]
+    write_page(page, Path(options.script).name, page_launches, steps)
     print(f"page: {options.html}")
 
 
-def distinct(launches: Sequence[Launch], reading: Reading) -> tuple[list[Profile], list[int]]:
-    """A profile for each launch that differs from those before it, and for every launch the number of its profile."""
-    known: dict[tuple[object, ...], int] = {}
-    first: list[tuple[int, Launch]] = []
-    numbers = []
+def profile_distinct(launches: Sequence[Launch], reading: Reading) -> tuple[list[Profile], list[int]]:
+    """Profile every launch that differs from all earlier launches.
+
+    Returns:
+        The profiles, and for every launch the index of its profile.
+    """
+    index_by_key: dict[tuple[object, ...], int] = {}
+    firsts: list[tuple[int, Launch]] = []
+    profile_indices = []
     for number, launch in enumerate(launches):
-        key = (launch.kernel, launch.hardware, *map(_contents, launch.streams))
-        if key not in known:
-            known[key] = len(first)
-            first.append((number, launch))
-        numbers.append(known[key])
+        key = (launch.kernel, launch.hardware, *map(_stream_key, launch.streams))
+        if key not in index_by_key:
+            index_by_key[key] = len(firsts)
+            firsts.append((number, launch))
+        profile_indices.append(index_by_key[key])
     profiles = []
-    for part, (number, launch) in enumerate(progress(first, "profiles")):
-        equal = numbers.count(part) - 1
-        title = f"{launch.kernel} #{number}" + (f" and {equal} equal to it" if equal else "")
+    for profile_index, (number, launch) in enumerate(progress(firsts, "profiles")):
+        num_equal = profile_indices.count(profile_index) - 1
+        title = f"{launch.kernel} #{number}" + (f" and {num_equal} equal to it" if num_equal else "")
         profiles.append(
             profile(launch.streams, launch.hardware, f"{title} on {launch.hardware.label}", reading)
         )
-    return profiles, numbers
+    return profiles, profile_indices
 
 
-def _contents(stream: Stream) -> tuple[object, ...]:
-    """The parts of a stream that decide its profile."""
+def _stream_key(stream: Stream) -> tuple[object, ...]:
+    """Return everything in a stream that its profile depends on, as a hashable key."""
     columns = (stream.ops, stream.engines, stream.triggers, stream.cost_ids, stream.line_ids, stream.row_ends)
     return (
         stream.rank,

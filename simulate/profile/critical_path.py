@@ -1,9 +1,9 @@
-"""The chain of events that decides the length, cut into stretches of time that follow each other without a gap.
+"""The critical path: the chain of events that decides the length, as stretches of time without gaps between them.
 
-Each event of the chain holds it from the moment at which nothing before it delays it any more until the next
-event takes over. So the stretches add up to the length, and each falls into phases: of an engine, of a DMA, of
-a hand-over. Where engines were waited for that do one thing after the other, each thing holds the chain for its
-own time, which may come later than its slice: several DMA queues share the DMA engines.
+A stretch of an event begins when no earlier event delays it any more, and ends when the next event takes
+over. So the stretches add up to the length. Each stretch is divided into phases: of an engine, of a DMA, or
+of a hand-over. Several DMA queues share the DMA engines, which serve them in turn. Where the path waits for
+DMA engines, a DMA counts for its service time, which may come later than its slice.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from simulate.timing import PathStep, Reason
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """One event's part of the critical path.
+    """The interval of the critical path that belongs to a single event.
 
-    `event` is numbered over all streams; `reason` says why it starts no earlier. `phases` add up to
-    `end_ns - start_ns`.
+    `event` is numbered over all streams; `reason` says why the event starts no earlier. `phases` are (phase,
+    ns) and add up to `end_ns - start_ns`.
     """
 
     event: int
@@ -33,12 +33,12 @@ class Stretch:
 
     @property
     def length_ns(self) -> float:
-        """The part of the length that the event takes."""
+        """Length of the interval in ns."""
         return self.end_ns - self.start_ns
 
 
-def critical_path(moments: Moments) -> tuple[Stretch, ...]:
-    """The critical path of a timeline, first event first."""
+def find_critical_path(moments: Moments) -> tuple[Stretch, ...]:
+    """Return the critical path of a timeline, first event first."""
     timeline = moments.timeline
     steps = timeline.critical_path
     leaves = [*(step.enter_ns for step in steps[1:]), timeline.length_ns]
@@ -48,27 +48,37 @@ def critical_path(moments: Moments) -> tuple[Stretch, ...]:
     )
 
 
-def _phases(moments: Moments, event: int, step: PathStep, leave: float) -> Iterator[tuple[Phase, float]]:
-    at = step.enter_ns
-    for phase, until in _ends(moments, event, step, leave):
-        end = min(until, leave)
-        if end > at:
-            yield phase, end - at
-            at = end
+def _phases(moments: Moments, event: int, step: PathStep, leave_ns: float) -> Iterator[tuple[Phase, float]]:
+    """Yield (phase, ns) of an event between `step.enter_ns` and `leave_ns`, without empty phases.
+
+    Time after the last phase that the next step waits for is a semaphore wait.
+    """
+    now_ns = step.enter_ns
+    for phase, phase_end_ns in _phase_ends(moments, event, step, leave_ns):
+        end_ns = min(phase_end_ns, leave_ns)
+        if end_ns > now_ns:
+            yield phase, end_ns - now_ns
+            now_ns = end_ns
         if phase is step.until:
             break
-    if leave > at:
-        yield Phase.semaphore, leave - at
+    if leave_ns > now_ns:
+        yield Phase.semaphore, leave_ns - now_ns
 
 
-def _ends(moments: Moments, event: int, step: PathStep, leave: float) -> Iterator[tuple[Phase, float]]:
-    """The phases of an event that the next step may wait for, and when they end."""
+def _phase_ends(
+    moments: Moments, event: int, step: PathStep, leave_ns: float
+) -> Iterator[tuple[Phase, float]]:
+    """Yield (phase, end in ns) for the phases of an event that the next step may wait for, in order.
+
+    Args:
+        leave_ns: When the next step takes over. A phase that is served in turn ends there.
+    """
     yield Phase.table_load, moments.start[event]
     if step.until is None:
         return
     in_turn = step.served_ns is not None
     if step.until is Phase.issue:
-        yield Phase.issue, leave if in_turn else moments.end[event]
+        yield Phase.issue, leave_ns if in_turn else moments.end[event]
         return
     yield Phase.issue, min(moments.end[event], moments.ready[event])
     if isnan(moments.data_start[event]):
@@ -79,6 +89,6 @@ def _ends(moments: Moments, event: int, step: PathStep, leave: float) -> Iterato
         yield Phase.data, moments.data_end[event]
         yield Phase.completion, moments.ready[event]
     else:
-        # The last turn is waited for until its completion, another one until the next can begin.
-        yield Phase.data, leave if step.until is Phase.data else step.served_ns
-        yield Phase.completion, leave
+        # The path waits for the last turn until it completes, and for earlier turns until the next can begin.
+        yield Phase.data, leave_ns if step.until is Phase.data else step.served_ns
+        yield Phase.completion, leave_ns

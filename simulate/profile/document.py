@@ -1,4 +1,4 @@
-"""A profile as a document for `nkw time --json`; `docs/json.md` has the schema."""
+"""Profile as a JSON document for `nkw time --json`; `docs/json.md` has the schema."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from typing import Any
 
 from simulate.lines import location
 from simulate.profile.advice.text import records
-from simulate.profile.moments import source
+from simulate.profile.moments import read_source_line
 from simulate.profile.profile import Profile
 from simulate.timing.timeline import core_label
 
 
-def document(profile: Profile) -> dict[str, Any]:
-    """What the text of a profile says, with all rows of its tables; times in ns, sizes in bytes, shares of 1."""
+def make_document(profile: Profile) -> dict[str, Any]:
+    """Return the contents of a profile's report as plain JSON types, with all rows of its tables.
+
+    Times are in ns, sizes in bytes, shares between 0 and 1.
+    """
     timeline, roofline = profile.timeline, profile.roofline
     return {
         "title": profile.title,
@@ -20,8 +23,12 @@ def document(profile: Profile) -> dict[str, Any]:
         "reading": profile.reading.value,
         "length_ns": float(profile.length_ns),
         "overhead_ns": float(timeline.overhead_ns),
-        "readings_ns": {each.value: float(found.length_ns) for each, found in profile.timelines.items()},
-        "basis_ns": {each.value: float(part) for each, part in profile.basis.by_confidence},
+        "readings_ns": {
+            reading.value: float(timeline.length_ns) for reading, timeline in profile.timelines.items()
+        },
+        "basis_ns": {
+            confidence.value: float(basis_ns) for confidence, basis_ns in profile.basis.by_confidence
+        },
         "tracks": [{"name": name, "busy_ns": float(timeline.busy_ns[name])} for name in timeline.tracks],
         "roofline": {
             "length_ns": float(roofline.least_ns),
@@ -35,55 +42,58 @@ def document(profile: Profile) -> dict[str, Any]:
         },
         "traffic": [
             {
-                "tensor": each.name,
-                "shape": list(each.shape),
-                "dtype": each.dtype,
-                "argument": each.argument,
-                "read_bytes": int(each.read_bytes),
-                "written_bytes": int(each.written_bytes),
+                "tensor": tensor.name,
+                "shape": list(tensor.shape),
+                "dtype": tensor.dtype,
+                "argument": tensor.argument,
+                "read_bytes": int(tensor.read_bytes),
+                "written_bytes": int(tensor.written_bytes),
             }
-            for each in profile.traffic
+            for tensor in profile.traffic
         ],
         "lines": [
             {
-                "file": each.line[0].co_filename,
-                "line": each.line[1],
-                "function": each.line[0].co_name,
-                "events": each.events,
-                "held_ns": float(each.held_ns),
-                "path_ns": float(each.path_ns),
+                "file": line_time.line[0].co_filename,
+                "line": line_time.line[1],
+                "function": line_time.line[0].co_name,
+                "events": line_time.events,
+                "held_ns": float(line_time.held_ns),
+                "path_ns": float(line_time.path_ns),
             }
-            for each in profile.lines
+            for line_time in profile.lines
         ],
-        "path": path_parts(profile),
+        "path": sum_path(profile),
         "what_if": [
-            {"halved": each.what, "at": each.line, "length_ns": float(each.length_ns)}
-            for each in profile.what_if
+            {"halved": change.cost_name, "at": change.line, "length_ns": float(change.length_ns)}
+            for change in profile.what_if
         ],
         **records(profile),
     }
 
 
-def path_parts(profile: Profile) -> list[dict[str, Any]]:
-    """The critical path by line, instruction, engine or DMA queue of any core, and phase; the parts add up to it."""
+def sum_path(profile: Profile) -> list[dict[str, Any]]:
+    """Return the critical path summed by line, instruction, engine or DMA queue, and phase.
+
+    Equal engines of several cores share a row. The `ns` of all rows add up to the length.
+    """
     moments = profile.moments
     sums: dict[tuple[Any, ...], float] = {}
-    for each in profile.critical_path:
-        label = core_label(profile.streams, moments.stream_number(each.event))
-        engine = moments.track(each.event).removeprefix(label).lstrip()
-        for phase, part in each.phases:
-            key = (moments.line(each.event), moments.op(each.event), engine, phase.value)
-            sums[key] = sums.get(key, 0.0) + part
+    for stretch in profile.critical_path:
+        label = core_label(profile.streams, moments.stream_number(stretch.event))
+        engine = moments.track(stretch.event).removeprefix(label).lstrip()
+        for phase, phase_ns in stretch.phases:
+            key = (moments.line(stretch.event), moments.op(stretch.event), engine, phase.value)
+            sums[key] = sums.get(key, 0.0) + phase_ns
     return [
         {
             "file": location(line).file,
             "line": line[1],
             "function": line[0].co_name,
-            "text": source(line),
+            "text": read_source_line(line),
             "op": op,
             "engine": engine,
             "phase": phase,
-            "ns": float(part),
+            "ns": float(phase_ns),
         }
-        for (line, op, engine, phase), part in sums.items()
+        for (line, op, engine, phase), phase_ns in sums.items()
     ]

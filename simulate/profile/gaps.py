@@ -1,4 +1,4 @@
-"""Idle time of every engine and DMA queue, each gap with the event that ended it and the cause of its wait."""
+"""Idle time of every engine and DMA queue: each gap with the event that ended it and the cause of its wait."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulate.profile.moments import Moments, named, tensor_label
+from simulate.profile.moments import Moments, format_line, format_tensor
 from simulate.run.stream import READ
 from simulate.timing import Reason, SliceKind
 
@@ -20,10 +20,11 @@ _Texts = tuple[str, str, str, str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """An interval in which a track is idle.
+    """Interval in which a track is idle.
 
-    `event` ends it (None: nothing follows); `why` is the sentence of a `Reason`, or FIRST_BYTE or DONE; `cause` is
-    the event that was waited for, `tensor` the (stream, serial) that both touch. Events are numbered over all streams.
+    `event` ends the gap, or is None if no event follows. `why` is the sentence of a `Reason`, or FIRST_BYTE
+    or DONE. `cause` is the event that `event` waited for. `tensor` is the (stream, serial) that both access.
+    Events are numbered over all streams.
     """
 
     track: int
@@ -36,17 +37,17 @@ class Gap:
 
     @property
     def length_ns(self) -> float:
-        """End less start."""
+        """Length of the gap in ns."""
         return self.end_ns - self.start_ns
 
 
-def gaps(moments: Moments, shortest_ns: float = 0.0) -> tuple[Gap, ...]:
-    """The gaps longer than `shortest_ns` of all tracks that have a slice, track by track in order of time.
+def find_gaps(moments: Moments, shortest_ns: float = 0.0) -> tuple[Gap, ...]:
+    """Return the gaps longer than `shortest_ns` of all tracks with slices, by track and then by time.
 
-    What takes no time ends no gap.
+    Slices of length 0 end no gap.
     """
     timeline = moments.timeline
-    found: list[Gap] = []
+    gaps: list[Gap] = []
     for track in range(len(timeline.tracks)):
         rows = np.flatnonzero((timeline.track == track) & (timeline.end_ns > timeline.start_ns))
         if not len(rows):
@@ -54,37 +55,44 @@ def gaps(moments: Moments, shortest_ns: float = 0.0) -> tuple[Gap, ...]:
         rows = rows[np.argsort(timeline.start_ns[rows], kind="stable")]
         starts = timeline.start_ns[rows]
         reached = np.maximum.accumulate(np.concatenate([[0.0], timeline.end_ns[rows]]))
-        for at in np.flatnonzero(starts - reached[:-1] > shortest_ns).tolist():
-            found.append(_ended(moments, track, int(rows[at]), float(reached[at]), float(starts[at])))
+        for index in np.flatnonzero(starts - reached[:-1] > shortest_ns).tolist():
+            gaps.append(
+                _explain_gap(moments, track, int(rows[index]), float(reached[index]), float(starts[index]))
+            )
         if timeline.length_ns - reached[-1] > shortest_ns:
-            found.append(Gap(track, float(reached[-1]), timeline.length_ns, DONE))
-    return tuple(found)
+            gaps.append(Gap(track, float(reached[-1]), timeline.length_ns, DONE))
+    return tuple(gaps)
 
 
-def _ended(moments: Moments, track: int, row: int, start: float, end: float) -> Gap:
+def _explain_gap(moments: Moments, track: int, row: int, start_ns: float, end_ns: float) -> Gap:
+    """Return the gap of a track that the slice in `row` of the timeline ends, with its cause."""
     timeline, causes = moments.timeline, moments.timeline.causes
     event = timeline.bases[int(timeline.stream[row])] + int(timeline.event[row])
     reason, cause = Reason(int(causes.reason[event])), int(causes.event[event])
     if timeline.kind[row] == SliceKind.transfer:
         if causes.pool[event] >= 0:
             reason, cause = Reason.pool, int(causes.pool[event])
-        elif moments.start[event] <= start:
-            return Gap(track, start, end, FIRST_BYTE, event)
+        elif moments.start[event] <= start_ns:
+            return Gap(track, start_ns, end_ns, FIRST_BYTE, event)
     if cause < 0:
-        return Gap(track, start, end, str(reason), event)
-    return Gap(track, start, end, str(reason), event, cause, common_tensor(moments, event, cause))
+        return Gap(track, start_ns, end_ns, str(reason), event)
+    return Gap(track, start_ns, end_ns, str(reason), event, cause, find_common_tensor(moments, event, cause))
 
 
-def common_tensor(moments: Moments, event: int, cause: int) -> tuple[int, int] | None:
-    """The tensor for which an event waited for another one: one that the first reads, else writes."""
+def find_common_tensor(moments: Moments, event: int, cause: int) -> tuple[int, int] | None:
+    """Return the (stream, serial) of a tensor for which an event waited for another event.
+
+    Prefers tensors that `event` reads over those that it writes. Tensors that both events only read do not
+    count. Returns None for streams of different ranks, or if no tensor is shared.
+    """
     stream, _ = moments.stream_of(event)
-    other, _ = moments.stream_of(cause)
-    if other.rank != stream.rank:
+    cause_stream, _ = moments.stream_of(cause)
+    if cause_stream.rank != stream.rank:
         return None
     touched = {access.tensor: access.kind != READ for access in moments.accesses(cause)}
-    mine = sorted(moments.accesses(event), key=lambda access: access.kind != READ)
+    accesses = sorted(moments.accesses(event), key=lambda access: access.kind != READ)
     number = moments.stream_number(event)
-    for access in mine:
+    for access in accesses:
         if access.tensor in touched and (touched[access.tensor] or access.kind != READ):
             return number, access.tensor
     return None
@@ -92,7 +100,7 @@ def common_tensor(moments: Moments, event: int, cause: int) -> tuple[int, int] |
 
 @dataclass(frozen=True, slots=True)
 class GapGroup:
-    """Gaps of one track that one line ended for one cause; texts as reports print them, lengths in ns."""
+    """Gaps of a track that the same line ended for the same cause; times in ns, texts as reports print them."""
 
     track: str
     why: str
@@ -107,15 +115,15 @@ class GapGroup:
     longest_ns: float
 
 
-def grouped(moments: Moments, found: Sequence[Gap]) -> tuple[GapGroup, ...]:
-    """Gaps that a loop repeats, as one: track by track, the most idle time first."""
+def group_gaps(moments: Moments, gaps: Sequence[Gap]) -> tuple[GapGroup, ...]:
+    """Merge the gaps that a loop repeats; by track, and then in descending order of idle time."""
     sums: dict[tuple[int, _Texts], list[float]] = {}
-    for gap in found:
-        entry = sums.setdefault((gap.track, _texts(moments, gap)), [0, 0.0, 0.0])
-        entry[0] += 1
-        entry[1] += gap.length_ns
-        entry[2] = max(entry[2], gap.length_ns)
-    ordered = sorted(sums.items(), key=lambda item: (item[0][0], -item[1][1], item[0][1]))
+    for gap in gaps:
+        totals = sums.setdefault((gap.track, _texts(moments, gap)), [0, 0.0, 0.0])
+        totals[0] += 1
+        totals[1] += gap.length_ns
+        totals[2] = max(totals[2], gap.length_ns)
+    ordered = sorted(sums.items(), key=lambda entry: (entry[0][0], -entry[1][1], entry[0][1]))
     tracks = moments.timeline.tracks
     return tuple(
         GapGroup(tracks[track], *texts, int(count), total, longest)
@@ -124,13 +132,14 @@ def grouped(moments: Moments, found: Sequence[Gap]) -> tuple[GapGroup, ...]:
 
 
 def _texts(moments: Moments, gap: Gap) -> _Texts:
+    """Return the texts of a gap's group, in the order of `_Texts`."""
     event, cause = gap.event, gap.cause
     return (
         gap.why,
         "" if event is None else moments.op(event),
-        "" if event is None else named(moments.line(event)),
+        "" if event is None else format_line(moments.line(event)),
         "" if cause is None else moments.op(cause),
-        "" if cause is None else named(moments.line(cause)),
+        "" if cause is None else format_line(moments.line(cause)),
         "" if cause is None else moments.track(cause),
-        "" if gap.tensor is None else tensor_label(moments.streams, *gap.tensor),
+        "" if gap.tensor is None else format_tensor(moments.streams, *gap.tensor),
     )

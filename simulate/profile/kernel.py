@@ -1,4 +1,4 @@
-"""The profile of a kernel and its arguments, without a launch of one's own: `simulate.profile`."""
+"""`simulate.profile`: the profile of a kernel and its arguments, from a dry launch."""
 
 from __future__ import annotations
 
@@ -21,16 +21,25 @@ def profile(
     trips: int | Sequence[int] = (),
     **keywords: Any,
 ) -> Profile:
-    """Where the time of `kernel(*arguments, **keywords)` goes on one rank of `cores` physical cores.
+    """Predict where the time of `kernel(*arguments, **keywords)` goes on a rank of `cores` physical cores.
 
-    The launch is dry: it is planned, checked and placed, and no numbers are computed. Of arrays only shapes and dtypes
-    matter, and integers that bound device loops. target: the chip, default that of the environment, else trn2. reading:
-    what may overlap. trips: trip counts of device loops, as for `simulate.launch`. A parameter of the kernel that has
-    one of these names is given by place. Times of the profile are in ns.
+    The launch is dry: it is planned, checked and placed, and no numbers are computed. Of arrays only shapes
+    and dtypes matter, and integers that bound device loops.
 
-    Raises InvalidArgument for what is no kernel, reading, target or number of cores, and what the launch raises. The
-    profile of a launch of several ranks: `simulate.profile.profile(launch.streams, launch.hardware)`, imported from
-    `simulate.profile`.
+    Args:
+        target: The chip; by default that of the environment, else trn2.
+        reading: What the schedule lets overlap.
+        trips: Trip counts of device loops, as for `simulate.launch`.
+
+    Returns:
+        The profile, with times in ns.
+
+    Raises:
+        InvalidArgument: If the kernel, reading, target or number of cores is invalid. Errors of the launch
+            pass through.
+
+    Kernel parameters with the names of keywords of this function are passed by position. For a launch of
+    several ranks use `profile(launch.streams, launch.hardware)` of the package `simulate.profile`.
     """
     expect_kernel("simulate.profile", kernel)
     world = World(target, 1, cores)

@@ -1,4 +1,4 @@
-"""Time by line of the kernel's source: the time it holds engines, and its part of the critical path."""
+"""Time by line of the kernel's source: the time that it occupies engines, and its share of the critical path."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulate.profile.critical_path import Stretch
-from simulate.profile.moments import Moments, named
+from simulate.profile.moments import Moments, format_line
 
 
 @dataclass(frozen=True, slots=True)
 class LineTime:
-    """One line of a kernel.
+    """Time of a kernel line.
 
-    `held_ns` adds up the slices of engines and DMA queues that its events hold, so lines together can exceed the
-    length. `path_ns` is its part of the critical path; the lines' parts add up to the length.
+    `held_ns` adds up the slices of engines and DMA queues that its events occupy, so lines together can
+    exceed the length. `path_ns` is its share of the critical path; these shares add up to the length.
     """
 
     line: tuple[CodeType, int]
@@ -27,68 +27,73 @@ class LineTime:
     path_ns: float
 
 
-def lines(moments: Moments, path: Sequence[Stretch]) -> tuple[LineTime, ...]:
-    """The lines with events, those that hold most of the critical path first, then those that hold most time."""
+def sum_by_line(moments: Moments, path: Sequence[Stretch]) -> tuple[LineTime, ...]:
+    """Return the time of every line with events, in descending order of `path_ns`, then `held_ns`."""
     timeline = moments.timeline
     order: dict[tuple[CodeType, int], int] = {}
-    of_event = np.zeros(timeline.bases[-1], np.int64)
+    line_of_event = np.zeros(timeline.bases[-1], np.int64)
     for stream, base in zip(moments.streams, timeline.bases):
         numbers = np.array([order.setdefault(line, len(order)) for line in stream.lines], np.int64)
         ids = np.frombuffer(stream.line_ids, np.uint32) if len(stream) else np.zeros(0, np.uint32)
-        of_event[base : base + len(stream)] = numbers[ids] if len(ids) else 0
-    events = np.bincount(of_event, minlength=len(order))
-    owner = of_event[np.array(timeline.bases)[timeline.stream] + timeline.event]
-    held = np.bincount(owner, weights=timeline.end_ns - timeline.start_ns, minlength=len(order))
-    waited = [0.0] * len(order)
+        line_of_event[base : base + len(stream)] = numbers[ids] if len(ids) else 0
+    events = np.bincount(line_of_event, minlength=len(order))
+    line_of_slice = line_of_event[np.array(timeline.bases)[timeline.stream] + timeline.event]
+    held_ns = np.bincount(line_of_slice, weights=timeline.end_ns - timeline.start_ns, minlength=len(order))
+    path_ns = [0.0] * len(order)
     for stretch in path:
-        waited[of_event[stretch.event]] += stretch.length_ns
-    found = [
-        LineTime(line, int(events[at]), float(held[at]), waited[at])
-        for line, at in order.items()
-        if events[at]
+        path_ns[line_of_event[stretch.event]] += stretch.length_ns
+    line_times = [
+        LineTime(line, int(events[index]), float(held_ns[index]), path_ns[index])
+        for line, index in order.items()
+        if events[index]
     ]
-    return tuple(sorted(found, key=_rank))
+    return tuple(sorted(line_times, key=_sort_key))
 
 
-def calling_lines(moments: Moments, path: Sequence[Stretch]) -> tuple[LineTime, ...]:
-    """Lines whose calls issue instructions, each with all of these; in the order of `lines`.
+def sum_by_calling_line(moments: Moments, path: Sequence[Stretch]) -> tuple[LineTime, ...]:
+    """Return the time of lines that call other lines, each including its callees, in the order of `sum_by_line`.
 
-    Known where the launch was recorded with the lines of its callers. A line's events count once, also where it calls
-    itself; `held_ns` and `path_ns` include those of the lines that it calls, so they do not add up over lines.
+    Empty unless the launch was recorded with call stacks. An event counts once for a line, even if the line
+    calls itself. `held_ns` and `path_ns` include those of callees, so they do not add up over lines.
     """
     timeline = moments.timeline
-    held = _by_event(moments)
-    waited: dict[int, float] = {}
+    held_ns = _held_ns_by_event(moments)
+    path_ns_by_event: dict[int, float] = {}
     for stretch in path:
-        waited[stretch.event] = waited.get(stretch.event, 0.0) + stretch.length_ns
+        path_ns_by_event[stretch.event] = path_ns_by_event.get(stretch.event, 0.0) + stretch.length_ns
     sums: dict[tuple[CodeType, int], list[float]] = {}
     for stream, base in zip(moments.streams, timeline.bases):
         ids, chains = stream.chains()
         numbers = np.array(ids, np.int64)
         counts = np.bincount(numbers, minlength=len(chains))
-        times = np.bincount(numbers, weights=held[base : base + len(stream)], minlength=len(chains))
-        on_path = [0.0] * len(chains)
-        for event in sorted(waited):
+        held_ns_by_chain = np.bincount(
+            numbers, weights=held_ns[base : base + len(stream)], minlength=len(chains)
+        )
+        path_ns_by_chain = [0.0] * len(chains)
+        for event in sorted(path_ns_by_event):
             if base <= event < base + len(stream):
-                on_path[ids[event - base]] += waited[event]
-        for chain, count, time, part in zip(chains, counts.tolist(), times.tolist(), on_path):
+                path_ns_by_chain[ids[event - base]] += path_ns_by_event[event]
+        for chain, count, chain_held_ns, chain_path_ns in zip(
+            chains, counts.tolist(), held_ns_by_chain.tolist(), path_ns_by_chain
+        ):
             for line in dict.fromkeys(chain[:-1]):
-                entry = sums.setdefault(line, [0, 0.0, 0.0])
-                entry[0] += count
-                entry[1] += time
-                entry[2] += part
-    found = [LineTime(line, int(entry[0]), entry[1], entry[2]) for line, entry in sums.items()]
-    return tuple(sorted(found, key=_rank))
+                totals = sums.setdefault(line, [0, 0.0, 0.0])
+                totals[0] += count
+                totals[1] += chain_held_ns
+                totals[2] += chain_path_ns
+    line_times = [LineTime(line, int(totals[0]), totals[1], totals[2]) for line, totals in sums.items()]
+    return tuple(sorted(line_times, key=_sort_key))
 
 
-def _by_event(moments: Moments) -> NDArray[np.float64]:
-    """How long the slices of every event hold engines and DMA queues."""
+def _held_ns_by_event(moments: Moments) -> NDArray[np.float64]:
+    """Return for every event the ns for which its slices occupy engines and DMA queues."""
     timeline = moments.timeline
     numbers = np.array(timeline.bases)[timeline.stream] + timeline.event
-    held = np.zeros(timeline.bases[-1])
-    np.add.at(held, numbers, timeline.end_ns - timeline.start_ns)
-    return held
+    held_ns = np.zeros(timeline.bases[-1])
+    np.add.at(held_ns, numbers, timeline.end_ns - timeline.start_ns)
+    return held_ns
 
 
-def _rank(each: LineTime) -> tuple[float, float, str]:
-    return -each.path_ns, -each.held_ns, named(each.line)
+def _sort_key(line_time: LineTime) -> tuple[float, float, str]:
+    """Return the sort key of a line: descending `path_ns`, then `held_ns`, then name."""
+    return -line_time.path_ns, -line_time.held_ns, format_line(line_time.line)

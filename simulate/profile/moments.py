@@ -1,4 +1,4 @@
-"""The moments of every event of a timeline, by its number over all streams, and what it is called in reports."""
+"""Times of every event of a timeline, by its number over all streams, and the names that reports give to events."""
 
 from __future__ import annotations
 
@@ -19,110 +19,114 @@ from simulate.timing import SliceKind, Timeline
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Columns by event: when it starts, frees its engine, is ready; its table load and its data phase, or NaN.
+    """Columns of times by event: its start, release of its engine, readiness, table load and data phase.
 
-    Event i of stream s has the number `timeline.bases[s] + i`.
+    Event i of stream s has the number `timeline.bases[s] + i`. Times are in ns; NaN means that an event has
+    no such phase.
     """
 
     streams: tuple[Stream, ...]
     timeline: Timeline
 
     @cached_property
-    def _own(self) -> NDArray[np.bool_]:
-        kind = self.timeline.kind
-        return (kind == SliceKind.instruction) | (kind == SliceKind.trigger)
+    def _is_event_slice(self) -> NDArray[np.bool_]:
+        """Mask of the timeline's slices that are instructions or DMA triggers: a slice for every event."""
+        slice_kinds = self.timeline.kind
+        return (slice_kinds == SliceKind.instruction) | (slice_kinds == SliceKind.trigger)
 
     @cached_property
     def start(self) -> list[float]:
-        """When each event starts on its engine, in ns."""
-        return self.timeline.start_ns[self._own].tolist()  # type: ignore[no-any-return]
+        """Start of each event on its engine, in ns."""
+        return self.timeline.start_ns[self._is_event_slice].tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def end(self) -> list[float]:
-        """When its engine is free."""
-        return self.timeline.end_ns[self._own].tolist()  # type: ignore[no-any-return]
+        """Time at which the engine of each event is free again, in ns."""
+        return self.timeline.end_ns[self._is_event_slice].tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def ready(self) -> list[float]:
-        """When its result is usable."""
-        return self.timeline.ready_ns[self._own].tolist()  # type: ignore[no-any-return]
+        """Time at which the output of each event is usable, in ns."""
+        return self.timeline.ready_ns[self._is_event_slice].tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def table_load(self) -> list[float]:
-        """When the table load before it begins."""
-        return self._of(SliceKind.table_load, self.timeline.start_ns)
+        """Start of the activation table load before each event, in ns, or NaN."""
+        return self._column_by_event(SliceKind.table_load, self.timeline.start_ns)
 
     @cached_property
     def data_start(self) -> list[float]:
-        """When its first bytes move."""
-        return self._of(SliceKind.transfer, self.timeline.start_ns)
+        """Time at which the first bytes of each DMA move, in ns, or NaN."""
+        return self._column_by_event(SliceKind.transfer, self.timeline.start_ns)
 
     @cached_property
     def data_end(self) -> list[float]:
-        """When its last bytes have moved."""
-        return self._of(SliceKind.transfer, self.timeline.end_ns)
+        """Time at which the last bytes of each DMA have moved, in ns, or NaN."""
+        return self._column_by_event(SliceKind.transfer, self.timeline.end_ns)
 
-    def _of(self, kind: SliceKind, column: NDArray[np.float64]) -> list[float]:
+    def _column_by_event(self, slice_kind: SliceKind, column: NDArray[np.float64]) -> list[float]:
+        """Return a column of the timeline for slices of a kind, by event; NaN for events without such a slice."""
         timeline = self.timeline
-        found = np.full(timeline.bases[-1], np.nan)
-        rows = np.flatnonzero(timeline.kind == kind)
-        found[np.array(timeline.bases)[timeline.stream[rows]] + timeline.event[rows]] = column[rows]
-        return found.tolist()  # type: ignore[no-any-return]
+        times_ns = np.full(timeline.bases[-1], np.nan)
+        rows = np.flatnonzero(timeline.kind == slice_kind)
+        times_ns[np.array(timeline.bases)[timeline.stream[rows]] + timeline.event[rows]] = column[rows]
+        return times_ns.tolist()  # type: ignore[no-any-return]
 
-    def stream_number(self, number: int) -> int:
-        """The number of the stream that an event is in."""
-        return bisect_right(self.timeline.bases, number) - 1
+    def stream_number(self, event: int) -> int:
+        """Return the index of the stream that contains an event."""
+        return bisect_right(self.timeline.bases, event) - 1
 
-    def stream_of(self, number: int) -> tuple[Stream, int]:
-        """The stream and the index in it of an event."""
-        at = self.stream_number(number)
-        return self.streams[at], number - self.timeline.bases[at]
+    def stream_of(self, event: int) -> tuple[Stream, int]:
+        """Return the stream that contains an event, and the event's index in it."""
+        index = self.stream_number(event)
+        return self.streams[index], event - self.timeline.bases[index]
 
-    def track(self, number: int) -> str:
-        """The track that an event's result comes from: the DMA queue of a DMA, else its engine."""
-        return self._tracks[number]
+    def track(self, event: int) -> str:
+        """Return the track that an event's output comes from: the DMA queue of a DMA, else its engine."""
+        return self._tracks[event]
 
     @cached_property
     def _tracks(self) -> list[str]:
+        """Name of the output track of every event. A transfer overrides the trigger of the same DMA."""
         timeline = self.timeline
-        found = np.zeros(timeline.bases[-1], np.int64)
-        numbers = np.array(timeline.bases)[timeline.stream] + timeline.event
-        for kind in (SliceKind.instruction, SliceKind.trigger, SliceKind.transfer):
-            rows = timeline.kind == kind
-            found[numbers[rows]] = timeline.track[rows]
-        return [timeline.tracks[track] for track in found.tolist()]
+        track_ids = np.zeros(timeline.bases[-1], np.int64)
+        events = np.array(timeline.bases)[timeline.stream] + timeline.event
+        for slice_kind in (SliceKind.instruction, SliceKind.trigger, SliceKind.transfer):
+            rows = timeline.kind == slice_kind
+            track_ids[events[rows]] = timeline.track[rows]
+        return [timeline.tracks[track] for track in track_ids.tolist()]
 
-    def op(self, number: int) -> str:
-        """The instruction's name."""
-        stream, index = self.stream_of(number)
+    def op(self, event: int) -> str:
+        """Return the name of an event's instruction."""
+        stream, index = self.stream_of(event)
         return stream.op_names[stream.ops[index]]
 
-    def line(self, number: int) -> tuple[CodeType, int]:
-        """The kernel line that issued an event."""
-        stream, index = self.stream_of(number)
+    def line(self, event: int) -> tuple[CodeType, int]:
+        """Return the kernel line that issued an event, as (code object, line number)."""
+        stream, index = self.stream_of(event)
         return stream.lines[stream.line_ids[index]]
 
-    def accesses(self, number: int) -> tuple[Access, ...]:
-        """The operands of an event."""
-        stream, index = self.stream_of(number)
+    def accesses(self, event: int) -> tuple[Access, ...]:
+        """Return the operands of an event."""
+        stream, index = self.stream_of(event)
         return stream.accesses(index)
 
 
-def named(line: tuple[CodeType, int]) -> str:
-    """A line as reports name it: `kernel.py:12`, with as much of the path as `location` gives."""
-    where = location(line)
-    return f"{where.file}:{where.line}"
+def format_line(line: tuple[CodeType, int]) -> str:
+    """Return a line's name in reports: `kernel.py:12`, with as much of the path as `location` gives."""
+    source_location = location(line)
+    return f"{source_location.file}:{source_location.line}"
 
 
-def source(line: tuple[CodeType, int]) -> str:
-    """The text of a line; empty where its file is not to be read. A file may have changed since it was read."""
+def read_source_line(line: tuple[CodeType, int]) -> str:
+    """Return the current source text of a line, or an empty string if its file cannot be read."""
     checkcache(line[0].co_filename)
     return getline(line[0].co_filename, line[1]).strip()
 
 
-def tensor_label(streams: Sequence[Stream], stream: int, serial: int) -> str:
-    """A tensor by its name, a nameless one with the line that allocates it."""
+def format_tensor(streams: Sequence[Stream], stream: int, serial: int) -> str:
+    """Return a tensor's name; for a tensor without an assigned name, followed by the line that allocates it."""
     record = streams[stream].tensors[serial]
     if record.line is None or record.given or assigned(record.line):
         return record.name
-    return f"{record.name} of {named(record.line)}"
+    return f"{record.name} of {format_line(record.line)}"

@@ -1,13 +1,13 @@
-"""How reports write times and shares."""
+"""Formats of times and shares in reports."""
 
 from __future__ import annotations
 
 
 def us(nanoseconds: float) -> str:
-    """Nanoseconds as microseconds."""
+    """Format nanoseconds as microseconds, with three decimals."""
     return f"{nanoseconds / 1000:.3f}"
 
 
-def share(part: float, whole: float) -> str:
-    """A part in per cent."""
-    return f"{100 * part / whole:.1f} %" if whole else "-"
+def share(amount: float, total: float) -> str:
+    """Format an amount as a percentage of a total; "-" if the total is 0."""
+    return f"{100 * amount / total:.1f} %" if total else "-"

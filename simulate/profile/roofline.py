@@ -1,4 +1,4 @@
-"""Where a launch stands under the roofline of its chip: rates against peaks, work against bytes."""
+"""Rates of a launch against the peaks of its chip, and its arithmetic intensity."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from simulate.run.stream import READ, Stream
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """One launch against the peaks of the cores it runs on.
+    """A launch against the peaks of the cores that it runs on.
 
-    Rates are FLOP and bytes per ns (TFLOP/s are 1,000 FLOP per ns). `peaks` are the Tensor engine's at full clock by
-    operand width; `own_peak` is the one that this launch's mix of operands allows. FLOP are those of matmuls, multiply
-    and add as two. `dma_bytes` counts every DMA once, `hbm_bytes` what touches HBM.
+    Rates are FLOP and bytes per ns (1 TFLOP/s is 1,000 FLOP per ns). `peaks` are those of the Tensor engine
+    at full clock, by operand width. `operand_peak` is the peak for this launch's mix of operand widths.
+    `flops` counts the multiplications and additions of matmuls. `dma_bytes` counts every DMA once,
+    `hbm_bytes` the accesses to HBM.
     """
 
     length_ns: float
@@ -27,13 +28,13 @@ class Roofline:
     dma_bytes: int
     transfers: int
     peaks: tuple[tuple[str, float], ...]
-    own_peak: float
+    operand_peak: float
     hbm_peak: float
     dma_peak: float
 
     @property
     def peak(self) -> float:
-        """The peak of 16-bit operands, which utilisation is measured against."""
+        """Peak of 16-bit operands, the denominator of `mfu`."""
         return dict(self.peaks)["16-bit"]
 
     @property
@@ -52,50 +53,50 @@ class Roofline:
         return self.flops_rate / self.peak
 
     @property
-    def own_mfu(self) -> float:
-        """The matmul rate over the peak of the operands it has."""
-        return self.flops_rate / self.own_peak
+    def operand_mfu(self) -> float:
+        """Matmul rate over the peak for this launch's mix of operand widths."""
+        return self.flops_rate / self.operand_peak
 
     @property
     def mbu(self) -> float:
-        """Memory bandwidth utilisation: the HBM rate over the cores' part of the HBM bandwidth."""
+        """Memory bandwidth utilisation: the HBM rate over the cores' share of the HBM bandwidth."""
         return self.hbm_rate / self.hbm_peak
 
     @property
     def intensity(self) -> float | None:
-        """FLOP per byte moved; None where nothing is."""
+        """FLOP per byte moved to or from HBM, or None if no byte moves."""
         return self.flops / self.hbm_bytes if self.hbm_bytes else None
 
     @property
     def algorithmic_intensity(self) -> float | None:
-        """FLOP per byte that has to be moved."""
+        """FLOP per byte that any implementation must move, or None if there is no such byte."""
         return self.flops / self.needed_bytes if self.needed_bytes else None
 
     @property
     def ridge(self) -> float:
-        """The intensity at which HBM and the Tensor engine take equally long."""
-        return self.own_peak / self.hbm_peak
+        """Intensity at which HBM and the Tensor engine take equally long, in FLOP per byte."""
+        return self.operand_peak / self.hbm_peak
 
     @property
     def least_ns(self) -> float:
-        """The least time at peak rates for the work and the bytes that have to be moved."""
-        return max(self.flops / self.own_peak, self.needed_bytes / self.hbm_peak)
+        """Time at peak rates for the FLOP and the necessary bytes, whichever takes longer, in ns."""
+        return max(self.flops / self.operand_peak, self.needed_bytes / self.hbm_peak)
 
     @property
     def bound(self) -> str:
-        """What `least_ns` comes from."""
-        return "compute" if self.flops / self.own_peak > self.needed_bytes / self.hbm_peak else "memory"
+        """Limit that decides `least_ns`: "compute" or "memory"."""
+        return "compute" if self.flops / self.operand_peak > self.needed_bytes / self.hbm_peak else "memory"
 
 
-def roofline(
+def compute_roofline(
     streams: Sequence[Stream], hardware: Hardware, length_ns: float, traffic: Sequence[TensorTraffic]
 ) -> Roofline:
-    """The roofline of a launch of `length_ns`, whose HBM traffic is known."""
+    """Compute the roofline of a launch of `length_ns` with a known HBM traffic."""
     cores = len(streams)
     peaks = matmul_peaks(hardware, cores)
     by_width = dict(peaks)
     flops = moved = transfers = 0
-    at_peak_ns = 0.0
+    peak_rate_ns = 0.0
     for stream in streams:
         for event, cost_id in enumerate(stream.cost_ids):
             cost = stream.costs[cost_id]
@@ -104,7 +105,7 @@ def roofline(
                 transfers += 1
             if cost.flops:
                 flops += cost.flops
-                at_peak_ns += cost.flops / by_width[_operands(stream, event, by_width)]
+                peak_rate_ns += cost.flops / by_width[_operand_width(stream, event, by_width)]
     return Roofline(
         length_ns=length_ns,
         flops=flops,
@@ -113,14 +114,14 @@ def roofline(
         dma_bytes=moved,
         transfers=transfers,
         peaks=peaks,
-        own_peak=flops / at_peak_ns if flops else by_width["16-bit"],
+        operand_peak=flops / peak_rate_ns if flops else by_width["16-bit"],
         hbm_peak=cores * hardware.hbm_gb_per_s_per_core,
         dma_peak=cores * hardware.dma_engines * hardware.dma_engine_bytes_per_ns,
     )
 
 
 def matmul_peaks(hardware: Hardware, cores: int = 1) -> tuple[tuple[str, float], ...]:
-    """The Tensor engines' peaks by operand width, in FLOP per ns, the highest first."""
+    """Return the peaks of the cores' Tensor engines by operand width, in FLOP per ns, highest first."""
     column = 2 * hardware.stationary_free_max * hardware.tensor_clock_ghz * cores
     plain = column * hardware.contraction_max
     peaks = [("16-bit", plain), ("32-bit", plain / hardware.matmul_fp32_passes)]
@@ -131,8 +132,8 @@ def matmul_peaks(hardware: Hardware, cores: int = 1) -> tuple[tuple[str, float],
     return tuple(peaks)
 
 
-def _operands(stream: Stream, event: int, peaks: dict[str, float]) -> str:
-    """The width of a matmul's operands as the peaks are named."""
+def _operand_width(stream: Stream, event: int, peaks: dict[str, float]) -> str:
+    """Return the name in `peaks` of the operand width of a matmul; the widest operand decides."""
     names = [stream.tensors[a.tensor].dtype for a in stream.accesses(event) if a.kind == READ]
     if "mx" in peaks and any(name.endswith("_x4") for name in names):
         return "mx"

@@ -25,9 +25,13 @@ from simulate.timing import Reading
 
 
 def time_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace], bool]) -> int:
-    """Time the kernel with every size, chip and `nki` being bound by `bound`; returns the exit status.
+    """Time the kernel with every size, print the report, and write page and document as requested.
 
-    0 where a size could be launched, 2 where none could or the command could not run.
+    Args:
+        bound: Selects the chip and the backend of `nki`; returns whether that succeeded.
+
+    Returns:
+        The exit status: 0 if a size could be launched; 2 if none could, or if the options are refused.
     """
     try:
         sweep.check(options, "--trace", "--against", "--fail-above")
@@ -36,72 +40,87 @@ def time_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace]
         with json_document(options.json, outputs, "time") as contents:
             if not bound(options):
                 return 2
-            tried, end = sweep.searched(options)
+            trials, end = sweep.searched(options)
             reading = Reading(options.reading)
-            profiles = [_profile(each, reading) for each in progress(tried, "profiles")]
-            title = f"{sweep.title(options, tried)} ({reading.value} reading)"
+            profiles = [_profile(trial, reading) for trial in progress(trials, "profiles")]
+            title = f"{sweep.title(options, trials)} ({reading.value} reading)"
             charts = [
-                _bars(options.sweep.name, tried, profiles),
-                *sweep.memory_bars(options.sweep.name, tried),
+                _bars(options.sweep.name, trials, profiles),
+                *sweep.memory_bars(options.sweep.name, trials),
             ]
-            parts: list[Part] = [
+            report_parts: list[Part] = [
                 Hanging(title, style="bold"),
                 "",
-                _table(options.sweep.name, tried, profiles),
+                _table(options.sweep.name, trials, profiles),
                 "",
-                *sweep.sentences(options.sweep.name, tried, end),
+                *sweep.sentences(options.sweep.name, trials, end),
             ]
             if page is None or options.text:
-                show([*parts, "", Drawn(partial(drawn, charts[0]))])
+                show([*report_parts, "", Drawn(partial(drawn, charts[0]))])
             if page is not None:
                 with page.writing() as file:
-                    file.write(_page(title, as_html(parts), bars_svg(charts)))
+                    file.write(_page(title, as_html(report_parts), bars_svg(charts)))
                 print(f"page: {options.html}")
-            if any(each.launch for each in tried):
-                contents["sweep"] = _contents(options.sweep.name, tried, profiles, end)
+            if any(trial.launch for trial in trials):
+                contents["sweep"] = _contents(options.sweep.name, trials, profiles, end)
     except NoVerdict as failed:
         return without_verdict(failed)
     except NkwError as refused:
         error(refused)
         return 2
-    return 0 if any(each.launch for each in tried) else 2
+    return 0 if any(trial.launch for trial in trials) else 2
 
 
 def _profile(trial: Trial, reading: Reading) -> Profile | None:
+    """Return the profile of a trial, or None if it was not launched or does not fit."""
     if trial.launch is None or not trial.fits:
         return None
     return profile(trial.launch.streams, trial.launch.hardware, reading=reading)
 
 
-def _table(name: str, tried: Sequence[Trial], profiles: Sequence[Profile | None]) -> Part:
+def _table(name: str, trials: Sequence[Trial], profiles: Sequence[Profile | None]) -> Part:
+    """Return the table of times, floors and high-water marks, a row for each size."""
     rows = []
-    for trial, found in zip(tried, profiles):
-        row = ["-"] * 3 if found is None else [us(found.length_ns), us(found.roofline.least_ns)]
-        if found is not None:
-            row.append(share(found.roofline.least_ns, found.length_ns))
+    for trial, trial_profile in zip(trials, profiles):
+        row = (
+            ["-"] * 3
+            if trial_profile is None
+            else [us(trial_profile.length_ns), us(trial_profile.roofline.least_ns)]
+        )
+        if trial_profile is not None:
+            row.append(share(trial_profile.roofline.least_ns, trial_profile.length_ns))
         rows.append(
-            (f"{trial.size:,}", *row, found.roofline.bound if found else word(trial), *_memory(trial))
+            (
+                f"{trial.size:,}",
+                *row,
+                trial_profile.roofline.bound if trial_profile else word(trial),
+                *_memory(trial),
+            )
         )
     return table(f"{name}|us|floor us|floor|bound|SBUF|PSUM", rows, left=(4,))
 
 
 def _memory(trial: Trial) -> list[str]:
+    """Return the high-water marks of SBUF and PSUM in bytes, or "-" for a trial without a launch."""
     if trial.launch is None:
         return ["-", "-"]
-    return [f"{trial.launch.high_water_bytes(each):,}" for each in (MemoryRegion.sbuf, MemoryRegion.psum)]
+    return [f"{trial.launch.high_water_bytes(region):,}" for region in (MemoryRegion.sbuf, MemoryRegion.psum)]
 
 
-def _bars(name: str, tried: Sequence[Trial], profiles: Sequence[Profile | None]) -> Bars:
-    """Times, the floor first and then what lies above it."""
+def _bars(name: str, trials: Sequence[Trial], profiles: Sequence[Profile | None]) -> Bars:
+    """Return the bars of times by size, split into the floor and the time above it."""
     bars = []
-    for trial, found in zip(tried, profiles):
-        length, least = (found.length_ns, found.roofline.least_ns) if found else (0.0, 0.0)
-        parts = min(least, length), max(length - least, 0.0)
-        bars.append(Bar(f"{trial.size:,}", parts, f"{us(length)} us" if found else word(trial)))
+    for trial, trial_profile in zip(trials, profiles):
+        length_ns, floor_ns = (
+            (trial_profile.length_ns, trial_profile.roofline.least_ns) if trial_profile else (0.0, 0.0)
+        )
+        segments = min(floor_ns, length_ns), max(length_ns - floor_ns, 0.0)
+        bars.append(Bar(f"{trial.size:,}", segments, f"{us(length_ns)} us" if trial_profile else word(trial)))
     return Bars(f"time by {name}", ("floor", "above the floor"), tuple(bars))
 
 
 def _page(title: str, report: str, picture: str) -> str:
+    """Return the HTML page of a sweep: the report, then the charts."""
     return (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -111,12 +130,12 @@ def _page(title: str, report: str, picture: str) -> str:
 
 
 def _contents(
-    name: str, tried: Sequence[Trial], profiles: Sequence[Profile | None], end: CapacityEnd | None
+    name: str, trials: Sequence[Trial], profiles: Sequence[Profile | None], end: CapacityEnd | None
 ) -> dict[str, Any]:
-    """The sweep as a document, with times in ns; null where a size has none."""
-    found = sweep.contents(name, tried, end)
-    for size, each in zip(found["sizes"], profiles):
-        size["length_ns"] = float(each.length_ns) if each else None
-        size["floor_ns"] = float(each.roofline.least_ns) if each else None
-        size["bound"] = each.roofline.bound if each else None
-    return found
+    """Return the sweep as a JSON document, with times in ns; null for sizes without a profile."""
+    contents = sweep.contents(name, trials, end)
+    for size, trial_profile in zip(contents["sizes"], profiles):
+        size["length_ns"] = float(trial_profile.length_ns) if trial_profile else None
+        size["floor_ns"] = float(trial_profile.roofline.least_ns) if trial_profile else None
+        size["bound"] = trial_profile.roofline.bound if trial_profile else None
+    return contents

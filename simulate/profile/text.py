@@ -1,4 +1,4 @@
-"""A profile as tables and sentences: 80 columns as text, on a terminal as wide as that is."""
+"""Profile as tables and sentences: 80 columns wide as text, as wide as the terminal on a terminal."""
 
 from __future__ import annotations
 
@@ -13,43 +13,49 @@ from simulate.profile.basis import CALLED
 from simulate.profile.critical_path import Phase, Stretch
 from simulate.profile.gaps import DONE, FIRST_BYTE, GapGroup
 from simulate.profile.lines import LineTime
-from simulate.profile.moments import Moments, named, source
+from simulate.profile.moments import Moments, format_line, read_source_line
 from simulate.profile.numbers import share, us
 from simulate.profile.profile import Profile
 from simulate.timing import Reading
 from simulate.timing.timeline import core_label
 
-_CHAIN = 10  # stretches of the critical path that are spelled out
+_CHAIN = 10  # longest stretches of the critical path that the chain lists
 _GAPS = 3  # groups of gaps per track
-_IN_SENTENCE = 34  # columns of a name in a sentence
-_BUSY = 0.02  # tracks that are busy for less of the length are there to trigger others: their idle time says nothing
+_IN_SENTENCE = 34  # columns of a line or tensor in a sentence
+_BUSY = 0.02  # least busy share of a track whose gaps are listed; tracks below it only trigger other tracks
 
 
 def text(profile: Profile, rows: int = 8, all_advice: bool = False) -> str:
-    """The whole profile as text, with at most `rows` rows in each table: times in us, shares of the length."""
-    return rendered(report(profile, rows, all_advice))
+    """Return the profile as text, with at most `rows` rows in each table; times in us, shares of the length."""
+    return rendered(make_report(profile, rows, all_advice))
 
 
 @report_of.register(Profile)
-def report(profile: Profile, rows: int = 8, all_advice: bool = False) -> list[Part]:
-    """The parts of a profile's text, for a terminal; of the advice the first three pieces, or all with the bounds."""
+def make_report(profile: Profile, rows: int = 8, all_advice: bool = False) -> list[Part]:
+    """Return the parts of a profile's text for a terminal.
+
+    Args:
+        rows: Most rows of each table.
+        all_advice: Show all advice and the vendor's bounds; by default, the first three pieces of advice.
+    """
     blocks: list[list[Part]] = [_head(profile), _tracks(profile), _rates(profile)]
     if profile.length_ns:
         blocks += [_path(profile, rows), _gaps(profile)]
     if profile.traffic:
-        blocks.append([traffic_table(profile, rows), *_more_traffic(profile, rows)])
+        blocks.append([make_traffic_table(profile, rows), *_more_traffic(profile, rows)])
     if profile.lines:
         blocks += [_lines(profile, rows), _what_if(profile, rows)]
         blocks += advice_parts(profile, all_advice)
-    return [*blocks[0], *(part for block in blocks[1:] for part in ("", *block))]
+    return [*blocks[0], *(line for block in blocks[1:] for line in ("", *block))]
 
 
 def _head(profile: Profile) -> list[Part]:
+    """Return title, bracket of all readings, overheads, and confidence of the length."""
     lengths = profile.timelines
     order = (Reading.dataflow, Reading.scheduled, Reading.program, Reading.serial)
-    bounds = " <= ".join(f"{each.value} {us(lengths[each].length_ns)}" for each in order)
+    bracket = " <= ".join(f"{reading.value} {us(lengths[reading].length_ns)}" for reading in order)
     head = f"{profile.title}: {us(profile.length_ns)} us ({profile.reading.value} reading)"
-    out: list[Part] = [Hanging(head, style="bold"), Hanging(f"{bounds} us")]
+    out: list[Part] = [Hanging(head, style="bold"), Hanging(f"{bracket} us")]
     out.append(
         Hanging(
             f"device time; starting and ending the kernel takes {us(profile.timeline.overhead_ns)} us more, and a "
@@ -59,14 +65,18 @@ def _head(profile: Profile) -> list[Part]:
     if profile.length_ns:
         length = profile.length_ns
         shares = ", ".join(
-            f"{share(part, length)} {CALLED[each]}" for each, part in profile.basis.by_confidence
+            f"{share(confidence_ns, length)} {CALLED[confidence]}"
+            for confidence, confidence_ns in profile.basis.by_confidence
         )
-        most = ", ".join(f"{name} {share(part, length)}" for name, _, part in profile.basis.by_number[:3])
+        most = ", ".join(
+            f"{name} {share(number_ns, length)}" for name, _, number_ns in profile.basis.by_number[:3]
+        )
         out.append(Hanging(f"the length rests on {shares} numbers; most on {most}"))
     return out
 
 
 def _tracks(profile: Profile) -> list[Part]:
+    """Return the table of busy and idle time of the core that ends last."""
     timeline, core = profile.timeline, _last_core(profile)
     counts = Counter(timeline.track.tolist())
     rows = [
@@ -87,16 +97,17 @@ def _tracks(profile: Profile) -> list[Part]:
 
 
 def _last_core(profile: Profile) -> str:
-    """How tracks name the core on which the critical path ends; empty where there is one only."""
+    """Return the label in track names of the core on which the critical path ends; empty for a single core."""
     number = profile.moments.stream_number(profile.critical_path[-1].event) if profile.critical_path else 0
     return core_label(profile.streams, number)
 
 
 def _rates(profile: Profile) -> list[Part]:
+    """Return the table of rates against peaks, and the sentences about intensity and roofline."""
     roof = profile.roofline
     dma_rate = roof.dma_bytes / roof.length_ns if roof.length_ns else 0.0
     moved = (
-        f"MB in {_counted(roof.transfers, 'transfer')}, {dma_rate:.1f} GB/s, "
+        f"MB in {_format_count(roof.transfers, 'transfer')}, {dma_rate:.1f} GB/s, "
         f"{share(dma_rate, roof.dma_peak)} of {roof.dma_peak:.0f}"
     )
     hbm = f"MB, {roof.hbm_rate:.1f} GB/s, MBU {share(roof.mbu, 1)} of {roof.hbm_peak:.0f}"
@@ -106,8 +117,8 @@ def _rates(profile: Profile) -> list[Part]:
         ("HBM", _mb(roof.hbm_bytes), Hanging(hbm)),
         ("matmul", f"{roof.flops / 1e9:.3f}", Hanging(f"GFLOP, {roof.flops_rate / 1e3:.2f} TFLOP/s, {mfu}")),
     ]
-    if roof.flops and abs(roof.own_peak / roof.peak - 1) > 1e-6:
-        rows.append(("", share(roof.own_mfu, 1), f"of the {roof.own_peak / 1e3:.1f} of its operands"))
+    if roof.flops and abs(roof.operand_peak / roof.peak - 1) > 1e-6:
+        rows.append(("", share(roof.operand_mfu, 1), f"of the {roof.operand_peak / 1e3:.1f} of its operands"))
     out: list[Part] = [table("", rows, left=(0, 2), gap=1)]
     if roof.intensity is not None and roof.algorithmic_intensity is not None:
         out.append(
@@ -126,127 +137,150 @@ def _rates(profile: Profile) -> list[Part]:
     return out
 
 
-def path_table(profile: Profile, rows: int) -> Table:
-    """The `rows` lines that hold most of the critical path."""
+def make_path_table(profile: Profile, rows: int) -> Table:
+    """Return the table of the `rows` lines with most of the critical path."""
     length = profile.length_ns
-    lines = path_by_line(profile.moments, profile.critical_path)[:rows]
-    listed = [
-        (Name(line, f"{op} "), str(steps), us(total), share(total, length), mostly.value)
-        for op, line, steps, total, mostly in lines
+    lines = sum_path_by_line(profile.moments, profile.critical_path)[:rows]
+    table_rows = [
+        (Name(line, f"{op} "), str(steps), us(line_ns), share(line_ns, length), longest_phase.value)
+        for op, line, steps, line_ns, longest_phase in lines
     ]
-    return table("critical path, by line|steps|us|share|mostly", listed, left=(0, 4))
+    return table("critical path, by line|steps|us|share|mostly", table_rows, left=(0, 4))
 
 
 def _path(profile: Profile, rows: int) -> list[Part]:
-    return [path_table(profile, rows), "", _chain_table(profile.critical_path, profile.moments)]
+    """Return the tables of the critical path: by line, and its longest stretches in order of time."""
+    return [make_path_table(profile, rows), "", _chain_table(profile.critical_path, profile.moments)]
 
 
 def _chain_table(path: Sequence[Stretch], moments: Moments) -> Table:
-    """The longest stretches of the critical path in order of time, and how much lies between them."""
+    """Return the table of the longest stretches in order of time, with the total of each omission between them."""
     rows: list[tuple[Part, ...]] = []
-    last = -1
-    for at in [*longest(path, _CHAIN), len(path)]:
-        if at > last + 1:
-            total = sum(each.length_ns for each in path[last + 1 : at])
-            rows.append(("...", us(total), _counted(at - last - 1, "step"), ""))
-        if at < len(path):
-            each = path[at]
-            what = Name(named(moments.line(each.event)), f"{moments.op(each.event)} ")
-            rows.append((us(each.start_ns), us(each.length_ns), what, each.reason.name.replace("_", " ")))
-        last = at
+    previous = -1
+    for index in [*find_longest(path, _CHAIN), len(path)]:
+        if index > previous + 1:
+            total = sum(skipped.length_ns for skipped in path[previous + 1 : index])
+            rows.append(("...", us(total), _format_count(index - previous - 1, "step"), ""))
+        if index < len(path):
+            stretch = path[index]
+            instruction = Name(format_line(moments.line(stretch.event)), f"{moments.op(stretch.event)} ")
+            rows.append(
+                (
+                    us(stretch.start_ns),
+                    us(stretch.length_ns),
+                    instruction,
+                    stretch.reason.name.replace("_", " "),
+                )
+            )
+        previous = index
     return table("chain: start us|us|instruction|waits", rows, left=(2, 3))
 
 
-def path_by_line(moments: Moments, path: Sequence[Stretch]) -> list[tuple[str, str, int, float, Phase]]:
-    """The critical path by instruction and line: (op, line, steps, ns, the longest phase), the longest first."""
+def sum_path_by_line(moments: Moments, path: Sequence[Stretch]) -> list[tuple[str, str, int, float, Phase]]:
+    """Sum the critical path by instruction and line.
+
+    Returns:
+        (instruction, line, steps, ns, longest phase), in descending order of ns.
+    """
     sums: dict[tuple[str, str], tuple[int, float]] = {}
     phases: dict[tuple[str, str], dict[Phase, float]] = {}
-    for each in path:
-        key = moments.op(each.event), named(moments.line(each.event))
-        steps, total = sums.get(key, (0, 0.0))
-        sums[key] = steps + 1, total + each.length_ns
+    for stretch in path:
+        key = moments.op(stretch.event), format_line(moments.line(stretch.event))
+        steps, line_ns = sums.get(key, (0, 0.0))
+        sums[key] = steps + 1, line_ns + stretch.length_ns
         by_phase = phases.setdefault(key, {})
-        for phase, part in each.phases:
-            by_phase[phase] = by_phase.get(phase, 0.0) + part
-    ordered = sorted(sums.items(), key=lambda item: (-item[1][1], item[0]))
+        for phase, phase_ns in stretch.phases:
+            by_phase[phase] = by_phase.get(phase, 0.0) + phase_ns
+    ordered = sorted(sums.items(), key=lambda entry: (-entry[1][1], entry[0]))
     return [
-        (*key, steps, total, max(phases[key], key=lambda phase: phases[key][phase], default=Phase.issue))
-        for key, (steps, total) in ordered
+        (*key, steps, line_ns, max(phases[key], key=lambda phase: phases[key][phase], default=Phase.issue))
+        for key, (steps, line_ns) in ordered
     ]
 
 
-def longest(path: Sequence[Stretch], count: int) -> list[int]:
-    """The numbers of the longest stretches, in order of time."""
-    ranked = sorted(range(len(path)), key=lambda at: (-path[at].length_ns, at))
+def find_longest(path: Sequence[Stretch], count: int) -> list[int]:
+    """Return the indices of the `count` longest stretches, in order of time."""
+    ranked = sorted(range(len(path)), key=lambda index: (-path[index].length_ns, index))
     return sorted(ranked[:count])
 
 
 def _gaps(profile: Profile) -> list[Part]:
+    """Return idle times by track and cause, for tracks of the core that ends last."""
     out: list[Part] = ["idle time, by cause"]
     timeline, length, core = profile.timeline, profile.length_ns, _last_core(profile)
-    mine = [group for group in profile.idle if group.track.startswith(f"{core} " if core else "")]
-    for track, groups in groupby(mine, key=lambda group: group.track):
+    core_groups = [group for group in profile.idle if group.track.startswith(f"{core} " if core else "")]
+    for track, groups in groupby(core_groups, key=lambda group: group.track):
         if timeline.busy_ns[track] < _BUSY * length:
             continue
         listed = list(groups)
-        total = sum(group.total_ns for group in listed)
-        out.append(f"{track}: idle {us(total)} us, {share(total, length)}")
+        idle_ns = sum(group.total_ns for group in listed)
+        out.append(f"{track}: idle {us(idle_ns)} us, {share(idle_ns, length)}")
         rows: list[tuple[Part, ...]] = [
-            (us(group.total_ns), Hanging(f"us in {_counted(group.count, 'gap')}: {gap_sentence(group)}", 3))
+            (
+                us(group.total_ns),
+                Hanging(f"us in {_format_count(group.count, 'gap')}: {format_gap_group(group)}", 3),
+            )
             for group in listed[:_GAPS]
         ]
         if len(listed) > _GAPS:
-            rest = sum(group.total_ns for group in listed[_GAPS:])
-            rows.append((us(rest), f"us for other causes: {len(listed) - _GAPS}"))
+            omitted_ns = sum(group.total_ns for group in listed[_GAPS:])
+            rows.append((us(omitted_ns), f"us for other causes: {len(listed) - _GAPS}"))
         out.append(table("", rows, left=(1,), indent=2, gap=1))
     return out
 
 
-def gap_sentence(group: GapGroup) -> str:
-    """One sentence: the event that ended these gaps, and the event that it waited for."""
+def format_gap_group(group: GapGroup) -> str:
+    """Return a sentence that names the event which ended the gaps, and the event that it waited for."""
     if group.why == DONE:
         return DONE
-    here = f"{group.op} {shortened(group.line, _IN_SENTENCE)}"
+    instruction = f"{group.op} {shortened(group.line, _IN_SENTENCE)}"
     if group.why == FIRST_BYTE:
-        return f"first bytes of {here}"
+        return f"first bytes of {instruction}"
     if not group.cause_op:
-        return f"{here}, {group.why}"
-    what = f" for {shortened(group.tensor, _IN_SENTENCE)}" if group.tensor else ""
+        return f"{instruction}, {group.why}"
+    purpose = f" for {shortened(group.tensor, _IN_SENTENCE)}" if group.tensor else ""
     cause = f"{group.cause_op} {shortened(group.cause_line, _IN_SENTENCE)} on {group.cause_track}"
-    return f"{here} waited{what}: {group.why} {cause}"
+    return f"{instruction} waited{purpose}: {group.why} {cause}"
 
 
-def traffic_table(profile: Profile, rows: int) -> Table:
-    """The `rows` tensors in HBM that move most bytes."""
-    listed = [
+def make_traffic_table(profile: Profile, rows: int) -> Table:
+    """Return the table of the `rows` tensors in HBM with the most moved bytes."""
+    table_rows = [
         (
-            each.name,
-            _mb(each.nbytes),
-            _mb(each.read_bytes),
-            _times(each.reads),
-            _mb(each.written_bytes),
-            _times(each.writes),
+            tensor.name,
+            _mb(tensor.nbytes),
+            _mb(tensor.read_bytes),
+            _format_ratio(tensor.reads),
+            _mb(tensor.written_bytes),
+            _format_ratio(tensor.writes),
         )
-        for each in profile.traffic[:rows]
+        for tensor in profile.traffic[:rows]
     ]
-    return table("HBM tensor|MB|read MB|times|written MB|times", listed)
+    return table("HBM tensor|MB|read MB|times|written MB|times", table_rows)
 
 
 def _more_traffic(profile: Profile, rows: int) -> list[Part]:
-    rest = profile.traffic[rows:]
-    return [f"{len(rest)} more with {_mb(sum(each.moved_bytes for each in rest))} MB"] if rest else []
+    """Return a line with the number and the moved bytes of the tensors after the first `rows`."""
+    omitted = profile.traffic[rows:]
+    return (
+        [f"{len(omitted)} more with {_mb(sum(tensor.moved_bytes for tensor in omitted))} MB"]
+        if omitted
+        else []
+    )
 
 
 def _mb(size: float) -> str:
+    """Format bytes as megabytes, with three decimals."""
     return f"{size / 1e6:.3f}"
 
 
-def _times(often: float) -> str:
-    """A ratio, in at most six characters below a million."""
-    return f"{often:.{2 if often < 100 else 1 if often < 1000 else 0}f}"
+def _format_ratio(ratio: float) -> str:
+    """Format a ratio, in at most six characters below a million."""
+    return f"{ratio:.{2 if ratio < 100 else 1 if ratio < 1000 else 0}f}"
 
 
 def _lines(profile: Profile, rows: int) -> list[Part]:
+    """Return the tables of time by line, and by calling line if call stacks are known."""
     out: list[Part] = [_line_rows("line", profile.lines[:rows], profile.length_ns)]
     if profile.calling_lines:
         out += ["", _line_rows("line with its callees", profile.calling_lines[:rows], profile.length_ns)]
@@ -254,29 +288,42 @@ def _lines(profile: Profile, rows: int) -> list[Part]:
 
 
 def _line_rows(head: str, times: Sequence[LineTime], length: float) -> Noted:
+    """Return a table of line times, each row with the source text of its line."""
     rows = [
-        (Name(named(each.line)), str(each.events), us(each.held_ns), share(each.path_ns, length))
-        for each in times
+        (
+            Name(format_line(line_time.line)),
+            str(line_time.events),
+            us(line_time.held_ns),
+            share(line_time.path_ns, length),
+        )
+        for line_time in times
     ]
-    return Noted(table(f"{head}|events|held us|of length", rows), [source(each.line) for each in times])
+    return Noted(
+        table(f"{head}|events|held us|of length", rows),
+        [read_source_line(line_time.line) for line_time in times],
+    )
 
 
 def _what_if(profile: Profile, rows: int) -> list[Part]:
-    gains = [each for each in profile.what_if if each.length_ns < each.before_ns]
-    listed = [
+    """Return the table of halved costs that gain, and the names of those that do not."""
+    gains = [change for change in profile.what_if if change.length_ns < change.before_ns]
+    table_rows = [
         (
-            Name(each.line, f"{each.what} ") if each.line else each.what,
-            us(each.length_ns),
-            f"{-100 * each.gain:.1f} %",
+            Name(change.line, f"{change.cost_name} ") if change.line else change.cost_name,
+            us(change.length_ns),
+            f"{-100 * change.gain:.1f} %",
         )
-        for each in gains[:rows]
+        for change in gains[:rows]
     ]
-    out: list[Part] = [table("twice as fast|us|change", listed)]
-    rest = [each for each in profile.what_if if each.length_ns >= each.before_ns and not each.line]
-    if rest:
-        out.append(Hanging(f"no gain: {', '.join(each.what for each in rest)}"))
+    out: list[Part] = [table("twice as fast|us|change", table_rows)]
+    unchanged = [
+        change for change in profile.what_if if change.length_ns >= change.before_ns and not change.line
+    ]
+    if unchanged:
+        out.append(Hanging(f"no gain: {', '.join(change.cost_name for change in unchanged)}"))
     return out
 
 
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}" + ("" if number == 1 else "s")
+def _format_count(number: int, noun: str) -> str:
+    """Format a count with its noun, in the plural unless the count is 1."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -1,4 +1,4 @@
-"""Bytes that a launch moves to and from HBM, tensor by tensor, and how often it moves them again."""
+"""Bytes that a launch moves to and from HBM, by tensor, and how often it moves them again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from simulate.isa.plan import Synchronization
 from simulate.isa.template import Template
 from simulate.memory import MemoryRegion
-from simulate.profile.moments import tensor_label
+from simulate.profile.moments import format_tensor
 from simulate.run.stream import Stream
 
 _IN_HBM = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
@@ -17,9 +17,10 @@ _IN_HBM = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
 
 @dataclass(frozen=True, slots=True)
 class TensorTraffic:
-    """One tensor in HBM, over all ranks that have it: `nbytes` of storage, bytes read and written by the launch.
+    """Traffic of a tensor in HBM, summed over the ranks that have it.
 
-    `argument` tells a tensor given to the kernel from one that the kernel allocates.
+    `nbytes` is its storage. `read_bytes` and `written_bytes` are what the launch moves. `argument` is true
+    for a tensor passed to the kernel, false for a tensor that the kernel allocates.
     """
 
     name: str
@@ -32,7 +33,7 @@ class TensorTraffic:
 
     @property
     def reads(self) -> float:
-        """Bytes read over bytes of storage: above 1, something is read again."""
+        """Bytes read over bytes of storage: above 1, bytes are read again."""
         return self.read_bytes / self.nbytes if self.nbytes else 0.0
 
     @property
@@ -47,49 +48,49 @@ class TensorTraffic:
 
     @property
     def needed_bytes(self) -> int:
-        """What any kernel with these arguments and results has to move: each byte at most once each way.
+        """Bytes that any kernel with these arguments and outputs must move: each byte at most once each way.
 
-        What a kernel allocates, writes and reads again is its own affair and counts nothing.
+        Tensors that the kernel allocates, writes and reads again count nothing.
         """
         needed = min(self.written_bytes, self.nbytes) if self.argument or not self.read_bytes else 0
         return needed + (min(self.read_bytes, self.nbytes) if self.argument else 0)
 
 
-def traffic(streams: Sequence[Stream]) -> tuple[TensorTraffic, ...]:
-    """The tensors in HBM that a launch touches, the most bytes first.
+def sum_traffic(streams: Sequence[Stream]) -> tuple[TensorTraffic, ...]:
+    """Return the traffic of all tensors in HBM that a launch accesses, in descending order of moved bytes.
 
-    An instruction moves every element of an operand's access pattern in the operand's dtype, rows found at run time and
-    the repetitions of a broadcast included. A barrier names a tensor and moves nothing.
+    An operand moves all elements of its access pattern, in the operand's dtype. That includes rows selected
+    at run time and repetitions of a broadcast. A barrier names a tensor and moves nothing.
     """
     read: dict[tuple[int, int], int] = {}
     written: dict[tuple[int, int], int] = {}
     for stream in streams:
-        moved = [list(_moved(template)) for template in stream.templates]
+        moved = [list(_operand_traffic(template)) for template in stream.templates]
         starts = [0, *stream.operand_ends]
         for event, number in enumerate(stream.template_ids):
-            for place, writes, nbytes in moved[number]:
-                tensor = stream.rank, stream.operands[starts[event] + place]
-                into = written if writes else read
-                into[tensor] = into.get(tensor, 0) + nbytes
+            for index, writes, nbytes in moved[number]:
+                tensor = stream.rank, stream.operands[starts[event] + index]
+                moved_bytes = written if writes else read
+                moved_bytes[tensor] = moved_bytes.get(tensor, 0) + nbytes
     first = {stream.rank: number for number, stream in reversed(list(enumerate(streams)))}
     merged: dict[tuple[object, ...], list[int]] = {}
     for rank, serial in sorted({*read, *written}):
         record = streams[first[rank]].tensors[serial]
-        name = tensor_label(streams, first[rank], serial)
+        name = format_tensor(streams, first[rank], serial)
         key = (serial, name, record.shape, record.dtype, record.line is None)
-        entry = merged.setdefault(key, [0, 0, 0])
-        entry[0] += record.nbytes
-        entry[1] += read.get((rank, serial), 0)
-        entry[2] += written.get((rank, serial), 0)
-    found = [TensorTraffic(*key[1:], *entry) for key, entry in merged.items()]  # type: ignore[arg-type]
-    return tuple(sorted(found, key=lambda each: (-each.moved_bytes, each.name)))
+        totals = merged.setdefault(key, [0, 0, 0])
+        totals[0] += record.nbytes
+        totals[1] += read.get((rank, serial), 0)
+        totals[2] += written.get((rank, serial), 0)
+    tensors = [TensorTraffic(*key[1:], *totals) for key, totals in merged.items()]  # type: ignore[arg-type]
+    return tuple(sorted(tensors, key=lambda tensor: (-tensor.moved_bytes, tensor.name)))
 
 
-def _moved(template: Template) -> Iterator[tuple[int, bool, int]]:
-    """(place among the operands, whether it is written, bytes) for every operand in HBM."""
+def _operand_traffic(template: Template) -> Iterator[tuple[int, bool, int]]:
+    """Yield (operand index, is written, bytes) for every operand of an instruction in HBM."""
     if template.plan.effects.synchronization is Synchronization.barrier:
         return
-    for place, operand in enumerate(template.operands):
+    for index, operand in enumerate(template.operands):
         if operand.buffer in _IN_HBM:
             nbytes = math.prod(operand.shape) * operand.dtype.itemsize
-            yield place, place in template.writes, nbytes
+            yield index, index in template.writes, nbytes

@@ -1,7 +1,8 @@
-"""What a launch would gain if one thing took half the time: the schedule is made again with that cost halved."""
+"""Gains from halving a single cost: the launch is scheduled again with that cost halved."""
 
 from __future__ import annotations
 
+import warnings
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,32 +11,41 @@ from simulate.hardware import Hardware, guessed
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost
 from simulate.profile.lines import LineTime
-from simulate.profile.moments import named
+from simulate.profile.moments import format_line
 from simulate.run.stream import Stream
 from simulate.timing import Dependences, Reading, schedule
 
 LINES = 8
-"""Lines that are tried: those that hold most of the critical path. A line that holds none of it gains nothing."""
+"""Number of lines to halve: those with most of the critical path. A line without a share of the path gains nothing."""
 
 Change = Callable[[Stream, int, Cost], "Cost | None"]
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """One thing at half its time, and the length that a launch has then."""
+    """A halved cost, and the length that the launch then has.
 
-    what: str
+    `what` names the cost. `line` is its kernel line, or empty if the cost belongs to no line.
+    """
+
+    cost_name: str
     line: str
     length_ns: float
     before_ns: float
 
+    def __getattr__(self, name: str) -> str:
+        if name != "what":
+            raise AttributeError(f"WhatIf has no attribute {name!r}")
+        warnings.warn("WhatIf.what is deprecated; use WhatIf.cost_name", DeprecationWarning, stacklevel=2)
+        return self.cost_name
+
     @property
     def gain(self) -> float:
-        """The part of the length that is saved; negative where the schedule gets longer."""
+        """Saved share of the length; negative if the schedule gets longer."""
         return 1.0 - self.length_ns / self.before_ns if self.before_ns else 0.0
 
 
-def what_if(
+def try_halved_costs(
     streams: Sequence[Stream],
     hardware: Hardware,
     reading: Reading,
@@ -43,36 +53,47 @@ def what_if(
     before_ns: float,
     by_line: Sequence[LineTime],
 ) -> tuple[WhatIf, ...]:
-    """Everything tried, the largest gain first: lines of the critical path, engines, DMA, semaphores, table loads."""
-    found = []
+    """Halve the costs of lines of the critical path, engines, DMA, semaphores and table loads, separately for each.
 
-    def tried(what: str, line: str, changed: Sequence[Stream], chip: Hardware) -> None:
+    Args:
+        waits: Dependences of the streams, or None to derive them.
+        before_ns: Length of the unchanged launch.
+        by_line: Times of lines, in descending order of their share of the critical path.
+
+    Returns:
+        All changes, by ascending length of the launch.
+    """
+    changes = []
+
+    def measure(cost_name: str, line: str, changed: Sequence[Stream], chip: Hardware) -> None:
         length = schedule(changed, chip, reading, waits).length_ns
-        found.append(WhatIf(what, line, length, before_ns))
+        changes.append(WhatIf(cost_name, line, length, before_ns))
 
-    for each in [line for line in by_line if line.path_ns > 0.0][:LINES]:
+    for line_time in [line for line in by_line if line.path_ns > 0.0][:LINES]:
         ops: dict[str, None] = {}
 
-        def of_line(stream: Stream, event: int, cost: Cost, each: LineTime = each) -> Cost | None:
-            if stream.lines[stream.line_ids[event]] != each.line:
+        def halve_line(
+            stream: Stream, event: int, cost: Cost, line_time: LineTime = line_time
+        ) -> Cost | None:
+            if stream.lines[stream.line_ids[event]] != line_time.line:
                 return None
             ops[stream.op_names[stream.ops[event]]] = None  # noqa: B023
-            return halved(cost)
+            return halve_cost(cost)
 
-        changed = _changed(streams, of_line)
-        tried(" and ".join(ops), named(each.line), changed, hardware)
+        changed = _replace_costs(streams, halve_line)
+        measure(" and ".join(ops), format_line(line_time.line), changed, hardware)
     for engine, name in _ENGINES.items():
 
-        def of_engine(stream: Stream, event: int, cost: Cost, engine: Engine = engine) -> Cost | None:
-            return halved(cost) if stream.engines[event] == engine.value else None
+        def halve_engine(stream: Stream, event: int, cost: Cost, engine: Engine = engine) -> Cost | None:
+            return halve_cost(cost) if stream.engines[event] == engine.value else None
 
-        tried(f"all of {name}", "", _changed(streams, of_engine), hardware)
-    tried("data phase of all DMAs", "", _changed(streams, _faster_data), hardware)
-    tried("start and end of all DMAs", "", _changed(streams, _faster_ends), hardware)
-    for field, name in _NUMBERS.items():
-        value = getattr(hardware, field) / 2
-        tried(name, "", streams, hardware.with_numbers(**{field: guessed(value, "what if", "halved")}))
-    return tuple(sorted(found, key=lambda each: (each.length_ns, each.what, each.line)))
+        measure(f"all of {name}", "", _replace_costs(streams, halve_engine), hardware)
+    measure("data phase of all DMAs", "", _replace_costs(streams, _halve_data_phase), hardware)
+    measure("start and end of all DMAs", "", _replace_costs(streams, _halve_dma_ends), hardware)
+    for number, name in _NUMBERS.items():
+        value = getattr(hardware, number) / 2
+        measure(name, "", streams, hardware.with_numbers(**{number: guessed(value, "what if", "halved")}))
+    return tuple(sorted(changes, key=lambda change: (change.length_ns, change.cost_name, change.line)))
 
 
 _ENGINES = {
@@ -85,8 +106,8 @@ _ENGINES = {
 _NUMBERS = {"semaphore_ns": "semaphores", "activation_table_load_ns": "activation table loads"}
 
 
-def halved(cost: Cost) -> Cost:
-    """A cost whose times are all half as long."""
+def halve_cost(cost: Cost) -> Cost:
+    """Return a cost with all of its times halved."""
     dma = cost.dma
     if dma is not None:
         dma = replace(
@@ -108,24 +129,29 @@ def halved(cost: Cost) -> Cost:
     )
 
 
-def _faster_data(stream: Stream, event: int, cost: Cost) -> Cost | None:
+def _halve_data_phase(stream: Stream, event: int, cost: Cost) -> Cost | None:
+    """Return the cost of a DMA with its data phase halved; None for other instructions."""
     dma = cost.dma
     if dma is None:
         return None
     return replace(cost, dma=replace(dma, busy_ns=dma.busy_ns / 2, transfer_ns=dma.transfer_ns / 2))
 
 
-def _faster_ends(stream: Stream, event: int, cost: Cost) -> Cost | None:
-    whole = halved(cost).dma
-    if whole is None:
+def _halve_dma_ends(stream: Stream, event: int, cost: Cost) -> Cost | None:
+    """Return the cost of a DMA with all but its data phase halved; None for other instructions."""
+    halved_dma = halve_cost(cost).dma
+    if halved_dma is None:
         return None
     assert cost.dma is not None
-    return replace(cost, dma=replace(whole, busy_ns=cost.dma.busy_ns, transfer_ns=cost.dma.transfer_ns))
+    return replace(cost, dma=replace(halved_dma, busy_ns=cost.dma.busy_ns, transfer_ns=cost.dma.transfer_ns))
 
 
-def _changed(streams: Sequence[Stream], change: Change) -> list[Stream]:
-    """The streams with the costs that `change` gives; it must not depend on anything but cost, line and engine."""
-    out = []
+def _replace_costs(streams: Sequence[Stream], change: Change) -> list[Stream]:
+    """Return the streams with costs replaced by `change`, where that is not None.
+
+    `change` may depend on cost, line and engine only: it is called once for each combination.
+    """
+    changed_streams = []
     for stream in streams:
         costs = list(stream.costs)
         known: dict[tuple[int, int, int], int] = {}
@@ -140,5 +166,5 @@ def _changed(streams: Sequence[Stream], change: Change) -> list[Stream]:
                     costs.append(cost)
                 known[key] = number
             ids.append(number)
-        out.append(stream.with_costs(costs, array("I", ids)))
-    return out
+        changed_streams.append(stream.with_costs(costs, array("I", ids)))
+    return changed_streams

@@ -18,7 +18,7 @@ from nkw.targets import TARGETS
 from nkw.terminal import rendered
 from simulate.occupancy import Memory, occupancies
 from simulate.profile import Profile, profile
-from simulate.profile.text import path_table, traffic_table
+from simulate.profile.text import make_path_table, make_traffic_table
 from simulate.run import Launch, Mode
 from simulate.testing.artifacts import write_artifacts
 from simulate.testing.kernel import KernelFailure
@@ -170,10 +170,10 @@ def excess(budget: Budget, found: Predicted) -> str:
             f"  time: {found.time_us:.3f} us, budget {budget.time_us:g}: {more:.3g} us too many"
             f" ({100 * more / budget.time_us:.1f} %)"
         )
-        tables.append(path_table(found.profile, _ROWS))
+        tables.append(make_path_table(found.profile, _ROWS))
     if budget.hbm_bytes is not None and found.hbm_bytes > budget.hbm_bytes:
         out.append(_over("HBM traffic", found.hbm_bytes, budget.hbm_bytes, "bytes"))
-        tables.append(traffic_table(found.profile, _ROWS))
+        tables.append(make_traffic_table(found.profile, _ROWS))
     if budget.sbuf_bytes is not None and found.sbuf_bytes > budget.sbuf_bytes:
         out.append(_over("SBUF", found.sbuf_bytes, budget.sbuf_bytes, "bytes per partition"))
         tables.append(_sbuf_table(_fullest(found.launch)))

@@ -10,7 +10,7 @@ import pytest
 
 from simulate.hardware import hardware
 from simulate.profile import profile
-from simulate.profile.advice import Kind
+from simulate.profile.advice import AdviceKind
 from simulate.profile.advice.edits import permute
 from simulate.timing import Reading, schedule
 from simulate.world import launch
@@ -21,60 +21,60 @@ BF16 = kernels.BF16
 SHARE = 0.03
 """A predicted length may differ from the length of the changed kernel by this share of it."""
 
-Case = tuple[Kind, str, Callable[..., Any], Callable[..., Any], tuple[np.ndarray, ...]]
+Case = tuple[AdviceKind, str, Callable[..., Any], Callable[..., Any], tuple[np.ndarray, ...]]
 
 CASES: dict[str, Case] = {
     "loads of a product": (
-        Kind.load_order,
+        AdviceKind.load_order,
         "",
         dataflow.product_loads_b_first,
         dataflow.product_loads_in_order,
         (kernels.zeros(2048, 128, BF16), kernels.zeros(2048, 512, BF16)),
     ),
     "loads of gates": (
-        Kind.load_order,
+        AdviceKind.load_order,
         "",
         dataflow.gates_first,
         dataflow.gates_in_order,
         (kernels.zeros(1024, 512), kernels.zeros(1024, 512)),
     ),
     "four partitions": (
-        Kind.partitions,
+        AdviceKind.partitions,
         "4 of 128 are used",
         dataflow.few_partitions,
         dataflow.all_partitions,
         (kernels.zeros(4, 4096), kernels.zeros(4, 4096)),
     ),
     "32 partitions": (
-        Kind.partitions,
+        AdviceKind.partitions,
         "32 of 128 are used",
         dataflow.few_partitions,
         dataflow.all_partitions,
         (kernels.zeros(32, 2048, BF16), kernels.zeros(32, 2048, BF16)),
     ),
     "softmax of heads": (
-        Kind.chains,
+        AdviceKind.chains,
         "2 at a time",
         dataflow.softmax_head_by_head,
         dataflow.softmax_two_heads_in_turn,
         (np.zeros((8, 128, 512), np.float32),),
     ),
     "norm of blocks": (
-        Kind.chains,
+        AdviceKind.chains,
         "2 at a time",
         dataflow.norm_block_by_block,
         dataflow.norm_two_blocks_in_turn,
         (kernels.zeros(512, 512),),
     ),
     "transposes in a loop": (
-        Kind.repeats,
+        AdviceKind.repeats,
         "48 tiles equal earlier ones",
         dataflow.transposes_for_every_block,
         dataflow.transposes_once,
         (kernels.zeros(128, 1024, BF16), kernels.zeros(1024, 2048, BF16)),
     ),
     "sigmoid in a loop": (
-        Kind.repeats,
+        AdviceKind.repeats,
         "7 tiles equal earlier ones",
         dataflow.sigmoid_for_every_block,
         dataflow.sigmoid_once,
@@ -89,10 +89,13 @@ def test_the_first_advice_is_followed_and_keeps_what_it_promises(name: str) -> N
     before, after = (kernels.dry(kernel, *arguments) for kernel in (slow, fast))
     here, there = (profile(done.streams, done.hardware) for done in (before, after))
     first = here.advice[0]
-    assert (first.kind, first.detail) == (kind, detail)
+    assert (first.advice_kind, first.detail) == (kind, detail)
     assert abs(first.length_ns - there.length_ns) <= SHARE * there.length_ns
-    assert kind not in {piece.kind for piece in there.advice}
-    if kind in (Kind.load_order, Kind.chains):  # an order gains at most what the dataflow bound leaves
+    assert kind not in {piece.advice_kind for piece in there.advice}
+    if kind in (
+        AdviceKind.load_order,
+        AdviceKind.chains,
+    ):  # an order gains at most what the dataflow bound leaves
         assert there.length_ns >= here.timelines[Reading.dataflow].length_ns
 
 
@@ -110,18 +113,22 @@ def test_both_kernels_of_a_pair_compute_the_same(name: str) -> None:
 def test_no_order_is_proposed_that_a_dependence_forbids() -> None:
     """Every tile is written by one chain and read by the next, so neither chains nor loads can change places."""
     done = kernels.dry(dataflow.running_sum, kernels.zeros(1024, 512))
-    kinds = {piece.kind for piece in profile(done.streams, done.hardware).advice}
-    assert not kinds & {Kind.chains, Kind.load_order, Kind.repeats}
+    kinds = {piece.advice_kind for piece in profile(done.streams, done.hardware).advice}
+    assert not kinds & {AdviceKind.chains, AdviceKind.load_order, AdviceKind.repeats}
 
 
 def test_values_that_change_between_iterations_are_not_called_repeats() -> None:
     done = kernels.dry(dataflow.sigmoid_of_a_changing_scale, kernels.zeros(512, 512), kernels.zeros(128, 512))
-    assert Kind.repeats not in {piece.kind for piece in profile(done.streams, done.hardware).advice}
+    assert AdviceKind.repeats not in {
+        piece.advice_kind for piece in profile(done.streams, done.hardware).advice
+    }
 
 
 def test_reductions_over_a_row_are_not_spread_over_partitions() -> None:
     done = kernels.dry(dataflow.softmax_head_by_head, np.zeros((8, 4, 4096), np.float32))
-    assert Kind.partitions not in {piece.kind for piece in profile(done.streams, done.hardware).advice}
+    assert AdviceKind.partitions not in {
+        piece.advice_kind for piece in profile(done.streams, done.hardware).advice
+    }
 
 
 def test_a_permutation_keeps_events_and_their_operands() -> None:

@@ -12,7 +12,7 @@ from nki_kernels.ladder import tile_by_tile
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from simulate.profile import Profile, profile, text
-from simulate.profile.advice import Kind
+from simulate.profile.advice import AdviceKind
 from simulate.profile.advice.text import records
 from tests.advice.ladders import dataflow, matmul, pairs, rmsnorm_swiglu, softmax
 from tests.timing import kernels
@@ -28,22 +28,22 @@ ROWS = kernels.zeros(1024, 512)
 TILE = kernels.zeros(128, 512, kernels.BF16)
 FEW = kernels.zeros(4, 4096)
 
-PAIRS: dict[Kind, tuple[tuple[np.ndarray, ...], Callable[..., Any], Callable[..., Any]]] = {
-    Kind.float32: (SWIGLU, rmsnorm_swiglu.wide, rmsnorm_swiglu.narrow),
-    Kind.reloads: ((SQUARE, SQUARE), matmul.rotated, matmul.resident),
-    Kind.small_dmas: ((ROWS,), softmax.whole, softmax.merged),
-    Kind.transposes: ((SQUARE,), pairs.turned_on_tensor, pairs.turned_by_dma),
-    Kind.small_tiles: ((ROWS,), softmax.rotated, softmax.whole),
-    Kind.rotation: ((ROWS,), softmax.piecewise, softmax.rotated),
-    Kind.engines: ((TILE,), pairs.copies_on_vector, pairs.copies_on_two_engines),
-    Kind.load_order: ((ROWS, ROWS), dataflow.gates_first, dataflow.gates_in_order),
-    Kind.chains: (
+PAIRS: dict[AdviceKind, tuple[tuple[np.ndarray, ...], Callable[..., Any], Callable[..., Any]]] = {
+    AdviceKind.float32: (SWIGLU, rmsnorm_swiglu.wide, rmsnorm_swiglu.narrow),
+    AdviceKind.reloads: ((SQUARE, SQUARE), matmul.rotated, matmul.resident),
+    AdviceKind.small_dmas: ((ROWS,), softmax.whole, softmax.merged),
+    AdviceKind.transposes: ((SQUARE,), pairs.turned_on_tensor, pairs.turned_by_dma),
+    AdviceKind.small_tiles: ((ROWS,), softmax.rotated, softmax.whole),
+    AdviceKind.rotation: ((ROWS,), softmax.piecewise, softmax.rotated),
+    AdviceKind.engines: ((TILE,), pairs.copies_on_vector, pairs.copies_on_two_engines),
+    AdviceKind.load_order: ((ROWS, ROWS), dataflow.gates_first, dataflow.gates_in_order),
+    AdviceKind.chains: (
         (np.zeros((8, 128, 512), np.float32),),
         dataflow.softmax_head_by_head,
         dataflow.softmax_two_heads_in_turn,
     ),
-    Kind.partitions: ((FEW, FEW), dataflow.few_partitions, dataflow.all_partitions),
-    Kind.repeats: ((ROWS, TILE), dataflow.sigmoid_for_every_block, dataflow.sigmoid_once),
+    AdviceKind.partitions: ((FEW, FEW), dataflow.few_partitions, dataflow.all_partitions),
+    AdviceKind.repeats: ((ROWS, TILE), dataflow.sigmoid_for_every_block, dataflow.sigmoid_once),
 }
 
 
@@ -53,22 +53,22 @@ def _profile(kernel: Callable[..., Any], *arguments: np.ndarray, **others: Any) 
 
 
 def test_every_kind_has_a_pair() -> None:
-    assert set(PAIRS) == set(Kind)
+    assert set(PAIRS) == set(AdviceKind)
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_the_sick_kernel_gets_the_advice_and_the_healed_one_does_not(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", AdviceKind)
+def test_the_sick_kernel_gets_the_advice_and_the_healed_one_does_not(kind: AdviceKind) -> None:
     arguments, sick, healed = PAIRS[kind]
-    assert kind in {each.kind for each in _profile(sick, *arguments).advice}
-    assert kind not in {each.kind for each in _profile(healed, *arguments).advice}
+    assert kind in {each.advice_kind for each in _profile(sick, *arguments).advice}
+    assert kind not in {each.advice_kind for each in _profile(healed, *arguments).advice}
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_the_predicted_length_is_near_that_of_the_healed_kernel(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", AdviceKind)
+def test_the_predicted_length_is_near_that_of_the_healed_kernel(kind: AdviceKind) -> None:
     """What the change gains differs by a factor of 1.5 at most from what the twin brings."""
     arguments, sick, healed = PAIRS[kind]
     done = _profile(sick, *arguments)
-    piece = next(each for each in done.advice if each.kind is kind)
+    piece = next(each for each in done.advice if each.advice_kind is kind)
     brought = done.length_ns - _profile(healed, *arguments).length_ns
     assert brought / 1.5 <= piece.before_ns - piece.length_ns <= brought * 1.5
 
@@ -96,7 +96,7 @@ def overwritten(a):
 
 
 def test_loads_of_what_was_written_in_between_are_no_repetition() -> None:
-    assert Kind.reloads not in {each.kind for each in _profile(overwritten, TILE).advice}
+    assert AdviceKind.reloads not in {each.advice_kind for each in _profile(overwritten, TILE).advice}
 
 
 def kept_beyond_room(a):
@@ -116,7 +116,7 @@ def kept_beyond_room(a):
 def test_loads_are_kept_only_where_they_have_room(tiles: int, given: bool) -> None:
     """A tile takes 1 KiB of the 212,984 bytes that a partition of trn2 has for tiles; the sums take 4 bytes."""
     done = _profile(kept_beyond_room, kernels.zeros(128 * tiles, 512, kernels.BF16))
-    assert (Kind.reloads in {each.kind for each in done.advice}) == given
+    assert (AdviceKind.reloads in {each.advice_kind for each in done.advice}) == given
 
 
 def accumulated(a):
@@ -131,7 +131,7 @@ def accumulated(a):
 
 
 def test_a_tile_that_carries_a_value_keeps_its_bytes() -> None:
-    assert Kind.rotation not in {each.kind for each in _profile(accumulated, ROWS).advice}
+    assert AdviceKind.rotation not in {each.advice_kind for each in _profile(accumulated, ROWS).advice}
 
 
 def test_two_cores_of_a_rank_get_tiles_of_their_own() -> None:
@@ -140,7 +140,7 @@ def test_two_cores_of_a_rank_get_tiles_of_their_own() -> None:
 
     one = _profile(softmax.piecewise, ROWS)
     two = _profile(on_two_cores, ROWS, cores=2)
-    assert one.advice[0].kind is two.advice[0].kind is Kind.rotation
+    assert one.advice[0].advice_kind is two.advice[0].advice_kind is AdviceKind.rotation
     assert two.advice[0].gain > 0.3
 
 

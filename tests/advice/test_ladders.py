@@ -12,7 +12,7 @@ import pytest
 from nki_kernels.ladder import blocked, hoisted, tile_by_tile
 from simulate.hardware import hardware
 from simulate.profile import Profile, profile
-from simulate.profile.advice import Advice, Kind
+from simulate.profile.advice import Advice, AdviceKind
 from simulate.timing import Reading
 from tests.advice.ladders import matmul, rmsnorm_swiglu, softmax
 from tests.timing import kernels
@@ -22,7 +22,7 @@ FACTOR = 1.5
 
 Kernel = Callable[..., Any]
 
-LADDERS: dict[str, tuple[Sequence[np.ndarray], Sequence[Kernel], Sequence[Kind]]] = {
+LADDERS: dict[str, tuple[Sequence[np.ndarray], Sequence[Kernel], Sequence[AdviceKind]]] = {
     "rmsnorm and swiglu": (
         (
             kernels.zeros(128, 1024),
@@ -31,22 +31,22 @@ LADDERS: dict[str, tuple[Sequence[np.ndarray], Sequence[Kernel], Sequence[Kind]]
             kernels.zeros(1024, 2048, kernels.BF16),
         ),
         (rmsnorm_swiglu.one_buffer, rmsnorm_swiglu.wide, rmsnorm_swiglu.narrow),
-        (Kind.rotation, Kind.float32),
+        (AdviceKind.rotation, AdviceKind.float32),
     ),
     "matmul": (
         (kernels.zeros(1024, 1024, kernels.BF16), kernels.zeros(1024, 1024, kernels.BF16)),
         (matmul.by_tile, matmul.rotated, matmul.resident),
-        (Kind.rotation, Kind.reloads),
+        (AdviceKind.rotation, AdviceKind.reloads),
     ),
     "matmul of the kernel library": (
         (kernels.zeros(1024, 1024, kernels.BF16), kernels.zeros(1024, 1024, kernels.BF16)),
         (tile_by_tile.func, hoisted.func, blocked.func),
-        (Kind.reloads, Kind.reloads),
+        (AdviceKind.reloads, AdviceKind.reloads),
     ),
     "softmax": (
         (kernels.zeros(1024, 512),),
         (softmax.piecewise, softmax.rotated, softmax.whole, softmax.merged),
-        (Kind.rotation, Kind.small_tiles, Kind.small_dmas),
+        (AdviceKind.rotation, AdviceKind.small_tiles, AdviceKind.small_dmas),
     ),
 }
 
@@ -63,13 +63,13 @@ def _profiles(name: str) -> list[Profile]:
 @pytest.mark.parametrize("name", LADDERS)
 def test_the_first_advice_is_the_change_of_the_next_variant(name: str) -> None:
     kinds = LADDERS[name][2]
-    assert [each.advice[0].kind for each in _profiles(name)[:-1]] == list(kinds)
+    assert [each.advice[0].advice_kind for each in _profiles(name)[:-1]] == list(kinds)
 
 
 def _of_step(name: str, step: int, pieces: Sequence[Advice]) -> Advice | None:
     """The piece of advice that the next variant follows: the first of its kind, or that on its tensors."""
     kind, tensors = LADDERS[name][2][step], TENSORS.get((name, step))
-    found = [each for each in pieces if each.kind is kind and tensors in (None, each.tensors)]
+    found = [each for each in pieces if each.advice_kind is kind and tensors in (None, each.tensors)]
     return found[0] if found else None
 
 

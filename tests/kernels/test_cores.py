@@ -16,7 +16,7 @@ import nki_kernels
 import simulate
 import tests.kernels
 from nkw.errors import NkwError
-from simulate.profile.traffic import traffic
+from simulate.profile.traffic import sum_traffic
 from tests.kernels.case import F32, KernelCase, KernelTests, Slow
 
 MOST_LAUNCHES = 3
@@ -71,7 +71,7 @@ def divides(kernel: Any, arguments: Sequence[tuple[Any, ...]]) -> bool:
     except (NkwError, AssertionError):
         return False
     repeated = any(
-        tensor.writes > 1 and not tensor.argument and not tensor.reads for tensor in traffic(streams)
+        tensor.writes > 1 and not tensor.argument and not tensor.reads for tensor in sum_traffic(streams)
     )
     return all(len(stream) for stream in streams) and not repeated
 

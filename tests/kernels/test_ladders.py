@@ -12,7 +12,7 @@ import simulate
 from nki_kernels import ladder
 from nki_kernels.ladder import decode
 from nki_kernels.precision import widened
-from simulate.profile.traffic import traffic
+from simulate.profile.traffic import sum_traffic
 from simulate.timing import Reading, schedule
 from tests.kernels.accuracy import TARGETS, normal
 from tests.kernels.case import BF16, DTYPES, F32, KernelCase, KernelTests, refuse, together, vary
@@ -130,5 +130,5 @@ def test_every_rung_is_faster_and_reads_less(
     for reading in (Reading.program, Reading.scheduled):
         first, second, third = (schedule(done.streams, done.hardware, reading).length_ns for done in launches)
         assert first > second > third
-    counts = [{each.name: each.reads for each in traffic(done.streams)} for done in launches]
+    counts = [{each.name: each.reads for each in sum_traffic(done.streams)} for done in launches]
     assert reads == {name: [count[name] for count in counts] for name in reads}

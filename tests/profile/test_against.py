@@ -100,6 +100,9 @@ def test_a_refused_kernel_to_compare_with_is_an_error(script: Path, capsys: Capt
     assert capsys.readouterr().err.endswith("has no kernel missing\n")
 
 
+AGAIN = "; write it again with time --json"
+
+
 def changed(document: dict[str, Any], place: str, value: Any) -> str:
     inner: Any = document
     *steps, last = place.split(".")
@@ -115,7 +118,7 @@ def changed(document: dict[str, Any], place: str, value: Any) -> str:
 @pytest.mark.parametrize(
     ("place", "value", "why"),
     [
-        ("command", "memory", "it does not say that it is one"),
+        ("command", "memory", "it has no field command with the content time"),
         ("schema", 2, "its schema is 2, not 1"),
         ("launches", [], "it holds no launch"),
         ("launches.0.profile", 1, "a value has the wrong type or is out of range"),
@@ -134,7 +137,7 @@ def test_a_changed_profile_is_refused(
 ) -> None:
     stored.write_text(changed(json.loads(stored.read_text()), place, value))
     assert main(["time", f"{script}:doubled", SMALL, "--against", str(stored)]) == 2
-    said = f"error: [NKW-AGAINST-FILE] {stored} is no profile that `time --json` wrote: {why}\n"
+    said = f"error: [NKW-AGAINST-FILE] {stored} is no profile that `time --json` wrote: {why}{AGAIN}\n"
     assert capsys.readouterr() == ("", said)
 
 
@@ -143,7 +146,7 @@ def test_a_changed_profile_is_refused(
     [
         (b"", "it is no JSON: Expecting value: line 1 column 1 (char 0)"),
         (b"{", "it is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        (b"[1]", "it does not say that it is one"),
+        (b"[1]", "it has no field command with the content time"),
         (b'{"command": NaN}', "NaN is no number"),
         (b"\xff\xfe", "it is not UTF-8"),
         (b"[" * 200_000, "it is nested too deeply"),
@@ -161,7 +164,10 @@ def test_a_foreign_file_is_refused(content: bytes | None, why: str, script: Path
 def test_profiles_of_two_readings_are_not_compared(script: Path, stored: Path, capsys: Capture) -> None:
     words = ["time", f"{script}:doubled", SMALL, "--against", str(stored), "--reading"]
     assert main([*words, "serial"]) == 2
-    said = f"error: [NKW-AGAINST] {str(stored)[:60]} is a profile of the program reading; give --reading program\n"
+    said = (
+        f"error: [NKW-AGAINST] {str(stored)[:60]} is a profile of the program reading, this run has the serial "
+        "reading; give --reading program\n"
+    )
     assert capsys.readouterr().err == said
     assert main([*words, "program"]) == 0
 
@@ -169,7 +175,7 @@ def test_profiles_of_two_readings_are_not_compared(script: Path, stored: Path, c
 def test_options_that_compare_nothing_are_refused(script: Path, capsys: Capture) -> None:
     kernel = f"{script}:doubled"
     assert main(["time", kernel, SMALL, "--fail-above", "2%"]) == 2
-    assert "--fail-above compares with nothing; give --against" in capsys.readouterr().err
+    assert "--fail-above needs a baseline; give --against" in capsys.readouterr().err
     assert main(["time", kernel, SMALL, "--against", "profile.json", SMALL]) == 2
     assert "--against profile.json names no kernel, so no words follow it" in capsys.readouterr().err
     for wrong in ("2", "-2%", "nan%", "%", "1e3%"):

@@ -175,8 +175,8 @@ def test_a_profile_is_of_one_kernel(script: str, measured: str, tmp_path: Path, 
     (tmp_path / "twice.py").write_text(DEFINED + calls + calls.replace("64", "32"))
     assert main(["time", "--against", measured, "--", "twice.py"]) == 2
     assert capsys.readouterr().err.endswith(
-        "[NKW-AGAINST] a profile is of one kernel, and this run makes 2 different launches; give the kernel by name "
-        "with its shapes\n"
+        "[NKW-AGAINST] --against takes a profile of a single launch, this run makes 2 different launches; give the "
+        "kernel by name with its shapes\n"
     )
 
 

@@ -13,10 +13,10 @@ import pytest
 from nkw.terminal import rendered
 from simulate.hardware import TARGETS, hardware
 from simulate.profile import profile
-from simulate.profile.comparison.compare import Comparison, matched
-from simulate.profile.comparison.measured import Measured, PathPart, Place, measured
-from simulate.profile.comparison.text import report, verdict
-from simulate.profile.document import document
+from simulate.profile.comparison.compare import Comparison, match_lines
+from simulate.profile.comparison.measured import Measured, PathPart, SourceLine, sum_profiles
+from simulate.profile.comparison.text import format_verdict, make_report
+from simulate.profile.document import make_document
 from simulate.run import Mode
 from simulate.timing import Reading
 from simulate.world import World
@@ -52,7 +52,7 @@ def test_the_causes_between_stored_kernels_add_up(target: str) -> None:
         done = World(target, ranks=case.ranks).launch(
             case.kernel, [(case.arguments, {})] * case.ranks, mode=Mode.dry
         )
-        runs.append(measured([profile(done.streams, done.hardware, case.name)], [0]))
+        runs.append(sum_profiles([profile(done.streams, done.hardware, case.name)], [0]))
     changes = 0
     for against, now in [*pairwise(runs), (runs[-1], runs[0])]:
         adds_up(Comparison(now, against))
@@ -65,7 +65,7 @@ def test_the_causes_between_stored_kernels_add_up(target: str) -> None:
 def test_the_causes_between_random_streams_add_up(reading: Reading, ranks: int) -> None:
     chip = hardware("trn2")
     runs = [
-        measured([profile(random_streams(seed, ranks=ranks), chip, "random", reading)], [0])
+        sum_profiles([profile(random_streams(seed, ranks=ranks), chip, "random", reading)], [0])
         for seed in range(12)
     ]
     for against, now in pairwise(runs):
@@ -75,7 +75,7 @@ def test_the_causes_between_random_streams_add_up(reading: Reading, ranks: int) 
 def test_launches_are_added_up_as_often_as_they_ran() -> None:
     done = kernels.dry(kernels.matmul_exp, kernels.zeros(256, 128), kernels.zeros(256, 512))
     each = profile(done.streams, done.hardware, "matmul_exp")
-    once, thrice = measured([each], [0]), measured([each], [0, 0, 0])
+    once, thrice = sum_profiles([each], [0]), sum_profiles([each], [0, 0, 0])
     adds_up(Comparison(thrice, once))
     assert thrice.length_ns == 3 * once.length_ns
     assert thrice.floor_ns == 3 * once.floor_ns
@@ -84,17 +84,17 @@ def test_launches_are_added_up_as_often_as_they_ran() -> None:
 
 def test_the_document_has_the_parts_of_the_path() -> None:
     done = kernels.dry(kernels.matmul_exp, kernels.zeros(256, 128), kernels.zeros(256, 512))
-    found = json.loads(json.dumps(document(profile(done.streams, done.hardware)), allow_nan=False))
+    found = json.loads(json.dumps(make_document(profile(done.streams, done.hardware)), allow_nan=False))
     texts = {each["text"] for each in found["path"]}
     assert "nisa.nc_matmul(dst=total, stationary=stationary, moving=moving, accumulate=k > 0)" in texts
     assert math.isclose(math.fsum(each["ns"] for each in found["path"]), found["length_ns"], rel_tol=1e-9)
 
 
-def lines(file: str, *texts: str, first: int = 1) -> list[Place]:
-    return [Place(file, number, "kernel", text) for number, text in enumerate(texts, first)]
+def lines(file: str, *texts: str, first: int = 1) -> list[SourceLine]:
+    return [SourceLine(file, number, "kernel", text) for number, text in enumerate(texts, first)]
 
 
-def numbers(pairs: list[tuple[Place | None, Place | None]]) -> list[tuple[int | None, int | None]]:
+def numbers(pairs: list[tuple[SourceLine | None, SourceLine | None]]) -> list[tuple[int | None, int | None]]:
     """The pairs as line numbers, in order of the new ones."""
     found = [(one and one.line, other and other.line) for one, other in pairs]
     return sorted(found, key=lambda pair: (pair[1] is None, pair[1] or pair[0]))
@@ -102,33 +102,35 @@ def numbers(pairs: list[tuple[Place | None, Place | None]]) -> list[tuple[int | 
 
 def test_lines_of_an_equal_file_match_by_number() -> None:
     one = lines("k.py", "load(x)", "load(x)", "add()", "store()")
-    assert numbers(matched([one[0], one[2], one[3]], [one[1], one[2]])) == [(1, 2), (3, 3), (4, None)]
-    assert numbers(matched(one, one)) == [(1, 1), (2, 2), (3, 3), (4, 4)]
+    assert numbers(match_lines([one[0], one[2], one[3]], [one[1], one[2]])) == [(1, 2), (3, 3), (4, None)]
+    assert numbers(match_lines(one, one)) == [(1, 1), (2, 2), (3, 3), (4, 4)]
 
 
 def test_lines_of_an_edited_file_match_by_text_in_order() -> None:
     before = lines("k.py", "load(x)", "load(x)", "add()", "store()")
     shifted = lines("k.py", "load(x)", "load(x)", "add()", "store()", first=2)
-    assert numbers(matched(before, shifted)) == [(1, 2), (2, 3), (3, 4), (4, 5)]
+    assert numbers(match_lines(before, shifted)) == [(1, 2), (2, 3), (3, 4), (4, 5)]
     edited = lines("k.py", "load(y)", "load(x)", "load(x)", "multiply()", "store()")
-    assert numbers(matched(before, edited)) == [(None, 1), (1, 2), (2, 3), (None, 4), (4, 5), (3, None)]
+    assert numbers(match_lines(before, edited)) == [(None, 1), (1, 2), (2, 3), (None, 4), (4, 5), (3, None)]
 
 
 def test_lines_of_different_files_match_by_text_also_where_they_moved() -> None:
     before = lines("one.py", "load(x)", "add()", "multiply()", "store()")
     after = lines("other.py", "multiply()", "load(x)", "add()", "store()")
-    assert numbers(matched(before, after)) == [(3, 1), (1, 2), (2, 3), (4, 4)]
+    assert numbers(match_lines(before, after)) == [(3, 1), (1, 2), (2, 3), (4, 4)]
 
 
 def test_a_line_without_a_text_is_known_by_its_function() -> None:
-    before, after = [Place("one.py", 3, "kernel", "")], [Place("other.py", 9, "kernel", "")]
-    assert matched(before, after) == [(before[0], after[0])]
-    other = [Place("other.py", 9, "helper", "")]
-    assert matched(before, other) == [(None, other[0]), (before[0], None)]
+    before, after = [SourceLine("one.py", 3, "kernel", "")], [SourceLine("other.py", 9, "kernel", "")]
+    assert match_lines(before, after) == [(before[0], after[0])]
+    other = [SourceLine("other.py", 9, "helper", "")]
+    assert match_lines(before, other) == [(None, other[0]), (before[0], None)]
 
 
-def run(length_ns: float, at: Place | None = None, title: str = "run") -> Measured:
-    part = PathPart(at or Place("k.py", 3, "kernel", "add()"), "tensor_tensor", "Vector", "issue", length_ns)
+def run(length_ns: float, at: SourceLine | None = None, title: str = "run") -> Measured:
+    part = PathPart(
+        at or SourceLine("k.py", 3, "kernel", "add()"), "tensor_tensor", "Vector", "issue", length_ns
+    )
     return Measured(title, "program", length_ns, 50.0, "memory", (part,), (("x", 2_000_000, 0),))
 
 
@@ -146,8 +148,8 @@ def test_only_a_time_above_the_limit_is_too_slow(against_ns: float, share: str, 
 
 
 def test_a_comparison_says_which_lines_only_one_run_has() -> None:
-    here, there = Place("new.py", 5, "kernel", "exp()"), Place("old.py", 7, "kernel", "add()")
-    said = rendered(report(Comparison(run(2500.0, here, "now"), run(2000.0, there, "before"))))
+    here, there = SourceLine("new.py", 5, "kernel", "exp()"), SourceLine("old.py", 7, "kernel", "add()")
+    said = rendered(make_report(Comparison(run(2500.0, here, "now"), run(2000.0, there, "before"))))
     assert said == (
         "now: 2.500 us (program reading)\n"
         "against before: 2.000 us\n"
@@ -186,7 +188,7 @@ def test_a_comparison_says_which_lines_only_one_run_has() -> None:
     ],
 )
 def test_the_verdict_says_how_much(now_ns: float, said: str) -> None:
-    assert verdict(Comparison(run(now_ns), run(2000.0))) == said
+    assert format_verdict(Comparison(run(now_ns), run(2000.0))) == said
 
 
 def test_more_causes_than_rows_are_one_row() -> None:
@@ -194,7 +196,7 @@ def test_more_causes_than_rows_are_one_row() -> None:
     parts = [PathPart(each, "activation", "Scalar", "issue", 100.0 * each.line) for each in places]
     whole = Measured("many", "program", 7800.0, 1.0, "compute", tuple(parts), ())
     none = Measured("none", "program", 0.0, 0.0, "memory", (), ())
-    rows = rendered(report(Comparison(whole, none), rows=3)).splitlines()
+    rows = rendered(make_report(Comparison(whole, none), rows=3)).splitlines()
     assert [row.split()[-1] for row in rows if " k.py:" in row] == ["+1.200", "+1.100", "+1.000"]
     assert any(row.split() == ["9", "more", "0.000", "4.500", "+4.500"] for row in rows)
     assert rows[2] == "change: 7.800 us slower"

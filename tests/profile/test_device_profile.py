@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from simulate.profile.vendor import DeviceProfile, read_profile
-from simulate.profile.vendor.dma import queue_label
-from simulate.profile.vendor.engines import place_of
-from simulate.profile.vendor.intervals import Covered, most_at_once
+from simulate.profile.vendor.dma import normalise_queue
+from simulate.profile.vendor.engines import parse_location
+from simulate.profile.vendor.intervals import Covered, find_peak_overlap
 from simulate.profile.vendor.records import ActiveEngine, MeasuredLine, Queue, Tensor
 from tests.profile.device_profiles import (
     KERNEL,
@@ -225,7 +225,7 @@ def test_a_summary_in_json_has_the_fields_of_the_table(document: Any, tmp_path: 
     ],
 )
 def test_a_location_is_a_file_and_a_line(written: str, place: tuple[str, int] | None) -> None:
-    assert place_of(written) == place
+    assert parse_location(written) == place
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_location_is_a_file_and_a_line(written: str, place: tuple[str, int] | 
     ],
 )
 def test_a_queue_belongs_to_the_engine_in_its_name(written: str, label: str) -> None:
-    assert queue_label(written) == label
+    assert normalise_queue(written) == label
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -255,7 +255,7 @@ def test_intervals_cover_what_a_bitmap_says(seed: int) -> None:
     for part in np.array_split(np.arange(40), 5):
         covered.add(starts[part], ends[part])
     assert covered.ns == bitmap.any(axis=0).sum()
-    assert most_at_once(starts, ends, sizes) == bitmap.sum(axis=0).max()
+    assert find_peak_overlap(starts, ends, sizes) == bitmap.sum(axis=0).max()
 
 
 def test_a_span_is_from_the_first_event_on(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from simulate.profile.vendor import read_profile, side_by_side
 from simulate.profile.vendor import tables as tables_module
 from simulate.profile.vendor import text as vendor_text
 from simulate.profile.vendor import trace as trace_module
-from simulate.profile.vendor.trace import measured_events
+from simulate.profile.vendor.trace import read_trace_events
 from tests.profile.device_profiles import METADATA, T0, TABLES, span, types, write_profile, write_table
 from tests.timing import kernels
 
@@ -39,6 +39,9 @@ def predicted() -> Profile:
     return predicted_profile(launch.streams, launch.hardware, "matmul_exp on trn2")
 
 
+HINT = "; give its folder of Parquet tables or its summary-json"
+
+
 def refusal(path: Path) -> str:
     with pytest.raises(InvalidArgument) as refused:
         read_profile(path)
@@ -46,7 +49,7 @@ def refusal(path: Path) -> str:
     head = f"{path} is no profile of neuron-explorer or neuron-profile: "
     assert refused.value.message.startswith(head)
     assert "\n" not in refused.value.message
-    return refused.value.message.removeprefix(head)
+    return refused.value.message.removeprefix(head).removesuffix(HINT)
 
 
 def replaced(folder: Path, table: str, column: str, values: Any) -> Path:
@@ -66,15 +69,15 @@ def replaced(folder: Path, table: str, column: str, values: Any) -> Path:
         ("start_ts", [[1]] * 6, "Instruction.start_ts is of type list<element: int64>, not a time"),
         ("engine", [1] * 6, "Instruction.engine is of type int64, not text"),
         ("engine", [b"a"] * 6, "Instruction.engine is of type binary, not text"),
-        ("start_ts", [float("nan")] * 6, "Instruction.start_ts holds a value that is no time"),
-        ("start_ts", [float("inf")] * 6, "Instruction.start_ts holds a value that is no time"),
+        ("start_ts", [float("nan")] * 6, "Instruction.start_ts has an entry that is no time"),
+        ("start_ts", [float("inf")] * 6, "Instruction.start_ts has an entry that is no time"),
         ("start_ts", [None] * 6, "Instruction.start_ts holds a null"),
         ("start_ts", [1, 2, None, 4, 5, 6], "Instruction.start_ts holds a null"),
-        ("start_ts", [-1] * 6, "Instruction.start_ts holds a value that is no time"),
-        ("end_ts", [1 << 61] * 6, "Instruction.end_ts holds a value that is no time"),
+        ("start_ts", [-1] * 6, "Instruction.start_ts has an entry that is no time"),
+        ("end_ts", [1 << 61] * 6, "Instruction.end_ts has an entry that is no time"),
         ("end_ts", [T0 - 1] * 6, "Instruction has an event that ends before it starts"),
         ("pcore_idx", [64] * 6, "Instruction.pcore_idx is 64"),
-        ("raw_flops", [1 << 62] * 6, "Instruction.raw_flops holds a value that is no size"),
+        ("raw_flops", [1 << 62] * 6, "Instruction.raw_flops has an entry that is no size"),
     ],
 )
 def test_a_wrong_column_is_one_sentence(column: str, values: list[Any], why: str, tmp_path: Path) -> None:
@@ -104,19 +107,19 @@ def test_its_twin_within_the_limits_is_read(
 @pytest.mark.parametrize(
     ("table", "column", "values", "why"),
     [
-        ("Throttle", "k", [3, 1], "Throttle has a limit k / n that is no share"),
-        ("Throttle", "n", [0, 0], "Throttle has a limit k / n that is no share"),
+        ("Throttle", "k", [3, 1], "Throttle has a limit k / n outside 0 to 1"),
+        ("Throttle", "n", [0, 0], "Throttle has a limit k / n outside 0 to 1"),
         (
             "SbufUsage",
             "avg_util_percent",
             [-0.5, 1.0],
-            "SbufUsage.avg_util_percent holds a value that is no share",
+            "SbufUsage.avg_util_percent has a sample outside 0 to 100 %",
         ),
         (
             "PsumUsage",
             "avg_util_percent",
             [102.0],
-            "PsumUsage.avg_util_percent holds a value that is no share",
+            "PsumUsage.avg_util_percent has a sample outside 0 to 100 %",
         ),
         (
             "SbufAllocation",
@@ -227,7 +230,10 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
     with pytest.raises(InvalidArgument) as refused:
         read_profile(folder)
     assert refused.value.code == "NKW-PROFILE-EXTRA"
-    assert refused.value.message == "profiles in Parquet need pyarrow; pip install 'nki-workbench[profiles]'"
+    assert (
+        refused.value.message
+        == "profiles in Parquet need pyarrow, which is not installed; pip install 'nki-workbench[profiles]'"
+    )
     (tmp_path / "summary.json").write_text('{"total_time": 1e-6}')
     assert read_profile(tmp_path / "summary.json").total_ns == pytest.approx(1000)
 
@@ -272,10 +278,10 @@ def test_a_trace_has_a_limit_of_rows(most: int, tmp_path: Path, monkeypatch: pyt
     folder = write_profile(tmp_path / "profile")
     monkeypatch.setattr(trace_module, "MOST_SLICES", most + 1)
     if most + 1 >= len(TABLES["Instruction"]):
-        assert list(measured_events(folder))
+        assert list(read_trace_events(folder))
     else:
         with pytest.raises(InvalidArgument, match="Instruction has more than 5 rows, too many for a trace"):
-            list(measured_events(folder))
+            list(read_trace_events(folder))
 
 
 @pytest.mark.parametrize("most", [3, 4, 5])
@@ -359,9 +365,9 @@ def compared(path: Path, predicted: Profile) -> str:
     """The whole comparison with a profile, or the sentence that refuses it."""
     try:
         beside = side_by_side(predicted, read_profile(path), 1024)
-        text = rendered(vendor_text.report(beside))
-        json.dumps(vendor_text.contents(beside), allow_nan=False)
-        json.dumps(list(measured_events(path)), allow_nan=False)
+        text = rendered(vendor_text.make_report(beside))
+        json.dumps(vendor_text.make_contents(beside), allow_nan=False)
+        json.dumps(list(read_trace_events(path)), allow_nan=False)
     except InvalidArgument as refused:
         if refused.code != "NKW-PROFILE-FILE":
             raise

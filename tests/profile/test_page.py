@@ -18,7 +18,7 @@ from nkw.errors import InvalidArgument
 from simulate.cli import main
 from simulate.kernel_by_name import launch_by_name
 from simulate.profile import Profile, profile
-from simulate.profile.page import PageLaunch, PageStep, page, write_page
+from simulate.profile.page import PageLaunch, PageStep, make_page, write_page
 from tests.profile.test_profile_text import SCRIPT
 from tests.timing import kernels
 from tests.timing.streams import EXACT, Builder, random_streams
@@ -38,7 +38,7 @@ def data(text: str) -> dict[str, Any]:
 
 
 def test_a_page_needs_nothing_from_outside() -> None:
-    text = page("a title", [PageLaunch(done())])
+    text = make_page("a title", [PageLaunch(done())])
     assert not re.search(r"(?:src|href)=[\"'](?!data:,)", text)
     assert not re.search(r"@import|url\(|fetch\(|XMLHttpRequest|import\(|WebSocket", text)
     assert [url for url in re.findall(r"https?://[^\"'\s<)]+", text) if "www.w3.org" not in url] == []
@@ -46,14 +46,14 @@ def test_a_page_needs_nothing_from_outside() -> None:
 
 @pytest.mark.slow
 def test_equal_profiles_give_equal_bytes() -> None:
-    assert page("title", [PageLaunch(done()), PageLaunch(done(128))]) == page(
+    assert make_page("title", [PageLaunch(done()), PageLaunch(done(128))]) == make_page(
         "title", [PageLaunch(done()), PageLaunch(done(128))]
     )
 
 
 def test_every_slice_is_on_the_page_at_its_time() -> None:
     own = done()
-    (part,) = data(page("title", [PageLaunch(own)]))["parts"]
+    (part,) = data(make_page("title", [PageLaunch(own)]))["parts"]
     shown = sorted(
         (track["name"], event, kind, start, round(start + length, 1))
         for track in part["tracks"]
@@ -69,14 +69,14 @@ def test_every_slice_is_on_the_page_at_its_time() -> None:
 
 def test_a_page_says_what_the_host_adds_to_the_time_of_the_device() -> None:
     own = done()
-    (part,) = data(page("title", [PageLaunch(own)]))["parts"]
+    (part,) = data(make_page("title", [PageLaunch(own)]))["parts"]
     assert part["length"] == round(own.timeline.length_ns, 1)
     assert part["host_overhead_ns"] == own.hardware.host_overhead_ns > 0
 
 
 def test_operands_lines_and_causes_of_an_event_can_be_looked_up() -> None:
     own = done()
-    part = data(page("title", [PageLaunch(own)]))["parts"][0]
+    part = data(make_page("title", [PageLaunch(own)]))["parts"][0]
     events, stream = part["events"], own.streams[0]
     for index in range(len(stream)):
         event = stream.event(index)
@@ -95,7 +95,7 @@ def test_operands_lines_and_causes_of_an_event_can_be_looked_up() -> None:
 
 
 def test_sources_show_the_lines_that_issue_instructions() -> None:
-    part = data(page("title", [PageLaunch(done())]))["parts"][0]
+    part = data(make_page("title", [PageLaunch(done())]))["parts"][0]
     (source,) = part["sources"]
     assert source["file"] == "tests/timing/kernels.py"
     used = [row for row in source["rows"] if row and row[2] >= 0]
@@ -106,7 +106,7 @@ def test_sources_show_the_lines_that_issue_instructions() -> None:
 def test_cores_of_several_ranks_are_told_apart() -> None:
     streams = random_streams(5, 60, 3)
     own = profile(streams, EXACT)
-    part = data(page("title", [PageLaunch(own)]))["parts"][0]
+    part = data(make_page("title", [PageLaunch(own)]))["parts"][0]
     assert part["cores"] == 3
     assert len(part["events"]["op"]) == sum(map(len, streams))
     assert {track["name"].split()[1] for track in part["tracks"]} == {"0", "1", "2"}
@@ -115,21 +115,21 @@ def test_cores_of_several_ranks_are_told_apart() -> None:
 def test_text_of_a_user_cannot_end_the_script_or_the_title() -> None:
     build = Builder()
     build.event(next(iter(random_streams(1)[0])).engine, (), (build.tensor("</script><b>"),))
-    text = page("<script>alert(1)</script>", [PageLaunch(profile(build.stream, EXACT, "</script>"))])
+    text = make_page("<script>alert(1)</script>", [PageLaunch(profile(build.stream, EXACT, "</script>"))])
     assert text.count("</script>") == 2  # of the data and of the script
     assert "<script>alert" not in text
     assert data(text)["parts"][0]["tensors"][0][0] == "</script><b>"
 
 
 def test_a_memory_map_is_taken_as_it_is() -> None:
-    text = page("title", [PageLaunch(done(), '<svg id="map"></svg>'), PageLaunch(done(128))])
+    text = make_page("title", [PageLaunch(done(), '<svg id="map"></svg>'), PageLaunch(done(128))])
     assert text.count('<div class="memory" hidden>') == 2
     assert '<div class="memory" hidden><svg id="map"></svg></div>' in text
 
 
 def test_steps_repeat_a_part() -> None:
     steps = [PageStep(("token", "layer 0", "mlp"), 0), PageStep(("token", "layer 1", "mlp"), 0)]
-    found = data(page("title", [PageLaunch(done())], steps))
+    found = data(make_page("title", [PageLaunch(done())], steps))
     assert found["steps"] == [[["token", "layer 0", "mlp"], 0], [["token", "layer 1", "mlp"], 0]]
     assert len(found["parts"]) == 1
 
@@ -137,7 +137,7 @@ def test_steps_repeat_a_part() -> None:
 def test_the_page_has_the_advice_of_the_profile() -> None:
     launch = launch_by_name("nki_kernels:mlp", EXAMPLES["mlp"])
     own = profile(launch.streams, launch.hardware, launch.title)
-    part = data(page("title", [PageLaunch(own)]))["parts"][0]
+    part = data(make_page("title", [PageLaunch(own)]))["parts"][0]
     assert own.advice
     assert part["advice"] == [
         [round(each.length_ns, 1), each.sentence, list(each.lines[:8])] for each in own.advice
@@ -145,8 +145,8 @@ def test_the_page_has_the_advice_of_the_profile() -> None:
 
 
 def test_an_empty_launch_and_no_launch_have_a_page() -> None:
-    assert data(page("title", [PageLaunch(profile(Builder().stream, EXACT))]))["parts"][0]["length"] == 0
-    assert data(page("title", []))["parts"] == []
+    assert data(make_page("title", [PageLaunch(profile(Builder().stream, EXACT))]))["parts"][0]["length"] == 0
+    assert data(make_page("title", []))["parts"] == []
 
 
 def test_refuses_a_path_that_cannot_be_written(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ DRIVE = """
 def test_the_timeline_zooms_about_the_pointer_and_explains_what_is_under_it(tmp_path: Path) -> None:
     own = done()
     file = tmp_path / "page.html"
-    file.write_text(page("title", [PageLaunch(own)]).replace("</body>", DRIVE), encoding="utf-8")
+    file.write_text(make_page("title", [PageLaunch(own)]).replace("</body>", DRIVE), encoding="utf-8")
     command = [
         str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
         f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000", "--dump-dom", file.as_uri(),

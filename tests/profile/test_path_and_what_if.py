@@ -26,8 +26,8 @@ from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost, Phase
 from simulate.profile import Profile, profile
 from simulate.profile.critical_path import Stretch
-from simulate.profile.moments import Moments, named
-from simulate.profile.what_if import WhatIf, halved
+from simulate.profile.moments import Moments, format_line
+from simulate.profile.what_if import WhatIf, halve_cost
 from simulate.run import Launch
 from simulate.run.stream import Stream
 from simulate.timing import Reading
@@ -108,16 +108,16 @@ def of(done: Profile, row: WhatIf) -> Callable[[int, Phase], bool]:
     def counts(event: int, phase: Phase) -> bool:
         cost, engine, _ = facts(done.moments, event)
         if row.line:
-            return phase in OWN and named(done.moments.line(event)) == row.line
-        if row.what == "semaphores":
+            return phase in OWN and format_line(done.moments.line(event)) == row.line
+        if row.cost_name == "semaphores":
             return phase is Phase.semaphore
-        if row.what == "activation table loads":
+        if row.cost_name == "activation table loads":
             return phase is Phase.table_load
-        if row.what == "data phase of all DMAs":
+        if row.cost_name == "data phase of all DMAs":
             return phase is Phase.data and cost.dma is not None
-        if row.what == "start and end of all DMAs":
+        if row.cost_name == "start and end of all DMAs":
             return phase in OWN and phase is not Phase.data and cost.dma is not None
-        return phase in OWN and engine.name == row.what.removeprefix("all of ").lower()
+        return phase in OWN and engine.name == row.cost_name.removeprefix("all of ").lower()
 
     return counts
 
@@ -127,7 +127,7 @@ def disagreements(done: Profile) -> Iterator[str]:
     for row in done.what_if:
         most = booked(done, done.critical_path, of(done, row)) / 2 + throttled(done, done.critical_path)
         if row.before_ns - row.length_ns > most + rounding_ns(done):
-            yield f"{row.what} {row.line} saves {row.before_ns - row.length_ns}, not {most} of {row.before_ns}"
+            yield f"{row.cost_name} {row.line} saves {row.before_ns - row.length_ns}, not {most} of {row.before_ns}"
 
 
 def dry(case: Case, target: str) -> Launch:
@@ -228,7 +228,7 @@ def cheaper(streams: Sequence[Stream], chosen: Callable[[int], bool]) -> list[St
         for event in range(len(stream)):
             if chosen(base + event):
                 ids[event] = len(costs)
-                costs.append(halved(stream.costs[stream.cost_ids[event]]))
+                costs.append(halve_cost(stream.costs[stream.cost_ids[event]]))
         out.append(stream.with_costs(costs, ids))
         base += len(stream)
     return out

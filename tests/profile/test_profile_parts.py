@@ -228,7 +228,7 @@ def test_utilisation_is_against_the_peaks_of_all_cores() -> None:
     chip, roof = launch.hardware, done.roofline
     peak = 2 * 128 * 128 * chip.tensor_clock_ghz
     assert roof.peak == peak
-    assert roof.own_peak == pytest.approx(peak / chip.matmul_fp32_passes)
+    assert roof.operand_peak == pytest.approx(peak / chip.matmul_fp32_passes)
     assert roof.mfu == pytest.approx(roof.flops / done.length_ns / peak)
     assert roof.mbu == pytest.approx(roof.hbm_bytes / done.length_ns / chip.hbm_gb_per_s_per_core)
     assert roof.least_ns <= done.length_ns

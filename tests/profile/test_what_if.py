@@ -12,6 +12,7 @@ from simulate.isa.plan import Cost
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from simulate.profile import profile
+from simulate.profile.what_if import WhatIf
 from simulate.timing import Reading, schedule
 from tests.timing import kernels
 from tests.timing.streams import EXACT, Builder, dma_cost, random_streams
@@ -22,7 +23,7 @@ def test_gains_of_two_engines_side_by_side() -> None:
     build = Builder()
     build.event(Engine.tensor, (), (build.tensor("a"),), Cost(100.0, 100.0), op="long")
     build.event(Engine.vector, (), (build.tensor("b"),), Cost(40.0, 40.0), op="short")
-    found = {(each.what, bool(each.line)): each for each in profile(build.stream, EXACT).what_if}
+    found = {(each.cost_name, bool(each.line)): each for each in profile(build.stream, EXACT).what_if}
     assert (found["all of Tensor", False].length_ns, found["all of Tensor", False].gain) == (50.0, 0.5)
     assert (found["long", True].length_ns, found["long", True].gain) == (50.0, 0.5)
     assert found["all of Vector", False].gain == 0.0
@@ -34,7 +35,7 @@ def test_halves_of_a_dma_are_told_apart() -> None:
     build.dma(
         (), (build.tensor("a"),), dma_cost(busy=200.0, trigger=8.0, first=100.0, completion=64.0), Engine.sync
     )
-    found = {each.what: each.length_ns for each in profile(build.stream, EXACT).what_if}
+    found = {each.cost_name: each.length_ns for each in profile(build.stream, EXACT).what_if}
     assert found["data phase of all DMAs"] == 372.0 - 100.0
     assert found["start and end of all DMAs"] == 372.0 - 4.0 - 50.0 - 32.0
     assert found["dma_copy"] == 186.0
@@ -46,7 +47,7 @@ def test_numbers_of_the_chip_are_halved_too() -> None:
     build.event(Engine.scalar, (), (tile,), Cost(30.0, 40.0, table="exp"))
     build.event(Engine.vector, (tile,), (build.tensor("b"),), Cost(10.0, 10.0))
     done = profile(build.stream, EXACT)
-    found = {each.what: each.length_ns for each in done.what_if}
+    found = {each.cost_name: each.length_ns for each in done.what_if}
     assert found["semaphores"] == done.length_ns - EXACT.semaphore_ns / 2
     assert found["activation table loads"] == done.length_ns - EXACT.activation_table_load_ns / 2
 
@@ -59,7 +60,9 @@ def test_the_reading_that_is_profiled_is_scheduled_again(reading: Reading) -> No
         schedule(launch.streams, launch.hardware, reading).length_ns
     }
     assert done.what_if[0].gain > 0.0
-    assert list(done.what_if) == sorted(done.what_if, key=lambda each: (each.length_ns, each.what, each.line))
+    assert list(done.what_if) == sorted(
+        done.what_if, key=lambda each: (each.length_ns, each.cost_name, each.line)
+    )
 
 
 def test_the_streams_are_left_as_they_were() -> None:
@@ -86,6 +89,14 @@ def narrow_products(a):
     return out
 
 
+def test_the_former_name_of_a_cost_is_deprecated() -> None:
+    change = WhatIf("semaphores", "", 1.0, 2.0)
+    with pytest.warns(DeprecationWarning, match=r"WhatIf\.what is deprecated; use WhatIf\.cost_name"):
+        assert change.what == "semaphores"
+    with pytest.raises(AttributeError, match="no attribute 'costs'"):
+        _ = change.costs
+
+
 @pytest.mark.parametrize("reading", list(Reading))
 @pytest.mark.parametrize(
     "kernel", [narrow_products, kernels.matmul_exp], ids=["narrow products", "products and activations"]
@@ -94,7 +105,9 @@ def test_an_engine_at_half_time_is_one_of_twice_the_clock(kernel: Any, reading: 
     """trn1 has no activity throttle, so that times in cycles are all that a clock decides."""
     arguments = [kernels.zeros(256, 512)] * 2 if kernel is kernels.matmul_exp else [kernels.zeros(128, 512)]
     launch = kernels.dry(kernel, *arguments, target="trn1")
-    found = {each.what: each for each in profile(launch.streams, launch.hardware, reading=reading).what_if}
+    found = {
+        each.cost_name: each for each in profile(launch.streams, launch.hardware, reading=reading).what_if
+    }
     for engine in ("tensor", "vector", "scalar", "gpsimd", "sync"):
         clock = f"{engine}_clock_ghz"
         faster = launch.hardware.with_numbers(

@@ -13,7 +13,7 @@ from simulate.isa.plan import Cost
 from simulate.memory import MemoryRegion
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
-from simulate.profile.gaps import gaps
+from simulate.profile.gaps import find_gaps
 from simulate.profile.moments import Moments
 from simulate.run import Mode
 from simulate.timing import Reading, schedule, write_trace
@@ -132,7 +132,7 @@ def test_an_omitted_memset_ends_no_gap_and_is_not_drawn(tmp_path) -> None:
     bank = Bank().matmul().copied()
     timeline = schedule(bank.build.stream, EXACT)
     vector = timeline.tracks.index("Vector")
-    assert all(gap.track != vector for gap in gaps(Moments((bank.build.stream,), timeline)))
+    assert all(gap.track != vector for gap in find_gaps(Moments((bank.build.stream,), timeline)))
     write_trace(tmp_path / "trace.json", [("kernel", bank.build.stream, timeline)])
     assert '"name":"Vector"' not in (tmp_path / "trace.json").read_text(encoding="utf-8")
     kept = Bank().copied()

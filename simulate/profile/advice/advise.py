@@ -1,4 +1,4 @@
-"""Advice on a launch: changes of the kernel, each timed as a changed stream, the largest gain first."""
+"""Advice on a launch: changes of the kernel, each timed as a changed stream, in descending order of gain."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from simulate.profile.advice.partitions import all_partitions
 from simulate.profile.advice.products import narrow_products, transposes_by_dma
 from simulate.profile.advice.repeats import computed_once
 from simulate.profile.advice.transfers import larger_dmas, loads_once
-from simulate.profile.moments import named
+from simulate.profile.moments import format_line
 from simulate.run.stream import Stream, TensorRecord
 from simulate.timing import Reading, schedule
 
 LEAST_GAIN = 0.02
-"""Advice that would shorten the launch by a smaller part of its length is not given."""
+"""Least gain of a piece of advice, as a share of the length."""
 
 
-class Kind(Enum):
-    """What a piece of advice is about; the value is the sentence that a report prints."""
+class AdviceKind(Enum):
+    """Subject of a piece of advice; the member's string is the sentence that a report prints."""
 
     float32 = "give the Tensor engine 16-bit operands: it takes float32 at a quarter of the rate"
     reloads = "keep in SBUF what is loaded again"
@@ -42,13 +42,14 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One change of the kernel: what it is, the lines it is about, and the length that the launch has with it.
+    """A change of the kernel: its kind, the lines to change, and the length of the launch after it.
 
-    tensors: which tensors in HBM it is about, where it could be made for each of several. detail: what was counted,
-    such as "4 of 128 are used"; empty where the sentence says everything.
+    `tensors` names the tensors in HBM to which it applies, if it could be made separately for each of
+    several. `detail` says what was counted, such as "4 of 128 are used"; it is empty if the sentence says
+    everything.
     """
 
-    kind: Kind
+    advice_kind: AdviceKind
     tensors: tuple[str, ...]
     lines: tuple[str, ...]
     length_ns: float
@@ -57,70 +58,82 @@ class Advice:
 
     @property
     def gain(self) -> float:
-        """The part of the length that is saved."""
+        """Saved share of the length."""
         return 1.0 - self.length_ns / self.before_ns
 
     @property
     def sentence(self) -> str:
-        """What to change."""
+        """Sentence that says what to change."""
         detail = f" ({self.detail})" if self.detail else ""
-        return self.kind.value + detail + (f": {', '.join(self.tensors)}" if self.tensors else "")
+        return self.advice_kind.value + detail + (f": {', '.join(self.tensors)}" if self.tensors else "")
 
 
-_CHANGES: dict[Kind, Callable[[Stream, Hardware], Iterator[Edit]]] = {
-    Kind.float32: narrow_products,
-    Kind.reloads: loads_once,
-    Kind.small_dmas: larger_dmas,
-    Kind.transposes: transposes_by_dma,
-    Kind.small_tiles: wider_tiles,
-    Kind.rotation: deeper_rotation,
-    Kind.engines: other_engines,
-    Kind.load_order: loads_by_first_use,
-    Kind.chains: chains_in_turn,
-    Kind.partitions: all_partitions,
-    Kind.repeats: computed_once,
+_CHANGES: dict[AdviceKind, Callable[[Stream, Hardware], Iterator[Edit]]] = {
+    AdviceKind.float32: narrow_products,
+    AdviceKind.reloads: loads_once,
+    AdviceKind.small_dmas: larger_dmas,
+    AdviceKind.transposes: transposes_by_dma,
+    AdviceKind.small_tiles: wider_tiles,
+    AdviceKind.rotation: deeper_rotation,
+    AdviceKind.engines: other_engines,
+    AdviceKind.load_order: loads_by_first_use,
+    AdviceKind.chains: chains_in_turn,
+    AdviceKind.partitions: all_partitions,
+    AdviceKind.repeats: computed_once,
 }
 
 
-def advice(
+def make_advice(
     streams: Sequence[Stream], hardware: Hardware, reading: Reading, before_ns: float
 ) -> tuple[Advice, ...]:
-    """Everything that gains at least LEAST_GAIN of the length, the largest gain first.
+    """Time all changes of the kernel that apply to a launch.
 
-    A change for several tensors has to gain LEAST_GAIN more than that for one of them.
+    Args:
+        before_ns: Length of the unchanged launch.
+
+    Returns:
+        Changes that gain at least LEAST_GAIN, in descending order of gain. A change for several tensors must
+            gain LEAST_GAIN more than the best change for a single tensor.
     """
-    found = []
-    for kind, changes in _CHANGES.items():
+    pieces = []
+    for advice_kind, changes in _CHANGES.items():
         best: dict[tuple[str, ...], Advice] = {}
         for edits in zip_longest(*(changes(stream, hardware) for stream in streams)):
             first = next(edit for edit in edits if edit is not None)
-            about, length = first.about, _length(edits, streams, hardware, reading)
-            piece = Advice(kind, about, _lines(edits), length, before_ns, first.detail)
-            known = best.get(about)
-            if known is None or piece.length_ns < known.length_ns:
+            about, length = first.about, _time_edits(edits, streams, hardware, reading)
+            piece = Advice(advice_kind, about, _list_lines(edits), length, before_ns, first.detail)
+            fastest = best.get(about)
+            if fastest is None or piece.length_ns < fastest.length_ns:
                 best[about] = piece
-        alone = max((each.gain for each in best.values() if len(each.tensors) < 2), default=0.0)
-        found += [each for each in best.values() if each.gain >= LEAST_GAIN + alone * (len(each.tensors) > 1)]
-    return tuple(sorted(found, key=lambda each: (each.length_ns, each.kind.value, each.tensors)))
+        single_gain = max(
+            (candidate.gain for candidate in best.values() if len(candidate.tensors) < 2), default=0.0
+        )
+        pieces += [
+            candidate
+            for candidate in best.values()
+            if candidate.gain >= LEAST_GAIN + single_gain * (len(candidate.tensors) > 1)
+        ]
+    return tuple(sorted(pieces, key=lambda piece: (piece.length_ns, piece.advice_kind.value, piece.tensors)))
 
 
-def _length(
+def _time_edits(
     edits: Sequence[Edit | None], streams: Sequence[Stream], hardware: Hardware, reading: Reading
 ) -> float:
-    """The length of the launch with these changes of its streams."""
+    """Return the length of the launch with these changes of its streams, in ns."""
     changed, tensors = [], list[TensorRecord]()
     for edit, stream in zip(edits, streams):
-        changed.append(stream if edit is None else edit.done(tensors))
+        changed.append(stream if edit is None else edit.apply(tensors))
         tensors += [] if edit is None else edit.tensors
     return schedule(changed, hardware, reading).length_ns
 
 
-def _lines(edits: Sequence[Edit | None]) -> tuple[str, ...]:
-    """The lines of the kernel that the changes are about, those with most events first."""
+def _list_lines(edits: Sequence[Edit | None]) -> tuple[str, ...]:
+    """Return the kernel lines of the changed events, in descending order of their number of events."""
     counts: Counter[str] = Counter()
     for edit in edits:
         if edit is not None:
             counts.update(
-                named(edit.stream.lines[edit.stream.line_ids[event]]) for event in edit.moved or edit.events
+                format_line(edit.stream.lines[edit.stream.line_ids[event]])
+                for event in edit.moved or edit.events
             )
-    return tuple(name for name, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0])))
+    return tuple(name for name, _ in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])))

@@ -1,8 +1,9 @@
-"""The vendor's seven bounds on the length of a launch, under the vendor's names and by the vendor's formulas.
+"""The vendor's seven bounds on the length of a launch, with the vendor's names and formulas.
 
-Source: aws-neuron/neuron-agentic-development, skills/neuron-nki-profile-querying/references/performance-bounds.md. The
-vendor states them for a single core and warns that gaps between them are no predictions. FLOP here are two for each
-multiply-add, whatever the operands' width, and the Tensor engine's peak is that of 16-bit operands.
+Source: aws-neuron/neuron-agentic-development,
+skills/neuron-nki-profile-querying/references/performance-bounds.md. The vendor states them for a single core,
+and warns that gaps between them are no predictions. A multiply-add counts as two FLOP for any operand width.
+The Tensor engine's peak is that of 16-bit operands.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from simulate.timing import SliceKind, Timeline
 
 _DMA = "DMA"
 BOUND_ENGINES = ("Tensor", "Vector", "Scalar", "GpSimd")
-"""The engines whose active times the bounds use, besides DMA."""
+"""Engines whose active times the bounds use, in addition to DMA."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One bound: its name, its formula, the time, and the speedup if only the engine that it is about improved."""
+    """A bound: its name, its formula, its time, and the speedup if only its engine improved."""
 
     name: str
     formula: str
@@ -35,10 +36,10 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Quantities:
-    """What the bounds are made of, for one core.
+    """Inputs of the bounds, for a single core.
 
-    `engine_active_ns` has every name of `BOUND_ENGINES`. `necessary_bytes` are those of inputs, outputs and weights,
-    each once. `hw_flops` count each multiply-add as two and include `transpose_flops`.
+    `engine_active_ns` has every name of `BOUND_ENGINES`. `necessary_bytes` counts inputs, outputs and weights
+    once each. `hw_flops` counts a multiply-add as two and includes `transpose_flops`.
     """
 
     total_ns: float
@@ -52,22 +53,22 @@ class Quantities:
     tensor_peak_flops_per_ns: float
 
 
-def bounds_of(found: Quantities) -> tuple[Bound, ...]:
-    """The seven bounds, in the vendor's order."""
-    active = {**found.engine_active_ns, _DMA: found.dma_active_ns}
-    dma_peak, peak = found.dma_peak_bytes_per_ns, found.tensor_peak_flops_per_ns
-    useful = found.hw_flops - found.transpose_flops
+def compute_bounds(quantities: Quantities) -> tuple[Bound, ...]:
+    """Compute the seven bounds, in the vendor's order."""
+    active = {**quantities.engine_active_ns, _DMA: quantities.dma_active_ns}
+    dma_peak, peak = quantities.dma_peak_bytes_per_ns, quantities.tensor_peak_flops_per_ns
+    useful = quantities.hw_flops - quantities.transpose_flops
     rows = (
         ("memory_bound", "dma_active_time", active[_DMA], _DMA),
-        ("memory_bound_ideal", "dma_transfer_bytes / dma_bw_peak", found.dma_bytes / dma_peak, _DMA),
+        ("memory_bound_ideal", "dma_transfer_bytes / dma_bw_peak", quantities.dma_bytes / dma_peak, _DMA),
         (
             "memory_bound_ideal_no_reloads",
             "necessary_bytes / dma_bw_peak",
-            found.necessary_bytes / dma_peak,
+            quantities.necessary_bytes / dma_peak,
             _DMA,
         ),
         ("compute_bound", "te_active_time", active["Tensor"], "Tensor"),
-        ("compute_bound_ideal_flops", "hw_flops / te_peak_flops", found.hw_flops / peak, "Tensor"),
+        ("compute_bound_ideal_flops", "hw_flops / te_peak_flops", quantities.hw_flops / peak, "Tensor"),
         (
             "compute_bound_ideal_useful_flops",
             "(hw_flops - transpose_flops) / te_peak_flops",
@@ -77,29 +78,31 @@ def bounds_of(found: Quantities) -> tuple[Bound, ...]:
         ("perfect_pipeline", "max(engine_active_times)", max(active.values()), ""),
     )
     bounds = []
-    for name, formula, time_ns, improved in rows:
-        others = (busy for engine, busy in active.items() if engine != improved)
-        reached = max(time_ns, *others) if improved else time_ns
+    for name, formula, time_ns, improved_engine in rows:
+        remaining_ns = (busy for engine, busy in active.items() if engine != improved_engine)
+        limit_ns = max(time_ns, *remaining_ns) if improved_engine else time_ns
         bounds.append(
-            Bound(name, formula, float(time_ns), float(found.total_ns / reached) if reached else 1.0)
+            Bound(name, formula, float(time_ns), float(quantities.total_ns / limit_ns) if limit_ns else 1.0)
         )
     return tuple(bounds)
 
 
-def bounds(
+def bound_launch(
     stream: Stream, hardware: Hardware, timeline: Timeline, traffic: Sequence[TensorTraffic]
 ) -> tuple[Bound, ...]:
-    """The bounds of a launch on one core."""
+    """Compute the bounds of a launch on one core."""
     dmas = [cost.dma for cost in map(stream.costs.__getitem__, stream.cost_ids) if cost.dma is not None]
-    useful, turned = _flops(stream)
-    return bounds_of(
+    useful_flops, transpose_flops = _count_flops(stream)
+    return compute_bounds(
         Quantities(
             total_ns=timeline.length_ns,
-            dma_active_ns=dma_active_ns(timeline),
+            dma_active_ns=sum_dma_active_ns(timeline),
             dma_bytes=sum(dma.bytes for dma in dmas),
-            necessary_bytes=sum(each.nbytes for each in traffic if each.argument or not each.read_bytes),
-            hw_flops=useful + turned,
-            transpose_flops=turned,
+            necessary_bytes=sum(
+                tensor.nbytes for tensor in traffic if tensor.argument or not tensor.read_bytes
+            ),
+            hw_flops=useful_flops + transpose_flops,
+            transpose_flops=transpose_flops,
             engine_active_ns={name: timeline.busy_ns[name] for name in BOUND_ENGINES},
             dma_peak_bytes_per_ns=hardware.dma_engines * hardware.dma_engine_bytes_per_ns,
             tensor_peak_flops_per_ns=dict(matmul_peaks(hardware))["16-bit"],
@@ -107,8 +110,8 @@ def bounds(
     )
 
 
-def dma_active_ns(timeline: Timeline) -> float:
-    """The time during which any DMA moves bytes."""
+def sum_dma_active_ns(timeline: Timeline) -> float:
+    """Return the time in ns during which any DMA moves bytes."""
     rows = np.flatnonzero(timeline.kind == SliceKind.transfer)
     total = reached = 0.0
     for start, end in sorted(zip(timeline.start_ns[rows].tolist(), timeline.end_ns[rows].tolist())):
@@ -117,16 +120,16 @@ def dma_active_ns(timeline: Timeline) -> float:
     return total
 
 
-def _flops(stream: Stream) -> tuple[int, int]:
-    """FLOP of the matmuls, and those of transposes on the Tensor engine: products with an identity."""
-    each = []
+def _count_flops(stream: Stream) -> tuple[int, int]:
+    """Return the FLOP of the matmuls, and those of transposes on the Tensor engine, which multiply with an identity."""
+    flops_by_template = []
     for template in stream.templates:
-        cost, turned = template.plan.cost, 0
+        cost, transpose_flops = template.plan.cost, 0
         if cost.streamed_cycles and not cost.flops:
-            data = template.plan.reads[0]
-            turned = 2 * data.shape[0] * data.free_size * data.shape[0]
-        each.append((cost.flops, turned))
+            stationary = template.plan.reads[0]
+            transpose_flops = 2 * stationary.shape[0] * stationary.free_size * stationary.shape[0]
+        flops_by_template.append((cost.flops, transpose_flops))
     return (
-        sum(each[number][0] for number in stream.template_ids),
-        sum(each[number][1] for number in stream.template_ids),
+        sum(flops_by_template[number][0] for number in stream.template_ids),
+        sum(flops_by_template[number][1] for number in stream.template_ids),
     )

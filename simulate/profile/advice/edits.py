@@ -1,4 +1,4 @@
-"""A stream as it would be if the kernel were changed: some of its events with other costs, operands or engines."""
+"""Changed copies of a stream: some events with other costs, operands or engines, as if the kernel were changed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from simulate.run.stream import Stream, TensorRecord
 NO_TIME = Cost(0.0, 0.0)
 
 Uses = Mapping[int, Sequence[tuple[int, bool]]]
-"""By tensor its events in order, each with whether it writes."""
+"""Events that use each tensor, in order, each with whether it writes the tensor."""
 
 
 @dataclass(slots=True)
 class Edit:
-    """Changes of one stream: by event its new template and the tensors of its operands, and further tensors.
+    """Changes of a stream: new templates and operand tensors by event, and additional tensors.
 
-    `about` names tensors of the kernel where the change is about some of several, `detail` says what was counted.
-    `order` lists the events in another program order, and `moved` those of them that the change is about.
+    `about` names tensors of the kernel if the change concerns some of several. `detail` says what was
+    counted. `order` lists all events in the new program order; `moved` are the events that change their
+    position.
     """
 
     stream: Stream
@@ -37,17 +38,17 @@ class Edit:
     _made: dict[tuple[object, ...], Template] = field(default_factory=dict)
 
     def now(self, event: int) -> tuple[Template, Sequence[int]]:
-        """The template and the operands of an event after the changes so far."""
-        known = self.events.get(event)
-        return known or (self.stream.template(event), self.stream.tensors_of(event))
+        """Return the template and the operand tensors of an event after the changes so far."""
+        changed = self.events.get(event)
+        return changed or (self.stream.template(event), self.stream.tensors_of(event))
 
     def leave_out(self, event: int) -> None:
-        """The event takes no time, and nothing waits for it."""
+        """Make an event take no time and access nothing."""
         template, _ = self.now(event)
         key = (id(template), "left out")
         if key not in self._made:
             plan = template.plan
-            stays = replace(
+            empty_plan = replace(
                 plan,
                 engine=plan.trigger or plan.engine,
                 trigger=None,
@@ -58,58 +59,68 @@ class Edit:
                 state=None,
                 effects=PLAIN,
             )
-            self._made[key] = Template(template.op, stays)
+            self._made[key] = Template(template.op, empty_plan)
         self.events[event] = self._made[key], ()
 
-    def cost(self, event: int, cost: Cost, **others: Any) -> None:
-        """The event has another cost, and other facts of its plan if they are given."""
+    def cost(self, event: int, cost: Cost, **facts: Any) -> None:
+        """Give an event another cost, and replace further fields of its plan."""
         template, tensors = self.now(event)
-        key = (id(template), cost, *others.items())
+        key = (id(template), cost, *facts.items())
         if key not in self._made:
-            self._made[key] = _with(template, cost=cost, **others)
+            self._made[key] = _replace_template(template, cost=cost, **facts)
         self.events[event] = self._made[key], tensors
 
     def rename(self, event: int, old: int, new: int, narrower: int = 1) -> None:
-        """The event uses tensor `new` for `old`, whose elements are `narrower` times narrower."""
+        """Replace the tensor `old` among an event's operands by `new`.
+
+        Args:
+            narrower: Ratio of the element sizes of `old` and `new`; byte ranges of boxes shrink by it.
+        """
         template, tensors = self.now(event)
         if narrower > 1:
-            places = [place for place, tensor in enumerate(tensors) if tensor == old]
-            key = (id(template), narrower, *places)
+            indices = [index for index, tensor in enumerate(tensors) if tensor == old]
+            key = (id(template), narrower, *indices)
             if key not in self._made:
                 boxes = list(template.boxes)
-                for place in places:
-                    kind, first_row, end_row, first, end = boxes[place]
-                    boxes[place] = kind, first_row, end_row, first // narrower, -(-end // narrower)
-                self._made[key] = _with(template, boxes)
+                for index in indices:
+                    access_kind, first_row, end_row, first, end = boxes[index]
+                    boxes[index] = access_kind, first_row, end_row, first // narrower, -(-end // narrower)
+                self._made[key] = _replace_template(template, boxes)
             template = self._made[key]
         self.events[event] = template, [new if tensor == old else tensor for tensor in tensors]
 
     def operate(
-        self, event: int, operands: Sequence[tuple[tuple[int, ...], int]], cost: Cost, **others: Any
+        self, event: int, operands: Sequence[tuple[tuple[int, ...], int]], cost: Cost, **facts: Any
     ) -> None:
-        """The event reads and writes other (box, tensor) operands at another cost."""
-        ordered = sorted(operands, key=lambda part: part[0][0] != READ)
+        """Give an event other operands, as (box, tensor), another cost, and replace further fields of its plan."""
+        ordered = sorted(operands, key=lambda operand: operand[0][0] != READ)
         template, _ = self.now(event)
-        made = _with(template, [box for box, _ in ordered], cost=cost, **others)
-        self.events[event] = made, [tensor for _, tensor in ordered]
+        changed_template = _replace_template(template, [box for box, _ in ordered], cost=cost, **facts)
+        self.events[event] = changed_template, [tensor for _, tensor in ordered]
 
-    def merge(self, members: Sequence[int], at: int, cost: Cost) -> None:
-        """One event in place of several, at the place of member `at`."""
-        now = [self.now(event) for event in members]
-        parts = [part for template, tensors in now for part in zip(template.boxes, tensors)]
+    def merge(self, members: Sequence[int], target: int, cost: Cost) -> None:
+        """Replace several events by a single event with all of their operands, at the position of `target`."""
+        current = [self.now(event) for event in members]
+        operands = [operand for template, tensors in current for operand in zip(template.boxes, tensors)]
         for event in members:
-            if event != at:
+            if event != target:
                 self.leave_out(event)
-        self.operate(at, parts, cost)
+        self.operate(target, operands, cost)
 
-    def done(self, others: Sequence[TensorRecord] = ()) -> Stream:
-        """The changed stream; the one it was made of stays. `others`: tensors that changes of other cores add."""
-        stream, other = self.stream, copy.copy(self.stream)
-        before = len(stream.tensors)
-        other.tensors = [*stream.tensors, *others]
-        other.tensors += [each._replace(serial=each.serial + len(others)) for each in self.tensors]
-        other.templates, numbers = list(stream.templates), array("I", stream.template_ids)
-        known: dict[int, int] = {}
+    def apply(self, foreign_tensors: Sequence[TensorRecord] = ()) -> Stream:
+        """Return the changed stream; the original stays unchanged.
+
+        Args:
+            foreign_tensors: Tensors that the edits of other cores add; they precede the tensors of this edit.
+        """
+        stream, changed_stream = self.stream, copy.copy(self.stream)
+        num_tensors = len(stream.tensors)
+        changed_stream.tensors = [*stream.tensors, *foreign_tensors]
+        changed_stream.tensors += [
+            record._replace(serial=record.serial + len(foreign_tensors)) for record in self.tensors
+        ]
+        changed_stream.templates, numbers = list(stream.templates), array("I", stream.template_ids)
+        template_numbers: dict[int, int] = {}
         operands, start = array("I"), 0
         for event, end in enumerate(stream.operand_ends):
             change = self.events.get(event)
@@ -117,87 +128,93 @@ class Edit:
                 operands.extend(stream.operands[start:end])
             else:
                 template, tensors = change
-                if id(template) not in known:
-                    known[id(template)] = len(other.templates)
-                    other.templates.append(template)
-                numbers[event] = known[id(template)]
-                operands.extend([serial + len(others) * (serial >= before) for serial in tensors])
+                if id(template) not in template_numbers:
+                    template_numbers[id(template)] = len(changed_stream.templates)
+                    changed_stream.templates.append(template)
+                numbers[event] = template_numbers[id(template)]
+                operands.extend(
+                    [serial + len(foreign_tensors) * (serial >= num_tensors) for serial in tensors]
+                )
             start = end
-        other.template_ids, other.operands, other._columns = numbers, operands, None
-        return other if self.order is None else permute(other, self.order)
+        changed_stream.template_ids, changed_stream.operands, changed_stream._columns = (
+            numbers,
+            operands,
+            None,
+        )
+        return changed_stream if self.order is None else permute(changed_stream, self.order)
 
 
 def is_permutable(stream: Stream) -> bool:
-    """Return whether only operands order the events: no rendezvous, requested order or device loop does."""
+    """Return whether operands alone order the events: there is no rendezvous, requested order or device loop."""
     return not (stream.rendezvous or stream.requested or stream.iterations)
 
 
 def permute(stream: Stream, order: Sequence[int]) -> Stream:
-    """Return a stream with the events of a permutable one in another program order."""
-    other, ends = copy.copy(stream), stream.operand_ends
+    """Return a permutable stream with its events in another program order."""
+    permuted, ends = copy.copy(stream), stream.operand_ends
     operands = array("I")
     for event in order:
         operands.extend(stream.operands[ends[event - 1] if event else 0 : ends[event]])
-    other.template_ids = array("I", [stream.template_ids[event] for event in order])
-    other.line_ids = array("I", [stream.line_ids[event] for event in order])
-    place = {event: index for index, event in enumerate(order)}
-    other.names = {place[event]: name for event, name in stream.names.items()}
-    other.accumulated = {place[event]: mask for event, mask in stream.accumulated.items()}
-    other.masked = {place[event] for event in stream.masked}
-    other.affine = {place[event]: iterations for event, iterations in stream.affine.items()}
-    other.operands, other._columns = operands, None
-    return other
+    permuted.template_ids = array("I", [stream.template_ids[event] for event in order])
+    permuted.line_ids = array("I", [stream.line_ids[event] for event in order])
+    new_index = {event: index for index, event in enumerate(order)}
+    permuted.names = {new_index[event]: name for event, name in stream.names.items()}
+    permuted.accumulated = {new_index[event]: mask for event, mask in stream.accumulated.items()}
+    permuted.masked = {new_index[event] for event in stream.masked}
+    permuted.affine = {new_index[event]: iterations for event, iterations in stream.affine.items()}
+    permuted.operands, permuted._columns = operands, None
+    return permuted
 
 
-def joined(costs: Sequence[DmaCost]) -> DmaCost:
-    """One DMA for several: it starts and completes once, and moves all their bytes."""
+def join_dma_costs(costs: Sequence[DmaCost]) -> DmaCost:
+    """Return the cost of a DMA that moves the bytes of several; it starts and completes once."""
     first = costs[0]
-    busy = sum(each.busy_ns for each in costs)
+    busy = sum(cost.busy_ns for cost in costs)
     return replace(
         first,
-        bytes=sum(each.bytes for each in costs),
-        descriptors=sum(each.descriptors for each in costs),
+        bytes=sum(cost.bytes for cost in costs),
+        descriptors=sum(cost.descriptors for cost in costs),
         busy_ns=busy,
-        transfer_ns=busy + max(each.transfer_ns - each.busy_ns for each in costs),
-        gpsimd_ns=max(each.gpsimd_ns for each in costs),
+        transfer_ns=busy + max(cost.transfer_ns - cost.busy_ns for cost in costs),
+        gpsimd_ns=max(cost.gpsimd_ns for cost in costs),
     )
 
 
-def uses(stream: Stream) -> Uses:
-    """The uses of every tensor."""
-    found: dict[int, list[tuple[int, bool]]] = {}
+def collect_uses(stream: Stream) -> Uses:
+    """Return the uses of every tensor, in order of events."""
+    uses: dict[int, list[tuple[int, bool]]] = {}
     for event in range(len(stream)):
         for box, tensor in zip(stream.template(event).boxes, stream.tensors_of(event)):
-            found.setdefault(tensor, []).append((event, box[0] != READ))
-    return found
+            uses.setdefault(tensor, []).append((event, box[0] != READ))
+    return uses
 
 
-def resident_bytes(stream: Stream, buffer: object) -> int:
-    """The most bytes of a partition that tiles of a memory take at one time, placed without gaps."""
+def count_resident_bytes(stream: Stream, buffer: object) -> int:
+    """Return the most bytes of a partition that live tiles of a memory occupy, if placed without gaps."""
     steps: dict[int, int] = {}
     last = stream.last_use
     for tensor, first in stream.first_use.items():
         record = stream.tensors[tensor]
         if record.buffer is buffer:
             steps[first] = steps.get(first, 0) + record.row_bytes
-            after = last[tensor] + 1
-            steps[after] = steps.get(after, 0) - record.row_bytes
-    most = now = 0
+            free_from = last[tensor] + 1
+            steps[free_from] = steps.get(free_from, 0) - record.row_bytes
+    peak = current = 0
     for step in sorted(steps):
-        now += steps[step]
-        most = max(most, now)
-    return most
+        current += steps[step]
+        peak = max(peak, current)
+    return peak
 
 
-def triggered_on(stream: Stream, event: int) -> Engine:
-    """The engine whose instruction stream has the event."""
+def find_trigger_engine(stream: Stream, event: int) -> Engine:
+    """Return the engine whose instruction queue contains the event."""
     plan = stream.template(event).plan
     return plan.trigger or plan.engine
 
 
-def _with(template: Template, boxes: list[Any] | None = None, **plan: Any) -> Template:
-    """A template with other boxes and other facts of its plan."""
-    other = copy.copy(template)
-    other.boxes = template.boxes if boxes is None else boxes
-    other.plan = replace(template.plan, **plan) if plan else template.plan
-    return other
+def _replace_template(template: Template, boxes: list[Any] | None = None, **plan: Any) -> Template:
+    """Return a copy of a template with other boxes and replaced fields of its plan."""
+    changed = copy.copy(template)
+    changed.boxes = template.boxes if boxes is None else boxes
+    changed.plan = replace(template.plan, **plan) if plan else template.plan
+    return changed

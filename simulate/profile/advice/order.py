@@ -1,7 +1,7 @@
-"""What another program order would gain: loads in the order of their use, independent chains in turn.
+"""Gains from another program order: loads in order of their use, independent chains interleaved.
 
-Each change permutes the events of the recorded stream. A permutation counts only if every event still comes after the
-events that it depends on, and if the tiles that are alive at the same time still fit.
+Each change permutes the events of the recorded stream. A permutation is kept only if every event still
+follows the events that it depends on, and if the live tiles still fit.
 """
 
 from __future__ import annotations
@@ -14,13 +14,20 @@ import numpy as np
 from simulate.hardware import Hardware
 from simulate.isa.enums import Engine
 from simulate.memory import MemoryRegion
-from simulate.profile.advice.edits import Edit, Uses, is_permutable, resident_bytes, triggered_on, uses
-from simulate.profile.advice.transfers import load_of
+from simulate.profile.advice.edits import (
+    Edit,
+    Uses,
+    collect_uses,
+    count_resident_bytes,
+    find_trigger_engine,
+    is_permutable,
+)
+from simulate.profile.advice.transfers import find_load
 from simulate.run.stream import Stream
 from simulate.timing.dependences import Dependences, dependences
 
 _WIDTHS = (2, 4, 8)
-"""Numbers of chains that are interleaved at a time, besides all of them."""
+"""Numbers of chains to interleave at a time, in addition to all of them."""
 
 
 def loads_by_first_use(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
@@ -30,11 +37,11 @@ def loads_by_first_use(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
     """
     if not is_permutable(stream):
         return
-    used = uses(stream)
+    used = collect_uses(stream)
     queues: dict[Engine, list[int]] = {}
     first_read: dict[int, int] = {}
     for event in range(len(stream)):
-        loaded = load_of(stream, event)
+        loaded = find_load(stream, event)
         if loaded is None:
             continue
         source, tile = loaded
@@ -42,7 +49,7 @@ def loads_by_first_use(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
         if read is None or used[tile][0][0] != event or any(writes for _, writes in used[source]):
             continue
         first_read[event] = read
-        queues.setdefault(triggered_on(stream, event), []).append(event)
+        queues.setdefault(find_trigger_engine(stream, event), []).append(event)
     order = list(range(len(stream)))
     for loads in queues.values():
         for position, event in zip(loads, sorted(loads, key=first_read.__getitem__)):
@@ -54,7 +61,7 @@ def chains_in_turn(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
     """Yield the stream with independent chains of the same steps interleaved, one edit for each number of chains."""
     if not is_permutable(stream):
         return
-    used = uses(stream)
+    used = collect_uses(stream)
     known = set[tuple[int, ...]]()
     waits = dependences(stream, every_read=True)
     for keeps_computed in (False, True):
@@ -113,11 +120,12 @@ def _consecutive_chains(stream: Stream, used: Uses, keeps_computed: bool) -> lis
         for steps, chains in groups.items()
         if len(steps) > 1
         and len(chains) > 1
-        and all(before[-1] < after[0] for before, after in pairwise(chains))
+        and all(chain[-1] < next_chain[0] for chain, next_chain in pairwise(chains))
     ]
 
 
 def _reads_tiles(stream: Stream, event: int) -> bool:
+    """Return whether an event reads a tile on chip."""
     template = stream.template(event)
     tensors = stream.tensors_of(event)
     return any(stream.tensors[tensors[read]].buffer.on_chip for read in template.reads)
@@ -136,10 +144,10 @@ def _legal(
     if np.any(position[waits.packed >> 2] > position[waits.owners]):
         return
     edit = Edit(stream, detail=detail, order=order, moved=moved.tolist())
-    changed = edit.done()
+    changed = edit.apply()
     room = {
         MemoryRegion.sbuf: hardware.sbuf_usable_bytes_per_partition,
         MemoryRegion.psum: hardware.psum_bytes_per_partition,
     }
-    if all(resident_bytes(changed, region) <= limit for region, limit in room.items()):
+    if all(count_resident_bytes(changed, region) <= limit for region, limit in room.items()):
         yield edit

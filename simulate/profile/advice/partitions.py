@@ -1,4 +1,4 @@
-"""What using all partitions would gain: elementwise work on few partitions, spread over all of them."""
+"""Gains from using all partitions: elementwise work on few partitions, spread over all of them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from simulate.isa import costs, dma_costs
 from simulate.isa.enums import DgeMode, Engine
 from simulate.isa.plan import PLAIN, Cost, Phase
 from simulate.isa.shapes import contiguous_bytes
-from simulate.profile.advice.edits import Edit, Uses, triggered_on, uses
+from simulate.profile.advice.edits import Edit, Uses, collect_uses, find_trigger_engine
 from simulate.run.stream import Stream
 
 _ELEMENTWISE = Engine.vector, Engine.scalar, Engine.gpsimd
 
 
 def all_partitions(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
-    """Yield the stream with elementwise tiles of at most half of the partitions laid over all of them.
+    """Yield the stream with elementwise tiles of at most half of the partitions spread over all of them.
 
-    A tile takes part if everything that touches it is elementwise or a plain DMA to or from HBM, and the same holds for
-    every tile that such an instruction joins to it. Instructions then take as many elements of a partition as remain.
+    A tile is spread if all instructions that access it are elementwise or plain DMAs to or from HBM. The same
+    must hold for every tile that such an instruction connects to it. The work per partition then shrinks by
+    the factor by which partitions grow.
     """
-    used = uses(stream)
+    used = collect_uses(stream)
     spread = _tiles_to_spread(stream, used, hardware.partitions)
     edit = Edit(stream)
     fewest = hardware.partitions
@@ -45,7 +46,7 @@ def all_partitions(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
 
 
 def _tiles_to_spread(stream: Stream, used: Uses, partitions: int) -> dict[int, int]:
-    """Return for every tile that can be laid over more partitions the factor by which their number grows."""
+    """Return, for every tile that can be spread, the factor by which its partitions grow."""
     factors = {}
     for tile in used:
         record = stream.tensors[tile]
@@ -70,7 +71,7 @@ def _tiles_to_spread(stream: Stream, used: Uses, partitions: int) -> dict[int, i
 
 
 def _can_spread(stream: Stream, event: int) -> bool:
-    """Return whether an event treats every element alike: a plain DMA, or an instruction without reduction or state."""
+    """Return whether an event treats all elements alike: a plain DMA, or an instruction without reduction or state."""
     template, plan = stream.template(event), stream.template(event).plan
     if not template.direct or event in stream.rendezvous or plan.effects.random is not None:
         return False
@@ -87,21 +88,34 @@ def _can_spread(stream: Stream, event: int) -> bool:
 
 
 def _spread_instruction(cost: Cost, engine: Engine, factor: int, hardware: Hardware) -> Cost:
-    grows = sum(term.ns for term in cost.terms if term.phase is Phase.issue and term.grows)
-    saved = grows * costs.clock_ghz(hardware, engine) * (1 - 1 / factor)
+    """Return the cost of an instruction on `factor` times more partitions."""
+    growing_ns = sum(term.ns for term in cost.terms if term.phase is Phase.issue and term.grows)
+    saved_cycles = growing_ns * costs.clock_ghz(hardware, engine) * (1 - 1 / factor)
     return replace(
-        cost, interval_cycles=cost.interval_cycles - saved, latency_cycles=cost.latency_cycles - saved
+        cost,
+        interval_cycles=cost.interval_cycles - saved_cycles,
+        latency_cycles=cost.latency_cycles - saved_cycles,
     )
 
 
 def _spread_dma(stream: Stream, event: int, factor: int, hardware: Hardware) -> Cost:
+    """Return the cost of a DMA whose tile has `factor` times more partitions, and shorter contiguous pieces.
+
+    DMAs with dynamic descriptors keep their cost.
+    """
     template = stream.template(event)
     dma = template.plan.cost.dma
     assert dma is not None
     if dma.trigger_ns != hardware.dma_static_trigger_ns:
         return template.plan.cost
     is_load = not stream.tensors[stream.tensors_of(event)[0]].buffer.on_chip
-    piece = min(map(contiguous_bytes, template.operands)) // factor
+    piece_bytes = min(map(contiguous_bytes, template.operands)) // factor
     return dma_costs.dma(
-        hardware, triggered_on(stream, event), DgeMode.none, dma.bytes, max(piece, 1), is_load, dma.bytes
+        hardware,
+        find_trigger_engine(stream, event),
+        DgeMode.none,
+        dma.bytes,
+        max(piece_bytes, 1),
+        is_load,
+        dma.bytes,
     )

@@ -1,4 +1,4 @@
-"""What computing once would gain: tiles that an iteration computes again from the same values."""
+"""Gains from computing once: tiles that an iteration computes again from the same contents."""
 
 from __future__ import annotations
 
@@ -7,51 +7,52 @@ from collections.abc import Iterator
 from simulate.hardware import Hardware
 from simulate.isa.template import READ
 from simulate.memory import MemoryRegion
-from simulate.profile.advice.edits import Edit, Uses, uses
-from simulate.profile.advice.transfers import fits, load_of
+from simulate.profile.advice.edits import Edit, Uses, collect_uses
+from simulate.profile.advice.transfers import find_load, fits_sbuf
 from simulate.run.stream import Stream
 
 
 def computed_once(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
-    """Yield the stream without the events that compute a tile again; readers take the first tile with its contents.
+    """Yield the stream without events that compute a tile again; readers take the first tile with equal contents.
 
-    Two tiles have the same contents if the same instructions write them from inputs in HBM that are never written, or
-    from tiles with the same contents. Only tiles that are written before they are first read take part. Loads are left
-    out with the instructions that they feed; a repeated load alone is the subject of `loads_once`.
+    Two tiles have equal contents if the same instructions write them from unwritten inputs in HBM, or from
+    tiles with equal contents. Only tiles that are fully written before their first read qualify. A load is
+    left out only together with the instructions that it feeds; `loads_once` covers repeated loads.
     """
-    used = uses(stream)
+    used = collect_uses(stream)
     contents = _Contents(stream, used)
     first: dict[object, int] = {}
-    kept_of: dict[int, int] = {}
+    first_equal: dict[int, int] = {}
     for tile in sorted(contents.keys, key=lambda tile: used[tile][0][0]):
         kept = first.setdefault(contents.keys[tile], tile)
         if kept != tile:
-            kept_of[tile] = kept
+            first_equal[tile] = kept
     edit = Edit(stream)
     computes = 0
-    for tile, kept in kept_of.items():
+    for tile, kept in first_equal.items():
         writers = {event for event, writes in used[tile] if writes}
         readers = {event for event, writes in used[tile] if not writes}
-        only_loaded = all(load_of(stream, event) is not None for event in writers)
-        if only_loaded and not all(_writes_repeated_tile(stream, event, kept_of) for event in readers):
+        only_loaded = all(find_load(stream, event) is not None for event in writers)
+        if only_loaded and not all(_writes_repeated_tile(stream, event, first_equal) for event in readers):
             continue
         computes += not only_loaded
         for event in writers:
             edit.leave_out(event)
         for event in readers - writers - edit.events.keys():
             edit.rename(event, tile, kept)
-    if computes and fits(edit, hardware):
+    if computes and fits_sbuf(edit, hardware):
         edit.detail = f"{computes} tiles equal earlier ones"
         yield edit
 
 
-def _writes_repeated_tile(stream: Stream, event: int, kept_of: dict[int, int]) -> bool:
+def _writes_repeated_tile(stream: Stream, event: int, first_equal: dict[int, int]) -> bool:
+    """Return whether all tiles that an event writes repeat earlier tiles."""
     template, tensors = stream.template(event), stream.tensors_of(event)
-    return all(tensors[write] in kept_of for write in template.writes)
+    return all(tensors[write] in first_equal for write in template.writes)
 
 
 class _Contents:
-    """What every tile holds, as a number that equal contents share, for tiles that are written once and then read."""
+    """Numbers of the contents of tiles, equal for equal contents, for tiles that are written once and then read."""
 
     def __init__(self, stream: Stream, used: Uses) -> None:
         self.keys: dict[int, int] = {}
@@ -63,7 +64,11 @@ class _Contents:
                 self.keys[tile] = self._numbers.setdefault((shape, key), len(self._numbers))
 
     def _key(self, stream: Stream, used: Uses, tile: int) -> object | None:
-        """Return what is written to the tile, or None where that is not known or depends on more than its operands."""
+        """Return a hashable description of what is written to a tile.
+
+        Returns:
+            None if the contents are unknown, or depend on more than the operands of the writers.
+        """
         events = used[tile]
         writers = list(dict.fromkeys(event for event, writes in events if writes))
         readers = {event for event, writes in events if not writes} - set(writers)
@@ -88,6 +93,7 @@ class _Contents:
         return tuple(steps)
 
     def _source(self, stream: Stream, used: Uses, tensor: int) -> object | None:
+        """Return a hashable description of an input; None for written HBM, registers and tiles of unknown contents."""
         buffer = stream.tensors[tensor].buffer
         if buffer.on_chip:
             return self.keys.get(tensor)

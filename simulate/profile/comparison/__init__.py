@@ -1,6 +1,6 @@
-"""One run against another: `time --against`."""
+"""Comparison of a run with an earlier run: `time --against`."""
 
 from simulate.profile.comparison.compare import Cause, Comparison
-from simulate.profile.comparison.measured import Measured, measured, read_measured
+from simulate.profile.comparison.measured import Measured, read_measured, sum_profiles
 
-__all__ = ["Cause", "Comparison", "Measured", "measured", "read_measured"]
+__all__ = ["Cause", "Comparison", "Measured", "read_measured", "sum_profiles"]

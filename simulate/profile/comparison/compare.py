@@ -1,7 +1,7 @@
-"""One measured run against another: which lines, engines, phases and tensors make the difference.
+"""Comparison of two measured runs: which lines, engines, phases and tensors cause the difference.
 
-The critical path of either run adds up to its length. So the differences of the parts, whichever way these are
-grouped, add up to the difference of the lengths.
+The critical path of each run adds up to its length. So the differences of its parts, in any grouping, add up
+to the difference of the lengths.
 """
 
 from __future__ import annotations
@@ -14,146 +14,172 @@ from fractions import Fraction
 from functools import cached_property
 from typing import TypeVar
 
-from simulate.profile.comparison.measured import Measured, PathPart, Place
+from simulate.profile.comparison.measured import Measured, PathPart, SourceLine
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What a line, an engine, a phase or a tensor takes in either run: ns of the critical path, or bytes of HBM.
+    """Cost of a line, an engine, a phase or a tensor in both runs: ns of the critical path, or bytes of HBM.
 
-    `place` is the line in the run that is compared, `earlier` the line in the run that it is compared with; None where
-    a run has no such line, and for all that is no line.
+    `place` is the line in the run that is compared, `earlier` the line in the baseline. Each is None if that
+    run lacks the line, and for causes that are no lines.
     """
 
     name: str
     against: float
     now: float
-    place: Place | None = None
-    earlier: Place | None = None
+    source_line: SourceLine | None = None
+    earlier: SourceLine | None = None
 
     @property
     def change(self) -> float:
-        """What the cause adds to the difference; below 0 for a gain."""
+        """Increase over the baseline; below 0 for a gain."""
         return self.now - self.against
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The run `now` against the run `against`."""
+    """The run `now` against the baseline `against`."""
 
     now: Measured
     against: Measured
 
     @property
     def change_ns(self) -> float:
-        """How much longer `now` takes; below 0 where it is faster."""
+        """Increase of the length over the baseline in ns; below 0 if `now` is faster."""
         return self.now.length_ns - self.against.length_ns
 
     def slower_by_more_than(self, share: Fraction) -> bool:
-        """Whether `now` takes longer than `against` and this share of it on top; equal is not longer."""
+        """Return whether `now` takes longer than `against` plus this share of it."""
         return Fraction(self.now.length_ns) > Fraction(self.against.length_ns) * (1 + share)
 
     @cached_property
     def lines(self) -> tuple[Cause, ...]:
-        """The critical path by line and instruction, the largest change first."""
-        pairs = matched(_places(self.against), _places(self.now))
-        number = {place: at for at, (_, place) in enumerate(pairs) if place is not None}
-        earlier = {place: at for at, (place, _) in enumerate(pairs) if place is not None}
-        found = _causes(
-            _sums(self.against.path, lambda part: (earlier[part.place], part.op)),
-            _sums(self.now.path, lambda part: (number[part.place], part.op)),
+        """Critical path by line and instruction, in descending order of change."""
+        pairs = match_lines(_list_lines(self.against), _list_lines(self.now))
+        index_of_now = {
+            source_line: index for index, (_, source_line) in enumerate(pairs) if source_line is not None
+        }
+        index_of_against = {
+            source_line: index for index, (source_line, _) in enumerate(pairs) if source_line is not None
+        }
+        causes = _rank_causes(
+            _sum_path(
+                self.against.path, lambda path_part: (index_of_against[path_part.source_line], path_part.op)
+            ),
+            _sum_path(self.now.path, lambda path_part: (index_of_now[path_part.source_line], path_part.op)),
         )
         return tuple(
-            Cause(op, before, after, pairs[at][1], pairs[at][0]) for (at, op), before, after in found
+            Cause(op, against_ns, now_ns, pairs[index][1], pairs[index][0])
+            for (index, op), against_ns, now_ns in causes
         )
 
     @cached_property
     def engines(self) -> tuple[Cause, ...]:
-        """The critical path by engine or DMA queue, the largest change first."""
-        return self._by(lambda part: part.engine)
+        """Critical path by engine or DMA queue, in descending order of change."""
+        return self._sum_by(lambda path_part: path_part.engine)
 
     @cached_property
     def phases(self) -> tuple[Cause, ...]:
-        """The critical path by phase, the largest change first."""
-        return self._by(lambda part: part.phase)
+        """Critical path by phase, in descending order of change."""
+        return self._sum_by(lambda path_part: path_part.phase)
 
     @cached_property
     def tensors(self) -> tuple[Cause, ...]:
-        """Bytes to and from HBM by the tensors' names, the largest change first."""
-        found = _causes(_bytes(self.against), _bytes(self.now))
-        return tuple(Cause(name, before, after) for name, before, after in found)
+        """Bytes to and from HBM by the tensors' names, in descending order of change."""
+        causes = _rank_causes(_bytes_by_tensor(self.against), _bytes_by_tensor(self.now))
+        return tuple(Cause(name, against_bytes, now_bytes) for name, against_bytes, now_bytes in causes)
 
-    def _by(self, key: Callable[[PathPart], str]) -> tuple[Cause, ...]:
-        found = _causes(_sums(self.against.path, key), _sums(self.now.path, key))
-        return tuple(Cause(name, before, after) for name, before, after in found)
+    def _sum_by(self, key: Callable[[PathPart], str]) -> tuple[Cause, ...]:
+        """Return the critical paths summed by a key of their parts, in descending order of change."""
+        causes = _rank_causes(_sum_path(self.against.path, key), _sum_path(self.now.path, key))
+        return tuple(Cause(name, against_ns, now_ns) for name, against_ns, now_ns in causes)
 
 
-def matched(against: Sequence[Place], now: Sequence[Place]) -> list[tuple[Place | None, Place | None]]:
-    """Every line of either run once, with the line of the other run that it is compared with, or None.
+def match_lines(
+    against: Sequence[SourceLine], now: Sequence[SourceLine]
+) -> list[tuple[SourceLine | None, SourceLine | None]]:
+    """Pair every line of either run with the line of the other run that it is compared with, or None.
 
-    Lines of one number match where the file is the same: where no line that both runs have has another text. Of the
-    others, lines match whose texts are in the same order, then lines with equal texts; a line whose text is not known
-    is known by its function.
+    Lines of unchanged files are paired by number. A file is unchanged if no line that both runs have differs
+    in text. Remaining lines are paired by text: first those in the same order, then moved lines with equal
+    texts. A line without text is identified by its function.
     """
-    pairs: list[tuple[Place | None, Place | None]] = []
-    texts = {(each.file, each.line): each.text for each in against}
-    edited = {each.file for each in now if texts.get((each.file, each.line), each.text) != each.text}
-    numbered = {(each.file, each.line, each.function): each for each in against if each.file not in edited}
-    rest = []
-    for each in now:
-        earlier = numbered.pop((each.file, each.line, each.function), None)
+    pairs: list[tuple[SourceLine | None, SourceLine | None]] = []
+    texts = {(source_line.file, source_line.line): source_line.text for source_line in against}
+    edited = {
+        source_line.file
+        for source_line in now
+        if texts.get((source_line.file, source_line.line), source_line.text) != source_line.text
+    }
+    numbered = {
+        (source_line.file, source_line.line, source_line.function): source_line
+        for source_line in against
+        if source_line.file not in edited
+    }
+    unmatched_now = []
+    for source_line in now:
+        earlier = numbered.pop((source_line.file, source_line.line, source_line.function), None)
         if earlier is None:
-            rest.append(each)
+            unmatched_now.append(source_line)
         else:
-            pairs.append((earlier, each))
+            pairs.append((earlier, source_line))
     taken = {earlier for earlier, _ in pairs}
-    old = [each for each in against if each not in taken]
-    blocks = SequenceMatcher(None, [*map(_known_by, old)], [*map(_known_by, rest)], autojunk=False)
+    unmatched_against = [source_line for source_line in against if source_line not in taken]
+    blocks = SequenceMatcher(
+        None, [*map(_identify_line, unmatched_against)], [*map(_identify_line, unmatched_now)], autojunk=False
+    )
     aligned = [
-        (old[block.a + step], rest[block.b + step])
+        (unmatched_against[block.a + step], unmatched_now[block.b + step])
         for block in blocks.get_matching_blocks()
         for step in range(block.size)
     ]
     pairs += aligned
-    left = {earlier for earlier, _ in aligned}
-    placed = {each for _, each in aligned}
-    moved: dict[str, list[Place]] = {}
-    for each in old:
-        if each not in left:
-            moved.setdefault(_known_by(each), []).append(each)
-    for each in rest:
-        if each not in placed:
-            same = moved.get(_known_by(each))
-            pairs.append((same.pop(0) if same else None, each))
-    return pairs + [(each, None) for others in moved.values() for each in others]
+    aligned_against = {earlier for earlier, _ in aligned}
+    aligned_now = {source_line for _, source_line in aligned}
+    moved: dict[str, list[SourceLine]] = {}
+    for source_line in unmatched_against:
+        if source_line not in aligned_against:
+            moved.setdefault(_identify_line(source_line), []).append(source_line)
+    for source_line in unmatched_now:
+        if source_line not in aligned_now:
+            same = moved.get(_identify_line(source_line))
+            pairs.append((same.pop(0) if same else None, source_line))
+    return pairs + [(source_line, None) for source_lines in moved.values() for source_line in source_lines]
 
 
-def _known_by(place: Place) -> str:
-    return place.text or f"in {place.function}"
+def _identify_line(source_line: SourceLine) -> str:
+    """Return the text that identifies a line, or its function if the text is unknown."""
+    return source_line.text or f"in {source_line.function}"
 
 
-def _places(run: Measured) -> list[Place]:
-    """The lines of a run by file and number."""
-    return sorted({part.place for part in run.path}, key=lambda each: (each.file, each.line, each.function))
+def _list_lines(run: Measured) -> list[SourceLine]:
+    """Return the distinct lines of a run, by file and number."""
+    return sorted(
+        {path_part.source_line for path_part in run.path},
+        key=lambda source_line: (source_line.file, source_line.line, source_line.function),
+    )
 
 
-def _sums(path: Iterable[PathPart], key: Callable[[PathPart], Key]) -> dict[Key, float]:
-    parts: dict[Key, list[float]] = {}
-    for part in path:
-        parts.setdefault(key(part), []).append(part.ns)
-    return {each: math.fsum(found) for each, found in parts.items()}
+def _sum_path(path: Iterable[PathPart], key: Callable[[PathPart], Key]) -> dict[Key, float]:
+    """Sum the ns of a critical path by a key of its parts, exactly rounded."""
+    ns_by_key: dict[Key, list[float]] = {}
+    for path_part in path:
+        ns_by_key.setdefault(key(path_part), []).append(path_part.ns)
+    return {path_key: math.fsum(ns_list) for path_key, ns_list in ns_by_key.items()}
 
 
-def _bytes(run: Measured) -> dict[str, float]:
+def _bytes_by_tensor(run: Measured) -> dict[str, float]:
+    """Return the bytes of HBM that a run reads and writes, by tensor name."""
     sums: dict[str, float] = {}
     for name, read, written in run.traffic:
         sums[name] = sums.get(name, 0) + read + written
     return sums
 
 
-def _causes(against: dict[Key, float], now: dict[Key, float]) -> list[tuple[Key, float, float]]:
-    """What either run has under each key, the largest change first."""
-    found = [(key, against.get(key, 0), now.get(key, 0)) for key in dict.fromkeys([*against, *now])]
-    return sorted(found, key=lambda each: (-abs(each[2] - each[1]), -max(each[1:]), str(each[0])))
+def _rank_causes(against: dict[Key, float], now: dict[Key, float]) -> list[tuple[Key, float, float]]:
+    """Return rows of (key, amount of the baseline, amount now), in descending order of change."""
+    rows = [(key, against.get(key, 0), now.get(key, 0)) for key in dict.fromkeys([*against, *now])]
+    return sorted(rows, key=lambda row: (-abs(row[2] - row[1]), -max(row[1:]), str(row[0])))

@@ -1,4 +1,4 @@
-"""What a comparison needs to know of the launches of a command: from their profiles, or from `time --json`."""
+"""Runs to compare, read from profiles or from a file of `time --json`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, NoReturn
 
 from nkw.errors import InvalidArgument
 from nkw.files import SCHEMA, read_text
-from simulate.profile.document import path_parts
+from simulate.profile.document import sum_path
 from simulate.profile.profile import Profile
 
 _ROUNDING = 1e-9
-"""Of sums: a path of a million parts, each rounded by at most half of 2**-52, is off by less."""
+"""Relative error of sums: rounding a million addends by at most half of 2**-52 each causes less."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourceLine:
     """A line of a kernel: its file and number, the function around it, its text."""
 
     file: str
@@ -29,9 +29,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class PathPart:
-    """The part of the critical path that one phase of one instruction at one line takes on one engine or DMA queue."""
+    """Time on the critical path for a phase of an instruction at a line, on an engine or DMA queue."""
 
-    place: Place
+    source_line: SourceLine
     op: str
     engine: str
     phase: str
@@ -40,10 +40,10 @@ class PathPart:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Launches that follow one another: lengths, floors and bytes are added up.
+    """Launches that follow each other; lengths, floors and bytes are added up.
 
-    The parts of `path` add up to `length_ns`. `floor_ns` is the time at peak rates, `bound` what it comes from.
-    `traffic` gives the bytes read from and written to HBM, by tensor.
+    The parts of `path` add up to `length_ns`. `floor_ns` is the time at peak rates, `bound` the limit that
+    decides it. `traffic` gives (tensor name, bytes read from HBM, bytes written to HBM).
     """
 
     title: str
@@ -55,44 +55,53 @@ class Measured:
     traffic: tuple[tuple[str, int, int], ...]
 
 
-def measured(profiles: Sequence[Profile], numbers: Sequence[int]) -> Measured:
-    """Launches by their profiles; `numbers` has the number of the profile of each launch."""
-    listed = [_essence(each) for each in profiles]
-    return _sum(listed, numbers)
+def sum_profiles(profiles: Sequence[Profile], profile_indices: Sequence[int]) -> Measured:
+    """Add up launches, given the distinct profiles and the index of the profile of each launch."""
+    runs = [_extract_run(profile) for profile in profiles]
+    return _sum_runs(runs, profile_indices)
 
 
 def read_measured(path: str) -> Measured:
-    """Launches by the file that `time --json` wrote. Raises InvalidArgument for any other file."""
+    """Add up the launches in a file that `time --json` wrote.
 
+    Raises:
+        InvalidArgument: If the file cannot be read, or if it is no such document.
+    """
     try:
-        document = json.loads(read_text(path), parse_constant=_no_number)
+        document = json.loads(read_text(path), parse_constant=_refuse_constant)
         if not isinstance(document, dict) or document.get("command") != "time":
-            raise ValueError("it does not say that it is one")
+            raise ValueError("it has no field command with the content time")
         if document.get("schema") != SCHEMA:
             raise ValueError(f"its schema is {document.get('schema')!r:.20}, not {SCHEMA}")
-        numbers = [_natural(each["profile"]) for each in document["launches"]]
-        found = _sum([_read(each) for each in document["profiles"]], numbers)
-        if not math.isclose(math.fsum(part.ns for part in found.path), found.length_ns, rel_tol=_ROUNDING):
+        profile_indices = [_expect_natural(launch["profile"]) for launch in document["launches"]]
+        run = _sum_runs([_parse_run(document) for document in document["profiles"]], profile_indices)
+        if not math.isclose(
+            math.fsum(path_part.ns for path_part in run.path), run.length_ns, rel_tol=_ROUNDING
+        ):
             raise ValueError("the parts of its critical path do not add up to its length")
-        return found
+        return run
     except OSError as error:
-        why = error.strerror or str(error)
+        reason = error.strerror or str(error)
     except KeyError as missing:
-        why = f"the key {missing} is missing"
+        reason = f"the key {missing} is missing"
     except (TypeError, IndexError, OverflowError):
-        why = "a value has the wrong type or is out of range"
+        reason = "a value has the wrong type or is out of range"
     except json.JSONDecodeError as error:
-        why = f"it is no JSON: {error}"
+        reason = f"it is no JSON: {error}"
     except UnicodeDecodeError:
-        why = "it is not UTF-8"
+        reason = "it is not UTF-8"
     except RecursionError:
-        why = "it is nested too deeply"
+        reason = "it is nested too deeply"
     except ValueError as error:
-        why = str(error)
-    raise InvalidArgument("NKW-AGAINST-FILE", f"{path} is no profile that `time --json` wrote: {why}")
+        reason = str(error)
+    raise InvalidArgument(
+        "NKW-AGAINST-FILE",
+        f"{path} is no profile that `time --json` wrote: {reason}; write it again with time --json",
+    )
 
 
-def _essence(profile: Profile) -> Measured:
+def _extract_run(profile: Profile) -> Measured:
+    """Return the comparable figures of a profile."""
     roof = profile.roofline
     return Measured(
         profile.title,
@@ -100,78 +109,105 @@ def _essence(profile: Profile) -> Measured:
         profile.length_ns,
         roof.least_ns,
         roof.bound,
-        tuple(_part(each) for each in path_parts(profile)),
-        tuple((each.name, each.read_bytes, each.written_bytes) for each in profile.traffic),
+        tuple(_parse_path_part(row) for row in sum_path(profile)),
+        tuple((tensor.name, tensor.read_bytes, tensor.written_bytes) for tensor in profile.traffic),
     )
 
 
-def _read(document: dict[str, Any]) -> Measured:
+def _parse_run(document: dict[str, Any]) -> Measured:
+    """Return the comparable figures of a profile's JSON document."""
     roof = document["roofline"]
     return Measured(
-        _words(document["title"]),
-        _words(document["reading"]),
-        _amount(document["length_ns"]),
-        _amount(roof["length_ns"]),
-        _words(roof["bound"]),
-        tuple(_part(each) for each in document["path"]),
+        _expect_string(document["title"]),
+        _expect_string(document["reading"]),
+        _expect_amount(document["length_ns"]),
+        _expect_amount(roof["length_ns"]),
+        _expect_string(roof["bound"]),
+        tuple(_parse_path_part(row) for row in document["path"]),
         tuple(
-            (_words(each["tensor"]), _natural(each["read_bytes"]), _natural(each["written_bytes"]))
-            for each in document["traffic"]
+            (
+                _expect_string(tensor["tensor"]),
+                _expect_natural(tensor["read_bytes"]),
+                _expect_natural(tensor["written_bytes"]),
+            )
+            for tensor in document["traffic"]
         ),
     )
 
 
-def _part(row: dict[str, Any]) -> PathPart:
-    place = Place(_words(row["file"]), _natural(row["line"]), _words(row["function"]), _words(row["text"]))
-    return PathPart(place, _words(row["op"]), _words(row["engine"]), _words(row["phase"]), _amount(row["ns"]))
+def _parse_path_part(row: dict[str, Any]) -> PathPart:
+    """Return a part of the critical path from a row of the JSON document."""
+    source_line = SourceLine(
+        _expect_string(row["file"]),
+        _expect_natural(row["line"]),
+        _expect_string(row["function"]),
+        _expect_string(row["text"]),
+    )
+    return PathPart(
+        source_line,
+        _expect_string(row["op"]),
+        _expect_string(row["engine"]),
+        _expect_string(row["phase"]),
+        _expect_amount(row["ns"]),
+    )
 
 
-def _sum(parts: Sequence[Measured], numbers: Sequence[int]) -> Measured:
-    """One Measured for launches of which each has the number of its part."""
-    if not numbers:
+def _sum_runs(runs: Sequence[Measured], run_indices: Sequence[int]) -> Measured:
+    """Add up launches, given their distinct runs and the index of the run of each launch.
+
+    Raises:
+        ValueError: If there is no launch, or if the launches have different readings.
+    """
+    if not run_indices:
         raise ValueError("it holds no launch")
-    counts = {number: numbers.count(number) for number in sorted(set(numbers))}
-    chosen = [(parts[number], count) for number, count in counts.items()]
-    readings = {part.reading for part, _ in chosen}
+    counts = {index: run_indices.count(index) for index in sorted(set(run_indices))}
+    weighted_runs = [(runs[index], count) for index, count in counts.items()]
+    readings = {run.reading for run, _ in weighted_runs}
     if len(readings) != 1:
-        raise ValueError("its launches are of different readings")
-    first = chosen[0][0]
+        raise ValueError("its launches have different readings")
+    first = weighted_runs[0][0]
     return Measured(
-        first.title if len(numbers) == 1 else f"{len(numbers)} launches, the first {first.title}",
+        first.title if len(run_indices) == 1 else f"{len(run_indices)} launches, the first {first.title}",
         first.reading,
-        math.fsum(count * part.length_ns for part, count in chosen),
-        math.fsum(count * part.floor_ns for part, count in chosen),
-        " and ".join(sorted({part.bound for part, _ in chosen})),
+        math.fsum(count * run.length_ns for run, count in weighted_runs),
+        math.fsum(count * run.floor_ns for run, count in weighted_runs),
+        " and ".join(sorted({run.bound for run, _ in weighted_runs})),
         tuple(
-            PathPart(each.place, each.op, each.engine, each.phase, count * each.ns)
-            for part, count in chosen
-            for each in part.path
+            PathPart(
+                path_part.source_line, path_part.op, path_part.engine, path_part.phase, count * path_part.ns
+            )
+            for run, count in weighted_runs
+            for path_part in run.path
         ),
         tuple(
             (name, count * read, count * written)
-            for part, count in chosen
-            for name, read, written in part.traffic
+            for run, count in weighted_runs
+            for name, read, written in run.traffic
         ),
     )
 
 
-def _words(value: object) -> str:
+def _expect_string(value: object) -> str:
+    """Return a JSON value that must be a string. Raises TypeError otherwise."""
     if not isinstance(value, str):
         raise TypeError
     return value
 
 
-def _natural(value: object) -> int:
+def _expect_natural(value: object) -> int:
+    """Return a JSON value that must be a non-negative integer. Raises TypeError otherwise."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise TypeError
     return value
 
 
-def _amount(value: object) -> float:
+def _expect_amount(value: object) -> float:
+    """Return a JSON value that must be a finite non-negative number. Raises TypeError otherwise."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= float(value) < math.inf:
         raise TypeError
     return float(value)
 
 
-def _no_number(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
+    """Refuse NaN and Infinity in JSON."""
     raise ValueError(f"{name} is no number")

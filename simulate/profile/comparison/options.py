@@ -1,4 +1,4 @@
-"""The options `--against` and `--fail-above` of `time`: what a run is compared with."""
+"""Options `--against` and `--fail-above` of `time`, which choose the baseline of a comparison."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from simulate.profile.vendor.read import is_device_profile, read_profile
 from simulate.profile.vendor.records import DeviceProfile
 
 
-def stored(options: argparse.Namespace) -> Measured | DeviceProfile | None:
-    """The run or the device profile that `--against` names; None where it names a kernel, or nothing.
+def read_baseline(options: argparse.Namespace) -> Measured | DeviceProfile | None:
+    """Read the run or device profile that `--against` names.
 
-    Raises InvalidArgument for options that cannot be followed and for a file that holds no profile, or one of another
-    reading.
+    Returns:
+        None if `--against` is absent or names a kernel.
+
+    Raises:
+        InvalidArgument: If the options contradict each other, or if the file is no profile or has another
+            reading.
     """
     words = options.against
     if options.fail_above is not None and not words:
         raise InvalidArgument(
-            "NKW-AGAINST", "--fail-above compares with nothing; give --against KERNEL SHAPES or FILE"
+            "NKW-AGAINST", "--fail-above needs a baseline; give --against KERNEL SHAPES or --against FILE"
         )
     if not words or names_a_kernel(words[0]):
         return None
@@ -34,23 +38,24 @@ def stored(options: argparse.Namespace) -> Measured | DeviceProfile | None:
         )
     if is_device_profile(words[0]):
         return read_profile(words[0])
-    found = read_measured(words[0])
-    if found.reading != options.reading:
+    run = read_measured(words[0])
+    if run.reading != options.reading:
         raise InvalidArgument(
             "NKW-AGAINST",
-            f"{words[0]:.60} is a profile of the {found.reading} reading; give --reading {found.reading}",
+            f"{words[0]:.60} is a profile of the {run.reading} reading, this run has the {options.reading} reading; "
+            f"give --reading {run.reading}",
         )
-    return found
+    return run
 
 
-def files_compared(options: argparse.Namespace) -> list[str]:
-    """The words of `--against`, and the files of a folder that one of them names."""
-    folders = [Path(each) for each in options.against if Path(each).is_dir()]
+def list_compared_files(options: argparse.Namespace) -> list[str]:
+    """Return the words of `--against`, and the Parquet files in folders among them."""
+    folders = [Path(word) for word in options.against if Path(word).is_dir()]
     return [*options.against, *(str(file) for folder in folders for file in folder.glob("*.parquet"))]
 
 
-def kernel_options(options: argparse.Namespace) -> argparse.Namespace:
-    """The options for the run of the kernel that `--against` names."""
-    other = copy(options)
-    other.script, other.arguments = options.against[0], options.against[1:]
-    return other
+def make_kernel_options(options: argparse.Namespace) -> argparse.Namespace:
+    """Return the options for running the kernel that `--against` names."""
+    baseline_options = copy(options)
+    baseline_options.script, baseline_options.arguments = options.against[0], options.against[1:]
+    return baseline_options

@@ -1,4 +1,4 @@
-"""A comparison as tables and sentences, and as a part of the document of `time --json`."""
+"""Comparison as tables and sentences, and as an object of the document of `time --json`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ from simulate.profile.numbers import share, us
 _NONE = "no difference"
 
 
-def report(comparison: Comparison, rows: int = 8) -> list[Part]:
-    """The parts of a comparison's text, with at most `rows` causes in each table; changes add up in every table."""
+def make_report(comparison: Comparison, rows: int = 8) -> list[Part]:
+    """Return the parts of a comparison's text.
+
+    Args:
+        rows: Most causes in a table; the others are summed in a row, so that the changes of each table add
+            up.
+    """
     now, against = comparison.now, comparison.against
     out: list[Part] = [
         Hanging(f"{now.title}: {us(now.length_ns)} us ({now.reading} reading)", style="bold"),
         Hanging(f"against {against.title}: {us(against.length_ns)} us"),
-        Hanging(f"change: {verdict(comparison)}", style="bold"),
-        Hanging(f"roofline: {_floor(now)}; against {_floor(against)}"),
+        Hanging(f"change: {format_verdict(comparison)}", style="bold"),
+        Hanging(f"roofline: {_format_floor(now)}; against {_format_floor(against)}"),
     ]
     out += ["", _lines(comparison.lines, rows)]
     for head, causes in (("engine or queue", comparison.engines), ("phase", comparison.phases)):
@@ -30,22 +35,22 @@ def report(comparison: Comparison, rows: int = 8) -> list[Part]:
     return out
 
 
-def verdict(comparison: Comparison) -> str:
-    """How much slower or faster, in us and in per cent of the run that it is compared with."""
-    change, whole = comparison.change_ns, comparison.against.length_ns
+def format_verdict(comparison: Comparison) -> str:
+    """Return how much slower or faster the run is, in us and in per cent of the baseline."""
+    change, against_ns = comparison.change_ns, comparison.against.length_ns
     if not change:
         return _NONE
-    if not _seen(Cause("", whole, comparison.now.length_ns), us):
+    if not _is_visible(Cause("", against_ns, comparison.now.length_ns), us):
         return f"less than {us(1)} us"
-    part = f", {share(abs(change), whole)}" if whole else ""
-    return f"{us(abs(change))} us{part} {'slower' if change > 0 else 'faster'}"
+    percentage = f", {share(abs(change), against_ns)}" if against_ns else ""
+    return f"{us(abs(change))} us{percentage} {'slower' if change > 0 else 'faster'}"
 
 
-def contents(comparison: Comparison) -> dict[str, Any]:
-    """The comparison for `time --json`: times in ns, sizes in bytes."""
+def make_contents(comparison: Comparison) -> dict[str, Any]:
+    """Return the comparison for `time --json`: times in ns, sizes in bytes."""
 
-    def listed(causes: Sequence[Cause]) -> list[dict[str, Any]]:
-        return [{"name": each.name, "against_ns": each.against, "ns": each.now} for each in causes]
+    def make_rows(causes: Sequence[Cause]) -> list[dict[str, Any]]:
+        return [{"name": cause.name, "against_ns": cause.against, "ns": cause.now} for cause in causes]
 
     return {
         "against": comparison.against.title,
@@ -53,72 +58,97 @@ def contents(comparison: Comparison) -> dict[str, Any]:
         "length_ns": comparison.now.length_ns,
         "change_ns": comparison.change_ns,
         "lines": [
-            {"instruction": each.name, "at": _name(each), "against_ns": each.against, "ns": each.now}
-            for each in comparison.lines
+            {
+                "instruction": cause.name,
+                "at": _format_source_line(cause),
+                "against_ns": cause.against,
+                "ns": cause.now,
+            }
+            for cause in comparison.lines
         ],
-        "engines": listed(comparison.engines),
-        "phases": listed(comparison.phases),
+        "engines": make_rows(comparison.engines),
+        "phases": make_rows(comparison.phases),
         "tensors": [
-            {"name": each.name, "against_bytes": int(each.against), "bytes": int(each.now)}
-            for each in comparison.tensors
+            {"name": cause.name, "against_bytes": int(cause.against), "bytes": int(cause.now)}
+            for cause in comparison.tensors
         ],
     }
 
 
 def _lines(causes: Sequence[Cause], rows: int) -> Part:
-    changed = [each for each in causes if _seen(each, us)][:rows]
-    listed: list[tuple[Part, ...]] = [
-        (Name(_name(each), f"{each.name} "), *_three(each, us)) for each in changed
+    """Return the table of lines with a visible change, with their source texts."""
+    changed = [cause for cause in causes if _is_visible(cause, us)][:rows]
+    cause_rows: list[tuple[Part, ...]] = [
+        (Name(_format_source_line(cause), f"{cause.name} "), *_format_amounts(cause, us)) for cause in changed
     ]
-    notes = [place.text if (place := each.place or each.earlier) else "" for each in changed]
-    rest = _rest(causes, changed, us)
+    notes = [
+        source_line.text if (source_line := cause.source_line or cause.earlier) else "" for cause in changed
+    ]
+    sum_rows = _sum_rows(causes, changed, us)
     return Noted(
-        table("critical path, by line|against us|us|change us", [*listed, *rest]), [*notes, *[""] * len(rest)]
+        table("critical path, by line|against us|us|change us", [*cause_rows, *sum_rows]),
+        [*notes, *[""] * len(sum_rows)],
     )
 
 
-def _table(head: str, causes: Sequence[Cause], rows: int, worded: Callable[[float], str]) -> Part:
-    shown = [each for each in causes if _seen(each, worded)][:rows]
+def _table(head: str, causes: Sequence[Cause], rows: int, format_amount: Callable[[float], str]) -> Part:
+    """Return a table of causes with a visible change."""
+    shown = [cause for cause in causes if _is_visible(cause, format_amount)][:rows]
     return table(
-        head, [*((each.name, *_three(each, worded)) for each in shown), *_rest(causes, shown, worded)]
+        head,
+        [
+            *((cause.name, *_format_amounts(cause, format_amount)) for cause in shown),
+            *_sum_rows(causes, shown, format_amount),
+        ],
     )
 
 
-def _rest(
-    causes: Sequence[Cause], shown: Sequence[Cause], worded: Callable[[float], str]
+def _sum_rows(
+    causes: Sequence[Cause], shown: Sequence[Cause], format_amount: Callable[[float], str]
 ) -> list[tuple[Part, ...]]:
-    """Rows for the causes that are not shown, and for the sum of all."""
-    hidden = causes[len(shown) :]
+    """Return the rows that sum the causes not shown, and all causes."""
+    omitted = causes[len(shown) :]
     sums = [
-        Cause(name, math.fsum(each.against for each in some), math.fsum(each.now for each in some))
-        for name, some in ((f"{len(hidden)} more", hidden), ("all", causes))
-        if some
+        Cause(
+            name,
+            math.fsum(cause.against for cause in causes_of_row),
+            math.fsum(cause.now for cause in causes_of_row),
+        )
+        for name, causes_of_row in ((f"{len(omitted)} more", omitted), ("all", causes))
+        if causes_of_row
     ]
-    return [(each.name, *_three(each, worded)) for each in sums]
+    return [(sum_cause.name, *_format_amounts(sum_cause, format_amount)) for sum_cause in sums]
 
 
-def _seen(cause: Cause, worded: Callable[[float], str]) -> bool:
-    """Whether the change is more than the tables round away."""
-    return bool(worded(abs(cause.change)).strip("0."))
+def _is_visible(cause: Cause, format_amount: Callable[[float], str]) -> bool:
+    """Return whether a change is visible after rounding."""
+    return bool(format_amount(abs(cause.change)).strip("0."))
 
 
-def _three(cause: Cause, worded: Callable[[float], str]) -> tuple[str, str, str]:
-    change = worded(cause.change)
-    return worded(cause.against), worded(cause.now), change if cause.change < 0 else f"+{change}"
+def _format_amounts(cause: Cause, format_amount: Callable[[float], str]) -> tuple[str, str, str]:
+    """Return baseline, current amount and signed change of a cause, formatted."""
+    change = format_amount(cause.change)
+    return (
+        format_amount(cause.against),
+        format_amount(cause.now),
+        change if cause.change < 0 else f"+{change}",
+    )
 
 
-def _name(cause: Cause) -> str:
-    """The line in the run that is compared; of a line that only one run has, with a word that says so."""
-    place = cause.place or cause.earlier
-    if place is None:
+def _format_source_line(cause: Cause) -> str:
+    """Return the file and line of a cause; "(new)" or "(gone)" follows if only one run has the line."""
+    source_line = cause.source_line or cause.earlier
+    if source_line is None:
         return ""
-    only = "" if cause.place and cause.earlier else " (new)" if cause.place else " (gone)"
-    return f"{place.file}:{place.line}{only}"
+    only = "" if cause.source_line and cause.earlier else " (new)" if cause.source_line else " (gone)"
+    return f"{source_line.file}:{source_line.line}{only}"
 
 
-def _floor(run: Measured) -> str:
+def _format_floor(run: Measured) -> str:
+    """Return the sentence about a run's floor."""
     return f"{us(run.floor_ns)} us ({run.bound} bound), {share(run.floor_ns, run.length_ns)} of the length"
 
 
 def _mb(size: float) -> str:
+    """Format bytes as megabytes, with three decimals."""
     return f"{size / 1e6:.3f}"

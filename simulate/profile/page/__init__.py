@@ -1,5 +1,5 @@
-"""Profiles as one HTML page that needs nothing but itself."""
+"""Profiles as a single HTML page that needs no other files."""
 
-from simulate.profile.page.page import PageLaunch, PageStep, page, style, write_page
+from simulate.profile.page.page import PageLaunch, PageStep, make_page, read_style, write_page
 
-__all__ = ["PageLaunch", "PageStep", "page", "style", "write_page"]
+__all__ = ["PageLaunch", "PageStep", "make_page", "read_style", "write_page"]

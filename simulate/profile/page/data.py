@@ -1,6 +1,7 @@
-"""A profile as the data of its page: columns of plain numbers, texts once each.
+"""Profile as JSON for its page: columns of numbers, with each text stored once.
 
-Times are ns with one decimal. Events are numbered over all streams; slices of a track come in order of start.
+Times are in ns with one decimal. Events are numbered over all streams. Slices of a track are in order of
+start.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from simulate.lines import location
 from simulate.profile.basis import CALLED
 from simulate.profile.gaps import DONE
 from simulate.profile.lines import LineTime
-from simulate.profile.moments import named, source, tensor_label
+from simulate.profile.moments import format_line, format_tensor, read_source_line
 from simulate.profile.profile import Profile
-from simulate.profile.text import gap_sentence, longest, path_by_line
+from simulate.profile.text import find_longest, format_gap_group, sum_path_by_line
 from simulate.timing import Reading, Reason, SliceKind
 
-_GAPS = 4000  # the longest gaps that the timeline explains
-_CHAIN = 4000  # the longest stretches of the critical path that the page holds
-_ROWS = 60  # rows of tables
+_GAPS = 4000  # longest gaps whose cause the timeline shows
+_CHAIN = 4000  # longest stretches of the critical path on the page
+_ROWS = 60  # most rows of a table
 _LINES = 8  # lines of the kernel that a piece of advice names
-_AROUND = 3  # lines of source around one that issues instructions
+_AROUND = 3  # lines of source shown around a line that issues instructions
 
-# What an event waited for; the event that it waited for follows.
+# Start of a sentence about a wait; the name of the event that was waited for follows it.
 _SAID = {
     Reason.begin: "nothing is before it",
     Reason.engine: "its engine was held by",
@@ -44,8 +45,8 @@ _SAID = {
 }
 
 
-def part_data(profile: Profile) -> dict[str, Any]:
-    """Everything that the page shows of one launch."""
+def make_page_launch(profile: Profile) -> dict[str, Any]:
+    """Return everything that the page shows of a launch, as JSON types."""
     timeline = profile.timeline
     names = _Names(profile)
     return {
@@ -58,12 +59,16 @@ def part_data(profile: Profile) -> dict[str, Any]:
         "overhead": _ns(timeline.overhead_ns),
         "host_overhead_ns": _ns(profile.hardware.host_overhead_ns),
         "bracket": [
-            [each.value, _ns(profile.timelines[each].length_ns)]
-            for each in (Reading.dataflow, Reading.scheduled, Reading.program, Reading.serial)
+            [reading.value, _ns(profile.timelines[reading].length_ns)]
+            for reading in (Reading.dataflow, Reading.scheduled, Reading.program, Reading.serial)
         ],
-        "basis": [[CALLED[each], _ns(part)] for each, part in profile.basis.by_confidence],
+        "basis": [
+            [CALLED[confidence], _ns(confidence_ns)]
+            for confidence, confidence_ns in profile.basis.by_confidence
+        ],
         "numbers": [
-            [name, CALLED[confidence], _ns(part)] for name, confidence, part in profile.basis.by_number[:8]
+            [name, CALLED[confidence], _ns(number_ns)]
+            for name, confidence, number_ns in profile.basis.by_number[:8]
         ],
         "tracks": _tracks(profile),
         "events": _events(profile, names),
@@ -72,44 +77,49 @@ def part_data(profile: Profile) -> dict[str, Any]:
         "boxes": list(names.boxes),
         "reasons": [_SAID.get(reason, str(reason)) for reason in Reason],
         "reasonNames": [reason.name.replace("_", " ") for reason in Reason],
-        "kinds": [kind.name.replace("_", " ") for kind in SliceKind],
+        "kinds": [slice_kind.name.replace("_", " ") for slice_kind in SliceKind],
         "path": _path(profile),
         "pathLines": [
-            [op, line, steps, _ns(total), mostly.value]
-            for op, line, steps, total, mostly in path_by_line(profile.moments, profile.critical_path)[:_ROWS]
+            [op, line, steps, _ns(line_ns), longest_phase.value]
+            for op, line, steps, line_ns, longest_phase in sum_path_by_line(
+                profile.moments, profile.critical_path
+            )[:_ROWS]
         ],
         "gaps": _gaps(profile, names),
         "idle": [
-            [group.track, gap_sentence(group), group.count, _ns(group.total_ns), _ns(group.longest_ns)]
+            [group.track, format_gap_group(group), group.count, _ns(group.total_ns), _ns(group.longest_ns)]
             for group in sorted(profile.idle, key=lambda group: (group.why == DONE, -group.total_ns))[:_ROWS]
         ],
         "traffic": [
             [
-                t.name,
-                list(t.shape),
-                t.dtype,
-                t.argument,
-                t.nbytes,
-                t.read_bytes,
-                t.written_bytes,
-                t.needed_bytes,
+                tensor.name,
+                list(tensor.shape),
+                tensor.dtype,
+                tensor.argument,
+                tensor.nbytes,
+                tensor.read_bytes,
+                tensor.written_bytes,
+                tensor.needed_bytes,
             ]
-            for t in profile.traffic[:_ROWS]
+            for tensor in profile.traffic[:_ROWS]
         ],
         "roofline": _roofline(profile),
         "lineTimes": _line_times(profile.lines, names),
         "callers": _line_times(profile.calling_lines, names),
         "sources": _sources(profile, names),
-        "lines": [[named(line), source(line)] for line in names.lines],
+        "lines": [[format_line(line), read_source_line(line)] for line in names.lines],
         "advice": [
-            [_ns(each.length_ns), each.sentence, list(each.lines[:_LINES])] for each in profile.advice[:_ROWS]
+            [_ns(advice.length_ns), advice.sentence, list(advice.lines[:_LINES])]
+            for advice in profile.advice[:_ROWS]
         ],
-        "whatIf": [[each.what, each.line, _ns(each.length_ns)] for each in profile.what_if[:_ROWS]],
+        "whatIf": [
+            [change.cost_name, change.line, _ns(change.length_ns)] for change in profile.what_if[:_ROWS]
+        ],
     }
 
 
 class _Names:
-    """Numbers for the texts of several streams."""
+    """Numbers of instruction names, lines, tensors and boxes, shared by all streams of a profile."""
 
     def __init__(self, profile: Profile) -> None:
         self.streams = profile.streams
@@ -120,44 +130,49 @@ class _Names:
         self._tensors: dict[tuple[int, int], int] = {}
 
     def op(self, name: str) -> int:
-        """The number of an instruction's name."""
+        """Return the number of an instruction's name."""
         return self.ops.setdefault(name, len(self.ops))
 
     def line(self, line: tuple[CodeType, int]) -> int:
-        """The number of a line."""
+        """Return the number of a kernel line."""
         return self.lines.setdefault(line, len(self.lines))
 
     def tensor(self, stream: int, serial: int) -> int:
-        """The number of a tensor."""
+        """Return the number of a tensor; ranks number their tensors separately."""
         key = (self.streams[stream].rank, serial)
         number = self._tensors.setdefault(key, len(self.tensors))
         if number == len(self.tensors):
             record = self.streams[stream].tensors[serial]
-            label = tensor_label(self.streams, stream, serial)
+            label = format_tensor(self.streams, stream, serial)
             self.tensors.append([label, list(record.shape), record.dtype, record.buffer.value])
         return number
 
     def box(self, stream: int, row: tuple[int, ...]) -> int:
-        """The number of an operand's box: tensor, kind, rows and bytes."""
+        """Return the number of an operand's box: tensor, kind of access, rows and bytes."""
         key = (self.tensor(stream, row[0] >> 2), row[0] & 3, *row[1:])
         return self.boxes.setdefault(key, len(self.boxes))
 
 
 def _line_times(times: Sequence[LineTime], names: _Names) -> list[list[Any]]:
-    return [[names.line(each.line), each.events, _ns(each.held_ns), _ns(each.path_ns)] for each in times]
+    """Return rows of (line number, events, ns of engines, ns of the critical path)."""
+    return [
+        [names.line(line_time.line), line_time.events, _ns(line_time.held_ns), _ns(line_time.path_ns)]
+        for line_time in times
+    ]
 
 
 def _tracks(profile: Profile) -> list[dict[str, Any]]:
+    """Return the slices of every track, as columns in order of start."""
     timeline = profile.timeline
     number = np.array(timeline.bases)[timeline.stream] + timeline.event
-    out = []
+    tracks = []
     for track, name in enumerate(timeline.tracks):
         rows = np.flatnonzero(timeline.track == track)
         rows = rows[np.argsort(timeline.start_ns[rows], kind="stable")]
         if not len(rows):
             continue
         start = np.round(timeline.start_ns[rows], 1)
-        out.append(
+        tracks.append(
             {
                 "name": name,
                 "number": track,
@@ -168,10 +183,11 @@ def _tracks(profile: Profile) -> list[dict[str, Any]]:
                 "kind": timeline.kind[rows].tolist(),
             }
         )
-    return out
+    return tracks
 
 
 def _events(profile: Profile, names: _Names) -> dict[str, Any]:
+    """Return the columns of all events: instruction, line, cause, reason, ready time and operand boxes."""
     ops: list[int] = []
     lines: list[int] = []
     boxes: list[int] = []
@@ -197,23 +213,23 @@ def _events(profile: Profile, names: _Names) -> dict[str, Any]:
 
 
 def _path(profile: Profile) -> list[list[Any]]:
-    """The longest stretches of the critical path in order of time: event, start, end, reason, its phases."""
+    """Return the longest stretches of the critical path in order of time: event, start, end, reason, phases."""
     path = profile.critical_path
     return [
         [
-            path[at].event,
-            _ns(path[at].start_ns),
-            _ns(path[at].end_ns),
-            int(path[at].reason),
-            [[phase.value, _ns(part)] for phase, part in path[at].phases],
+            path[index].event,
+            _ns(path[index].start_ns),
+            _ns(path[index].end_ns),
+            int(path[index].reason),
+            [[phase.value, _ns(phase_ns)] for phase, phase_ns in path[index].phases],
         ]
-        for at in longest(path, _CHAIN)
+        for index in find_longest(path, _CHAIN)
     ]
 
 
 def _gaps(profile: Profile, names: _Names) -> list[list[Any]]:
-    """The longest gaps, each with its sentence's parts: track, start, end, why, event, cause, tensor (or -1)."""
-    found = sorted(profile.gaps, key=lambda gap: (-gap.length_ns, gap.track, gap.start_ns))[:_GAPS]
+    """Return the longest gaps: track, start, end, why, event, cause, tensor; -1 stands for None."""
+    longest_gaps = sorted(profile.gaps, key=lambda gap: (-gap.length_ns, gap.track, gap.start_ns))[:_GAPS]
     return [
         [
             gap.track,
@@ -224,11 +240,12 @@ def _gaps(profile: Profile, names: _Names) -> list[list[Any]]:
             -1 if gap.cause is None else gap.cause,
             -1 if gap.tensor is None else names.tensor(*gap.tensor),
         ]
-        for gap in found
+        for gap in longest_gaps
     ]
 
 
 def _roofline(profile: Profile) -> dict[str, Any]:
+    """Return the fields of the roofline under the names that the page's scripts read."""
     roof = profile.roofline
     return {
         "flops": roof.flops,
@@ -238,7 +255,7 @@ def _roofline(profile: Profile) -> dict[str, Any]:
         "transfers": roof.transfers,
         "peaks": [[name, round(peak, 3)] for name, peak in roof.peaks],
         "peak": round(roof.peak, 3),
-        "ownPeak": round(roof.own_peak, 3),
+        "ownPeak": round(roof.operand_peak, 3),
         "hbmPeak": round(roof.hbm_peak, 3),
         "dmaPeak": round(roof.dma_peak, 3),
         "least": _ns(roof.least_ns),
@@ -247,32 +264,36 @@ def _roofline(profile: Profile) -> dict[str, Any]:
 
 
 def _sources(profile: Profile, names: _Names) -> list[dict[str, Any]]:
-    """Files whose lines issue instructions, with the lines around: [number, text, line or -1]; None is a cut."""
+    """Return the source files of the kernel: rows of [line number, text, line of `_Names` or -1].
+
+    Only lines near those that issue instructions are included; None marks an omission.
+    """
     files: dict[str, dict[int, int]] = {}
     labels = {}
-    for each in (*profile.lines, *profile.calling_lines):
-        code, number = each.line
-        files.setdefault(code.co_filename, {})[number] = names.line(each.line)
-        labels[code.co_filename] = location(each.line).file
-    out = []
+    for line_time in (*profile.lines, *profile.calling_lines):
+        code, number = line_time.line
+        files.setdefault(code.co_filename, {})[number] = names.line(line_time.line)
+        labels[code.co_filename] = location(line_time.line).file
+    sources = []
     for path in sorted(files, key=lambda path: labels[path]):
         text, used = getlines(path), files[path]
         shown = sorted(
             {
-                at
+                shown_number
                 for number in used
-                for at in range(max(1, number - _AROUND), min(len(text), number + _AROUND) + 1)
+                for shown_number in range(max(1, number - _AROUND), min(len(text), number + _AROUND) + 1)
             }
         )
         rows: list[list[Any] | None] = []
-        for at in shown:
-            if rows and rows[-1] is not None and rows[-1][0] != at - 1:
+        for shown_number in shown:
+            if rows and rows[-1] is not None and rows[-1][0] != shown_number - 1:
                 rows.append(None)
-            rows.append([at, text[at - 1].rstrip("\n"), used.get(at, -1)])
+            rows.append([shown_number, text[shown_number - 1].rstrip("\n"), used.get(shown_number, -1)])
         if rows:
-            out.append({"file": labels[path], "rows": rows})
-    return out
+            sources.append({"file": labels[path], "rows": rows})
+    return sources
 
 
-def _ns(value: float) -> float:
-    return round(float(value), 1)
+def _ns(time_ns: float) -> float:
+    """Round a time to a tenth of a nanosecond."""
+    return round(float(time_ns), 1)

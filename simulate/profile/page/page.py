@@ -1,4 +1,4 @@
-"""The page: a frame, its style and scripts, and the profiles as data, in one file without outside requests."""
+"""The HTML page of profiles: template, style sheet, scripts and profiles in a single file without external requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from nkw.files import complete
-from simulate.profile.page.data import part_data
+from simulate.profile.page.data import make_page_launch
 from simulate.profile.profile import Profile
 
 _SCRIPTS = ("tools.js", "timeline.js", "tables.js", "charts.js", "main.js")
@@ -19,7 +19,7 @@ _SCRIPTS = ("tools.js", "timeline.js", "tables.js", "charts.js", "main.js")
 
 @dataclass(frozen=True)
 class PageLaunch:
-    """One launch of a page: its profile, and an SVG of its on-chip memory, if there is one."""
+    """A launch on the page: its profile, and an SVG picture of its on-chip memory, or an empty string."""
 
     profile: Profile
     memory: str = ""
@@ -27,58 +27,68 @@ class PageLaunch:
 
 @dataclass(frozen=True)
 class PageStep:
-    """One launch in the order of a run: names from the outermost group inwards, and the number of its part.
+    """A launch in the order of a run: names from the outermost group inwards, and the index of its `PageLaunch`.
 
-    A launch that is repeated has one part and many steps.
+    A launch that is repeated has one `PageLaunch` and many steps.
     """
 
     names: tuple[str, ...]
-    part: int
+    launch: int
 
 
-def page(title: str, parts: Sequence[PageLaunch], steps: Sequence[PageStep] | None = None) -> str:
-    """The page of a run whose launches follow one another; by default, each part once. Equal input, equal bytes."""
+def make_page(title: str, launches: Sequence[PageLaunch], steps: Sequence[PageStep] | None = None) -> str:
+    """Return the HTML page of a run. Equal arguments give equal bytes.
+
+    Args:
+        parts: The distinct launches.
+        steps: Their order in the run; by default, each launch once.
+    """
     if steps is None:
-        steps = [PageStep((part.profile.title,), number) for number, part in enumerate(parts)]
+        steps = [PageStep((launch.profile.title,), number) for number, launch in enumerate(launches)]
     data: dict[str, Any] = {
         "title": title,
-        "parts": [part_data(part.profile) for part in parts],
-        "steps": [[list(step.names), step.part] for step in steps],
+        "parts": [make_page_launch(launch.profile) for launch in launches],
+        "steps": [[list(step.names), step.launch] for step in steps],
     }
-    memory = "".join(f'<div class="memory" hidden>{part.memory}</div>' for part in parts)
+    memory = "".join(f'<div class="memory" hidden>{launch.memory}</div>' for launch in launches)
     replacements = {
         "title": escape(title),
-        "style": style(),
+        "style": read_style(),
         "memory": memory,
-        "data": _json(data),
-        "script": "\n".join(_asset(name) for name in _SCRIPTS),
+        "data": _encode_json(data),
+        "script": "\n".join(_read_asset(name) for name in _SCRIPTS),
     }
     out = []
-    for number, piece in enumerate(_asset("page.html").split("%%")):
-        out.append(replacements[piece] if number % 2 else piece)
+    for number, text in enumerate(_read_asset("page.html").split("%%")):
+        out.append(replacements[text] if number % 2 else text)
     return "".join(out)
 
 
 def write_page(
     path: str | os.PathLike[str],
     title: str,
-    parts: Sequence[PageLaunch],
+    launches: Sequence[PageLaunch],
     steps: Sequence[PageStep] | None = None,
 ) -> None:
-    """Write the page; it appears complete or not at all. Raises InvalidArgument where it cannot be written."""
+    """Write the page of a run; the file appears complete or not at all.
+
+    Raises:
+        InvalidArgument: If the file cannot be written.
+    """
     with complete(path, "page", "NKW-PAGE-PATH") as file:
-        file.write(page(title, parts, steps))
+        file.write(make_page(title, launches, steps))
 
 
-def style() -> str:
-    """The style sheet of the page."""
-    return _asset("page.css")
+def read_style() -> str:
+    """Return the style sheet of the page."""
+    return _read_asset("page.css")
 
 
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
+    """Return the text of a file of this package."""
     return files("simulate.profile.page").joinpath(name).read_text(encoding="utf-8")
 
 
-def _json(data: dict[str, Any]) -> str:
-    """JSON that may stand in a script element: no text in it can end the element."""
+def _encode_json(data: dict[str, Any]) -> str:
+    """Encode JSON for a script element: no text in it can end the element."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

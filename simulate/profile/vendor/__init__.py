@@ -1,4 +1,4 @@
-"""Device profiles that the vendor's profilers wrote, read and set beside a prediction: `time --against PROFILE`."""
+"""Device profiles of the vendor's profilers, read and compared with a prediction: `time --against PROFILE`."""
 
 from simulate.profile.vendor.read import read_profile
 from simulate.profile.vendor.records import DeviceProfile

@@ -1,4 +1,4 @@
-"""What `time --against PROFILE` does with the launches of its run."""
+"""Comparison of the launches of `time` with the device profile that `--against` names."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from simulate.occupancy.sweep import live_bytes
 from simulate.profile.profile import Profile
 from simulate.profile.vendor.records import DeviceProfile
 from simulate.profile.vendor.side_by_side import SideBySide, side_by_side
-from simulate.profile.vendor.trace import measured_events
+from simulate.profile.vendor.trace import read_trace_events
 from simulate.run import Launch
 
 
-def pairs(measured: DeviceProfile, profiles: Sequence[Profile], first: Launch) -> SideBySide:
-    """The measurement beside the one profile that all launches share. Raises InvalidArgument for different launches."""
+def pair_launches(measured: DeviceProfile, profiles: Sequence[Profile], first: Launch) -> SideBySide:
+    """Pair the measurement with the profile that all launches share.
+
+    Raises:
+        InvalidArgument: If the run makes different launches.
+    """
     if len(profiles) > 1:
         raise InvalidArgument(
             "NKW-AGAINST",
-            f"a profile is of one kernel, and this run makes {len(profiles)} different launches; give the kernel by "
-            "name with its shapes",
+            f"--against takes a profile of a single launch, this run makes {len(profiles)} different launches; "
+            "give the kernel by name with its shapes",
         )
     return side_by_side(profiles[0], measured, live_bytes(first, MemoryRegion.sbuf))
 
 
-def measured_slices(before: object) -> Iterable[dict[str, Any]]:
-    """The slices of a device profile for a trace; none of anything else."""
-    return measured_events(before.path) if isinstance(before, DeviceProfile) else ()
+def measured_slices(baseline: object) -> Iterable[dict[str, Any]]:
+    """Return the trace events of a device profile; nothing for any other baseline."""
+    return read_trace_events(baseline.path) if isinstance(baseline, DeviceProfile) else ()

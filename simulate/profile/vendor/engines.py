@@ -1,4 +1,4 @@
-"""The tables Instruction and ActiveTime: how long engines are active, and which lines hold them."""
+"""The tables Instruction and ActiveTime: active time of engines, and the lines that occupy them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from simulate.profile.vendor.errors import Broken
 from simulate.profile.vendor.intervals import Covered, Extent, IntColumn
 from simulate.profile.vendor.records import ActiveEngine, MeasuredLine
 from simulate.profile.vendor.summary import ENGINES
-from simulate.profile.vendor.tables import Batch, Kind, Names, Tables
+from simulate.profile.vendor.tables import Batch, ColumnType, Names, Tables
 
-SPAN = {"start_ts": Kind.time, "end_ts": Kind.time}
-"""The columns of every timeline of events."""
+SPAN = {"start_ts": ColumnType.time, "end_ts": ColumnType.time}
+"""Columns of every table of events."""
 
-CORE = {"pcore_idx": Kind.whole}
+CORE = {"pcore_idx": ColumnType.integer}
 WAITING = re.compile("EVENT_SEMAPHORE.*")
-"""Opcodes of semaphore waits, in which an engine is not active."""
+"""Opcodes of semaphore waits, during which an engine is not active."""
 
 _CALLED = {name.lower(): name for name in ENGINES}
 _PLACE = re.compile(r"[\[\s\"']*(?P<file>[^\"'\[\]]+?):(?P<line>[0-9]{1,9})(?![0-9])")
@@ -28,12 +28,12 @@ MOST_TRACKS = 10_000
 _MOST_CORES = 64
 _MOST_FRAMES = 500_000
 PLACES = ("nki_source_location", "bir_debug_info_source_location")
-"""Where an instruction says its line, the first that does; of several lines, which fusion makes, the first counts."""
+"""Columns of an instruction's line, in order of preference. Fused instructions list several lines; the first counts."""
 
 
 @dataclass
 class Instructions:
-    """What the table Instruction adds up to."""
+    """Sums over the table Instruction, by (core, engine) and by (file, line, function)."""
 
     active: dict[tuple[int, str], Covered] = field(default_factory=dict)
     counts: dict[tuple[int, str], int] = field(default_factory=dict)
@@ -44,156 +44,185 @@ class Instructions:
     extent: Extent = field(default_factory=Extent)
 
 
-def engine_name(written: str) -> str:
-    """An engine as reports name it: `tensor` and `Tensor` are written."""
-    return _CALLED.get(written.lower(), written)
+def normalise_engine(text: str) -> str:
+    """Return the canonical name of an engine; profiles contain `tensor` as well as `Tensor`."""
+    return _CALLED.get(text.lower(), text)
 
 
-def span(batch: Batch, table: str) -> tuple[IntColumn, IntColumn]:
-    """Starts and ends. Raises Broken for an event that ends before it starts."""
+def get_span(batch: Batch, table: str) -> tuple[IntColumn, IntColumn]:
+    """Return starts and ends of events in ns.
+
+    Raises:
+        Broken: If an event ends before it starts.
+    """
     starts, ends = batch["start_ts"], batch["end_ts"]
     if np.any(ends < starts):
         raise Broken(f"{table} has an event that ends before it starts")
     return starts, ends
 
 
-def by_core(
+def split_by_core(
     batch: Batch, names: IntColumn, known: Sized, table: str
 ) -> Iterator[tuple[int, int, NDArray[np.intp]]]:
-    """(core, number of a name, its rows) for all pairs that occur; a missing core is core 0.
+    """Yield (core, number of a name, its rows) for all pairs in a batch; a missing core is core 0.
 
-    Raises Broken where there are more cores than a chip could have, or more names, counting the `known` ones.
+    Args:
+        known: The names of earlier batches, whose count is limited too.
+
+    Raises:
+        Broken: If there are more cores than a chip can have, or more than MOST_TRACKS names.
     """
     cores = np.maximum(batch["pcore_idx"], 0)
     if len(cores) and cores.max() >= _MOST_CORES:
         raise Broken(f"{table}.pcore_idx is {cores.max()}")
     pairs = names * _MOST_CORES + cores
     order = np.argsort(pairs, kind="stable")
-    found, firsts = np.unique(pairs[order], return_index=True)
-    if max(len(found), len(known)) > MOST_TRACKS:
+    pair_numbers, firsts = np.unique(pairs[order], return_index=True)
+    if max(len(pair_numbers), len(known)) > MOST_TRACKS:
         raise Broken(f"{table} has more than {MOST_TRACKS:,} engines, queues or partitions")
-    for pair, rows in zip(found.tolist(), np.split(order, firsts[1:])):
-        number, core = divmod(pair, _MOST_CORES)
-        yield core, number, rows
+    for pair, rows in zip(pair_numbers.tolist(), np.split(order, firsts[1:])):
+        name_number, core = divmod(pair, _MOST_CORES)
+        yield core, name_number, rows
 
 
-def instructions(tables: Tables) -> Instructions:
-    """The table Instruction, added up by engine and by line."""
-    found, names = Instructions(), Names()
-    frames = _frames(tables)
-    waits: list[bool] = []  # by the number of an opcode
-    needed = {**SPAN, "engine": Kind.text, "opcode": Kind.text}
+def sum_instructions(tables: Tables) -> Instructions:
+    """Sum the table Instruction by engine and by line."""
+    totals, names = Instructions(), Names()
+    frames = _read_frames(tables)
+    is_wait_by_opcode: list[bool] = []  # indexed by the number of an opcode
+    needed = {**SPAN, "engine": ColumnType.text, "opcode": ColumnType.text}
     optional = {
         **CORE,
-        **dict.fromkeys((*PLACES, "kernel_instruction_name"), Kind.text),
+        **dict.fromkeys((*PLACES, "kernel_instruction_name"), ColumnType.text),
         **dict.fromkeys(
             "dma_trigger_start_ts dma_trigger_end_ts evt_wait_time_ns raw_flops flops_transpose".split(),
-            Kind.whole,
+            ColumnType.integer,
         ),
     }
-    for batch in tables.batches("Instruction", needed, optional, names):
-        starts, ends = span(batch, "Instruction")
+    for batch in tables.read_batches("Instruction", needed, optional, names):
+        starts, ends = get_span(batch, "Instruction")
         if not len(starts):
             continue
-        found.extent.add(starts, ends)
-        waits += [bool(WAITING.fullmatch(text)) for text in names.texts[len(waits) :]]
-        working = ~np.array([*waits, False])[batch["opcode"]]
-        found.flops = _added(found.flops, batch["raw_flops"])
-        found.transpose_flops = _added(found.transpose_flops, batch["flops_transpose"])
-        for core, number, rows in by_core(batch, batch["engine"], found.counts, "Instruction"):
-            key = core, engine_name(names.of(number))
-            here = rows[working[rows]]
-            found.active.setdefault(key, Covered()).add(starts[here], ends[here])
-            found.counts[key] = found.counts.get(key, 0) + len(here)
-            waited = float(np.maximum(batch["evt_wait_time_ns"][rows], 0).sum(dtype=np.float64))
-            found.waits_ns[key] = found.waits_ns.get(key, 0.0) + waited
-        _add_lines(found, batch, names, working, frames)
-    return found
+        totals.extent.add(starts, ends)
+        is_wait_by_opcode += [bool(WAITING.fullmatch(text)) for text in names.texts[len(is_wait_by_opcode) :]]
+        working = ~np.array([*is_wait_by_opcode, False])[batch["opcode"]]
+        totals.flops = _add_column(totals.flops, batch["raw_flops"])
+        totals.transpose_flops = _add_column(totals.transpose_flops, batch["flops_transpose"])
+        for core, number, rows in split_by_core(batch, batch["engine"], totals.counts, "Instruction"):
+            key = core, normalise_engine(names.get_text(number))
+            working_rows = rows[working[rows]]
+            totals.active.setdefault(key, Covered()).add(starts[working_rows], ends[working_rows])
+            totals.counts[key] = totals.counts.get(key, 0) + len(working_rows)
+            waited_ns = float(np.maximum(batch["evt_wait_time_ns"][rows], 0).sum(dtype=np.float64))
+            totals.waits_ns[key] = totals.waits_ns.get(key, 0.0) + waited_ns
+        _add_lines(totals, batch, names, working, frames)
+    return totals
 
 
-def engines(tables: Tables, found: Instructions) -> tuple[ActiveEngine, ...]:
-    """Active times by core and engine: those of ActiveTime, else what the instructions cover."""
-    active = {key: covered.ns for key, covered in found.active.items()}
-    merged: dict[tuple[int, str], Covered] = {}
+def list_engines(tables: Tables, totals: Instructions) -> tuple[ActiveEngine, ...]:
+    """Return active times by core and engine: from ActiveTime if present, else the time that instructions cover."""
+    active = {key: covered.ns for key, covered in totals.active.items()}
+    active_times: dict[tuple[int, str], Covered] = {}
     names = Names()
-    for batch in tables.batches("ActiveTime", {**SPAN, "engine": Kind.text}, CORE, names):
-        starts, ends = span(batch, "ActiveTime")
-        for core, number, rows in by_core(batch, batch["engine"], merged, "ActiveTime"):
-            merged.setdefault((core, engine_name(names.of(number))), Covered()).add(starts[rows], ends[rows])
-    active.update({key: covered.ns for key, covered in merged.items()})
-    order = {name: place for place, name in enumerate(ENGINES)}
+    for batch in tables.read_batches("ActiveTime", {**SPAN, "engine": ColumnType.text}, CORE, names):
+        starts, ends = get_span(batch, "ActiveTime")
+        for core, number, rows in split_by_core(batch, batch["engine"], active_times, "ActiveTime"):
+            active_times.setdefault((core, normalise_engine(names.get_text(number))), Covered()).add(
+                starts[rows], ends[rows]
+            )
+    active.update({key: covered.ns for key, covered in active_times.items()})
+    order = {name: index for index, name in enumerate(ENGINES)}
     return tuple(
-        ActiveEngine(*key, active[key], found.counts.get(key), found.waits_ns.get(key))
+        ActiveEngine(*key, active[key], totals.counts.get(key), totals.waits_ns.get(key))
         for key in sorted(active, key=lambda key: (key[0], order.get(key[1], len(order)), key[1]))
     )
 
 
-def lines(found: Instructions) -> tuple[MeasuredLine, ...]:
-    """Time by line, the longest first."""
-    listed = [MeasuredLine(*place, int(count), held) for place, (count, held) in found.lines.items()]
-    return tuple(sorted(listed, key=lambda each: (-each.held_ns, each.file, each.line)))
+def list_lines(totals: Instructions) -> tuple[MeasuredLine, ...]:
+    """Return the time by line, in descending order."""
+    lines = [
+        MeasuredLine(*line_key, int(count), held_ns) for line_key, (count, held_ns) in totals.lines.items()
+    ]
+    return tuple(sorted(lines, key=lambda line: (-line.held_ns, line.file, line.line)))
 
 
-def place_of(written: str) -> tuple[str, int] | None:
-    """File and line of a location such as `/home/ubuntu/kernel.py:76`, or of the first in a list of them."""
-    match = _PLACE.match(written)
+def parse_location(location: str) -> tuple[str, int] | None:
+    """Return (file, line) of a location such as `/home/ubuntu/kernel.py:76`, or of the first in a list; else None."""
+    match = _PLACE.match(location)
     return (match["file"].strip(), int(match["line"])) if match else None
 
 
-def _added(total: int | None, column: IntColumn) -> int | None:
-    """A total with the values of a column; None as long as all of them are null."""
-    known = column[column >= 0]
-    return (total or 0) + int(known.sum(dtype=np.float64)) if len(known) else total
+def _add_column(total: int | None, column: IntColumn) -> int | None:
+    """Add the non-null entries of a column to a total; return the total unchanged if all are null."""
+    present = column[column >= 0]
+    return (total or 0) + int(present.sum(dtype=np.float64)) if len(present) else total
 
 
 def _add_lines(
-    found: Instructions,
+    totals: Instructions,
     batch: Batch,
     names: Names,
     working: NDArray[np.bool_],
     frames: dict[str, tuple[str, int, str]],
 ) -> None:
-    held = (batch["end_ts"] - batch["start_ts"]).astype(np.float64)
+    """Add instruction counts and occupied times of a batch to the lines in `totals`."""
+    held_ns = (batch["end_ts"] - batch["start_ts"]).astype(np.float64)
     begins, stops = batch["dma_trigger_start_ts"], batch["dma_trigger_end_ts"]
-    held += np.where((begins >= 0) & (stops > begins), stops - begins, 0)
+    held_ns += np.where((begins >= 0) & (stops > begins), stops - begins, 0)
     nki, bir = (batch[name] for name in PLACES)
-    place = np.where(nki >= 0, nki, bir)
-    pairs = (place + 1) * (len(names.texts) + 1) + batch["kernel_instruction_name"] + 1
-    chosen = working & (pairs > 0)
-    keys, rows = np.unique(pairs[chosen], return_inverse=True)
+    location_number = np.where(nki >= 0, nki, bir)
+    pairs = (location_number + 1) * (len(names.texts) + 1) + batch["kernel_instruction_name"] + 1
+    is_attributed = working & (pairs > 0)
+    keys, rows = np.unique(pairs[is_attributed], return_inverse=True)
     counts = np.bincount(rows, minlength=len(keys)).tolist()
-    times = np.bincount(rows, weights=held[chosen], minlength=len(keys)).tolist()
-    for pair, count, time in zip(keys.tolist(), counts, times):
-        at, called = divmod(pair, len(names.texts) + 1)
-        frame = frames.get(names.of(called - 1))
-        known = place_of(names.of(at - 1)) if at else frame[:2] if frame else None
-        if known is None:
+    ns_by_line = np.bincount(rows, weights=held_ns[is_attributed], minlength=len(keys)).tolist()
+    for pair, count, line_ns in zip(keys.tolist(), counts, ns_by_line):
+        location_code, name_code = divmod(pair, len(names.texts) + 1)
+        frame = frames.get(names.get_text(name_code - 1))
+        line_key = (
+            parse_location(names.get_text(location_code - 1))
+            if location_code
+            else frame[:2]
+            if frame
+            else None
+        )
+        if line_key is None:
             continue
-        entry = found.lines.setdefault((*known, frame[2] if frame else ""), [0, 0.0])
-        entry[0] += count
-        entry[1] += time
+        sums = totals.lines.setdefault((*line_key, frame[2] if frame else ""), [0, 0.0])
+        sums[0] += count
+        sums[1] += line_ns
 
 
-def _frames(tables: Tables) -> dict[str, tuple[str, int, str]]:
-    """File, line and innermost function by the name of a kernel instruction."""
-    if tables.count("KernelInstructions") > _MOST_FRAMES:
+def _read_frames(tables: Tables) -> dict[str, tuple[str, int, str]]:
+    """Return (file, line, innermost function) by the name of a kernel instruction."""
+    if tables.count_rows("KernelInstructions") > _MOST_FRAMES:
         tables.notes.append(f"KernelInstructions is left out: it has more than {_MOST_FRAMES:,} rows")
         return {}
     names = Names()
     functions: dict[int, int] = {}
-    for batch in tables.batches(
+    for batch in tables.read_batches(
         "KernelStackFrames",
-        {"stack_frame_id": Kind.whole},
-        {"fully_qualified_function_name": Kind.text},
+        {"stack_frame_id": ColumnType.integer},
+        {"fully_qualified_function_name": ColumnType.text},
         names,
     ):
-        called = batch["fully_qualified_function_name"].tolist()
-        functions.update(zip(batch["stack_frame_id"].tolist(), called))
-    found = {}
-    kinds = {"file_path": Kind.text, "line_number": Kind.whole, "stack_frame_id": Kind.whole}
-    for batch in tables.batches("KernelInstructions", {"kernel_instruction_name": Kind.text}, kinds, names):
-        columns = ("kernel_instruction_name", *kinds)
+        function_numbers = batch["fully_qualified_function_name"].tolist()
+        functions.update(zip(batch["stack_frame_id"].tolist(), function_numbers))
+    frames = {}
+    optional = {
+        "file_path": ColumnType.text,
+        "line_number": ColumnType.integer,
+        "stack_frame_id": ColumnType.integer,
+    }
+    for batch in tables.read_batches(
+        "KernelInstructions", {"kernel_instruction_name": ColumnType.text}, optional, names
+    ):
+        columns = ("kernel_instruction_name", *optional)
         for name, file, line, frame in zip(*(batch[column].tolist() for column in columns)):
             if file >= 0 and line >= 0:
-                found[names.of(name)] = (names.of(file), line, names.of(functions.get(frame, -1)))
-    return found
+                frames[names.get_text(name)] = (
+                    names.get_text(file),
+                    line,
+                    names.get_text(functions.get(frame, -1)),
+                )
+    return frames

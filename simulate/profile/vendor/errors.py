@@ -1,4 +1,4 @@
-"""The one error for profiles that cannot be read."""
+"""The error for profiles that cannot be read."""
 
 from __future__ import annotations
 
@@ -12,39 +12,41 @@ _LONGEST_REASON = 200
 
 
 class Broken(ValueError):
-    """What is wrong with the file at hand, as a part of a sentence."""
+    """Defect of a profile's file, as a part of a sentence."""
 
 
-def pyarrow_missing() -> InvalidArgument:
-    """The error where Parquet cannot be read for want of its library."""
+def make_pyarrow_error() -> InvalidArgument:
+    """Return the error for reading Parquet without pyarrow."""
     return InvalidArgument(
-        "NKW-PROFILE-EXTRA", "profiles in Parquet need pyarrow; pip install 'nki-workbench[profiles]'"
+        "NKW-PROFILE-EXTRA",
+        "profiles in Parquet need pyarrow, which is not installed; pip install 'nki-workbench[profiles]'",
     )
 
 
 @contextmanager
-def refusing(path: Named) -> Iterator[None]:
-    """Raise InvalidArgument for all that goes wrong inside with the profile at `path`."""
+def refuse_broken_profile(path: Named) -> Iterator[None]:
+    """Raise InvalidArgument for every error inside the context, with the path of the profile."""
     try:
         yield
     except InvalidArgument:
         raise
     except RecursionError:
-        why = "it is nested too deeply"
+        reason = "it is nested too deeply"
     except UnicodeDecodeError:
-        why = "it is not UTF-8"
+        reason = "it is not UTF-8"
     except MemoryError:
-        why = "it does not fit into memory"
+        reason = "it does not fit into memory"
     except OSError as error:
-        why = error.strerror or str(error)
+        reason = error.strerror or str(error)
     except Broken as error:
-        why = str(error)
+        reason = str(error)
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-        why = f"it is damaged: {error}"
+        reason = f"it is damaged: {error}"
     else:
         return
-    first = why.strip().split("\n")[0]
+    first_line = shown(reason.strip().split("\n")[0], _LONGEST_REASON)
+    hint = "" if ";" in first_line else "; give its folder of Parquet tables or its summary-json"
     raise InvalidArgument(
         "NKW-PROFILE-FILE",
-        f"{shown(str(path))} is no profile of neuron-explorer or neuron-profile: {shown(first, _LONGEST_REASON)}",
+        f"{shown(str(path))} is no profile of neuron-explorer or neuron-profile: {first_line}{hint}",
     ) from None

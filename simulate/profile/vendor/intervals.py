@@ -1,4 +1,4 @@
-"""The time that intervals cover, which arrive in any order."""
+"""Total length of unions of intervals, which are added in any order."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 IntColumn = NDArray[np.int64]
-_MERGED_AT = 1 << 18  # intervals that are kept before they are merged again
+_MERGED_AT = 1 << 18  # number of stored intervals at which they are merged
 
 
 class Covered:
-    """A union of intervals, kept as disjoint ones: 16 bytes each."""
+    """Union of intervals, stored as disjoint intervals of 16 bytes each."""
 
     def __init__(self) -> None:
         self._starts: list[IntColumn] = []
@@ -20,8 +20,8 @@ class Covered:
         self._count, self._merge_at = 0, _MERGED_AT
 
     def add(self, starts: IntColumn, ends: IntColumn) -> None:
-        """Intervals from each start to its end, in ns."""
-        starts, ends = _merged(starts, ends)
+        """Add intervals, given their starts and ends in ns."""
+        starts, ends = _merge_intervals(starts, ends)
         self._starts.append(starts)
         self._ends.append(ends)
         self._count += len(starts)
@@ -31,45 +31,50 @@ class Covered:
 
     @property
     def ns(self) -> float:
-        """The length of the union."""
+        """Length of the union in ns."""
         self._merge()
         return float(sum(int((ends - starts).sum()) for starts, ends in zip(self._starts, self._ends)))
 
     def _merge(self) -> None:
+        """Replace the stored intervals by disjoint ones."""
         if len(self._starts) > 1:
-            starts, ends = _merged(np.concatenate(self._starts), np.concatenate(self._ends))
+            starts, ends = _merge_intervals(np.concatenate(self._starts), np.concatenate(self._ends))
             self._starts, self._ends, self._count = [starts], [ends], len(starts)
 
 
 @dataclass
 class Extent:
-    """The first start and the last end of events; None without any."""
+    """First start and last end of events in ns; None without events."""
 
     first_ns: int | None = None
     last_ns: int | None = None
 
     def add(self, starts: IntColumn, ends: IntColumn) -> None:
-        """More events."""
+        """Extend the extent by events, given their starts and ends in ns."""
         if len(starts):
             first, last = int(starts.min()), int(ends.max())
             self.first_ns = first if self.first_ns is None else min(first, self.first_ns)
             self.last_ns = last if self.last_ns is None else max(last, self.last_ns)
 
 
-def most_at_once(starts: IntColumn, ends: IntColumn, sizes: IntColumn) -> int:
-    """The largest sum of the sizes of intervals that overlap; one that ends leaves before one that starts there."""
+def find_peak_overlap(starts: IntColumn, ends: IntColumn, sizes: IntColumn) -> int:
+    """Return the largest sum of the sizes of overlapping intervals.
+
+    An interval that ends at some time does not overlap an interval that starts then.
+    """
     if not len(starts):
         return 0
-    when = np.concatenate([starts, ends])
+    times_ns = np.concatenate([starts, ends])
     change = np.concatenate([sizes, -sizes]).astype(np.float64)  # no sum wraps around
-    order = np.lexsort((change, when))
+    order = np.lexsort((change, times_ns))
     return int(np.cumsum(change[order]).max(initial=0))
 
 
-def _merged(starts: IntColumn, ends: IntColumn) -> tuple[IntColumn, IntColumn]:
+def _merge_intervals(starts: IntColumn, ends: IntColumn) -> tuple[IntColumn, IntColumn]:
+    """Return the disjoint intervals with the same union, in order of start."""
     if not len(starts):
         return starts, ends
     order = np.argsort(starts, kind="stable")
     starts, reached = starts[order], np.maximum.accumulate(ends[order])
-    apart = np.flatnonzero(starts[1:] > reached[:-1])
-    return starts[np.concatenate([[0], apart + 1])], reached[np.concatenate([apart, [len(starts) - 1]])]
+    breaks = np.flatnonzero(starts[1:] > reached[:-1])
+    return starts[np.concatenate([[0], breaks + 1])], reached[np.concatenate([breaks, [len(starts) - 1]])]

@@ -1,4 +1,4 @@
-"""One profile from a file or a folder: `read_profile`."""
+"""Device profiles from a file or a folder: `read_profile`."""
 
 from __future__ import annotations
 
@@ -7,59 +7,69 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nkw.files import Named, opened
-from simulate.profile.vendor.dma import Packets, dma, packets
-from simulate.profile.vendor.engines import Instructions, engines, instructions, lines
-from simulate.profile.vendor.errors import Broken, refusing
-from simulate.profile.vendor.memory import necessary_bytes, on_chip, tensors
+from simulate.profile.vendor.dma import Packets, make_dma, sum_packets
+from simulate.profile.vendor.engines import Instructions, list_engines, list_lines, sum_instructions
+from simulate.profile.vendor.errors import Broken, refuse_broken_profile
+from simulate.profile.vendor.memory import count_necessary_bytes, list_tensors, read_occupancy
 from simulate.profile.vendor.records import ActiveEngine, DeviceProfile, Origin
 from simulate.profile.vendor.summary import (
     ENGINES,
     is_summary,
-    metadata,
-    summary_document,
-    summary_fields,
-    warnings,
+    read_metadata,
+    read_summary,
+    read_summary_document,
+    read_warnings,
 )
-from simulate.profile.vendor.synchronization import synchronization
+from simulate.profile.vendor.synchronization import sum_synchronization
 from simulate.profile.vendor.tables import Tables
 
 _MAGIC = b"PAR1"
 _PROBED_BYTES = 1 << 20
-_HEAD_BYTES = 200  # in which a document of this project's own names its command
+_HEAD_BYTES = 200  # first bytes, in which documents of `nkw` name their command
 _KNOWN_MAJORS = range(7, 13)
 """Schema 7 came with SDK 2.31, schema 12 with SDK 2.33 (titles of the vendor's schema reference)."""
 
 
 def read_profile(path: Named) -> DeviceProfile:
-    """What the vendor's profiler measured.
+    """Read a profile of the vendor's profilers.
 
-    path: a folder with the Parquet tables of neuron-explorer, or one of its files; or the file that
-    `--output-format summary-json` of neuron-explorer or neuron-profile wrote, or the `json` of neuron-profile.
+    Args:
+        path: A folder with the Parquet tables of neuron-explorer, or a file in it. Or the file that
+            `--output-format summary-json` of neuron-explorer or neuron-profile wrote, or the `json` of
+            neuron-profile.
 
-    Raises InvalidArgument for everything else, and where Parquet is to be read without pyarrow.
+    Raises:
+        InvalidArgument: If the path holds no such profile, or if it is Parquet and pyarrow is missing.
     """
-    with refusing(path):
-        tables = tables_of(Path(path))
-        return _of_summary(path) if tables is None else _of_tables(path, tables)
+    with refuse_broken_profile(path):
+        tables = open_tables(Path(path))
+        return _read_summary_file(path) if tables is None else _read_tables(path, tables)
 
 
-def tables_of(path: Path) -> Tables | None:
-    """The tables of the folder that a path names, or that holds the table which it names; None for any other file."""
+def open_tables(path: Path) -> Tables | None:
+    """Open the tables of the folder that a path names or that contains the named table.
+
+    Returns:
+        None for files of other formats.
+
+    Raises:
+        Broken: If the folder has no table.
+    """
     if not path.is_dir() and not _is_parquet(path):
         return None
-    tables = Tables(_folder(path) if path.is_dir() else path.parent)
+    tables = Tables(_find_folder(path) if path.is_dir() else path.parent)
     if not len(tables):
         raise Broken("it has no file named after a table, such as Instruction.parquet")
     return tables
 
 
 def is_device_profile(path: Named) -> bool:
-    """Whether the name or the first bytes of a path say that `read_profile` is to read it."""
-    place = Path(path)
+    """Return whether the name or the first bytes of a path identify a profile for `read_profile`."""
+    file_path = Path(path)
     try:
-        if place.is_dir() or _is_parquet(place):
+        if file_path.is_dir() or _is_parquet(file_path):
             return True
-        with opened(place) as file:
+        with opened(file_path) as file:
             content = file.read(_PROBED_BYTES + 1)
         if len(content) > _PROBED_BYTES:
             return b'"total_time"' in content and b'"command"' not in content[:_HEAD_BYTES]
@@ -69,93 +79,114 @@ def is_device_profile(path: Named) -> bool:
 
 
 def _is_parquet(path: Path) -> bool:
+    """Return whether a file's name or first bytes identify it as Parquet."""
     with opened(path) as file:
         return file.read(len(_MAGIC)) == _MAGIC or path.suffix == ".parquet"
 
 
-def _folder(path: Path) -> Path:
-    """The folder with the tables: the one given, or the only profile below it as `--data-path` lays them out."""
+def _find_folder(path: Path) -> Path:
+    """Return the folder with the tables: the path, or the only profile below it in the layout of `--data-path`."""
     below = path / "profiles" / "global"
     if below.is_dir() and not any(path.glob("*.parquet")):
-        found = sorted(each for each in below.iterdir() if each.is_dir())
-        if len(found) != 1:
-            raise Broken(f"{below} has {len(found)} profiles; give the folder of one")
-        return found[0]
+        folders = sorted(folder for folder in below.iterdir() if folder.is_dir())
+        if len(folders) != 1:
+            raise Broken(f"{below} has {len(folders)} profiles; give the folder of one")
+        return folders[0]
     return path
 
 
-def _of_tables(path: Named, tables: Tables) -> DeviceProfile:
-    fields, origin, found = summary_fields(tables), metadata(tables), instructions(tables)
-    moved = packets(tables)
-    listed = tensors(tables, moved.by_variable)
+def _read_tables(path: Named, tables: Tables) -> DeviceProfile:
+    """Return the profile of Parquet tables."""
+    fields, origin, instructions = read_summary(tables), read_metadata(tables), sum_instructions(tables)
+    packets = sum_packets(tables)
+    tensors = list_tensors(tables, packets.by_variable)
     return DeviceProfile(
         path=os.fspath(path),
-        total_ns=_total_ns(fields, found, moved, tables),
-        work_ns=_work_ns(fields, found, moved),
-        engines=_completed(engines(tables, found), fields),
-        dma=dma(moved, fields),
-        lines=lines(found),
-        tensors=listed,
-        necessary_bytes=_whole(fields, "inputs_outputs_weights_size_bytes", necessary_bytes(listed)),
-        hw_flops=_whole(fields, "hardware_flops", found.flops),
-        transpose_flops=_whole(fields, "transpose_flops", found.transpose_flops),
-        on_chip=on_chip(tables),
-        synchronization=synchronization(tables),
+        total_ns=_get_total_ns(fields, instructions, packets, tables),
+        work_ns=_get_work_ns(fields, instructions, packets),
+        engines=_complete_engines(list_engines(tables, instructions), fields),
+        dma=make_dma(packets, fields),
+        lines=list_lines(instructions),
+        tensors=tensors,
+        necessary_bytes=_get_count(
+            fields, "inputs_outputs_weights_size_bytes", count_necessary_bytes(tensors)
+        ),
+        hw_flops=_get_count(fields, "hardware_flops", instructions.flops),
+        transpose_flops=_get_count(fields, "transpose_flops", instructions.transpose_flops),
+        on_chip=read_occupancy(tables),
+        synchronization=sum_synchronization(tables),
         origin=origin,
-        warnings=warnings(tables),
+        warnings=read_warnings(tables),
         notes=(*_schema_notes(origin), *dict.fromkeys(tables.notes)),
     )
 
 
-def _of_summary(path: Named) -> DeviceProfile:
-    fields, origin, notes = summary_document(path)
+def _read_summary_file(path: Named) -> DeviceProfile:
+    """Return the profile of a summary in JSON."""
+    fields, origin, notes = read_summary_document(path)
     if "total_time" not in fields:
-        raise Broken("it has no total_time")
+        raise Broken("it has no total_time; write it with --output-format summary-json")
     return DeviceProfile(
         path=os.fspath(path),
         total_ns=fields["total_time"] * 1e9,
-        work_ns=_seconds(fields, "total_exec_time"),
-        engines=_completed((), fields),
-        dma=dma(Packets(), fields),
-        necessary_bytes=_whole(fields, "inputs_outputs_weights_size_bytes"),
-        hw_flops=_whole(fields, "hardware_flops"),
-        transpose_flops=_whole(fields, "transpose_flops"),
+        work_ns=_get_ns(fields, "total_exec_time"),
+        engines=_complete_engines((), fields),
+        dma=make_dma(Packets(), fields),
+        necessary_bytes=_get_count(fields, "inputs_outputs_weights_size_bytes"),
+        hw_flops=_get_count(fields, "hardware_flops"),
+        transpose_flops=_get_count(fields, "transpose_flops"),
         origin=origin,
         notes=(*_schema_notes(origin), *notes),
     )
 
 
-def _completed(found: tuple[ActiveEngine, ...], fields: Mapping[str, float]) -> tuple[ActiveEngine, ...]:
-    """Engines of the tables, else those of Summary, which adds up all cores of a logical one."""
-    if found:
-        return found
-    active = {name: f"{name.lower()}_engine_active_time" for name in ENGINES}
+def _complete_engines(
+    engines: tuple[ActiveEngine, ...], fields: Mapping[str, float]
+) -> tuple[ActiveEngine, ...]:
+    """Return the engines of the tables, or those of Summary if there is none.
+
+    Summary adds up all physical cores of a logical core.
+    """
+    if engines:
+        return engines
+    field_by_engine = {name: f"{name.lower()}_engine_active_time" for name in ENGINES}
     return tuple(
-        ActiveEngine(0, name, fields[field] * 1e9, _whole(fields, f"{name.lower()}_engine_instruction_count"))
-        for name, field in active.items()
+        ActiveEngine(
+            0, name, fields[field] * 1e9, _get_count(fields, f"{name.lower()}_engine_instruction_count")
+        )
+        for name, field in field_by_engine.items()
         if field in fields
     )
 
 
-def _total_ns(fields: Mapping[str, float], found: Instructions, moved: Packets, tables: Tables) -> float:
-    total, work = _seconds(fields, "total_time"), _work_ns({}, found, moved)
-    if total is None and work is None:
+def _get_total_ns(
+    fields: Mapping[str, float], instructions: Instructions, packets: Packets, tables: Tables
+) -> float:
+    """Return Summary.total_time in ns, or the extent of all events.
+
+    Raises:
+        Broken: If the profile has neither.
+    """
+    total_ns, work_ns = _get_ns(fields, "total_time"), _get_work_ns({}, instructions, packets)
+    if total_ns is None and work_ns is None:
         raise Broken("it has no Summary.total_time and no row of Instruction or of a DMA table")
-    if total is None:
+    if total_ns is None:
         tables.notes.append("Summary has no total_time; the time from the first to the last event is used")
-    return total if total is not None else float(work or 0.0)
+    return total_ns if total_ns is not None else float(work_ns or 0.0)
 
 
-def _work_ns(fields: Mapping[str, float], found: Instructions, moved: Packets) -> float | None:
+def _get_work_ns(fields: Mapping[str, float], instructions: Instructions, packets: Packets) -> float | None:
+    """Return Summary.total_exec_time in ns, or the extent of all events; None without events."""
     if "total_exec_time" in fields:
-        return _seconds(fields, "total_exec_time")
-    extents = (found.extent, moved.extent)
-    firsts = [each.first_ns for each in extents if each.first_ns is not None]
-    lasts = [each.last_ns for each in extents if each.last_ns is not None]
+        return _get_ns(fields, "total_exec_time")
+    extents = (instructions.extent, packets.extent)
+    firsts = [extent.first_ns for extent in extents if extent.first_ns is not None]
+    lasts = [extent.last_ns for extent in extents if extent.last_ns is not None]
     return float(max(lasts) - min(firsts)) if firsts else None
 
 
 def _schema_notes(origin: Origin) -> list[str]:
+    """Return notes about a simulated profile and about an unknown schema."""
     major = origin.schema.split(".")[0]
     notes = ["the compiler simulated this profile; no device measured it"] if origin.simulated else []
     if origin.schema and not (major.isdecimal() and int(major[:9]) in _KNOWN_MAJORS):
@@ -164,9 +195,11 @@ def _schema_notes(origin: Origin) -> list[str]:
     return notes
 
 
-def _seconds(fields: Mapping[str, float], name: str) -> float | None:
+def _get_ns(fields: Mapping[str, float], name: str) -> float | None:
+    """Return a field in seconds as ns, or None if it is absent."""
     return fields[name] * 1e9 if name in fields else None
 
 
-def _whole(fields: Mapping[str, float], name: str, other: int | None = None) -> int | None:
-    return int(fields[name]) if name in fields else other
+def _get_count(fields: Mapping[str, float], name: str, default: int | None = None) -> int | None:
+    """Return a field as an integer, or the default if it is absent."""
+    return int(fields[name]) if name in fields else default

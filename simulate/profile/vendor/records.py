@@ -1,4 +1,4 @@
-"""What a device profile says, in frozen records: times in ns, sizes in bytes; None is what the profile does not say.
+"""Records of a device profile. Times are in ns, sizes in bytes; None means that the profile lacks the figure.
 
 Tables and fields are those of the vendor's page "Profile Parquet Schema Reference" (Neuron SDK documentation,
 tools/neuron-explorer/profile-schema-reference, schema 7.4.0 of SDK 2.31).
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ActiveEngine:
-    """One engine of one physical core: how long it processes anything, and how long its instructions wait.
+    """Activity of an engine of a physical core.
 
-    `active_ns` excludes semaphore waits and counts instructions side by side once; `instructions` excludes the waits
-    too, `wait_ns` adds up Instruction.evt_wait_time_ns.
+    `active_ns` excludes semaphore waits and counts overlapping instructions once. `instructions` excludes the
+    waits too. `wait_ns` adds up Instruction.evt_wait_time_ns.
     """
 
     core: int
@@ -27,10 +27,10 @@ class ActiveEngine:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLine:
-    """One line of a kernel: instructions, and the time that they and the DMAs they triggered hold engines and queues.
+    """A kernel line: its instructions, and the time that these and the DMAs they trigger occupy engines and queues.
 
-    `file` is the path that the profile gives, `function` the innermost frame around the instruction, where the NEFF has
-    kernel debug info.
+    `file` is the path in the profile. `function` is the innermost frame around the instruction, if the NEFF
+    has kernel debug info.
     """
 
     file: str
@@ -42,9 +42,9 @@ class MeasuredLine:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The DMA queues that one engine triggers, or one queue whose name says no engine.
+    """The DMA queues that an engine triggers, or a single queue whose name mentions no engine.
 
-    `transfers` are rows of DmaPacketAggregated, `active_ns` the time covered by them.
+    `transfers` counts rows of DmaPacketAggregated; `active_ns` is the time that they cover.
     """
 
     core: int
@@ -56,7 +56,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Dma:
-    """All DMA of a profile. `bytes` leave out instruction fetches; see the vendor's performance-bounds.md."""
+    """All DMA of a profile. `bytes` excludes instruction fetches; see the vendor's performance-bounds.md."""
 
     active_ns: float | None = None
     bytes: int | None = None
@@ -69,7 +69,7 @@ class Dma:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor: what it is used for (IN, OUT, WEIGHT, or empty), its size, and the bytes that DMAs move of it."""
+    """A tensor: its use (IN, OUT, WEIGHT, or empty), its size, and the bytes that DMAs move of it."""
 
     name: str
     use: str
@@ -81,10 +81,10 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class OnChip:
-    """SBUF and PSUM: the most bytes of a partition that are occupied at one time, and the highest average fullness.
+    """Occupancy of SBUF and PSUM: the most occupied bytes of a partition, and the highest average fullness.
 
-    Fullness is a part of 1: samples are written as parts of 1 or as percentages, and count as percentages where one of
-    them exceeds 1.
+    Fullness is a share between 0 and 1. Samples are shares or percentages; they count as percentages if any
+    exceeds 1.
     """
 
     sbuf_occupied_bytes: int | None = None
@@ -94,10 +94,10 @@ class OnChip:
 
 @dataclass(frozen=True, slots=True)
 class Synchronization:
-    """Waiting and throttling: rows of SemaphoreUpdate, core barriers, DMAs that wait in a queue, throttled time.
+    """Waits and throttling: semaphore updates, core barriers, pending DMAs, throttled time.
 
-    `throttled_to` is the lowest utilisation that a throttle allowed (k / n), a part of 1. `dependences` counts the rows
-    of Flow by their type.
+    `throttled_to` is the lowest utilisation that a throttle allowed (k / n), a share. `dependences` counts
+    the rows of Flow by type.
     """
 
     semaphore_updates: int | None = None
@@ -111,9 +111,9 @@ class Synchronization:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What was measured where: the fields of Metadata; peaks are those of one physical core.
+    """Circumstances of the measurement: the fields of Metadata. Peaks are those of a physical core.
 
-    `simulated` marks a profile that the compiler's own simulation wrote.
+    `simulated` marks a profile that the compiler's simulation wrote.
     """
 
     schema: str = ""
@@ -129,11 +129,11 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """One execution on the device.
+    """Execution of a launch on the device.
 
-    `total_ns` is the time between start and stop on the device (Summary.total_time), `work_ns` that between the first
-    and the last event that is no setup (Summary.total_exec_time). `warnings` are the profiler's own, `notes` say what
-    this reader left out, and why.
+    `total_ns` is the time between start and stop on the device (Summary.total_time). `work_ns` is the time
+    between the first and the last event that is no setup (Summary.total_exec_time). `warnings` are the
+    profiler's; `notes` say what this reader omitted, and why.
     """
 
     path: str

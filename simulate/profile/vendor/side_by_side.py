@@ -1,4 +1,4 @@
-"""A prediction and a measurement of one launch: engines, DMA, lines, tensors and the vendor's bounds, in pairs."""
+"""Prediction and measurement of a launch in pairs: engines, DMA, lines, tensors and the vendor's bounds."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from fractions import Fraction
 from functools import cached_property
 from pathlib import PurePath
 
-from simulate.profile.advice.bounds import BOUND_ENGINES, Quantities, bounds_of, dma_active_ns
-from simulate.profile.moments import source
+from simulate.profile.advice.bounds import BOUND_ENGINES, Quantities, compute_bounds, sum_dma_active_ns
+from simulate.profile.moments import read_source_line
 from simulate.profile.profile import Profile
 from simulate.profile.roofline import matmul_peaks
 from simulate.profile.vendor.records import DeviceProfile
 from simulate.timing.timeline import core_label
 
 Place = tuple[str, int]
-"""A file and the number of a line."""
+"""File and line number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One quantity, predicted and measured, in the unit of its group; None where one side does not say it."""
+    """A quantity, predicted and measured, in the unit of its group; None if that side lacks it."""
 
     name: str
     predicted: float | None
@@ -32,7 +32,7 @@ class Pair:
 
     @property
     def ratio(self) -> float | None:
-        """Measured over predicted: above 1, the device needs more than was predicted."""
+        """Measured over predicted: above 1, the device needs more than predicted. None without a prediction above 0."""
         if self.predicted is None or self.measured is None or not self.predicted:
             return None
         return self.measured / self.predicted
@@ -40,10 +40,10 @@ class Pair:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """A prediction of one launch on one rank, and a profile of it.
+    """Prediction of a launch, and a device profile of it.
 
-    `sbuf_live_bytes` are the most bytes of a partition that the prediction has live at one time, where they are known.
-    Of a launch on several ranks, of which a profile shows one, only times, engines and queues are paired.
+    `sbuf_live_bytes` is the predicted peak of live bytes per partition, or None if unknown. A profile shows a
+    single rank. If the launch has several, only times, engines and queues are paired.
     """
 
     predicted: Profile
@@ -52,46 +52,52 @@ class SideBySide:
 
     @property
     def total(self) -> Pair:
-        """The time between start and stop on the device, in ns."""
+        """Time between start and stop on the device, in ns."""
         predicted = self.predicted.length_ns + self.predicted.timeline.overhead_ns
         return Pair("total_time", predicted, self.measured.total_ns)
 
     @property
     def times(self) -> tuple[Pair, ...]:
-        """Lengths, in ns."""
+        """Total and execution time, in ns."""
         return self.total, Pair("total_exec_time", self.predicted.length_ns, self.measured.work_ns)
 
     @cached_property
     def engines(self) -> tuple[Pair, ...]:
         """Active times of engines and DMA queues by core, in ns."""
-        found = self.measured
-        measured = {self._label(each.core) + each.name: each.active_ns for each in found.engines}
-        queues = {self._label(each.core) + each.name: each.active_ns for each in found.dma.queues}
-        measured.update(queues)
-        return paired(self._busy_ns, measured, keep_order=True)
+        profile = self.measured
+        measured_ns = {self._label(engine.core) + engine.name: engine.active_ns for engine in profile.engines}
+        queue_ns = {self._label(queue.core) + queue.name: queue.active_ns for queue in profile.dma.queues}
+        measured_ns.update(queue_ns)
+        return pair_amounts(self._busy_ns, measured_ns, keep_order=True)
 
     @cached_property
     def dma_ns(self) -> tuple[Pair, ...]:
-        """The time in which any DMA moves bytes, in ns."""
+        """Time in which any DMA moves bytes, in ns; empty for several ranks."""
         if self._several_ranks:
             return ()
-        return (Pair("dma_active_time", dma_active_ns(self.predicted.timeline), self.measured.dma.active_ns),)
+        return (
+            Pair("dma_active_time", sum_dma_active_ns(self.predicted.timeline), self.measured.dma.active_ns),
+        )
 
     @cached_property
     def dma_bytes(self) -> tuple[Pair, ...]:
-        """What DMAs move, in bytes."""
+        """Bytes that DMAs move, and bytes read from and written to HBM; empty for several ranks."""
         if self._several_ranks:
             return ()
-        traffic, found = self.predicted.traffic, self.measured.dma
+        traffic, measured_dma = self.predicted.traffic, self.measured.dma
         return (
-            Pair("dma_transfer_total_bytes", self.predicted.roofline.dma_bytes, found.bytes),
-            Pair("hbm_read_bytes", sum(each.read_bytes for each in traffic), found.hbm_read_bytes),
-            Pair("hbm_write_bytes", sum(each.written_bytes for each in traffic), found.hbm_written_bytes),
+            Pair("dma_transfer_total_bytes", self.predicted.roofline.dma_bytes, measured_dma.bytes),
+            Pair("hbm_read_bytes", sum(tensor.read_bytes for tensor in traffic), measured_dma.hbm_read_bytes),
+            Pair(
+                "hbm_write_bytes",
+                sum(tensor.written_bytes for tensor in traffic),
+                measured_dma.hbm_written_bytes,
+            ),
         )
 
     @cached_property
     def counts(self) -> tuple[Pair, ...]:
-        """DMA transfers, and FLOP of the Tensor engine."""
+        """DMA transfers, and FLOP of the Tensor engine; empty for several ranks."""
         if self._several_ranks:
             return ()
         return (
@@ -101,7 +107,7 @@ class SideBySide:
 
     @cached_property
     def memory(self) -> tuple[Pair, ...]:
-        """The most bytes of an SBUF partition in use at one time."""
+        """Peak of occupied bytes of an SBUF partition; empty if neither side knows it."""
         occupied = self.measured.on_chip.sbuf_occupied_bytes
         if self.sbuf_live_bytes is None and occupied is None:
             return ()
@@ -109,42 +115,44 @@ class SideBySide:
 
     @cached_property
     def lines(self) -> tuple[Pair, ...]:
-        """The time by line for which its instructions hold engines and its DMAs hold queues, in ns.
+        """Time by line for which its instructions occupy engines and its DMAs queues, in ns.
 
-        A line is known by the name of its file and its number, and by one folder more where files share a name.
+        A line is identified by file name and number; if files share a name, by the parent folder too.
         """
         if self._several_ranks or not self.measured.lines:
             return ()
-        places = [(each.line[0].co_filename, each.line[1]) for each in self.predicted.lines]
-        held = zip(places, (each.held_ns for each in self.predicted.lines))
-        texts = zip(places, (source(each.line) for each in self.predicted.lines))
-        return line_pairs(list(held), self.measured, list(texts))
+        line_keys = [(line_time.line[0].co_filename, line_time.line[1]) for line_time in self.predicted.lines]
+        times = zip(line_keys, (line_time.held_ns for line_time in self.predicted.lines))
+        texts = zip(line_keys, (read_source_line(line_time.line) for line_time in self.predicted.lines))
+        return pair_lines(list(times), self.measured, list(texts))
 
     @cached_property
     def tensors(self) -> tuple[Pair, ...]:
         """Bytes that DMAs move of the tensors in HBM, by name; the profile's names are those of the NEFF."""
         measured = {
-            each.name: each.moved_bytes for each in self.measured.tensors if each.moved_bytes is not None
+            tensor.name: tensor.moved_bytes
+            for tensor in self.measured.tensors
+            if tensor.moved_bytes is not None
         }
         if self._several_ranks or not measured:
             return ()
-        predicted = Counter({each.name: 0 for each in self.predicted.traffic})
-        for each in self.predicted.traffic:
-            predicted[each.name] += each.moved_bytes
-        return paired(predicted, measured)
+        predicted = Counter({tensor.name: 0 for tensor in self.predicted.traffic})
+        for tensor in self.predicted.traffic:
+            predicted[tensor.name] += tensor.moved_bytes
+        return pair_amounts(predicted, measured)
 
     @cached_property
     def bounds(self) -> tuple[Pair, ...]:
-        """The vendor's bounds, in ns, for one core: measured where the profile says all that a bound is made of."""
+        """The vendor's bounds in ns, for one core; measured only if the profile has all inputs of a bound."""
         measured = self._measured_bounds()
         return tuple(
-            Pair(each.name, each.time_ns, measured.get(each.name), each.formula)
-            for each in self.predicted.bounds
+            Pair(bound.name, bound.time_ns, measured.get(bound.name), bound.formula)
+            for bound in self.predicted.bounds
         )
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What has to be known to read the pairs."""
+        """Notes that explain missing or shifted pairs."""
         notes = [*self.measured.notes, *self._other_chip]
         if self._several_ranks:
             notes.append(
@@ -157,26 +165,27 @@ class SideBySide:
         if (
             len(self._cores) > 1
             and self.measured.engines
-            and not any(each.core for each in self.measured.engines)
+            and not any(engine.core for engine in self.measured.engines)
         ):
             notes.append("the profile tells no cores apart; its engines stand at core 0")
         return tuple(notes)
 
     @property
     def _other_chip(self) -> list[str]:
-        """A note where the instance of the profile has another chip than the prediction."""
+        """Note about a measurement on another chip than the predicted; else empty."""
         instance, chip = self.measured.origin.instance, self.predicted.hardware.name
         if not instance or instance.startswith(chip):
             return []
         return [f"measured on {instance}, predicted for {chip}"]
 
     def slower_by_more_than(self, share: Fraction) -> bool:
-        """Whether the prediction is longer than the measurement and this share of it on top; equal is not longer."""
+        """Return whether the prediction is longer than the measurement plus this share of it."""
         predicted = self.total.predicted or 0.0
         return Fraction(predicted) > Fraction(self.measured.total_ns) * (1 + share)
 
     @property
     def _several_ranks(self) -> bool:
+        """Whether the predicted launch has several ranks."""
         return len({stream.rank for stream in self.predicted.streams}) > 1
 
     @property
@@ -187,112 +196,127 @@ class SideBySide:
         return max(self.measured.hw_flops - (self.measured.transpose_flops or 0), 0)
 
     def _label(self, core: int) -> str:
-        """How the pairs name a physical core: not at all where neither side has several."""
-        several = len(self._cores) > 1 or any(each.core for each in self.measured.engines)
-        return f"core {core} " if several else ""
+        """Return the prefix of a physical core in names; empty if neither side has several cores."""
+        has_several = len(self._cores) > 1 or any(engine.core for engine in self.measured.engines)
+        return f"core {core} " if has_several else ""
 
     @property
     def _cores(self) -> dict[int, int]:
-        """The number of the stream of each physical core, on the first rank."""
+        """Index of the stream of each physical core, on the first rank."""
         streams = self.predicted.streams
-        return {stream.core: at for at, stream in enumerate(streams) if stream.rank == streams[0].rank}
+        return {stream.core: index for index, stream in enumerate(streams) if stream.rank == streams[0].rank}
 
     @property
     def _busy_ns(self) -> dict[str, float]:
-        found = {}
-        for core, number in self._cores.items():
-            prefix = f"{core_label(self.predicted.streams, number)} ".lstrip()
-            for track, busy in self.predicted.timeline.busy_ns.items():
+        """Predicted busy times of engines and DMA queues in ns, by their names in the pairs."""
+        busy_ns = {}
+        for core, stream_index in self._cores.items():
+            prefix = f"{core_label(self.predicted.streams, stream_index)} ".lstrip()
+            for track, track_ns in self.predicted.timeline.busy_ns.items():
                 if track.startswith(prefix):
-                    found[self._label(core) + track.removeprefix(prefix)] = busy
-        return found
+                    busy_ns[self._label(core) + track.removeprefix(prefix)] = track_ns
+        return busy_ns
 
     def _measured_bounds(self) -> dict[str, float]:
-        found, hardware = self.measured, self.predicted.hardware
-        if any(each.core for each in found.engines):
+        """Return the bounds in ns whose inputs the profile has; none for several cores."""
+        profile, hardware = self.measured, self.predicted.hardware
+        if any(engine.core for engine in profile.engines):
             return {}
-        active = {each.name: each.active_ns for each in found.engines}
-        idle = 0.0 if active else math.nan  # an engine without a row did nothing
-        engines = {name: active.get(name, idle) for name in BOUND_ENGINES}
-        hw_flops = _or_nan(found.hw_flops)
-        rows = bounds_of(
+        active_ns = {engine.name: engine.active_ns for engine in profile.engines}
+        default_ns = 0.0 if active_ns else math.nan  # an engine without a row was idle
+        engine_active_ns = {name: active_ns.get(name, default_ns) for name in BOUND_ENGINES}
+        hw_flops = _or_nan(profile.hw_flops)
+        rows = compute_bounds(
             Quantities(
-                total_ns=found.total_ns,
-                dma_active_ns=_or_nan(found.dma.active_ns),
-                dma_bytes=_or_nan(found.dma.bytes),
-                necessary_bytes=_or_nan(found.necessary_bytes),
+                total_ns=profile.total_ns,
+                dma_active_ns=_or_nan(profile.dma.active_ns),
+                dma_bytes=_or_nan(profile.dma.bytes),
+                necessary_bytes=_or_nan(profile.necessary_bytes),
                 hw_flops=hw_flops,
-                transpose_flops=_or_nan(found.transpose_flops),
-                engine_active_ns=engines,
-                dma_peak_bytes_per_ns=found.origin.dma_peak_bytes_per_ns
+                transpose_flops=_or_nan(profile.transpose_flops),
+                engine_active_ns=engine_active_ns,
+                dma_peak_bytes_per_ns=profile.origin.dma_peak_bytes_per_ns
                 or hardware.dma_engines * hardware.dma_engine_bytes_per_ns,
-                tensor_peak_flops_per_ns=found.origin.tensor_peak_flops_per_ns
+                tensor_peak_flops_per_ns=profile.origin.tensor_peak_flops_per_ns
                 or dict(matmul_peaks(hardware))["16-bit"],
             )
         )
-        unknown = math.isnan(sum(engines.values()) + _or_nan(found.dma.active_ns))
+        unknown = math.isnan(sum(engine_active_ns.values()) + _or_nan(profile.dma.active_ns))
         return {
-            each.name: each.time_ns
-            for each in rows
-            if not math.isnan(each.time_ns) and not (unknown and each.name == "perfect_pipeline")
+            bound.name: bound.time_ns
+            for bound in rows
+            if not math.isnan(bound.time_ns) and not (unknown and bound.name == "perfect_pipeline")
         }
 
 
 def side_by_side(
     predicted: Profile, measured: DeviceProfile, sbuf_live_bytes: int | None = None
 ) -> SideBySide:
-    """The pairs of a prediction and a profile of the same kernel on the same shapes."""
+    """Pair a prediction with a profile of the same kernel and shapes."""
     return SideBySide(predicted, measured, sbuf_live_bytes)
 
 
-def line_pairs(
+def pair_lines(
     predicted: Sequence[tuple[Place, float]],
-    found: DeviceProfile,
+    profile: DeviceProfile,
     texts: Iterable[tuple[Place, str]] = (),
 ) -> tuple[Pair, ...]:
-    """Times by line, in ns; a line is known by the name of its file, and by a folder more where files share it."""
-    measured = [((each.file, each.line), each.held_ns) for each in found.lines]
-    shared = _shared_names(predicted) | _shared_names(measured)
-    named = {_short(place, shared): text for place, text in texts}
-    return paired(_summed(predicted, shared), _summed(measured, shared), named)
+    """Pair times by line in ns.
+
+    A line is identified by file name and number; if files share a name, by the parent folder too.
+
+    Args:
+        texts: Source texts of lines, for the report.
+    """
+    measured_ns = [((line.file, line.line), line.held_ns) for line in profile.lines]
+    shared = _find_shared_names(predicted) | _find_shared_names(measured_ns)
+    text_by_line = {_shorten_line(line_key, shared): text for line_key, text in texts}
+    return pair_amounts(_sum_by_line(predicted, shared), _sum_by_line(measured_ns, shared), text_by_line)
 
 
-def paired(
+def pair_amounts(
     predicted: Mapping[str, float],
     measured: Mapping[str, float],
     texts: Mapping[str, str] | None = None,
     keep_order: bool = False,
 ) -> tuple[Pair, ...]:
-    """All names of both sides, by default those with the largest value first; what both sides lack is left out."""
-    found = [
+    """Pair the amounts of both sides by name, without pairs that are zero or absent on both sides.
+
+    Args:
+        keep_order: Keep the order of names; by default, pairs are in descending order of the larger amount.
+    """
+    pairs = [
         Pair(name, predicted.get(name), measured.get(name), (texts or {}).get(name, ""))
         for name in dict.fromkeys([*predicted, *measured])
     ]
-    found = [each for each in found if each.predicted or each.measured]
+    pairs = [pair for pair in pairs if pair.predicted or pair.measured]
     if keep_order:
-        return tuple(found)
-    return tuple(sorted(found, key=lambda each: (-max(each.predicted or 0, each.measured or 0), each.name)))
+        return tuple(pairs)
+    return tuple(sorted(pairs, key=lambda pair: (-max(pair.predicted or 0, pair.measured or 0), pair.name)))
 
 
-def _summed(listed: Iterable[tuple[Place, float]], shared: set[str]) -> dict[str, float]:
+def _sum_by_line(amounts: Iterable[tuple[Place, float]], shared: set[str]) -> dict[str, float]:
+    """Sum amounts by the short name of their line."""
     sums: dict[str, float] = {}
-    for place, value in listed:
-        name = _short(place, shared)
-        sums[name] = sums.get(name, 0.0) + value
+    for line_key, amount in amounts:
+        name = _shorten_line(line_key, shared)
+        sums[name] = sums.get(name, 0.0) + amount
     return sums
 
 
-def _short(place: Place, shared: set[str]) -> str:
-    path = PurePath(place[0])
-    parts = path.parts[-2:] if path.name in shared else (path.name,)
-    return f"{'/'.join(parts)}:{place[1]}"
+def _shorten_line(line_key: Place, shared: set[str]) -> str:
+    """Return the short name of a line; with the parent folder if the file's name is in `shared`."""
+    path = PurePath(line_key[0])
+    path_parts = path.parts[-2:] if path.name in shared else (path.name,)
+    return f"{'/'.join(path_parts)}:{line_key[1]}"
 
 
-def _shared_names(side: Iterable[tuple[Place, float]]) -> set[str]:
-    """Names that several files of one side have."""
-    counts = Counter(PurePath(file).name for file in {place[0] for place, _ in side})
+def _find_shared_names(amounts: Iterable[tuple[Place, float]]) -> set[str]:
+    """Return the file names that several files of a side have."""
+    counts = Counter(PurePath(file).name for file in {line_key[0] for line_key, _ in amounts})
     return {name for name, count in counts.items() if count > 1}
 
 
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
+def _or_nan(amount: float | None) -> float:
+    """Return an amount, or NaN for None, so that formulas with it become NaN."""
+    return math.nan if amount is None else amount

@@ -1,9 +1,10 @@
-"""What profilers add up themselves: the tables Summary, Metadata and Warning, and the document of `summary-json`.
+"""Sums that profilers write: the tables Summary, Metadata and Warning, and the document of `summary-json`.
 
 `--output-format summary-json` has the fields of the table Summary (aws-neuron/neuron-agentic-development,
-skills/neuron-explorer-profile-schema). neuron-profile's own `json` holds the same fields as the first element of
-`summary` (Neuron SDK documentation, "Neuron Profile User Guide", Alternative output formats); neuron-explorer puts them
-into an object under the name of the profile. Times are in seconds, rates in bytes a second, clocks in GHz.
+skills/neuron-explorer-profile-schema). The `json` of neuron-profile has the same fields as the first element
+of `summary` (Neuron SDK documentation, "Neuron Profile User Guide", Alternative output formats).
+neuron-explorer puts them into an object under the name of the profile. Times are in seconds, rates in bytes
+per second, clocks in GHz.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import NoReturn
 from nkw.files import Named, read_text
 from simulate.profile.vendor.errors import Broken
 from simulate.profile.vendor.records import Origin
-from simulate.profile.vendor.tables import Kind, Names, Tables
+from simulate.profile.vendor.tables import ColumnType, Names, Tables
 
 ENGINES = ("Tensor", "Vector", "Scalar", "GpSimd", "Sync")
-"""The engines as Summary has fields for them."""
+"""Engines for which Summary has fields."""
 
 _NUMBERS = (
     "total_time total_exec_time dma_active_time dma_transfer_total_bytes dma_transfer_count hbm_read_bytes "
@@ -47,77 +48,100 @@ _MOST_WARNINGS = 100
 Fields = Mapping[str, float]
 
 
-def summary_fields(tables: Tables) -> dict[str, float]:
-    """The fields of Summary that a profile has, by name."""
-    found = tables.rows("Summary", {}, dict.fromkeys(_NUMBERS, Kind.number)) if "Summary" in tables else {}
-    count = max(map(len, found.values()), default=0)
-    if count > 1:
-        tables.notes.append(f"Summary has {count} rows; the first is used")
-    return _known({name: float(column[0]) for name, column in found.items() if len(column)})
+def read_summary(tables: Tables) -> dict[str, float]:
+    """Return the fields of Summary that a profile has, by name."""
+    columns = (
+        tables.read_rows("Summary", {}, dict.fromkeys(_NUMBERS, ColumnType.number))
+        if "Summary" in tables
+        else {}
+    )
+    num_rows = max(map(len, columns.values()), default=0)
+    if num_rows > 1:
+        tables.notes.append(f"Summary has {num_rows} rows; the first is used")
+    return _drop_nulls({name: float(column[0]) for name, column in columns.items() if len(column)})
 
 
-def metadata(tables: Tables) -> Origin:
-    """The fields of Metadata."""
+def read_metadata(tables: Tables) -> Origin:
+    """Return the fields of Metadata."""
     names = Names()
-    words = {name: Kind.text for each in _WORDS.values() for name in each}
-    kinds = {**words, **dict.fromkeys(_RATES, Kind.number), "is_simulation": Kind.truth}
-    found = tables.rows("Metadata", {}, kinds, names) if "Metadata" in tables else {}
-    first = {name: column[0] for name, column in found.items() if len(column)}
-    numbers = _known({name: float(first[name]) for name in _RATES if name in first})
-    texts = {name: names.of(int(first[name])) for name in words if name in first}
-    return _origin(numbers, texts, bool(first.get("is_simulation", False)))
+    words = {name: ColumnType.text for field_names in _WORDS.values() for name in field_names}
+    optional = {**words, **dict.fromkeys(_RATES, ColumnType.number), "is_simulation": ColumnType.truth}
+    columns = tables.read_rows("Metadata", {}, optional, names) if "Metadata" in tables else {}
+    first_row = {name: column[0] for name, column in columns.items() if len(column)}
+    numbers = _drop_nulls({name: float(first_row[name]) for name in _RATES if name in first_row})
+    texts = {name: names.get_text(int(first_row[name])) for name in words if name in first_row}
+    return _make_origin(numbers, texts, bool(first_row.get("is_simulation", False)))
 
 
-def warnings(tables: Tables) -> tuple[str, ...]:
-    """The profiler's own warnings, each once."""
+def read_warnings(tables: Tables) -> tuple[str, ...]:
+    """Return the distinct warnings of the profiler."""
     names = Names()
-    for _ in tables.batches("Warning", {"message": Kind.text}, names=names):
+    for _ in tables.read_batches("Warning", {"message": ColumnType.text}, names=names):
         pass
     return tuple(names.texts[:_MOST_WARNINGS])
 
 
-def summary_document(path: Named) -> tuple[dict[str, float], Origin, list[str]]:
-    """The fields and the origin of a summary in JSON, and notes on it. Raises Broken for any other JSON."""
+def read_summary_document(path: Named) -> tuple[dict[str, float], Origin, list[str]]:
+    """Read a summary in JSON.
+
+    Returns:
+        Its fields, its origin, and notes on what was omitted.
+
+    Raises:
+        Broken: If the JSON contains no summary, or several.
+    """
     try:
-        document = json.loads(read_text(path), parse_constant=_no_number)
+        document = json.loads(read_text(path), parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise Broken(f"it is no JSON: {error}") from None
-    records = _records(document)
+    records = _find_summaries(document)
     if len(records) != 1:
-        many = (
+        problem = (
             f"{len(records)} summaries; give a file with one" if records else "no summary with a total_time"
         )
-        raise Broken(f"it holds {many}")
+        raise Broken(f"it holds {problem}")
     record = records[0]
-    numbers = {name: _number(name, record[name]) for name in _NUMBERS if record.get(name) is not None}
-    rates = {name: _number(name, record[name]) for name in _RATES if record.get(name) is not None}
+    numbers = {name: _expect_number(name, record[name]) for name in _NUMBERS if record.get(name) is not None}
+    rates = {name: _expect_number(name, record[name]) for name in _RATES if record.get(name) is not None}
     texts = {
-        name: value for each in _WORDS.values() for name in each if isinstance(value := record.get(name), str)
+        name: field_text
+        for field_names in _WORDS.values()
+        for name in field_names
+        if isinstance(field_text := record.get(name), str)
     }
-    more = ["instruction"] if isinstance(document, dict) and "instruction" in document else []
-    notes = [f"of {Path(path).name} the summary is used; the list {name} is left out" for name in more]
-    return _known(numbers), _origin(_known(rates), texts, record.get("is_simulation") is True), notes
+    omitted_lists = ["instruction"] if isinstance(document, dict) and "instruction" in document else []
+    notes = [
+        f"of {Path(path).name} the summary is used; the list {name} is left out" for name in omitted_lists
+    ]
+    return (
+        _drop_nulls(numbers),
+        _make_origin(_drop_nulls(rates), texts, record.get("is_simulation") is True),
+        notes,
+    )
 
 
 def is_summary(text: str) -> bool:
-    """Whether text is JSON with the summary of a profile."""
+    """Return whether text is JSON that contains the summary of a profile."""
     try:
-        return bool(_records(json.loads(text)))
+        return bool(_find_summaries(json.loads(text)))
     except (ValueError, RecursionError):
         return False
 
 
-def _records(document: object) -> list[Mapping[str, object]]:
-    """The objects with `total_time`: the document, or those in it, or in the list `summary`."""
+def _find_summaries(document: object) -> list[Mapping[str, object]]:
+    """Return the objects with `total_time`: the document, its members, or members of its list `summary`."""
     if isinstance(document, dict):
         lists = [document[name] for name in ("summary", "Summary") if isinstance(document.get(name), list)]
         candidates = [document] if "total_time" in document else [*document.values(), *chain(*lists)]
     else:
         candidates = document if isinstance(document, list) else []
-    return [each for each in candidates if isinstance(each, dict) and "total_time" in each]
+    return [
+        candidate for candidate in candidates if isinstance(candidate, dict) and "total_time" in candidate
+    ]
 
 
-def _origin(numbers: Fields, texts: Mapping[str, str], simulated: bool) -> Origin:
+def _make_origin(numbers: Fields, texts: Mapping[str, str], simulated: bool) -> Origin:
+    """Return the origin of a profile from its fields."""
     rows, columns, clock = (
         numbers.get(f"tensor_engine_{name}", 0.0) for name in ("num_rows", "num_cols", "clock_freq")
     )
@@ -134,21 +158,27 @@ def _origin(numbers: Fields, texts: Mapping[str, str], simulated: bool) -> Origi
     )
 
 
-def _known(fields: Fields) -> dict[str, float]:
-    """Fields that are not null. Raises Broken for a negative one, and for what no time and no size is."""
-    for name, value in fields.items():
-        if not (math.isnan(value) or 0 <= value < _LARGEST):
-            raise Broken(f"{name} is {value:g}")
-    return {name: value for name, value in fields.items() if not math.isnan(value)}
+def _drop_nulls(fields: Fields) -> dict[str, float]:
+    """Return the fields that are not null.
+
+    Raises:
+        Broken: If a field is negative or too large for a time or size.
+    """
+    for name, number in fields.items():
+        if not (math.isnan(number) or 0 <= number < _LARGEST):
+            raise Broken(f"{name} is {number:g}")
+    return {name: number for name, number in fields.items() if not math.isnan(number)}
 
 
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+def _expect_number(name: str, number: object) -> float:
+    """Return a JSON number. Raises Broken for other types and for numbers out of range."""
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
         raise Broken(f"{name} is no number")
-    if not abs(value) < _LARGEST:
+    if not abs(number) < _LARGEST:
         raise Broken(f"{name} is out of range")
-    return float(value)
+    return float(number)
 
 
-def _no_number(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
+    """Refuse NaN and Infinity in JSON."""
     raise Broken(f"{name} is no number")

@@ -1,62 +1,77 @@
-"""The tables SemaphoreUpdate, CoreBarriers, PendingDma, Throttle and Flow: what waits, and what is slowed down."""
+"""The tables SemaphoreUpdate, CoreBarriers, PendingDma, Throttle and Flow: waits and throttling."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from simulate.profile.vendor.engines import SPAN, span
+from simulate.profile.vendor.engines import SPAN, get_span
 from simulate.profile.vendor.errors import Broken
 from simulate.profile.vendor.intervals import Covered
 from simulate.profile.vendor.records import Synchronization
-from simulate.profile.vendor.tables import Kind, Names, Tables
+from simulate.profile.vendor.tables import ColumnType, Names, Tables
 
 
-def synchronization(tables: Tables) -> Synchronization:
-    """All five tables, added up."""
-    updates = tables.count("SemaphoreUpdate") if "SemaphoreUpdate" in tables else None
-    barriers, barrier_ns = _barriers(tables)
-    throttled_ns, throttled_to = _throttle(tables)
+def sum_synchronization(tables: Tables) -> Synchronization:
+    """Sum the five tables."""
+    updates = tables.count_rows("SemaphoreUpdate") if "SemaphoreUpdate" in tables else None
+    barriers, barrier_ns = _sum_barriers(tables)
+    throttled_ns, throttled_to = _sum_throttle(tables)
     return Synchronization(
-        updates, barriers, barrier_ns, _pending(tables), throttled_ns, throttled_to, _dependences(tables)
+        updates,
+        barriers,
+        barrier_ns,
+        _peak_pending(tables),
+        throttled_ns,
+        throttled_to,
+        _count_dependences(tables),
     )
 
 
-def _barriers(tables: Tables) -> tuple[int | None, float | None]:
+def _sum_barriers(tables: Tables) -> tuple[int | None, float | None]:
+    """Return the number of core barriers and their total time in ns; None without the table."""
     count, total = None, None
-    for batch in tables.batches("CoreBarriers", SPAN):
-        starts, ends = span(batch, "CoreBarriers")
+    for batch in tables.read_batches("CoreBarriers", SPAN):
+        starts, ends = get_span(batch, "CoreBarriers")
         count = (count or 0) + len(starts)
         total = (total or 0.0) + float((ends - starts).sum(dtype=np.float64))
     return count, total
 
 
-def _pending(tables: Tables) -> int | None:
-    most = None
-    for batch in tables.batches("PendingDma", {"value": Kind.whole}):
-        most = max(int(batch["value"].max(initial=0)), most or 0)
-    return most
+def _peak_pending(tables: Tables) -> int | None:
+    """Return the largest number of pending DMAs, or None without the table."""
+    peak = None
+    for batch in tables.read_batches("PendingDma", {"value": ColumnType.integer}):
+        peak = max(int(batch["value"].max(initial=0)), peak or 0)
+    return peak
 
 
-def _throttle(tables: Tables) -> tuple[float | None, float | None]:
+def _sum_throttle(tables: Tables) -> tuple[float | None, float | None]:
+    """Return the throttled time in ns, and the lowest allowed utilisation; None without the table."""
     covered, lowest = Covered(), None
-    needed = {"timestamp": Kind.time, "duration": Kind.time, "k": Kind.whole, "n": Kind.whole}
-    for batch in tables.batches("Throttle", needed):
-        allowed, most = batch["k"], batch["n"]
-        if np.any((allowed < 0) | (most < 1) | (allowed > most)):
-            raise Broken("Throttle has a limit k / n that is no share")
-        slowed = allowed < most
+    needed = {
+        "timestamp": ColumnType.time,
+        "duration": ColumnType.time,
+        "k": ColumnType.integer,
+        "n": ColumnType.integer,
+    }
+    for batch in tables.read_batches("Throttle", needed):
+        allowed, full = batch["k"], batch["n"]
+        if np.any((allowed < 0) | (full < 1) | (allowed > full)):
+            raise Broken("Throttle has a limit k / n outside 0 to 1")
+        slowed = allowed < full
         starts, lengths = batch["timestamp"][slowed], batch["duration"][slowed]
         covered.add(starts, starts + lengths)
-        lowest = min(float((allowed / most).min(initial=1.0)), 1.0 if lowest is None else lowest)
+        lowest = min(float((allowed / full).min(initial=1.0)), 1.0 if lowest is None else lowest)
     return (None, None) if lowest is None else (covered.ns, lowest)
 
 
-def _dependences(tables: Tables) -> dict[str, int]:
+def _count_dependences(tables: Tables) -> dict[str, int]:
+    """Return the number of rows of Flow by type."""
     names = Names()
-    found: dict[str, int] = {}
-    for batch in tables.batches("Flow", {}, {"dependency_type": Kind.text}, names):
+    counts_by_type: dict[str, int] = {}
+    for batch in tables.read_batches("Flow", {}, {"dependency_type": ColumnType.text}, names):
         numbers, counts = np.unique(batch["dependency_type"], return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist()):
-            name = names.of(number) or "unknown"
-            found[name] = found.get(name, 0) + count
-    return found
+            name = names.get_text(number) or "unknown"
+            counts_by_type[name] = counts_by_type.get(name, 0) + count
+    return counts_by_type

@@ -1,7 +1,8 @@
-"""The Parquet tables of a profile, read a batch at a time.
+"""Parquet tables of a profile, read in batches of rows.
 
-A profile is a folder of files named after their tables; a large table is split across numbered ones (`DmaPacket_0`,
-`DmaPacket_1`, …). A table without rows is not written. Source: Neuron SDK documentation, "Analyze Profile Output".
+A profile is a folder of files named after their tables. A large table is split across numbered files
+(`DmaPacket_0`, `DmaPacket_1`, …). A table without rows has no file. Source: Neuron SDK documentation,
+"Analyze Profile Output".
 """
 
 from __future__ import annotations
@@ -18,47 +19,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nkw.files import opened
-from simulate.profile.vendor.errors import Broken, pyarrow_missing
+from simulate.profile.vendor.errors import Broken, make_pyarrow_error
 
 MOST_ROWS = 20_000_000
-"""Of one table; what is kept of a row is at most the 16 bytes of an interval."""
+"""Most rows of a table; at most the 16 bytes of an interval are stored for each."""
 MOST_TEXTS = 1_000_000
-"""Different texts in one column: names of tensors, queues and lines."""
+"""Most distinct texts of a column, such as names of tensors, queues and lines."""
 MOST_COLUMN_BYTES = 1 << 30
-"""Of one column in one row group; a group of 20,000,000 times has 160 MB."""
+"""Most bytes of a column in a row group; a group of 20,000,000 times has 160 MB."""
 _LONGEST_TEXT = 2_000
 _BATCH_ROWS = 1 << 16
-_BUFFER_BYTES = 1 << 20  # of a column that is read at one time
-_LATEST_NS = 1 << 61  # 73 years; differences of such times fit into 64 bits
+_BUFFER_BYTES = 1 << 20  # bytes of a column that are read at a time
+_LATEST_NS = 1 << 61  # 73 years; a difference of two such times fits into 64 bits
 _PARQUET = re.compile(r"(?P<table>[A-Za-z]+)(?:_(?P<part>[0-9]{1,9}))?\.parquet")
 
 Batch = dict[str, NDArray[Any]]
 
 
-class Kind(Enum):
-    """What the values of a column are; the type of a column that is read is checked against it."""
+class ColumnType(Enum):
+    """Type of a column's entries; the type of a column that is read is checked against it."""
 
     time = "a time"
-    """Whole ns from 0; no null."""
-    whole = "whole numbers"
-    """Sizes, counts and times that may be missing; null counts as -1."""
+    """Integer ns from 0, without null."""
+    integer = "whole numbers"
+    """Sizes, counts and optional times; null is read as -1."""
     number = "numbers"
-    """Null counts as NaN."""
+    """Floating-point numbers; null is read as NaN."""
     text = "text"
-    """Numbers of texts in `Names`; null and empty count as -1."""
+    """Numbers of texts in `Names`; null and empty are read as -1."""
     truth = "true or false"
-    """Null counts as false."""
+    """Booleans; null is read as false."""
 
 
 @dataclass
 class Names:
-    """Texts of columns by the order in which they were seen."""
+    """Texts of columns, numbered in order of first appearance."""
 
     texts: list[str] = field(default_factory=list)
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def number(self, text: object) -> int:
-        """The number of a text, -1 for an empty one. Raises Broken where there are too many."""
+        """Return the number of a text, -1 for an empty text. Texts are cut to a maximal length.
+
+        Raises:
+            Broken: If there are more than MOST_TEXTS texts.
+        """
         if not isinstance(text, str) or not text:
             return -1
         short = text[:_LONGEST_TEXT]
@@ -69,21 +74,24 @@ class Names:
             self.texts.append(short)
         return self._numbers[short]
 
-    def of(self, number: int) -> str:
-        """The text of a number; empty for -1."""
+    def get_text(self, number: int) -> str:
+        """Return the text of a number; empty for -1."""
         return self.texts[number] if number >= 0 else ""
 
 
 class Tables:
-    """The tables of one profile; `notes` says what was left out."""
+    """Tables of a profile. `notes` lists what was omitted, and why."""
 
     def __init__(self, folder: Path) -> None:
-        found: dict[str, list[tuple[int, Path]]] = {}
+        paths_by_table: dict[str, list[tuple[int, Path]]] = {}
         for path in folder.iterdir():
-            named = _PARQUET.fullmatch(path.name)
-            if named:
-                found.setdefault(named["table"], []).append((int(named["part"] or -1), path))
-        self._files = {name: [path for _, path in sorted(parts)] for name, parts in found.items()}
+            match = _PARQUET.fullmatch(path.name)
+            if match:
+                paths_by_table.setdefault(match["table"], []).append((int(match["part"] or -1), path))
+        self._files = {
+            name: [path for _, path in sorted(numbered_paths)]
+            for name, numbered_paths in paths_by_table.items()
+        }
         self.notes: list[str] = []
 
     def __contains__(self, table: str) -> bool:
@@ -92,82 +100,109 @@ class Tables:
     def __len__(self) -> int:
         return len(self._files)
 
-    def count(self, table: str) -> int:
-        """The rows of a table."""
-        total = 0
+    def count_rows(self, table: str) -> int:
+        """Return the number of rows of a table, 0 if it is absent."""
+        num_rows = 0
         for path in self._files.get(table, ()):
-            with self._opened(path, []) as parquet:
-                total += parquet.metadata.num_rows
-        return total
+            with self._open_parquet(path, []) as parquet:
+                num_rows += parquet.metadata.num_rows
+        return num_rows
 
-    def batches(
+    def read_batches(
         self,
         table: str,
-        needed: Mapping[str, Kind],
-        optional: Mapping[str, Kind] | None = None,
+        needed: Mapping[str, ColumnType],
+        optional: Mapping[str, ColumnType] | None = None,
         names: Names | None = None,
     ) -> Iterator[Batch]:
-        """The columns of a table, some rows at a time; an optional column that is absent has the value of null.
+        """Yield the columns of a table, a batch of rows at a time.
 
-        Nothing where the profile has no such table, or where it lacks a needed column, which is noted: schemas change
-        from release to release. Raises Broken for a column of another type and for too many rows.
+        Yields:
+            Arrays by column name. An optional column that is absent is filled with the replacement for null.
+                Nothing is yielded if the table is absent. If it lacks a needed column, that is noted: schemas
+                change from release to release.
+
+        Raises:
+            Broken: If a column has another type, or if the table has more than MOST_ROWS rows.
         """
         rows = 0
         for path in self._files.get(table, ()):
-            for batch in self._file(path, table, needed, optional or {}, names or Names()):
+            for batch in self._read_file(path, table, needed, optional or {}, names or Names()):
                 rows += len(next(iter(batch.values())))
                 if rows > MOST_ROWS:
                     raise Broken(f"{table} has more than {MOST_ROWS:,} rows")
                 yield batch
 
-    def rows(
+    def read_rows(
         self,
         table: str,
-        needed: Mapping[str, Kind],
-        optional: Mapping[str, Kind] | None = None,
+        needed: Mapping[str, ColumnType],
+        optional: Mapping[str, ColumnType] | None = None,
         names: Names | None = None,
     ) -> Batch:
-        """The columns of a whole table; empty where `batches` gives nothing."""
-        kinds = {**needed, **(optional or {})}
-        parts = list(self.batches(table, needed, optional, names))
+        """Return the columns of a whole table; empty arrays if `batches` yields nothing."""
+        column_types = {**needed, **(optional or {})}
+        batches = list(self.read_batches(table, needed, optional, names))
         return {
-            name: np.concatenate([part[name] for part in parts]) if parts else _absent(kind, 0)
-            for name, kind in kinds.items()
+            name: np.concatenate([batch[name] for batch in batches])
+            if batches
+            else _null_column(column_type, 0)
+            for name, column_type in column_types.items()
         }
 
-    def _file(
-        self, path: Path, table: str, needed: Mapping[str, Kind], optional: Mapping[str, Kind], names: Names
+    def _read_file(
+        self,
+        path: Path,
+        table: str,
+        needed: Mapping[str, ColumnType],
+        optional: Mapping[str, ColumnType],
+        names: Names,
     ) -> Iterator[Batch]:
-        texts = [name for name, kind in {**needed, **optional}.items() if kind is Kind.text]
-        with self._opened(path, texts) as parquet:
-            columns = {each.name: each.type for each in parquet.schema_arrow}
+        """Yield the columns of a file of a table, a batch of rows at a time."""
+        texts = [
+            name for name, column_type in {**needed, **optional}.items() if column_type is ColumnType.text
+        ]
+        with self._open_parquet(path, texts) as parquet:
+            columns = {column.name: column.type for column in parquet.schema_arrow}
             missing = [name for name in needed if name not in columns]
             if missing:
                 self.notes.append(f"{table} is left out: it has no column {', '.join(missing)}")
                 return
-            kinds = {**needed, **{name: kind for name, kind in optional.items() if name in columns}}
-            for name, kind in kinds.items():
-                if not _fits(columns[name], kind):
-                    raise Broken(f"{table}.{name} is of type {_plain(columns[name])}, not {kind.value}")
-            _expect_bounded(parquet.metadata, kinds)
-            absent = {name: kind for name, kind in optional.items() if name not in columns}
-            for batch in parquet.iter_batches(_BATCH_ROWS, columns=list(kinds), use_threads=False):
+            column_types = {
+                **needed,
+                **{name: column_type for name, column_type in optional.items() if name in columns},
+            }
+            for name, column_type in column_types.items():
+                if not _is_readable(columns[name], column_type):
+                    raise Broken(
+                        f"{table}.{name} is of type {_entry_type(columns[name])}, not {column_type.value}"
+                    )
+            _expect_bounded(parquet.metadata, column_types)
+            absent = {name: column_type for name, column_type in optional.items() if name not in columns}
+            for batch in parquet.iter_batches(_BATCH_ROWS, columns=list(column_types), use_threads=False):
                 yield {
-                    **{name: _values(f"{table}.{name}", batch[name], kinds[name], names) for name in kinds},
-                    **{name: _absent(kind, batch.num_rows) for name, kind in absent.items()},
+                    **{
+                        name: _convert_column(f"{table}.{name}", batch[name], column_types[name], names)
+                        for name in column_types
+                    },
+                    **{
+                        name: _null_column(column_type, batch.num_rows)
+                        for name, column_type in absent.items()
+                    },
                 }
 
     @contextmanager
-    def _opened(self, path: Path, texts: Sequence[str]) -> Iterator[Any]:
-        """A file, whose columns `texts` keep their dictionaries; equal texts take memory once.
+    def _open_parquet(self, path: Path, texts: Sequence[str]) -> Iterator[Any]:
+        """Open a Parquet file; columns in `texts` keep their dictionaries, so equal texts take memory once.
 
-        Raises Broken, which names the file, for all that Arrow refuses: its errors are ValueError, TypeError, KeyError,
-        IndexError, OSError and NotImplementedError.
+        Raises:
+            Broken: With the name of the file, for every error of Arrow: ValueError, TypeError, KeyError,
+                IndexError, OSError and NotImplementedError.
         """
         try:
             import pyarrow.parquet
         except ImportError:
-            raise pyarrow_missing() from None
+            raise make_pyarrow_error() from None
         try:
             with opened(path) as file:
                 metadata = pyarrow.parquet.read_metadata(file)
@@ -189,7 +224,7 @@ class Tables:
 
 
 def _expect_bounded(metadata: Any, columns: Collection[str]) -> None:
-    """Refuse a column of which a row group unpacks to more than memory should hold at one time."""
+    """Refuse a column that would unpack to more than MOST_COLUMN_BYTES in a row group."""
     for group in range(metadata.num_row_groups):
         rows = metadata.row_group(group)
         for column in map(rows.column, range(rows.num_columns)):
@@ -200,65 +235,82 @@ def _expect_bounded(metadata: Any, columns: Collection[str]) -> None:
                 )
 
 
-def _plain(found: Any) -> Any:
-    """The type of a column's values, which a dictionary may hold."""
+def _entry_type(arrow_type: Any) -> Any:
+    """Return the Arrow type of a column's entries, inside a dictionary type too."""
     from pyarrow import types
 
-    return found.value_type if types.is_dictionary(found) else found
+    return arrow_type.value_type if types.is_dictionary(arrow_type) else arrow_type
 
 
-def _fits(found: Any, kind: Kind) -> bool:
+def _is_readable(arrow_type: Any, column_type: ColumnType) -> bool:
+    """Return whether an Arrow type can be read as a kind of column."""
     from pyarrow import types
 
-    found = _plain(found)
-    if types.is_null(found):
+    arrow_type = _entry_type(arrow_type)
+    if types.is_null(arrow_type):
         return True
-    if kind is Kind.text:
-        return bool(types.is_string(found) or types.is_large_string(found))
-    if kind is Kind.truth:
-        return bool(types.is_boolean(found))
-    return bool(types.is_integer(found) or types.is_floating(found))
+    if column_type is ColumnType.text:
+        return bool(types.is_string(arrow_type) or types.is_large_string(arrow_type))
+    if column_type is ColumnType.truth:
+        return bool(types.is_boolean(arrow_type))
+    return bool(types.is_integer(arrow_type) or types.is_floating(arrow_type))
 
 
-def _values(what: str, column: Any, kind: Kind, names: Names) -> NDArray[Any]:
+def _convert_column(column_name: str, column: Any, column_type: ColumnType, names: Names) -> NDArray[Any]:
+    """Convert an Arrow column to a numpy array of its kind, with null replaced as `Kind` says.
+
+    Raises:
+        Broken: If a time is null, negative or too late, or if a size is out of range.
+    """
     import pyarrow
 
     if pyarrow.types.is_null(column.type):
-        values = _absent(kind, len(column))
-        if kind is Kind.time and len(column):
-            raise Broken(f"{what} holds a null")
-        return values
-    if pyarrow.types.is_dictionary(column.type) and kind is not Kind.text:
+        null_array = _null_column(column_type, len(column))
+        if column_type is ColumnType.time and len(column):
+            raise Broken(f"{column_name} holds a null")
+        return null_array
+    if pyarrow.types.is_dictionary(column.type) and column_type is not ColumnType.text:
         column = column.dictionary_decode()
-    if kind is Kind.text:
+    if column_type is ColumnType.text:
         coded = column if pyarrow.types.is_dictionary(column.type) else column.dictionary_encode()
-        numbers = np.array([names.number(each) for each in coded.dictionary.to_pylist()] + [-1], np.int64)
-        return numbers[coded.indices.fill_null(len(numbers) - 1).to_numpy(zero_copy_only=False)]
-    if kind is Kind.truth:
+        text_numbers = np.array(
+            [names.number(text) for text in coded.dictionary.to_pylist()] + [-1], np.int64
+        )
+        return text_numbers[coded.indices.fill_null(len(text_numbers) - 1).to_numpy(zero_copy_only=False)]
+    if column_type is ColumnType.truth:
         return np.asarray(column.fill_null(False).to_numpy(zero_copy_only=False), bool)
-    if kind is Kind.number or pyarrow.types.is_floating(column.type):
-        found = np.asarray(column.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False))
-        return found if kind is Kind.number else _rounded(what, found, kind)
-    if kind is Kind.time and column.null_count:
-        raise Broken(f"{what} holds a null")
-    whole = column.cast(pyarrow.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
-    return np.asarray(_checked(what, whole, kind), np.int64)
+    if column_type is ColumnType.number or pyarrow.types.is_floating(column.type):
+        numbers_array = np.asarray(column.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False))
+        return (
+            numbers_array
+            if column_type is ColumnType.number
+            else _round_column(column_name, numbers_array, column_type)
+        )
+    if column_type is ColumnType.time and column.null_count:
+        raise Broken(f"{column_name} holds a null")
+    integers = column.cast(pyarrow.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
+    return np.asarray(_expect_in_range(column_name, integers, column_type), np.int64)
 
 
-def _rounded(what: str, found: NDArray[np.float64], kind: Kind) -> NDArray[np.int64]:
-    if kind is Kind.whole:
-        found = np.where(np.isnan(found), -1.0, found)
-    return np.rint(_checked(what, found, kind)).astype(np.int64)
+def _round_column(
+    column_name: str, numbers: NDArray[np.float64], column_type: ColumnType
+) -> NDArray[np.int64]:
+    """Round floating-point times or sizes to integers; NaN of a size becomes -1."""
+    if column_type is ColumnType.integer:
+        numbers = np.where(np.isnan(numbers), -1.0, numbers)
+    return np.rint(_expect_in_range(column_name, numbers, column_type)).astype(np.int64)
 
 
-def _checked(what: str, found: NDArray[Any], kind: Kind) -> NDArray[Any]:
-    lowest, called = (0, "time") if kind is Kind.time else (-_LATEST_NS, "size")
-    if not np.all((lowest <= found) & (found < _LATEST_NS)):
-        raise Broken(f"{what} holds a value that is no {called}")
-    return found
+def _expect_in_range(column_name: str, numbers: NDArray[Any], column_type: ColumnType) -> NDArray[Any]:
+    """Return a column of times or sizes unchanged. Raises Broken if an entry is out of range."""
+    lowest, quantity = (0, "time") if column_type is ColumnType.time else (-_LATEST_NS, "size")
+    if not np.all((lowest <= numbers) & (numbers < _LATEST_NS)):
+        raise Broken(f"{column_name} has an entry that is no {quantity}")
+    return numbers
 
 
-def _absent(kind: Kind, rows: int) -> NDArray[Any]:
-    if kind is Kind.number:
+def _null_column(column_type: ColumnType, rows: int) -> NDArray[Any]:
+    """Return a column of nulls as `Kind` replaces them."""
+    if column_type is ColumnType.number:
         return np.full(rows, np.nan)
-    return np.zeros(rows, bool) if kind is Kind.truth else np.full(rows, -1, np.int64)
+    return np.zeros(rows, bool) if column_type is ColumnType.truth else np.full(rows, -1, np.int64)

@@ -1,4 +1,4 @@
-"""A prediction beside a measurement, as tables and sentences, and as a part of the document of `time --json`."""
+"""Prediction and measurement as tables and sentences, and as an object of the document of `time --json`."""
 
 from __future__ import annotations
 
@@ -16,66 +16,70 @@ _MOST_WARNINGS = 3
 _LONGEST_WARNING = 200
 
 
-def report(found: SideBySide, rows: int = 8) -> list[Part]:
-    """The parts of the text, with at most `rows` lines and tensors; ratios are measured over predicted."""
-    predicted, measured = found.predicted, found.measured
+def make_report(comparison: SideBySide, rows: int = 8) -> list[Part]:
+    """Return the parts of the text; ratios are measured over predicted.
+
+    Args:
+        rows: Most lines and tensors in their tables.
+    """
+    predicted, measured = comparison.predicted, comparison.measured
     out: list[Part] = [
         Hanging(
             f"{predicted.title}: {us(predicted.length_ns)} us ({predicted.reading.value} reading)",
             style="bold",
         ),
-        Hanging(f"against {shown(measured.path)}{_origin(measured)}"),
-        Hanging(f"total time: {verdict(found)}", style="bold"),
+        Hanging(f"against {shown(measured.path)}{_format_origin(measured)}"),
+        Hanging(f"total time: {format_verdict(comparison)}", style="bold"),
     ]
     warnings = measured.warnings[:_MOST_WARNINGS]
-    out += [Hanging(f"the profiler warns: {shown(each, _LONGEST_WARNING)}") for each in warnings]
+    out += [Hanging(f"the profiler warns: {shown(warning, _LONGEST_WARNING)}") for warning in warnings]
     if len(measured.warnings) > len(warnings):
         out.append(f"{len(measured.warnings) - len(warnings)} more warnings")
-    out += [Hanging(f"note: {shown(each, _LONGEST_WARNING)}") for each in found.notes]
-    out += ["", pairs_table("time, us", [*found.times, *found.dma_ns], us)]
-    out += ["", pairs_table("active, us", found.engines, us)]
-    for head, pairs, worded in (
-        ("DMA, MB", found.dma_bytes, _mb),
-        ("count", found.counts, _count),
-        ("SBUF, bytes of a partition", found.memory, _count),
-        ("the vendor's bounds, us", found.bounds, us),
+    out += [Hanging(f"note: {shown(note, _LONGEST_WARNING)}") for note in comparison.notes]
+    out += ["", make_pairs_table("time, us", [*comparison.times, *comparison.dma_ns], us)]
+    out += ["", make_pairs_table("active, us", comparison.engines, us)]
+    for head, pairs, format_amount in (
+        ("DMA, MB", comparison.dma_bytes, _mb),
+        ("count", comparison.counts, _format_count),
+        ("SBUF, bytes of a partition", comparison.memory, _format_count),
+        ("the vendor's bounds, us", comparison.bounds, us),
     ):
-        if any(each.measured is not None for each in pairs):
-            out += ["", pairs_table(head, pairs, worded)]
-    if found.lines:
-        out += ["", named_table("line, us", found.lines, rows, us)]
-    if found.tensors:
-        out += ["", named_table("HBM tensor, MB", found.tensors, rows, _mb)]
-    return [*out, *_more(measured)]
+        if any(pair.measured is not None for pair in pairs):
+            out += ["", make_pairs_table(head, pairs, format_amount)]
+    if comparison.lines:
+        out += ["", make_named_table("line, us", comparison.lines, rows, us)]
+    if comparison.tensors:
+        out += ["", make_named_table("HBM tensor, MB", comparison.tensors, rows, _mb)]
+    return [*out, *_list_measured_only(measured)]
 
 
-def verdict(found: SideBySide) -> str:
-    """Both total times, and measured over predicted."""
-    total = found.total
+def format_verdict(comparison: SideBySide) -> str:
+    """Return a sentence with both total times and their ratio."""
+    total = comparison.total
     return (
-        f"{us(total.predicted or 0.0)} us predicted, {us(found.measured.total_ns)} us measured, "
-        f"ratio {_ratio(total)}"
+        f"{us(total.predicted or 0.0)} us predicted, {us(comparison.measured.total_ns)} us measured, "
+        f"ratio {_format_ratio(total)}"
     )
 
 
-def contents(found: SideBySide) -> dict[str, Any]:
-    """The pairs for `time --json`: times in ns, sizes in bytes, null where one side does not say it."""
-    measured = found.measured
+def make_contents(comparison: SideBySide) -> dict[str, Any]:
+    """Return the pairs for `time --json`: times in ns, sizes in bytes, null if a side lacks the figure."""
+    measured = comparison.measured
     origin, waiting = measured.origin, measured.synchronization
     return {
         "profile": measured.path,
-        "reading": found.predicted.reading.value,
+        "reading": comparison.predicted.reading.value,
         "schema": origin.schema,
         "instance": origin.instance,
-        "times": records(found.times, "_ns"),
-        "engines": records(found.engines, "_ns"),
-        "dma_active": records(found.dma_ns, "_ns"),
-        "dma": records(found.dma_bytes, "_bytes"),
-        "counts": records(found.counts, ""),
-        "memory": records(found.memory, "_bytes"),
-        "bounds": records(found.bounds, "_ns"),
-        "lines": records(found.lines, "_ns"),
-        "tensors": records(found.tensors, "_bytes"),
+        "times": make_records(comparison.times, "_ns"),
+        "engines": make_records(comparison.engines, "_ns"),
+        "dma_active": make_records(comparison.dma_ns, "_ns"),
+        "dma": make_records(comparison.dma_bytes, "_bytes"),
+        "counts": make_records(comparison.counts, ""),
+        "memory": make_records(comparison.memory, "_bytes"),
+        "bounds": make_records(comparison.bounds, "_ns"),
+        "lines": make_records(comparison.lines, "_ns"),
+        "tensors": make_records(comparison.tensors, "_bytes"),
         "semaphore_updates": waiting.semaphore_updates,
         "barrier_ns": waiting.barrier_ns,
         "pending_dmas_most": waiting.pending_dmas_most,
@@ -85,67 +89,77 @@ def contents(found: SideBySide) -> dict[str, Any]:
         "sbuf_fullest": measured.on_chip.sbuf_fullest,
         "psum_fullest": measured.on_chip.psum_fullest,
         "warnings": list(measured.warnings),
-        "notes": list(found.notes),
+        "notes": list(comparison.notes),
     }
 
 
-def records(pairs: Sequence[Pair], unit: str) -> list[dict[str, Any]]:
-    """Pairs as plain values; `unit` ends the keys of both sides."""
+def make_records(pairs: Sequence[Pair], unit: str) -> list[dict[str, Any]]:
+    """Return pairs as JSON types; `unit` ends the keys of both sides."""
     return [
         {
-            "name": each.name,
-            f"predicted{unit}": _plain(each.predicted),
-            f"measured{unit}": _plain(each.measured),
-            "ratio": each.ratio,
+            "name": pair.name,
+            f"predicted{unit}": _to_python_number(pair.predicted),
+            f"measured{unit}": _to_python_number(pair.measured),
+            "ratio": pair.ratio,
         }
-        for each in pairs
+        for pair in pairs
     ]
 
 
-def _plain(value: float | None) -> float | int | None:
-    """A value of its own type; numpy's are not JSON's."""
-    return value if value is None or isinstance(value, int) else float(value)
+def _to_python_number(amount: float | None) -> float | int | None:
+    """Return an amount as a Python number, since numpy's types are not JSON's."""
+    return amount if amount is None or isinstance(amount, int) else float(amount)
 
 
-def pairs_table(head: str, pairs: Sequence[Pair], worded: Callable[[float], str]) -> Table:
-    """Predicted, measured and their ratio, a row for each pair."""
-    return table(f"{head}|{_COLUMNS}", [(_word(each.name), *_three(each, worded)) for each in pairs])
+def make_pairs_table(head: str, pairs: Sequence[Pair], format_amount: Callable[[float], str]) -> Table:
+    """Return a table of predicted, measured and ratio, a row for each pair."""
+    return table(
+        f"{head}|{_COLUMNS}",
+        [(_format_name(pair.name), *_format_amounts(pair, format_amount)) for pair in pairs],
+    )
 
 
-def named_table(head: str, pairs: Sequence[Pair], rows: int, worded: Callable[[float], str]) -> Part:
-    """The same of the first `rows` pairs, each with its text below; the others are added up."""
-    listed: list[tuple[Part, ...]] = [
-        (Name(_word(each.name)), *_three(each, worded)) for each in pairs[:rows]
+def make_named_table(
+    head: str, pairs: Sequence[Pair], rows: int, format_amount: Callable[[float], str]
+) -> Part:
+    """Return a table of the first `rows` pairs, each with its text below; the remaining pairs are summed."""
+    table_rows: list[tuple[Part, ...]] = [
+        (Name(_format_name(pair.name)), *_format_amounts(pair, format_amount)) for pair in pairs[:rows]
     ]
     if len(pairs) > rows:
-        rest = pairs[rows:]
+        omitted = pairs[rows:]
         sums = Pair(
-            f"{len(rest)} more",
-            sum(each.predicted or 0 for each in rest),
-            sum(each.measured or 0 for each in rest),
+            f"{len(omitted)} more",
+            sum(pair.predicted or 0 for pair in omitted),
+            sum(pair.measured or 0 for pair in omitted),
         )
-        listed.append((sums.name, *_three(sums, worded)))
-    notes = [each.text for each in pairs[:rows]] + [""] * (len(listed) - min(rows, len(pairs)))
-    return Noted(table(f"{head}|{_COLUMNS}", listed), notes)
+        table_rows.append((sums.name, *_format_amounts(sums, format_amount)))
+    notes = [pair.text for pair in pairs[:rows]] + [""] * (len(table_rows) - min(rows, len(pairs)))
+    return Noted(table(f"{head}|{_COLUMNS}", table_rows), notes)
 
 
-def _word(text: str) -> str:
-    """A name from outside, on one line."""
+def _format_name(text: str) -> str:
+    """Format an external name on a single line."""
     return shown(text, _LONGEST_WARNING).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def _three(pair: Pair, worded: Callable[[float], str]) -> tuple[str, str, str]:
-    predicted, measured = ("-" if each is None else worded(each) for each in (pair.predicted, pair.measured))
-    return predicted, measured, _ratio(pair)
+def _format_amounts(pair: Pair, format_amount: Callable[[float], str]) -> tuple[str, str, str]:
+    """Return predicted, measured and ratio of a pair, formatted; "-" for None."""
+    predicted, measured = (
+        "-" if amount is None else format_amount(amount) for amount in (pair.predicted, pair.measured)
+    )
+    return predicted, measured, _format_ratio(pair)
 
 
-def _ratio(pair: Pair) -> str:
+def _format_ratio(pair: Pair) -> str:
+    """Format the ratio of a pair; "-" for None."""
     if pair.ratio is None:
         return "-"
     return f"{pair.ratio:.2f}" if 0.1 <= pair.ratio < 1000 else f"{pair.ratio:.2g}"
 
 
-def _origin(measured: DeviceProfile) -> str:
+def _format_origin(measured: DeviceProfile) -> str:
+    """Return the sentence part about schema, instance and tools of a measurement."""
     origin = measured.origin
     words = [
         f"schema {origin.schema}" if origin.schema else "",
@@ -153,35 +167,37 @@ def _origin(measured: DeviceProfile) -> str:
         f"neuron-explorer {origin.explorer}" if origin.explorer else "",
         f"compiler {origin.compiler}" if origin.compiler else "",
     ]
-    said = ", ".join(shown(each, 60) for each in words if each)
-    return f" ({said})" if said else ""
+    description = ", ".join(shown(word, 60) for word in words if word)
+    return f" ({description})" if description else ""
 
 
-def _more(measured: DeviceProfile) -> list[Part]:
-    """What only the measurement says, a line each."""
+def _list_measured_only(measured: DeviceProfile) -> list[Part]:
+    """Return the sentences about figures that only the measurement has."""
     waiting, memory, total = measured.synchronization, measured.on_chip, measured.total_ns
-    said = []
+    sentences = []
     if waiting.throttled_ns:
         lowest = share(waiting.throttled_to or 0.0, 1)
-        said.append(
+        sentences.append(
             f"throttled for {us(waiting.throttled_ns)} us, {share(waiting.throttled_ns, total)}, to {lowest}"
         )
     if waiting.barriers:
-        said.append(f"core barriers: {us(waiting.barrier_ns or 0.0)} us in {waiting.barriers}")
+        sentences.append(f"core barriers: {us(waiting.barrier_ns or 0.0)} us in {waiting.barriers}")
     if waiting.pending_dmas_most is not None:
-        said.append(f"most DMAs pending at one time: {waiting.pending_dmas_most:,}")
-    waits = sum(each.wait_ns or 0.0 for each in measured.engines)
-    if waits:
-        said.append(f"instructions waited for semaphores {us(waits)} us, added up over engines")
+        sentences.append(f"most DMAs pending at one time: {waiting.pending_dmas_most:,}")
+    wait_ns = sum(engine.wait_ns or 0.0 for engine in measured.engines)
+    if wait_ns:
+        sentences.append(f"instructions waited for semaphores {us(wait_ns)} us, added up over engines")
     for name, fullest in (("SBUF", memory.sbuf_fullest), ("PSUM", memory.psum_fullest)):
         if fullest is not None:
-            said.append(f"{name} at most {share(fullest, 1)} full on average of its partitions or banks")
-    return ["", *(Hanging(each) for each in said)] if said else []
+            sentences.append(f"{name} at most {share(fullest, 1)} full on average of its partitions or banks")
+    return ["", *(Hanging(sentence) for sentence in sentences)] if sentences else []
 
 
 def _mb(size: float) -> str:
+    """Format bytes as megabytes, with three decimals."""
     return f"{size / 1e6:.3f}"
 
 
-def _count(number: float) -> str:
+def _format_count(number: float) -> str:
+    """Format a rounded count with thousands separators."""
     return f"{round(number):,}"

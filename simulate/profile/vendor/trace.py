@@ -1,7 +1,7 @@
-"""A device profile as slices and counters of a trace, beside those of a prediction.
+"""Slices and counters of a device profile in a trace, next to those of a prediction.
 
-A physical core is a process named `measured core N`, an engine or DMA queue a thread of it. The first event stands at
-the start of the trace. Rows of the table Flow are arrows where both ends are drawn.
+A physical core is a process named `measured core N`; an engine or DMA queue is a thread of it. The first
+event starts at time 0 of the trace. A row of the table Flow is an arrow if both of its ends are drawn.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 
 from nkw.files import Named
-from simulate.profile.vendor.dma import queue_label
-from simulate.profile.vendor.engines import CORE, PLACES, SPAN, engine_name, span
-from simulate.profile.vendor.errors import Broken, refusing
-from simulate.profile.vendor.read import tables_of
-from simulate.profile.vendor.tables import Batch, Kind, Names, Tables
+from simulate.profile.vendor.dma import normalise_queue
+from simulate.profile.vendor.engines import CORE, PLACES, SPAN, get_span, normalise_engine
+from simulate.profile.vendor.errors import Broken, refuse_broken_profile
+from simulate.profile.vendor.read import open_tables
+from simulate.profile.vendor.tables import Batch, ColumnType, Names, Tables
 from simulate.timing.flows import Place, arrow
 from simulate.timing.timeline import TRACKS
 from simulate.timing.trace import LANES_MAX, Lanes, slice_event, thread_events, title_event
 
 MOST_SLICES = 1_000_000
-"""Rows of one table that a trace can show; a viewer needs some hundred bytes for each."""
-_FIRST_PROCESS = 1_000_000  # beyond the ranks of a prediction
+"""Most rows of a table in a trace; a viewer needs some hundred bytes for each."""
+_FIRST_PROCESS = 1_000_000  # greater than the ranks of a prediction
 _COUNTERS = {
     "PendingDma": ("value", "pending DMAs"),
     "SbufUsage": ("avg_util_percent", "SBUF average fullness"),
@@ -32,120 +32,144 @@ _COUNTERS = {
 }
 
 
-# Table, the columns that tell track and name of a slice, and the word by which Flow names the table.
+# Table, column of the track, column of the slice's name, and the name of the table in Flow.
 _DRAWN = (
     ("Instruction", "engine", "opcode", "instruction"),
     ("DmaPacketAggregated", "queue_name", "variable", "dma_block"),
 )
-_CALLED = {"instruction": engine_name, "dma_block": queue_label}
-_ARROWS = 1 << 40  # beyond the numbers of a prediction's arrows
+_CALLED = {"instruction": normalise_engine, "dma_block": normalise_queue}
+_ARROWS = 1 << 40  # greater than the numbers of a prediction's arrows
 
 
 class _Tracks:
-    """Numbers of threads, and which of them have been named."""
+    """Allocation of thread numbers to tracks, and the set of threads that have a name."""
 
     def __init__(self) -> None:
-        self._numbers = {name: place for place, name in enumerate(TRACKS)}
+        self._numbers = {name: index for index, name in enumerate(TRACKS)}
         self._lanes: dict[tuple[int, str], Lanes] = {}
         self.named: set[tuple[int, int]] = set()
 
-    def place(self, process: int, track: str, start: int, end: int) -> Place:
-        """The thread for a slice; slices of a track come in order of start."""
+    def allocate(self, process: int, track: str, start: int, end: int) -> Place:
+        """Return the thread for a slice; slices of a track must be passed in order of start."""
         number = self._numbers.setdefault(track, len(self._numbers))
         lane = self._lanes.setdefault((process, track), Lanes()).take(start, end)
         return Place(process, 1 + number * LANES_MAX + lane, start, end)
 
 
-def measured_events(path: Named) -> Iterator[dict[str, Any]]:
-    """The events of the profile at `path`; none for a summary. Raises InvalidArgument as `read_profile` does."""
-    with refusing(path):
-        tables = tables_of(Path(path))
+def read_trace_events(path: Named) -> Iterator[dict[str, Any]]:
+    """Yield the trace events of the profile at `path`; none for a summary.
+
+    Raises:
+        InvalidArgument: As for `read_profile`, and if a table has more than MOST_SLICES rows.
+    """
+    with refuse_broken_profile(path):
+        tables = open_tables(Path(path))
         if tables is None:
             return
         names = Names()
-        drawn = [(*row[1:], _slices(tables, names, row)) for row in _DRAWN]
-        kinds = np.concatenate([np.full(len(batch["start_ts"]), at) for at, (*_, batch) in enumerate(drawn)])
-        rows = np.concatenate([np.arange(len(batch["start_ts"])) for *_, batch in drawn])
-        starts, ends = (np.concatenate([batch[each] for *_, batch in drawn]) for each in SPAN)
+        drawn_tables = [(*row[1:], _read_slices(tables, names, row)) for row in _DRAWN]
+        table_indices = np.concatenate(
+            [
+                np.full(len(batch["start_ts"]), table_index)
+                for table_index, (*_, batch) in enumerate(drawn_tables)
+            ]
+        )
+        rows = np.concatenate([np.arange(len(batch["start_ts"])) for *_, batch in drawn_tables])
+        starts, ends = (np.concatenate([batch[column] for *_, batch in drawn_tables]) for column in SPAN)
         if not len(starts):
             return
         base, tracks = int(starts.min()), _Tracks()
-        places: dict[tuple[str, int], Place] = {}
-        for at in np.lexsort((ends, starts)).tolist():
-            track, title, table, batch = drawn[kinds[at]]
-            row, start, end = rows[at], int(starts[at]) - base, int(ends[at]) - base
+        threads: dict[tuple[str, int], Place] = {}
+        for event_index in np.lexsort((ends, starts)).tolist():
+            track, title, table, batch = drawn_tables[table_indices[event_index]]
+            row, start, end = (
+                rows[event_index],
+                int(starts[event_index]) - base,
+                int(ends[event_index]) - base,
+            )
             core = max(int(batch["pcore_idx"][row]), 0)
-            written = names.of(int(batch[track][row]))
-            process, called = _FIRST_PROCESS + core, _CALLED[table](written)
+            track_text = names.get_text(int(batch[track][row]))
+            process, track_name = _FIRST_PROCESS + core, _CALLED[table](track_text)
             if (process, 0) not in tracks.named:
                 tracks.named.add((process, 0))
                 yield title_event("process_name", process, 0, f"measured core {core}")
-            place = tracks.place(process, called, start, end)
-            yield from thread_events(tracks.named, process, place.thread, called)
-            name, details = _details(table, batch, row, names, title, written)
-            yield slice_event(name, table, process, place.thread, start, end, details)
-            places[table, int(batch["id"][row])] = place
-        yield from _arrows(tables, places)
+            thread = tracks.allocate(process, track_name, start, end)
+            yield from thread_events(tracks.named, process, thread.thread, track_name)
+            name, details = _describe_slice(table, batch, row, names, title, track_text)
+            yield slice_event(name, table, process, thread.thread, start, end, details)
+            threads[table, int(batch["id"][row])] = thread
+        yield from _arrows(tables, threads)
         yield from _counters(tables, base)
 
 
-def _slices(tables: Tables, names: Names, row: tuple[str, str, str, str]) -> Batch:
-    """The rows of a table that is drawn."""
+def _read_slices(tables: Tables, names: Names, row: tuple[str, str, str, str]) -> Batch:
+    """Read the rows of a table that is drawn."""
     table, track, title, _ = row
-    _limited(tables, table)
-    whole = dict.fromkeys(("id", "pcore_idx", "transfer_bytes"), Kind.whole)
-    texts = dict.fromkeys((title, *PLACES), Kind.text)
-    found = tables.rows(table, {**SPAN, track: Kind.text}, {**whole, **texts}, names)
-    span(found, table)
-    return found
+    _expect_drawable(tables, table)
+    integer_columns = dict.fromkeys(("id", "pcore_idx", "transfer_bytes"), ColumnType.integer)
+    text_columns = dict.fromkeys((title, *PLACES), ColumnType.text)
+    slices = tables.read_rows(
+        table, {**SPAN, track: ColumnType.text}, {**integer_columns, **text_columns}, names
+    )
+    get_span(slices, table)
+    return slices
 
 
-def _details(
+def _describe_slice(
     table: str, batch: Batch, row: int, names: Names, title: str, queue: str
 ) -> tuple[str, dict[str, Any]]:
-    """Name of a slice, and what a viewer shows when it is selected."""
-    name = names.of(int(batch[title][row]))
+    """Return the name of a slice, and the details that a viewer shows for a selected slice."""
+    name = names.get_text(int(batch[title][row]))
     if table == "dma_block":
         return name or "DMA", {"bytes": max(int(batch["transfer_bytes"][row]), 0), "queue": queue}
-    lines = (names.of(int(batch[each][row])) for each in PLACES)
+    lines = (names.get_text(int(batch[column][row])) for column in PLACES)
     return name or "instruction", {"line": next(filter(None, lines), "")}
 
 
-def _arrows(tables: Tables, places: Mapping[tuple[str, int], Place]) -> Iterator[dict[str, Any]]:
-    """Arrows for the rows of Flow both of whose ends are drawn, from the one that others wait for."""
+def _arrows(tables: Tables, threads: Mapping[tuple[str, int], Place]) -> Iterator[dict[str, Any]]:
+    """Yield arrows for the rows of Flow whose ends are both drawn, from producer to consumer."""
     names = Names()
-    _limited(tables, "Flow")
-    needed = {"in_id": Kind.whole, "out_id": Kind.whole, "in_table": Kind.text, "out_table": Kind.text}
+    _expect_drawable(tables, "Flow")
+    needed = {
+        "in_id": ColumnType.integer,
+        "out_id": ColumnType.integer,
+        "in_table": ColumnType.text,
+        "out_table": ColumnType.text,
+    }
     number = _ARROWS
-    for batch in tables.batches("Flow", needed, {"dependency_type": Kind.text}, names):
+    for batch in tables.read_batches("Flow", needed, {"dependency_type": ColumnType.text}, names):
         columns = (batch[name].tolist() for name in (*needed, "dependency_type"))
-        for producer, consumer, first, second, kind in zip(*columns):
-            source = places.get((names.of(first).lower(), producer))
-            target = places.get((names.of(second).lower(), consumer))
+        for producer, consumer, first, second, dependence_type in zip(*columns):
+            source = threads.get((names.get_text(first).lower(), producer))
+            target = threads.get((names.get_text(second).lower(), consumer))
             if source is not None and target is not None and source.start <= target.start:
-                yield from arrow(names.of(kind) or "dependence", number, source, target)
+                yield from arrow(names.get_text(dependence_type) or "dependence", number, source, target)
                 number += 1
 
 
 def _counters(tables: Tables, base: int) -> Iterator[dict[str, Any]]:
+    """Yield the counter events of pending DMAs and of the fullness of memories."""
     for table, (column, name) in _COUNTERS.items():
-        _limited(tables, table)
-        for batch in tables.batches(table, {"timestamp": Kind.time, column: Kind.number}, CORE):
-            for when, value, core in zip(
-                *(batch[each].tolist() for each in ("timestamp", column, "pcore_idx"))
+        _expect_drawable(tables, table)
+        for batch in tables.read_batches(
+            table, {"timestamp": ColumnType.time, column: ColumnType.number}, CORE
+        ):
+            for time_ns, amount, core in zip(
+                *(batch[column_name].tolist() for column_name in ("timestamp", column, "pcore_idx"))
             ):
-                if value >= 0:
-                    process, at = _FIRST_PROCESS + max(core, 0), max(when - base, 0) / 1000
+                if amount >= 0:
+                    process, time_us = _FIRST_PROCESS + max(core, 0), max(time_ns - base, 0) / 1000
                     yield {
                         "name": name,
                         "ph": "C",
                         "pid": process,
                         "tid": 0,
-                        "ts": at,
-                        "args": {"value": value},
+                        "ts": time_us,
+                        "args": {"value": amount},
                     }
 
 
-def _limited(tables: Tables, table: str) -> None:
-    if tables.count(table) > MOST_SLICES:
+def _expect_drawable(tables: Tables, table: str) -> None:
+    """Refuse a table with more than MOST_SLICES rows."""
+    if tables.count_rows(table) > MOST_SLICES:
         raise Broken(f"{table} has more than {MOST_SLICES:,} rows, too many for a trace; leave --trace out")
