@@ -87,7 +87,9 @@ def test_errors_count_by_the_reading_of_each_kernel() -> None:
         reading=Schedule.compiler.reading,
         predicted_us={**other.predicted_us, Reading.scheduled: 80.0},
     )
-    slower = replace(by_compiler, source=replace(by_compiler.source, measured_us=200.0, arguments={"rows": 2}))
+    slower = replace(
+        by_compiler, source=replace(by_compiler.source, measured_us=200.0, arguments={"rows": 2})
+    )
     text = source_text([by_author, by_compiler, slower], {})
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if " by" not in line
