@@ -71,9 +71,9 @@ def find_price(instance: Instance, dollars: float | None, path: Path | None) -> 
     if dollars is not None:
         return Price(dollars)
     prices = read_prices(path or PRICES)
-    price, part_price = prices.get(instance.name), prices.get(instance.part or "")
-    if price is None and part_price is not None:
-        price = replace(part_price, dollars_per_hour=instance.parts * part_price.dollars_per_hour)
+    price, member_price = prices.get(instance.name), prices.get(instance.member or "")
+    if price is None and member_price is not None:
+        price = replace(member_price, dollars_per_hour=instance.members * member_price.dollars_per_hour)
     return price
 
 

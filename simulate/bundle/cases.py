@@ -121,7 +121,7 @@ def _versions() -> dict[str, str]:
 
 
 def _expects(target: str, cases: Sequence[Case], sources: Sources) -> Expects:
-    instances = tuple(each.name for each in INSTANCES.values() if each.target == target and each.parts == 1)
+    instances = tuple(each.name for each in INSTANCES.values() if each.target == target and each.members == 1)
     beta1 = any(each.imports != "nki" for each in cases)
     level = str(Level.of())
     sdk = _BETA1_SDK if beta1 else _SDK[level]

@@ -34,48 +34,59 @@ __all__ = [
 ]
 
 RECORDS = dict(zip(TARGETS, (TRN1, INF2, TRN2, TRN3)))
-"""The chips as this project knows them, without an overlay."""
+"""Hardware record of each chip by its name, without an overlay."""
 
 
 def chips_with(capability: Callable[[Hardware], bool]) -> list[str]:
-    """The names of the chips that have a capability."""
+    """Return the names of the chips that have a capability."""
     return [record.name for record in RECORDS.values() if capability(record)]
 
 
 def hardware(target: str, logical_core_size: int = 1) -> Hardware:
-    """The record of a chip by its name, or by its generation; gen2 means trn1.
+    """Return the hardware record of a chip, of a generation or of an instance.
 
-    The name of an instance type, or of several (`4 x trn1.32xlarge`), gives the record of its chip, with the
-    collectives of that instance (`topology`) between ranks of `logical_core_size` physical cores. Numbers of the
-    overlay that NKW_HARDWARE names, if any, stand in the place of the record's own. Raises InvalidArgument for a name
-    that is none of these, and for what is no overlay.
+    Numbers of the overlay file that NKW_HARDWARE names replace those of the record.
+
+    Args:
+        target: A chip (`trn2`), a generation (`gen2` is trn1), an instance type (`trn1.32xlarge`), or several
+            instances (`4 x trn1.32xlarge`). The record of an instance has the collectives of its topology.
+        logical_core_size: Physical cores of a rank, for the collectives of an instance.
+
+    Raises:
+        InvalidArgument: The name is none of these, or the overlay cannot be used.
     """
     known = {**RECORDS, **{name: RECORDS[target] for name, target in GENERATIONS.items()}}
     if isinstance(target, str) and target in known:
         return _current(known[target])
     if isinstance(target, str) and (target in INSTANCES or " x " in target):
-        place = instance(target)
-        return _on_instance(_current(RECORDS[place.target]), _current(TRN1), place.name, logical_core_size)
+        machine = instance(target)
+        return _on_instance(
+            _current(RECORDS[machine.target]), _current(TRN1), machine.name, logical_core_size
+        )
     raise InvalidArgument("NKW-TARGET", f"{target!r} is no known target; known are {', '.join(known)}")
 
 
 def use_overlay(path: Named) -> None:
-    """Apply an overlay to this process and its children. Raises InvalidArgument for a file that is none."""
-    place = os.path.abspath(path)
-    _overlaid(place)
-    os.environ[HARDWARE_VARIABLE] = place
+    """Apply the overlay in a file to this process and its children.
+
+    Raises:
+        InvalidArgument: The file is not an overlay.
+    """
+    absolute = os.path.abspath(path)
+    _overlaid(absolute)
+    os.environ[HARDWARE_VARIABLE] = absolute
 
 
 def _current(record: Hardware) -> Hardware:
-    """The record that counts for a chip at this moment."""
-    place = os.environ.get(HARDWARE_VARIABLE, "")
-    return stand_in(record.name) or (_overlaid(place)[record.name] if place else record)
+    """Return the record to use for a chip now: a replacement, the overlaid record, or the record itself."""
+    path = os.environ.get(HARDWARE_VARIABLE, "")
+    return stand_in(record.name) or (_overlaid(path)[record.name] if path else record)
 
 
 @lru_cache
-def _overlaid(place: str) -> dict[str, Hardware]:
-    """The chips with the overlay in a file, which a process reads once."""
-    return overlaid(place, RECORDS)
+def _overlaid(path: str) -> dict[str, Hardware]:
+    """Return all records with the overlay in a file; a process reads a file once."""
+    return overlaid(path, RECORDS)
 
 
 @lru_cache

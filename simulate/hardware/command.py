@@ -1,4 +1,4 @@
-"""The command `targets`: what is simulated of each chip."""
+"""Command `targets`, which prints what is simulated of each chip."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FACTS: list[tuple[str, Any]] = [
 
 
 def targets(options: argparse.Namespace) -> int:
-    """Print the table of the chips; returns 0, or 2 for a wrong overlay and where the document cannot be written."""
+    """Print the table of the chips; return 0, or 2 if the overlay is wrong or the document cannot be written."""
     try:
         if options.hardware is not None:
             use_overlay(options.hardware)

@@ -25,7 +25,7 @@ _DEVICE_PAGE = "Trainium3 device page"
 
 
 def _vector_cycles(name: str) -> Number:
-    """A fixed time of gen3's Vector engine at this clock, its cycles kept."""
+    """Return a fixed time of gen3's Vector engine at this clock, with as many cycles."""
     value = round(getattr(TRN2, name) * TRN2.vector_clock_ghz / 1.2, 1)
     return guessed(value, f"trn2: {TRN2.provenance[name].source}", "gen3's in cycles, at 1.2 GHz")
 

@@ -1,4 +1,4 @@
-"""EC2 instance types, UltraServers, and several of them: how many chips of which kind, and what joins them."""
+"""EC2 instance types, UltraServers and groups of instances: their chips, memory and links, with sources."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One instance type, or `parts` equal ones of the type `part`. None where nothing is published or so linked.
+    """One instance type, or `members` equal instances of the type `member`.
 
-    A part moves `between_gb_per_s` to the others, over links between chips at `ring_gb_per_s_per_chip`, else over EFA.
+    A rate is None if nothing is published, or if there is no such link. A member sends `between_gb_per_s` to the other
+    members, over links between chips at `ring_gb_per_s_per_chip`, or over EFA if that is None.
     """
 
     name: str
@@ -36,8 +37,8 @@ class Instance:
     neuronlink_gb_per_s_per_chip: float | None
     efa_gbit_per_s: float | None
     topology: str
-    parts: int
-    part: str | None
+    members: int
+    member: str | None
     between_gb_per_s: float | None
     ring_gb_per_s_per_chip: float | None
     provenance: Mapping[str, Number]
@@ -56,8 +57,8 @@ def _instance(
     neuronlink: Number,
     efa: Number,
     topology: Number,
-    parts: int = 1,
-    part: str | None = None,
+    members: int = 1,
+    member: str | None = None,
     between: Number | None = None,
     ring: Number | None = None,
 ) -> Instance:
@@ -73,8 +74,8 @@ def _instance(
             "neuronlink_gb_per_s_per_chip": neuronlink,
             "efa_gbit_per_s": efa,
             "topology": topology,
-            "parts": derived(parts, topology.source),
-            "part": derived(part, topology.source),
+            "members": derived(members, topology.source),
+            "member": derived(member, topology.source),
             "between_gb_per_s": between or none,
             "ring_gb_per_s_per_chip": ring or none,
         },
@@ -84,7 +85,7 @@ def _instance(
 def _gen2(
     name: str, target: str, page: str, chips: int, link: Number, efa: float | None, topology: str
 ) -> Instance:
-    """A gen2 instance: two cores and 32 GiB a chip."""
+    """Return a gen2 instance: two cores and 32 GiB a chip."""
     cores = documented(2 * chips, page) if target == "trn1" else derived(2 * chips, page, "two cores a chip")
     return _instance(
         name,
@@ -117,7 +118,7 @@ def _trn2_48xlarge(name: str, note: str, topology: Number) -> Instance:
 
 
 def _trn2_ultraserver() -> Instance:
-    """Four trn2u.48xlarge, joined chip by chip in rings."""
+    """Return an UltraServer of four trn2u.48xlarge, whose chips are joined in rings."""
     return _instance(
         "trn2 UltraServer",
         "trn2",
@@ -127,8 +128,8 @@ def _trn2_ultraserver() -> Instance:
         documented(1024.0, _TRN2_PAGE, "inside an instance"),
         derived(4 * 3200.0, _TRN2_PAGE, "four instances"),
         documented("4 instances of a 4x4 2-D torus of chips, joined in a Z ring", _TRN2_PAGE),
-        parts=4,
-        part="trn2u.48xlarge",
+        members=4,
+        member="trn2u.48xlarge",
         between=derived(16 * 256.0, _TRN2_PAGE, "sixteen chips of 256 GB/s each"),
         ring=documented(256.0, _TRN2_PAGE),
     )
@@ -205,10 +206,11 @@ _SEVERAL = re.compile(r"(\d{1,4}) ?x ?(.+)")
 
 
 def instance(name: str) -> Instance:
-    """An instance type or UltraServer by its name, or several of them over EFA: `4 x trn1.32xlarge`.
+    """Return an instance type or UltraServer by its name, or several instances over EFA (`4 x trn1.32xlarge`).
 
-    Raises InvalidArgument for a name that is not known, for fewer than two of one, and for several of one that has no
-    EFA on record.
+    Raises:
+        InvalidArgument: The name is not known, the number of instances is below two, or the record of the instance
+            type has no EFA.
     """
     if name in INSTANCES:
         return INSTANCES[name]
@@ -224,31 +226,31 @@ def instance(name: str) -> Instance:
             f"instance {name!r} is not known{meant or ';'} known are {', '.join(INSTANCES)}, and several over EFA, as "
             "in '4 x trn1.32xlarge'",
         )
-    count, part = int(several[1]), INSTANCES[several[2]]
+    count, instance_type = int(several[1]), INSTANCES[several[2]]
     if count < 2:
         raise InvalidArgument(
-            "NKW-INSTANCE", f"{name!r}: several are two at least; one is {part.name!r} alone"
+            "NKW-INSTANCE", f"{name!r}: several are two at least; one is {instance_type.name!r} alone"
         )
-    if part.efa_gbit_per_s is None:
-        having = ", ".join(each.name for each in INSTANCES.values() if each.efa_gbit_per_s)
+    if instance_type.efa_gbit_per_s is None:
+        having = ", ".join(record.name for record in INSTANCES.values() if record.efa_gbit_per_s)
         raise InvalidArgument(
-            "NKW-INSTANCE", f"{name!r}: no EFA is on record for {part.name}; it is for {having}"
+            "NKW-INSTANCE", f"{name!r}: no EFA is on record for {instance_type.name}; it is for {having}"
         )
-    return _several(count, part)
+    return _several(count, instance_type)
 
 
-def _several(count: int, part: Instance) -> Instance:
-    known = part.provenance
+def _several(count: int, instance_type: Instance) -> Instance:
+    known = instance_type.provenance
     return _instance(
-        f"{count} x {part.name}",
-        part.target,
-        derived(count * part.chips, known["chips"].source),
-        derived(count * part.physical_cores, known["physical_cores"].source),
-        derived(count * part.hbm_bytes, known["hbm_bytes"].source),
+        f"{count} x {instance_type.name}",
+        instance_type.target,
+        derived(count * instance_type.chips, known["chips"].source),
+        derived(count * instance_type.physical_cores, known["physical_cores"].source),
+        derived(count * instance_type.hbm_bytes, known["hbm_bytes"].source),
         known["neuronlink_gb_per_s_per_chip"],
         derived(count * known["efa_gbit_per_s"].value, known["efa_gbit_per_s"].source),
-        derived(f"{count} over EFA, each a {part.topology}", known["topology"].source),
-        parts=count,
-        part=part.name,
+        derived(f"{count} over EFA, each a {instance_type.topology}", known["topology"].source),
+        members=count,
+        member=instance_type.name,
         between=derived(known["efa_gbit_per_s"].value / 8, known["efa_gbit_per_s"].source),
     )

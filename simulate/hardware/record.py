@@ -1,8 +1,8 @@
-"""The hardware record: every number a simulator needs about one chip, each with where it comes from.
+"""Hardware record: every number that the simulator needs about one chip, with its source.
 
 Hot code reads plain attributes (`hw.vector_clock_ghz` is a float); `hw.provenance["vector_clock_ghz"]` is the
-`Number` behind it, with its source and the confidence it deserves. A record is built from Numbers only, so
-none can lack a source, and a missing or surplus field fails when the module is imported.
+`Number` of this field, with its source and confidence. A record is built from Numbers only, so every number has a
+source; a missing or surplus field fails when the module is imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 
 class Confidence(str, Enum):
-    """How much a number can be trusted.
+    """Evidence for a number.
 
     documented: stated by the vendor. derived: computed or measured from published data. guessed: no direct
     evidence; the note says why this value.
@@ -29,7 +29,7 @@ class Confidence(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """One value of a record with its source and confidence, and the name of the overlay that it comes from, if any."""
+    """Value of a record with its source and confidence; `overlay` names the overlay file that replaced it, if any."""
 
     value: Any
     source: str
@@ -39,29 +39,29 @@ class Number:
 
 
 def documented(value: Any, source: str, note: str = "") -> Number:
-    """A value the vendor states."""
+    """Return a number that the vendor states."""
     return Number(value, source, Confidence.documented, note)
 
 
 def derived(value: Any, source: str, note: str = "") -> Number:
-    """A value computed or measured from published data."""
+    """Return a number that is computed or measured from published data."""
     return Number(value, source, Confidence.derived, note)
 
 
 def guessed(value: Any, source: str, note: str) -> Number:
-    """A value without direct evidence; `source` is what it was taken from, `note` the reasoning."""
+    """Return a number without direct evidence; `source` says where it is taken from, `note` why."""
     return Number(value, source, Confidence.guessed, note)
 
 
 def carried_over(record: Hardware, *names: str, reason: str) -> dict[str, Number]:
-    """Numbers taken over from another generation: guesses here, whatever their evidence there."""
+    """Return numbers of another generation's record as guesses for this one, with the reason as their note."""
     taken = {name: record.provenance[name] for name in names}
     return {name: guessed(n.value, f"{record.name}: {n.source}", reason) for name, n in taken.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Hardware:
-    """One NeuronCore and the chip around it, as a kernel sees them. GB are 1e9 bytes."""
+    """Record of one NeuronCore and its chip. A GB is 1e9 bytes."""
 
     # Identity
     name: str
@@ -271,16 +271,16 @@ class Hardware:
         return hash((self.name, self.hbm_gb_per_s_per_core))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), [(name, *_parts(number)) for name, number in self.provenance.items()])
+        return _rebuild, (type(self), [(name, *_unwrap(number)) for name, number in self.provenance.items()])
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """The numbers that come from an overlay."""
+        """Names of the fields that come from an overlay."""
         return tuple(name for name, number in self.provenance.items() if number.overlay)
 
     @property
     def label(self) -> str:
-        """The name for reports, which tells of an overlay: `trn2`, `trn2 with 2 numbers of measured.json`."""
+        """Name for reports, with the overlay if there is one: `trn2`, `trn2 with 2 numbers of measured.json`."""
         names = self.replaced
         if not names:
             return self.name
@@ -288,19 +288,19 @@ class Hardware:
         return f"{self.name} with {counted} of {self.provenance[names[0]].overlay}"
 
     def alone(self) -> Hardware:
-        """This record while one core works and the others rest: it has a stack of HBM to itself.
+        """Return this record for one working core while the chip's other cores are idle.
 
-        Its share is then what its DMA engines can move, at most the stack's rate. Published decode kernels on one core
-        of gen3 sustain 386 to 402 GB/s, above half of a stack.
+        The core then has a stack of HBM to itself. Its bandwidth is what its DMA engines can move, at most the stack's
+        rate. Published decode kernels on one core of gen3 sustain 386 to 402 GB/s, above half of a stack.
         """
         return _alone(self)
 
     def working(self, cores: int) -> Hardware:
-        """This record while so many physical cores work."""
+        """Return this record for a number of physical cores that work at the same time."""
         return self.alone() if cores == 1 else self
 
     def with_numbers(self, **numbers: Number) -> Hardware:
-        """This record with some numbers replaced: a sibling chip, or a what-if experiment."""
+        """Return this record with some numbers replaced, for a sibling chip or a what-if experiment."""
         return build(Hardware, {**self.provenance, **numbers})
 
 
@@ -308,7 +308,11 @@ Record = TypeVar("Record")
 
 
 def build(record: Callable[..., Record], numbers: Mapping[str, Number]) -> Record:
-    """A record from one Number for each of its fields. Mappings become immutable."""
+    """Build a record from one Number for each of its fields; mappings become immutable.
+
+    Raises:
+        TypeError: A field has no number, or a number has no field.
+    """
     wanted = [field.name for field in fields(record) if field.name != "provenance"]  # type: ignore[arg-type]
     missing = [name for name in wanted if name not in numbers]
     surplus = [name for name in numbers if name not in wanted]
@@ -336,11 +340,11 @@ def _freeze(number: Number) -> Number:
     return number
 
 
-def _parts(number: Number) -> tuple[Any, str, Confidence, str, str]:
-    """A Number without its mapping proxy, which cannot be pickled."""
+def _unwrap(number: Number) -> tuple[Any, str, Confidence, str, str]:
+    """Return the fields of a Number with a dict in place of its mapping proxy, which cannot be pickled."""
     value = dict(number.value) if isinstance(number.value, Mapping) else number.value
     return value, number.source, number.confidence, number.note, number.overlay
 
 
 def _rebuild(record: Callable[..., Record], rows: list[tuple[Any, ...]]) -> Record:
-    return build(record, {name: Number(*parts) for name, *parts in rows})
+    return build(record, {name: Number(*columns) for name, *columns in rows})

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import ceil
 
 from simulate.hardware import Hardware
-from simulate.hardware.topology import of_ranks
+from simulate.hardware.topology import find_entry
 from simulate.isa.costs import clock_ghz, cost_function
 from simulate.isa.enums import DgeMode, Engine
 from simulate.isa.plan import Cost, DmaCost, Phase, Term
@@ -177,15 +177,15 @@ def collective(hardware: Hardware, ranks: int, total_bytes: int, hops: float) ->
     together), one half for either.
     """
     latency, rate = "collective_latency_ns", "collective_mesh_gb_per_s"
-    switch_bytes = of_ranks(hardware.collective_switch_bytes, ranks)
-    first_ns = of_ranks(hardware.collective_latency_ns, ranks)
-    wire_ns = hops * min(total_bytes, switch_bytes) / of_ranks(hardware.collective_mesh_gb_per_s, ranks)
+    switch_bytes = find_entry(hardware.collective_switch_bytes, ranks)
+    first_ns = find_entry(hardware.collective_latency_ns, ranks)
+    wire_ns = hops * min(total_bytes, switch_bytes) / find_entry(hardware.collective_mesh_gb_per_s, ranks)
     if total_bytes > switch_bytes:
         # Bytes more never take less time: just above the switch the ring may not be slower yet.
-        ring_latency_ns = hops * of_ranks(hardware.collective_ring_latency_ns, ranks)
+        ring_latency_ns = hops * find_entry(hardware.collective_ring_latency_ns, ranks)
         around_ns = max(first_ns, ring_latency_ns)
         moved = hops * 2 * (ranks - 1) / ranks * total_bytes
-        ring_ns = moved / of_ranks(hardware.collective_bus_gb_per_s, ranks)
+        ring_ns = moved / find_entry(hardware.collective_bus_gb_per_s, ranks)
         if around_ns + ring_ns > first_ns + wire_ns:
             if ring_latency_ns >= first_ns:
                 latency = "collective_ring_latency_ns"
