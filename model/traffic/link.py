@@ -32,7 +32,7 @@ def find_slowest_link(instance: Instance, record: Hardware, lnc: int = 1) -> Lin
     """
     links: list[Link] = []
     if instance.between_gb_per_s is not None:
-        rate, cores = instance.between_gb_per_s, instance.physical_cores / instance.parts
+        rate, cores = instance.between_gb_per_s, instance.physical_cores / instance.members
         links.append(
             Link(
                 lnc * rate / cores,
