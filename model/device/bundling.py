@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from model.device.binding import bind_arguments, find_kernel, run_checked
+from model.device.chips import divides_among
 from model.device.simulated import SimulatedDevice
 from model.errors import ModelError
+from nkw.errors import NkwError
 from simulate.bundle.cases import Cases, Written
 from simulate.bundle.chain import LaunchCases
 from simulate.bundle.folder import check_free
@@ -60,13 +63,15 @@ class BundlingDevice(SimulatedDevice):
         target: Name of the chip.
         layer: Number of the recorded layer.
         weights: Arrays by name that the bundle refers to by recipes and does not contain.
+        lnc: Physical cores of the rank. A case of a kernel that they do not divide is a launch on one of them. The
+            values of the layers are computed on one.
     """
 
-    def __init__(self, target: str, layer: int, weights: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, target: str, layer: int, weights: Mapping[str, np.ndarray], lnc: int = 1) -> None:
         super().__init__(target, 1, exact=True)
         self.phase = ""
         self._operands = {id(array): name for name, array in weights.items()}
-        self._layer, self._running = layer, -1
+        self._layer, self._running, self._lnc = layer, -1, lnc
         self._chip = run_checked(lambda: target_hardware(target))
         self._cases = Cases()
         self._numbers: Counter[str] = Counter()
@@ -91,12 +96,22 @@ class BundlingDevice(SimulatedDevice):
         if self._running == self._layer:
             self._numbers[self.phase] += 1
             name = f"{self.phase}-{self._numbers[self.phase]}-{kernel}"
-            function, args = plain(find_kernel(kernel)), bind_arguments(kernel, arguments[0])
-            path = f"nki_kernels:{kernel}"
-            run_checked(
-                lambda: self._cases.add_launch(function, path, args, name, self._chip, self._operands)
-            )
+            run_checked(lambda: self._add_case(kernel, arguments[0], name))
         return super().run(kernel, arguments, written)
+
+    def _add_case(self, kernel: str, arguments: Mapping[str, Any], name: str) -> None:
+        """Add a launch as a case, on as many of the rank's physical cores as its work is divided among."""
+        function, args = plain(find_kernel(kernel)), bind_arguments(kernel, arguments)
+        path = f"nki_kernels:{kernel}"
+
+        def add(cores: int) -> None:
+            self._cases.add_launch(function, path, args, name, self._chip, self._operands, cores)
+
+        if self._lnc > 1 and divides_among(kernel, self._lnc):
+            # Two cores do not divide some small shapes, such as a single column.
+            with suppress(NkwError):
+                return add(self._lnc)
+        add(1)
 
     def write(self, folder: Path, weights: Weights | None) -> Written:
         """Write the bundle with the recipes of the weights that it does not contain.

@@ -36,18 +36,24 @@ class Written:
 
     def report(self, left_out: Sequence[str] = ()) -> list[Part]:
         """What was written and what was left out, for a terminal."""
-        count = several(len(self.bundle.cases))
+        count, lnc = several(len(self.bundle.cases)), max((case.lnc for case in self.bundle.cases), default=1)
         command = f"python {self.folder.name}/run.py"
         command += " --weights FOLDER" if self.bundle.weights and self.bundle.weights.files else ""
         return [
-            Hanging(f"{self.folder}: {count} for {self.bundle.target}, {self.nbytes:,} bytes", style="bold"),
+            Hanging(
+                f"{self.folder}: {count} for {self.bundle.target} (LNC {lnc}), {self.nbytes:,} bytes",
+                style="bold",
+            ),
             *(Hanging(f"left out: {each}") for each in left_out),
             Hanging(f"on the instance: {command}; here, afterwards: nkw compare {self.folder}"),
         ]
 
     def document(self, left_out: Sequence[str] = ()) -> dict[str, Any]:
         """The same as plain values."""
-        cases = [{"name": each.name, "instructions": each.instructions.count} for each in self.bundle.cases]
+        cases = [
+            {"name": case.name, "lnc": case.lnc, "instructions": case.instructions.count}
+            for case in self.bundle.cases
+        ]
         return {
             "folder": str(self.folder),
             "digest": self.bundle.digest,
@@ -79,10 +85,16 @@ class Cases:
         name: str,
         chip: Hardware,
         operands: Mapping[int, str],
+        cores: int = 1,
     ) -> None:
-        """Add the plain function that `words` name on these very arguments, on one core of a chip, see `case_of`."""
+        """Add the plain function that `words` name on these very arguments, on physical cores of a rank of a chip.
+
+        See `case_of`.
+        """
         call = Call(args, {})
-        self._take(case_of(kernel, words, call, name, self.sources, chip=chip, cores=1, operands=operands))
+        self._take(
+            case_of(kernel, words, call, name, self.sources, chip=chip, cores=cores, operands=operands)
+        )
 
     def _take(self, built: tuple[Case, Arrays]) -> None:
         case, arrays = built

@@ -63,8 +63,8 @@ Another release is no reason to stop: what then fails is recorded.
 {order}Predicted times in us, from the shortest to the longest reading of the instruction stream, without starting the
 kernel.
 
-| {columns} | kernel | arguments | predicted | instructions |
-|---|---|---|---|---|
+| {columns} | kernel | arguments | cores | predicted | instructions |
+|---|---|---|---|---|---|
 {cases}
 """
 
@@ -124,4 +124,6 @@ def _row(case: Case) -> str:
     )
     low, high = (f"{each / 1e3:.1f}" for each in case.predicted.bracket_ns)
     kernel = f"{case.module}.{case.function}"
-    return f"| {case.name} | {kernel} | {arguments} | {low} to {high} | {case.instructions.count} |"
+    return (
+        f"| {case.name} | {kernel} | {arguments} | {case.lnc} | {low} to {high} | {case.instructions.count} |"
+    )

@@ -63,7 +63,7 @@ def test_a_kernel_of_a_file_travels_with_what_it_imports(bundled: Any, tmp_path:
     (tmp_path / "helper.py").write_text("from other import number\n")
     (tmp_path / "other.py").write_text("number = 3\n")
     status, text = bundled("mine.py:copied", "bf16[8,16]", "twice=True", "--out", "out", "--target", "trn1")
-    assert status == 0 and text.startswith("out: 1 kernel launch for trn1, ")
+    assert status == 0 and text.startswith("out: 1 kernel launch for trn1 (LNC 1), ")
     made = load_bundle(tmp_path / "out")
     assert {each.name for each in (tmp_path / "out" / "sources").iterdir()} == {
         "mine.py",

@@ -139,20 +139,37 @@ def test_the_document_lists_the_launches(
     bundle = load_bundle(tmp_path / "b")
     assert (bundle.target, bundle.digest) == ("trn1", document["digest"])
     assert document["cases"] == [
-        {"name": each.name, "instructions": each.instructions.count} for each in bundle.cases
+        {"name": each.name, "lnc": 1, "instructions": each.instructions.count} for each in bundle.cases
     ]
     assert {output.dtype for each in bundle.cases for output in each.outputs} == {"bfloat16"}
 
 
 @pytest.mark.slow
-def test_a_layer_has_one_physical_core_whatever_the_environment_says(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_launches_of_a_layer_have_the_physical_cores_of_the_option_or_the_variable(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As the ranks of the model have, also where kernels on their own would get two."""
+    """A step of the layer has one launch on one core; two cores divide its attention block and its MLP."""
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
-    words = [str(tiny), "--layer", "0", "--tokens", "2", "--target", "trn2", "--out", str(tmp_path / "b")]
-    assert main(["bundle", *words]) == 0
-    assert {each.lnc for each in load_bundle(tmp_path / "b").cases} == {1}
+    words = [str(tiny), "--layer", "0", "--tokens", "2", "--target", "trn2", "--out"]
+    assert (
+        "5 kernel launches for trn2 (LNC 1), "
+        in bundled(capsys, *words, str(tmp_path / "one"), "--lnc", "1")[1]
+    )
+    assert "6 kernel launches for trn2 (LNC 2), " in bundled(capsys, *words, str(tmp_path / "two"))[1]
+    one, two = (load_bundle(tmp_path / name) for name in ("one", "two"))
+    assert {case.lnc for case in one.cases} == {1}
+    assert [(case.name, case.lnc) for case in two.cases[-2:]] == [
+        ("decode-1-attention_block_decode", 2),
+        ("decode-2-mlp", 2),
+    ]
+    for before, after in zip(one.cases[:4], two.cases[:4]):
+        assert (before.name, after.lnc) == (after.name, 2)
+        assert after.instructions.count > before.instructions.count
+        assert before.predicted.program_ns != after.predicted.program_ns
+    for values_of_one, values_of_two in zip(
+        expected(tmp_path / "one", one.cases[3]), expected(tmp_path / "two", two.cases[3])
+    ):
+        assert np.allclose(values_of_one, values_of_two, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -161,6 +178,11 @@ def test_a_layer_has_one_physical_core_whatever_the_environment_says(
     [
         (["--layer", "2"], ["--layer", "1"], "--layer 2: this model has layers 0 to 1"),
         (["--tp", "2"], ["--tp", "1"], "a bundle holds launches of one rank; leave --tp out"),
+        (
+            ["--target", "trn1", "--lnc", "2"],
+            ["--target", "trn1", "--lnc", "1"],
+            "--lnc is 2, physical cores of a rank; on trn1 set it to 1",
+        ),
         (
             ["--tokens", "64"],
             ["--tokens", "63"],

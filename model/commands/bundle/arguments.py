@@ -12,7 +12,7 @@ from model.loading.shipped import model_path
 OPTIONS = options(
     "model --layer --out=DIR --prompt",
     option("--max-new-tokens", default=None, help="most tokens of a generation (default: 8)"),
-    "--tokens --target --tp --dtype --hardware --json",
+    "--tokens --target --tp --lnc --dtype --hardware --json",
 )
 
 

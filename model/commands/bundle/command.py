@@ -20,6 +20,7 @@ from model.commands.greedy import generate_greedily
 from model.commands.options.inputs import FIRST_PROMPT
 from model.config import ModelConfig
 from model.config.folder import list_model_files
+from model.device import choose_lnc
 from model.device.bundling import (
     BundlingDevice,
     GenerationDevice,
@@ -55,13 +56,19 @@ def bundle_command(options: argparse.Namespace) -> int:
     if options.tp > 1:
         raise ModelError("a bundle holds launches of one rank; leave --tp out")
     _check_options(options)
+    lnc = choose_lnc(options.target, options.lnc)
     check_folder(options.out)
     config = load_config(options.model, TEXT, *single_step_tasks())
     if not isinstance(config, ModelConfig):
-        bundle_section(options, config)
+        bundle_section(options, config, lnc)
     elif options.layer is not None:
-        _bundle_layer(options, config)
+        _bundle_layer(options, config, lnc)
     else:
+        if lnc > 1:
+            raise ModelError(
+                f"{lnc} physical cores of a rank: the launches of a generation run in one process, and some of their "
+                "kernels have one core; give --lnc 1, or --layer"
+            )
         _bundle_generation(options, config)
     return 0
 
@@ -81,8 +88,11 @@ def _open_document(options: argparse.Namespace, model: LoadedModel) -> AbstractC
     return json_document(options.json, outputs, "bundle")
 
 
-def _bundle_layer(options: argparse.Namespace, config: ModelConfig) -> None:
-    """Bundle the launches of a layer, in a prompt and in the first decode step; random weights replace absent ones."""
+def _bundle_layer(options: argparse.Namespace, config: ModelConfig, lnc: int) -> None:
+    """Bundle the launches of a layer, in a prompt and in the first decode step; random weights replace absent ones.
+
+    The rank has `lnc` physical cores.
+    """
     tokens, layer = options.tokens or _TOKENS, options.layer
     _check_sizes(layer, tokens, config)
     if any(os.path.lexists(options.model / name) for name in (SINGLE, INDEX)):
@@ -101,11 +111,11 @@ def _bundle_layer(options: argparse.Namespace, config: ModelConfig) -> None:
         arrays = {name: array for name, array in rank.arrays.items() if name in names}
         if model.checkpoint.files and sum(array.nbytes for array in arrays.values()) <= MOST_BYTES:
             arrays = {}
-        device = BundlingDevice(options.target, layer, arrays)
+        device = BundlingDevice(options.target, layer, arrays, lnc)
         positions = bucket_length(len(ids) + 1, config.context)
         with working(lambda: f"{device.phase}, {device.launches} launches of layer {options.layer}"):
             references = reference_weights(model, rank, arrays) if arrays else None
-            kernels = KernelModel(config, [rank], device, positions, progress=device.layer_done)
+            kernels = KernelModel(config, [rank], device, positions, progress=device.layer_done, lnc=lnc)
             device.phase = Phase.prefill.value
             (step,) = kernels.prefill([ids])
             device.phase = Phase.decode.value

@@ -19,8 +19,11 @@ from nkw.files import Outputs, json_document
 from nkw.terminal import show, working
 
 
-def bundle_section(options: argparse.Namespace, config: Config) -> None:
-    """Write the launches of a section with random inputs. Raises ModelError for options that it does not take."""
+def bundle_section(options: argparse.Namespace, config: Config, lnc: int) -> None:
+    """Write the launches of a section with random inputs, of a rank of `lnc` physical cores.
+
+    Raises ModelError for options that it does not take.
+    """
     network = compose(config)
     if options.layer is None or options.tokens is not None:
         raise ModelError(f"a {config.model_type} is bundled with --layer and without --tokens")
@@ -30,7 +33,7 @@ def bundle_section(options: argparse.Namespace, config: Config) -> None:
     outputs = Outputs(lambda: [*list_model_files(options.model), *weights.files])
     with json_document(options.json, outputs, "bundle") as contents:
         (rank,) = shard_weights(config, weights, 1, after_layer=weights.release, dtype=options.dtype)
-        device = BundlingDevice(options.target, options.layer, {})
+        device = BundlingDevice(options.target, options.layer, {}, lnc)
         device.phase = "step"
         step = make_step(config, rank.dtype, rank.dtypes)
         model = LaunchedNetwork(
