@@ -50,6 +50,8 @@ class EngineArgs:
                           expert of their group.)
     kv_cache_dtype        a name of `model.layers.cache.CACHE_FORMATS`, in which pages hold keys and values; auto is
                           `dtype`
+    lnc                   physical cores of a rank of `target` in predictions, 1 or 2; None for those of
+                          NEURON_LOGICAL_NC_CONFIG, else 1. Values are computed on one.
     quantization          `quant_method` that config.json has to name, such as fp8; None for whichever it names
     max_model_len         most positions of a sequence; None for the context of the model, at most 2048. Above the
                           limit of longrope's short factors, sequences of all lengths have the long factors.
@@ -75,6 +77,7 @@ class EngineArgs:
     kv_cache_dtype: str = "auto"
     quantization: str | None = None
     target: str = "trn2"
+    lnc: int | None = None
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
     max_model_len: int | None = None
@@ -123,7 +126,7 @@ _TYPES: Sequence[tuple[Callable[[str, Any], Any], Sequence[str]]] = (
         check_integer,
         (*_SIZES, "block_size", "mamba_block_size", "seed", "grammar_cpu_seconds", "grammar_memory_mib"),
     ),
-    (check_optional_integer, ("max_model_len", "num_pages", "num_state_slots")),
+    (check_optional_integer, ("lnc", "max_model_len", "num_pages", "num_state_slots")),
     (check_flag, ("enable_prefix_caching", "enable_chunked_prefill")),
     (check_text, ("dtype", "kv_cache_dtype", "target", "backend")),
 )
@@ -204,6 +207,10 @@ class EngineSetup:
 
 def set_up_engine(args: EngineArgs) -> EngineSetup:
     """Return the setup of an engine. Raises ModelError if the folder or the arguments do not allow it."""
+    if args.lnc is not None:
+        from model.device import choose_lnc  # loads the simulator
+
+        choose_lnc(args.target, args.lnc)
     folder = model_path(args.model)
     config = load_config(folder, TEXT, SPEECH)
     if args.quantization not in (None, config.quant_method):

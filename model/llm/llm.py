@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain, count
 from numbers import Integral
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from model.loading.tokenizer import Tokenizer
 from model.runners.window import WITHOUT_AUDIO
 from model.speech.recording import compute_window_spectrum
 from nkw.terminal import progress
+
+if TYPE_CHECKING:
+    from model.llm.prediction import StepPredictor, StepsPrediction
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or a mapping with `prompt` or `prompt_token_ids`, and with an optional `cache_salt`.
@@ -137,6 +141,23 @@ class LLM:
         """
         with self._lock:
             return self.engine.scheduler.reset_prefix_cache(reset_running_requests)
+
+    def predict_steps(self) -> StepsPrediction:
+        """Predict the time of all steps so far on `target`, whose ranks have `lnc` physical cores.
+
+        Each shape of a step is predicted once, by dry launches.
+
+        Raises:
+            ModelError: NEURON_LOGICAL_NC_CONFIG is the default of `lnc`, and is not that of the target.
+        """
+        with self._lock:
+            return self._step_predictor.add_up(self.engine.use.steps)
+
+    @cached_property
+    def _step_predictor(self) -> StepPredictor:
+        from model.llm.prediction import Deployment, StepPredictor  # loads the simulator
+
+        return StepPredictor(Deployment.from_engine(self.engine, self._args))
 
     def chat(
         self,

@@ -1,4 +1,4 @@
-"""The plan of a model whose every step has one size: its weights, and the launches of the step on one core."""
+"""The plan of a model whose every step has one size: its weights, and the launches of the step on one rank."""
 
 from __future__ import annotations
 
@@ -21,31 +21,38 @@ from model.runners.single_step import make_step
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Parameters, bytes of weights, and every launch of a step with its predicted time; `target` is the chip."""
+    """Parameters, bytes of weights, and every launch of a step with its predicted time.
+
+    `target` is the chip, and `lnc` the physical cores of the rank. A launch is listed with those of them that work.
+    """
 
     target: str
+    lnc: int
     parameters: int
     weight_bytes: int
-    launches: tuple[tuple[Launch, Time], ...]
+    launches: tuple[tuple[Launch, Time, int], ...]
 
     @property
     def step_ns(self) -> float:
         """Predicted time of the step, without starting and ending kernels."""
-        return sum(time.program_ns for _, time in self.launches)
+        return sum(time.program_ns for _, time, _ in self.launches)
 
     def text(self, name: str) -> Iterator[str]:
         """Yield the lines of a report."""
         yield f"{name}: {self.parameters:,} parameters, {self.weight_bytes:,} bytes"
-        for launch, time in self.launches:
+        for launch, time, cores in self.launches:
             work = f"{launch.work.operations:,.0f} operations, {launch.work.bytes:,.0f} bytes"
-            yield f"  {launch.title}: {time.program_ns / 1000:.1f} us for {work}"
-        yield f"one step on a core of {self.target}: {self.step_ns / 1000:.1f} us"
+            where = f", on one of the {self.lnc} physical cores" if cores < self.lnc else ""
+            yield f"  {launch.title}: {time.program_ns / 1000:.1f} us for {work}{where}"
+        core = "core" if self.lnc == 1 else "logical core"
+        yield f"one step on a {core} of {self.target} (LNC {self.lnc}): {self.step_ns / 1000:.1f} us"
 
     def document(self, name: str) -> dict[str, Any]:
         """Return the plan as the document of `--json`."""
         return {
             "model": name,
             "target": self.target,
+            "lnc": self.lnc,
             "parameters": self.parameters,
             "weight_bytes": self.weight_bytes,
             "step_ns": self.step_ns,
@@ -53,26 +60,28 @@ class StepPlan:
                 {
                     "kernel": launch.title,
                     "ns": time.program_ns,
+                    "cores": cores,
                     "operations": launch.work.operations,
                     "bytes": launch.work.bytes,
                 }
-                for launch, time in self.launches
+                for launch, time, cores in self.launches
             ],
         }
 
 
-def plan_step(config: Config, target: str, dtype: str) -> StepPlan:
-    """Plan the step of a model on one core of a chip.
+def plan_step(config: Config, target: str, dtype: str, lnc: int = 1) -> StepPlan:
+    """Plan the step of a model on one rank of a chip.
 
     Args:
         config: the model.
         target: name of the chip.
         dtype: "float32" keeps activations and weights in float32; other dtypes are planned as bfloat16.
+        lnc: physical cores of the rank. A kernel that they do not divide is launched on one of them.
     """
     activations = np.dtype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16)
-    network, dry = compose(config), DryTimes(target, Mesh(1))
+    network, dry = compose(config), DryTimes(target, Mesh(1), lnc)
     step = make_step(config, activations, WeightDtypes(activations))
     parameters = sum(prod(weight.shape(Shard(0, 1))) for weight in network.weights)
     launches = (launch for layer in network.all_layers for launch in layer.launches(step))
-    times = tuple((launch, dry.time_launch(launch)) for launch in launches)
-    return StepPlan(target, parameters, parameters * activations.itemsize, times)
+    times = tuple((launch, dry.time_launch(launch), dry.busy_cores) for launch in launches)
+    return StepPlan(target, lnc, parameters, parameters * activations.itemsize, times)

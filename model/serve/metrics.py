@@ -26,6 +26,7 @@ from model.engine import RequestOutput
 from model.engine.async_engine import EngineState
 from model.engine.outputs import FinishReason
 from model.layers.launch import StepShape
+from model.llm.prediction import Deployment
 
 PredictSeconds = Callable[[Mapping[StepShape, int]], tuple[float, int]]
 """Function from the number of launches of each shape to their predicted seconds and the number without a prediction."""
@@ -128,9 +129,9 @@ class Metrics:
         self._progress: dict[str, tuple[int, float]] = {}
         """Number of tokens and time of the last one, by the id of a request that has not ended."""
 
-    def show(self, state: Callable[[], EngineState], target: str, predict: PredictSeconds) -> None:
-        """Add the requests, pages and steps of an engine, and the predicted time of its steps on a target."""
-        self._registry.register(_EngineCollector(self._model, state, target, predict))
+    def show(self, state: Callable[[], EngineState], deployment: Deployment, predict: PredictSeconds) -> None:
+        """Add the requests, pages and steps of an engine, and the predicted time of its steps in a deployment."""
+        self._registry.register(_EngineCollector(self._model, state, deployment, predict))
 
     def watch(self, output: RequestOutput) -> None:
         """Record that a request got tokens or ended; the engine's thread calls it."""
@@ -231,7 +232,7 @@ class _EngineCollector(Collector):
 
     model: str
     state: Callable[[], EngineState]
-    target: str
+    deployment: Deployment
     predict: PredictSeconds
 
     def collect(self) -> list[Metric]:
@@ -270,20 +271,23 @@ class _EngineCollector(Collector):
             )
             families.append(choices)
         seconds, missing = self.predict(state.shapes)
+        cores = self.deployment.target, str(self.deployment.lnc)
         pages = {"block_size": str(state.block_size), "num_gpu_blocks": str(state.pages)}
         return [
             *families,
             counter(
                 "predicted_step_seconds",
                 "Seconds that the predicted parts of steps would take on the target.",
-                {(self.target,): seconds},
+                {cores: seconds},
                 "target",
+                "lnc",
             ),
             gauge(
                 "unpredicted_step_parts",
                 "Parts of steps that are not predicted, or not yet.",
-                {(self.target,): missing},
+                {cores: missing},
                 "target",
+                "lnc",
             ),
             self._family(InfoMetricFamily, "cache_config", "Pages of the cache.", {(): pages}),
             self._step_sizes(state),

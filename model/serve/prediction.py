@@ -12,37 +12,13 @@ import subprocess
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 
-from model.errors import ModelError
-from model.families import SPEECH, TEXT, load_config
-from model.layers.launch import Phase, StepShape
-from model.layers.paged import CacheGroup
-from model.layers.precision import activation_dtype
-from model.loading.checkpoint import open_checkpoint
-from model.plan.predict import Predictor
+from model.layers.launch import StepShape
+from model.llm.prediction import Deployment, StepPredictor, verifies_drafts
 from model.serve.child import start_child
 
 _MAX_PREDICTION_SECONDS = 60
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """Deployment whose steps are predicted: a model folder on ranks of a chip.
-
-    There are `expert_ranks` groups of `ranks`. Each group has a cache with `pages` pages or slots, by cache group.
-    """
-
-    folder: Path
-    target: str
-    ranks: int
-    expert_ranks: int
-    dtype: str
-    max_model_len: int
-    pages: Mapping[CacheGroup, int]
-    block_size: int
 
 
 class StepTimes:
@@ -70,7 +46,7 @@ class StepTimes:
         for shape, count in launch_counts.items():
             if shape not in self._seconds:
                 self._seconds[shape] = None
-                if not _verifies_drafts(shape):
+                if not verifies_drafts(shape):
                     self._executor.submit(self._predict, shape)
             seconds = self._seconds[shape]
             if seconds is None:
@@ -105,12 +81,6 @@ class StepTimes:
             pipe.close()
 
 
-def _verifies_drafts(shape: StepShape) -> bool:
-    """Return whether a step's decoding sequences have several tokens each."""
-    decoding = shape if shape.phase is Phase.decode else shape.decoding
-    return decoding is not None and decoding.new_tokens > 1
-
-
 def _predict_shapes(pipe: Connection, deployment: Deployment) -> None:
     """Answer every shape with its seconds as JSON, null without a prediction, until the pipe is closed.
 
@@ -118,16 +88,7 @@ def _predict_shapes(pipe: Connection, deployment: Deployment) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    config = load_config(deployment.folder, TEXT, SPEECH)
-    dtype = activation_dtype(deployment.dtype, config, open_checkpoint(deployment.folder, config))
-    predictor = Predictor(
-        *(config, deployment.target, deployment.ranks, dtype.name, deployment.max_model_len),
-        expert=deployment.expert_ranks,
-    )
-    step = predictor.on_pages(deployment.pages, deployment.block_size)
+    predictor = StepPredictor(deployment)
     with suppress(EOFError, OSError):
         while True:
-            shape, seconds = step.resize(json.loads(pipe.recv_bytes())), None
-            with suppress(ModelError):
-                seconds = 1e-9 * float(predictor.paged(shape).time.program_ns)
-            pipe.send_bytes(json.dumps(seconds).encode())
+            pipe.send_bytes(json.dumps(predictor.predict(json.loads(pipe.recv_bytes()))).encode())

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from model.engine import Engine
 from model.engine.async_engine import AsyncEngine
-from model.layers.paged import STATES, CacheGroup
 from model.llm.engine_args import EngineArgs, read_engine_args
 from model.loading.shipped import model_name
 
@@ -32,6 +31,7 @@ def engine_args(options: argparse.Namespace) -> EngineArgs:
         options,
         enable_prefix_caching=options.prefix_caching,
         enable_chunked_prefill=options.chunked_prefill,
+        lnc=options.lnc,
         seed=options.seed,
         backend=options.backend,
         grammar_cpu_seconds=options.grammar_cpu_seconds,
@@ -64,31 +64,25 @@ async def run_application(
     options: argparse.Namespace, engine: Engine
 ) -> AsyncIterator[tuple[FastAPI, Service]]:
     """Yield the application of an engine and its service; the engine computes until the block ends."""
+    from model.llm.prediction import Deployment
     from model.serve.http.app import make_app
     from model.serve.metrics import Metrics
     from model.serve.openai.audio.speech_model import SpeechModel
     from model.serve.openai.generation import Service
     from model.serve.openai.tools import select_tool_parser
     from model.serve.pool import WorkerPool
-    from model.serve.prediction import Deployment, StepTimes
+    from model.serve.prediction import StepTimes
     from model.serve.texts import Texts
 
     folder = Path(options.model).resolve()
     name = options.served_model_name or model_name(folder)
     speech_model = SpeechModel.from_folder(folder)
-    cache, limits, args = engine.scheduler.cache, engine.limits, engine_args(options)
+    limits, deployment = engine.limits, Deployment.from_engine(engine, engine_args(options))
     prefix_caching = speech_model is None and options.prefix_caching
     metrics = Metrics(name, limits.max_model_len, prefix_caching)
     async_engine = AsyncEngine(engine, max_continuations(options), metrics.watch)
-    pages: dict[CacheGroup, int] = {None: cache.pages, **dict(cache.window_pages)}
-    if cache.slots is not None:
-        pages[STATES] = cache.slots.count
-    deployment = Deployment(
-        *(Path(args.model), args.target, args.tensor_parallel_size, args.expert_parallel_size, args.dtype),
-        *(limits.max_model_len, pages, cache.block_size),
-    )
     times = StepTimes(deployment)
-    metrics.show(async_engine.state, options.target, times.seconds)
+    metrics.show(async_engine.state, deployment, times.seconds)
     pool = WorkerPool(engine.grammars.source, options.workers, max_continuations(options))
     texts = Texts(pool, folder, engine.grammars, limits.vocab_size, limits.max_model_len - 1)
     service = Service(

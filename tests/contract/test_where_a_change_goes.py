@@ -769,6 +769,15 @@ def test_it_is_planned(folder, tmp_path) -> None:
     assert plan["step_ns"] > 0
 
 
+@pytest.mark.parametrize(("options", "lnc"), [([], 2), (["--lnc", "1"], 1)])
+def test_it_is_planned_on_the_physical_cores_of_lnc(folder, tmp_path, capsys, monkeypatch, options, lnc) -> None:
+    monkeypatch.delenv("NEURON_LOGICAL_NC_CONFIG", raising=False)
+    assert main(["plan", str(folder), *options, "--json", str(tmp_path / "plan.json")]) == 0
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert (plan["lnc"], plan["launches"][0]["cores"]) == (lnc, lnc)
+    assert f"core of trn2 (LNC {lnc}): " in capsys.readouterr().out
+
+
 def test_its_layer_is_bundled(folder, tmp_path, capsys) -> None:
     words = ["bundle", str(folder), "--layer", "0", "--out", str(tmp_path / "bundle")]
     assert main([*words, "--json", str(tmp_path / "bundle.json")]) == 0

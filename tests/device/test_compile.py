@@ -220,6 +220,18 @@ def test_a_list_has_a_line_with_a_key_for_every_graph(tiny: Path, capsys: Any) -
     assert keys == [hash_graph(each, Environment("trn2", 1, 1, {}), hash_sources) for each in graphs(tiny)]
 
 
+@pytest.mark.parametrize(
+    ("variable", "words", "lnc"), [("2", [], 2), ("2", ["--lnc", "1"], 1), ("1", ["--lnc", "2"], 2)]
+)
+def test_keys_are_of_the_physical_cores_of_the_option_or_the_variable(
+    tiny: Path, capsys: Any, monkeypatch: Any, variable: str, words: list[str], lnc: int
+) -> None:
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", variable)
+    _, out, _ = run(capsys, str(tiny), *OPTIONS, "--list", *words)
+    first = hash_graph(graphs(tiny)[0], Environment("trn2", 1, lnc, {}), hash_sources)
+    assert out.startswith(f"{first}  ")
+
+
 def test_the_graphs_of_an_engine_by_default_are_a_few_hundred_and_prompts_are_alone() -> None:
     parts = set_up_engine(EngineArgs("stories", backend="neuron"))
     every = list_engine_graphs(parts)
@@ -239,7 +251,8 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     script = folder / "neuron_parallel_compile"
     script.write_text(
-        f'#!/bin/sh\necho "$NEURON_COMPILE_CACHE_URL $NEURON_PLATFORM_TARGET_OVERRIDE $*" >> {folder}/calls\n'
+        '#!/bin/sh\necho "$NEURON_COMPILE_CACHE_URL $NEURON_PLATFORM_TARGET_OVERRIDE $NEURON_LOGICAL_NC_CONFIG $*" '
+        f">> {folder}/calls\n"
         f"exit $(cat {folder}/status)\n"
     )
     script.chmod(0o755)
@@ -255,7 +268,7 @@ def test_only_what_the_cache_lacks_is_compiled(tiny: Path, tmp_path: Path, tool:
     assert (status, err) == (0, "")
     assert out.splitlines()[-1] == f"{count} graphs compiled, 0 known; {cache / MANIFEST}"
     (call,) = (tool / "calls").read_text().splitlines()
-    assert call.startswith(f"{cache} trn1 ")
+    assert call.startswith(f"{cache} trn1 1 ")
     assert "torch.distributed.run --nproc-per-node 2 -m model compile" in call
     assert call.endswith(f"--max-model-len 64 --num-pages 12 --buckets {BUCKETS}")
     assert len(read_manifest(cache)) == count
@@ -279,13 +292,11 @@ def test_what_compiling_needs_is_said(
     tiny: Path, tmp_path: Path, tool: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     assert "--out is needed" in run(capsys, str(tiny), *OPTIONS)[2]
-    (tool / "neuron_parallel_compile").unlink()
     out = ["--out", str(tmp_path / "cache")]
+    assert run(capsys, str(tiny), *OPTIONS, *out, "--lnc", "2")[0] == 0
+    assert (tool / "calls").read_text().startswith(f"{tmp_path / 'cache'} trn2 2 ")
+    (tool / "neuron_parallel_compile").unlink()
     assert "neuron_parallel_compile is not on the path" in run(capsys, str(tiny), *OPTIONS, *out)[2]
-    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "3")
-    assert "a rank has 1 or 2 physical cores" in run(capsys, str(tiny), *OPTIONS, *out)[2]
-    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
-    assert "on trn1 set it to 1" in run(capsys, str(tiny), *OPTIONS, *out, "--target", "trn1")[2]
 
 
 def test_torchneuron_compiles_where_a_neuron_device_is(

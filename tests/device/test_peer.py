@@ -48,6 +48,7 @@ def test_tokens_and_logits_are_those_of_the_library(
     assert all(0 < each["largest_difference"] < 1e-4 for each in found["results"])
     assert all(each["measured_s"] > 0 and each["predicted_ms"] > 0 for each in found["results"])
     assert "5 of 5 tokens equal" in told
+    assert found["lnc"] == 1 and "ms with our kernels (LNC 1)" in told
 
 
 def test_the_first_other_token_is_named(
@@ -55,6 +56,7 @@ def test_the_first_other_token_is_named(
 ) -> None:
     monkeypatch.setattr(peers.Adapter, "change", 3.0)
     arguments = ["--with", LIBRARIES[0], "--prompt", "Once", "--max-new-tokens", "5"]
+    arguments += ["--target", "trn2", "--lnc", "2"]
     status, found, told = run(capsys, tmp_path, str(tiny), *arguments)
     (result,) = found["results"]
     assert status == 1
@@ -62,6 +64,7 @@ def test_the_first_other_token_is_named(
     assert result["ours"] != result["theirs"] == 7
     assert result["gap"] > 0
     assert f"token {result['equal'] + 1}: ours " in told
+    assert found["lnc"] == 2 and "ms with our kernels (LNC 2)" in told
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,9 @@ def expected(folder: Path, samples: np.ndarray, most: int) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--tp", "2", "--dtype", "bfloat16", "--target", "trn2"]])
+@pytest.mark.parametrize(
+    "options", [[], ["--tp", "2", "--dtype", "bfloat16", "--target", "trn2", "--lnc", "2"]]
+)
 def test_a_recording_is_transcribed_window_after_window(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
@@ -242,7 +244,9 @@ def test_a_recording_is_transcribed_window_after_window(
     assert (document["command"], document["recording"]) == ("transcribe", str(recording))
     generations = document["generations"]
     assert [each["prompt"] for each in generations] == ["0 s to 0.4 s", "0.4 s to 0.6 s"]
-    assert {"trn1", "inf2", "trn2"} <= set(document["predictions"])
+    lnc = {target: times["per_token"]["lnc"] for target, times in document["predictions"].items()}
+    assert lnc == {"trn1": 1, "inf2": 1, "trn2": 2 if options else 1}
+    assert f"trn2 (LNC {lnc['trn2']})" in printed
     if not options:
         ids = [each["generated_ids"] for each in generations]
         assert ids == expected(folder, read_wav(recording), 5)

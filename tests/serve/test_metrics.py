@@ -10,10 +10,11 @@ import pytest
 
 from model.commands.top.command import _is_server_url
 from model.families import load_config
+from model.llm.prediction import Deployment
 from model.loading.shipped import PRETRAINED
 from model.plan.predict import Predictor
 from model.serve.errors import queue_full_error
-from model.serve.prediction import Deployment, StepTimes
+from model.serve.prediction import StepTimes
 from nkw.commands import main
 from tests.serve.conftest import MODEL, Served
 from tests.serve.test_ends import metric, wait_until
@@ -48,6 +49,13 @@ def test_names_are_those_of_vllm(server: Served) -> None:
     assert set(re.findall(r"^nkw_\w+\{.*?(model_name=\"[^\"]*\")", body.decode(), re.MULTILINE)) == {
         f'model_name="{MODEL}"'
     }
+
+
+def test_predictions_name_the_chip_and_the_physical_cores_of_a_rank(server: Served) -> None:
+    _, body = server.send("GET", "/metrics")
+    for name in ("predicted_step_seconds_total", "unpredicted_step_parts"):
+        (labels,) = re.findall(rf"^nkw_{name}{{(.*)}}", body.decode(), re.MULTILINE)
+        assert {'target="trn2"', 'lnc="1"'} < set(labels.split(","))
 
 
 @pytest.mark.slow
@@ -90,7 +98,7 @@ def test_predicted_clock_adds_up_the_parts_of_steps(server: Served) -> None:
 
 @pytest.mark.slow
 def test_shapes_that_verify_drafts_are_counted_as_not_predicted() -> None:
-    times = StepTimes(Deployment(PRETRAINED, "trn2", 1, 1, "auto", 256, {None: 16}, 16))
+    times = StepTimes(Deployment(PRETRAINED, "trn2", 1, 1, 1, "auto", 256, {None: 16}, 16))
     decode = decode_shape(1, 1, 128)
     verify = decode_shape(1, 4, 128)
     try:

@@ -31,6 +31,7 @@ from model.commands.compile.graphs import (
     summarise_graphs,
 )
 from model.commands.compile.sources import hash_sources
+from model.device import choose_lnc
 from model.device.neuron import Framework, Software, cache_variables, installed_software
 from model.errors import ModelError
 from model.layers.paged import STATES
@@ -38,6 +39,7 @@ from model.llm.engine_args import EngineSetup, read_engine_args, set_up_engine
 from model.llm.loaded import LoadedModel
 from model.runners.paged import largest_step
 from nkw.files import complete, read_text
+from nkw.targets import LNC_VARIABLE
 from nkw.terminal import show_lines
 
 MANIFEST = "graphs.json"
@@ -60,6 +62,7 @@ _OPTIONS = (
 
 def compile_command(options: argparse.Namespace) -> int:
     """List the graphs, or compile missing graphs. Raises ModelError without the vendor's software."""
+    lnc = choose_lnc(options.target, options.lnc)
     setup = set_up_engine(read_engine_args(options, backend="neuron"))
     if options.launch:
         launch_all(setup)
@@ -72,14 +75,15 @@ def compile_command(options: argparse.Namespace) -> int:
     except ModelError as missing:
         if not options.list:
             raise ModelError(f"none of {len(graphs)} graphs is compiled: {missing.message}") from missing
-    environment = _read_environment(options, {} if software is None else software.versions)
+    versions = {} if software is None else software.versions
+    environment = Environment(options.target, options.tp * options.ep, lnc, versions)
     keys = [hash_graph(graph, environment, hash_sources) for graph in graphs]
     if options.list or software is None:
         show_lines("\n".join(f"{key}  {graph}" for key, graph in zip(keys, graphs)))
         return 0
     if options.out is None:
         raise ModelError("--out is needed: the folder of the compiled graphs")
-    _compile(options, software, dict(zip(keys, map(str, graphs))))
+    _compile(options, software, lnc, dict(zip(keys, map(str, graphs))))
     return 0
 
 
@@ -111,18 +115,11 @@ def launch_all(setup: EngineSetup) -> None:
             model.launch_padding(graph.shape)
 
 
-def _read_environment(options: argparse.Namespace, versions: Mapping[str, str]) -> Environment:
-    """Return the environment of a compilation. Raises ModelError for a wrong NEURON_LOGICAL_NC_CONFIG."""
-    from model.device import choose_lnc
-
-    lnc = choose_lnc(options.target, None)
-    return Environment(options.target, options.tp * options.ep, lnc, versions)
-
-
-def _compile(options: argparse.Namespace, software: Software, graphs: Mapping[str, str]) -> None:
+def _compile(options: argparse.Namespace, software: Software, lnc: int, graphs: Mapping[str, str]) -> None:
     """Compile the graphs that are missing in --out, and add them to its list.
 
     Args:
+        lnc: physical cores of a rank.
         graphs: graphs by key.
 
     Raises:
@@ -134,13 +131,13 @@ def _compile(options: argparse.Namespace, software: Software, graphs: Mapping[st
         # inf2 has the cores of trn1; the variable knows trn1, trn2 and trn3.
         platform = "trn1" if options.target == "inf2" else options.target
         cache = cache_variables(software.framework, str(options.out))
-        variables = {**os.environ, **cache, "NEURON_PLATFORM_TARGET_OVERRIDE": platform}
+        settings = {"NEURON_PLATFORM_TARGET_OVERRIDE": platform, LNC_VARIABLE: str(lnc)}
         try:
             options.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ModelError(f"{options.out}: {error.strerror}") from None
         command = _build_command(options, software)
-        status = subprocess.run(command, env=variables, check=False).returncode
+        status = subprocess.run(command, env={**os.environ, **cache, **settings}, check=False).returncode
         if status:
             raise ModelError(f"the compilation ended with status {status}; {options.out} lists nothing new")
         document = {"schema": _SCHEMA, "versions": dict(software.versions), "graphs": {**known, **graphs}}

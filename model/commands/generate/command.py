@@ -12,7 +12,7 @@ from model.commands.generate import explain
 from model.commands.generate.generation import Generation, generate
 from model.commands.generate.job import Job, Progress, get_rank
 from model.commands.generate.mesh import check_groups, create_mesh
-from model.commands.generate.prediction import predict, write_timelines
+from model.commands.generate.prediction import check_cores, predict, write_timelines
 from model.commands.generate.profile import describe_passes
 from model.commands.generate.prompts import (
     MOST_PROMPTS,
@@ -45,6 +45,7 @@ def generate_command(options: argparse.Namespace) -> int:
         raise ModelError("--logprobs are written to --json FILE: give it as well")
     if options.explain is not None and options.explain > options.max_new_tokens:
         raise ModelError(f"--explain {options.explain}: --max-new-tokens is {options.max_new_tokens}")
+    check_cores(options)
     job, tokenizer = _read_job(options)
     prompt_files = [options.prompt_file] if options.prompt_file not in (None, STDOUT) else []
     outputs = Outputs(lambda: [*list_model_files(options.model), *job.model.checkpoint.files, *prompt_files])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,14 @@ COMPARED_TARGETS = ("trn1", "inf2", "trn2")
 def iterate_targets(target: str) -> Iterable[str]:
     """Iterate over the compared targets and `target`, with the progress on a terminal."""
     return progress(list(dict.fromkeys((*COMPARED_TARGETS, target))), "predictions")
+
+
+def check_cores(options: argparse.Namespace) -> None:
+    """Raise ModelError if times are predicted and --target does not have the physical cores of --lnc."""
+    if options.backend == "simulate":
+        from model.device import choose_lnc
+
+        choose_lnc(options.target, options.lnc)
 
 
 def predict(job: Job, generations: list[Generation]) -> tuple[list[TargetPrediction], list[tuple[str, Pass]]]:

@@ -7,6 +7,7 @@ OPTIONS = options(
     option("--max-new-tokens", default=16),
     option("--target", default="trn1", help="whose time is predicted (default: %(default)s)"),
     option("--tp", help="tensor-parallel ranks of the library (default: %(default)s)"),
+    "--lnc",
     option(
         "--dtype",
         choices=("float32", "bfloat16"),

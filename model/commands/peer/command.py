@@ -12,7 +12,7 @@ from model.commands.options.inputs import FIRST_PROMPT
 from model.commands.peer.comparison import Comparison, GreedyRun, compare_runs
 from model.commands.peer.libraries import check_installed, load
 from model.config.folder import list_model_files
-from model.device import DryDevice, SimulatedDevice
+from model.device import DryDevice, SimulatedDevice, choose_lnc
 from model.engine.sampler import require_logits
 from model.errors import ModelError
 from model.families import load_config
@@ -27,6 +27,7 @@ from nkw.terminal import show_lines
 
 def peer_command(options: argparse.Namespace) -> int:
     """Compare prompt by prompt. Returns 1 if a token differs, else 0."""
+    lnc = choose_lnc(options.target, options.lnc)
     version = check_installed(options.library)
     config = load_config(options.model)
     tokenizer = Tokenizer(options.model, config.vocab_size)
@@ -50,13 +51,16 @@ def peer_command(options: argparse.Namespace) -> int:
             logits = tuple(require_logits(step.logits) for step in steps)
             ours = GreedyRun(tuple(step.likeliest for step in steps), logits, 0.0)
             theirs = library.generate(ids, new_tokens)
-            comparison, device = compare_runs(ours, theirs), DryDevice(options.target, options.tp)
-            model = KernelModel(config, weights, device, positions)
+            comparison, device = compare_runs(ours, theirs), DryDevice(options.target, options.tp, lnc=lnc)
+            model = KernelModel(config, weights, device, positions, lnc=lnc)
             predicted_ms = _predict_ms(model, device, len(ids), len(ours.tokens))
-            show_lines(_describe(prompt, comparison, theirs.seconds, predicted_ms, tokenizer))
+            predicted = f"{predicted_ms:,.3f} ms with our kernels (LNC {lnc})"
+            show_lines(_describe(prompt, comparison, theirs.seconds, predicted, tokenizer))
             times = {"measured_s": theirs.seconds, "predicted_ms": predicted_ms}
             results.append({"prompt": prompt, **asdict(comparison), **times})
-        contents.update(library=options.library, version=version, target=options.target, results=results)
+        contents.update(
+            library=options.library, version=version, target=options.target, lnc=lnc, results=results
+        )
     return 0 if all(result["equal"] == result["tokens"] for result in results) else 1
 
 
@@ -77,13 +81,13 @@ def _predict_ms(model: KernelModel, device: DryDevice, prompt: int, tokens: int)
 
 
 def _describe(
-    prompt: str, comparison: Comparison, seconds: float, predicted_ms: float, tokenizer: Tokenizer
+    prompt: str, comparison: Comparison, seconds: float, predicted: str, tokenizer: Tokenizer
 ) -> str:
     """Return two lines about a prompt, and a third line about the first different token."""
     lines = [
         f"{prompt!r:.60}: {comparison.equal} of {comparison.tokens} tokens equal; "
         f"logits differ by {comparison.largest_difference:.3g} at most",
-        f"  measured {1e3 * seconds:,.3f} ms with the library, predicted {predicted_ms:,.3f} ms with our kernels",
+        f"  measured {1e3 * seconds:,.3f} ms with the library, predicted {predicted}",
     ]
     if comparison.ours is not None and comparison.theirs is not None:
         ours, theirs = tokenizer.decode([comparison.ours]), tokenizer.decode([comparison.theirs])

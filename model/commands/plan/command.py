@@ -8,7 +8,7 @@ from model.commands.plan.arguments import OPTIONS
 from model.config import Config, ModelConfig
 from model.config.folder import list_model_files
 from model.config.published import describe_config
-from model.device import find_instance
+from model.device import choose_lnc, find_instance
 from model.errors import ModelError
 from model.families import read_record
 from model.plan.document import build_document
@@ -59,7 +59,7 @@ def plan_command(options: argparse.Namespace) -> int:
 
 
 def _plan_step(options: argparse.Namespace, config: Config) -> int:
-    """Plan a model whose steps all have the same size, on a core of an instance.
+    """Plan a model whose steps all have the same size, on a rank of an instance.
 
     Raises:
         ModelError: an option is set that such a plan does not read.
@@ -81,12 +81,12 @@ def _plan_step(options: argparse.Namespace, config: Config) -> int:
     for name in unread:
         if (getattr(options, name) or None) != _DEFAULTS.get(name):
             raise ModelError(
-                f"--{name}: a step of a {config.model_type} has one size, and is planned on one core"
+                f"--{name}: a step of a {config.model_type} has one size, and is planned on one rank"
             )
     target = find_instance(options.instance or DEFAULT_INSTANCE).target
     name, outputs = describe_config(options.config), Outputs(lambda: list_model_files(options.config))
     with json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents:
-        plan = plan_step(config, target, options.dtype)
+        plan = plan_step(config, target, options.dtype, choose_lnc(target, options.lnc, largest=True))
         contents.update(plan.document(name))
         for line in plan.text(name):
             show_lines(line)

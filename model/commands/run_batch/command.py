@@ -59,6 +59,7 @@ def run_batch_command(options: argparse.Namespace) -> int:
 
     log_to_stderr("warning")
     options.max_queue = _MAX_WAITING
+    options.lnc = 1  # no answer has a prediction
     engine = make_engine(engine_args(options))
     try:
         with working(lambda: f"{answers.count:,} of {len(requests):,} requests"):

@@ -13,7 +13,7 @@ OPTIONS = options(
     option("--model", action=StoreModel),
     "model=SERVED --served-model-name --host --port --api-key-file --allowed-origins --replicas --cluster",
     option("--backend", choices=("simulate", "neuron"), help="simulate or neuron (default: %(default)s)"),
-    "--target --tp --hardware --dtype",
+    "--target --tp --lnc --hardware --dtype",
     *ENGINE,
     "--no-prefix-caching --no-chunked-prefill --tool-call-parser",
     option("--seed", help="of requests that have none (default: %(default)s)"),

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 
-from model.device import chip, rank_of_this_process
+from model.device import chip, choose_lnc, rank_of_this_process
 from model.errors import ModelError
 from model.llm.llm import make_engine
 from model.serve.http.keys import others_may_read, read_keys
@@ -41,13 +41,13 @@ def serve_command(options: argparse.Namespace) -> int:
         raise ModelError(f"--port is {options.port}; ports end at 65535")
     if options.backend == "neuron":
         _check_core(options)
+    lnc = choose_lnc(options.target, options.lnc)
     from model.serve.log import LOG, log_to_stderr
 
     log_to_stderr(options.log_level)
     if others_may_read(options.api_key_file):
         LOG.warning("every user of this machine may read the keys: chmod o-r the file")
-    if (record := chip(options.target)).replaced:
-        LOG.info("the predicted clock is that of %s", record.label)
+    LOG.info("the predicted clock is that of %s (LNC %d)", chip(options.target).label, lnc)
     if options.cluster is not None:
         from model.serve.cluster.start import serve_cluster
 

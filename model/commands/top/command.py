@@ -18,12 +18,12 @@ from nkw.errors import shown
 from nkw.terminal import show_lines
 
 _SAMPLE = re.compile(r"^(nkw_\w+?)(?:\{(.*)\})? ([-+.\dinfaNe]+)$")
-_EDGE = re.compile(r'le="([^"]*)"')
+_LABEL = re.compile(r'(le|target|lnc)="([^"]*)"')
 _MOST_BYTES = 2**22
 _SECONDS = 10  # for an answer
 
 Samples = Mapping[tuple[str, str], float]
-"""Sums over labels by metric and bucket edge; the edge is empty outside of histograms."""
+"""Sums over labels by metric and label: the edge of a bucket, the target of a prediction, empty for other samples."""
 
 
 def top_command(options: argparse.Namespace) -> int:
@@ -73,12 +73,15 @@ def read(url: str, keys: list[str]) -> Samples:
     for line in text.splitlines():
         match = _SAMPLE.match(line)
         if match:
-            edge = _EDGE.search(match[2] or "")
+            labels = dict(_LABEL.findall(match[2] or ""))
+            label = labels.get("le", "")
+            if "target" in labels:
+                label = f"{labels['target']} (LNC {labels.get('lnc', 1)})"
             try:
                 value = float(match[3])
             except ValueError:
                 raise ModelError(f"{url} is no server of nkw serve: {match[1]} has no number") from None
-            samples[match[1], edge[1] if edge else ""] += value
+            samples[match[1], label] += value
     if not samples:
         raise ModelError(f"{url} is no server of nkw serve: its /metrics has no nkw_ numbers")
     return samples
@@ -93,13 +96,13 @@ def format_metrics(now: Samples, before: Samples, seconds: float) -> str:
 
     def get_sample(name: str) -> float:
         """Return a sample, 0 if it is absent."""
-        return now.get((f"nkw_{name}", ""), 0.0)
+        return _add_up(now, name)
 
     def format_rate(name: str) -> str:
         """Return the increase of a sample per second."""
         if not seconds:
             return ""
-        grown = get_sample(name) - before.get((f"nkw_{name}", ""), 0.0)
+        grown = get_sample(name) - _add_up(before, name)
         return f", {grown / seconds:,.1f} a second"
 
     def format_share(name: str, total: float) -> str:
@@ -114,8 +117,9 @@ def format_metrics(now: Samples, before: Samples, seconds: float) -> str:
         seconds = get_sample(name)
         if missing and not seconds:
             return f"unknown so far: {missing:,.0f} parts of steps are not predicted yet"
+        targets = "".join(f" on {label}" for sample, label in now if sample == f"nkw_{name}" and label)
         without = f", without {missing:,.0f} parts" if missing else ""
-        return f"{seconds / steps * 1e3:,.2f} ms a step{without}" if steps else "none"
+        return f"{seconds / steps * 1e3:,.2f} ms a step{targets}{without}" if steps else "none"
 
     rows = [
         (
@@ -158,6 +162,11 @@ def format_metrics(now: Samples, before: Samples, seconds: float) -> str:
         ),
     ]
     return "\n".join(f"{label:<18}{text}" for label, text in rows)
+
+
+def _add_up(samples: Samples, name: str) -> float:
+    """Return the sum of a metric over its labels, 0 if it is absent."""
+    return sum(value for (sample, _), value in samples.items() if sample == f"nkw_{name}")
 
 
 def _find_quantile(samples: Samples, name: str, share: float) -> str:

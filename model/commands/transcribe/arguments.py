@@ -14,5 +14,5 @@ OPTIONS = options(
         help="at most so many tokens for a window (default: %(default)s)",
     ),
     option("--target", default="trn1"),
-    "--tp --hardware --backend --no-check --dtype --json",
+    "--tp --lnc --hardware --backend --no-check --dtype --json",
 )

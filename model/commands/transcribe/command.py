@@ -10,7 +10,7 @@ from typing import Any
 
 from model.commands.generate.generation import Generation, generate
 from model.commands.generate.mesh import MOST_RANKS
-from model.commands.generate.prediction import iterate_targets
+from model.commands.generate.prediction import check_cores, iterate_targets
 from model.commands.generate.report import Run, TargetPrediction, build_document, summarise
 from model.config.folder import list_model_files
 from model.engine import SamplingParams
@@ -37,6 +37,7 @@ from nkw.terminal import show
 
 def transcribe_command(options: argparse.Namespace) -> int:
     """Transcribe, check, predict and report. Raises ModelError for refused options and files before the first token."""
+    check_cores(options)
     config = load_config(options.model, SPEECH)
     if options.tp > MOST_RANKS:
         raise ModelError(f"--tp {options.tp}; one run takes {MOST_RANKS} ranks at most")
@@ -79,11 +80,13 @@ class _Job:
             return self.loaded.create_reference(options.tp)
         return self.create_model(open_device(options.backend, options.target, options.tp))
 
-    def create_model(self, device: Device, progress: Progress = lambda done, layers: None) -> KernelModel:
-        """Return the model on a device, which calls `progress` after each layer."""
+    def create_model(
+        self, device: Device, progress: Progress = lambda done, layers: None, lnc: int = 1
+    ) -> KernelModel:
+        """Return the model on a device, whose ranks have `lnc` physical cores; calls `progress` after each layer."""
         needed = positions_needed(len(self.rules.prompt), self.options.max_new_tokens, self.loaded.config)
         length = bucket_length(needed, self.loaded.config.context)
-        return KernelModel(self.loaded.config, self.shards, device, length, progress=progress)
+        return KernelModel(self.loaded.config, self.shards, device, length, progress=progress, lnc=lnc)
 
 
 @dataclass(frozen=True)
@@ -176,12 +179,13 @@ def _describe_segments(
 
 def _predict(job: _Job, last: Generation) -> list[TargetPrediction]:
     """Predict the times of a window with its prompt, and of the last decode step of `last`, on each target."""
-    from model.device import DryDevice
+    from model.device import DryDevice, limit_lnc
 
     predictions = []
     for target in iterate_targets(job.options.target):
-        device = DryDevice(target, job.options.tp)
-        model = job.create_model(device, device.layer_done)
+        lnc = limit_lnc(target, job.options.lnc)
+        device = DryDevice(target, job.options.tp, lnc=lnc)
+        model = job.create_model(device, device.layer_done, lnc)
         model.encode([job.recording.window(0)[0]])
         model.prefill([last.prompt_ids])
         window = device.take_pass()

@@ -143,8 +143,7 @@ function samples(text) {
     const parts = /^nkw_(\w+)(?:\{(.*)\})? (\S+)$/.exec(line);
     if (!parts || parts[1].endsWith("_bucket")) continue;
     found[parts[1]] = (found[parts[1]] ?? 0) + Number(parts[3]);
-    const target = /target="([^"]*)"/.exec(parts[2] ?? "");
-    if (target) found.target = target[1];
+    for (const [, label, value] of (parts[2] ?? "").matchAll(/(target|lnc)="([^"]*)"/g)) found[label] = value;
   }
   return found;
 }
@@ -181,7 +180,7 @@ function update(now, at) {
     trace(line, value);
   }
   show("wall", now.steps_total ? seconds(now.step_seconds_total / now.steps_total) : "none yet");
-  show("target", now.target);
+  show("target", `${now.target} (LNC ${now.lnc})`);
   const whole = now.steps_total && !now.unpredicted_step_parts;
   show("predicted", whole ? seconds(now.predicted_step_seconds_total / now.steps_total) : "none yet");
   show("padding", share(now.padding_tokens_total, now.step_tokens_total + now.padding_tokens_total));

@@ -1,0 +1,130 @@
+"""Predicted times of the steps of an engine on its target, by dry launches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model.device import choose_lnc
+from model.engine import Engine
+from model.errors import ModelError
+from model.families import SPEECH, TEXT, load_config
+from model.layers.launch import Phase, StepShape
+from model.layers.paged import STATES, CacheGroup
+from model.layers.precision import activation_dtype
+from model.llm.engine_args import EngineArgs
+from model.loading.checkpoint import open_checkpoint
+from model.loading.shipped import model_path
+from model.plan.predict import Predictor
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Deployment whose steps are predicted: a model folder on ranks of a chip, each of `lnc` physical cores.
+
+    There are `expert_ranks` groups of `ranks`. Each group has a cache with `pages` pages or slots, by cache group.
+    """
+
+    folder: Path
+    target: str
+    lnc: int
+    ranks: int
+    expert_ranks: int
+    dtype: str
+    max_model_len: int
+    pages: Mapping[CacheGroup, int]
+    block_size: int
+
+    @classmethod
+    def from_engine(cls, engine: Engine, args: EngineArgs) -> Deployment:
+        """Return the deployment of an engine and its arguments.
+
+        Raises:
+            ModelError: `lnc` is not that of the target, or NEURON_LOGICAL_NC_CONFIG is neither 1 nor 2.
+        """
+        cache = engine.scheduler.cache
+        pages: dict[CacheGroup, int] = {None: cache.pages, **dict(cache.window_pages)}
+        if cache.slots is not None:
+            pages[STATES] = cache.slots.count
+        return cls(
+            folder=model_path(args.model),
+            target=args.target,
+            lnc=choose_lnc(args.target, args.lnc),
+            ranks=args.tensor_parallel_size,
+            expert_ranks=args.expert_parallel_size,
+            dtype=args.dtype,
+            max_model_len=engine.limits.max_model_len,
+            pages=pages,
+            block_size=cache.block_size,
+        )
+
+
+@dataclass(frozen=True)
+class StepsPrediction:
+    """Predicted seconds of the steps of an engine on `target`, whose ranks have `lnc` physical cores.
+
+    `unpredicted` counts the launched parts of steps that have no prediction, such as those that verify drafts.
+    """
+
+    target: str
+    lnc: int
+    seconds: float
+    unpredicted: int
+
+    def __str__(self) -> str:
+        without = f", without {self.unpredicted:,} parts of steps" if self.unpredicted else ""
+        return f"{1e3 * self.seconds:,.3f} ms on {self.target} (LNC {self.lnc}){without}"
+
+
+class StepPredictor:
+    """Predictor of the steps of a deployment, which predicts each shape once."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        """Read the config and the dtypes of the folder. Raises ModelError for files that disagree."""
+        self._deployment = deployment
+        config = load_config(deployment.folder, TEXT, SPEECH)
+        dtype = activation_dtype(deployment.dtype, config, open_checkpoint(deployment.folder, config))
+        self._predictor = Predictor(
+            *(config, deployment.target, deployment.ranks, dtype.name, deployment.max_model_len),
+            expert=deployment.expert_ranks,
+            lnc=deployment.lnc,
+        )
+        self._step = self._predictor.on_pages(deployment.pages, deployment.block_size)
+        self._seconds: dict[StepShape, float | None] = {}
+
+    def predict(self, sizes: Sequence[Any]) -> float | None:
+        """Return the predicted seconds of a step with the `sizes` of a shape.
+
+        Returns None for a step that verifies drafts, and for a step that a kernel refuses.
+        """
+        step = self._step.resize(sizes)
+        if step not in self._seconds:
+            self._seconds[step] = None
+            if not verifies_drafts(step):
+                with suppress(ModelError):
+                    self._seconds[step] = 1e-9 * float(self._predictor.paged(step).time.program_ns)
+        return self._seconds[step]
+
+    def add_up(self, launch_counts: Mapping[StepShape, int]) -> StepsPrediction:
+        """Return the prediction of all launches.
+
+        Args:
+            launch_counts: The number of launches of each shape.
+        """
+        total, missing = 0.0, 0
+        for shape, count in launch_counts.items():
+            seconds = self.predict(shape.sizes)
+            if seconds is None:
+                missing += count
+            else:
+                total += seconds * count
+        return StepsPrediction(self._deployment.target, self._deployment.lnc, total, missing)
+
+
+def verifies_drafts(shape: StepShape) -> bool:
+    """Return whether a step's decoding sequences have several tokens each."""
+    decoding = shape if shape.phase is Phase.decode else shape.decoding
+    return decoding is not None and decoding.new_tokens > 1
