@@ -1,4 +1,4 @@
-"""`python -m benchmarks.stacks [--host]`: fits the serving stacks, and prints published against predicted values."""
+"""`python -m benchmarks.stacks`: fits the serving stacks, and prints published against predicted values."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from benchmarks.stacks.entries import Half, read_published
 from benchmarks.stacks.fit import DeviceTimes, Prediction, cross_validate, fit_stack, predict_device
 from benchmarks.stacks.host import SLOTS, fit_line, measure_steps
+from benchmarks.stacks.shares import list_shares
 from model.device import chip
 from model.plan.stack_records import STACKS
 from model.plan.stacks import METRICS, PublishedRun, Stack
@@ -28,8 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--host", action="store_true", help="measure the host's part of this project's engine"
     )
+    parser.add_argument(
+        "--shares", action="store_true", help="list the shares of the peaks that prompts and steps reach"
+    )
     options = parser.parse_args(argv)
-    lines = measure_host() if options.host else compare()
+    lines = measure_host() if options.host else list_shares() if options.shares else compare()
     for line in lines:
         print(line)
     return 0

@@ -10,6 +10,7 @@ from model.plan.dry import Time
 from model.plan.meshes import Candidate
 from model.plan.plan import Fit, Phase, Plan, Rate
 from model.plan.policy import Judged
+from model.plan.roofline import LEAST, USUAL, Reach
 from model.plan.service import describe_service
 from model.plan.sizes import DTYPE_BYTES
 from model.plan.speech import compute_transcription
@@ -55,6 +56,7 @@ def build_document(plan: Plan, name: str) -> dict[str, Any]:
         "price": None if plan.price is None else plan.price.dollars_per_hour,
         "price_basis": None if plan.price is None else asdict(plan.price),
         "peaks": {**asdict(placement.peaks), "ridge": placement.peaks.ridge},
+        "roofline_shares": {"usual": _describe_reach(USUAL), "least": _describe_reach(LEAST)},
         "by_tp": [asdict(footprint) for footprint in plan.footprints],
         "instances": [_describe_fit(fit) for fit in plan.fits],
         "first_token": _describe_phase(plan, plan.first_token),
@@ -79,6 +81,16 @@ def _describe_speech(plan: Plan) -> dict[str, Any] | None:
         "whole": asdict(speed.time),
         "speech_per_s": speed.speech_per_s,
         "real_time_factor": speed.real_time_factor,
+    }
+
+
+def _describe_reach(reach: Reach) -> dict[str, Any]:
+    """Return the object of the shares of the peaks that kernels reach, with their source and confidence."""
+    return {
+        "operations": reach.operations,
+        "bytes": reach.bytes,
+        "source": reach.origin.source,
+        "confidence": reach.origin.confidence.value,
     }
 
 
@@ -136,6 +148,7 @@ def _describe_phase(plan: Plan, phase: Phase) -> dict[str, Any]:
         "operations_per_byte": phase.work.intensity,
         "bound": phase.work.bound(plan.placement.peaks).value,
         "roofline_ns": phase.roofline_ns,
+        "times": "roofline, at least" if predicted is None else "dry runs",
         **_describe_time(phase, plan.rate.fits),
         "overhead_ns": 0.0 if predicted is None else predicted.overhead.program_ns,
         "kernels": None

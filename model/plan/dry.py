@@ -37,7 +37,10 @@ ROWS_PERIOD = 1536
 
 @dataclass(frozen=True)
 class Time:
-    """Time in three readings, in ns: dataflow and serial are the bounds, program is the prediction."""
+    """Time in three readings, in ns: dataflow and serial are the bounds, program is the prediction.
+
+    Where only a roofline is known, dataflow is the roofline, and the others follow from shares of the peaks.
+    """
 
     dataflow_ns: float = 0.0
     program_ns: float = 0.0
@@ -79,7 +82,7 @@ class Time:
 
     @classmethod
     def exact(cls, time_ns: float) -> Time:
-        """Return a time that is equal in every reading, such as a roofline."""
+        """Return a time that is equal in every reading, such as that of starting a kernel."""
         return cls(time_ns, time_ns, time_ns)
 
 

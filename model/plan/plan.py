@@ -88,18 +88,24 @@ class Request:
 class Phase:
     """A prompt or a decode step: its work, its roofline, and its prediction where kernels exist.
 
-    `served` is what a user of the serving stack waits for.
+    `roofline` is at least the roofline, with the times at the shares of the peaks that kernels usually and at least
+    reach. `served` is what a user of the serving stack waits for.
     """
 
     work: Work
-    roofline_ns: float
+    roofline: Time
     predicted: PassTime | None
     served: Served
 
     @property
+    def roofline_ns(self) -> float:
+        """The roofline, a lower bound."""
+        return self.roofline.dataflow_ns
+
+    @property
     def time(self) -> Time:
-        """The predicted time, else the roofline."""
-        return Time.exact(self.roofline_ns) if self.predicted is None else self.predicted.time
+        """The predicted time, else at least the roofline."""
+        return self.roofline if self.predicted is None else self.predicted.time
 
 
 @dataclass(frozen=True)
@@ -205,11 +211,13 @@ class Placement:
         """Return whether a copy holds the weights and a batch; True if the memory is unknown."""
         return self.peaks.memory_bytes is None or (self.holds_weights and batch <= self.mesh.sequences)
 
-    def step_ns(self, work: Work, batch: int) -> float:
-        """Return the roofline of a decode step: of all ranks together, or of the stages and groups of the mesh."""
+    def estimate_step(self, work: Work, batch: int) -> Time:
+        """Return the roofline estimate of a decode step of all ranks, or of the stages and groups of the mesh."""
+        estimate = work.estimate(self.peaks.scale(self.shape.tp))
         if self.choice is None or self.shape.ranks == self.shape.tp:
-            return 1e9 * work.seconds(self.peaks.scale(self.shape.tp))
-        return self.choice.estimator.estimate_step(self.shape, batch).step_ns
+            return estimate
+        step_ns = self.choice.estimator.estimate_step(self.shape, batch).step_ns
+        return estimate * (step_ns / estimate.dataflow_ns)
 
 
 @dataclass(frozen=True)
@@ -296,21 +304,17 @@ def make_plan(model: ModelSizes, request: Request) -> Plan:
         work = count_prefill_work(model, dtype, batch, prompt)
         fits, padded = placement.can_hold(batch), stack.pad_prompt(prompt, context)
         predicted = predictor.predict_prompts(padded, batch) if predictor and fits else None
-        roofline_ns = 1e9 * work.seconds(peaks)
-        return Phase(
-            work, roofline_ns, predicted, _serve_prompts(placement, stack, roofline_ns, predicted, batch)
-        )
+        roofline = work.estimate(peaks)
+        return Phase(work, roofline, predicted, _serve_prompts(placement, stack, roofline, predicted, batch))
 
     first_token = plan_prompts(1)
     rates = []
     for batch in sorted({*powers_of_two(LARGEST_BATCH), request.batch}):
         work, fits = count_decode_work(model, dtype, batch, context), placement.can_hold(batch)
         predicted = predictor.predict_step(batch) if predictor and fits else None
-        roofline_ns = placement.step_ns(work, batch)
-        served = _serve_step(
-            placement, stack, predicted.time if predicted else Time.exact(roofline_ns), batch
-        )
-        step = Phase(work, roofline_ns, predicted, served)
+        roofline = placement.estimate_step(work, batch)
+        served = _serve_step(placement, stack, predicted.time if predicted else roofline, batch)
+        step = Phase(work, roofline, predicted, served)
         if fits:
             rates.append(_compute_rate(batch, placement, first_token, step, (prompt, generate), price))
         else:
@@ -358,13 +362,13 @@ def _find_stack(request: Request) -> Stack:
 
 
 def _serve_prompts(
-    placement: Placement, stack: Stack, roofline_ns: float, predicted: PassTime | None, prompts: int
+    placement: Placement, stack: Stack, roofline: Time, predicted: PassTime | None, prompts: int
 ) -> Served:
     """Return the times of a pass of prompts; an accelerator has no engine time."""
     if placement.instance is None:
-        return Served(Time.exact(roofline_ns), 0.0)
+        return Served(roofline, 0.0)
     if predicted is None:
-        return stack.serve_roofline(roofline_ns, prompts)
+        return stack.serve_roofline(roofline, prompts)
     return stack.serve_prompts(predicted, prompts)
 
 

@@ -2,7 +2,8 @@
 
 Equal blocks are launched once and multiplied by their number. Decode attention and `lm_head` take up to 128 sequences
 at a time. If a kernel refuses a launch that fuses others, these others are timed instead. If a kernel refuses any other
-launch, or no kernel computes it, the launch takes its roofline, and the reason is kept.
+launch, or no kernel computes it, the launch takes at least its roofline, and usually longer, at the share of the peaks
+that kernels reach (`roofline.USUAL`); the reason is kept.
 
 No launch is taken as shorter than its work on the core's peaks.
 """
@@ -54,7 +55,7 @@ class LaunchTime:
     """One kernel of a pass: how often it is launched, and the time of all launches, on one rank.
 
     `floor_ns` is the time of their work on the core's peaks. `refusal` is empty for dry runs; else it is the reason why
-    `time` is the floor. `cores` are the physical cores of a rank that work.
+    `time` is an estimate, at least the floor. `cores` are the physical cores of a rank that work.
     """
 
     name: str
@@ -294,9 +295,9 @@ class Predictor:
         ]
 
     def _time(self, launch: Launch, count: int, measure: Callable[[Launch], Time]) -> LaunchTime:
-        """Return the measured time of a launch of `count` equal sections, or its roofline where a kernel refuses it."""
-        floor_ns = 1e9 * self._core.seconds(launch.work.operations, launch.work.bytes)
-        launches, time, refusal, cores = count * launch.repeat, Time.exact(floor_ns), "", self.lnc
+        """Return the measured time of a launch of `count` equal sections, or at least its roofline if it is refused."""
+        time = self._core.estimate(launch.work.operations, launch.work.bytes)
+        floor_ns, launches, refusal, cores = time.dataflow_ns, count * launch.repeat, "", self.lnc
         try:
             time = measure(launch).at_least(Time.exact(floor_ns))
             cores = self._dry.busy_cores

@@ -9,6 +9,10 @@ bytes decide,
     time per token = (weight bytes + B * S * cache bytes per token) / bandwidth,     tokens per second = B / time
 
 Activations are not counted, nor the bytes that ranks exchange.
+
+A roofline is a lower bound. Where nothing else is known, the least reading of a time is the roofline. Its middle and
+its largest reading are at shares of the peaks: the share that this project's kernels usually reach, and the least share
+that published runs reach (`USUAL`, `LEAST`).
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from enum import Enum
 from model.device import Hardware
 from model.errors import ModelError
 from model.layers.launch import Phase
+from model.plan.dry import Time
+from model.plan.origin import Confidence, Origin
 from model.plan.sizes import DTYPE_BYTES, ModelSizes
 from nkw.suggestions import did_you_mean
 
@@ -31,6 +37,38 @@ class Bound(Enum):
 
     compute = "compute"
     bandwidth = "bandwidth"
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Shares of the peaks of operations and of bytes that a pass reaches, each where it decides the time."""
+
+    operations: float
+    bytes: float
+    origin: Origin
+
+
+USUAL = Reach(
+    0.46,
+    0.50,
+    Origin(
+        "medians of dry runs of this project's kernels: prompts and decode steps of eight models on 8 ranks of trn1 "
+        "and trn2 (python -m benchmarks.stacks --shares)",
+        Confidence.derived,
+    ),
+)
+"""The middle reading of a time of which only the roofline is known."""
+
+LEAST = Reach(
+    0.17,
+    0.17,
+    Origin(
+        "the least of the fitted published runs of Transformers NeuronX without engine time: prompts of models of 69 "
+        "billion parameters or more, and decode steps (python -m benchmarks.stacks --shares)",
+        Confidence.derived,
+    ),
+)
+"""The largest reading of a time of which only the roofline is known."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +89,17 @@ class Accelerator:
     def seconds(self, operations: float, moved_bytes: float) -> float:
         """Return the least time of a number of operations and bytes."""
         return max(operations / self.operations_per_s, moved_bytes / self.bytes_per_s)
+
+    def estimate(self, operations: float, moved_bytes: float) -> Time:
+        """Return the time of work of which only the roofline is known: at least, usually and at most."""
+        least, *longer = (
+            1e9 * self.seconds(operations / share, moved_bytes / byte_share)
+            for share, byte_share in (
+                (1.0, 1.0),
+                *((reach.operations, reach.bytes) for reach in (USUAL, LEAST)),
+            )
+        )
+        return Time(least, *longer)
 
     def scale(self, devices: int) -> Accelerator:
         """Return several equal devices as one device."""
@@ -147,6 +196,10 @@ class Work:
     def seconds(self, peaks: Accelerator) -> float:
         """Return the least time of this work on given peaks."""
         return peaks.seconds(self.operations, self.bytes)
+
+    def estimate(self, peaks: Accelerator) -> Time:
+        """Return the time of this work on given peaks: at least, usually and at most."""
+        return peaks.estimate(self.operations, self.bytes)
 
 
 def count_decode_work(model: ModelSizes, dtype: str, batch: int, context: int) -> Work:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from model.plan.origin import Origin
 from model.plan.plan import Plan
-from model.plan.stacks import METRICS, Fact, HostTime, Origin, Ratios, Served, Stack
+from model.plan.stacks import METRICS, Fact, HostTime, Ratios, Served, Stack
 
 _TERMS = {
     "step_engine": "engine, a step",

@@ -5,17 +5,8 @@
 
 from __future__ import annotations
 
-from model.plan.stacks import (
-    Confidence,
-    Fact,
-    HostTime,
-    Origin,
-    Padding,
-    PublishedRun,
-    Sampling,
-    Scale,
-    Stack,
-)
+from model.plan.origin import Confidence, Origin
+from model.plan.stacks import Fact, HostTime, Padding, PublishedRun, Sampling, Scale, Stack
 
 _RECORDED = "2026-11-28"
 

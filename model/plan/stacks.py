@@ -18,22 +18,13 @@ from enum import Enum
 
 from model.device import chip
 from model.plan.dry import Time
+from model.plan.origin import Origin
 from model.plan.predict import PassTime
 
 MOST_RATIO = 4
 """A published run is near a prediction if prompt, batch and parameters each differ by at most this factor."""
 
 _SMALLEST_BUCKET = 128
-
-
-class Confidence(Enum):
-    """How well a number of a record is known."""
-
-    documented = "documented"
-    measured = "measured"
-    fitted = "fitted"
-    derived = "derived"
-    assumed = "assumed"
 
 
 class Padding(Enum):
@@ -49,14 +40,6 @@ class Sampling(Enum):
 
     device = "on the device"
     host = "on the host"
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The source of a number or a fact of a record, and the confidence in it."""
-
-    source: str
-    confidence: Confidence
 
 
 @dataclass(frozen=True)
@@ -190,10 +173,10 @@ class Stack:
         device = other + attention * (self.attention_scale.value or 1.0)
         return self._serve_prompts(device, predicted.floor_ns, prompts)
 
-    def serve_roofline(self, roofline_ns: float, prompts: int) -> Served:
+    def serve_roofline(self, roofline: Time, prompts: int) -> Served:
         """Return the times of a pass of `prompts` prompts of which only the roofline is known."""
-        device = Time.exact(roofline_ns * (self.prompt_scale.value or 1.0))
-        return self._serve_prompts(device, roofline_ns, prompts)
+        device = roofline * (self.prompt_scale.value or 1.0)
+        return self._serve_prompts(device, roofline.dataflow_ns, prompts)
 
     def _serve_prompts(self, device: Time, floor_ns: float, prompts: int) -> Served:
         if self.prompt_share.value is not None:

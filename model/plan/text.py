@@ -14,6 +14,7 @@ from model.plan.meshes import Candidate, Estimate, describe_cores
 from model.plan.plan import Plan
 from model.plan.policy import Judged
 from model.plan.predict import BUBBLE, PassTime
+from model.plan.roofline import LEAST, USUAL
 from model.plan.service import describe_service, describe_terms
 from model.plan.sizes import DTYPE_BYTES
 from model.plan.speech import compute_transcription
@@ -156,7 +157,8 @@ def describe_choice(judged: Sequence[Judged]) -> Iterator[str]:
     chosen, *runners_up = judged
     level = chosen.level
     if level.is_bounded:
-        times = f"TTFT {_format_ms(chosen.ttft_ns)} ms, ITL {_format_ms(chosen.mean_itl_ns)} ms"
+        least = "" if chosen.predicted else "at least, as rooflines: "
+        times = f"{least}TTFT {_format_ms(chosen.ttft_ns)} ms, ITL {_format_ms(chosen.mean_itl_ns)} ms"
         if chosen.excesses:
             yield f"no mesh keeps {level}; {_format_mesh(chosen.mesh.shape)} is nearest: {times}"
         else:
@@ -334,16 +336,15 @@ def _format_rates(plan: Plan) -> list[Part]:
     """Return the table of batches with their steps, throughput and price, and its notes."""
     if not plan.placement.can_hold(1):
         return [_sentence("no batch fits, so there are no rates and no prices")]
-    is_predicted, price = plan.first_token.predicted is not None, plan.price
-    heads = ["batch", "ms (dataflow..serial)" if is_predicted else "ms, roofline", "decoding", "with prompts"]
+    price = plan.price
+    heads = ["batch", f"ms ({_name_bounds(plan)})", "decoding", "with prompts"]
     heads += ["$ input", "$ output"] if price is not None else []
     rows = []
     for rate in plan.rates:
         if rate.tokens_per_s is None or rate.request_tokens_per_s is None:
             rows.append([f"{rate.batch:,}", *("-" for _ in heads[1:]), "!"])
             continue
-        time = rate.step.served.time
-        row = [f"{rate.batch:,}", _format_time(time) if is_predicted else _format_ms(time.program_ns)]
+        row = [f"{rate.batch:,}", _format_time(rate.step.served.time)]
         row += [f"{rate.tokens_per_s:,.1f}", f"{rate.request_tokens_per_s:,.1f}"]
         if rate.dollars is not None:
             row += [f"{dollars.program_ns:,.3f}" for dollars in (rate.dollars.input, rate.dollars.output)]
@@ -398,7 +399,7 @@ def _format_price(plan: Plan) -> list[Part]:
                 dollars.request.serial_ns,
             )
         )
-        bounds = f" ({low}..{high}, dataflow..serial)" if low != high else ""
+        bounds = f" ({low}..{high}, {_name_bounds(plan)})" if low != high else ""
         sentences.append(
             f"batch {plan.request.batch:,}: {middle}{bounds} $/million generated tokens, prompts included"
         )
@@ -429,13 +430,15 @@ def describe_basis(plan: Plan) -> Iterator[str]:
         yield f"Weights quantised by {plan.model.config.quant_method} are planned as {plan.dtype}."
     instance, first, step = plan.placement.instance, plan.first_token.predicted, plan.rate.step.predicted
     if instance is None:
-        yield f"Times are rooflines of the peaks given ({plan.placement.peaks.source})."
+        yield f"Times are rooflines, at least, of the peaks given ({plan.placement.peaks.source})."
+        yield from describe_rooflines()
     elif not plan.rate.fits:
         yield f"No times of batch {plan.request.batch:,} are predicted, because it does not fit."
     elif first is None or step is None:
         *missing, last = find_unsupported(plan.model.config)
         features = f"{', '.join(missing)} or {last}" if missing else last
-        yield f"Times are rooflines, because no kernel of this project computes {features}."
+        yield f"Times are rooflines, at least, because no kernel of this project computes {features}."
+        yield from describe_rooflines()
     else:
         yield (
             "Times are dry runs of this project's kernels, one after another; program reading, "
@@ -443,11 +446,28 @@ def describe_basis(plan: Plan) -> Iterator[str]:
         )
         yield from _describe_undivided(plan)
         predicted = (first, plan.first_tokens.predicted, step)
-        refusals = (refusal for phase in predicted if phase for refusal in phase.refusals)
-        for refusal in dict.fromkeys(refusals):
-            yield f"Roofline for a part: {refusal}."
+        refusals = dict.fromkeys(refusal for phase in predicted if phase for refusal in phase.refusals)
+        for refusal in refusals:
+            yield f"Roofline, at least, for a part: {refusal}."
+        if refusals:
+            yield from describe_rooflines()
     if instance is not None and chip(instance.target).replaced:
         yield f"Times are those of {chip(instance.target).label}."
+
+
+def describe_rooflines() -> Iterator[str]:
+    """Yield sentences on the three values of a time of which only the roofline is known, with their sources."""
+    yield "Of a roofline, the first value in brackets is at the peaks, which nothing can be faster than."
+    for words, reach in (("middle", USUAL), ("last", LEAST)):
+        yield (
+            f"The {words} value is at {reach.operations:.2f} of the peak of operations and {reach.bytes:.2f} of "
+            f"the bandwidth ({reach.origin.confidence.value}: {reach.origin.source})."
+        )
+
+
+def _name_bounds(plan: Plan) -> str:
+    """Return what the bounds of a plan's times are."""
+    return "roofline..least share" if plan.first_token.predicted is None else "dataflow..serial"
 
 
 def _describe_ranks(plan: Plan) -> str:

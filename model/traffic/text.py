@@ -208,7 +208,7 @@ def describe_basis(traffic: Traffic) -> Iterator[str]:
         source = deployment.link.source
         yield f"A transfer takes its bytes over the documented bandwidth ({source}), and its links alone."
     for refusal in deployment.refusals:
-        yield f"Roofline for a part: {refusal}."
+        yield f"Roofline, at least, for a part: {refusal}."
     record = chip(deployment.instance.target)
     if record.replaced:
         yield f"Times are those of {record.label}."

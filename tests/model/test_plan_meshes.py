@@ -98,7 +98,7 @@ def test_deepseek_v3_fits_the_ultraserver_on_a_mesh_of_more_than_tensor_parallel
     assert plan.rate.fits and mesh.shape.pp * mesh.shape.ep > 1
     assert mesh.needed_bytes <= capacity < compared[-1].needed_bytes
     assert mesh.copies * mesh.shape.ranks <= 512
-    assert plan.rate.step.roofline_ns == mesh.step.step_ns
+    assert plan.rate.step.roofline_ns == pytest.approx(mesh.step.step_ns)
     rates = [mesh.tokens_per_s for mesh in compared]
     assert rates == sorted(rates, reverse=True) and rates[0] > 0 == rates[-1]
 

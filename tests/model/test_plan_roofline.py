@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
+from benchmarks.stacks.shares import plan_shares, publish_shares
 from model.device import chip
 from model.errors import ModelError
 from model.plan import roofline
-from model.plan.roofline import ACCELERATORS, Bound, parse_accelerator
+from model.plan.document import build_document
+from model.plan.origin import Confidence
+from model.plan.plan import Request, make_plan
+from model.plan.roofline import ACCELERATORS, LEAST, USUAL, Bound, parse_accelerator
 from model.plan.sizes import load_model
 from tests.model.test_plan_parameters import CONFIGS, COUNTS
 
@@ -140,3 +145,55 @@ def test_a_known_accelerator_has_the_peak_of_the_dtype(name, tera_operations) ->
 def test_refuses_what_is_no_accelerator(text) -> None:
     with pytest.raises(ModelError, match="accelerator"):
         parse_accelerator(text, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("operations", "moved", "resource"), [(989.0, 0.001, "operations"), (0.001, 3.35, "bytes")]
+)
+def test_a_roofline_is_the_least_reading_and_shares_of_the_peaks_the_others(
+    operations, moved, resource
+) -> None:
+    time = H100.estimate(1e12 * operations, 1e12 * moved)
+    assert time.dataflow_ns == pytest.approx(1e9)
+    assert time.program_ns == pytest.approx(1e9 / getattr(USUAL, resource))
+    assert time.serial_ns == pytest.approx(1e9 / getattr(LEAST, resource))
+
+
+@pytest.mark.parametrize("reach", [USUAL, LEAST])
+def test_shares_of_the_peaks_have_a_source_and_a_confidence(reach) -> None:
+    assert "python -m benchmarks.stacks --shares" in reach.origin.source
+    assert reach.origin.confidence is Confidence.derived
+    assert 0 < LEAST.operations < USUAL.operations < 1
+    assert 0 < LEAST.bytes < USUAL.bytes < 1
+
+
+def test_the_least_shares_are_those_of_the_published_runs() -> None:
+    prompts, steps = zip(*publish_shares())
+    assert LEAST.operations == round(min(share for share in prompts if share is not None), 2)
+    assert LEAST.bytes == round(min(steps), 2)
+
+
+@pytest.mark.deep
+def test_the_usual_shares_are_medians_of_plans() -> None:
+    planned = list(plan_shares())
+    assert USUAL.operations == round(median(prompt for _, _, prompt, *_ in planned), 2)
+    assert USUAL.bytes == round(
+        median(share for *_, single, batched in planned for share in (single, batched)), 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "times"), [({"accelerator": "h100"}, "roofline, at least"), ({}, "dry runs")]
+)
+def test_the_document_says_which_times_are_rooflines(place, times) -> None:
+    plan = make_plan(model("qwen3-0.6b"), Request(**place, tp=1, prompt=8, generate=1))
+    document = build_document(plan, "config.json")
+    for phase in (document["first_token"], document["step"]):
+        assert phase["times"] == times
+        ratio = phase["dataflow_ns"] / phase["roofline_ns"]
+        assert (ratio == 1) == (times != "dry runs")
+        assert phase["dataflow_ns"] < phase["program_ns"] < phase["serial_ns"]
+    shares = document["roofline_shares"]
+    assert (shares["usual"]["operations"], shares["least"]["bytes"]) == (USUAL.operations, LEAST.bytes)
+    assert shares["least"]["confidence"] == "derived"
+    assert ("at least" in document["basis"]) == (times != "dry runs")

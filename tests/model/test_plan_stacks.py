@@ -7,8 +7,8 @@ import json
 import pytest
 
 from model.commands.options.device import STACKS as NAMES
+from model.plan.origin import Confidence
 from model.plan.stack_records import STACKS
-from model.plan.stacks import Confidence
 from tests.model.test_plan_command import printed, refused
 from tests.model.test_plan_parameters import GEMMA3N
 from tests.model.test_plan_predict import tiny

@@ -11,9 +11,10 @@ from benchmarks.stacks.entries import Half, read_published
 from benchmarks.stacks.fit import predict_device
 from benchmarks.stacks.host import fit_line
 from model.plan.dry import Time
+from model.plan.origin import Confidence, Origin
 from model.plan.predict import LaunchTime, PassTime
 from model.plan.stack_records import NXDI, OPTIMUM, STACKS, THIS, TRANSFORMERS_NEURONX, VLLM_NEURON
-from model.plan.stacks import Confidence, HostTime, Origin, PublishedRun, Ratios, Scale
+from model.plan.stacks import HostTime, PublishedRun, Ratios, Scale
 
 ORIGIN = Origin("a test", Confidence.assumed)
 PROMPTS = PassTime(
@@ -64,9 +65,9 @@ def test_prompts_reach_at_most_their_share_of_the_peaks(share, device_ns) -> Non
 
 
 def test_a_roofline_is_stretched_to_the_share_of_the_peaks() -> None:
-    served = NXDI.serve_roofline(1e6, prompts=1)
-    assert served.device == Time.exact(1e6 / 0.37)
-    assert THIS.serve_roofline(1e6, prompts=1).device == Time.exact(1e6)
+    roofline = Time(1e6, 2e6, 6e6)
+    assert NXDI.serve_roofline(roofline, prompts=1).device == Time(1e6 / 0.37, 1e6 / 0.37, 6e6)
+    assert THIS.serve_roofline(roofline, prompts=1).device == roofline
 
 
 @pytest.mark.parametrize(
