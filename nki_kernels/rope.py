@@ -1,16 +1,18 @@
 """rope: rotary position embedding, half-split as in Hugging Face's Llama.
 
-With a head's row cut in halves a and b, and c, s the cosines and sines of the row's position:
+With the first R elements of a head's row cut in halves a and b, and c, s the cosines and sines of the row's position:
 
     a' = a * c - b * s        b' = b * c + a * s
 
+The other elements of a head are copied.
+
 Dimensions
-    T   tokens; heads; D head size (even); S positions that the tables hold.
+    T   tokens; heads; D head size; R rotated elements (even, at most D); S positions that the tables hold.
 
 Arguments
     x          [T, heads * D] @ HBM, float32 or bfloat16
     positions  [T, 1] @ HBM, int32, 0 <= position < S
-    cos, sin   [S, D/2] @ HBM, float32
+    cos, sin   [S, R/2] @ HBM, float32
     heads      compile-time int
     returns y  [T, heads * D] @ HBM, x's dtype
 
@@ -48,11 +50,11 @@ MAX_WIDTH = 8192
 def rope(x, positions, cos, sin, heads):
     """Rotate every head of every row by the angles of the row's position."""
     expect_dims(2, x, "x [T, heads * D]")
-    expect_dims(2, cos, "cos [S, D/2]")
+    expect_dims(2, cos, "cos [S, R/2]")
     tokens, width = x.shape
     half = cos.shape[1]
-    assert width == heads * 2 * half, (
-        f"{heads} heads with tables of width {half} need x of {2 * heads * half}, not {width}"
+    assert width % heads == 0 and width >= heads * 2 * half, (
+        f"{heads} heads with tables of width {half} need x of {2 * heads * half} or more in equal heads, not {width}"
     )
     assert width <= MAX_WIDTH, f"rope takes rows of at most {MAX_WIDTH}, not {width}"
     assert cos.shape == sin.shape, f"cos is {cos.shape}, sin is {sin.shape}"
@@ -66,7 +68,7 @@ def rope(x, positions, cos, sin, heads):
         if number + 1 < len(starts):
             ahead = operands(x, positions, cos, sin, starts[number + 1])
         result = nl.ndarray(tile.shape, dtype=x.dtype, buffer=nl.sbuf)
-        rotate(result, tile, cosines, sines, 2 * half)
+        rotate(result, tile, cosines, sines, width // heads)
         nisa.dma_copy(dst=y[first:last, :], src=result)
     return y
 
@@ -120,10 +122,12 @@ def for_heads(angles, heads):
 def rope_reference(
     x: np.ndarray, positions: np.ndarray, cos: np.ndarray, sin: np.ndarray, heads: int
 ) -> np.ndarray:
-    """Compute Hugging Face's form, x * cos + rotate_half(x) * sin, in float32."""
-    wide = widened(x).reshape(x.shape[0], heads, -1)
+    """Compute Hugging Face's form, x * cos + rotate_half(x) * sin of the rotated elements, in float32."""
+    whole = widened(x).reshape(x.shape[0], heads, -1)
+    wide, rest = np.split(whole, [2 * cos.shape[1]], axis=2)
     cosines = np.tile(widened(cos)[positions], 2)
     sines = np.tile(widened(sin)[positions], 2)
     first, second = np.split(wide, 2, axis=2)
     rotated = np.concatenate([-second, first], axis=2)
-    return (wide * cosines + rotated * sines).reshape(x.shape).astype(x.dtype)
+    result = np.concatenate([wide * cosines + rotated * sines, rest], axis=2)
+    return result.reshape(x.shape).astype(x.dtype)

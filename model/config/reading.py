@@ -48,6 +48,7 @@ def read_attention(
     partial: bool = False,
     default_theta: float = 10000.0,
     default_head_dim: int | None = None,
+    default_factor: float = 1.0,
     **quirks: Any,
 ) -> GroupedAttention:
     """Return grouped attention with rotary positions.
@@ -56,6 +57,7 @@ def read_attention(
         partial: the family allows a partial_rotary_factor below 1.
         default_theta: base of the frequencies where the config has none.
         default_head_dim: size of a head where the config has none; None for hidden_size / num_attention_heads.
+        default_factor: partial_rotary_factor where the config has none.
         quirks: further fields of `GroupedAttention`, which replace the rotary positions too.
 
     Raises:
@@ -74,7 +76,7 @@ def read_attention(
     if head_dim % 2:
         fields.unsupported("head_dim", f"{head_dim} is odd; rotary embedding turns pairs")
     if "positions" not in quirks:
-        quirks["positions"] = read_positions(fields, head_dim, partial, default_theta)
+        quirks["positions"] = read_positions(fields, head_dim, partial, default_theta, default_factor)
     return GroupedAttention(heads, kv_heads, head_dim, **quirks)
 
 
@@ -150,18 +152,20 @@ def read_windows(fields: Fields, default: list[int | None], window: int | None) 
     return [window if layer_type == "sliding_attention" else None for layer_type in layer_types]
 
 
-def read_layer_types(fields: Fields, layers: int, known: tuple[str, ...]) -> list[str]:
-    """Read `layer_types`, one of the `known` names for each of `layers` layers.
+def read_layer_types(
+    fields: Fields, layers: int, known: tuple[str, ...], name: str = "layer_types"
+) -> list[str]:
+    """Read the field `name`, one of the `known` names for each of `layers` layers.
 
     Raises:
         ModelError: The field is not a list of so many names, or a name is unknown.
     """
-    layer_types = fields.get("layer_types", None)
+    layer_types = fields.get(name, None)
     if not isinstance(layer_types, list) or len(layer_types) != layers:
-        raise fields.error("layer_types", f"not a list of {layers} names, one for each layer")
+        raise fields.error(name, f"not a list of {layers} names, one for each layer")
     for layer_type in layer_types:
         if layer_type not in known:
-            raise fields.error("layer_types", f"{layer_type!r:.60}; known are {', '.join(known)}")
+            raise fields.error(name, f"{layer_type!r:.60}; known are {', '.join(known)}")
     return layer_types
 
 

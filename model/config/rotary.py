@@ -15,12 +15,22 @@ from model.errors import ModelError
 
 
 def read_positions(
-    fields: Fields, head_dim: int, partial: bool = False, default_theta: float = 10000.0
+    fields: Fields,
+    head_dim: int,
+    partial: bool = False,
+    default_theta: float = 10000.0,
+    default_factor: float = 1.0,
 ) -> Positions:
     """Return the positions of heads by rope_parameters (transformers 5), or by rope_scaling and rope_theta."""
     field = "rope_parameters" if "rope_parameters" in fields else "rope_scaling"
     return read_scaled_positions(
-        fields, fields.table(field), field, head_dim, default_theta=default_theta, partial=partial
+        fields,
+        fields.table(field),
+        field,
+        head_dim,
+        default_theta=default_theta,
+        partial=partial,
+        default_factor=default_factor,
     )
 
 
@@ -33,6 +43,7 @@ def read_scaled_positions(
     theta: str = "rope_theta",
     default_theta: float = 10000.0,
     partial: bool = False,
+    default_factor: float = 1.0,
 ) -> Positions:
     """Return the positions that an object of config.json describes.
 
@@ -46,11 +57,12 @@ def read_scaled_positions(
         theta: the field of config.json with the base, which is read if the object has none.
         default_theta: the base if neither has it.
         partial: the family allows a partial_rotary_factor below 1.
+        default_factor: partial_rotary_factor where neither has it.
     """
     limit = fields.count("max_position_embeddings")
     positions = Positions(RopeParameters(10000.0), limit, head_dim, name)
     try:
-        width = _read_rotated_width(fields, scaling, head_dim, partial)
+        width = _read_rotated_width(fields, scaling, head_dim, partial, default_factor)
         base = (
             scaling.number("rope_theta") if "rope_theta" in scaling else fields.number(theta, default_theta)
         )
@@ -67,12 +79,17 @@ def read_scaled_positions(
     return positions
 
 
-def _read_rotated_width(fields: Fields, scaling: Fields, head_dim: int, partial: bool) -> int:
+def _read_rotated_width(
+    fields: Fields, scaling: Fields, head_dim: int, partial: bool, default_factor: float
+) -> int:
     """Return the number of rotated elements of a head. Raises ModelError for a refused partial_rotary_factor."""
     if _read_type(scaling)[1] == RopeType.proportional.value:
         return head_dim
-    for owner in (scaling, fields):
-        factor = owner.number("partial_rotary_factor", default=1.0)
+    for owner, default in (
+        (scaling, 1.0),
+        (fields, 1.0 if "partial_rotary_factor" in scaling else default_factor),
+    ):
+        factor = owner.number("partial_rotary_factor", default=default)
         if factor == 1:
             continue
         if not partial:

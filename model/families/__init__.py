@@ -135,8 +135,12 @@ def _find_model_type(fields: Fields) -> str:
     Raises:
         ModelError: The registry has no row with this architecture.
     """
-    generated = {row.architecture: name for name, row in FAMILIES.items() if row.architecture}
     architectures, model_type = fields.get("architectures", None), fields.get("model_type", None)
+    generated: dict[str, str] = {}
+    for name, row in FAMILIES.items():
+        # Of rows with one architecture that of the config's own model type counts, else the first.
+        if row.architecture and (name == model_type or row.architecture not in generated):
+            generated[row.architecture] = name
     if isinstance(architectures, list) and len(architectures) == 1 and isinstance(architectures[0], str):
         if architectures[0] in generated:
             return generated[architectures[0]]

@@ -1,6 +1,7 @@
 """DeepSeek V2 and V3: routed experts, and multi-head latent attention, which caches one latent vector per token.
 
-Layers of V3 for multi-token prediction are not read: a checkpoint may contain them after the other layers.
+Kimi K2 is a DeepSeek-V3 with another model type. GLM-4.7 Flash differs in the defaults of its config. Layers for
+multi-token prediction are not read: a checkpoint may contain them after the other layers.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from model.config.fields import Fields
-from model.config.mixers import LatentAttention
+from model.config.mixers import GroupedAttention, LatentAttention
 from model.config.parts import Block, Experts, ModelConfig
 from model.config.reading import (
     MOST_HEAD_DIM,
@@ -20,6 +21,7 @@ from model.config.reading import (
     read_experts_per_token,
     read_gated_mlp,
     read_layer_count,
+    read_layer_types,
     read_norms,
 )
 from model.config.rope import RopeType, compute_yarn_score_factor
@@ -28,7 +30,7 @@ from model.families import dense, names
 from model.network import Network
 
 _NAMES = names.Names(
-    experts=names.ExpertNames(shared="mlp.shared_experts", choice_bias="e_score_correction_bias")
+    experts=names.ExpertNames(shared="mlp.shared_experts", choice_bias="mlp.gate.e_score_correction_bias")
 )
 
 
@@ -48,8 +50,44 @@ def read_deepseek_v3(fields: Fields) -> ModelConfig:
 
     Groups rank by the sum of their two best experts.
     """
-    renormalise = fields.flag("norm_topk_prob", default=True)
-    return _read(fields, True, 2.5, scoring="sigmoid", choice_bias=True, renormalise=renormalise)
+    return _read(fields, True, 2.5, **_read_sigmoid_routing(fields))
+
+
+def read_glm4_moe_lite(fields: Fields) -> ModelConfig:
+    """Read a config whose `mlp_layer_types` has "dense" or "sparse" for each layer, by default a first dense layer."""
+    _refuse_biases(fields)
+    count = read_layer_count(fields)
+    kinds = ["dense"] + ["sparse"] * (count - 1)
+    if "mlp_layer_types" in fields:
+        kinds = read_layer_types(fields, count, ("dense", "sparse"), "mlp_layer_types")
+    sparse = Block(
+        _read_latent_attention(fields), read_sigmoid_experts(fields, 1.8), read_norms(fields, default=1e-5)
+    )
+    mlp = read_gated_mlp(fields) if "dense" in kinds else None
+    blocks = tuple(replace(sparse, mlp=mlp) if kind == "dense" else sparse for kind in kinds)
+    mtp_layers = read_count_or_zero(fields, "num_nextn_predict_layers")
+    return ModelConfig(**read_common(fields), blocks=blocks, mtp_layers=mtp_layers)
+
+
+def read_sigmoid_experts(fields: Fields, default_scale: float = 1.0) -> Experts:
+    """Read experts that are weighted by sigmoids and selected with a bias; by default there is one group of them."""
+    return _read_experts(fields, True, default_scale, _read_sigmoid_routing(fields), (1, 1))
+
+
+def _read_sigmoid_routing(fields: Fields) -> dict[str, Any]:
+    """Return the fields of `Experts` of a router with sigmoids and a bias of the selection."""
+    return {
+        "scoring": "sigmoid",
+        "choice_bias": True,
+        "renormalise": fields.flag("norm_topk_prob", default=True),
+    }
+
+
+def _refuse_biases(fields: Fields) -> None:
+    """Add biases of projections of latent attention and of experts to the refusals."""
+    for name in ("attention_bias", "mlp_bias"):
+        if fields.flag(name):
+            fields.unsupported(name, "projections of latent attention and of experts have no biases")
 
 
 def _read(fields: Fields, is_grouped: bool, default_scale: float, **routing: Any) -> ModelConfig:
@@ -61,14 +99,19 @@ def _read(fields: Fields, is_grouped: bool, default_scale: float, **routing: Any
         default_scale: The factor of the experts' weights where the config names none.
         **routing: Fields of `Experts` that the family decides.
     """
-    count = read_layer_count(fields)
-    dense_layers = min(read_count_or_zero(fields, "first_k_dense_replace"), count)
-    for name in ("attention_bias", "mlp_bias"):
-        if fields.flag(name):
-            fields.unsupported(name, "projections of latent attention and of experts have no biases")
-    block_norms = read_norms(fields)
+    _refuse_biases(fields)
     experts = _read_experts(fields, is_grouped, default_scale, routing)
-    sparse = Block(_read_latent_attention(fields), experts, block_norms)
+    dense_layers = read_count_or_zero(fields, "first_k_dense_replace")
+    return read_first_dense(fields, _read_latent_attention(fields), experts, dense_layers)
+
+
+def read_first_dense(
+    fields: Fields, mixer: GroupedAttention | LatentAttention, experts: Experts, dense_layers: int
+) -> ModelConfig:
+    """Read a config whose first `dense_layers` layers have an MLP and whose other layers have experts."""
+    count = read_layer_count(fields)
+    dense_layers = min(dense_layers, count)
+    sparse = Block(mixer, experts, read_norms(fields))
     blocks = (sparse,) * (count - dense_layers)
     if dense_layers:
         blocks = (replace(sparse, mlp=read_gated_mlp(fields)),) * dense_layers + blocks
@@ -109,12 +152,23 @@ def _read_latent_attention(fields: Fields) -> LatentAttention:
     )
 
 
-def _read_experts(fields: Fields, is_grouped: bool, default_scale: float, routing: dict[str, Any]) -> Experts:
-    """Read the routed and the shared experts; `routing` holds fields of `Experts` that the family decides."""
+def _read_experts(
+    fields: Fields,
+    is_grouped: bool,
+    default_scale: float,
+    routing: dict[str, Any],
+    default_groups: tuple[int, int] = (8, 4),
+) -> Experts:
+    """Read the routed and the shared experts.
+
+    `routing` holds fields of `Experts` that the family decides. `default_groups` are the groups and the best ones of
+    them where the config has none.
+    """
     experts, width = fields.count("n_routed_experts"), fields.count("moe_intermediate_size")
     groups = top_groups = 1
     if is_grouped:
-        groups, top_groups = fields.count("n_group", default=8), fields.count("topk_group", default=4)
+        groups = fields.count("n_group", default=default_groups[0])
+        top_groups = fields.count("topk_group", default=default_groups[1])
         if experts % groups or top_groups > groups:
             raise fields.error("n_group", f"{top_groups} of {groups} groups of {experts} experts")
     return Experts(

@@ -12,9 +12,10 @@ from functools import partial
 from model.config.fields import Fields
 from model.config.mixers import GroupedAttention, HeadNorm, LatentAttention
 from model.config.parts import Block, Encoder, Experts, Mlp, ModelConfig, Norms, PerLayerInput
-from model.config.reading import read_common, read_gated_mlp, read_layer_count, read_norms
+from model.config.reading import read_common, read_dtype, read_gated_mlp, read_layer_count, read_norms
 from model.families.names import LLAMA, ExpertNames, Names, StackedExpertNames
 from model.families.tokens import token_network
+from model.formats import read_format, read_method
 from model.layers.attention import Attention
 from model.layers.attention_heads import AttentionProjections
 from model.layers.embedding import Embedding
@@ -57,6 +58,25 @@ def read_blocks(
         blocks=(block,) * read_layer_count(fields)
         if layer_windows is None
         else tuple(replace(block, mixer=replace(mixer, window=window)) for window in layer_windows),
+    )
+
+
+def with_tower(fields: Fields, text: Fields, config: ModelConfig, tower: Encoder | None) -> ModelConfig:
+    """Return the config of a text decoder with a tower that generated tokens do not pass.
+
+    Args:
+        fields: The fields of config.json.
+        text: The fields of the text decoder in it.
+        config: The config of the text decoder.
+        tower: The tower, or None.
+    """
+    return replace(
+        config,
+        dtype=read_dtype(fields) or config.dtype,
+        tie_word_embeddings=fields.flag("tie_word_embeddings", default=config.tie_word_embeddings),
+        weight_format=read_format(text),
+        quant_method=read_method(text),
+        encoder=tower,
     )
 
 
@@ -316,7 +336,7 @@ class _BlockBuilder:
             experts = Numbered(numbers, lambda number: build(f"{prefix}.{number}", routing.width))
             shared = build(names.shared, routing.shared_width) if routing.shared_width else None
             shared_gate = self._projection(names.shared_gate, 1, hidden) if routing.shared_gate else None
-            choice_bias = self._tensor(f"{names.router}.{names.choice_bias}") if routing.choice_bias else None
+            choice_bias = self._tensor(names.choice_bias) if routing.choice_bias else None
         return RoutedExperts(
             f"layers.{self.number}.experts",
             hidden,

@@ -18,7 +18,6 @@ from model.config.reading import (
     read_attention,
     read_biases,
     read_common,
-    read_dtype,
     read_gated_mlp,
     read_layer_count,
     read_norms,
@@ -27,7 +26,7 @@ from model.config.reading import (
 )
 from model.config.rotary import read_scaled_positions
 from model.families import names
-from model.formats import read_format, read_method
+from model.families.dense import with_tower
 
 NAMES = names.Names(
     after_attention="post_attention_layernorm",
@@ -74,14 +73,7 @@ def read_gemma3(fields: Fields) -> ModelConfig:
     layer = 4 * (width * width + width) + 2 * width * inner + inner + width + 4 * width
     tower = (pixels + 1 + patches) * width + vision.count("num_hidden_layers") * layer + 2 * width
     projector = width * config.hidden_size + width
-    encoder = Encoder("vision tower", tower + projector)
-    return replace(
-        config,
-        dtype=read_dtype(fields) or config.dtype,
-        weight_format=read_format(text),
-        quant_method=read_method(text),
-        encoder=encoder,
-    )
+    return with_tower(fields, text, config, Encoder("vision tower", tower + projector))
 
 
 def _read_attention(fields: Fields, **quirks: Any) -> GroupedAttention:

@@ -21,7 +21,6 @@ from model.config.reading import (
     read_attention,
     read_biases,
     read_count_or_zero,
-    read_dtype,
     read_experts_per_token,
     read_gated_mlp,
     read_layer_count,
@@ -32,7 +31,6 @@ from model.config.reading import (
 from model.config.rotary import read_scaled_positions
 from model.families import dense, names
 from model.families.gemma import NAMES, build_config
-from model.formats import read_format, read_method
 from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED
 from model.layers.uncomputed import Uncomputed
 from model.layers.weight import Numbered, StackedWeight, Tensor, Weight
@@ -150,13 +148,7 @@ def read_gemma4(fields: Fields) -> ModelConfig:
         out = audio.count("output_proj_dims", default=1536)
         towers["audio"] = _count_audio(audio) + out * (audio.count("hidden_size") + 1 + config.hidden_size)
     name = f"{' and '.join(towers)} tower{'s' if len(towers) > 1 else ''}"
-    return replace(
-        config,
-        dtype=read_dtype(fields) or config.dtype,
-        weight_format=read_format(text),
-        quant_method=read_method(text),
-        encoder=Encoder(name, sum(towers.values())) if towers else None,
-    )
+    return dense.with_tower(fields, text, config, Encoder(name, sum(towers.values())) if towers else None)
 
 
 def _count_vision(fields: Fields) -> int:

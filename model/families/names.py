@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class ExpertNames:
     """Tensors of a layer's routed experts, stored expert by expert.
 
-    router       the router; `choice_bias` is the name of its selection bias under this prefix
+    router       the router
+    choice_bias  the bias of the selection
     experts      prefix of the experts: the tensors of one expert begin with `experts`.<number>
     shared       prefix of the shared experts, which are stored as one expert
     shared_gate  the projection of the gate of the shared experts

@@ -209,8 +209,10 @@ def rotary_tables(positions: int, half: int) -> tuple[np.ndarray, np.ndarray]:
     return np.cos(angles).astype(F32), np.sin(angles).astype(F32)
 
 
-def turned(tokens: int = 2, heads: int = 4, half: int = 8, dtype: type = F32, rows: int = 60) -> list[object]:
-    x = normal(1, tokens, heads * 2 * half, dtype=dtype)
+def turned(
+    tokens: int = 2, heads: int = 4, half: int = 8, dtype: type = F32, rows: int = 60, rest: int = 0
+) -> list[object]:
+    x = normal(1, tokens, heads * (2 * half + rest), dtype=dtype)
     return [x, row_numbers(2, tokens, rows), *rotary_tables(rows, half), heads]
 
 
@@ -231,9 +233,11 @@ class TestRope(KernelTests):
                 for tokens in SIZES
             ),
             dict(tokens=128, heads=64, half=64),
+            *vary(tokens=129, heads=3, half=4, rest=[1, 8], dtype=[*DTYPES]),
         ],
         refusals=[
-            refuse("4 heads with tables of width 8 need x of 64, not 48", x=normal(1, 2, 48)),
+            refuse("need x of 64 or more in equal heads, not 60", x=normal(1, 2, 60)),
+            refuse("need x of 64 or more in equal heads, not 66", x=normal(1, 2, 66)),
             refuse("cos is (60, 8), sin is (59, 8)", sin=lambda sin: sin[1:]),
             refuse("positions are [2, 1], not (1, 2)", positions=lambda positions: positions.T),
         ],

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-_CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma4": "Gemma4TextConfig"}
+_CONFIGS = {name: f"{name}TextConfig" for name in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")}
 _CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
 
@@ -100,7 +100,7 @@ _ROWS = (
 _COLUMNS = "embed_tokens lm_head wte wpe q_proj k_proj v_proj qkv_proj gate_proj up_proj gate_up_proj".split()
 _COLUMNS += "embed_positions fc1 proj_out per_layer_input_gate per_layer_model_projection gate router".split()
 _COLUMNS += "embeddings in_proj q_a_proj kv_a_proj_with_mqa".split()
-_COLUMNS += "in_proj_qkvz in_proj_ba shared_expert_gate".split()
+_COLUMNS += "in_proj_qkvz in_proj_ba in_proj_qkv in_proj_z in_proj_b in_proj_a shared_expert_gate".split()
 _OTHERS = "q_norm k_norm per_layer_projection_norm embed_tokens_per_layer".split()
 _OTHERS += "conv1d x_proj dt_proj mixer linear_attn q_b_proj kv_b_proj q_a_layernorm kv_a_layernorm".split()
 """Tensors without an axis of hidden dimensions, beside numbers of a layer."""
@@ -122,7 +122,7 @@ def reordered(weights: dict[str, Any], seed: int) -> dict[str, Any]:
         if module == "experts":  # stacked: [experts, out, in], those of gpt-oss [experts, in, out]
             first = 1 if f"{name}_bias" in weights else 2
             return {"gate_up_proj": first, "down_proj": 3 - first, "down_proj_bias": 1}.get(kind)
-        if kind == "sinks":
+        if kind in ("sinks", "e_score_correction_bias"):
             return None
         if module in _OTHERS or name.endswith(_INNER_NORMS) or kind == "layer_scalar":
             return None

@@ -81,7 +81,7 @@ def test_a_plan_calls_a_model_by_its_name(capsys, tmp_path) -> None:
         ("qwn3-8b", "did you mean qwen3-8b? qwen names are qwen3-0.6b, "),
         ("meta-llama/Llama-3.1-70", "did you mean meta-llama/Llama-3.1-70B? llama names are "),
         ("mixtral", "did you mean mixtral-8x7b? mixtral names are mixtral-8x22b, mixtral-8x7b; docs"),
-        ("somewhere/config.json", "; names begin with deepseek, gemma, gpt, llama, "),
+        ("somewhere/config.json", "; names begin with deepseek, gemma, gpt, kimi, llama, "),
     ],
 )
 def test_an_unknown_name_gets_the_closest_and_those_that_begin_alike(path, said) -> None:
