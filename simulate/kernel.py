@@ -10,7 +10,7 @@ from typing import Any
 
 from nkw.errors import InvalidArgument
 from simulate.level import LNC_BY_GRID, Level
-from simulate.run.environment import SETS_LOGICAL_CORE, cores_of_call, ranks_of_call, replay_is_wanted
+from simulate.run.environment import SETS_LOGICAL_CORE, is_replay_requested, read_core_count, read_rank_count
 from simulate.run.launch import ArgumentsOfRanks
 from simulate.run.machine import Mode, running_core
 from simulate.run.order_requests import Scheduled
@@ -81,13 +81,13 @@ class Kernel:
             self._agree(core.rank.config)
             return self.func(*args, **kwargs)
         level = Level.of()
-        cores = cores_of_call(getattr(self.func, "__name__", "kernel"), self._grid, level)
+        cores = read_core_count(getattr(self.func, "__name__", "kernel"), self._grid, level)
         has_grid = self._grid is not None or cores > 1
         done = launch(
             self.func,
             for_all_ranks(args, kwargs),
             logical_core_size=cores,
-            mode=Mode.replay if replay_is_wanted() and not has_grid else Mode.eager,
+            mode=Mode.replay if is_replay_requested() and not has_grid else Mode.eager,
             has_grid=has_grid,
             level=level,
             config=self.config,
@@ -113,7 +113,7 @@ class Kernel:
 
 def for_all_ranks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ArgumentsOfRanks:
     """The arguments of a call for each of its ranks: those given for rank 0, copies of them for the others."""
-    return [(args, kwargs), *(copy.deepcopy((args, kwargs)) for _ in range(ranks_of_call() - 1))]
+    return [(args, kwargs), *(copy.deepcopy((args, kwargs)) for _ in range(read_rank_count() - 1))]
 
 
 def as_kernel(kernel: Any) -> Kernel:

@@ -27,10 +27,10 @@ from simulate.isa.book import CallError
 from simulate.isa.replica_group import ReplicaGroup
 from simulate.level import Level
 from simulate.memory.storage import Storage
-from simulate.run.environment import cores_of_call, ranks_of_call
-from simulate.run.exits import FailedImport, typed_import
-from simulate.run.kernel_faults import described, entered_kernel
-from simulate.run.launch import ArgumentsOfRanks, Launch, LaunchRequest, plain
+from simulate.run.environment import read_core_count, read_rank_count
+from simulate.run.exits import FailedImport, convert_import_errors
+from simulate.run.kernel_faults import describe_exception, has_entered_kernel
+from simulate.run.launch import ArgumentsOfRanks, Launch, LaunchRequest, unwrap_kernel
 from simulate.run.location import blame_traceback
 from simulate.run.machine import Mode, NeuronCore
 from simulate.run.observers import Observer
@@ -145,7 +145,7 @@ def launch_by_name(
     not take these; otherwise what the launch raises.
     """
     with importing_from(folder_of(words)):
-        return launch_named(plain(callable_named(words)), words, arguments, mode, trips)
+        return launch_named(unwrap_kernel(callable_named(words)), words, arguments, mode, trips)
 
 
 def folder_of(words: str) -> Path:
@@ -175,7 +175,7 @@ def launch_named(
     keywords: Mapping[str, Any] | None = None,
 ) -> Launch:
     """Launch the plain function that `words` name, as `launch_by_name` does; `keywords` are further arguments."""
-    ranks = ranks_of_call()
+    ranks = read_rank_count()
     given = [call_of(arguments, mode, rank, ranks) for rank in range(ranks)]
     for _, named in given:
         named.update(keywords or {})
@@ -199,7 +199,7 @@ def launch_on(
     try:
         level = Level.of()
         if cores is None:
-            cores = cores_of_call(getattr(kernel, "__name__", "kernel"), None, level)
+            cores = read_core_count(getattr(kernel, "__name__", "kernel"), None, level)
         return launch(kernel, given, chip, cores, mode, has_grid=cores > 1, level=level, trips=trips)
     except MemoryError as error:
         raise NoVerdict(
@@ -218,8 +218,8 @@ def launch_on(
         blame_traceback(refused)
         raise refused from error
     except Exception as error:
-        if entered_kernel(error):
-            raise described(error) from None
+        if has_entered_kernel(error):
+            raise describe_exception(error) from None
         raise _refused_call(words, str(error)) from error
 
 
@@ -260,11 +260,11 @@ def callable_named(words: str) -> Callable[..., Any]:
     if place.endswith(".py"):
         if not is_file(place):
             raise InvalidArgument("NKW-KERNEL-NAME", f"{shown(place, LONGEST_PATH)} is not a file")
-        with typed_import(place):
+        with convert_import_errors(place):
             found = runpy.run_path(place, run_name=Path(place).stem).get(name)
     else:
         try:
-            with typed_import(place):
+            with convert_import_errors(place):
                 found = getattr(importlib.import_module(place), name, None)
         except FailedImport as failed:
             if not isinstance(failed.__cause__, ImportError):

@@ -107,7 +107,7 @@ def bound(options: argparse.Namespace) -> bool:
     from simulate.bind import install
     from simulate.hardware import use_overlay
     from simulate.kernel_by_name import folder_of
-    from simulate.run.environment import RANKS_VARIABLE, ranks_of_call, target_hardware
+    from simulate.run.environment import RANKS_VARIABLE, read_rank_count, target_hardware
     from simulate.shadows import check_names
 
     if options.target:
@@ -118,7 +118,7 @@ def bound(options: argparse.Namespace) -> bool:
         if options.hardware is not None:
             use_overlay(options.hardware)
         chip = target_hardware()
-        ranks_of_call()
+        read_rank_count()
         check_names(options.script, folder_of(options.script))
         install("simulate", options.level, options.rules)
     except NkwError as refused:

@@ -12,9 +12,9 @@ from nkw.errors import InvalidArgument, NkwError
 from simulate.hardware import Hardware
 from simulate.level import Level, Rules
 from simulate.run.environment import check_logical_core, started_by_torchrun, target_hardware
-from simulate.run.launch import ArgumentsOfRanks, Launch, LaunchRequest, plain
+from simulate.run.launch import ArgumentsOfRanks, Launch, LaunchRequest, unwrap_kernel
 from simulate.run.launcher import execute_launch
-from simulate.run.location import here
+from simulate.run.location import running_location
 from simulate.run.machine import Mode
 from simulate.run.observers import observers
 from simulate.run.processes import Processes
@@ -83,7 +83,7 @@ def launch(
         except NkwError as error:
             # The line that launches is at fault for a bad argument, not one of the kernel.
             if isinstance(error, InvalidArgument):
-                error.where = error.where or here()
+                error.where = error.where or running_location()
             for observer in request.observers:
                 observer.refused(error)
             raise
@@ -232,7 +232,7 @@ class World:
                 "per rank",
             )
         return launch(
-            plain(kernel),
+            unwrap_kernel(kernel),
             arguments,
             self.hardware,
             self.logical_core_size,

@@ -33,7 +33,7 @@ from simulate.bundle.manifest import LAYER, MODEL
 from simulate.bundle.reading import DTYPES
 from simulate.bundle.run_weights import STORED, drawn, prepared, tensors_of
 from simulate.run import target_hardware
-from simulate.run.launch import plain
+from simulate.run.launch import unwrap_kernel
 
 __all__ = [
     "STORED",
@@ -101,7 +101,7 @@ class BundlingDevice(SimulatedDevice):
 
     def _add_case(self, kernel: str, arguments: Mapping[str, Any], name: str) -> None:
         """Add a launch as a case, on as many of the rank's physical cores as its work is divided among."""
-        function, args = plain(find_kernel(kernel)), bind_arguments(kernel, arguments)
+        function, args = unwrap_kernel(find_kernel(kernel)), bind_arguments(kernel, arguments)
         path = f"nki_kernels:{kernel}"
 
         def add(cores: int) -> None:
@@ -174,7 +174,7 @@ class GenerationDevice(SimulatedDevice):
         name = f"p{self._prompt + 1}-t{self._number + 1}-{section}-{kernel}"
         self._names[name] += 1
         name += f"-{self._names[name]}" if self._names[name] > 1 else ""
-        function, args = plain(find_kernel(kernel)), bind_arguments(kernel, arguments[0])
+        function, args = unwrap_kernel(find_kernel(kernel)), bind_arguments(kernel, arguments[0])
         path = f"nki_kernels:{kernel}"
 
         def launch() -> Any:

@@ -109,4 +109,4 @@ def rank_of_this_process() -> int | None:
     Raises:
         ModelError: The environment has variables that torchrun would not set.
     """
-    return run_checked(environment.rank_of_this_process) if simulate.World.has_processes() else None
+    return run_checked(environment.read_rank) if simulate.World.has_processes() else None

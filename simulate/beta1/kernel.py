@@ -16,7 +16,7 @@ from simulate.beta1.tile import BlockTensor, Tile
 from simulate.kernel import for_all_ranks
 from simulate.memory import NkiTensor
 from simulate.run import current_core
-from simulate.run.arguments import mapped
+from simulate.run.arguments import map_leaves
 from simulate.run.launch import Launch
 from simulate.world import launch
 
@@ -108,9 +108,9 @@ class _Body:
         for ids in itertools.product(*(range(size) for size in self._grid)):
             program = Program(core, ids, self._grid, shared, OperatorTile)
             with entered(program):
-                result = self._func(*mapped(_wrapped, args), **mapped(_wrapped, kwargs))
+                result = self._func(*map_leaves(_wrapped, args), **map_leaves(_wrapped, kwargs))
                 program.settle()
-                results.append(mapped(_unwrapped, result))
+                results.append(map_leaves(_unwrapped, result))
         return results[0]
 
 

@@ -179,7 +179,7 @@ def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Tile:
     if values.ndim == 0 or not values.size:
         raise InvalidArgument("NKW-SHAPE", f"nl.shared_constant of an array of shape {values.shape}")
     core = current().core
-    element = core.stored(as_dtype(values.dtype if dtype is None else dtype))
+    element = core.stored_dtype(as_dtype(values.dtype if dtype is None else dtype))
     held = (
         from_float32(values.astype(np.float32), element)
         if element.is_float

@@ -25,7 +25,7 @@ from simulate.memory import MemoryRegion, NkiTensor, views
 from simulate.memory.validity import EMPTY, WRITTEN
 from simulate.numerics import ALU_OPERATORS, DType, as_dtype
 from simulate.run import NkiInstruction
-from simulate.run.issue import call
+from simulate.run.issue import issue_call
 from simulate.run.location import kernel_line
 from simulate.run.machine import NeuronCore
 
@@ -97,7 +97,7 @@ class Program:
         if taken == len(self._shared):
             self._shared.append(self.core.allocate(shape, dtype, buffer, name))
         tensor = self._shared[taken]
-        if tensor.shape != tuple(shape) or tensor.dtype != self.core.stored(as_dtype(dtype)):
+        if tensor.shape != tuple(shape) or tensor.dtype != self.core.stored_dtype(as_dtype(dtype)):
             raise RuleViolation(
                 programs_agree, f"{tuple(shape)} {dtype}; an earlier program allocated {tensor.describe()}"
             )
@@ -251,7 +251,7 @@ def at(line: tuple[CodeType, int]) -> Iterator[None]:
 
 def issue(instruction: str, /, **arguments: Any) -> NkiInstruction:
     """Issue one instruction of the book, at the line of the statement that runs."""
-    return call(INSTRUCTIONS[instruction], (), arguments, _here.line)
+    return issue_call(INSTRUCTIONS[instruction], (), arguments, _here.line)
 
 
 def remark(code: str, seen: str) -> None:

@@ -133,7 +133,7 @@ class Tile(NKIObject):
 
     def view(self, dtype: Any) -> Tile:
         """The same bytes as elements of another dtype."""
-        return type(self).at(Region.of(self.tensor.view(current().core.stored(as_dtype(dtype)))))
+        return type(self).at(Region.of(self.tensor.view(current().core.stored_dtype(as_dtype(dtype)))))
 
     bitcast = view
 
@@ -319,7 +319,7 @@ def defer(
     """
     program = current()
     program.settle()
-    element = program.core.stored(as_dtype(dtype if dtype_given is None else dtype_given))
+    element = program.core.stored_dtype(as_dtype(dtype if dtype_given is None else dtype_given))
     pending = program.waiting = Pending(
         shape,
         element,

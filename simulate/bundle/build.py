@@ -38,8 +38,8 @@ from simulate.lines import location
 from simulate.numerics.dtypes import DType
 from simulate.profile import profile
 from simulate.run import Launch, Mode
-from simulate.run.environment import cores_of_call, ranks_of_call
-from simulate.run.launch import plain
+from simulate.run.environment import read_core_count, read_rank_count
+from simulate.run.launch import unwrap_kernel
 from simulate.run.stream import Stream
 from simulate.testing import Mismatch, WeakComparison, compare
 from simulate.timing import Reading
@@ -73,9 +73,9 @@ def build_case(
     where there is none, outputs have no tolerance. Raises InvalidArgument for several ranks, arrays of more than 10 MB,
     arguments that cannot travel, a kernel whose result its reference contradicts; and what the launch raises.
     """
-    if ranks_of_call() > 1:
+    if read_rank_count() > 1:
         raise refused("a bundle holds launches of one rank; leave --ranks and NKW_RANKS out")
-    kernel = plain(callable_named(words))
+    kernel = unwrap_kernel(callable_named(words))
     return case_of(kernel, words, Call(*call_of(arguments)), name, sources, reference)
 
 
@@ -101,7 +101,7 @@ class Program:
         self.name = words.rpartition(":")[2]
         self.module, file = module_of(kernel, words)
         self.imports = collect(sources, self.module, file)
-        self.cores = cores_of_call(kernel.__name__, None, Level.of()) if cores is None else cores
+        self.cores = read_core_count(kernel.__name__, None, Level.of()) if cores is None else cores
         own = call.copied()
         with gathered() as seen:
             launch = launch_on(kernel, words, [(own.args, own.keywords)], Mode.eager, chip=chip, cores=cores)

@@ -14,7 +14,7 @@ from simulate.calibrate.numbers import Parameter, deciding, parameters
 from simulate.hardware import Hardware, hardware
 from simulate.kernel_by_name import call_of, callable_named, folder_of, importing_from
 from simulate.run import Launch, Mode
-from simulate.run.launch import plain
+from simulate.run.launch import unwrap_kernel
 from simulate.timing import Dependences, Reading, Timeline, decided_by, dependences, schedule
 from simulate.world import launch
 
@@ -40,7 +40,7 @@ def named_call(words: str, arguments: str) -> tuple[Callable[..., Any], tuple[An
     take.
     """
     with importing_from(folder_of(words)):
-        kernel = plain(callable_named(words))
+        kernel = unwrap_kernel(callable_named(words))
     try:
         texts = shlex.split(arguments)
     except ValueError as error:

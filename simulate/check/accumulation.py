@@ -51,7 +51,7 @@ def _accumulations(
             if stream.tensors[access.tensor].buffer is not MemoryRegion.psum:
                 continue
             history = tiles.setdefault(access.tensor, {})
-            if access.kind == ACCUMULATE:
+            if access.mode == ACCUMULATE:
                 if stream.line_ids[index] not in lines:
                     finding = _find_wrong_start(stream, history, index, access, chip, index in automatic)
                     if finding is not None:
@@ -59,7 +59,7 @@ def _accumulations(
                         findings.append(finding)
                 history.setdefault(access, index)
                 continue
-            if access.kind == WRITE:
+            if access.mode == WRITE:
                 history = tiles[access.tensor] = {a: i for a, i in history.items() if not _covers(access, a)}
             history[access] = index
     return findings
@@ -81,15 +81,15 @@ def _early_reads(stream: Stream, accesses: list[tuple[Access, ...]], automatic: 
             tensor = access.tensor
             if stream.tensors[tensor].buffer is not MemoryRegion.psum:
                 continue
-            if access.kind == WRITE:
+            if access.mode == WRITE:
                 reads[tensor] = [read for read in reads.get(tensor, ()) if not _meet(read[1], access)]
                 reopened[tensor] = [
                     pair for pair in reopened.get(tensor, ()) if not _meet(pair[1][1], access)
                 ]
-            elif access.kind == ACCUMULATE and event not in automatic:
+            elif access.mode == ACCUMULATE and event not in automatic:
                 earlier = [read for read in reads.get(tensor, ()) if _meet(read[1], access)]
                 reopened.setdefault(tensor, []).extend((read, (event, access)) for read in earlier[-1:])
-            elif access.kind == READ:
+            elif access.mode == READ:
                 for read, addition in reopened.pop(tensor, ()):
                     line = stream.line_ids[read[0]]
                     if line not in reported_lines and _meet(addition[1], access):
@@ -116,7 +116,7 @@ def _find_wrong_start(
 ) -> Finding | None:
     record = stream.tensors[access.tensor]
     before = sorted(((i, a) for a, i in history.items() if _meet(access, a)), key=lambda use: use[0])
-    writes = [(i, a) for i, a in before if a.kind == WRITE]
+    writes = [(i, a) for i, a in before if a.mode == WRITE]
     # Writes before the last one that covers the access are not part of the sum.
     restart = max((i for i, a in writes if _covers(a, access)), default=0)
     foreign = [(i, a) for i, a in writes if i >= restart and not stream.effects(i).sums_products]
@@ -130,8 +130,8 @@ def _find_wrong_start(
             (describe_access(stream, *foreign[-1]), describe_access(stream, index, access)),
             hint="accumulate=False for the first matmul; add the initial value afterwards",
         )
-    started = [(i, a) for i, a in before if a.kind == ACCUMULATE]
-    reads = [(i, a) for i, a in before if a.kind == READ and started and i > started[0][0]]
+    started = [(i, a) for i, a in before if a.mode == ACCUMULATE]
+    reads = [(i, a) for i, a in before if a.mode == READ and started and i > started[0][0]]
     if automatic and reads:
         return make_finding(
             REOPENED,

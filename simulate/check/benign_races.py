@@ -30,7 +30,7 @@ class Use:
     @property
     def writes(self) -> bool:
         """Whether the access may change bytes."""
-        return self.access.kind != READ
+        return self.access.mode != READ
 
 
 def write_same_values(first: Use, second: Use) -> bool:

@@ -87,7 +87,7 @@ def _registers(
     for event, operands in enumerate(accesses) if uses else ():
         for access in operands:
             for file in files.values():
-                if access.kind == READ and access.tensor in file.results:
+                if access.mode == READ and access.tensor in file.results:
                     used_sums.setdefault(access.tensor, event)
         use = uses.get(event)
         if use is None:
@@ -158,7 +158,7 @@ def _find_misuse(
     readers = [used_sums[tensor] for tensor in file.results if tensor in used_sums]
     if adds and readers:
         reader = max(readers)
-        access = next(a for a in stream.accesses(reader) if a.kind == READ and a.tensor in file.results)
+        access = next(a for a in stream.accesses(reader) if a.mode == READ and a.tensor in file.results)
         return make_finding(
             REOPENED,
             f"{op} adds to the {engine} accumulator registers after their sum was read out and used",
@@ -182,9 +182,9 @@ def _find_discarded_sum(stream: Stream, event: int, use: Registers, file: _Regis
     last, before = next(reversed(file.unread.items()))
     is_sum = before.command is ReduceCmd.reduce
     if not is_sum and use.read_out and use.command is not ReduceCmd.reset and use.operator == before.operator:
-        shared = {access.tensor for access in stream.accesses(last) if access.kind == READ}
+        shared = {access.tensor for access in stream.accesses(last) if access.mode == READ}
         is_sum = stream.line_ids[last] == stream.line_ids[event] or any(
-            access.kind == READ and access.tensor in shared for access in stream.accesses(event)
+            access.mode == READ and access.tensor in shared for access in stream.accesses(event)
         )
     return _report_discarded(stream, last, event) if is_sum and before.rows <= use.rows else None
 
@@ -249,7 +249,7 @@ def _update_registers(
 
 def _last_write(stream: Stream, event: int) -> Access:
     """Return the last written operand of an event: the tile that receives the registers, else dst."""
-    return [access for access in stream.accesses(event) if access.kind != READ][-1]
+    return [access for access in stream.accesses(event) if access.mode != READ][-1]
 
 
 def _generators(stream: Stream, uses: dict[int, State]) -> list[Finding]:

@@ -86,7 +86,7 @@ def describe_access(stream: Stream, index: int, access: Access) -> Touch:
     """
     event = stream.event(index)
     record = stream.tensors[access.tensor]
-    verb = "reads" if access.kind == READ else "adds to" if access.kind == ACCUMULATE else "writes"
+    verb = "reads" if access.mode == READ else "adds to" if access.mode == ACCUMULATE else "writes"
     return Touch(
         stream.rank,
         stream.core,

@@ -59,7 +59,7 @@ def trace_flow(stream: Stream, accesses: list[tuple[Access, ...]]) -> Flow:
         adds = stream.accumulated.get(event, True) is not False
         boxes = _enclosing_boxes(template)
         for access, box in zip(operands, boxes):
-            if access.kind == READ or (access.kind == ACCUMULATE and adds):
+            if access.mode == READ or (access.mode == ACCUMULATE and adds):
                 for write in current.get(access.tensor, ()):
                     if box is None or meets(box, write.uncovered):
                         write.is_read = True
@@ -70,7 +70,7 @@ def trace_flow(stream: Stream, accesses: list[tuple[Access, ...]]) -> Flow:
             access, box = operands[operand_index], boxes[operand_index]
             if not on_chip[access.tensor]:
                 continue
-            if access.kind == ACCUMULATE and adds:
+            if access.mode == ACCUMULATE and adds:
                 covers = False
             exact = template.operands[operand_index].layout.boxes[0] if covers else None
             if exact is not None:
@@ -158,7 +158,7 @@ def find_live(stream: Stream, accesses: list[tuple[Access, ...]], flow: Flow) ->
     live: set[int] = set()
     for event in range(len(accesses) - 1, -1, -1):
         leaves = any(
-            access.kind != READ and stream.tensors[access.tensor].buffer not in ON_CHIP
+            access.mode != READ and stream.tensors[access.tensor].buffer not in ON_CHIP
             for access in accesses[event]
         )
         if event in live or leaves or has_other_effects(stream, event):

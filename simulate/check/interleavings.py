@@ -199,7 +199,7 @@ def _last_write(launch: Launch, returned: Sequence[Returned], seen: _Difference)
             for access in stream.accesses(event):
                 if (
                     access.tensor == tensor.tensor
-                    and access.kind != READ
+                    and access.mode != READ
                     and access.first_row <= row < access.end_row
                     and access.first_byte <= byte < access.end_byte
                 ):
@@ -249,7 +249,7 @@ def _describe_use(stream: Stream, use: _Use) -> Touch:
     access = next(
         access
         for access in stream.accesses(use.event)
-        if access.tensor == use.footprint.tensor and (access.kind != READ) == use.writes
+        if access.tensor == use.footprint.tensor and (access.mode != READ) == use.writes
     )
     return describe_access(stream, use.event, access)
 

@@ -65,9 +65,9 @@ def _carried(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding
             continue
         for access in accesses[event]:
             record = stream.tensors[access.tensor]
-            if access.kind != WRITE or not record.buffer.on_chip or access.tensor in reported_tensors:
+            if access.mode != WRITE or not record.buffer.on_chip or access.tensor in reported_tensors:
                 continue
-            if any(other.kind == READ and _is_same_box(other, access) for other in accesses[event]):
+            if any(other.mode == READ and _is_same_box(other, access) for other in accesses[event]):
                 continue  # a sum in place may be taken in any order, and public kernels do so
             for iteration in iterations:
                 if access.tensor >= iteration.tensors_before:

@@ -134,5 +134,5 @@ def _stored_twice(stream: Stream, seen: CoreEvidence) -> list[Finding]:
 
 def _find_write(stream: Stream, event: int, tensor: int) -> Access:
     return next(
-        access for access in stream.accesses(event) if access.tensor == tensor and access.kind != READ
+        access for access in stream.accesses(event) if access.tensor == tensor and access.mode != READ
     )

@@ -59,7 +59,7 @@ def _finding(launch: Launch, arrival: Arrival) -> Finding:
     stream = birth.stream
     made = stream.event(birth.event)
     output = stream.tensors[arrival.tensor]
-    result = next(a for a in made.accesses if a.tensor == birth.tensor and a.kind != READ)
+    result = next(a for a in made.accesses if a.tensor == birth.tensor and a.mode != READ)
     function = f"{made.op} of {birth.function}" if birth.function else made.op
     return make_finding(
         BORN,
@@ -82,7 +82,7 @@ def _find_store(launch: Launch, arrival: Arrival) -> tuple[Touch, ...]:
             continue
         for event in range(len(stream) - 1, -1, -1):
             for access in stream.accesses(event):
-                if access.tensor == arrival.tensor and access.kind != READ:
+                if access.tensor == arrival.tensor and access.mode != READ:
                     same = stream is arrival.birth.stream and event == arrival.birth.event
                     return () if same else (describe_access(stream, event, access),)
     return ()

@@ -42,7 +42,7 @@ def report_notes(
         lines.add(stream.line_ids[note.event])
         record = stream.tensors[note.tensor]
         candidates = [access for access in stream.accesses(note.event) if access.tensor == note.tensor]
-        access = next((a for a in candidates if (a.kind != READ) is shows_writes), candidates[0])
+        access = next((a for a in candidates if (a.mode != READ) is shows_writes), candidates[0])
         findings.append(
             make_finding(
                 finding_kind,

@@ -14,7 +14,7 @@ from simulate.isa.enums import Engine
 from simulate.isa.plan import Contraction, Domain, Plan
 from simulate.memory import NkiTensor
 from simulate.numerics.quiet import quiet
-from simulate.run.execute import rounded
+from simulate.run.execute import round_to_dtype
 from simulate.run.machine import Issue
 
 EXACT_INTEGERS = 2**24
@@ -144,7 +144,7 @@ class Integers:
         row_step = values[1, 0] - values[0, 0] if len(rows) > 1 else 0.0
         column_step = values[0, 1] - values[0, 0] if len(columns) > 1 else 0.0
         exact = (values[0, 0] + np.add.outer(row_step * rows, column_step * columns)).astype(np.float32)
-        fits = np.array_equal(rounded(tile, exact).astype(np.float64), values)
+        fits = np.array_equal(round_to_dtype(tile, exact).astype(np.float64), values)
         lost = int((exact != values).sum())
         if fits and lost and (exact == np.rint(exact)).all():
             seen = f"{lost} of {tile.size} integers are rounded, for example {exact[exact != values].flat[0]:.0f}"

@@ -26,7 +26,7 @@ from simulate.isa.plan import Domain, Masked, Plan
 from simulate.isa.shapes import flat
 from simulate.memory import NkiTensor, Storage
 from simulate.numerics.quiet import quiet
-from simulate.run.execute import rounded
+from simulate.run.execute import round_to_dtype
 from simulate.run.machine import Issue, NeuronCore
 from simulate.run.stream import Stream
 
@@ -313,7 +313,7 @@ def _is_constant(plan: Plan, number: int, tile: NkiTensor, operands: Sequence[An
     try:
         for constant in (np.zeros_like, np.ones_like):
             result = plan.compute(*[constant(np.asarray(operand)) for operand in operands])[number]
-            values = rounded(tile, np.asarray(getattr(result, "values", result)).reshape(tile.shape))
+            values = round_to_dtype(tile, np.asarray(getattr(result, "values", result)).reshape(tile.shape))
             if np.isfinite(values.astype(np.float32)).all():
                 return False
     except (ValueError, IndexError, TypeError, AttributeError):

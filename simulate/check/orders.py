@@ -165,7 +165,7 @@ def _access(stream: Stream, use: _Use) -> Access:
     return next(
         access
         for access in stream.accesses(use.member.event)
-        if access.tensor == use.tile.storage.serial and (access.kind != READ) == use.writes
+        if access.tensor == use.tile.storage.serial and (access.mode != READ) == use.writes
     )
 
 

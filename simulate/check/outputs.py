@@ -160,11 +160,11 @@ def _unread(launch: Launch, evidence: Evidence) -> list[Finding]:
     returned = {(output.rank, output.tensor) for output in evidence.returned}
     for stream in launch.streams:
         accesses = evidence.get_core(stream).accesses
-        last_read = {a.tensor: i for i, operands in enumerate(accesses) for a in operands if a.kind == READ}
+        last_read = {a.tensor: i for i, operands in enumerate(accesses) for a in operands if a.mode == READ}
         for index in stream.rendezvous:
             if stream.effects(index).synchronization is not Synchronization.collective:
                 continue
-            written = [a for a in accesses[index] if a.kind != READ]
+            written = [a for a in accesses[index] if a.mode != READ]
             where = stream.event(index).where
             used = any(
                 last_read.get(a.tensor, -1) > index or (stream.rank, a.tensor) in returned for a in written
@@ -299,7 +299,7 @@ def _uses(streams: list[Stream], evidence: Evidence) -> tuple[set[int], dict[int
     for stream in streams:
         for index, operands in enumerate(evidence.get_core(stream).accesses):
             for access in operands:
-                if access.kind == READ:
+                if access.mode == READ:
                     reads.add(access.tensor)
                 elif not (
                     stream.tensors[access.tensor].buffer.on_chip
@@ -327,11 +327,11 @@ def _depends_on_inputs(launch: Launch, evidence: Evidence) -> dict[int, set[int]
             for index, accesses in enumerate(evidence.get_core(stream).accesses):
                 rendezvous = stream.rendezvous.get(index)
                 varies = stream.effects(index).random is RandomUse.draws  # without any input
-                if varies or any(access.kind == READ and access.tensor in reached for access in accesses):
+                if varies or any(access.mode == READ and access.tensor in reached for access in accesses):
                     if rendezvous is not None:
                         reached_by.add(rendezvous)
                 elif rendezvous is None or rendezvous not in reached_by:
                     continue
-                reached.update(access.tensor for access in accesses if access.kind != READ)
+                reached.update(access.tensor for access in accesses if access.mode != READ)
         if len(launch.streams) == 1 or (sum(map(len, depends.values())), len(reached_by)) == before:
             return depends

@@ -93,10 +93,10 @@ def _find_lost_reads(
 
     An accumulation counts as a read, because it reads what it adds to.
     """
-    victim_writes = [(i, a.kind, _access_box(victim, a)) for i, a in uses[victim.serial] if a.kind != READ]
-    foreign = [(i, a, _access_box(intruder, a)) for i, a in uses[intruder.serial] if a.kind != READ]
+    victim_writes = [(i, a.mode, _access_box(victim, a)) for i, a in uses[victim.serial] if a.mode != READ]
+    foreign = [(i, a, _access_box(intruder, a)) for i, a in uses[intruder.serial] if a.mode != READ]
     for index, access in uses[victim.serial]:
-        if access.kind == WRITE:
+        if access.mode == WRITE:
             continue
         accessed = _access_box(victim, access)
         for event, write, box in reversed(foreign):
@@ -120,7 +120,7 @@ def _report_lost(
     hint: str,
 ) -> Finding:
     memory = victim.buffer.value
-    used = "read" if read[1].kind == READ else "added to"
+    used = "read" if read[1].mode == READ else "added to"
     return make_finding(
         CLOBBERED,
         f"{victim.name} {victim.shape} at address {victim.address} is {used} after {intruder.name} "

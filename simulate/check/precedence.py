@@ -90,7 +90,7 @@ def find_predecessors(launch: ReorderedLaunch) -> list[set[int]]:
 def _conflicts(
     boxes: Boxes, core: int, operands: range, writer: list[int], readers: list[list[int]], waits: set[int]
 ) -> None:
-    cells, access_kinds = boxes.cells[core], boxes.kinds[core]
+    cells, access_kinds = boxes.cells[core], boxes.access_kinds[core]
     for operand in operands:
         if cells[operand] < 0:
             continue
@@ -103,7 +103,7 @@ def _conflicts(
 def _remember(
     boxes: Boxes, core: int, operands: range, writer: list[int], readers: list[list[int]], step: int
 ) -> None:
-    cells, access_kinds = boxes.cells[core], boxes.kinds[core]
+    cells, access_kinds = boxes.cells[core], boxes.access_kinds[core]
     for operand in operands:
         if cells[operand] < 0 or access_kinds[operand] == READ:
             continue

@@ -164,7 +164,7 @@ def _shared_uses(stream: Stream, evidence: Evidence, rendezvous: set[int]) -> di
             access = next(
                 a
                 for a in stream.accesses(event)
-                if a.tensor == footprint.tensor and (a.kind != READ) == writes
+                if a.tensor == footprint.tensor and (a.mode != READ) == writes
             )
             itself = footprint if footprint.elements is None else event
             key = (stream.line_ids[event], access, passed, itself, footprint.digest)

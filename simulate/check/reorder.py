@@ -17,9 +17,9 @@ import numpy as np
 from simulate.isa.plan import State
 from simulate.memory import NkiTensor, Storage
 from simulate.run import Launch
-from simulate.run.execute import operands_of, put_all, repeat
+from simulate.run.execute import execute_again, read_operands, write_results
 from simulate.run.rebuild import Rebuilt
-from simulate.run.run_order import run_order
+from simulate.run.run_order import merge_segments
 from simulate.run.stream import Stream
 
 _UNWRITTEN = 0xFF
@@ -62,9 +62,9 @@ class ReorderedLaunch:
         self._partitions = launch.hardware.partitions
         self._logical_core_size = len(launch.streams) // len(launch.interfaces)
         self.steps: list[tuple[EventOfCore, ...]] = []
-        for segment in run_order(launch.streams):
+        for segment in merge_segments(launch.streams):
             members = segment.members
-            if segment.rendezvous:
+            if segment.is_rendezvous:
                 self.steps.append(tuple(EventOfCore(core, event) for core, event, _ in members))
             else:
                 ((core, first, end),) = members
@@ -117,7 +117,7 @@ class ReorderedLaunch:
                 plan = self._plans[first.core][first.event]
                 if plan.rendezvous is None:
                     added = self.streams[first.core].accumulated.get(first.event)
-                    repeat(plan, added, states[first.core], self._partitions)
+                    execute_again(plan, added, states[first.core], self._partitions)
                 else:
                     self._exchange(self.steps[step])
         return [storage.uncounted_array.tobytes() for _, storage in self.results]
@@ -132,9 +132,9 @@ class ReorderedLaunch:
         assert rendezvous is not None
         ordered_plans = [plans[key] for key in rendezvous.members]
         for plan, results in zip(
-            ordered_plans, rendezvous.exchange([operands_of(plan) for plan in ordered_plans])
+            ordered_plans, rendezvous.exchange([read_operands(plan) for plan in ordered_plans])
         ):
-            put_all(plan, results)
+            write_results(plan, results)
 
     def _results(self, launch: Launch, made: Rebuilt, ranks: Sequence[int]) -> list[tuple[Stream, Storage]]:
         """Return the tensors that each rank returned or wrote to as arguments, each with a stream of the rank."""

@@ -85,7 +85,7 @@ def _exponentials(stream: Stream) -> list[Finding]:
 
 
 def _first_write(accesses: tuple[Access, ...]) -> Access:
-    return next((access for access in accesses if access.kind != READ), accesses[0])
+    return next((access for access in accesses if access.mode != READ), accesses[0])
 
 
 def _offsets(stream: Stream, accesses: list[tuple[Access, ...]]) -> list[Finding]:
@@ -175,7 +175,7 @@ def _contracted(stream: Stream, uses: list[tuple[int, int, int]]) -> list[Findin
         reported_lines.add(stream.line_ids[event])
         record = stream.tensors[operand]
         matmul, scaling = stream.event(event), stream.event(writer)
-        read = next(access for access in matmul.accesses if access.tensor == operand and access.kind == READ)
+        read = next(access for access in matmul.accesses if access.tensor == operand and access.mode == READ)
         findings.append(
             make_finding(
                 SCALES,

@@ -58,17 +58,17 @@ def _find_overwritten(
     lines: set[int] = set()
     for event, operands in enumerate(accesses):
         for access in operands:
-            if access.kind == READ and access.tensor in pending:
+            if access.mode == READ and access.tensor in pending:
                 kept = pending[access.tensor]
                 pending[access.tensor] = {f: w for f, w in kept.items() if not _meet(w[1], access)}
         view = written.get(event)
         if view is None or stream.tensors[view.tensor].buffer in skipped:
             continue
-        access = next(a for a in operands if a.tensor == view.tensor and a.kind != READ)
+        access = next(a for a in operands if a.tensor == view.tensor and a.mode != READ)
         waiting = pending.setdefault(view.tensor, {})
         before = waiting.get(view)
         line = stream.line_ids[event]
-        if access.kind == ACCUMULATE:
+        if access.mode == ACCUMULATE:
             if before is not None:
                 waiting[view] = event, access
             continue
@@ -116,10 +116,10 @@ def _find_dropped(stream: Stream, accesses: list[tuple[Access, ...]], automatic:
         for access in operands:
             if stream.tensors[access.tensor].buffer is not MemoryRegion.psum:
                 continue
-            if access.kind == READ:
+            if access.mode == READ:
                 read[access.tensor] = event, access
                 added.pop(access.tensor, None)
-            elif access.kind == WRITE:
+            elif access.mode == WRITE:
                 read.pop(access.tensor, None)
                 added.pop(access.tensor, None)
             elif event not in automatic and access.tensor in read and _meet(read[access.tensor][1], access):
@@ -146,7 +146,7 @@ def _find_stale_reads(stream: Stream, reads: list[StaleRead]) -> list[Finding]:
             continue
         lines.add(stream.line_ids[stale.event])
         reading, record = stream.event(stale.event), stream.tensors[stale.tensor]
-        access = next(a for a in reading.accesses if a.tensor == stale.tensor and a.kind == READ)
+        access = next(a for a in reading.accesses if a.tensor == stale.tensor and a.mode == READ)
         fills = [
             describe_access(stream, event, _find_write(stream, event, tensor))
             for event, tensor in (stale.leftover.old, stale.leftover.new)
@@ -173,7 +173,7 @@ def _is_ring(stream: Stream, leftover: Leftover) -> bool:
     for later in range(event + 1, len(stream)):
         if stream.line_ids[later] != stream.line_ids[event]:
             continue
-        access = next((a for a in stream.accesses(later) if a.tensor == tensor and a.kind != READ), None)
+        access = next((a for a in stream.accesses(later) if a.tensor == tensor and a.mode != READ), None)
         if access is not None and (
             access.first_row == new.end_row if leftover.axis == 0 else access.first_byte == new.end_byte
         ):
@@ -182,7 +182,7 @@ def _is_ring(stream: Stream, leftover: Leftover) -> bool:
 
 
 def _find_write(stream: Stream, event: int, tensor: int) -> Access:
-    return next(a for a in stream.accesses(event) if a.tensor == tensor and a.kind != READ)
+    return next(a for a in stream.accesses(event) if a.tensor == tensor and a.mode != READ)
 
 
 def _meet(one: Access, other: Access) -> bool:

@@ -117,8 +117,8 @@ def _is_optional(template: Template, result_index: int) -> bool:
 
 def _is_in_place(operands: tuple[Access, ...]) -> bool:
     """Return whether an instruction reads a tensor that it writes."""
-    written = {access.tensor for access in operands if access.kind != READ}
-    return any(access.kind == READ and access.tensor in written for access in operands)
+    written = {access.tensor for access in operands if access.mode != READ}
+    return any(access.mode == READ and access.tensor in written for access in operands)
 
 
 def _find_varying(stream: Stream, accesses: list[tuple[Access, ...]], flow: Flow) -> set[int]:
@@ -126,7 +126,7 @@ def _find_varying(stream: Stream, accesses: list[tuple[Access, ...]], flow: Flow
     varying: set[int] = set()
     for event, operands in enumerate(accesses):
         if not varying.isdisjoint(flow.producers.get(event, ())) or any(
-            access.kind == READ and not stream.tensors[access.tensor].buffer.on_chip for access in operands
+            access.mode == READ and not stream.tensors[access.tensor].buffer.on_chip for access in operands
         ):
             varying.add(event)
     return varying
@@ -158,13 +158,13 @@ def _unread_scratch(launch: Launch, evidence: Evidence) -> list[Finding]:
         unread: dict[int, list[tuple[int, Access]]] = {}
         for event, operands in enumerate(evidence.get_core(stream).accesses):
             for access in operands:
-                if access.kind == READ:
+                if access.mode == READ:
                     for earlier, _ in unread.pop(access.tensor, ()):
                         read.add(stream.lines[stream.line_ids[earlier]])
             for access in operands:
                 record = stream.tensors[access.tensor]
                 is_scratch = record.buffer is MemoryRegion.private_hbm and record.line is not None
-                if access.kind != READ and is_scratch and stream.template(event).plan.rendezvous is None:
+                if access.mode != READ and is_scratch and stream.template(event).plan.rendezvous is None:
                     unread.setdefault(access.tensor, []).append((event, access))
         returned = {output.tensor for output in evidence.returned if output.rank == stream.rank}
         waiting += [
@@ -194,7 +194,7 @@ def _find_ineffective_inputs(stream: Stream, accesses: list[tuple[Access, ...]],
     for event, operands in enumerate(accesses):
         for access in operands:
             record = stream.tensors[access.tensor]
-            if access.kind == READ and record.line is None and not record.buffer.on_chip:
+            if access.mode == READ and record.line is None and not record.buffer.on_chip:
                 read[access.tensor] = read.get(access.tensor, False) or event in live
     return {tensor for tensor, has_effect in read.items() if not has_effect}
 
@@ -204,7 +204,7 @@ def _depends_on(flow: Flow, accesses: list[tuple[Access, ...]], event: int, tens
     waiting, seen = [event], {event}
     while tensors and waiting:
         current = waiting.pop()
-        if any(access.kind == READ and access.tensor in tensors for access in accesses[current]):
+        if any(access.mode == READ and access.tensor in tensors for access in accesses[current]):
             return True
         waiting += flow.producers.get(current, set()) - seen
         seen |= flow.producers.get(current, set())
@@ -218,7 +218,7 @@ def _is_replaced(stream: Stream, accesses: list[tuple[Access, ...]], event: int)
     sources = {
         access.tensor
         for access in accesses[event]
-        if access.kind == READ
+        if access.mode == READ
         and stream.tensors[access.tensor].shape == result.shape
         and stream.tensors[access.tensor].dtype == result.dtype
     }
@@ -236,13 +236,13 @@ def _is_replaced(stream: Stream, accesses: list[tuple[Access, ...]], event: int)
 
 def _changes_stored_tile(stream: Stream, accesses: list[tuple[Access, ...]], event: int) -> bool:
     """Return whether an instruction changes a tile in place that a DMA has stored to HBM before."""
-    changed = {access.tensor for access in accesses[event] if access.kind != READ}
-    changed &= {access.tensor for access in accesses[event] if access.kind == READ}
+    changed = {access.tensor for access in accesses[event] if access.mode != READ}
+    changed &= {access.tensor for access in accesses[event] if access.mode == READ}
     return any(
         stream.effects(earlier).copies
-        and any(access.kind == READ and access.tensor in changed for access in accesses[earlier])
+        and any(access.mode == READ and access.tensor in changed for access in accesses[earlier])
         and any(
-            access.kind != READ and stream.tensors[access.tensor].buffer not in ON_CHIP
+            access.mode != READ and stream.tensors[access.tensor].buffer not in ON_CHIP
             for access in accesses[earlier]
         )
         for earlier in range(event)

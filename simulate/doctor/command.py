@@ -25,7 +25,7 @@ from simulate.level import LEVEL_VARIABLE, RULES_VARIABLE
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import as_dtype
 from simulate.run import current_core, target_hardware
-from simulate.run.issue import call
+from simulate.run.issue import issue_call
 from simulate.world import launch
 
 _ALWAYS = ("nki", "neuronx-cc", "torch-neuronx", "libneuronxla")
@@ -168,10 +168,10 @@ def _trial() -> bool:
         copied = core.allocate((4, 3), float32)
         out = core.allocate((4, 3), float32, MemoryRegion.shared_hbm)
         for tile, source in zip(tiles, (stationary, moving)):
-            call(INSTRUCTIONS["dma_copy"], (), {"dst": tile, "src": source})
-        call(INSTRUCTIONS["nc_matmul"], (), {"dst": sums, "stationary": tiles[0], "moving": tiles[1]})
-        call(INSTRUCTIONS["tensor_copy"], (), {"dst": copied, "src": sums})
-        call(INSTRUCTIONS["dma_copy"], (), {"dst": out, "src": copied})
+            issue_call(INSTRUCTIONS["dma_copy"], (), {"dst": tile, "src": source})
+        issue_call(INSTRUCTIONS["nc_matmul"], (), {"dst": sums, "stationary": tiles[0], "moving": tiles[1]})
+        issue_call(INSTRUCTIONS["tensor_copy"], (), {"dst": copied, "src": sums})
+        issue_call(INSTRUCTIONS["dma_copy"], (), {"dst": out, "src": copied})
         return out
 
     a = np.arange(20, dtype=np.float32).reshape(5, 4)

@@ -71,7 +71,7 @@ def planned(
     writes: Tensors,
     exchange: Exchange,
     name: str | None,
-    place: Hashable = None,
+    key: Hashable = None,
     hops: float = 0.5,
     undocumented: tuple[RuleViolation, ...] = (),
     **terms: Any,
@@ -88,7 +88,7 @@ def planned(
         name=name,
         trigger=Engine.sync,
         rendezvous=Rendezvous(
-            place=place or ("collective", group),
+            key=key or ("collective", group),
             by_rank=True,
             members=group,
             terms={"operation": kind, "replica group": list(group), **terms},

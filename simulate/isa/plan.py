@@ -164,11 +164,11 @@ class Masked:
 class Rendezvous:
     """An instruction that several cores carry out together.
 
-    Members are those that name the same `place`. They must agree on `terms`; then `exchange` turns the operands of
-    all members, in member order, into the results of each.
+    Members are the cores or ranks that enter with the same `key`. They must agree on `terms`; then `exchange` turns the
+    operands of all members, in member order, into the results of each.
     """
 
-    place: Hashable
+    key: Hashable
     by_rank: bool  # members are ranks of the world, else cores of one rank
     members: tuple[int, ...]
     terms: dict[str, Any]

@@ -38,7 +38,7 @@ def judge(function: str, *applications: tuple[Any, ...]) -> None:
         RuleViolation: a rule is broken that the rules of the launch refuse.
     """
     for violation in violations(*applications):
-        current_core().rank.broken(violation, function)
+        current_core().rank.report_violation(violation, function)
 
 
 def dtype_or_that_of(like: NkiTensor, dtype: Any) -> DType:

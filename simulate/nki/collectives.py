@@ -17,12 +17,12 @@ from simulate.nki import isa
 from simulate.nki.arguments import judge
 from simulate.nki.missing import not_yet
 from simulate.run import NkiInstruction, current_core
-from simulate.run.issue import call_collective, prepare_collective
+from simulate.run.issue import issue_collective, prepare_collective
 
 
 def _collective(planner: Planner) -> Callable[..., NkiInstruction]:
     def collective(*args: Any, **kwargs: Any) -> NkiInstruction:
-        return call_collective(planner, args, kwargs)
+        return issue_collective(planner, args, kwargs)
 
     collective.__name__ = collective.__qualname__ = planner.__name__
     collective.__doc__ = planner.__doc__
@@ -94,7 +94,7 @@ def _trigger(planner: Planner) -> Callable[..., NkiInstruction]:
         prepared = core.prepared
         triggers_its_prepare(planner.__name__, prepared, prepare_instr)
         core.prepared = None
-        return call_collective(planner, prepared.args, {**prepared.kwargs, "name": name})
+        return issue_collective(planner, prepared.args, {**prepared.kwargs, "name": name})
 
     trigger.__name__ = trigger.__qualname__ = f"{planner.__name__}_trigger"
     trigger.__doc__ = (

@@ -26,7 +26,7 @@ from simulate.nki.missing import not_yet
 from simulate.nki.older import member, modern
 from simulate.nki.scalars import NkiScalar, scalar_load, scalar_store
 from simulate.run import NkiInstruction, current_core
-from simulate.run.issue import call
+from simulate.run.issue import issue_call
 
 tensor_engine = engine.tensor
 vector_engine = engine.vector
@@ -55,11 +55,11 @@ def register_alloc(x: int | NkiTensor | None = None) -> VirtualRegister:
     """
     core = current_core()
     for violation in violations((starts_with_a_number, x)):
-        core.rank.broken(violation, "register_alloc")
+        core.rank.report_violation(violation, "register_alloc")
     register = Register(core.allocate_register().cell.storage)
     if x is not None:
         instruction = "register_load" if isinstance(x, NkiTensor) else "register_move"
-        call(INSTRUCTIONS[instruction], (register, x), {})
+        issue_call(INSTRUCTIONS[instruction], (register, x), {})
     return register
 
 
@@ -85,7 +85,7 @@ def _instruction(planner: Planner) -> Callable[..., NkiInstruction]:
         for name, members in enums.items():
             if name in kwargs and type(kwargs[name]) is not members:
                 kwargs[name] = member(members, kwargs[name])
-        return call(planner, args, kwargs)
+        return issue_call(planner, args, kwargs)
 
     instruction.__name__ = instruction.__qualname__ = planner.__name__
     instruction.__doc__ = planner.__doc__

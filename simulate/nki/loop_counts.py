@@ -11,7 +11,7 @@ from simulate.lines import body_of, inside
 from simulate.memory.registers import VirtualRegister
 from simulate.memory.validity import EMPTY
 from simulate.run import current_core
-from simulate.run.environment import LOOP_EVENTS_VARIABLE, loop_events
+from simulate.run.environment import LOOP_EVENTS_VARIABLE, max_loop_events
 from simulate.run.location import kernel_line
 from simulate.run.stream import Line
 
@@ -62,7 +62,7 @@ def value_of(register: VirtualRegister) -> int:
     core = current_core()
     if not core.dry or register.cell.storage.validity.uniform == EMPTY:
         return register.value  # which refuses a register without a value
-    known = None if core.rank.trips else core.rank.values.of(register.cell)
+    known = None if core.rank.trips else core.rank.values.known_tensor(register.cell)
     if known is None:
         raise Unsupported(
             "NKW-DRY-CONTROL",
@@ -80,7 +80,7 @@ def named(register: VirtualRegister) -> str:
 
 def is_too_long(loop: int, iterations: int = 0) -> bool:
     """Whether the loop that began with event `loop` has issued more than the limit; iterations count where none is."""
-    return len(current_core().stream) - loop + iterations > loop_events()
+    return len(current_core().stream) - loop + iterations > max_loop_events()
 
 
 @rule("NKW-LOOP-EVENTS")
@@ -92,6 +92,6 @@ def loop_is_bounded(name: str, loop: int, seen: str) -> None:
     raise RuleViolation(
         loop_is_bounded,
         f"{len(current_core().stream) - loop:,} instructions in {name}; {seen}",
-        f"{loop_events():,} instructions",
+        f"{max_loop_events():,} instructions",
         hint=f"let the body change what ends the loop, or set {LOOP_EVENTS_VARIABLE}",
     )

@@ -23,7 +23,7 @@ from simulate.nki.arguments import body_is_function, bound_is_integer_or_registe
 from simulate.nki.loop_counts import is_too_long, loop_is_bounded, named, trip_count, value_of
 from simulate.nki.scalars import NkiScalar, not_a_comparison, thirty_two_bits
 from simulate.run import current_core, running_level
-from simulate.run.issue import issue
+from simulate.run.issue import issue_plan
 
 
 def fori_loop(
@@ -139,7 +139,7 @@ def _counter(value: int, first: bool) -> VirtualRegister:
 def _issue_step(compute: Callable[[], tuple[Any, ...]], writes: tuple[Any, ...], first: bool) -> None:
     core = current_core()
     number = "device_loop_first_iteration_ns" if first else "device_loop_iteration_ns"
-    issue(
+    issue_plan(
         core,
         "loop_iteration",
         Plan(

@@ -18,7 +18,7 @@ from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.registers import VirtualRegister, register_storage
 from simulate.numerics import DType, as_dtype
 from simulate.run import current_core, running_level
-from simulate.run.issue import call, issue
+from simulate.run.issue import issue_call, issue_plan
 
 
 def _operator(which: ScalarOperator, swapped: bool = False) -> Callable[[Any, Any], NkiScalar]:
@@ -69,7 +69,7 @@ def scalar_load(src: NkiTensor) -> NkiScalar:
     running_level().require("nisa.scalar_load")
     one_element("src", src)
     scalar = NkiScalar(current_core().allocate_register(dtype=src.dtype))
-    call(INSTRUCTIONS["register_load"], (scalar, src), {})
+    issue_call(INSTRUCTIONS["register_load"], (scalar, src), {})
     return scalar
 
 
@@ -80,7 +80,7 @@ def scalar_store(dst: NkiTensor, value: NkiScalar) -> None:
     is_scalar(value)
     not_a_comparison(value)
     same_width(dst.dtype, value.dtype)
-    call(INSTRUCTIONS["register_store"], (dst, value), {})
+    issue_call(INSTRUCTIONS["register_store"], (dst, value), {})
 
 
 def _joined(which: ScalarOperator, left: Any, right: Any) -> NkiScalar:
@@ -91,7 +91,7 @@ def _joined(which: ScalarOperator, left: Any, right: Any) -> NkiScalar:
         thirty_two_bits(kinds[0], "a comparison")
     result = NkiScalar(core.allocate_register(dtype=kinds[0]), is_comparison=which.compares)
     sides = [_side(side, kinds[0]) for side in (left, right)]
-    issue(core, "scalar_arithmetic", scalar_arithmetic(core.hardware, which, result.cell, *sides))
+    issue_plan(core, "scalar_arithmetic", scalar_arithmetic(core.hardware, which, result.cell, *sides))
     return result
 
 

@@ -188,13 +188,13 @@ def shared_constant(constant: Any) -> NkiTensor:
         (constant_has_a_supported_dtype, dtype),
         (constants_of_cores_agree, core.rank, core.number, index, array),
     )
-    kept = core.stored(dtype)
+    kept = core.stored_dtype(dtype)
     shape = array.shape or (1,)
     held = np.empty(0, np.uint8) if core.dry else np.array(cast(np.ascontiguousarray(array), dtype, kept))
     storage = Storage(shape, kept, MemoryRegion.shared_hbm, "constant", array=held)
     core.rank.tensors.add(storage)
     if core.dry:
-        core.rank.values.give(storage, array)
+        core.rank.values.add_argument(storage, array)
     else:
         constants = core.rank.tensors.constants
         constants[storage.serial] = Constant(held, from_file=not isinstance(constant, np.ndarray))

@@ -258,7 +258,7 @@ def _memory(
     uses = []
     for tile in placement.tiles:
         record = stream.tensors[tile.serial]
-        key = (tile.source, record.address, record.given)
+        key = (tile.source, record.address, record.explicit_name)
         number = found.setdefault(key, len(found))
         serials[number].append(tile.serial)
         offset = placement.offsets[tile.serial]

@@ -89,11 +89,11 @@ def find_common_tensor(moments: Moments, event: int, cause: int) -> tuple[int, i
     cause_stream, _ = moments.stream_of(cause)
     if cause_stream.rank != stream.rank:
         return None
-    touched = {access.tensor: access.kind != READ for access in moments.accesses(cause)}
-    accesses = sorted(moments.accesses(event), key=lambda access: access.kind != READ)
+    touched = {access.tensor: access.mode != READ for access in moments.accesses(cause)}
+    accesses = sorted(moments.accesses(event), key=lambda access: access.mode != READ)
     number = moments.stream_number(event)
     for access in accesses:
-        if access.tensor in touched and (touched[access.tensor] or access.kind != READ):
+        if access.tensor in touched and (touched[access.tensor] or access.mode != READ):
             return number, access.tensor
     return None
 

@@ -134,7 +134,7 @@ def matmul_peaks(hardware: Hardware, cores: int = 1) -> tuple[tuple[str, float],
 
 def _operand_width(stream: Stream, event: int, peaks: dict[str, float]) -> str:
     """Return the name in `peaks` of the operand width of a matmul; the widest operand decides."""
-    names = [stream.tensors[a.tensor].dtype for a in stream.accesses(event) if a.kind == READ]
+    names = [stream.tensors[a.tensor].dtype for a in stream.accesses(event) if a.mode == READ]
     if "mx" in peaks and any(name.endswith("_x4") for name in names):
         return "mx"
     width = max((DTYPES[name].itemsize for name in names), default=2)

@@ -8,7 +8,7 @@ import numpy as np
 
 from nkw.errors import InvalidArgument
 from simulate.memory import NkiTensor, Storage
-from simulate.run.arguments import element
+from simulate.run.arguments import output_dtype
 from simulate.run.rebuild import NO_BYTES
 
 
@@ -23,7 +23,7 @@ class External:
         self.views = views
         self._shown: np.ndarray | None = None
         self._shapes = (storage.shape, ()) if storage.shape == (1,) else (storage.shape,)
-        self._dtype = element(storage.dtype)
+        self._dtype = output_dtype(storage.dtype)
 
     def check(self, array: Any) -> None:
         """Raise InvalidArgument for an array that cannot stand in for the one of the recorded launch."""

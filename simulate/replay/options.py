@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulate.run.environment import flag
+from simulate.run.environment import read_switch
 
 EXACT_VARIABLE = "NKW_EXACT_REPLAY"
 VERIFY_VARIABLE = "NKW_VERIFY_REPLAY"
@@ -29,4 +29,4 @@ class ReplayOptions:
         """The options that NKW_EXACT_REPLAY, NKW_VERIFY_REPLAY and NKW_SPEED set. Raises InvalidArgument."""
         from simulate.replay.fusion import speed  # fusion is loaded when something is replayed
 
-        return cls(flag(EXACT_VARIABLE), flag(VERIFY_VARIABLE), speed.wanted())
+        return cls(read_switch(EXACT_VARIABLE), read_switch(VERIFY_VARIABLE), speed.wanted())

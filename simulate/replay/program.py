@@ -14,8 +14,8 @@ from simulate.memory import NkiTensor
 from simulate.replay.arena import Arena, Tiles
 from simulate.replay.external import External, refused
 from simulate.replay.rendezvous import complete_rendezvous
-from simulate.run.arguments import leaves, mapped
-from simulate.run.execute import accumulated, operands_of, put, put_all, repeat
+from simulate.run.arguments import list_leaves, map_leaves
+from simulate.run.execute import add_to_psum, execute_again, read_operands, write_result, write_results
 from simulate.run.launch import Launch, Result
 from simulate.run.machine import Mode
 from simulate.run.processes import Processes
@@ -50,7 +50,7 @@ def why_not_replayed(launch: Launch) -> str | None:
     if any(interface.converts for interface in launch.interfaces):
         return "an argument is stored in another dtype"
     for interface, stream in zip(launch.interfaces, launch.streams):
-        for value in leaves(interface.returned):
+        for value in list_leaves(interface.returned):
             if not (value is None or isinstance(value, (Result, bool, int, float, str))):
                 return f"the kernel returns a {type(value).__name__}"
         if any(result.serial in stream.constants for result in interface.results()):
@@ -96,7 +96,8 @@ class Program:
             return made.tensor(rank, value.serial, value.layout) if isinstance(value, Result) else value
 
         self._returned = [
-            mapped(partial(tensor, rank=rank), each.returned) for each, rank in zip(launch.interfaces, ranks)
+            map_leaves(partial(tensor, rank=rank), each.returned)
+            for each, rank in zip(launch.interfaces, ranks)
         ]
         inputs = [[(rank, serial) for serial in each.inputs] for each, rank in zip(launch.interfaces, ranks)]
         given = [key for keys in inputs for key in keys]
@@ -134,7 +135,11 @@ class Program:
         constants = [own.storage for own in self._private if own.storage.uncounted_host is not None]
         inputs = [[each.storage for each in given] for given in self._inputs]
         external = [
-            [*given, *constants, *(leaf.storage for leaf in leaves(value) if isinstance(leaf, NkiTensor))]
+            [
+                *given,
+                *constants,
+                *(leaf.storage for leaf in list_leaves(value) if isinstance(leaf, NkiTensor)),
+            ]
             for given, value in zip(inputs, self._returned)
         ]
         try:
@@ -204,7 +209,7 @@ class Program:
             for external in inputs:
                 if id(external.storage) in self._written:
                     external.finish()
-        return [mapped(_to_output, value) for value in self._returned]
+        return [map_leaves(_to_output, value) for value in self._returned]
 
     def release(self) -> None:
         """Drop the arguments and results of the last launch."""
@@ -268,25 +273,25 @@ class _Run:
         for position in range(self._next, len(recorded)):
             plan, accumulate_mask, _ = recorded[position]
             if plan.rendezvous is not None:
-                self._next, self.operands, self.rendezvous = position, operands_of(plan), plan.rendezvous
+                self._next, self.operands, self.rendezvous = position, read_operands(plan), plan.rendezvous
                 return True
             if self._disturbance is not None and accumulate_mask is not None and len(plan.reads) == 2:
                 self._disturbed(plan, accumulate_mask, self._disturbance)
             else:
-                repeat(plan, accumulate_mask, self._state, 128)
+                execute_again(plan, accumulate_mask, self._state, 128)
         self._next = len(recorded)
         return False
 
     @staticmethod
     def _disturbed(plan: Plan, accumulate_mask: Any, disturbance: Disturbance) -> None:
         """Run a matmul with a disturbed product."""
-        operands, tile = operands_of(plan), plan.writes[0]
+        operands, tile = read_operands(plan), plan.writes[0]
         product = disturbance(plan, operands, plan.compute(*operands)[0])
-        put(tile, accumulated(tile, product, accumulate_mask), plan.domain is Domain.float32, False)
+        write_result(tile, add_to_psum(tile, product, accumulate_mask), plan.domain is Domain.float32, False)
 
     def leave(self, results: Sequence[Any]) -> None:
         """Write this rank's results of the rendezvous, and step past it."""
-        put_all(self._recorded[self._next][0], results)
+        write_results(self._recorded[self._next][0], results)
         self._next += 1
 
 

@@ -29,7 +29,7 @@ def complete_rendezvous(
             given[number] = rendezvous.exchange([operands])[0]
             continue
         here = [waiting.get(member) for member in rendezvous.members]
-        members = [each for each in here if each is not None and each[0].place == rendezvous.place]
+        members = [each for each in here if each is not None and each[0].key == rendezvous.key]
         if len(members) == len(here):
             results = rendezvous.exchange([own for _, own in members])
             given.update(zip(rendezvous.members, results))
@@ -39,8 +39,8 @@ def complete_rendezvous(
 
 def _complete_with_peers(peers: Processes, rendezvous: Rendezvous, operands: list[Any]) -> list[Any]:
     """The results of this process's rank in a rendezvous with ranks of other processes. Raises RendezvousMismatch."""
-    place = (True, 0, rendezvous.place)  # as `issue` names it for the only core of a rank
-    _, arrived = peers.wait([peers.post(replace(rendezvous, place=place), operands, _REPLAYED)])
+    key = (True, 0, rendezvous.key)  # as `issue` names it for the only core of a rank
+    _, arrived = peers.wait([peers.post(replace(rendezvous, key=key), operands, _REPLAYED)])
     check_agreement(rendezvous.members, arrived)  # another rank may replay another program
     results = rendezvous.exchange([given for _, given, _ in arrived])
     return results[rendezvous.members.index(peers.rank)]

@@ -21,7 +21,7 @@ import numpy as np
 
 from nkw.errors import NkwError
 from simulate.isa.plan import Plan
-from simulate.run.arguments import mapped
+from simulate.run.arguments import map_leaves
 
 _UNIT = 2.0**-24  # half the distance from 1 to the next float32
 _RUNS = 2
@@ -188,7 +188,7 @@ def in_place_of(
 ) -> Any:
     """Arguments with copies in place of their arrays."""
     copy_of = {id(array): copy for rank, held in zip(arrays, copies) for array, copy in zip(rank, held)}
-    return mapped(lambda part: copy_of[id(part)] if isinstance(part, np.ndarray) else part, value)
+    return map_leaves(lambda part: copy_of[id(part)] if isinstance(part, np.ndarray) else part, value)
 
 
 def _leaves(value: Any, name: str = "") -> list[tuple[str, np.ndarray]]:

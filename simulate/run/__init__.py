@@ -1,4 +1,4 @@
-"""Running kernels: launch, issue, execution, stream, core scheduler, rendezvous."""
+"""Execution of kernels: launch, issue, stream, core scheduler and rendezvous."""
 
 from simulate.run.environment import target_hardware
 from simulate.run.launch import Launch

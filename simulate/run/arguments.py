@@ -1,4 +1,4 @@
-"""Kernel arguments and results: numpy arrays and torch tensors become HBM tensors without a copy, and back."""
+"""Conversion of kernel arguments to HBM tensors and of return values to arrays, without copies where possible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from simulate.run.machine import Rank
 
 
 class Arguments:
-    """Converts the arguments of one rank to tensors, and the kernel's return value to arrays.
+    """Converter of the arguments of one rank to tensors, and of the kernel's return value to arrays.
 
     Tensors share the memory of arrays, so the caller sees writes of the kernel. An array that is not contiguous or is
     stored in another dtype is copied; `write_back` updates it.
@@ -35,41 +35,53 @@ class Arguments:
         self.torch_seen = False
 
     def to_tensors(self, value: Any, name: str = "") -> Any:
-        """A kernel argument with an HBM tensor for every array in it; other values are unchanged.
+        """Return a kernel argument with an HBM tensor for every NumPy array and torch tensor in it.
 
-        Raises InvalidArgument for an array without elements or of a dtype that the chip does not have.
+        Tuples, lists, dicts and objects are searched; all other values are unchanged.
+
+        Args:
+            value: The argument.
+            name: The parameter, which messages and the tensor get as a name.
+
+        Raises:
+            InvalidArgument: An array has no elements, or a dtype that the chip does not have.
         """
         if isinstance(value, np.ndarray):
             return self._tensor(value, value, dtype_of, name)
         if is_torch(value):
             self.torch_seen = True
-            return self._of_torch(value, name)
+            return self._torch_tensor(value, name)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            parts = [self.to_tensors(part, f"{name}.{key}") for key, part in zip(value._fields, value)]
-            return value if _same(parts, value) else like(value, parts)
+            fields = [self.to_tensors(field, f"{name}.{key}") for key, field in zip(value._fields, value)]
+            return value if _are_identical(fields, value) else rebuild_sequence(value, fields)
         if isinstance(value, (tuple, list)):
-            parts = [self.to_tensors(part, f"{name}[{i}]") for i, part in enumerate(value)]
-            return value if _same(parts, value) else like(value, parts)
+            elements = [self.to_tensors(element, f"{name}[{i}]") for i, element in enumerate(value)]
+            return value if _are_identical(elements, value) else rebuild_sequence(value, elements)
         if isinstance(value, dict):
-            named = {key: self.to_tensors(part, f"{name}[{key!r}]") for key, part in value.items()}
-            return value if _same(named.values(), value.values()) else named
+            entries = {key: self.to_tensors(entry, f"{name}[{key!r}]") for key, entry in value.items()}
+            return value if _are_identical(entries.values(), value.values()) else entries
         plain = isinstance(value, NKIObject) and not isinstance(value, NkiTensor)
         if plain or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
             return self._object(value, name)
         return value
 
     def _object(self, value: Any, name: str) -> Any:
-        """An object among the arguments: a copy whose attributes have tensors for arrays, as in the language guide."""
-        had = getattr(value, "__dict__", {})
-        parts = {key: self.to_tensors(part, f"{name}.{key}") for key, part in had.items()}
-        if _same(parts.values(), had.values()):
+        """Return a copy of an object with tensors for its arrays; the object itself if it has no arrays."""
+        attributes = getattr(value, "__dict__", {})
+        converted = {
+            key: self.to_tensors(attribute, f"{name}.{key}") for key, attribute in attributes.items()
+        }
+        if _are_identical(converted.values(), attributes.values()):
             return value
-        twin = copy.copy(value)
-        twin.__dict__.update(parts)
-        return twin
+        duplicate = copy.copy(value)
+        duplicate.__dict__.update(converted)
+        return duplicate
 
-    def _of_torch(self, value: Any, name: str) -> NkiTensor:
-        """A torch tensor; its float8_e4m3fn becomes float8_e4m3 on chips that multiply only that, as their hosts do."""
+    def _torch_tensor(self, value: Any, name: str) -> NkiTensor:
+        """Return the HBM tensor of a torch tensor.
+
+        float8_e4m3fn becomes float8_e4m3 on chips that multiply only that dtype, as on their hosts.
+        """
         try:
             array, packed = from_torch(value)
         except InvalidArgument as error:
@@ -77,7 +89,7 @@ class Arguments:
         if packed is not None:
             return self._tensor(value, array, lambda _: packed, name)
         return self._tensor(
-            value, array, lambda given: converted_for(self._rank.hardware, dtype_of(given)), name
+            value, array, lambda array: converted_for(self._rank.hardware, dtype_of(array)), name
         )
 
     def _tensor(
@@ -87,43 +99,44 @@ class Arguments:
         if known is not None:
             return known[1]
         try:
-            given = self._int64() if array.dtype == np.int64 else dtype_for(array)
+            dtype_of_array = self._int64() if array.dtype == np.int64 else dtype_for(array)
         except InvalidArgument as error:
             raise InvalidArgument(error.code, f"argument {name or '?'}: {error.message}") from None
-        if given.is_packed:
-            array = words_of(array, given)
+        if dtype_of_array.is_packed:
+            array = words_of(array, dtype_of_array)
         if array.size == 0:
             raise InvalidArgument(
                 "NKW-SHAPE", f"argument {name or '?'} of shape {array.shape} has no elements"
             )
         shape = array.shape or (1,)
-        dtype = self._storage_dtype(given)
+        dtype = self._storage_dtype(dtype_of_array)
         if self._dry:
-            held = np.empty(0, np.uint8)
+            stored = np.empty(0, np.uint8)
         elif dtype.storage != array.dtype or not array.flags.c_contiguous:
-            held = np.ascontiguousarray(array).astype(dtype.storage)
-            self._note_overflow(array, held, name)
-            self._copies.append((array, held.reshape(array.shape), given))
+            stored = np.ascontiguousarray(array).astype(dtype.storage)
+            self._note_overflow(array, stored, name)
+            self._copies.append((array, stored.reshape(array.shape), dtype_of_array))
         else:
-            held = array
+            stored = array
         shared = self._rank.logical_core_size > 1
         region = MemoryRegion.shared_hbm if shared else MemoryRegion.private_hbm
-        storage = Storage(shape, dtype, region, name, array=held)
+        storage = Storage(shape, dtype, region, name, array=stored)
         self._rank.tensors.add(storage)
         if self._dry:
-            self._rank.values.give(storage, array)
+            self._rank.values.add_argument(storage, array)
         tensor = NkiTensor(shape, dtype, storage)
         self._tensors[id(key)] = (key, tensor)
         return tensor
 
-    def _note_overflow(self, array: np.ndarray, held: np.ndarray, name: str) -> None:
-        if array.dtype != ml_dtypes.float8_e4m3fn or held.dtype != ml_dtypes.float8_e4m3:
+    def _note_overflow(self, array: np.ndarray, stored: np.ndarray, name: str) -> None:
+        """Warn if elements of a float8_e4m3fn argument become infinite as float8_e4m3."""
+        if array.dtype != ml_dtypes.float8_e4m3fn or stored.dtype != ml_dtypes.float8_e4m3:
             return
-        beyond = int(np.count_nonzero(np.isinf(held)))  # float8_e4m3fn has no infinity
+        beyond = int(np.count_nonzero(np.isinf(stored)))  # float8_e4m3fn has no infinity
         if beyond:
             self._rank.warnings.append(
-                f"[NKW-ARGUMENT-FP8] {beyond} of {held.size} elements of the float8_e4m3fn argument {name or '?'} are "
-                f"beyond 240, the largest float8_e4m3, which {self._rank.hardware.name} takes: infinite"
+                f"[NKW-ARGUMENT-FP8] {beyond} of {stored.size} elements of the float8_e4m3fn argument {name or '?'} "
+                f"are beyond 240, the largest float8_e4m3, which {self._rank.hardware.name} takes: infinite"
             )
 
     def _int64(self) -> DType:
@@ -131,11 +144,14 @@ class Arguments:
         return int64
 
     def to_arrays(self, value: Any) -> Any:
-        """A kernel's return value with an array for every tensor; a torch tensor if an argument was one.
+        """Return a kernel's return value with an array for every tensor in it.
 
-        Raises RuleViolation for a tensor on chip and for one that was never written.
+        The arrays are torch tensors if an argument was one.
+
+        Raises:
+            RuleViolation: A returned tensor is on chip, or was never written.
         """
-        return mapped(self._to_array, value)
+        return map_leaves(self._to_array, value)
 
     def _to_array(self, value: Any) -> Any:
         if not isinstance(value, NkiTensor):
@@ -144,9 +160,11 @@ class Arguments:
         return to_torch(array) if self.torch_seen else array
 
     def _array(self, tensor: NkiTensor) -> np.ndarray:
-        _checked(self._rank, output_in_hbm, tensor)
+        _check_output(self._rank, output_in_hbm, tensor)
         if self._dry:
-            zeros = np.zeros((), element(tensor.dtype))  # one element, broadcast: a dry launch has no values
+            zeros = np.zeros(
+                (), output_dtype(tensor.dtype)
+            )  # one element, broadcast: a dry launch has no values
             return (
                 np.zeros(tensor.shape, zeros.dtype)
                 if self.torch_seen
@@ -160,61 +178,61 @@ class Arguments:
                     and key.shape == tensor.shape
                 ):
                     return key
-        _checked(self._rank, output_was_written, tensor)
+        _check_output(self._rank, output_was_written, tensor)
         validity = tensor.storage.validity
         if not validity.written(*tensor.byte_view()):
             self._rank.warnings.append(
                 f"[NKW-OUTPUT-PARTIAL] some bytes of the returned {tensor.describe()} were never written"
             )
-        return tensor.uncounted_array.astype(element(tensor.dtype), copy=False)
+        return tensor.uncounted_array.astype(output_dtype(tensor.dtype), copy=False)
 
     @property
     def converts(self) -> bool:
         """Whether an array is stored with other bytes, so that a replay could not bind another array."""
         return any(
-            array.dtype.itemsize != held.dtype.itemsize
-            or array.dtype == ml_dtypes.float8_e4m3fn != held.dtype
-            for array, held, _ in self._copies
+            array.dtype.itemsize != stored.dtype.itemsize
+            or array.dtype == ml_dtypes.float8_e4m3fn != stored.dtype
+            for array, stored, _ in self._copies
         )
 
     def storages(self) -> list[Storage]:
-        """The storages of the arrays, in the order of the arguments."""
+        """Return the storages of the arrays, in the order of the arguments."""
         return [tensor.storage for _, tensor in self._tensors.values()]
 
     def write_back(self) -> None:
-        """Update the arrays that were copied."""
-        for array, held, _ in self._copies:
+        """Copy the bytes of copied arrays back to the arrays of the caller that are writable."""
+        for array, stored, _ in self._copies:
             if array.flags.writeable:
-                array[...] = held.astype(array.dtype)
+                array[...] = stored.astype(array.dtype)
 
 
-def like(value: Any, parts: list[Any]) -> Any:
-    """A tuple, named tuple or list of the type of `value`, with `parts` as its elements."""
-    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+def rebuild_sequence(sequence: Any, elements: list[Any]) -> Any:
+    """Return a tuple, named tuple or list of the type of `sequence` with other elements."""
+    return type(sequence)(*elements) if hasattr(sequence, "_fields") else type(sequence)(elements)
 
 
-def mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    """`change` of a value, or of every value in nested tuples, lists and dictionaries."""
-    if isinstance(value, (tuple, list)):
-        return like(value, [mapped(change, part) for part in value])
-    if isinstance(value, dict):
-        return {key: mapped(change, part) for key, part in value.items()}
-    return change(value)
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return a tree of nested tuples, lists and dicts with a function applied to every leaf."""
+    if isinstance(tree, (tuple, list)):
+        return rebuild_sequence(tree, [map_leaves(function, element) for element in tree])
+    if isinstance(tree, dict):
+        return {key: map_leaves(function, entry) for key, entry in tree.items()}
+    return function(tree)
 
 
-def leaves(value: Any) -> list[Any]:
-    """The values in nested tuples, lists and dictionaries, in order."""
-    found: list[Any] = []
-    mapped(found.append, value)
-    return found
+def list_leaves(tree: Any) -> list[Any]:
+    """Return the leaves of a tree of nested tuples, lists and dicts, in order."""
+    leaves: list[Any] = []
+    map_leaves(leaves.append, tree)
+    return leaves
 
 
-def _same(parts: Iterable[Any], others: Iterable[Any]) -> bool:
-    return all(part is other for part, other in zip(parts, others))
+def _are_identical(objects: Iterable[Any], originals: Iterable[Any]) -> bool:
+    return all(element is original for element, original in zip(objects, originals))
 
 
-def element(dtype: DType) -> np.dtype:
-    """The numpy dtype of an output: bool for bool_, else the storage dtype."""
+def output_dtype(dtype: DType) -> np.dtype:
+    """Return the NumPy dtype of an output: bool for bool_, int64 for int64, else the storage dtype."""
     if dtype == "bool_":
         return np.dtype(bool)
     if dtype == "int64":
@@ -222,13 +240,13 @@ def element(dtype: DType) -> np.dtype:
     return as_dtype(str(dtype)).storage
 
 
-def _checked(rank: Rank, check: Callable[[NkiTensor], object], tensor: NkiTensor) -> None:
-    """Apply a rule to an output; the error's line is that of the allocation."""
+def _check_output(rank: Rank, check: Callable[[NkiTensor], object], tensor: NkiTensor) -> None:
+    """Apply a rule to an output; an error gets the line of the allocation."""
     try:
         check(tensor)
     except RuleViolation as error:
         error.where = location(tensor.storage.line) if tensor.storage.line else None
-        rank.broken(error)
+        rank.report_violation(error)
 
 
 @rule("NKW-OUTPUT-MEMORY")

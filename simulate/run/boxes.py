@@ -1,7 +1,7 @@
-"""The boxes that the events of streams read and write, and which of them overlap.
+"""Boxes that the events of streams read and write, and which of them overlap.
 
-Boxes enclose what an access pattern touches. Serial numbers of tensors belong to a rank, so its cores meet only in
-shared HBM.
+Boxes enclose what an access pattern touches. Serial numbers of tensors belong to a rank, so cores of different ranks
+share no tensor; the cores of a rank share shared HBM only.
 """
 
 from __future__ import annotations
@@ -13,69 +13,85 @@ import numpy as np
 
 from simulate.run.stream import READ, Stream
 
-_PAIRS_AT_ONCE = 1 << 18  # boxes that are compared together: some tens of MB
+_PAIRS_AT_ONCE = 1 << 18
+"""Number of pairs of boxes that are compared together, which takes some tens of MB."""
 Near = tuple[tuple[int, bool], ...]
-"""The other cells that overlap a cell, and whether it covers them."""
+"""Cells that overlap a cell, each with whether the cell covers it."""
 
 
 class Boxes:
-    """The distinct boxes ("cells") of all streams, and which of them overlap.
+    """Distinct boxes ("cells") of all streams, and which of them overlap.
 
-    `cells[stream]` and `kinds[stream]` have one entry per operand, `ends[stream]` the end of each event's
-    operands. Operands in tensors that no event writes get cell -1: they order nothing. `near[cell]` lists the
-    other cells that overlap it, and whether it covers them. With `apart`, a tensor is another one for each core, so
-    that boxes of different cores never overlap.
+    `cells[stream]` and `access_kinds[stream]` have one entry for each operand, `ends[stream]` the end of each event's
+    operands. Operands in tensors that no event writes get cell -1: they order nothing. `near[cell]` lists the cells
+    that
+    overlap a cell, each with whether the cell covers it. With `apart`, every core has tensors of its own, so that boxes
+    of
+    different cores never overlap.
     """
 
     def __init__(self, streams: tuple[Stream, ...], apart: bool = False) -> None:
         tables = [np.frombuffer(stream.rows, np.int64).reshape(-1, 5) for stream in streams]
-        self.kinds = [(table[:, 0] & 3).tolist() for table in tables]
+        self.access_kinds = [(table[:, 0] & 3).tolist() for table in tables]
         self.ends = [
             (np.frombuffer(stream.row_ends, np.uint64) // 5).astype(np.int64).tolist() for stream in streams
         ]
-        whole = np.concatenate(tables) if tables else np.zeros((0, 5), np.int64)
+        operand_table = np.concatenate(tables) if tables else np.zeros((0, 5), np.int64)
         owners = list(range(len(streams))) if apart else [stream.rank for stream in streams]
         self._keys = [sorted(set(owners)).index(owner) for owner in owners]
-        serial = whole[:, 0] >> 2
+        serial = operand_table[:, 0] >> 2
         self._serials = int(serial.max(initial=0)) + 1
         tensor = np.repeat(self._keys, [len(table) for table in tables]).astype(np.int64)
         tensor = tensor * self._serials + serial
         tensors = len(set(owners)) * self._serials
         is_written = np.zeros(tensors, bool)
-        is_written[tensor[(whole[:, 0] & 3) != READ]] = True
+        is_written[tensor[(operand_table[:, 0] & 3) != READ]] = True
         written = is_written[tensor]
-        cells = np.full(len(whole), -1)
-        keys = np.column_stack([tensor, whole[:, 1:]])[written]
-        boxes, cells[written] = _distinct(keys)
+        cells = np.full(len(operand_table), -1)
+        keys = np.column_stack([tensor, operand_table[:, 1:]])[written]
+        boxes, cells[written] = _unique_rows(keys)
         bounds = np.cumsum([0, *map(len, tables)])
         self._cells = [cells[a:b] for a, b in pairwise(bounds.tolist())]
-        self.cells = [own.tolist() for own in self._cells]
-        self.near = neighbours(boxes)
+        self.cells = [stream_cells.tolist() for stream_cells in self._cells]
+        self.near = find_overlaps(boxes)
         self._bounds = np.searchsorted(boxes[:, 0], np.arange(tensors + 1)).tolist()
 
     def accesses(self) -> tuple[list[int], list[int]]:
-        """The operands in cells, of all streams: cell * 2 + whether it is written; and where those of each event begin.
+        """Return the operands of all streams that have a cell, and where the operands of each event begin.
 
-        The last entry of the second list is where those of the last event end.
+        Returns:
+            For each operand, cell * 2 + whether it is written; and the start of each event's operands in that list,
+            followed
+            by the end of the last event's operands.
         """
         cells = np.concatenate([np.zeros(0, np.int64), *self._cells])
-        kinds = np.concatenate([np.zeros(0, np.int64), *(np.array(own, np.int64) for own in self.kinds)])
+        access_kinds = np.concatenate(
+            [np.zeros(0, np.int64), *(np.array(column, np.int64) for column in self.access_kinds)]
+        )
         kept = cells >= 0
         before = np.append(0, np.cumsum(kept))
         bounds = np.cumsum([0, *map(len, self._cells)]).tolist()
         starts = [0]
         for ends, base in zip(self.ends, bounds):
             starts += before[np.array(ends, np.int64) + base].tolist()
-        return (cells * 2 + (kinds != READ))[kept].tolist(), starts
+        return (cells * 2 + (access_kinds != READ))[kept].tolist(), starts
 
-    def of(self, stream: int, serial: int) -> range:
-        """The cells in one tensor of a stream."""
+    def cells_in(self, stream: int, serial: int) -> range:
+        """Return the cells in one tensor of a stream.
+
+        Args:
+            stream: The index of the stream.
+            serial: The serial number of the tensor.
+        """
         key = self._keys[stream] * self._serials + serial
         return range(self._bounds[key], self._bounds[key + 1])
 
 
-def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct rows in lexicographic order, and for every row the number of its like."""
+def _unique_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sorted distinct rows and, for every row, its index among them.
+
+    The same as `np.unique(rows, axis=0, return_inverse=True)`, and faster.
+    """
     if not len(rows):
         return rows, np.zeros(0, np.int64)
     order = np.lexsort(rows.T[::-1])
@@ -87,12 +103,15 @@ def _distinct(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return ordered[first], numbers
 
 
-def neighbours(boxes: np.ndarray, at_once: int = _PAIRS_AT_ONCE) -> list[Near]:
-    """For every box (tensor, rows, bytes) the others that it overlaps, and whether it covers them.
+def find_overlaps(boxes: np.ndarray, at_once: int = _PAIRS_AT_ONCE) -> list[Near]:
+    """Return, for every box, the boxes that it overlaps, each with whether it covers them.
 
-    A box is compared with those of its tensor that begin within it along the side that divides the tensor more. One
-    number orders boxes by tensor and then along that side, so that all tensors are searched at once. Some `at_once`
-    pairs are compared together.
+    A box is compared with the boxes of its tensor that begin within it, along the side that divides the tensor more. A
+    single sort key orders boxes by tensor and then along that side, so that all tensors are searched together.
+
+    Args:
+        boxes: int64 [boxes, 5]: tensor, first row, end row, first byte, end byte; sorted by tensor.
+        at_once: The number of pairs that are compared together.
     """
     near: list[Near] = [()] * len(boxes)
     if not len(boxes):
@@ -100,7 +119,7 @@ def neighbours(boxes: np.ndarray, at_once: int = _PAIRS_AT_ONCE) -> list[Near]:
     tensor = np.cumsum(np.diff(boxes[:, 0], prepend=boxes[0, 0]) != 0)
     span = int(boxes[:, 1:].max()) + 2
     base = tensor * span
-    by_rows = (_starts(base + boxes[:, 1], span) >= _starts(base + boxes[:, 3], span))[tensor]
+    by_rows = (_count_distinct(base + boxes[:, 1], span) >= _count_distinct(base + boxes[:, 3], span))[tensor]
     low = base + np.where(by_rows, boxes[:, 1], boxes[:, 3])
     high = base + np.where(by_rows, boxes[:, 2], boxes[:, 4])
     names = np.argsort(low, kind="stable")
@@ -110,26 +129,31 @@ def neighbours(boxes: np.ndarray, at_once: int = _PAIRS_AT_ONCE) -> list[Near]:
         meets = (first_row[theirs] < end_row[ours]) & (end_row[theirs] > first_row[ours])
         meets &= (first_byte[theirs] < end_byte[ours]) & (end_byte[theirs] > first_byte[ours])
         owners = np.concatenate([ours[meets], theirs[meets]])
-        others = np.concatenate([theirs[meets], ours[meets]])
-        order = np.lexsort((others, owners))
-        owners, others = owners[order], others[order]
-        covers = (first_row[owners] <= first_row[others]) & (end_row[owners] >= end_row[others])
-        covers &= (first_byte[owners] <= first_byte[others]) & (end_byte[owners] >= end_byte[others])
-        # Tuples of numbers, unlike lists, do not burden the garbage collector.
-        pairs = list(zip(names[others].tolist(), covers.tolist()))
+        overlapped = np.concatenate([theirs[meets], ours[meets]])
+        order = np.lexsort((overlapped, owners))
+        owners, overlapped = owners[order], overlapped[order]
+        covers = (first_row[owners] <= first_row[overlapped]) & (end_row[owners] >= end_row[overlapped])
+        covers &= (first_byte[owners] <= first_byte[overlapped]) & (end_byte[owners] >= end_byte[overlapped])
+        # The garbage collector does not track tuples of numbers, unlike lists.
+        pairs = list(zip(names[overlapped].tolist(), covers.tolist()))
         cuts = np.flatnonzero(np.diff(owners, prepend=-1)).tolist()
         for owner, first, end in zip(names[owners[cuts]].tolist(), cuts, [*cuts[1:], len(pairs)]):
             near[owner] += tuple(pairs[first:end])
     return near
 
 
-def _starts(keys: np.ndarray, span: int) -> np.ndarray:
-    """How many distinct keys each tensor has, where keys are the tensor's number times `span` and a coordinate."""
+def _count_distinct(keys: np.ndarray, span: int) -> np.ndarray:
+    """Return how many distinct keys each tensor has.
+
+    Args:
+        keys: tensor * span + coordinate, for each box.
+        span: A number larger than every coordinate.
+    """
     return np.bincount(np.unique(keys) // span)
 
 
 def _pairs(begin: np.ndarray, until: np.ndarray, at_once: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """All pairs (i, j) with begin[i] <= j < until[i], in order, some `at_once` at a time."""
+    """Yield all pairs (i, j) with begin[i] <= j < until[i], in order, about `at_once` pairs at a time."""
     counts = np.maximum(until - begin, 0)
     before = np.cumsum(counts) - counts
     cuts = np.searchsorted(before, np.arange(0, int(counts.sum()), at_once), side="left").tolist()

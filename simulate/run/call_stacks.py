@@ -1,7 +1,7 @@
 """Call stacks of the kernel, recorded on request: the loop around an instruction may be in a calling function.
 
 A stream has only the innermost kernel line of an event. `recorded(calls=True)` records the lines of the callers as
-well, for every instruction and every allocation. Other launches have ordinary streams and pay nothing.
+well, for every instruction and every allocation. Other launches have ordinary streams, at no extra cost.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from simulate.run.location import running_lines
 from simulate.run.stream import Line, NkiInstruction, Stream, TensorTable
 
 Chain = tuple[Line, ...]
-"""Lines of a kernel, outermost caller first."""
+"""Kernel lines of a call stack, outermost caller first."""
 
 
 class Calls:
-    """The distinct call stacks of a launch, numbered."""
+    """Distinct call stacks of a launch, numbered."""
 
     def __init__(self) -> None:
         self.chains: list[Chain] = []
-        self._numbers: dict[
-            tuple[int, ...], int
-        ] = {}  # by ids of code objects, which take long to hash, and lines
+        # The keys have ids of code objects, because code objects take long to hash.
+        self._numbers: dict[tuple[int, ...], int] = {}
 
-    def here(self, line: Line) -> int:
-        """The number of the running call stack; that of `line` alone if the stack does not end there."""
+    def number_running_stack(self, line: Line) -> int:
+        """Return the number of the running call stack; that of `line` alone if the stack does not end there."""
         chain = running_lines()
         if not chain or chain[-1] != line:
             chain = (line,)
-        key = tuple([part for code, number in chain for part in (id(code), number)])
+        key = tuple([key_item for code, number in chain for key_item in (id(code), number)])
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self.chains)
@@ -41,7 +40,7 @@ class Calls:
 
 
 class TracedTable(TensorTable):
-    """A tensor table that keeps the callers of every allocation."""
+    """Tensor table that records the callers of every allocation."""
 
     def __init__(self, calls: Calls) -> None:
         super().__init__()
@@ -51,16 +50,16 @@ class TracedTable(TensorTable):
         """Give a storage its serial number, and record it with the lines of its callers."""
         super().add(storage)
         if storage.line is not None:
-            chain = self.calls.chains[self.calls.here(storage.line)]
+            chain = self.calls.chains[self.calls.number_running_stack(storage.line)]
             self.records[-1] = self.records[-1]._replace(callers=chain[:-1])
 
     def stream(self, rank: int, core: int) -> Stream:
-        """An empty stream of a core that uses these tensors."""
+        """Return an empty stream of a core that uses these tensors."""
         return TracedStream(rank, core, self)
 
 
 class TracedStream(Stream):
-    """A stream that keeps the callers of every event."""
+    """Stream that records the callers of every event."""
 
     def __init__(self, rank: int, core: int, tensors: TracedTable) -> None:
         super().__init__(rank, core, tensors)
@@ -76,9 +75,9 @@ class TracedStream(Stream):
         rendezvous: int | None = None,
     ) -> NkiInstruction:
         """Record one instruction with the lines of its callers."""
-        self._chain_ids.append(self._calls.here(line))
+        self._chain_ids.append(self._calls.number_running_stack(line))
         return super().append(template, reads, writes, line, rendezvous)
 
     def chains(self) -> tuple[Sequence[int], Sequence[Chain]]:
-        """The number of every event's chain, and the chains."""
+        """Return the index of every event's call stack, and the call stacks."""
         return self._chain_ids, self._calls.chains

@@ -1,4 +1,4 @@
-"""Columns of a stream that follow from its templates, each worked out when a reader first asks for it."""
+"""Columns of a stream that follow from its templates, computed when a reader first needs them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from simulate.isa.plan import Cost, State
 from simulate.isa.template import Template
 
-_ROW = 5  # tensor * 4 + kind, first row, end row, first byte, end byte
+_ROW = 5  # tensor * 4 + access kind, first row, end row, first byte, end byte
 
 
 class Columns:
-    """The columns of the first `events` events of a stream, which has a `Column` for each."""
+    """Columns of the first `events` events of a stream, which has a `Column` for each."""
 
     def __init__(
         self, templates: Sequence[Template], template_ids: Sequence[int], operands: Sequence[int]
@@ -27,65 +27,65 @@ class Columns:
         self._operands = operands
 
     def _column(self, code: str, values: Sequence[int]) -> array[int]:
-        """A number of each event's template."""
+        """Return an array with the number of each event's template."""
         return array(code, [values[number] for number in self._numbers])
 
     @cached_property
     def op_names(self) -> list[str]:
-        """The names of the instructions that occur."""
+        """Distinct names of the instructions."""
         return list(dict.fromkeys(template.op for template in self._templates))
 
     @cached_property
     def ops(self) -> array[int]:
-        """Per event, its name as a number in `op_names`."""
+        """Index in `op_names` of every event."""
         numbers = {name: number for number, name in enumerate(self.op_names)}
         return self._column("H", [numbers[template.op] for template in self._templates])
 
     @cached_property
     def engines(self) -> array[int]:
-        """Per event, the number of its engine."""
+        """Number of the engine of every event."""
         return self._column("B", [template.plan.engine.number for template in self._templates])
 
     @cached_property
     def triggers(self) -> array[int]:
-        """Per event, the number of the engine whose stream triggers it."""
+        """Number of the engine whose stream triggers the event, for every event."""
         plans = [template.plan for template in self._templates]
         return self._column("B", [(plan.trigger or plan.engine).number for plan in plans])
 
     @cached_property
     def costs(self) -> list[Cost]:
-        """The costs that occur."""
+        """Distinct costs."""
         return list({id(template.plan.cost): template.plan.cost for template in self._templates}.values())
 
     @cached_property
     def cost_ids(self) -> array[int]:
-        """Per event, its cost as a number in `costs`."""
+        """Index in `costs` of every event."""
         numbers = {id(cost): number for number, cost in enumerate(self.costs)}
         return self._column("I", [numbers[id(template.plan.cost)] for template in self._templates])
 
     @cached_property
     def states(self) -> dict[int, State]:
-        """The state of the core that an event uses, for events that use one."""
+        """State of the core that an event uses, for events that use one."""
         states = [template.plan.state for template in self._templates]
         if not any(states):
             return {}
-        of_events = ((event, states[number]) for event, number in enumerate(self._numbers))
-        return {event: state for event, state in of_events if state is not None}
+        event_states = ((event, states[number]) for event, number in enumerate(self._numbers))
+        return {event: state for event, state in event_states if state is not None}
 
     @cached_property
     def operand_ends(self) -> list[int]:
-        """Per event, where its tensors in `operands` end."""
+        """End of the event's tensors in `operands`, for every event."""
         counts = [len(template.boxes) for template in self._templates]
         return list(accumulate([counts[number] for number in self._numbers]))
 
     @cached_property
     def row_ends(self) -> array[int]:
-        """Per event, where its numbers in `rows` end."""
+        """End of the event's numbers in `rows`, for every event."""
         return array("Q", [end * _ROW for end in self.operand_ends])
 
     @cached_property
     def rows(self) -> array[int]:
-        """Per operand, five numbers: tensor * 4 + kind, first row, end row, first byte, end byte.
+        """Five numbers for each operand: tensor * 4 + access kind, first row, end row, first byte, end byte.
 
         Rows are partitions on chip, in HBM all dims but the last. The box encloses what an access pattern touches.
         """
@@ -96,15 +96,15 @@ class Columns:
         counts = np.array([len(template.boxes) for template in self._templates], np.int64)
         starts = (np.cumsum(counts) - counts)[numbers]
         counts = counts[numbers]
-        place = np.repeat(starts - (ends - counts), counts) + np.arange(ends[-1])
+        box_indices = np.repeat(starts - (ends - counts), counts) + np.arange(ends[-1])
         boxes = np.array([box for template in self._templates for box in template.boxes], np.int64)
-        rows = boxes[place]
+        rows = boxes[box_indices]
         rows[:, 0] += np.array(self._operands, np.int64) * 4
         return array("q", rows.tobytes())
 
     @cached_property
     def first_use(self) -> dict[int, int]:
-        """The first event of every tensor that an event uses, in the order of these events."""
+        """First event of every tensor that an event uses, in the order of these events."""
         first: dict[int, int] = {}
         for event, start, end in self._spans():
             for serial in self._operands[start:end]:
@@ -114,7 +114,7 @@ class Columns:
 
     @cached_property
     def last_use(self) -> dict[int, int]:
-        """The last event of every tensor that an event uses."""
+        """Last event of every tensor that an event uses."""
         return {serial: event for event, a, b in self._spans() for serial in self._operands[a:b]}
 
     def _spans(self) -> zip[tuple[int, int, int]]:

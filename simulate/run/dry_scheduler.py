@@ -1,4 +1,4 @@
-"""The core scheduler of dry launches whose ranks have one core each: without threads.
+"""Core scheduler of dry launches whose ranks have one core each, without threads.
 
 A rendezvous of a dry launch exchanges no values, so its cores need nothing of each other while they run. Each core runs
 its kernel to the end, and the schedule is made afterwards from the rendezvous that the cores entered.
@@ -13,24 +13,34 @@ from simulate.run.stream import Stream
 
 
 class DryScheduler(CoreScheduler):
-    """Runs cores one after the other; streams, order of resumption and errors are those of `CoreScheduler`.
+    """Scheduler that runs cores one after another; streams, order and errors are those of `CoreScheduler`.
 
-    A core begins when the schedule comes to it, so an error before that keeps it from running. Python behind a
-    rendezvous that never completes has run as well when the deadlock is raised.
+    A core begins when its turn in the schedule comes, so an error before that keeps it from running. When a deadlock is
+    raised, the Python code after the rendezvous that never completes has run as well.
     """
 
     def __init__(self, count: int, streams: Sequence[Stream]) -> None:
-        """`streams`: those of the `count` cores, known when the cores run."""
+        """Set the number of cores.
+
+        Args:
+            count: The number of cores.
+            streams: The streams of the cores, which are complete when the cores run.
+        """
         super().__init__(count)
         self._streams = streams
-        # By core: event, member and entry of each rendezvous.
+        # Event, member and entry of each rendezvous, by core.
         self._entries: list[list[tuple[int, int, Entry]]] = [[] for _ in range(count)]
 
     def run(self, bodies: list[Callable[[], None]]) -> None:
-        """Run one body per core to its end; raises the error that comes first in the schedule."""
-        entries = [iter(own) for own in self._entries]
+        """Run the body of each core to its end.
+
+        Raises:
+            Exception: The error of a body that comes first in the schedule.
+            Deadlock: A rendezvous never completes.
+        """
+        entries = [iter(core_entries) for core_entries in self._entries]
         errors: dict[int, Exception] = {}
-        at = [0] * self.count
+        positions = [0] * self.count
         ready, number = [0], 0
         while ready:
             core = ready[0]
@@ -40,10 +50,10 @@ class DryScheduler(CoreScheduler):
                     bodies[core]()
                 except Exception as error:
                     errors[core] = error
-            stream.resumed.append((number, at[core]))
+            stream.resumed.append((number, positions[core]))
             number += 1
             for event, member, entry in entries[core]:
-                at[core] = event
+                positions[core] = event
                 stream.rendezvous[event] = super()._arrive(core, member, entry, dry=True).serial
                 if core in self._waiting:
                     break
@@ -56,6 +66,6 @@ class DryScheduler(CoreScheduler):
             raise self._deadlock()
 
     def _arrive(self, core: int, member: int, entry: Entry, dry: bool) -> PendingRendezvous:
-        """Note the rendezvous; the schedule gives the event its serial number."""
+        """Record the rendezvous; `run` gives the event its serial number."""
         self._entries[core].append((len(self._streams[core]), member, entry))
         return PendingRendezvous(-1, results={member: []})

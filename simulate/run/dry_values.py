@@ -1,8 +1,8 @@
-"""The numbers that a dry launch knows: as many as it takes to follow a device loop.
+"""Values that a dry launch knows: enough of them to follow a device loop.
 
-A dry launch computes no numbers, with one exception. Integers in arguments that are given as arrays are known, and so
-is a small integer allocation that is computed from known ones alone. An array that repeats one element
-(`numpy.broadcast_to`) gives a shape and no numbers; dry launches return such arrays themselves.
+A dry launch computes no values, with one exception. Integer arrays in arguments are known, and so is a small integer
+allocation that is computed from known values only. An array that repeats one element (`numpy.broadcast_to`) stands for
+a shape without values; dry launches return such arrays themselves.
 """
 
 from __future__ import annotations
@@ -14,76 +14,76 @@ import numpy as np
 from simulate.isa.plan import Domain, Masked, Plan
 from simulate.memory import NkiTensor, Storage
 from simulate.memory.validity import EMPTY
-from simulate.run.execute import put
+from simulate.run.execute import write_result
 
 _MOST_ELEMENTS = 1024
-"""Of an allocation that a dry launch computes: a row of lengths or counters, and no tile of data."""
+"""Largest size of an allocation that a dry launch computes, such as a row of lengths or counters."""
 
 
 class DryValues:
-    """The known allocations of one rank, each with a twin that has the bytes; the allocations have none."""
+    """Known allocations of one rank, each with a twin that has the bytes; the allocations themselves have none."""
 
     def __init__(self) -> None:
         self._twins: dict[int, Storage] = {}
 
-    def give(self, storage: Storage, array: np.ndarray) -> None:
-        """Note the argument that an array is given for, unless the array stands for a shape alone."""
+    def add_argument(self, storage: Storage, array: np.ndarray) -> None:
+        """Record the values of an argument, unless its array stands for a shape only."""
         stands_for_shape = array.ndim > 0 and not any(array.strides)
         if storage.dtype.is_integer and storage.dtype.storage == array.dtype and not stands_for_shape:
-            held = np.ascontiguousarray(array)
+            contents = np.ascontiguousarray(array)
             self._twins[storage.serial] = Storage(
-                storage.shape, storage.dtype, storage.buffer, storage.name, held
+                storage.shape, storage.dtype, storage.buffer, storage.name, contents
             )
 
-    def of(self, tensor: NkiTensor) -> NkiTensor | None:
-        """The tensor over known bytes; None where they are not known."""
+    def known_tensor(self, tensor: NkiTensor) -> NkiTensor | None:
+        """Return the tensor over known bytes, None if its values are not known."""
         twin = self._twins.get(tensor.storage.serial)
         if twin is None or tensor.dynamic is not None:
             return None
         return NkiTensor.over(tensor.shape, tensor.dtype, twin, tensor.strides, tensor.offset)
 
     def update(self, plan: Plan, reads: Sequence[NkiTensor], writes: Sequence[NkiTensor]) -> None:
-        """Compute an instruction whose operands are known; otherwise what it writes is not known any more.
+        """Compute an instruction whose operands are known; otherwise forget the values of what it writes.
 
-        Called before the writes are marked as written.
+        The caller marks the writes as written afterwards.
         """
-        results = self._computed(plan, reads) if writes and all(map(_is_small, writes)) else ()
+        results = self._computed(plan, reads) if writes and all(map(_is_computable, writes)) else ()
         for tensor, result in zip(writes, results):
             twin = self._twin(tensor)
             if twin is None or isinstance(result, Masked):
                 results = ()
                 break
-            put(twin, result, plan.domain is Domain.float32, plan.skip_out_of_range)
+            write_result(twin, result, plan.domain is Domain.float32, plan.skip_out_of_range)
         if not results:
             for tensor in writes:
                 self._twins.pop(tensor.storage.serial, None)
 
     def _computed(self, plan: Plan, reads: Sequence[NkiTensor]) -> Sequence[np.ndarray | Masked]:
         depends_on_more = plan.state or plan.registers or plan.accumulate or plan.rendezvous
-        known = [self.of(tensor) for tensor in reads]
-        if depends_on_more or any(each is None for each in known):
+        known = [self.known_tensor(tensor) for tensor in reads]
+        if depends_on_more or any(tensor is None for tensor in known):
             return ()
         as_float = plan.domain is Domain.float32
         return plan.compute(
             *(
-                each.uncounted_float32() if as_float else each.uncounted_array
-                for each in known
-                if each is not None
+                tensor.uncounted_float32() if as_float else tensor.uncounted_array
+                for tensor in known
+                if tensor is not None
             )
         )
 
     def _twin(self, tensor: NkiTensor) -> NkiTensor | None:
-        """The tensor over bytes that may be written; None where the rest of its allocation is unknown."""
+        """Return the tensor over bytes that may be written, None if other bytes of its allocation are unknown."""
         storage = tensor.storage
         if storage.serial not in self._twins:
             if storage.validity.uniform != EMPTY and not tensor.whole:
                 return None
             self._twins[storage.serial] = Storage(storage.shape, storage.dtype, storage.buffer, storage.name)
-        return self.of(tensor)
+        return self.known_tensor(tensor)
 
 
-def _is_small(tensor: NkiTensor) -> bool:
-    """Whether a dry launch may compute the tensor's allocation; the caller's arrays keep what they hold."""
+def _is_computable(tensor: NkiTensor) -> bool:
+    """Return whether a dry launch may compute an allocation: small, of integers, and no array of the caller."""
     storage = tensor.storage
     fresh = storage.uncounted_host is None
     return fresh and storage.size <= _MOST_ELEMENTS and storage.dtype.is_integer and tensor.dynamic is None

@@ -1,4 +1,4 @@
-"""Settings of the environment: chip, logical core, precision, replay, device loops, and what torchrun sets."""
+"""Settings of the environment: chip, logical core, precision, replay, device loops, and the variables of torchrun."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ PRECISE_VARIABLE = "NKI_PRECISE_FP"
 REPLAY_VARIABLE = "NKW_REPLAY"
 RANKS_VARIABLE = "NKW_RANKS"
 LOOP_EVENTS_VARIABLE = "NKW_LOOP_EVENTS"
-_LOOP_EVENTS = 500_000  # some ten seconds of eager instructions
+_LOOP_EVENTS = 500_000  # about ten seconds of eager instructions
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""The variables that torchrun sets in the environment of every process."""
+"""Variables that torchrun sets in the environment of every process."""
 
 _MOST_RANKS = 2**20
-"""More processes than any cluster starts."""
+"""Upper limit of WORLD_SIZE, more processes than any cluster starts."""
 
 
 def target_hardware(target: str | None = None, logical_core_size: int = 1) -> Hardware:
-    """The chip to simulate: `target`, else NEURON_PLATFORM_TARGET_OVERRIDE, else trn2.
+    """Return the record of the chip to simulate.
 
-    The collectives of an instance are those of ranks with `logical_core_size` physical cores.
+    Args:
+        target: The name of the chip; None for NEURON_PLATFORM_TARGET_OVERRIDE, else trn2.
+        logical_core_size: Physical cores of a rank, which decide the collectives of an instance.
+
+    Raises:
+        InvalidArgument: No chip has the name.
     """
     return hardware(target or os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET, logical_core_size)
 
@@ -35,7 +40,7 @@ SETS_LOGICAL_CORE = (
     "kernel[2] up to NKI 0.6, by NEURON_LOGICAL_NC_CONFIG=2 at level 0.7, "
     "by logical_core_size= in simulate.World"
 )
-"""What makes a logical core of two physical cores, for messages."""
+"""Ways to get a logical core of two physical cores, for messages."""
 
 
 def check_logical_core(chip: Hardware, size: int) -> None:
@@ -49,11 +54,18 @@ def check_logical_core(chip: Hardware, size: int) -> None:
         )
 
 
-def cores_of_call(kernel: str, grid: int | None, level: Level) -> int:
-    """The physical cores of a kernel that is called like a function, `kernel[grid](…)` or, without a grid, `kernel(…)`.
+def read_core_count(kernel: str, grid: int | None, level: Level) -> int:
+    """Return the number of physical cores of a kernel that is called like a function.
 
-    From level 0.7 on NEURON_LOGICAL_NC_CONFIG decides where there is no grid. Raises InvalidArgument where the variable
-    and the call disagree, as the runtime (0.6) and the compiler (0.7) do.
+    From level 0.7 on NEURON_LOGICAL_NC_CONFIG decides if there is no grid.
+
+    Args:
+        kernel: The name of the kernel, for messages.
+        grid: The grid of `kernel[grid](…)`, None for `kernel(…)`.
+        level: The release of NKI.
+
+    Raises:
+        InvalidArgument: The variable and the call disagree, which the runtime (0.6) and the compiler (0.7) refuse.
     """
     text = os.environ.get(LNC_VARIABLE, "")
     if text not in ("", "1", "2"):
@@ -74,8 +86,12 @@ def cores_of_call(kernel: str, grid: int | None, level: Level) -> int:
     return size
 
 
-def ranks_of_call() -> int:
-    """The ranks of a kernel that is called like a function: NKW_RANKS, else 1. Raises InvalidArgument for no count."""
+def read_rank_count() -> int:
+    """Return the number of ranks of a kernel that is called like a function: NKW_RANKS, else 1.
+
+    Raises:
+        InvalidArgument: NKW_RANKS is no number from 1 to 999.
+    """
     text = os.environ.get(RANKS_VARIABLE, "")
     if text and not (text.isascii() and text.isdecimal() and len(text) < 4 and int(text)):
         raise InvalidArgument(
@@ -84,23 +100,28 @@ def ranks_of_call() -> int:
     return int(text or 1)
 
 
-def replay_is_wanted() -> bool:
-    """Whether NKW_REPLAY=1 is set: kernels that are called like functions run in mode replay."""
-    return REPLAY_VARIABLE in os.environ and flag(REPLAY_VARIABLE)
+def is_replay_requested() -> bool:
+    """Return whether NKW_REPLAY=1 is set, so that kernels that are called like functions run in mode replay."""
+    return REPLAY_VARIABLE in os.environ and read_switch(REPLAY_VARIABLE)
 
 
-def flag(variable: str) -> bool:
-    """Whether a switch in the environment is on. Raises InvalidArgument unless it is 0, 1 or empty."""
+def read_switch(variable: str) -> bool:
+    """Return whether a switch in the environment is on.
+
+    Raises:
+        InvalidArgument: The variable is not 0, 1 or empty.
+    """
     text = os.environ.get(variable, "0")
     if text not in ("0", "1", ""):
         raise InvalidArgument("NKW-REPLAY-OPTION", f"{variable} is {text!r}; set it to 0 or 1")
     return text == "1"
 
 
-def loop_events() -> int:
-    """The instructions that the iterations of one device loop may issue: NKW_LOOP_EVENTS, else 500,000.
+def max_loop_events() -> int:
+    """Return how many instructions the iterations of one device loop may issue: NKW_LOOP_EVENTS, else 500,000.
 
-    Raises InvalidArgument for what is not a count.
+    Raises:
+        InvalidArgument: NKW_LOOP_EVENTS is no number.
     """
     text = os.environ.get(LOOP_EVENTS_VARIABLE, "")
     if not text:
@@ -111,20 +132,24 @@ def loop_events() -> int:
 
 
 def started_by_torchrun() -> bool:
-    """Whether this process is one of several that torchrun started."""
+    """Return whether torchrun started this process and others."""
     return all(name in os.environ for name in TORCHRUN_VARIABLES) and os.environ["WORLD_SIZE"] != "1"
 
 
-def rank_of_this_process() -> int:
-    """The rank that torchrun gave this process. Raises InvalidArgument for variables that torchrun would not set."""
-    ranks = _whole("WORLD_SIZE", 1, _MOST_RANKS)
-    return _whole("RANK", 0, ranks - 1)
+def read_rank() -> int:
+    """Return the rank that torchrun gave this process.
+
+    Raises:
+        InvalidArgument: RANK or WORLD_SIZE has a text that torchrun would not set.
+    """
+    ranks = _read_integer("WORLD_SIZE", 1, _MOST_RANKS)
+    return _read_integer("RANK", 0, ranks - 1)
 
 
 def check_environment() -> None:
-    """Raise InvalidArgument where variables are missing or not what torchrun sets.
+    """Raise InvalidArgument if variables of torchrun are missing or have a text that torchrun would not set.
 
-    A host that no name server knows is one of these: torch would look it up until its time is over.
+    A host that no name server knows is refused too, because torch would search for it until its timeout.
     """
     absent = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
     if absent:
@@ -132,17 +157,19 @@ def check_environment() -> None:
             "NKW-PROCESSES",
             f"{', '.join(absent)} not set: start the processes with torchrun --nproc-per-node N SCRIPT",
         )
-    rank_of_this_process()
-    host, port = os.environ["MASTER_ADDR"], _whole("MASTER_PORT", 1, 2**16 - 1)
+    read_rank()
+    host, port = os.environ["MASTER_ADDR"], _read_integer("MASTER_PORT", 1, 2**16 - 1)
     try:
         socket.getaddrinfo(host, port)
     except (OSError, UnicodeError):
-        raise InvalidArgument("NKW-PROCESSES", f"MASTER_ADDR is {host!r:.60}, which names no host") from None
+        raise InvalidArgument(
+            "NKW-PROCESSES", f"MASTER_ADDR is {host!r:.60}, which names no host; set it to the host of rank 0"
+        ) from None
 
 
-def _whole(variable: str, least: int, most: int) -> int:
+def _read_integer(variable: str, least: int, most: int) -> int:
     text = os.environ[variable]
-    # int() takes digits of any length and script, and blanks and underscores beside them.
+    # int() also accepts digits of any length and script, blanks and underscores.
     if not (
         text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and least <= int(text) <= most
     ):

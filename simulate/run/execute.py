@@ -1,4 +1,4 @@
-"""Executing a plan on simulated memory: operands are read, results are rounded once and written.
+"""Execution of a plan on simulated memory: operands are read, results are rounded once and written.
 
 `issue` calls this module after its checks, `replay` without them. No other module writes simulated memory.
 """
@@ -17,24 +17,48 @@ from simulate.numerics import from_float32, tfloat32, to_float32
 from simulate.run.indirect import resolve
 
 
-def gather(tile: NkiTensor, as_float: bool, skip_out_of_range: bool) -> np.ndarray | Masked:
-    """The elements of a dynamic view; Masked where indices out of range are skipped."""
-    where = resolve(tile, skip_out_of_range)
-    elements = where.elements if where.inside is None else np.where(where.inside, where.elements, 0)
-    values = flat(tile).uncounted_array[elements]
+def gather_elements(tile: NkiTensor, as_float: bool, skip_out_of_range: bool) -> np.ndarray | Masked:
+    """Return the elements of a view with a run-time index; a Masked if indices out of range are skipped.
+
+    Args:
+        tile: The view.
+        as_float: Whether to convert the elements to float32.
+        skip_out_of_range: Whether indices out of range are skipped; else they raise OutOfBounds.
+    """
+    selection = resolve(tile, skip_out_of_range)
+    elements = (
+        selection.elements if selection.inside is None else np.where(selection.inside, selection.elements, 0)
+    )
+    values = flat_view(tile).uncounted_array[elements]
     if as_float:
         values = to_float32(values, tile.dtype)
-    return values if where.inside is None else Masked(values, where.inside)
+    return values if selection.inside is None else Masked(values, selection.inside)
 
 
-def put(tile: NkiTensor, result: np.ndarray | Masked, as_float: bool, skip_out_of_range: bool) -> Any:
-    """Write a result; returns the elements written: None for all, a mask of the view, or positions in the storage."""
+def write_result(
+    tile: NkiTensor, result: np.ndarray | Masked, as_float: bool, skip_out_of_range: bool
+) -> Any:
+    """Write a result, rounded once to the dtype of the view.
+
+    Args:
+        tile: The destination.
+        result: The values, in any shape of the same size; a Masked writes its chosen elements only.
+        as_float: Whether the values are float32 and have to be rounded.
+        skip_out_of_range: Whether run-time indices out of range are skipped.
+
+    Returns:
+        The elements written: None for all, a mask of the view, or element ids in the storage for a run-time index.
+
+    Raises:
+        RuleViolation: The destination is a read-only array of the caller.
+        OutOfBounds: A run-time index is out of range and is not skipped.
+    """
     masked = isinstance(result, Masked)
     values = result.values if isinstance(result, Masked) else result
     if values.shape != tile.shape:
         values = values.reshape(tile.shape)
     if as_float:
-        values = rounded(tile, values)
+        values = round_to_dtype(tile, values)
     storage = tile.storage
     if storage.float_views:
         storage.float_views.clear()
@@ -52,44 +76,53 @@ def put(tile: NkiTensor, result: np.ndarray | Masked, as_float: bool, skip_out_o
     return None
 
 
-def accumulated(tile: NkiTensor, product: np.ndarray, accumulate_mask: Any) -> np.ndarray:
-    """A product added to the PSUM elements that `accumulate_mask` selects: True (all), False (none) or a mask."""
+def add_to_psum(tile: NkiTensor, product: np.ndarray, accumulate_mask: Any) -> np.ndarray:
+    """Return a product added to the selected PSUM elements, as float32.
+
+    Args:
+        tile: The destination in PSUM.
+        product: The product.
+        accumulate_mask: The elements to add to: True for all, False for none, or a mask.
+    """
     if product.shape != tile.shape:
         product = product.reshape(tile.shape)
     if accumulate_mask is False:
         return product
-    before = tile.uncounted_float32() if tile.dynamic is None else gather(tile, True, False)
+    before = tile.uncounted_float32() if tile.dynamic is None else gather_elements(tile, True, False)
     assert isinstance(before, np.ndarray)
     total = before + product
     return total if accumulate_mask is True else np.where(accumulate_mask, total, product)
 
 
-def add(tile: NkiTensor, product: np.ndarray, accumulate_mask: Any, as_float: bool) -> None:
-    """Write a product into a view without a run-time index; add it where `accumulate_mask` selects."""
+def accumulate_product(tile: NkiTensor, product: np.ndarray, accumulate_mask: Any, as_float: bool) -> None:
+    """Write a product into a static view, adding it to the elements that `accumulate_mask` selects."""
     if accumulate_mask is True and tile.dtype == "float32":
         array = tile.uncounted_array
         tile.storage.float_views.clear()
-        # The sum of a float32 element and a product needs no rounding after it, so it is made in place.
+        # The sum of a float32 element and a product needs no further rounding, so it is computed in place.
         np.add(array, product if product.shape == array.shape else product.reshape(array.shape), out=array)
     else:
-        put(tile, accumulated(tile, product, accumulate_mask), as_float, False)
+        write_result(tile, add_to_psum(tile, product, accumulate_mask), as_float, False)
 
 
-def repeat(plan: Plan, accumulate_mask: Any, states: dict[State, np.ndarray], partitions: int) -> None:
-    """Execute a plan again that `issue` has checked; a plan with a rendezvous is not for this function.
+def execute_again(plan: Plan, accumulate_mask: Any, states: dict[State, np.ndarray], partitions: int) -> None:
+    """Execute a plan again that `issue` has checked; the plan must have no rendezvous.
 
-    `accumulate_mask` selects the PSUM elements to which a matmul's product was added; None for other instructions.
-    `states` has the state of the core, which the plan may update.
+    Args:
+        plan: The plan.
+        accumulate_mask: PSUM elements to which a matmul's product was added; None for other instructions.
+        states: The state of the core, which the plan may update.
+        partitions: The number of partitions of the chip.
     """
-    operands = operands_of(plan)
+    operands = read_operands(plan)
     if accumulate_mask is not None:
         tile = plan.writes[0]
         as_float = plan.domain is Domain.float32
         product = plan.compute(*operands)[0]
         if tile.dynamic is None:
-            add(tile, product, accumulate_mask, as_float)
+            accumulate_product(tile, product, accumulate_mask, as_float)
         else:
-            put(tile, accumulated(tile, product, accumulate_mask), as_float, False)
+            write_result(tile, add_to_psum(tile, product, accumulate_mask), as_float, False)
         return
     if plan.state is not None:
         state = states.get(plan.state)
@@ -98,14 +131,14 @@ def repeat(plan: Plan, accumulate_mask: Any, states: dict[State, np.ndarray], pa
         *results, states[plan.state] = plan.compute(state, *operands)
     else:
         results = plan.compute(*operands)
-    put_all(plan, results)
+    write_results(plan, results)
 
 
-def operands_of(plan: Plan) -> list[Any]:
-    """The operands of a plan as its `compute` takes them, without checks."""
+def read_operands(plan: Plan) -> list[Any]:
+    """Return the operands of a plan in the form that its `compute` takes, without checks."""
     as_float = plan.domain is Domain.float32
     return [
-        gather(tile, as_float, plan.skip_out_of_range)
+        gather_elements(tile, as_float, plan.skip_out_of_range)
         if tile.dynamic is not None
         else tile.uncounted_float32()
         if as_float
@@ -114,14 +147,14 @@ def operands_of(plan: Plan) -> list[Any]:
     ]
 
 
-def put_all(plan: Plan, results: Sequence[Any]) -> None:
+def write_results(plan: Plan, results: Sequence[Any]) -> None:
     """Write the results of a plan."""
     for tile, result in zip(plan.writes, results):
-        put(tile, result, plan.domain is Domain.float32, plan.skip_out_of_range)
+        write_result(tile, result, plan.domain is Domain.float32, plan.skip_out_of_range)
 
 
-def flat(tile: NkiTensor) -> NkiTensor:
-    """The whole storage of a view, as one dim of the view's dtype."""
+def flat_view(tile: NkiTensor) -> NkiTensor:
+    """Return the entire storage of a view as a view of one dim, in the view's dtype."""
     storage = tile.storage
     return NkiTensor.over((storage.nbytes // tile.dtype.storage.itemsize,), tile.dtype, storage, (1,), 0)
 
@@ -129,21 +162,27 @@ def flat(tile: NkiTensor) -> NkiTensor:
 def _scatter(
     tile: NkiTensor, values: np.ndarray, skip_out_of_range: bool, chosen: np.ndarray | None
 ) -> np.ndarray:
-    where = resolve(tile, skip_out_of_range)
-    array = flat(tile).uncounted_array
+    selection = resolve(tile, skip_out_of_range)
+    array = flat_view(tile).uncounted_array
     if not array.flags.writeable:
         raise RuleViolation(input_is_writable, f"a write to {tile.describe()}")
-    selected = where.inside if chosen is None else chosen if where.inside is None else chosen & where.inside
+    selected = (
+        selection.inside
+        if chosen is None
+        else chosen
+        if selection.inside is None
+        else chosen & selection.inside
+    )
     if selected is None:
-        array[where.elements] = values
-        return where.elements
-    elements = where.elements[selected]
+        array[selection.elements] = values
+        return selection.elements
+    elements = selection.elements[selected]
     array[elements] = values[selected]
     return elements
 
 
-def rounded(tile: NkiTensor, values: np.ndarray) -> np.ndarray:
-    """float32 results rounded once to the destination's storage dtype."""
+def round_to_dtype(tile: NkiTensor, values: np.ndarray) -> np.ndarray:
+    """Return results rounded once to the destination's storage dtype."""
     dtype = tile.dtype
     if values.dtype == dtype.storage and dtype is not tfloat32:
         return values

@@ -10,55 +10,65 @@ from simulate.run.location import blame_traceback
 
 CODE = "NKW-EXIT"
 _PASSED_ON = ("_pytest.", "simulate.")
-"""Modules whose exceptions keep their type: pytest.skip and pytest.fail, and the abort of a core's thread."""
+"""Modules whose exceptions keep their type, such as pytest.skip, pytest.fail, and the abort of a core's thread."""
 
 
 class UserExit(NoVerdict):
-    """An exception that ends a program (SystemExit, GeneratorExit) in a kernel, a reference or a file with kernels."""
+    """Exception that ends a program (SystemExit, GeneratorExit), raised by a kernel, reference or kernel file."""
 
 
 @contextmanager
-def typed_exits(what: str) -> Iterator[None]:
-    """Raise UserExit where code in the block raises an exception that is neither an Exception nor an interrupt."""
+def convert_exits(subject: str) -> Iterator[None]:
+    """Raise UserExit if the block raises an exception that is neither an Exception nor a KeyboardInterrupt.
+
+    Args:
+        subject: The function or file that runs in the block, for the message.
+    """
     try:
         yield
     except (Exception, KeyboardInterrupt):
         raise
     except BaseException as end:
-        typed = typed_exit(what, end)
+        typed = convert_exit(subject, end)
         if typed is None:
             raise
         raise typed from None
 
 
-def typed_exit(what: str, end: BaseException) -> UserExit | None:
-    """Return the typed error for an exception that ends a program; None for one that is passed on."""
+def convert_exit(subject: str, end: BaseException) -> UserExit | None:
+    """Return the typed error for an exception that ends a program, None for an exception that keeps its type."""
     if any(base.__module__.startswith(_PASSED_ON) for base in type(end).__mro__):
         return None
     if isinstance(end, SystemExit):
-        said = f"called sys.exit({end.code!r:.80})"
+        action = f"called sys.exit({end.code!r:.80})"
     else:
-        said = f"raised {type(end).__name__}, which ends a program,"
-    made = UserExit(CODE, f"{what} {said} before it returned: return from it, or raise an Exception")
-    made.__traceback__ = end.__traceback__
-    blame_traceback(made)
-    return made
+        action = f"raised {type(end).__name__}, which ends a program,"
+    error = UserExit(CODE, f"{subject} {action} before it returned: return from it, or raise an Exception")
+    error.__traceback__ = end.__traceback__
+    blame_traceback(error)
+    return error
 
 
 class FailedImport(NoVerdict):
-    """An exception that a file with kernels raised while it was imported."""
+    """Exception that a file with kernels raised while it was imported."""
 
 
 @contextmanager
-def typed_import(place: str) -> Iterator[None]:
-    """Raise UserExit or FailedImport where the file or module, which the block imports, ends or fails."""
+def convert_import_errors(module: str) -> Iterator[None]:
+    """Raise UserExit or FailedImport if the import in the block ends the program or fails.
+
+    Args:
+        module: The file or module, for the message.
+    """
     try:
-        with typed_exits(place):
+        with convert_exits(module):
             yield
     except NkwError:
         raise
     except Exception as error:
-        made = FailedImport("NKW-KERNEL-IMPORT", f"{place} failed while it was imported: {one_line(error)}")
-        made.__traceback__ = error.__traceback__
-        blame_traceback(made)
-        raise made from error
+        failure = FailedImport(
+            "NKW-KERNEL-IMPORT", f"{module} failed while it was imported: {one_line(error)}"
+        )
+        failure.__traceback__ = error.__traceback__
+        blame_traceback(failure)
+        raise failure from error

@@ -1,4 +1,4 @@
-"""Run-time addresses: the elements of a dynamic view once the values of its index are known."""
+"""Run-time addresses: the elements of a view with a run-time index, once the index has values."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ from simulate.memory import Dynamic, MemoryRegion, NkiTensor
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Element positions in the storage, of the view's shape, and a mask of those in bounds (None: all are)."""
+    """Element ids in the storage, in the view's shape, and a mask of the ids in bounds (None if all are)."""
 
     elements: np.ndarray
     inside: np.ndarray | None
 
 
 def resolve(view: NkiTensor, skip_out_of_range: bool) -> Resolved:
-    """The elements of a dynamic view. Raises OutOfBounds unless out-of-range indices are skipped."""
+    """Return the elements of a view with a run-time index.
+
+    Raises:
+        OutOfBounds: An index is out of range, and the instruction does not skip such indices.
+        RuleViolation: The index is no tile of the documented form.
+    """
     dynamic = view.dynamic
     assert dynamic is not None
     if dynamic.group:
@@ -32,7 +37,7 @@ def resolve(view: NkiTensor, skip_out_of_range: bool) -> Resolved:
     if not inside.all() and not skip_out_of_range:
         refuse_index(indices, dynamic.extent, view.describe())
     shift = (indices * dynamic.step).reshape(-1, *(1,) * (len(view.shape) - 1))
-    elements = places(view.shape, view.strides) + (shift + view.offset)
+    elements = cached_element_ids(view.shape, view.strides) + (shift + view.offset)
     limit = view.storage.nbytes // view.dtype.storage.itemsize
     within = (elements >= 0) & (elements < limit)
     if dynamic.per_partition or not inside.all():
@@ -44,59 +49,75 @@ def resolve(view: NkiTensor, skip_out_of_range: bool) -> Resolved:
     return Resolved(elements, within)
 
 
-def positions(shape: tuple[int, ...], strides: tuple[int, ...], first: int = 0) -> np.ndarray:
-    """The positions of a view's elements, the first of which is at `first`."""
-    found = np.full((1,) * len(shape), first, np.int64)
+def element_ids(shape: tuple[int, ...], strides: tuple[int, ...], first: int = 0) -> np.ndarray:
+    """Return the ids of a view's elements in its storage, int64 in the view's shape.
+
+    Args:
+        shape: The shape of the view.
+        strides: Its strides in elements.
+        first: The id of its first element.
+    """
+    ids = np.full((1,) * len(shape), first, np.int64)
     for dim, (extent, stride) in enumerate(zip(shape, strides)):
         steps = np.arange(extent, dtype=np.int64) * stride
-        found = found + steps.reshape(tuple(extent if d == dim else 1 for d in range(len(shape))))
-    return found
+        ids = ids + steps.reshape(tuple(extent if d == dim else 1 for d in range(len(shape))))
+    return ids
 
 
 @lru_cache(maxsize=1024)
-def places(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """The `positions` relative to the first one; cached, so not to be written to."""
-    return positions(shape, strides)
+def cached_element_ids(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """Return the `element_ids` of a view that begins at 0; the cached array must not be written to."""
+    return element_ids(shape, strides)
 
 
-def refuse_elements(first: int, last: int, count: int, what: str) -> NoReturn:
-    """Raise OutOfBounds for elements that lie outside of a tensor of `count`."""
+def refuse_elements(first: int, last: int, count: int, view: str) -> NoReturn:
+    """Raise OutOfBounds for elements outside of a tensor of `count` elements.
+
+    Args:
+        first: The smallest element id.
+        last: The largest element id.
+        count: The number of elements of the tensor.
+        view: The view, for the message.
+    """
     raise OutOfBounds(
-        run_time_index_inside, f"elements {first} to {last} of {what}", limit=f"0 to {count - 1}"
+        run_time_index_inside, f"elements {first} to {last} of {view}", limit=f"0 to {count - 1}"
     )
 
 
-def refuse_index(indices: np.ndarray, extent: int, what: str) -> NoReturn:
-    """Raise OutOfBounds for the first index that lies outside."""
-    at = int(np.flatnonzero((indices < 0) | (indices >= extent))[0])
+def refuse_index(indices: np.ndarray, extent: int, view: str) -> NoReturn:
+    """Raise OutOfBounds for the first index that is outside of the extent."""
+    position = int(np.flatnonzero((indices < 0) | (indices >= extent))[0])
     raise OutOfBounds(
         run_time_index_inside,
-        f"index {indices[at]} is out of bounds for axis 0 with size {extent} ({what})",
+        f"index {indices[position]} is out of bounds for axis 0 with size {extent} ({view})",
         limit=f"0 to {extent - 1}",
         hint="clip the indices, or pass oob_mode=nisa.oob_mode.skip",
     )
 
 
 def _by_group(view: NkiTensor, dynamic: Dynamic, skip_out_of_range: bool) -> Resolved:
-    """Offsets of every group of partitions, read partition first, for all partitions of the group."""
+    """Return the elements of offsets that a group of partitions shares.
+
+    The offsets of a group are read partition first, and apply to all partitions of the group.
+    """
     group, (partitions, count) = dynamic.group, view.shape
     rows = dynamic.index.uncounted_array.reshape(partitions, -1).astype(np.int64)
-    places = np.arange(count)
+    columns = np.arange(count)
     first = np.arange(partitions)[:, None] // group * group
-    offsets = rows[first + places % group, places // group]
+    offsets = rows[first + columns % group, columns // group]
     inside = (offsets >= 0) & (offsets < dynamic.extent)
-    everything = bool(inside.all())
-    if not everything and not skip_out_of_range:
-        partition, at = np.argwhere(~inside)[0]
+    all_inside = bool(inside.all())
+    if not all_inside and not skip_out_of_range:
+        partition, column = np.argwhere(~inside)[0]
         raise OutOfBounds(
             run_time_index_inside,
-            f"offset {offsets[partition, at]} of partition {partition} is out of bounds for a free size of "
+            f"offset {offsets[partition, column]} of partition {partition} is out of bounds for a free size of "
             f"{dynamic.extent} ({view.describe()})",
             limit=f"0 to {dynamic.extent - 1}",
             hint="clip the offsets",
         )
     elements = view.offset + np.arange(partitions)[:, None] * view.strides[0] + offsets
-    return Resolved(elements, None if everything else inside)
+    return Resolved(elements, None if all_inside else inside)
 
 
 @rule("NKW-OOB")

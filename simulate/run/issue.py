@@ -1,4 +1,4 @@
-"""Issue: plan, check, compute, write and record an instruction; the only place where a plan takes effect."""
+"""Issue of instructions: plan, check, compute, write and record; the only place where a plan takes effect."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.objects import VALUE_READS
 from simulate.memory.validity import ACCUMULATED, EMPTY, POISON, WRITTEN
 from simulate.run.definedness import (
+    check_registers,
     defined_registers,
     known_state,
     mark_registers,
     states_of,
-    unwritten,
-    use_registers,
+    unwritten_error,
 )
-from simulate.run.execute import accumulated, add, flat, gather, put
+from simulate.run.execute import accumulate_product, add_to_psum, flat_view, gather_elements, write_result
 from simulate.run.location import blame_line, kernel_line
 from simulate.run.machine import Issue, NeuronCore, current_core
 from simulate.run.stream import Line, NkiInstruction, Stream
 
 _IN_PART = (None, EMPTY, POISON)
-"""The uniform states of an allocation of which some bytes may be undefined."""
+"""Uniform states of an allocation some of whose bytes may be undefined."""
 
 
-def call(
+def issue_call(
     planner: book.Planner,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -42,32 +42,42 @@ def call(
 ) -> NkiInstruction:
     """Plan and issue one instruction of `nki.isa` on the running core.
 
-    `line` is the kernel line of the instruction, if that is not the running one.
+    Args:
+        planner: The planner of the instruction.
+        args: The positional arguments of the call.
+        kwargs: The keyword arguments of the call.
+        line: The kernel line of the instruction, None for the running line.
+
+    Returns:
+        The handle that the kernel gets.
+
+    Raises:
+        NkwError: The call breaks a rule, reads undefined bytes, or is made outside of a kernel.
     """
     core = current_core()
     try:
         template, reads, writes = book.bind(planner, (core.hardware,), args, kwargs)
         where = line or kernel_line(inside=2)
         if template.plan.undocumented:
-            _judge_undocumented(core, template.plan, planner, (core.hardware,), args, kwargs, where)
-        return _issue(core, template, reads, writes, where)
+            _check_undocumented(core, template.plan, planner, (core.hardware,), args, kwargs, where)
+        return _take_effect(core, template, reads, writes, where)
     except NkwError as error:
-        raise _explained(error, planner, (core.hardware,), args, kwargs, line) from None
+        raise _add_context(error, planner, (core.hardware,), args, kwargs, line) from None
 
 
-def call_collective(planner: book.Planner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NkiInstruction:
-    """Plan and issue one instruction of `nki.collectives` on the running core."""
+def issue_collective(planner: book.Planner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NkiInstruction:
+    """Plan and issue one instruction of `nki.collectives` on the running core, as `call` does."""
     core = current_core()
     try:
         template, reads, writes = book.bind(planner, (core.hardware, core.rank.number), args, kwargs)
         where = kernel_line(inside=2)
         if template.plan.undocumented:
-            _judge_undocumented(
+            _check_undocumented(
                 core, template.plan, planner, (core.hardware, core.rank.number), args, kwargs, where
             )
-        return _issue(core, template, reads, writes, where)
+        return _take_effect(core, template, reads, writes, where)
     except NkwError as error:
-        raise _explained(error, planner, (core.hardware, core.rank.number), args, kwargs) from None
+        raise _add_context(error, planner, (core.hardware, core.rank.number), args, kwargs) from None
 
 
 def prepare_collective(
@@ -75,30 +85,31 @@ def prepare_collective(
 ) -> NkiInstruction:
     """Check the arguments of a collective and read its metadata, ahead of the collective itself.
 
-    Its rules are applied, and unwritten metadata is refused. The duration of the setup is not published; the cost is
-    one semaphore between engines.
+    The rules of the collective are applied, and unwritten metadata is refused. The duration of the setup is not
+    published;
+    the cost is one semaphore between engines.
     """
     core = current_core()
     try:
         context = (core.hardware, core.rank.number)
-        whole = book.plan(planner, context, args, kwargs)
-        if whole.undocumented:
-            _judge_undocumented(core, whole, planner, context, args, kwargs, kernel_line(inside=2))
+        collective = book.plan(planner, context, args, kwargs)
+        if collective.undocumented:
+            _check_undocumented(core, collective, planner, context, args, kwargs, kernel_line(inside=2))
         setup = Plan(
             engine=Engine.sync,
-            reads=whole.reads[1:],
+            reads=collective.reads[1:],
             writes=(),
             domain=Domain.bits,
             compute=lambda *_: (),
             cost=costs.fixed(core.hardware, Engine.sync, "semaphore_ns"),
             name=kwargs.get("name"),
         )
-        return issue(core, f"{planner.__name__}_prepare", setup)
+        return issue_plan(core, f"{planner.__name__}_prepare", setup)
     except NkwError as error:
-        raise _explained(error, planner, (core.hardware, core.rank.number), args, kwargs) from None
+        raise _add_context(error, planner, (core.hardware, core.rank.number), args, kwargs) from None
 
 
-def _judge_undocumented(
+def _check_undocumented(
     core: NeuronCore,
     plan: Plan,
     planner: book.Planner,
@@ -107,28 +118,31 @@ def _judge_undocumented(
     kwargs: dict[str, Any],
     line: Line,
 ) -> None:
-    """Apply the launch's rules to the undocumented uses of a call, once per rule and line of the kernel.
+    """Apply the launch's rules to the undocumented uses of a call, once for each rule and line of the kernel.
 
-    `plan` is that of stand-ins, whose violations name no tensors. Raises the first RuleViolation that the rules refuse.
+    `plan` is that of stand-ins, whose violations name no tensors.
+
+    Raises:
+        RuleViolation: The rules of the launch refuse a use.
     """
-    judged = (line, tuple(violation.code for violation in plan.undocumented))
-    if judged in core.rank.judged:
+    key = (line, tuple(violation.code for violation in plan.undocumented))
+    if key in core.rank.judged:
         return
-    core.rank.judged.add(judged)
+    core.rank.judged.add(key)
     for violation in book.undocumented(planner, context, args, kwargs):
         blame_line(violation, line)
-        core.rank.broken(violation)
+        core.rank.report_violation(violation)
 
 
-def _judge_values(core: NeuronCore, plan: Plan, op: str, operands: Sequence[Any]) -> None:
+def _check_values(core: NeuronCore, plan: Plan, op: str, operands: Sequence[Any]) -> None:
     assert plan.value_rule is not None
     try:
         plan.value_rule(*operands)
     except RuleViolation as violation:
-        core.rank.broken(violation, op)
+        core.rank.report_violation(violation, op)
 
 
-def _explained(
+def _add_context(
     error: NkwError,
     planner: book.Planner,
     context: tuple[Any, ...],
@@ -136,25 +150,25 @@ def _explained(
     kwargs: dict[str, Any],
     line: Line | None = None,
 ) -> NkwError:
-    """The error with its kernel line, its instruction and its operands, unless it has them."""
+    """Return the error with its kernel line, its instruction and its operands, unless it has them."""
     running = line or kernel_line()
-    # Another line is that of an earlier instruction, which read the undefined bytes first.
-    is_own = error.where is None or error.where == location(running)
+    # An error with another line is about an earlier instruction, which read the undefined bytes first.
+    is_of_this_call = error.where is None or error.where == location(running)
     blame_line(error, running)
-    if isinstance(error, RuleViolation) and is_own:
+    if isinstance(error, RuleViolation) and is_of_this_call:
         book.name_operands(error, planner, len(context), args, kwargs)
     return error
 
 
-def issue(core: NeuronCore, op: str, plan: Plan, line: Line | None = None) -> NkiInstruction:
-    """Issue a plan that is not in the instruction book; raises what `call` raises."""
-    # A register of the simulator's own loops is too small for a stand-in to pay.
-    in_registers = all(each.buffer is MemoryRegion.register for each in (*plan.reads, *plan.writes))
+def issue_plan(core: NeuronCore, op: str, plan: Plan, line: Line | None = None) -> NkiInstruction:
+    """Issue a plan that is not in the instruction book; raises what `issue_call` raises."""
+    # A stand-in would take longer than the whole instruction on a register of the simulator's own loops.
+    in_registers = all(tensor.buffer is MemoryRegion.register for tensor in (*plan.reads, *plan.writes))
     template = Template(op, plan if in_registers else plan.template())
-    return _issue(core, template, plan.reads, plan.writes, line or kernel_line(inside=2))
+    return _take_effect(core, template, plan.reads, plan.writes, line or kernel_line(inside=2))
 
 
-def _issue(
+def _take_effect(
     core: NeuronCore,
     template: Template,
     reads: tuple[NkiTensor, ...],
@@ -163,92 +177,149 @@ def _issue(
 ) -> NkiInstruction:
     """Check every read, compute, round once into the destination, update validity, record the event.
 
-    `reads` and `writes` are the tensors of this call. Raises RuleViolation for a read of undefined bytes. If the plan
-    propagates poison, the instruction that uses the poison raises it instead.
+    Args:
+        core: The core that issues the instruction.
+        template: The planned instruction.
+        reads: The tensors that this call reads.
+        writes: The tensors that this call writes.
+        line: The kernel line.
+
+    Raises:
+        RuleViolation: A read of undefined bytes. If the plan propagates poison, the instruction that uses the poison
+            raises it instead.
     """
     if core.scheduler.is_random:
         core.scheduler.preempt(core.index)
-    plan = template.plan
-    as_float = plan.domain is Domain.float32
-    dry = core.dry
-    operands: list[Any] = []
-    blame: RuleViolation | None = None
-    for tile in reads:
-        if tile.dynamic is not None:
-            if not dry:
-                _check_gathered(core, tile, plan.skip_out_of_range)
-                operands.append(gather(tile, as_float, plan.skip_out_of_range))
-            continue
-        validity = tile.storage.validity
-        if validity.uniform != WRITTEN and validity.uniform != ACCUMULATED and not _written(tile):
-            try:
-                blame = _excused(plan, reads, writes, tile, template.op, line)
-            except RuleViolation as error:
-                core.rank.broken(error, template.op)
-        if not dry:
-            operands.append(tile.uncounted_float32() if as_float else tile.uncounted_array)
-    registers = plan.registers
-    if registers is not None:
-        poison = use_registers(core, plan, registers)
-        if poison is not None:
-            if _carries_poison(plan, reads, writes):
-                blame = poison
-            else:
-                core.rank.broken(poison)
+    plan, stream = template.plan, core.stream
+    operands, blame = _read_checked(core, template, reads, writes, line)
+    if plan.registers is not None:
+        blame = _check_register_poison(core, plan, reads, writes) or blame
     for observer in core.observers:
         values_read = VALUE_READS.count
         observer.issuing(core, Issue(plan, reads, writes), operands)
         VALUE_READS.count = values_read  # the kernel has not read what an observer reads
-    poisoned = _poisoned(core, plan, reads, writes, blame, operands) if blame is not None else []
-    stream = core.stream
-    rendezvous_serial: int | None = None
-    results: Sequence[Any] = ()
-    if plan.rendezvous is not None:
-        member = core.rank.number if plan.rendezvous.by_rank else core.number
-        if plan.rendezvous.admits is not None:
-            plan.rendezvous.admits(member)
-        results, rendezvous_serial = core.scheduler.join(
-            core.index, member, _of_this_core(core, plan.rendezvous), operands, location(line), dry
-        )
-    elif dry:
-        pass
-    elif plan.state is not None:
-        *results, state = plan.compute(core.state(plan.state), *operands)
-        core.set_state(plan.state, state)
-    else:
-        if plan.value_rule is not None:
-            _judge_values(core, plan, template.op, operands)
-        results = plan.compute(*operands)
-    if dry:
+    poisoned = _find_poisoned(core, plan, reads, writes, blame, operands) if blame is not None else []
+    results, rendezvous_serial = _compute(core, template, operands, line)
+    if core.dry:
         core.rank.values.update(plan, reads, writes)
         for tile in writes:
             # A dry launch has no indices, so the whole tensor of a dynamic view counts as written.
-            place = tile if tile.dynamic is None else flat(tile)
-            _mark(place, None, ACCUMULATED if plan.accumulate else WRITTEN)
+            _mark(
+                tile if tile.dynamic is None else flat_view(tile),
+                None,
+                ACCUMULATED if plan.accumulate else WRITTEN,
+            )
     elif plan.accumulate is not None:
+        as_float = plan.domain is Domain.float32
         stream.accumulated[len(stream)] = _accumulate(core, writes[0], results[0], plan.accumulate, as_float)
     else:
-        for tile, result in zip(writes, results):
-            if tile.dynamic is not None:
-                _check_written(core, tile.dynamic.index)
-            touched = put(tile, result, as_float, plan.skip_out_of_range)
-            _mark(tile, touched, WRITTEN)
-            if plan.rendezvous is not None and plan.propagate is not None and isinstance(result, Masked):
-                tile.storage.validity.mark_poison(result.chosen, *tile.byte_view()[1:])
-            if touched is not None:
-                _note_partial_write(stream, tile, isinstance(result, Masked))
+        _write_results(core, plan, writes, results)
     for tile, defined in poisoned:
         tile.storage.validity.mark_poison(defined, *tile.byte_view()[1:])
         tile.storage.validity.blame = blame
-    if registers is not None:
-        mark_registers(core, plan, registers, poisoned[0][1] if poisoned else None, blame)
-    if not (dry or stream.depends_on_data):
+    if plan.registers is not None:
+        mark_registers(core, plan, plan.registers, poisoned[0][1] if poisoned else None, blame)
+    if not (core.dry or stream.depends_on_data):
         _note_dependence_on_data(stream, reads, writes)
     for observer in core.observers:
         values_read = VALUE_READS.count
         observer.issued(core, Issue(plan, reads, writes), operands)
         VALUE_READS.count = values_read
     return stream.append(template, reads, writes, line, rendezvous_serial)
+
+
+def _read_checked(
+    core: NeuronCore,
+    template: Template,
+    reads: tuple[NkiTensor, ...],
+    writes: tuple[NkiTensor, ...],
+    line: Line,
+) -> tuple[list[Any], RuleViolation | None]:
+    """Check that every byte an instruction reads is defined.
+
+    Returns:
+        The values of the operands, none in a dry launch; and the error of an undefined read that becomes poison.
+
+    Raises:
+        RuleViolation: A read of undefined bytes that may not become poison.
+    """
+    plan = template.plan
+    as_float = plan.domain is Domain.float32
+    operands: list[Any] = []
+    blame: RuleViolation | None = None
+    for tile in reads:
+        if tile.dynamic is not None:
+            if not core.dry:
+                _check_gathered(core, tile, plan.skip_out_of_range)
+                operands.append(gather_elements(tile, as_float, plan.skip_out_of_range))
+            continue
+        validity = tile.storage.validity
+        if validity.uniform != WRITTEN and validity.uniform != ACCUMULATED and not _is_written(tile):
+            try:
+                blame = _poison_error(plan, reads, writes, tile, template.op, line)
+            except RuleViolation as error:
+                core.rank.report_violation(error, template.op)
+        if not core.dry:
+            operands.append(tile.uncounted_float32() if as_float else tile.uncounted_array)
+    return operands, blame
+
+
+def _check_register_poison(
+    core: NeuronCore, plan: Plan, reads: tuple[NkiTensor, ...], writes: tuple[NkiTensor, ...]
+) -> RuleViolation | None:
+    """Return the error of poisoned registers that the results of an instruction carry on.
+
+    Raises:
+        RuleViolation: The registers are not set, or their poison may not become poison of the results.
+    """
+    assert plan.registers is not None
+    poison = check_registers(core, plan, plan.registers)
+    if poison is not None and not _carries_poison(plan, reads, writes):
+        core.rank.report_violation(poison)
+        return None
+    return poison
+
+
+def _compute(
+    core: NeuronCore, template: Template, operands: list[Any], line: Line
+) -> tuple[Sequence[Any], int | None]:
+    """Compute an instruction, or exchange its operands in a rendezvous.
+
+    Returns:
+        The results, none in a dry launch; and the serial number of the rendezvous, if there is one.
+    """
+    plan = template.plan
+    if plan.rendezvous is not None:
+        member = core.rank.number if plan.rendezvous.by_rank else core.number
+        if plan.rendezvous.admits is not None:
+            plan.rendezvous.admits(member)
+        rendezvous = _qualify_rendezvous(core, plan.rendezvous)
+        return core.scheduler.join(core.index, member, rendezvous, operands, location(line), core.dry)
+    if core.dry:
+        return (), None
+    if plan.state is not None:
+        *results, state = plan.compute(core.state(plan.state), *operands)
+        core.set_state(plan.state, state)
+        return results, None
+    if plan.value_rule is not None:
+        _check_values(core, plan, template.op, operands)
+    return plan.compute(*operands), None
+
+
+def _write_results(
+    core: NeuronCore, plan: Plan, writes: tuple[NkiTensor, ...], results: Sequence[Any]
+) -> None:
+    """Write results into their destinations, and mark the written bytes as defined."""
+    as_float = plan.domain is Domain.float32
+    for tile, result in zip(writes, results):
+        if tile.dynamic is not None:
+            _check_written(core, tile.dynamic.index)
+        touched = write_result(tile, result, as_float, plan.skip_out_of_range)
+        _mark(tile, touched, WRITTEN)
+        if plan.rendezvous is not None and plan.propagate is not None and isinstance(result, Masked):
+            tile.storage.validity.mark_poison(result.chosen, *tile.byte_view()[1:])
+        if touched is not None:
+            _note_partial_write(core.stream, tile, isinstance(result, Masked))
 
 
 def _note_partial_write(stream: Stream, tile: NkiTensor, masked: bool) -> None:
@@ -272,13 +343,13 @@ def _note_dependence_on_data(
             stream.depends_on_data = "a run-time index reads a tensor that is written in part"
 
 
-def _of_this_core(core: NeuronCore, rendezvous: Rendezvous) -> Rendezvous:
-    """The rendezvous at a place of its own: one per rank for its cores, or one per core number for all ranks."""
-    apart = core.number if rendezvous.by_rank else core.rank.number
-    return replace(rendezvous, place=(rendezvous.by_rank, apart, rendezvous.place))
+def _qualify_rendezvous(core: NeuronCore, rendezvous: Rendezvous) -> Rendezvous:
+    """Return the rendezvous with a key that no other group shares: one for each rank, or for each core number."""
+    group = core.number if rendezvous.by_rank else core.rank.number
+    return replace(rendezvous, key=(rendezvous.by_rank, group, rendezvous.key))
 
 
-def _written(tile: NkiTensor) -> bool:
+def _is_written(tile: NkiTensor) -> bool:
     validity = tile.storage.validity
     if tile.dynamic is None:
         state = known_state(tile)
@@ -288,11 +359,11 @@ def _written(tile: NkiTensor) -> bool:
 
 
 def _check_written(core: NeuronCore, tile: NkiTensor) -> None:
-    if not _written(tile):
-        core.rank.broken(unwritten(tile))
+    if not _is_written(tile):
+        core.rank.report_violation(unwritten_error(tile))
 
 
-def _excused(
+def _poison_error(
     plan: Plan,
     reads: tuple[NkiTensor, ...],
     writes: tuple[NkiTensor, ...],
@@ -300,15 +371,18 @@ def _excused(
     op: str,
     line: Line,
 ) -> RuleViolation:
-    """The error for a read of undefined bytes that become poison. Raises it where they may not become poison.
+    """Return the error for a read of undefined bytes that become poison.
 
-    They may if the plan propagates poison, stays on chip, and the operand has defined bytes as well.
+    They may become poison if the plan propagates it, stays on chip, and the operand has defined bytes as well.
+
+    Raises:
+        RuleViolation: The bytes may not become poison.
     """
-    error = unwritten(tile)
+    error = unwritten_error(tile)
     if not _carries_poison(plan, reads, writes):
         raise error
-    together = reads if plan.propagate is propagation.by_row else (tile,)
-    if not any(np.any(each.storage.validity.states(*each.byte_view()[1:])) for each in together):
+    operands = reads if plan.propagate is propagation.by_row else (tile,)
+    if not any(np.any(read.storage.validity.states(*read.byte_view()[1:])) for read in operands):
         raise error
     if error.where is None:
         blame_line(error, line)
@@ -317,12 +391,15 @@ def _excused(
 
 
 def _carries_poison(plan: Plan, reads: tuple[NkiTensor, ...], writes: tuple[NkiTensor, ...]) -> bool:
-    """Whether undefined elements may become poison: the plan says which, and results stay on chip at known places."""
-    stays_on_chip = all(each.buffer.on_chip and each.dynamic is None for each in writes)
-    return plan.propagate is not None and stays_on_chip and all(each.dynamic is None for each in reads)
+    """Return whether undefined elements may become poison.
+
+    The plan must propagate poison, and its operands and results have no run-time addresses, the results on chip.
+    """
+    stays_on_chip = all(write.buffer.on_chip and write.dynamic is None for write in writes)
+    return plan.propagate is not None and stays_on_chip and all(read.dynamic is None for read in reads)
 
 
-def _poisoned(
+def _find_poisoned(
     core: NeuronCore,
     plan: Plan,
     reads: tuple[NkiTensor, ...],
@@ -330,23 +407,26 @@ def _poisoned(
     blame: RuleViolation,
     operands: list[Any],
 ) -> list[tuple[NkiTensor, np.ndarray]]:
-    """The results with poison, with a mask of their defined elements; a rendezvous exchanges the masks itself.
+    """Return the results with poison, each with a mask of its defined elements.
 
-    Called before a result overwrites an operand. Raises `blame` where the plan uses undefined elements.
+    The caller writes the results afterwards. A rendezvous exchanges the masks itself.
+
+    Raises:
+        RuleViolation: The plan uses undefined elements; the error is `blame`.
     """
     assert plan.propagate is not None
-    states = (each.storage.validity.states(*each.byte_view()[1:]) for each in reads)
+    states = (read.storage.validity.states(*read.byte_view()[1:]) for read in reads)
     defined = [
-        np.broadcast_to(np.bitwise_and(state, WRITTEN) != 0, each.shape) for state, each in zip(states, reads)
+        np.broadcast_to(np.bitwise_and(state, WRITTEN) != 0, read.shape) for state, read in zip(states, reads)
     ]
     if plan.registers is not None:
         defined += defined_registers(core, plan, plan.registers)
     results = plan.propagate(plan, defined)
     if results is None:
-        core.rank.broken(blame)
+        core.rank.report_violation(blame)
         return []
     if plan.rendezvous is not None:
-        operands[:] = [Masked(values, rest) for values, rest in zip(operands, defined)]
+        operands[:] = [Masked(values, mask) for values, mask in zip(operands, defined)]
         return []
     return [(tile, result) for tile, result in zip(writes, results) if not result.all()]
 
@@ -359,11 +439,17 @@ def _check_gathered(core: NeuronCore, tile: NkiTensor, skip_out_of_range: bool) 
     if validity.uniform in (WRITTEN, ACCUMULATED):
         return
     if not np.all(np.bitwise_and(states_of(tile, skip_out_of_range), WRITTEN)):
-        core.rank.broken(unwritten(tile, skip_out_of_range))
+        core.rank.report_violation(unwritten_error(tile, skip_out_of_range))
 
 
 def _mark(tile: NkiTensor, touched: Any, state: int) -> None:
-    """Mark the elements that `put` wrote in the validity map."""
+    """Mark the elements that `write_result` wrote in the validity map.
+
+    Args:
+        tile: The destination.
+        touched: What `write_result` returned.
+        state: The validity state of the written bytes.
+    """
     validity = tile.storage.validity
     if validity.uniform == state:
         return
@@ -374,23 +460,27 @@ def _mark(tile: NkiTensor, touched: Any, state: int) -> None:
     elif tile.dynamic is None:
         validity.mark_where(state, touched, *tile.byte_view()[1:])
     elif touched is not None:
-        whole = flat(tile)
-        chosen = np.zeros(whole.shape, bool)
+        storage_view = flat_view(tile)
+        chosen = np.zeros(storage_view.shape, bool)
         chosen[touched] = True
-        validity.mark_where(state, chosen, *whole.byte_view()[1:])
+        validity.mark_where(state, chosen, *storage_view.byte_view()[1:])
 
 
 def _accumulate(
-    core: NeuronCore, tile: NkiTensor, product: np.ndarray, how: Accumulate, as_float: bool
+    core: NeuronCore, tile: NkiTensor, product: np.ndarray, mode: Accumulate, as_float: bool
 ) -> Any:
-    """Write a matmul's product into PSUM, or add it to elements of earlier matmuls; returns the mask of those."""
+    """Write a matmul's product into PSUM, or add it to elements of earlier matmuls.
+
+    Returns:
+        The elements to which the product was added: True for all, False for none, or a mask.
+    """
     accumulate_mask: Any = False
     states: Any = EMPTY
     if tile.dynamic is None:
-        known = EMPTY if how is Accumulate.overwrite else known_state(tile)
-        if known in (EMPTY, ACCUMULATED) and (how is not Accumulate.add or known == ACCUMULATED):
+        known = EMPTY if mode is Accumulate.overwrite else known_state(tile)
+        if known in (EMPTY, ACCUMULATED) and (mode is not Accumulate.add or known == ACCUMULATED):
             accumulate_mask = known == ACCUMULATED
-            add(tile, product, accumulate_mask, as_float)
+            accumulate_product(tile, product, accumulate_mask, as_float)
             _mark(tile, None, ACCUMULATED)
             return accumulate_mask
     else:
@@ -398,11 +488,11 @@ def _accumulate(
         core.stream.depends_on_data = (
             core.stream.depends_on_data or "where a matmul adds in PSUM depends on data"
         )
-    if how is not Accumulate.overwrite:
+    if mode is not Accumulate.overwrite:
         states = states_of(tile)
         accumulate_mask = states != EMPTY
-        if how is Accumulate.add and not np.all(accumulate_mask):
-            core.rank.broken(
+        if mode is Accumulate.add and not np.all(accumulate_mask):
+            core.rank.report_violation(
                 RuleViolation(
                     accumulation_was_started,
                     f"accumulate=True on {tile.describe()}, which no matmul has written",
@@ -417,8 +507,8 @@ def _accumulate(
             )
     undefined = np.bitwise_and(states, POISON)
     if tile.dynamic is not None and np.any(undefined):
-        core.rank.broken(unwritten(tile))
-    touched = put(tile, accumulated(tile, product, accumulate_mask), as_float, False)
+        core.rank.report_violation(unwritten_error(tile))
+    touched = write_result(tile, add_to_psum(tile, product, accumulate_mask), as_float, False)
     _mark(tile, touched, ACCUMULATED)
     if np.any(undefined):
         tile.storage.validity.mark_poison(np.broadcast_to(undefined == 0, tile.shape), *tile.byte_view()[1:])

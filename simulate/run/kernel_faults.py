@@ -31,26 +31,26 @@ _METHODS_WITH_ONE_TUPLE = ("reshape", "permute")
 
 
 class KernelError(NoVerdict):
-    """An exception that the kernel's Python code raised, or an API function that the kernel called."""
+    """Exception that the kernel's Python code raised, or an API function that the kernel called."""
 
     def __init__(self, message: str) -> None:
         super().__init__(CODE, message)
 
 
 class KernelNameError(KernelError, NameError):
-    """A variable of the kernel that is not defined."""
+    """Use of a variable of the kernel that is not defined."""
 
 
 class KernelAttributeError(KernelError, AttributeError):
-    """An attribute that a module, a tile or another object does not have."""
+    """Use of an attribute that a module, a tile or another object does not have."""
 
 
 class KernelTypeError(KernelError, TypeError):
-    """A call with wrong arguments, or an operation on a value of the wrong type."""
+    """Call with wrong arguments, or operation on an operand of the wrong type."""
 
 
 class KernelIndexError(KernelError, IndexError):
-    """An index outside of a tuple or a list of the kernel."""
+    """Index outside of a tuple or a list of the kernel."""
 
 
 _TYPES: dict[type[Exception], type[KernelError]] = {
@@ -62,32 +62,35 @@ _TYPES: dict[type[Exception], type[KernelError]] = {
 }
 
 
-def typed(error: Exception) -> KernelError | None:
-    """Return the typed error for an exception of the kernel's code; None for other types and for subclasses.
+def convert_exception(error: Exception) -> KernelError | None:
+    """Return the typed error for an exception of the kernel's code.
 
-    The typed error is also an instance of the exception's type and has its traceback.
+    The typed error is also an instance of the exception's type and has its traceback. None for exceptions of other
+    types,
+    and for those of subclasses.
     """
-    kind = _TYPES.get(type(error))
-    return None if kind is None else _blamed(kind(_message(error)), error)
+    error_type = _TYPES.get(type(error))
+    return None if error_type is None else _blame(error_type(_format_message(error)), error)
 
 
-def described(error: Exception) -> KernelError:
-    """Return the typed error for an exception, or one whose message names the type of the exception."""
-    return typed(error) or _blamed(KernelError(f"{type(error).__name__}: {error}"), error)
+def describe_exception(error: Exception) -> KernelError:
+    """Return the typed error for an exception; for other types an error whose message names the exception's type."""
+    return convert_exception(error) or _blame(KernelError(f"{type(error).__name__}: {error}"), error)
 
 
-def entered_kernel(error: BaseException) -> bool:
+def has_entered_kernel(error: BaseException) -> bool:
     """Return whether an exception passed a line of a kernel, so that the call itself was accepted."""
     return bool(kernel_traces(error.__traceback__))
 
 
-def _blamed(made: KernelError, error: Exception) -> KernelError:
-    made.__traceback__ = error.__traceback__
-    blame_traceback(made)
-    return made
+def _blame(typed_error: KernelError, error: Exception) -> KernelError:
+    """Give the typed error the traceback and the kernel line of an exception."""
+    typed_error.__traceback__ = error.__traceback__
+    blame_traceback(typed_error)
+    return typed_error
 
 
-def _message(error: Exception) -> str:
+def _format_message(error: Exception) -> str:
     """Return Python's message with a suggestion, after the name of the API function that raised it."""
     text = str(error).partition(". Did you mean")[0]  # of Python 3.13, for keyword arguments
     traces = kernel_traces(error.__traceback__)
@@ -96,27 +99,27 @@ def _message(error: Exception) -> str:
     last = traces[-1]
     line = linecache.getline(last.tb_frame.f_code.co_filename, last.tb_lineno, last.tb_frame.f_globals)
     if isinstance(error, NameError):
-        return text + _for_variable(text, last.tb_frame, line)
+        return text + _suggest_variable(text, last.tb_frame, line)
     if isinstance(error, AttributeError):
-        suggestion = _for_attribute(error, line)
+        suggestion = _suggest_attribute(error, line)
     elif isinstance(error, TypeError):
-        suggestion = _for_type_error(text, last.tb_frame, line)
+        suggestion = _suggest_for_type_error(text, last.tb_frame, line)
     else:
-        suggestion = _for_index(text, last.tb_frame, line)
+        suggestion = _describe_dims(text, last.tb_frame, line)
     return _called_function(last) + text + suggestion
 
 
 def _called_function(last: TracebackType) -> str:
-    """Return "load: " where nl.load raised the exception itself; empty where the kernel's line did."""
+    """Return "load: " if nl.load raised the exception itself, an empty text if the kernel's line did."""
     inner = last.tb_next
     if inner is None:
         return ""
     code = inner.tb_frame.f_code
-    is_lookup = code.co_name.startswith("__")  # of a missing name, whose message says all
+    is_lookup = code.co_name.startswith("__")  # the lookup of a missing name, whose message is complete
     return f"{code.co_name}: " if code.co_filename.startswith(PACKAGES) and not is_lookup else ""
 
 
-def _for_variable(text: str, frame: FrameType, line: str) -> str:
+def _suggest_variable(text: str, frame: FrameType, line: str) -> str:
     """Return the suggestion for an undefined variable: the NKI form of a foreign name, or a similar variable."""
     quoted = re.search(r"'(\w+)'", text)
     if quoted is None or not text.startswith("name "):
@@ -124,16 +127,16 @@ def _for_variable(text: str, frame: FrameType, line: str) -> str:
     name = quoted[1]
     member = re.search(rf"\b{re.escape(name)}\.(\w+)", line)
     if name in NAME_HINTS and member is not None and name not in ("nl", "nisa", "np", "math"):
-        hint = FUNCTION_HINTS.get(member[1]) or _name_of_function(member[1])
+        hint = FUNCTION_HINTS.get(member[1]) or _find_api_name(member[1])
         if hint:
             return f"; in NKI, {name}.{member[1]} is {hint}"
     if name in NAME_HINTS:
         return in_nki(NAME_HINTS[name])
     known = {*frame.f_locals, *frame.f_globals, *frame.f_builtins}
-    return did_you_mean(name, known) or in_nki(_name_of_function(name))
+    return did_you_mean(name, known) or in_nki(_find_api_name(name))
 
 
-def _name_of_function(name: str) -> str:
+def _find_api_name(name: str) -> str:
     """Return nl.X or nisa.X for a name that the API has, else an empty string."""
     for module in _API:
         if name in getattr(sys.modules.get(module), "__all__", ()):
@@ -144,7 +147,7 @@ def _name_of_function(name: str) -> str:
 _SHORT = dict(zip(_API, ("nl", "nisa", "ncc")))
 
 
-def _for_attribute(error: AttributeError, line: str) -> str:
+def _suggest_attribute(error: AttributeError, line: str) -> str:
     """Return the suggestion for an attribute that an object does not have."""
     name, owner = error.name, error.obj
     if name is None or owner is None:
@@ -157,19 +160,21 @@ def _for_attribute(error: AttributeError, line: str) -> str:
         return in_nki(_HANDLE)
     if getattr(owner, "__name__", "").startswith(("nki", "simulate.nki")):
         return ""  # the module's message has the suggestion
-    return did_you_mean(name, [each for each in dir(owner) if not each.startswith("_")])
+    return did_you_mean(name, [attribute for attribute in dir(owner) if not attribute.startswith("_")])
 
 
-def _for_type_error(text: str, frame: FrameType, line: str) -> str:
+def _suggest_for_type_error(text: str, frame: FrameType, line: str) -> str:
     """Return the suggestion for a call or an operation that Python refuses."""
     if (keyword := _KEYWORD.fullmatch(text)) is not None:
-        return next((for_parameter(text, each) for each in _functions(keyword["function"], frame)), "")
+        return next(
+            (suggest_parameter(text, function) for function in _find_function(keyword["function"], frame)), ""
+        )
     one_tuple = re.match(r"NkiTensor\.(\w+)\(\) takes 2 positional arguments", text)
     if one_tuple is not None and one_tuple[1] in _METHODS_WITH_ONE_TUPLE:
         return in_nki(f".{one_tuple[1]}((a, b)) takes one tuple")
-    if "object is not callable" in text and (found := re.search(r"\.(shape|size|ndim|dtype)\s*\(", line)):
-        index = "[dim]" if found[1] in ("shape", "size") else ""
-        return in_nki(f"without parentheses, .{'shape' if index else found[1]}{index}")
+    if "object is not callable" in text and (called := re.search(r"\.(shape|size|ndim|dtype)\s*\(", line)):
+        index = "[dim]" if called[1] in ("shape", "size") else ""
+        return in_nki(f"without parentheses, .{'shape' if index else called[1]}{index}")
     if text == "object of type 'NkiTensor' has no len()":
         return in_nki(".shape[0] is the size of the first dim")
     operand = re.match(r"bad operand type for abs\(\): 'NkiTensor'", text)
@@ -186,31 +191,40 @@ def _for_type_error(text: str, frame: FrameType, line: str) -> str:
     return ""
 
 
-def for_parameter(text: str, function: Callable[..., Any]) -> str:
-    """Return the suggestion for a keyword argument that a function does not have, from Python's message."""
+def suggest_parameter(text: str, function: Callable[..., Any]) -> str:
+    """Return the suggestion for a keyword argument that a function does not have, an empty text for other errors.
+
+    Args:
+        text: Python's message.
+        function: The function that was called.
+    """
     keyword = _KEYWORD.fullmatch(text)
-    return "" if keyword is None else did_you_mean(keyword["name"], _names(function), suffix="=")
+    return "" if keyword is None else did_you_mean(keyword["name"], _parameter_names(function), suffix="=")
 
 
-def _names(function: Callable[..., Any]) -> list[str]:
+def _parameter_names(function: Callable[..., Any]) -> list[str]:
     """Return the names of a function's parameters."""
     parameters = inspect.signature(function).parameters.values()
-    return [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+    return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
 
 
-def _functions(qualified: str, frame: FrameType) -> Iterator[Callable[..., Any]]:
-    """Yield the function of the API or of the kernel's module that Python names in a message, if there is one."""
+def _find_function(qualified: str, frame: FrameType) -> Iterator[Callable[..., Any]]:
+    """Yield the function of the API or of the kernel's module that a message of Python names, if it is found."""
     owner, _, name = qualified.rpartition(".")
     owners: list[Any] = [NkiTensor] if owner == "NkiTensor" else [sys.modules.get(module) for module in _API]
-    tables = [*(vars(each) for each in owners if each is not None), frame.f_globals, frame.f_locals]
+    tables = [
+        *(vars(namespace) for namespace in owners if namespace is not None),
+        frame.f_globals,
+        frame.f_locals,
+    ]
     for function in (table.get(name) for table in tables):
         if callable(function) and not isinstance(function, type):
             yield getattr(function, "func", function)
             return
 
 
-def _for_index(text: str, frame: FrameType, line: str) -> str:
-    """Return the number of dims of the tensor whose shape has no such index."""
+def _describe_dims(text: str, frame: FrameType, line: str) -> str:
+    """Return the dims of the tensor whose shape has no such index, an empty text if the line indexes no shape."""
     for name, index in re.findall(r"(\w+)\.shape\[(-?\d+)\]", line):
         tensor = frame.f_locals.get(name)
         if isinstance(tensor, NkiTensor) and not -tensor.ndim <= int(index) < tensor.ndim:

@@ -1,4 +1,4 @@
-"""A launch of a kernel: its request, its record, and the interface of its observers."""
+"""Launch of a kernel: its request, its record, and the interface of its observers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from simulate.level import NEWEST, Level, Rules
 from simulate.memory import MemoryRegion, Storage
 from simulate.memory.layout import Layout
 from simulate.memory.placement import Placement, Tile, place
-from simulate.run.arguments import leaves
+from simulate.run.arguments import list_leaves
 from simulate.run.machine import InstructionObserver, Mode, NeuronCore
 from simulate.run.processes import Processes
 from simulate.run.stream import Stream
 
 ArgumentsOfRanks = Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
-"""One (args, kwargs) per rank of this process."""
+"""(args, kwargs) of each rank of this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A tensor that a kernel returned: the serial number of its allocation, and the layout of the view."""
+    """Tensor that a kernel returned: the serial number of its allocation, and the layout of the view."""
 
     serial: int
     layout: Layout
@@ -33,10 +33,10 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """The arguments and results of one rank, as tensors of its stream.
+    """Arguments and return value of one rank, as tensors of its stream.
 
     `inputs` has the serial numbers of the arrays in the arguments, in order. `returned` is the kernel's return value
-    with a Result for every tensor. `converts` tells that an array is stored with other bytes than it has.
+    with a Result for every tensor. `converts` tells whether an array is stored with other bytes than it has.
     """
 
     inputs: tuple[int, ...]
@@ -44,17 +44,19 @@ class Interface:
     converts: bool
 
     def results(self) -> list[Result]:
-        """The tensors that the kernel returned, in order."""
-        return [value for value in leaves(self.returned) if isinstance(value, Result)]
+        """Return the tensors that the kernel returned, in order."""
+        return [value for value in list_leaves(self.returned) if isinstance(value, Result)]
 
 
 @dataclass(frozen=True, repr=False)
 class Launch(Displayed):
-    """One launch: its outputs, the stream of every core, and its warnings. `print` and notebooks show a short report.
+    """Record of one launch: its outputs, the stream of every core, and its warnings; `print` shows a short report.
 
-    `outputs` has one entry per rank; `streams` one per core, rank by rank; `interfaces` one per rank.
-    `reads_values` tells whether the kernel's Python read a value. `rules` are those that held; `tolerated` are the
-    broken rules that they do not refuse, whose texts `warnings` has too.
+    `outputs` and `interfaces` have an entry for each rank; `streams` one for each core, rank by rank. `reads_values`
+    tells
+    whether the kernel's Python read elements of a tensor. `rules` are the rules that applied. `tolerated` are the
+    broken
+    rules that they do not refuse, whose texts `warnings` has too.
     """
 
     kernel: str
@@ -69,34 +71,34 @@ class Launch(Displayed):
     tolerated: tuple[RuleViolation, ...] = ()
 
     def repeated(self, outputs: list[Any]) -> Launch:
-        """The launch of a replay: this one with other outputs."""
-        again = object.__new__(Launch)  # dataclasses.replace takes longer than the replay of a small kernel
-        again.__dict__.update(self.__dict__, mode=Mode.replay, outputs=outputs)
-        return again
+        """Return the launch of a replay: this launch with other outputs."""
+        launch = object.__new__(Launch)  # dataclasses.replace takes longer than the replay of a small kernel
+        launch.__dict__.update(self.__dict__, mode=Mode.replay, outputs=outputs)
+        return launch
 
     def on(self, chip: Hardware) -> Launch:
-        """This launch by another record of its chip: costs are worked out again, and the kernel does not run.
+        """Return this launch at the costs of another record of its chip, without running the kernel.
 
-        The records differ in numbers of times alone, as an overlay's do; all ranks are of this process.
+        The record may differ only in numbers of times, as an overlay does; all ranks are of this process.
         """
         record = chip.working(len(self.streams))
         return replace(self, hardware=record, streams=tuple(stream.on(record) for stream in self.streams))
 
     @cached_property
     def placements(self) -> tuple[dict[MemoryRegion, Placement], ...]:
-        """SBUF and PSUM placement of every stream."""
+        """Placement in SBUF and PSUM of every stream."""
         return tuple(_placements(stream, self.hardware) for stream in self.streams)
 
     def high_water_bytes(self, buffer: MemoryRegion) -> int:
-        """The highest byte per partition in use on any core."""
+        """Return the highest byte of a partition that is in use on any core."""
         return max(placements[buffer].high_water_bytes for placements in self.placements)
 
     @property
     def title(self) -> str:
-        """Kernel, chip, mode, ranks, physical cores of all ranks, instructions of all cores."""
+        """Text with kernel, chip, mode, ranks, physical cores of all ranks, and instructions of all cores."""
         ranks, cores = len({stream.rank for stream in self.streams}), len(self.streams)
         counts = ((ranks, "rank"), (cores, "core"), (sum(map(len, self.streams)), "instruction"))
-        counted = ", ".join(f"{count:,} {what}{'' if count == 1 else 's'}" for count, what in counts)
+        counted = ", ".join(f"{count:,} {unit}{'' if count == 1 else 's'}" for count, unit in counts)
         return f"{self.kernel} on {self.hardware.label}: {self.mode.value}, {counted}"
 
     def __repr__(self) -> str:
@@ -104,11 +106,13 @@ class Launch(Displayed):
 
 
 class Observer(InstructionObserver):
-    """An object that is told of launches, instructions and operands while kernels run; by default it does nothing.
+    """Base of objects that are told of launches, instructions and operands while kernels run; it does nothing.
 
-    Values and run-time indices are gone after a launch; a detector that needs them sets `sees_instructions`. With
-    `keeps_calls` the stream records the callers' lines of instructions and allocations. Launches with either are never
-    replayed. Without an observer an instruction costs two loops over nothing.
+    Element values and run-time indices are lost after a launch; a detector that needs them sets `sees_instructions`.
+    With
+    `keeps_calls` the stream records the callers' lines of instructions and allocations. Launches with either flag are
+    never
+    replayed. Without an observer an instruction costs two empty loops.
     """
 
     sees_instructions = False
@@ -117,31 +121,52 @@ class Observer(InstructionObserver):
     def began(
         self, request: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
     ) -> None:
-        """The cores of a launch are about to run; `inputs` has the storages of each rank's array arguments."""
+        """Handle a launch whose cores are about to run.
+
+        Args:
+            request: The launch.
+            cores: The cores of all ranks of this process.
+            inputs: The storages of each rank's array arguments.
+        """
 
     def ran(self, launch: Launch) -> None:
-        """The kernel has run to its end; the launch may still be refused because its tiles do not fit."""
+        """Handle a launch whose kernel has run to its end; it may still be refused because its tiles do not fit."""
 
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
-        """A launch is over. `returned` has each rank's return value, with tensors; a replay has none."""
+        """Handle a launch that is over.
+
+        Args:
+            launch: The launch.
+            returned: The return value of each rank, with tensors; empty for a replay.
+        """
 
     def refused(self, error: NkwError) -> None:
-        """A launch was ended by an error, which the caller may catch."""
+        """Handle the error that ended a launch, which the caller may catch."""
 
     def stopped(self, launch: Launch) -> None:
-        """The streams of a launch up to the instruction that was refused; it has no outputs."""
+        """Handle a launch that an instruction ended; its streams end before that instruction, and it has no outputs."""
 
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """A kernel with its arguments and options: enough to launch it again, unless other processes take part.
+    """Kernel with its arguments and options: enough to launch it again, unless other processes take part.
 
-    kernel: a plain function of the NKI language. arguments: one (args, kwargs) per rank of this process.
-    logical_core_size: physical cores per rank (LNC). mode: eager or dry. has_grid: whether the kernel was called with
-    a grid. peers: the processes that hold the other ranks. seed: draws the schedule of the cores at random. level: the
-    release of NKI that the kernel is written for. rules: which broken rules end the launch. config: the kernel's
-    compile configuration, and whether nested kernels may have another one. trips: in mode dry, how often device loops
-    over registers run: one count per loop in the order they are reached first, the last one for all further loops.
+    Attributes:
+        kernel: A plain function of the NKI language.
+        arguments: (args, kwargs) of each rank of this process.
+        chip: The record of the chip.
+        logical_core_size: Physical cores of a rank (LNC).
+        mode: eager or dry.
+        has_grid: Whether the kernel was called with a grid.
+        peers: The processes of the other ranks, None if all ranks are in this process.
+        seed: Seed of a random core schedule, None for the usual schedule.
+        observers: Objects that are told of the launch.
+        level: The release of NKI that the kernel is written for.
+        rules: The rules that decide which broken rules end the launch.
+        config: The kernel's compile configuration, and whether nested kernels may have another.
+        trips: In mode dry, the trip counts of device loops over registers, in the order they are reached first; the
+            last
+            count applies to all further loops.
     """
 
     kernel: Callable[..., Any]
@@ -159,8 +184,8 @@ class LaunchRequest:
     trips: tuple[int, ...] = ()
 
 
-def plain(kernel: Any) -> Callable[..., Any]:
-    """The function under `nki.jit`; a kernel that is not jitted, unchanged."""
+def unwrap_kernel(kernel: Any) -> Callable[..., Any]:
+    """Return the function under `nki.jit`; a kernel that is not jitted, unchanged."""
     jitted = hasattr(kernel, "func") and not isinstance(kernel, partial)
     return kernel.func if jitted else kernel  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""A launch in words: a short report of what ran, what it returned, its instructions and memory; a summary as JSON."""
+"""Texts about a launch: a short report of outputs, instructions and memory, and a summary as JSON."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ import numpy as np
 from nkw.parts import Hanging, Name, Part, table
 from nkw.terminal import report_of
 from simulate.memory import MemoryRegion
-from simulate.run.arguments import leaves
+from simulate.run.arguments import list_leaves
 from simulate.run.launch import Launch
 from simulate.run.machine import capacity_bytes
 
 _ROWS = 12
+"""Largest number of rows of a table."""
 
 
 @report_of.register(Launch)
 def report(launch: Launch) -> list[Part]:
-    """The parts of the report of one launch, for a terminal."""
+    """Return the report of one launch, for a terminal."""
     out: list[Part] = [Hanging(launch.title, style="bold")]
     results = [
         (f"{rank}", f"{number}", f"{value.shape} {value.dtype}")
         for rank, outputs in enumerate(launch.outputs)
-        for number, value in enumerate(map(np.asarray, leaves(outputs)))
+        for number, value in enumerate(map(np.asarray, list_leaves(outputs)))
     ]
     if results:
         out += ["", table("rank|result|shape and dtype", results[:_ROWS], left=(2,))]
-        out += _rest(len(results))
+        out += _count_omitted(len(results))
     counts = Counter(event.op for stream in launch.streams for event in stream).most_common()
     out += ["", table("instruction|count", [(Name(op), f"{count:,}") for op, count in counts[:_ROWS]])]
-    out += _rest(len(counts))
+    out += _count_omitted(len(counts))
     memories = [
         (
             region.value.upper(),
@@ -45,7 +46,7 @@ def report(launch: Launch) -> list[Part]:
 
 
 def summary(launch: Launch) -> dict[str, Any]:
-    """What a launch was, for the documents of commands."""
+    """Return the launch as a JSON object, for the documents of commands."""
     ranks = len({stream.rank for stream in launch.streams})
     return {
         "kernel": launch.kernel,
@@ -58,5 +59,5 @@ def summary(launch: Launch) -> dict[str, Any]:
     }
 
 
-def _rest(count: int) -> list[Part]:
+def _count_omitted(count: int) -> list[Part]:
     return [f"and {count - _ROWS} more"] if count > _ROWS else []

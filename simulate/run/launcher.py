@@ -1,4 +1,4 @@
-"""Running one launch of a kernel on all its ranks, eager or dry."""
+"""Run of one launch of a kernel on all its ranks, eager or dry."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from simulate.lines import location
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.objects import VALUE_READS
 from simulate.memory.placement import live_tiles_fit, to_blame
-from simulate.run.arguments import Arguments, mapped
+from simulate.run.arguments import Arguments, map_leaves
 from simulate.run.call_stacks import Calls, TracedTable
 from simulate.run.dry_scheduler import DryScheduler
 from simulate.run.environment import PRECISE_VARIABLE, check_logical_core
-from simulate.run.exits import typed_exit
-from simulate.run.kernel_faults import entered_kernel, for_parameter, typed
+from simulate.run.exits import convert_exit
+from simulate.run.kernel_faults import convert_exception, has_entered_kernel, suggest_parameter
 from simulate.run.launch import Interface, Launch, LaunchRequest, Result
 from simulate.run.location import blame_traceback
-from simulate.run.machine import Mode, NeuronCore, Rank, capacity_bytes, enter
+from simulate.run.machine import Mode, NeuronCore, Rank, capacity_bytes, set_running_core
 from simulate.run.scheduler import CoreScheduler
 from simulate.run.stream import Stream, TensorTable
 
@@ -35,45 +35,49 @@ from simulate.run.stream import Stream, TensorTable
 def execute_launch(request: LaunchRequest) -> Launch:
     """Run the kernel's Python on every core of the request, and check that its tiles fit.
 
-    Raises what the kernel raises, RuleViolation for a broken rule, Deadlock and RendezvousMismatch. A KeyboardInterrupt
-    says which line was issued last.
+    Raises:
+        RuleViolation: A rule is broken, or live tiles do not fit.
+        Deadlock: Cores wait for each other.
+        RendezvousMismatch: The members of a rendezvous disagree.
+        KeyboardInterrupt: The user interrupts the launch; its text has the line that was issued last.
+        Exception: Any error of the kernel.
     """
     check_logical_core(request.chip, request.logical_core_size)
-    cores = _cores(request)
+    cores = _create_cores(request)
     rank_runs = [_RankRun(request, core) for core in cores if core.number == 0]
     for observer in request.observers:
-        observer.began(request, cores, [each.arguments.storages() for each in rank_runs])
+        observer.began(request, cores, [rank_run.arguments.storages() for rank_run in rank_runs])
     values_read = VALUE_READS.count
     try:
         cores[0].scheduler.run(
             [
-                partial(_run, core, request.kernel, rank_runs[core.index // request.logical_core_size])
+                partial(_run_core, core, request.kernel, rank_runs[core.index // request.logical_core_size])
                 for core in cores
             ]
         )
     except KeyboardInterrupt as interrupt:
-        interrupt.args = (_interrupted(request, cores),)
+        interrupt.args = (_describe_interrupt(request, cores),)
         raise
     except NkwError:
         if request.observers:
-            stopped = _launch(request, cores, rank_runs, [], False)
+            stopped = _record_launch(request, cores, rank_runs, [], False)
             for observer in request.observers:
                 observer.stopped(stopped)
         raise
-    outputs = [each.arguments.to_arrays(each.returned) for each in rank_runs]
-    for each in rank_runs:
-        each.arguments.write_back()
-    done = _launch(request, cores, rank_runs, outputs, VALUE_READS.count != values_read)
+    outputs = [rank_run.arguments.to_arrays(rank_run.returned) for rank_run in rank_runs]
+    for rank_run in rank_runs:
+        rank_run.arguments.write_back()
+    done = _record_launch(request, cores, rank_runs, outputs, VALUE_READS.count != values_read)
     for observer in request.observers:
         observer.ran(done)
-    done = _with_capacity(done, rank_runs)
-    done = _with_tolerated(done, rank_runs)
+    done = _check_capacity(done, rank_runs)
+    done = _report_tolerated(done, rank_runs)
     for observer in request.observers:
-        observer.ended(done, [each.returned for each in rank_runs])
+        observer.ended(done, [rank_run.returned for rank_run in rank_runs])
     return done
 
 
-def _launch(
+def _record_launch(
     request: LaunchRequest,
     cores: Sequence[NeuronCore],
     rank_runs: Sequence[_RankRun],
@@ -86,20 +90,18 @@ def _launch(
         mode=request.mode,
         outputs=outputs,
         streams=tuple(core.stream for core in cores),
-        warnings=tuple(text for each in rank_runs for text in each.rank.warnings),
-        interfaces=tuple(each.interface() for each in rank_runs),
+        warnings=tuple(text for rank_run in rank_runs for text in rank_run.rank.warnings),
+        interfaces=tuple(rank_run.interface() for rank_run in rank_runs),
         reads_values=reads_values,
         rules=request.rules,
     )
 
 
-def _interrupted(request: LaunchRequest, cores: Sequence[NeuronCore]) -> str:
-    """Where the core that ran last was."""
+def _describe_interrupt(request: LaunchRequest, cores: Sequence[NeuronCore]) -> str:
+    """Return a text with the core that ran last, its number of instructions and its last line."""
     stream = max((core.stream for core in cores), key=lambda stream: stream.resumed[-1:])
     name = getattr(request.kernel, "__name__", "kernel")
-    issued = len(
-        stream.line_ids
-    )  # the event that was being recorded may lack what is recorded after its line
+    issued = len(stream.line_ids)  # the recording of the last event may be incomplete after its line
     if not issued:
         return f"{name} has issued nothing"
     op, where = stream.template(issued - 1).op, location(stream.lines[stream.line_ids[issued - 1]])
@@ -108,27 +110,26 @@ def _interrupted(request: LaunchRequest, cores: Sequence[NeuronCore]) -> str:
 
 
 class _RankRun:
-    """One rank of a launch: its arguments as tensors, and the kernel's return value."""
+    """Rank of a launch: its arguments as tensors, and the kernel's return value."""
 
     def __init__(self, request: LaunchRequest, core: NeuronCore) -> None:
         self.rank = core.rank
-        self.arguments = converter = Arguments(core.rank, core.stored, request.mode is Mode.dry)
+        self.arguments = converter = Arguments(core.rank, core.stored_dtype, request.mode is Mode.dry)
         args, kwargs = request.arguments[core.index // request.logical_core_size]
         names = _parameter_names(request.kernel)
         self.args = tuple(
-            converter.to_tensors(each, names[i] if i < len(names) else f"arg{i}")
-            for i, each in enumerate(args)
+            converter.to_tensors(arg, names[i] if i < len(names) else f"arg{i}") for i, arg in enumerate(args)
         )
-        self.kwargs = {key: converter.to_tensors(each, key) for key, each in kwargs.items()}
+        self.kwargs = {key: converter.to_tensors(kwarg, key) for key, kwarg in kwargs.items()}
         self.returned: Any = None
 
     def interface(self) -> Interface:
         inputs = tuple(storage.serial for storage in self.arguments.storages())
-        return Interface(inputs, mapped(_result, self.returned), self.arguments.converts)
+        return Interface(inputs, map_leaves(_describe_result, self.returned), self.arguments.converts)
 
 
-def _cores(request: LaunchRequest) -> list[NeuronCore]:
-    """The cores of all ranks of this process, rank by rank, ready to run."""
+def _create_cores(request: LaunchRequest) -> list[NeuronCore]:
+    """Return the cores of all ranks of this process, rank by rank, ready to run."""
     precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
     instruction_observers = (
         () if request.mode is Mode.dry else tuple(o for o in request.observers if o.sees_instructions)
@@ -137,14 +138,14 @@ def _cores(request: LaunchRequest) -> list[NeuronCore]:
     cores: list[NeuronCore] = []
     streams: list[Stream] = []
     size = request.logical_core_size
-    scheduler = _scheduler(request, len(request.arguments) * size, streams)
+    scheduler = _create_scheduler(request, len(request.arguments) * size, streams)
     first = 0 if request.peers is None else request.peers.rank
     for number in range(first, first + len(request.arguments)):
         table = TracedTable(Calls()) if keeps_calls else TensorTable()
         rank = Rank(number, request.chip, size, table, level=request.level, rules=request.rules)
         rank.config, rank.trips = request.config, request.trips
-        for part in range(size):
-            core = NeuronCore(rank, part, len(cores), scheduler, request.mode, precise)
+        for core_number in range(size):
+            core = NeuronCore(rank, core_number, len(cores), scheduler, request.mode, precise)
             core.has_grid = request.has_grid
             core.observers = instruction_observers
             cores.append(core)
@@ -152,8 +153,14 @@ def _cores(request: LaunchRequest) -> list[NeuronCore]:
     return cores
 
 
-def _scheduler(request: LaunchRequest, count: int, streams: Sequence[Stream]) -> CoreScheduler:
-    """What runs the cores of a launch; `streams` are theirs, once there are any."""
+def _create_scheduler(request: LaunchRequest, count: int, streams: Sequence[Stream]) -> CoreScheduler:
+    """Return the scheduler of the cores of a launch.
+
+    Args:
+        request: The launch.
+        count: The number of cores.
+        streams: The streams of the cores, which the caller appends later.
+    """
     one_core_each = request.logical_core_size == 1 and request.peers is None
     if count > 1 and one_core_each and request.mode is Mode.dry and request.seed is None:
         return DryScheduler(count, streams)
@@ -165,9 +172,9 @@ def _scheduler(request: LaunchRequest, count: int, streams: Sequence[Stream]) ->
     return CoreScheduler(count, request.peers, request.seed, on_resume, request.logical_core_size)
 
 
-def _run(core: NeuronCore, kernel: Callable[..., Any], rank_run: _RankRun) -> None:
-    """Run the kernel on one core, as the calling thread."""
-    before = enter(core)
+def _run_core(core: NeuronCore, kernel: Callable[..., Any], rank_run: _RankRun) -> None:
+    """Run the kernel on one core, in the calling thread."""
+    before = set_running_core(core)
     try:
         with np.errstate(all="ignore"):
             result = kernel(*rank_run.args, **rank_run.kwargs)
@@ -175,33 +182,33 @@ def _run(core: NeuronCore, kernel: Callable[..., Any], rank_run: _RankRun) -> No
         blame_traceback(error)
         raise
     except (NameError, AttributeError, TypeError, IndexError) as error:
-        if isinstance(error, TypeError) and not entered_kernel(error):
-            raise CallError("NKW-KERNEL-CALL", str(error) + for_parameter(str(error), kernel)) from None
-        made = typed(error)
-        if made is None:
+        if isinstance(error, TypeError) and not has_entered_kernel(error):
+            raise CallError("NKW-KERNEL-CALL", str(error) + suggest_parameter(str(error), kernel)) from None
+        kernel_error = convert_exception(error)
+        if kernel_error is None:
             raise
-        raise made from None
+        raise kernel_error from None
     except (Exception, KeyboardInterrupt):
         raise
     except BaseException as end:
-        ended = typed_exit(f"the kernel {getattr(kernel, '__name__', 'kernel')}", end)
+        ended = convert_exit(f"the kernel {getattr(kernel, '__name__', 'kernel')}", end)
         if ended is None:
             raise
         raise ended from None
     finally:
-        enter(before)
+        set_running_core(before)
     if core.number == 0:
         rank_run.returned = result
 
 
-def _result(value: Any) -> Any:
-    """A Result for a tensor, any other value unchanged."""
+def _describe_result(value: Any) -> Any:
+    """Return a Result for a tensor, any other object unchanged."""
     return Result(value.storage.serial, value.layout) if isinstance(value, NkiTensor) else value
 
 
-def _with_tolerated(done: Launch, rank_runs: Sequence[_RankRun]) -> Launch:
-    """The launch with the broken rules that it tolerates; each also gives a Python warning."""
-    tolerated = tuple(error for each in rank_runs for error in each.rank.tolerated)
+def _report_tolerated(done: Launch, rank_runs: Sequence[_RankRun]) -> Launch:
+    """Return the launch with the broken rules that it tolerates; each also gives a Python warning."""
+    tolerated = tuple(error for rank_run in rank_runs for error in rank_run.rank.tolerated)
     if not tolerated:
         return done
     texts = tuple(f"{error}\n  tolerated: {_why_tolerated(error)}" for error in tolerated)
@@ -218,15 +225,16 @@ def _why_tolerated(error: RuleViolation) -> str:
 
 
 class ToleratedRule(UserWarning):
-    """A rule that a kernel breaks and that the rules of its launch do not refuse."""
+    """Warning about a rule that a kernel breaks and that the rules of its launch do not refuse."""
 
 
-def _with_capacity(done: Launch, rank_runs: Sequence[_RankRun]) -> Launch:
-    """The launch, with a warning where too many tiles live in PSUM in program order and the compiler changes it.
+def _check_capacity(done: Launch, rank_runs: Sequence[_RankRun]) -> Launch:
+    """Return the launch, with a warning if too many tiles live in PSUM in program order and the compiler changes it.
 
-    Raises RuleViolation, at the line of an allocation, where live tiles exceed SBUF, or PSUM otherwise.
+    Raises:
+        RuleViolation: Live tiles exceed SBUF, or PSUM otherwise; its line is that of an allocation.
     """
-    found: list[str] = []
+    texts: list[str] = []
     cores = len(done.streams) // len(rank_runs)
     for number, (stream, placements) in enumerate(zip(done.streams, done.placements)):
         for buffer, placement in placements.items():
@@ -237,13 +245,13 @@ def _with_capacity(done: Launch, rank_runs: Sequence[_RankRun]) -> Launch:
                 error.where = stream.tensors[to_blame(placement).serial].where
                 rank = rank_runs[number // cores].rank
                 if buffer is not MemoryRegion.psum or not rank.reorders_loops:
-                    rank.broken(error)
+                    rank.report_violation(error)
                     continue
-                found.append(
+                texts.append(
                     f"[{error.code}] {error.seen}; so in program order, which this dialect's compiler changes, "
                     f"at {error.where}"
                 )
-    return replace(done, warnings=(*done.warnings, *found)) if found else done
+    return replace(done, warnings=(*done.warnings, *texts)) if texts else done
 
 
 def _parameter_names(kernel: Callable[..., Any]) -> tuple[str, ...]:

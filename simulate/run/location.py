@@ -1,4 +1,4 @@
-"""The line of the user's kernel that is running."""
+"""Lines of the user's kernel that are running."""
 
 from __future__ import annotations
 
@@ -15,56 +15,60 @@ from simulate.lines import PACKAGE, PACKAGES, location
 _NUMPY = os.path.dirname(np.__file__) + "/"
 _LAUNCHER = PACKAGE + "run/launcher.py"
 
-_ours: dict[int, tuple[CodeType, bool]] = {}
-"""By id of a code object: the object, which keeps the id its own, and whether it is ours. Hashing a code is slow."""
+_known_codes: dict[int, tuple[CodeType, bool]] = {}
+"""Code objects, and whether they belong to this package, by id. Hashing a code object is slow."""
 
 
 def kernel_line(inside: int = 1) -> tuple[CodeType, int]:
-    """Code and line number of the innermost frame outside this package; the first `inside` callers are inside it."""
+    """Return code and line number of the innermost frame outside this package.
+
+    Args:
+        inside: The number of callers that are known to be inside this package.
+    """
     frame = sys._getframe(inside)
     while True:
         code = frame.f_code
-        known = _ours.get(id(code)) or _judged(code)
-        if not known[1] or frame.f_back is None:
+        entry = _known_codes.get(id(code)) or _classify(code)
+        if not entry[1] or frame.f_back is None:
             return code, frame.f_lineno
         frame = frame.f_back
 
 
-def _judged(code: CodeType) -> tuple[CodeType, bool]:
-    known = _ours[id(code)] = code, code.co_filename.startswith(PACKAGES)
-    return known
+def _classify(code: CodeType) -> tuple[CodeType, bool]:
+    entry = _known_codes[id(code)] = code, code.co_filename.startswith(PACKAGES)
+    return entry
 
 
 def running_lines() -> tuple[tuple[CodeType, int], ...]:
-    """The kernel's lines that are running, outermost caller first, without lines of this package."""
-    found: list[tuple[CodeType, int]] = []
+    """Return the lines of the kernel that are running, outermost caller first, without lines of this package."""
+    lines: list[tuple[CodeType, int]] = []
     frame = sys._getframe(1)
     while frame is not None:
         code: CodeType = frame.f_code
-        known = _ours.get(id(code)) or _judged(code)
-        if not known[1]:
-            found.append((code, frame.f_lineno))
+        entry = _known_codes.get(id(code)) or _classify(code)
+        if not entry[1]:
+            lines.append((code, frame.f_lineno))
         elif code.co_filename == _LAUNCHER:
             break
         frame = frame.f_back  # type: ignore[assignment]
-    return tuple(reversed(found))
+    return tuple(reversed(lines))
 
 
 def blame_line(error: NkwError, line: tuple[CodeType, int]) -> None:
-    """Give an error without a line this one, with its callers where it is the running one."""
+    """Set the line of an error that has none, with the line's callers if it is the running line."""
     if error.where is None:
         chain = running_lines()
         error.where = location(line)
         if chain and chain[-1] == line:
-            error.callers = _named(chain[:-1])
+            error.callers = _list_callers(chain[:-1])
 
 
 def blame_traceback(error: NkwError) -> None:
-    """Give an error without a line the innermost kernel line in its traceback, with its callers."""
+    """Set the line of an error that has none to the innermost kernel line in its traceback, with its callers."""
     if error.where is None:
         lines = [(trace.tb_frame.f_code, trace.tb_lineno) for trace in kernel_traces(error.__traceback__)]
         if lines:
-            error.where, error.callers = location(lines[-1]), _named(lines[:-1])
+            error.where, error.callers = location(lines[-1]), _list_callers(lines[:-1])
 
 
 def kernel_traces(trace: TracebackType | None) -> list[TracebackType]:
@@ -82,10 +86,10 @@ def kernel_traces(trace: TracebackType | None) -> list[TracebackType]:
     return lines
 
 
-def _named(chain: Sequence[tuple[CodeType, int]]) -> tuple[Location, ...]:
+def _list_callers(chain: Sequence[tuple[CodeType, int]]) -> tuple[Location, ...]:
     return tuple(location(line) for line in reversed(chain))
 
 
-def here() -> Location:
-    """The line of the user's kernel that is running now."""
+def running_location() -> Location:
+    """Return the line of the user's kernel that is running now."""
     return location(kernel_line())

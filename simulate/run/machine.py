@@ -1,4 +1,4 @@
-"""A NeuronCore while a kernel runs on it, and its rank."""
+"""NeuronCore while a kernel runs on it, and its rank."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from simulate.memory.registers import VirtualRegister, register_storage
 from simulate.memory.validity import EMPTY, Validity
 from simulate.numerics import DType, as_dtype
 from simulate.run.dry_values import DryValues
-from simulate.run.location import here, kernel_line
+from simulate.run.location import kernel_line, running_location
 from simulate.run.scheduler import CoreScheduler
 from simulate.run.stream import Line, TensorTable
 
 
 class Mode(Enum):
-    """How a launch runs.
+    """Mode of a launch.
 
     eager: every instruction is checked, executed and recorded. dry: the same without computing numbers. replay: the
-    program of an earlier launch with the same cache key runs on new data; without one, the launch is eager.
+    program of an earlier launch with the same cache key runs on new data; without such a program the launch is eager.
     """
 
     eager = "eager"
@@ -41,14 +41,27 @@ class Mode(Enum):
 
 @dataclass
 class Rank:
-    """The state that the cores of one rank share: the tensor table, the allocations of shared HBM, the warnings.
+    """State that the cores of one rank share: the tensor table, the allocations of shared HBM, the warnings.
 
-    `reorders_loops` tells that the kernel's compiler does, so that program order does not decide which PSUM tiles live.
-    `trips` are the trip counts of a dry launch, `loops` those of the device loops that were reached, by their line.
-    `values` are the numbers that a dry launch knows. `config` is the compile configuration of the kernel, and whether
-    nested kernels may have another one. `tolerated` are the broken rules that the launch's rules do not refuse.
-    `constants` are the arrays of nl.shared_constant by their index, each with the core that gave it first.
-    `judged` are the codes and kernel lines of undocumented arguments that the rules of the launch tolerate.
+    Attributes:
+        number: Number of the rank.
+        hardware: Record of the chip.
+        logical_core_size: Physical cores of the rank.
+        tensors: Allocations of the rank.
+        shared: Allocations of shared HBM, in order.
+        constants: Arrays of nl.shared_constant by their index, each with the core that passed it first.
+        warnings: Texts of the launch's warnings.
+        reorders_loops: Whether the kernel's compiler reorders loops, so that program order does not decide which PSUM
+            tiles
+            are live.
+        level: Release of NKI that the kernel is written for.
+        rules: Rules of the launch.
+        config: Compile configuration of the kernel, and whether nested kernels may have another.
+        trips: Trip counts of a dry launch.
+        loops: Trip counts of the device loops that were reached, by their line.
+        values: Values that a dry launch knows.
+        tolerated: Broken rules that the launch's rules do not refuse.
+        judged: Kernel lines and codes of undocumented arguments that were checked already.
     """
 
     number: int
@@ -69,19 +82,26 @@ class Rank:
     judged: set[tuple[Line, tuple[str, ...]]] = field(default_factory=set)
 
     def trip_count(self, line: Line) -> int | None:
-        """The assumed trip count of the device loop at a line: one per loop in the order they are reached first.
+        """Return the assumed trip count of the device loop at a line, None if the launch has no trip counts.
 
-        The last count holds for all further loops. None if the launch has no trip counts.
+        Each loop takes the next count in the order in which the loops are reached first. The last count applies to all
+        further
+        loops.
         """
         if not self.trips:
             return None
         return self.loops.setdefault(line, self.trips[min(len(self.loops), len(self.trips) - 1)])
 
-    def broken(self, error: RuleViolation, instruction: str = "") -> None:
-        """Raise the error of a broken rule, or keep it where the rules of the launch do not refuse it."""
+    def report_violation(self, error: RuleViolation, instruction: str = "") -> None:
+        """Raise the error of a broken rule, or record it if the rules of the launch tolerate it.
+
+        Args:
+            error: The error.
+            instruction: The name of the instruction, which the error gets if it has none.
+        """
         if self.rules.refuse(error.code):
             raise error
-        error.where = error.where or here()
+        error.where = error.where or running_location()
         error.instruction = error.instruction or instruction
         if str(error) not in map(str, self.tolerated):
             self.tolerated.append(error.with_traceback(None))
@@ -91,7 +111,7 @@ Tensors = tuple[NkiTensor, ...]
 
 
 class Issue(NamedTuple):
-    """One instruction that takes effect: the plan of its template, and its tensors."""
+    """Instruction that takes effect: the plan of its template, and its tensors."""
 
     plan: Plan
     reads: Tensors
@@ -99,17 +119,17 @@ class Issue(NamedTuple):
 
 
 class InstructionObserver:
-    """An observer of every instruction while it takes effect; by default it does nothing."""
+    """Base of observers of every instruction while it takes effect; it does nothing."""
 
     def issuing(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
-        """An instruction is about to take effect as event `len(core.stream)`; its operands are still unchanged."""
+        """Handle an instruction that will be event `len(core.stream)`; its operands are unchanged."""
 
     def issued(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
-        """An instruction has taken effect and is about to be recorded; operands may share memory with its results."""
+        """Handle an instruction that has taken effect; its operands may share memory with its results."""
 
 
 class NeuronCore:
-    """One physical core: its memories are the tensors it allocates, its history is its stream."""
+    """Physical core: its memories are the tensors it allocates, its history is its stream."""
 
     def __init__(
         self, rank: Rank, number: int, index: int, scheduler: CoreScheduler, mode: Mode, precise: bool
@@ -123,31 +143,33 @@ class NeuronCore:
         self.precise = precise
         self.stream = rank.tensors.stream(rank.number, number)
         self.has_grid = False
-        self.prepared: Any = None  # a collective that waits for its trigger
-        self.conditions: dict[Line, Any] = {}  # the running loops `while register:`, by their line
+        self.prepared: Any = None
+        """Collective that waits for its trigger, None if there is none."""
+        self.conditions: dict[Line, Any] = {}
+        """Running loops `while register:`, by their line."""
         self.observers: Sequence[InstructionObserver] = ()
         self._state: dict[State, np.ndarray] = {}
         self._defined: dict[State, Validity] = {}
         self._shared_taken = 0
         self._constants_taken = 0
 
-    def state(self, which: State) -> np.ndarray:
-        """A register file of the core, or the state of a random generator."""
-        found = self._state.get(which)
-        if found is None:
-            found = self._state[which] = which.initial(self.hardware.partitions)
-        return found
+    def state(self, key: State) -> np.ndarray:
+        """Return a register file of the core, or the state of a random generator."""
+        state = self._state.get(key)
+        if state is None:
+            state = self._state[key] = key.initial(self.hardware.partitions)
+        return state
 
-    def set_state(self, which: State, values: np.ndarray) -> None:
-        """Replace a register file; only `issue` calls this."""
-        self._state[which] = values
+    def set_state(self, key: State, values: np.ndarray) -> None:
+        """Replace a register file or the state of a generator; only `issue` calls this."""
+        self._state[key] = values
 
-    def registers_defined(self, which: State) -> Validity:
-        """Which registers of a register file are defined: one byte per partition."""
-        found = self._defined.get(which)
-        if found is None:
-            found = self._defined[which] = Validity(self.hardware.partitions, EMPTY)
-        return found
+    def registers_defined(self, key: State) -> Validity:
+        """Return which registers of a register file are defined, with one byte for each partition."""
+        validity = self._defined.get(key)
+        if validity is None:
+            validity = self._defined[key] = Validity(self.hardware.partitions, EMPTY)
+        return validity
 
     def allocate(
         self,
@@ -157,28 +179,37 @@ class NeuronCore:
         name: str = "",
         address: tuple[int, int] | None = None,
     ) -> NkiTensor:
-        """A fresh, uninitialised tensor; shared HBM is the same tensor for all cores of the rank.
+        """Return a fresh, uninitialised tensor; a tensor in shared HBM is the same for all cores of the rank.
 
-        Raises RuleViolation for a shape or an address that the memory cannot hold.
+        Args:
+            shape: The shape; an int is a shape with one dim.
+            dtype: The dtype, or its name.
+            buffer: The memory.
+            name: The name that messages show.
+            address: (partition, byte) of a tile on chip, None if the compiler places it.
+
+        Raises:
+            RuleViolation: The memory cannot hold the shape or the address.
+            InvalidArgument: The shape is no tuple of positive integers.
         """
         try:
-            sizes, element = self._checked(shape, dtype, buffer, address)
+            sizes, element = self._check_allocation(shape, dtype, buffer, address)
             if not isinstance(name, str):
                 self._tolerate(name_is_text, name)
                 name = "" if name is None else str(name)
         except RuleViolation as error:
-            wanted = name or assigned(kernel_line())
-            error.instruction = f"allocation of {wanted}" if wanted else "allocation"
+            label = name or assigned(kernel_line())
+            error.instruction = f"allocation of {label}" if label else "allocation"
             raise
         if buffer is MemoryRegion.shared_hbm and self.rank.logical_core_size > 1:
             return self._allocate_shared(sizes, element, name)
-        return self._fresh(sizes, element, buffer, name, address)
+        return self._allocate_fresh(sizes, element, buffer, name, address)
 
-    def _checked(
+    def _check_allocation(
         self, shape: Sequence[int] | int, dtype: Any, buffer: MemoryRegion, address: tuple[int, int] | None
     ) -> tuple[tuple[int, ...], DType]:
-        """The sizes and the dtype as stored of a tensor that the memory can hold; raises what `allocate` raises."""
-        element = self.stored(as_dtype(dtype))
+        """Return the sizes and the stored dtype of a tensor that the memory can hold; raises what `allocate` raises."""
+        element = self.stored_dtype(as_dtype(dtype))
         if element == "int64":
             self.rank.level.require("nl.int64")
         sizes = as_shape(shape)
@@ -195,16 +226,20 @@ class NeuronCore:
         return sizes, element
 
     def apply(self, rule_function: Callable[..., object], *facts: Any) -> None:
-        """Apply a rule to the chip and to facts; raises RuleViolation where the launch's rules refuse it."""
+        """Apply a rule to the chip and to facts.
+
+        Raises:
+            RuleViolation: The rule is broken, and the launch's rules refuse it.
+        """
         try:
             rule_function(self.hardware, *facts)
         except RuleViolation as error:
-            self.rank.broken(error)
+            self.rank.report_violation(error)
 
     def _tolerate(self, rule_function: Callable[..., object], *facts: Any) -> None:
-        """Apply a rule about an undocumented argument of an allocation, as the launch's rules judge it."""
+        """Apply a rule about an undocumented argument of an allocation, as `apply` does."""
         for violation in violations((rule_function, *facts)):
-            self.rank.broken(violation, "allocation")
+            self.rank.report_violation(violation, "allocation")
 
     def take_constant(self) -> int:
         """Return the index of the core's next constant, counted from 0."""
@@ -212,12 +247,12 @@ class NeuronCore:
         return index
 
     def allocate_register(self, frozen: bool = False, dtype: DType | None = None) -> VirtualRegister:
-        """A register without a value, of 32 bits unless `dtype` is int64."""
+        """Return a register without a value, of 32 bits unless `dtype` is int64."""
         register = VirtualRegister(register_storage(dtype, has_bytes=not self.dry), frozen)
         self.rank.tensors.add(register.cell.storage)
         return register
 
-    def _fresh(
+    def _allocate_fresh(
         self,
         shape: tuple[int, ...],
         dtype: DType,
@@ -239,7 +274,7 @@ class NeuronCore:
     def _allocate_shared(self, shape: tuple[int, ...], dtype: DType, name: str) -> NkiTensor:
         taken, self._shared_taken = self._shared_taken, self._shared_taken + 1
         if taken == len(self.rank.shared):
-            self.rank.shared.append(self._fresh(shape, dtype, MemoryRegion.shared_hbm, name))
+            self.rank.shared.append(self._allocate_fresh(shape, dtype, MemoryRegion.shared_hbm, name))
         tensor = self.rank.shared[taken]
         if tensor.shape != shape or tensor.dtype != dtype:
             raise RuleViolation(
@@ -249,29 +284,33 @@ class NeuronCore:
             )
         return tensor
 
-    def stored(self, dtype: DType) -> DType:
-        """The dtype as this run stores it: NKI_PRECISE_FP=0 keeps bf16 and fp8 values as float32."""
+    def stored_dtype(self, dtype: DType) -> DType:
+        """Return the dtype in which this run stores a dtype: NKI_PRECISE_FP=0 stores bf16 and fp8 as float32."""
         if self.precise or not dtype.is_float or dtype.is_packed or dtype.itemsize >= 4 or dtype == "float16":
             return dtype
         return dtype.stored_as_float32()
 
     def warn(self, message: str) -> None:
-        """Add a line to the launch's warnings, once."""
-        text = f"{message} at {here()}"
+        """Add a text with the running line to the launch's warnings, unless it is there already."""
+        text = f"{message} at {running_location()}"
         if text not in self.rank.warnings:
             self.rank.warnings.append(text)
 
 
-class _Here(threading.local):
+class _Running(threading.local):
     core: NeuronCore | None = None
 
 
-_here = _Here()
+_running = _Running()
 
 
 def current_core() -> NeuronCore:
-    """The core that the calling thread runs; raises outside of a kernel."""
-    core = _here.core
+    """Return the core that the calling thread runs.
+
+    Raises:
+        NkwError: The call is made outside of a kernel.
+    """
+    core = _running.core
     if core is None:
         raise NkwError(
             "NKW-NO-KERNEL",
@@ -282,24 +321,28 @@ def current_core() -> NeuronCore:
 
 
 def running_core() -> NeuronCore | None:
-    """The core that the calling thread runs, if any."""
-    return _here.core
+    """Return the core that the calling thread runs, None outside of a kernel."""
+    return _running.core
 
 
 def running_level() -> Level:
-    """The level of the running launch; outside of a kernel, that of the environment."""
-    core = _here.core
+    """Return the level of the running launch; outside of a kernel, that of the environment."""
+    core = _running.core
     return Level.of() if core is None else core.rank.level
 
 
-def enter(core: NeuronCore | None) -> NeuronCore | None:
-    """Make `core` the calling thread's core; returns the one before."""
-    before, _here.core = _here.core, core
-    return before
+def set_running_core(core: NeuronCore | None) -> NeuronCore | None:
+    """Make `core` the core of the calling thread, and return the core before."""
+    previous, _running.core = _running.core, core
+    return previous
 
 
 def as_shape(shape: Sequence[int] | int) -> tuple[int, ...]:
-    """Return a shape as a tuple of sizes, 1 or more each. Raises InvalidArgument for any other value."""
+    """Return a shape as a tuple of sizes of 1 or more.
+
+    Raises:
+        InvalidArgument: The shape is no tuple of positive integers.
+    """
     try:
         sizes = tuple(
             operator.index(size) for size in (shape if isinstance(shape, (tuple, list)) else (shape,))
@@ -371,19 +414,19 @@ def address_fits(
             address_fits,
             f"address={address} for shape {shape} {dtype} in {buffer.value}",
             limit=f"{hardware.partitions} partitions, {limit} bytes; PSUM banks of {hardware.psum_bank_bytes} bytes",
-            hint=_place_that_fits(
+            hint=_nearest_address(
                 hardware, shape[0], needed, limit, buffer, address if well_formed else (0, 0)
             ),
         )
 
 
-def _place_that_fits(
-    hardware: Hardware, rows: int, needed: int, limit: int, buffer: MemoryRegion, wanted: tuple[int, int]
+def _nearest_address(
+    hardware: Hardware, rows: int, needed: int, limit: int, buffer: MemoryRegion, requested: tuple[int, int]
 ) -> str:
-    """The address nearest to the wanted one that the memory has; a PSUM address is the start of a bank."""
+    """Return the address nearest to the requested address at which the tile fits; in PSUM the start of a bank."""
     step = hardware.psum_bank_bytes if buffer is MemoryRegion.psum else 1
-    partition = min(max(wanted[0], 0), hardware.partitions - rows)
-    byte = min(max(wanted[1], 0), limit - needed) // step * step
+    partition = min(max(requested[0], 0), hardware.partitions - rows)
+    byte = min(max(requested[1], 0), limit - needed) // step * step
     banks = f"; bank b starts at byte {step} * b, for b below {limit // step}" if step > 1 else ""
     return f"address=({partition}, {byte}){banks}"
 
@@ -400,7 +443,7 @@ def shared_allocations_agree() -> None:
 
 
 def capacity_bytes(hardware: Hardware, buffer: MemoryRegion) -> int:
-    """Usable bytes per partition of an on-chip memory."""
+    """Return the usable bytes of a partition of an on-chip memory."""
     if buffer is MemoryRegion.psum:
         return hardware.psum_bytes_per_partition
     return hardware.sbuf_usable_bytes_per_partition

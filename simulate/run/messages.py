@@ -1,7 +1,7 @@
-"""Messages between ranks in processes of their own: JSON texts whose every value is checked when it is read.
+"""Messages between ranks in separate processes: JSON texts whose every field is checked when it is read.
 
-Whoever reaches the store of torch.distributed can write to it. JSON gives numbers and texts alone, unlike pickle, which
-would run code of the sender.
+Any program that reaches the store of torch.distributed can write to it. JSON contains only numbers and texts, unlike
+pickle, which would run code of the sender.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _EXTENSIONS = {
     for scalar in vars(ml_dtypes).values()
     if isinstance(scalar, type) and issubclass(scalar, np.generic)
 }
-"""The dtypes of ml_dtypes by name."""
+"""Dtypes of ml_dtypes by name."""
 _NATIVE = re.compile(r"[<>|][biufcSU]\d{1,9}", re.ASCII)
-"""What numpy writes for dtypes of numbers and texts, such as <f4."""
-_KINDS = ("runs", "waits", "ended", "failed")
+"""Pattern of NumPy's texts for dtypes of numbers and texts, such as <f4."""
+_STATUSES = ("runs", "waits", "ended", "failed")
 
 Shape = tuple[tuple[int, ...], np.dtype]
 
 
 @dataclass(frozen=True)
 class ProcessMessage:
-    """The host of a rank's process and its process id."""
+    """Host of a rank's process and its process id."""
 
     host: str
     process_id: int
@@ -47,34 +47,42 @@ class ProcessMessage:
 
     @classmethod
     def decode(cls, content: bytes, rank: int) -> ProcessMessage:
-        """Read a rank's message. Raises NkwError for anything else."""
+        """Return the message that a rank sent.
+
+        Raises:
+            NkwError: The content is no such message.
+        """
         with _Reading(rank):
             host, process_id = _list(content, 2)
-            return cls(_text(host), _whole(process_id, 1, _MOST_PROCESS_ID))
+            return cls(_text(host), _integer(process_id, 1, _MOST_PROCESS_ID))
 
 
 @dataclass(frozen=True)
 class StateMessage:
-    """State of a rank: how many states it has published, the kind, a text, and the keys that the rank waits for."""
+    """State of a rank: the number of states it has published, its status, a text, and the keys that it waits for."""
 
     count: int = 0
-    kind: str = "ended"
+    status: str = "ended"
     text: str = ""
     missing: Sequence[Sequence[str]] = ()
 
     def encode(self) -> str:
         """Return the JSON text."""
-        return json.dumps([self.count, self.kind, self.text, [list(keys) for keys in self.missing]])
+        return json.dumps([self.count, self.status, self.text, [list(keys) for keys in self.missing]])
 
     @classmethod
     def decode(cls, content: bytes, rank: int) -> StateMessage:
-        """Read a rank's message. Raises NkwError for anything else."""
+        """Return the message that a rank sent.
+
+        Raises:
+            NkwError: The content is no such message.
+        """
         with _Reading(rank):
-            count, kind, text, missing = _list(content, 4)
-            if kind not in _KINDS:
+            count, status, text, missing = _list(content, 4)
+            if status not in _STATUSES:
                 raise ValueError
             keys = [[_arrival_key(key) for key in _items(alternative)] for alternative in _items(missing)]
-            return cls(_whole(count, 0), kind, _text(text), keys)
+            return cls(_integer(count, 0), status, _text(text), keys)
 
 
 @dataclass(frozen=True)
@@ -86,14 +94,22 @@ class ArrivalMessage:
     shapes: Sequence[Shape] = field(default_factory=list)
 
     def encode(self) -> str:
-        """Return the JSON text. Raises InvalidArgument for a dtype that no other process can read."""
+        """Return the JSON text.
+
+        Raises:
+            InvalidArgument: An operand has a dtype that no other process can read.
+        """
         shapes = _encode_shapes(self.shapes)
         where = [self.where.file, self.where.line, self.where.function]
         return json.dumps([dict(self.terms), where, shapes])
 
     @classmethod
     def decode(cls, content: bytes, rank: int) -> ArrivalMessage:
-        """Read a rank's message. Raises NkwError for anything else."""
+        """Return the message that a rank sent.
+
+        Raises:
+            NkwError: The content is no such message.
+        """
         with _Reading(rank):
             terms, where, shapes = _list(content, 3)
             file, line, function = _items(where, 3)
@@ -101,29 +117,41 @@ class ArrivalMessage:
                 raise ValueError
             return cls(
                 {_text(name): _text(value) for name, value in terms.items()},
-                Location(_text(file), _whole(line, 0), _text(function)),
+                Location(_text(file), _integer(line, 0), _text(function)),
                 [_shape(shape) for shape in _items(shapes)],
             )
 
 
 @dataclass(frozen=True)
 class ArraysMessage:
-    """Shapes and dtypes of arrays, whose bytes follow one after another."""
+    """Shapes and dtypes of arrays whose bytes follow the message, array after array."""
 
     shapes: Sequence[Shape]
 
     def encode(self) -> str:
-        """Return the JSON text. Raises InvalidArgument for a dtype that no other process can read."""
+        """Return the JSON text.
+
+        Raises:
+            InvalidArgument: An array has a dtype that no other process can read.
+        """
         return json.dumps(_encode_shapes(self.shapes))
 
     @classmethod
     def decode(cls, content: bytes, rank: int) -> ArraysMessage:
-        """Read a rank's message. Raises NkwError for anything else."""
+        """Return the message that a rank sent.
+
+        Raises:
+            NkwError: The content is no such message.
+        """
         with _Reading(rank):
             return cls([_shape(shape) for shape in _items(json.loads(content))])
 
     def split(self, content: bytes, rank: int) -> list[np.ndarray]:
-        """Return the arrays whose bytes follow the message. Raises NkwError for fewer or more bytes."""
+        """Return the arrays whose bytes follow the message.
+
+        Raises:
+            NkwError: The number of bytes is not that of the arrays.
+        """
         sizes = [prod(shape) * dtype.itemsize for shape, dtype in self.shapes]
         with _Reading(rank):
             if sum(sizes) != len(content):
@@ -144,7 +172,7 @@ class _Reading:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, error_type: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, (ValueError, RecursionError)):
             raise NkwError(
                 "NKW-PROCESS-LOST",
@@ -170,7 +198,7 @@ def _text(value: Any) -> str:
     return shown(value, _LONGEST_TEXT)
 
 
-def _whole(value: Any, least: int, most: int = 2**63 - 1) -> int:
+def _integer(value: Any, least: int, most: int = 2**63 - 1) -> int:
     if type(value) is not int or not least <= value <= most:
         raise ValueError
     return value
@@ -185,7 +213,7 @@ def _arrival_key(value: Any) -> str:
 
 def _shape(value: Any) -> Shape:
     lengths, name = _items(value, 2)
-    shape = tuple(_whole(length, 0) for length in _items(lengths))
+    shape = tuple(_integer(length, 0) for length in _items(lengths))
     if not isinstance(name, str):
         raise ValueError
     if name in _EXTENSIONS:

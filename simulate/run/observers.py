@@ -1,4 +1,4 @@
-"""Who watches launches: observers of the launches in a `with` block, and the collector of their records."""
+"""Observers of the launches in a `with` block, and the collector of their records."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _observers: list[Observer] = []
 
 
 def observers() -> tuple[Observer, ...]:
-    """The observers of a launch that begins now."""
+    """Return the observers of a launch that begins now."""
     return tuple(_observers)
 
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """Let `observer` see every launch made inside a `with` block."""
+    """Let `observer` observe every launch made inside a `with` block."""
     _observers.append(observer)
     try:
         yield
@@ -29,7 +29,7 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 class _Collector(Observer):
-    """Collects launches; see `recorded`."""
+    """Observer that collects launches; see `recorded`."""
 
     def __init__(self, calls: bool, refused: bool, outputs: bool, stopped: bool) -> None:
         self.launches: list[Launch] = []
@@ -58,12 +58,19 @@ class _Collector(Observer):
 def recorded(
     calls: bool = False, refused: bool = False, outputs: bool = True, stopped: bool = False
 ) -> Iterator[list[Launch]]:
-    """Collect the launches made inside a `with` block, for instance to time a kernel that was called plainly.
+    """Collect the launches made inside a `with` block, for instance to time a kernel that is called like a function.
 
-    calls: record the callers' lines of every instruction and allocation (`Stream.chains`), which costs some time; such
-    launches are never replayed. refused: collect also launches that ran to their end and are refused because their
-    tiles do not fit into SBUF or PSUM. outputs: keep the outputs of launches, which take most of the memory. stopped:
-    collect also launches that a refused instruction ended, with their streams up to there.
+    Args:
+        calls: Record the callers' lines of every instruction and allocation (`Stream.chains`), which costs some time;
+            such
+            launches are never replayed.
+        refused: Collect also launches that ran to their end and are refused because their tiles do not fit into SBUF or
+            PSUM.
+        outputs: Keep the outputs of launches, which take most of the memory.
+        stopped: Collect also launches that a refused instruction ended, with their streams before it.
+
+    Yields:
+        The list of launches, which grows while the block runs.
     """
     collector = _Collector(calls, refused, outputs, stopped)
     with observing(collector):

@@ -1,4 +1,4 @@
-"""Ordering requests by instruction names, as `kernel.with_schedule` makes them."""
+"""Ordering requests by instruction names, from `kernel.with_schedule`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Edges = Sequence[tuple[str, "str | Sequence[str]"]]
 
 
 class Scheduled:
-    """A kernel function that adds ordering requests to the stream after it has run.
+    """Kernel function that adds ordering requests to the stream after it has run.
 
     An edge orders every instruction of the consumer's name after every earlier instruction of the producer's name.
-    Where all producers were issued later, the request is added as it is, and scheduling refuses it.
+    If all producers were issued later, the request is added unchanged, and scheduling refuses it.
     """
 
     def __init__(self, func: Callable[..., Any], edges: Edges) -> None:
@@ -27,15 +27,19 @@ class Scheduled:
         self._edges = [(consumer, producer) for pair in edges for consumer, producer in _pairs(pair)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function, then enter the requests into the stream of the core that ran it."""
+        """Run the function, then add the requests to the stream of the core that ran it.
+
+        Raises:
+            InvalidArgument: No instruction of the core has a name that an edge has.
+        """
         result = self.func(*args, **kwargs)
         stream = current_core().stream
         numbers: dict[str, list[int]] = {}
         for index, name in stream.names.items():
             numbers.setdefault(name, []).append(index)
         for consumer, producer in self._edges:
-            for after in _of(numbers, consumer, stream):
-                before = _of(numbers, producer, stream)
+            for after in _find_events(numbers, consumer, stream):
+                before = _find_events(numbers, producer, stream)
                 stream.requested.extend(
                     (index, after) for index in [i for i in before if i < after] or before
                 )
@@ -53,7 +57,7 @@ def _pairs(pair: Any) -> list[tuple[str, str]]:
     return [(pair[0], name) for name in producers]
 
 
-def _of(numbers: dict[str, list[int]], name: str, stream: Stream) -> list[int]:
+def _find_events(numbers: dict[str, list[int]], name: str, stream: Stream) -> list[int]:
     if name not in numbers:
         known = ", ".join(sorted(numbers)) or "none"
         raise InvalidArgument(

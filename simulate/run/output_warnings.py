@@ -1,4 +1,4 @@
-"""What `run` says of outputs that are not finite; `check` finds the instruction."""
+"""Warnings of the command `run` about outputs that are not finite; `check` finds the instruction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulate.run.machine import Mode, NeuronCore
 
 
 class OutputWarnings(Observer):
-    """Warns of outputs with NaN or +infinity where all arguments of the launch were finite, once for each kernel.
+    """Observer that warns of outputs with NaN or +infinity if all arguments were finite, once for each kernel.
 
     A negative infinity may be a mask that a kernel returns on purpose. Replays have no tensors to look at.
     """
@@ -28,7 +28,7 @@ class OutputWarnings(Observer):
     def began(
         self, request: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
     ) -> None:
-        """Note whether all arguments are finite, before the kernel may write to one of them."""
+        """Record whether all arguments are finite, before the kernel may write to them."""
         self._has_finite_arguments = request.mode is not Mode.dry and all(
             np.isfinite(_values(NkiTensor.over(storage.shape, storage.dtype, storage))).all()
             for storages in inputs
@@ -36,7 +36,7 @@ class OutputWarnings(Observer):
         )
 
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
-        """Keep a warning for the first output that is not finite."""
+        """Add a warning for the first output that is not finite."""
         if not self._has_finite_arguments or launch.mode is Mode.replay or launch.kernel in self._kernels:
             return
         for tensor in _tensors_of(returned):
@@ -54,7 +54,7 @@ class OutputWarnings(Observer):
 
 @quiet
 def _values(tensor: NkiTensor) -> np.ndarray:
-    """Return the values of a tensor as float32; of dtypes without NaN and infinities none."""
+    """Return the elements of a tensor as float32; an empty array for dtypes without NaN and infinities."""
     dtype = tensor.dtype
     if not dtype.is_float or dtype.is_packed or dtype == "float8_e8m0fnu":
         return np.empty(0, np.float32)
@@ -66,5 +66,5 @@ def _tensors_of(value: Any) -> Iterator[NkiTensor]:
     if isinstance(value, NkiTensor):
         yield value
     elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _tensors_of(part)
+        for element in value:
+            yield from _tensors_of(element)

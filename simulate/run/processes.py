@@ -1,12 +1,12 @@
-"""Rendezvous between ranks in processes of their own, as torchrun starts them.
+"""Rendezvous between ranks in separate processes, as torchrun starts them.
 
-The transport is torch.distributed's: its store carries the terms, shapes and lines of the members of a rendezvous,
-gloo carries their operands. The key of a rendezvous is launch, place and number of visits to the place, so a rank that
+The transport is torch.distributed: its store carries the terms, shapes and lines of the members of a rendezvous,
+gloo carries their operands. The name of a rendezvous is launch, key and number of visits to the key, so a rank that
 skips a collective is never paired with a later one. Every member computes the same exchange on the operands of all, so
 values equal those of ranks in one process.
 
-A process that waits longer than _PUBLISH_AFTER_SECONDS publishes its rendezvous. Every process thus detects within a
-second a deadlock, a rank that has ended or failed, and a killed process of the same machine, as the core scheduler
+A process that waits longer than _PUBLISH_AFTER_SECONDS publishes its rendezvous. Within a second every process thus
+detects a deadlock, a rank that has ended or failed, and a killed process on the same host, as the core scheduler
 does inside one process. A rank that only computes is waited for.
 """
 
@@ -31,22 +31,22 @@ from simulate.run.environment import check_environment
 from simulate.run.messages import ArrivalMessage, ProcessMessage, Shape, StateMessage
 
 _PUBLISH_AFTER_SECONDS = 0.05
-"""A wait shorter than this is not published; rendezvous of ranks in step take far less."""
+"""Duration from which on a wait is published; rendezvous of synchronous ranks take far less."""
 _CHECK_SECONDS = 0.2
-"""The interval at which a waiting process reads the states of the others."""
+"""Interval at which a waiting process reads the states of the other processes."""
 _JOIN_TIMEOUT = timedelta(minutes=5)
-"""The time that the processes have to join; torchrun starts them within seconds of each other."""
+"""Time limit for the processes to join; torchrun starts them within seconds of each other."""
 
 _LOG_VARIABLE = "TORCH_CPP_LOG_LEVEL"
-"""What torch's libraries print. Their warnings name every wait beyond its timeout and end a lost rank with C++ frames,
-beside the error that this module raises."""
+"""Variable that limits what torch's libraries print. Their warnings would repeat the errors of this module with C++
+frames, and report every wait beyond its timeout."""
 
 Arrivals = list[tuple[Rendezvous, list[np.ndarray], Location]]
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """One rank's arrival at a rendezvous, visible to the other members."""
+    """Arrival of one rank at a rendezvous, visible to the other members."""
 
     key: str
     member: int
@@ -56,12 +56,12 @@ class Arrival:
     dry: bool
 
     def missing(self) -> list[str]:
-        """The keys of the arrivals that complete the rendezvous."""
+        """Return the keys of the arrivals that complete the rendezvous."""
         return [f"{self.key}/{member}" for member in self.rendezvous.members if member != self.member]
 
 
 class Processes:
-    """This process among those of a world; each holds one rank."""
+    """Process with one rank of a world, connected to the processes of the other ranks."""
 
     def __init__(self, rank: int, ranks: int, store: Any) -> None:
         self.rank = rank
@@ -71,17 +71,20 @@ class Processes:
         self._visits: dict[str, int] = {}
         self._published = 0
         self._sends: list[tuple[Any, Any]] = []
-        self._published_kind = ""
+        self._published_status = ""
         self._last_key: dict[str, str] = {}
         self._store.set(f"process/{rank}", ProcessMessage(platform.node(), os.getpid()).encode())
         self._publish("runs", "", ())
-        atexit.register(self._ended)
+        atexit.register(self._publish_end)
 
     @classmethod
     def join(cls) -> Processes:
-        """Join the processes that torchrun started with this one, over gloo.
+        """Join the processes that torchrun started with this process, over gloo.
 
-        Raises InvalidArgument without torchrun's environment, Unsupported without torch, NkwError where nobody answers.
+        Raises:
+            InvalidArgument: The environment is not that of torchrun.
+            Unsupported: torch is not installed.
+            NkwError: The other processes do not answer.
         """
         check_environment()
         os.environ.setdefault(_LOG_VARIABLE, "ERROR")
@@ -105,25 +108,25 @@ class Processes:
 
     @contextlib.contextmanager
     def launch(self) -> Iterator[None]:
-        """One launch, with rendezvous of its own; an error inside is published to the processes that wait."""
+        """Begin a launch with rendezvous of its own; publish an error in the block to the processes that wait."""
         self._launches += 1
         self._visits.clear()
-        if self._published_kind != "runs":  # the launch before failed
+        if self._published_status != "runs":  # the launch before failed
             with _connected(Location("", 0, "a launch")):
                 self._publish("runs", "", ())
         try:
             yield
         except NkwError as error:
-            self._failed(str(error))
+            self._publish_failure(str(error))
             raise
         except BaseException as error:
-            self._failed(f"{type(error).__name__}: {error}")
+            self._publish_failure(f"{type(error).__name__}: {error}")
             raise
 
     def gather(self, array: np.ndarray) -> list[np.ndarray]:
-        """The arrays of all ranks, of any shapes and dtypes, in the order of the ranks."""
+        """Return the arrays of all ranks, of any shapes and dtypes, in the order of the ranks."""
         rendezvous = Rendezvous(
-            place=("gather",),
+            key=("gather",),
             by_rank=True,
             members=tuple(range(self.ranks)),
             terms={"operation": "gather"},
@@ -135,13 +138,23 @@ class Processes:
     def post(
         self, rendezvous: Rendezvous, operands: list[np.ndarray], where: Location, dry: bool = False
     ) -> Arrival:
-        """Arrive at a rendezvous without waiting for other members. Raises NkwError if the connection is lost."""
-        place = repr(rendezvous.place)
-        count = self._visits[place] = self._visits.get(place, 0) + 1
-        key = f"{self._launches}/{count}/{place}"
-        operands = [np.ascontiguousarray(each) for each in operands]
-        shapes = [(each.shape, each.dtype) for each in operands]
-        # Texts of the terms, which are what members can exchange and compare.
+        """Arrive at a rendezvous without waiting for other members.
+
+        Args:
+            rendezvous: The rendezvous.
+            operands: The operands of this rank.
+            where: The kernel line, for messages.
+            dry: Whether no operands are exchanged.
+
+        Raises:
+            NkwError: The connection is lost.
+        """
+        rendezvous_key = repr(rendezvous.key)
+        count = self._visits[rendezvous_key] = self._visits.get(rendezvous_key, 0) + 1
+        key = f"{self._launches}/{count}/{rendezvous_key}"
+        operands = [np.ascontiguousarray(operand) for operand in operands]
+        shapes = [(operand.shape, operand.dtype) for operand in operands]
+        # Members can exchange and compare texts, so the terms are converted to texts.
         terms = {name: str(value) for name, value in rendezvous.terms.items()}
         arrival = Arrival(key, self.rank, replace(rendezvous, terms=terms), operands, where, dry)
         message = ArrivalMessage(terms, where, shapes).encode()
@@ -161,42 +174,49 @@ class Processes:
 
         self._sends = [work for work in self._sends if not work[0].is_completed()]
         for member in arrival.rendezvous.members:
-            for mine in arrival.operands:
-                if member != arrival.member and member < self.ranks and mine.size:
-                    held = torch.from_numpy(_bytes(mine).copy())
-                    self._sends.append((dist.isend(held, member, tag=_tag(arrival)), held))
+            for operand in arrival.operands:
+                if member != arrival.member and member < self.ranks and operand.size:
+                    copied = torch.from_numpy(_bytes(operand).copy())
+                    self._sends.append((dist.isend(copied, member, tag=_tag(arrival)), copied))
 
-    def wait(self, arrival: Sequence[Arrival]) -> tuple[int, Arrivals]:
-        """Wait until one of several rendezvous is complete; returns its index and its members' arrivals, in order.
+    def wait(self, arrivals: Sequence[Arrival]) -> tuple[int, Arrivals]:
+        """Wait until one of several rendezvous is complete.
 
-        Raises Deadlock if none can ever be complete, NkwError if a member has failed or the connection is lost.
+        Returns:
+            The index of the complete rendezvous, and the arrivals of its members in order.
+
+        Raises:
+            Deadlock: No rendezvous can ever be complete.
+            NkwError: A member has failed, or the connection is lost.
         """
-        with _connected(arrival[0].where):
-            return self._wait(arrival)
+        with _connected(arrivals[0].where):
+            return self._wait(arrivals)
 
-    def _wait(self, arrival: Sequence[Arrival]) -> tuple[int, Arrivals]:
+    def _wait(self, arrivals: Sequence[Arrival]) -> tuple[int, Arrivals]:
         began = checked = time.monotonic()
         while True:
-            for index, each in enumerate(arrival):
-                if self._store.check([*each.missing()]):
-                    if self._published_kind == "waits":
+            for index, arrival in enumerate(arrivals):
+                if self._store.check([*arrival.missing()]):
+                    if self._published_status == "waits":
                         self._publish("runs", "", ())
-                    return index, self._collect(each)
+                    return index, self._collect(arrival)
             with contextlib.suppress(RuntimeError):  # a timeout; a lost store raises at the next check
-                self._store.wait(arrival[0].missing(), timedelta(seconds=0.002 if len(arrival) > 1 else 0.05))
-            now = time.monotonic()
-            if now - began > _PUBLISH_AFTER_SECONDS and self._published_kind != "waits":
-                text = "; ".join(
-                    f"{each.rendezvous.terms.get('operation', 'a rendezvous')} at {each.where}"
-                    for each in arrival
+                self._store.wait(
+                    arrivals[0].missing(), timedelta(seconds=0.002 if len(arrivals) > 1 else 0.05)
                 )
-                self._publish("waits", text, [each.missing() for each in arrival])
+            now = time.monotonic()
+            if now - began > _PUBLISH_AFTER_SECONDS and self._published_status != "waits":
+                text = "; ".join(
+                    f"{arrival.rendezvous.terms.get('operation', 'a rendezvous')} at {arrival.where}"
+                    for arrival in arrivals
+                )
+                self._publish("waits", text, [arrival.missing() for arrival in arrivals])
             if now - checked > _CHECK_SECONDS:
                 checked = now
-                self._check_progress(arrival)
+                self._check_progress(arrivals)
 
     def _collect(self, arrival: Arrival) -> Arrivals:
-        """The arrivals of all members of a complete rendezvous."""
+        """Return the arrivals of all members of a complete rendezvous, with their operands unless members disagree."""
         arrived: Arrivals = []
         shapes: dict[int, Sequence[Shape]] = {}
         for member in arrival.rendezvous.members:
@@ -213,70 +233,77 @@ class Processes:
                 (rendezvous, operands[member], where)
                 for member, (rendezvous, _, where) in zip(arrival.rendezvous.members, arrived)
             ]
-        # A member that arrives at this place again has read the arrivals of the visit before.
-        place = repr(arrival.rendezvous.place)
-        before, self._last_key[place] = self._last_key.get(place), f"{arrival.key}/{self.rank}"
+        # A member that arrives at this key again has read the arrivals of the visit before.
+        key = repr(arrival.rendezvous.key)
+        before, self._last_key[key] = self._last_key.get(key), f"{arrival.key}/{self.rank}"
         if before is not None:
             self._store.delete_key(before)
         return arrived
 
     def _exchange(self, arrival: Arrival, shapes: dict[int, Sequence[Shape]]) -> dict[int, list[np.ndarray]]:
-        """Receive the operands of every other member; this rank's were sent when it arrived."""
+        """Receive the operands of every other member; those of this rank were sent when it arrived."""
         import torch
         import torch.distributed as dist
 
         tag = _tag(arrival)
         operands: dict[int, list[np.ndarray]] = {arrival.member: arrival.operands}
-        work: list[Any] = []
+        receives: list[Any] = []
         for member, described in shapes.items():
             operands[member] = [_empty(shape, dtype, member) for shape, dtype in described]
-            for theirs in operands[member]:
-                if theirs.size:
-                    work.append(dist.irecv(torch.from_numpy(_bytes(theirs)), member, tag=tag))
-        for each in work:
-            each.wait()
+            for operand in operands[member]:
+                if operand.size:
+                    receives.append(dist.irecv(torch.from_numpy(_bytes(operand)), member, tag=tag))
+        for receive in receives:
+            receive.wait()
         return operands
 
-    def _check_progress(self, arrival: Sequence[Arrival]) -> None:
-        """Raise Deadlock or NkwError if no rank that this one waits for, directly or through others, can go on."""
-        states = self._blocked_states(arrival)
+    def _check_progress(self, arrivals: Sequence[Arrival]) -> None:
+        """Raise an error if no rank that this rank waits for, directly or through others, can continue.
+
+        Raises:
+            Deadlock: All these ranks wait or have ended.
+            NkwError: One of them has failed.
+        """
+        states = self._blocked_states(arrivals)
         if states is None:
             return
         time.sleep(_PUBLISH_AFTER_SECONDS)
-        again = self._blocked_states(arrival)
-        if again is None or {rank: state.count for rank, state in again.items()} != {
+        later_states = self._blocked_states(arrivals)
+        if later_states is None or {rank: state.count for rank, state in later_states.items()} != {
             rank: state.count for rank, state in states.items()
         }:
             return
-        failed = [(rank, state.text) for rank, state in sorted(states.items()) if state.kind == "failed"]
+        failed = [(rank, state.text) for rank, state in sorted(states.items()) if state.status == "failed"]
         if failed:
             rank, text = failed[0]
             raise NkwError(
-                "NKW-PROCESS-LOST", f"this rank waits for rank {rank}, which failed: {text}", arrival[0].where
+                "NKW-PROCESS-LOST",
+                f"this rank waits for rank {rank}, which failed: {text}",
+                arrivals[0].where,
             )
         lines = [
-            f"rank {rank} waits in {state.text}" if state.kind == "waits" else f"rank {rank} has ended"
+            f"rank {rank} waits in {state.text}" if state.status == "waits" else f"rank {rank} has ended"
             for rank, state in sorted(states.items())
         ]
         raise Deadlock(
             "NKW-DEADLOCK", "every rank that has not ended waits for another one\n  " + "\n  ".join(lines)
         )
 
-    def _blocked_states(self, arrival: Sequence[Arrival]) -> dict[int, StateMessage] | None:
-        """The states of all ranks that this one waits for, directly or not; None if one of them can go on."""
+    def _blocked_states(self, arrivals: Sequence[Arrival]) -> dict[int, StateMessage] | None:
+        """Return the states of the ranks that this rank waits for, directly or not; None if one can continue."""
         states: dict[int, StateMessage] = {}
         ahead = {self.rank}
         while ahead:
             rank = ahead.pop()
             state = states[rank] = self._state_of(rank)
-            if state.kind == "runs":
+            if state.status == "runs":
                 if not self._has_died(rank):
                     return None
                 states[rank] = StateMessage(state.count, "failed", "its process is gone")
             for missing in state.missing:
                 absent = [key for key in missing if not self._store.check([key])]
                 if not absent:
-                    return None  # that rank has not noticed yet that it can go on
+                    return None  # that rank has not noticed yet that it can continue
                 ahead |= {int(key.rpartition("/")[2]) for key in absent} - set(states)
         return states
 
@@ -287,21 +314,23 @@ class Processes:
         return StateMessage.decode(self._store.get(f"state/{rank}"), rank)
 
     def _has_died(self, rank: int) -> bool:
-        """Whether a rank's process ran on this machine and is gone: a killed process does not publish its end."""
+        """Return whether a rank's process ran on this host and has ended: a killed process does not publish its end."""
         process = ProcessMessage.decode(self._store.get(f"process/{rank}"), rank)
         is_local = os.name == "posix" and process.host == platform.node()
         return is_local and not _is_alive(process.process_id)
 
-    def _publish(self, kind: str, text: str, rendezvous: Any) -> None:
-        self._published_kind = kind
+    def _publish(self, status: str, text: str, rendezvous: Any) -> None:
+        self._published_status = status
         self._published += 1
-        self._store.set(f"state/{self.rank}", StateMessage(self._published, kind, text, rendezvous).encode())
+        self._store.set(
+            f"state/{self.rank}", StateMessage(self._published, status, text, rendezvous).encode()
+        )
 
-    def _failed(self, text: str) -> None:
-        with contextlib.suppress(RuntimeError):  # it may be the loss of the store that failed
+    def _publish_failure(self, text: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the failure may be the loss of the store
             self._publish("failed", text, ())
 
-    def _ended(self) -> None:
+    def _publish_end(self) -> None:
         with contextlib.suppress(RuntimeError):  # at exit the store may be gone before
             self._publish("ended", "", ())
 
@@ -311,7 +340,7 @@ _joined: Processes | None = None
 
 @contextlib.contextmanager
 def _connected(where: Location) -> Iterator[None]:
-    """Turn torch's error for a lost connection or store, always a RuntimeError, into NkwError."""
+    """Convert torch's error for a lost connection or store, always a RuntimeError, into NkwError."""
     try:
         yield
     except RuntimeError as error:
@@ -322,25 +351,29 @@ def _connected(where: Location) -> Iterator[None]:
 
 
 def _is_alive(process: int) -> bool:
-    """Whether a process exists on this machine and is no zombie."""
+    """Return whether a process exists on this host and is no zombie."""
     try:
         os.kill(process, 0)
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as stat:
             state = stat.read().rpartition(") ")[2][:1]
     except ProcessLookupError:
         return False
-    except OSError:  # another user's, or a system without /proc
+    except OSError:  # a process of another user, or a system without /proc
         return True
     return state not in ("Z", "X")
 
 
 def _tag(arrival: Arrival) -> int:
-    """The message tag of a rendezvous' operands."""
+    """Return the message tag of a rendezvous' operands."""
     return zlib.crc32(arrival.key.encode()) & 0x7FFFFFFF
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype, member: int) -> np.ndarray:
-    """Return an array for the operand of another member. Raises NkwError if the memory is lacking."""
+    """Return an array for the operand of another member.
+
+    Raises:
+        NkwError: The array does not fit into memory.
+    """
     try:
         return np.empty(shape, dtype)
     except (MemoryError, ValueError):  # numpy's error for a size beyond its integers

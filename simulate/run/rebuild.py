@@ -1,6 +1,6 @@
-"""The instructions of a launch, rebuilt from its streams: plans over tensors that have no bytes yet.
+"""Instructions of a launch, rebuilt from its streams: plans over tensors that have no bytes yet.
 
-A stream has templates and serial numbers, no memory. Replay and the check of other orders rebuild the tensors and
+A stream has templates and serial numbers, but no memory. Replay and the check of other orders rebuild the tensors and
 bind them to bytes of their choice.
 """
 
@@ -17,13 +17,14 @@ from simulate.memory.layout import Layout
 from simulate.run.stream import Stream
 
 NO_BYTES = np.empty(1, np.uint8)
-"""The bytes of an unbound tensor: one, because numpy accepts a view of any size over an empty buffer."""
+"""Bytes of an unbound tensor: a single byte, because NumPy accepts a view of any size over an empty buffer."""
 
 
 class Rebuilt:
-    """The tensors and plans of the streams of one launch.
+    """Tensors and plans of the streams of one launch.
 
-    `plans` has a list per stream. `storages` has the allocations by rank and serial number; cores of one rank share
+    `plans` has a list for each stream. `storages` has the allocations by rank and serial number; cores of one rank
+    share
     them. `views` lists every view that the plans take of an allocation. Constants of the kernel have their contents.
     """
 
@@ -40,19 +41,21 @@ class Rebuilt:
                 storage.uncounted_array = constant.contents.reshape(-1).view(np.uint8)
 
     def storage(self, rank: int, serial: int) -> Storage:
-        """An allocation of a rank."""
+        """Return an allocation of a rank, which is created on first use."""
         storage = self.storages.get((rank, serial))
         if storage is None:
             record = self._streams[rank].tensors[serial]
             form = record.form
-            storage = Storage(form.shape, form.dtype, form.buffer, record.given, array=NO_BYTES, fresh=True)
+            storage = Storage(
+                form.shape, form.dtype, form.buffer, record.explicit_name, array=NO_BYTES, fresh=True
+            )
             storage.uncounted_array, storage.serial, storage.line = NO_BYTES, serial, record.line
             self.storages[rank, serial] = storage
             self.views[rank, serial] = []
         return storage
 
     def tensor(self, rank: int, serial: int, layout: Layout) -> NkiTensor:
-        """A view of an allocation; equal views share one tensor."""
+        """Return a view of an allocation; equal views share one tensor."""
         key = rank, serial, id(layout)
         tensor = self._tensors.get(key)
         if tensor is None:
@@ -63,29 +66,29 @@ class Rebuilt:
     def _plans(self, stream: Stream) -> list[Plan]:
         rank, templates, operands = stream.rank, stream.templates, stream.operands
         plans: list[Plan] = []
-        at = 0
+        first = 0  # index of the event's first operand
         for number in stream.template_ids:
             template = templates[number]
             plan = template.plan
-            found: list[NkiTensor] = []
+            tensors: list[NkiTensor] = []
             if template.direct:
-                for place, operand in enumerate(template.operands, at):
-                    found.append(self.tensor(rank, operands[place], operand.layout))
-                at += len(found)
+                for position, operand in enumerate(template.operands, first):
+                    tensors.append(self.tensor(rank, operands[position], operand.layout))
+                first += len(tensors)
             else:
                 for operand in (*plan.reads, *plan.writes):
                     dynamic = operand.dynamic
                     if dynamic is None:
-                        found.append(self.tensor(rank, operands[at], operand.layout))
-                        at += 1
+                        tensors.append(self.tensor(rank, operands[first], operand.layout))
+                        first += 1
                         continue
-                    index = self.tensor(rank, operands[at + 1], dynamic.index.layout)
+                    index = self.tensor(rank, operands[first + 1], dynamic.index.layout)
                     tensor = NkiTensor.laid(
-                        operand.layout, self.storage(rank, operands[at]), replace(dynamic, index=index)
+                        operand.layout, self.storage(rank, operands[first]), replace(dynamic, index=index)
                     )
-                    self.views[rank, operands[at]].append(tensor)
-                    found.append(tensor)
-                    at += 2
+                    self.views[rank, operands[first]].append(tensor)
+                    tensors.append(tensor)
+                    first += 2
             reads = len(plan.reads)
-            plans.append(plan.over(tuple(found[:reads]), tuple(found[reads:])))
+            plans.append(plan.over(tuple(tensors[:reads]), tuple(tensors[reads:])))
         return plans

@@ -1,11 +1,11 @@
-"""The core scheduler: the cores of a world run one at a time and wait for each other in rendezvous.
+"""Core scheduler: the cores of a world run one at a time and wait for each other in rendezvous.
 
 Each core runs the kernel's Python in a thread of its own, but exactly one runs at a time; it yields at a rendezvous or
-at its end. So runs are deterministic, a deadlock is detected at once, and the first error is the one that is raised.
+at its end. So runs are deterministic, a deadlock is detected at once, and the first error is the error that is raised.
 
 Dry launches of ranks with one core each have no threads (`simulate.run.dry_scheduler`).
 
-With a seed the schedule is random: the seed draws which core runs next, and after which instructions a core is
+With a seed the schedule is random: the seed decides which core runs next, and after which instructions a core is
 preempted. A correct kernel computes the same bytes for every seed.
 """
 
@@ -25,20 +25,21 @@ from simulate.isa.plan import Rendezvous
 from simulate.run.environment import SETS_LOGICAL_CORE
 from simulate.run.processes import Arrival, Processes
 
-_PATIENCE_SECONDS = 0.2  # for the cores that only have to wake up
+_PATIENCE_SECONDS = 0.2
+"""Time that a core's thread has to end by itself, before an exception is raised in it."""
 
 
 class _CoreAborted(BaseException):
-    """Unwinds the thread of a core after another core has failed."""
+    """Exception that unwinds the thread of a core after another core has failed."""
 
 
 Entry = tuple[Rendezvous, list[np.ndarray], Location]
-"""A member's entry into a rendezvous: the terms that the member states, its operands, its line."""
+"""Rendezvous with the terms that a member states, the member's operands, and its line."""
 
 
 @dataclass
 class PendingRendezvous:
-    """A rendezvous that not all members have entered: their entries so far, and in the end the results of all."""
+    """Rendezvous that not all members have entered: their entries so far, and at the end the results of all."""
 
     serial: int
     arrived: dict[int, Entry] = field(default_factory=dict)
@@ -47,11 +48,12 @@ class PendingRendezvous:
 
 
 class CoreScheduler:
-    """Runs the cores of a world, numbered 0 … count-1, one at a time.
+    """Scheduler that runs the cores of a world, numbered 0 … count-1, one at a time.
 
     Without a seed a core runs until it has to wait; the next ready core follows, from core 0 on. With a seed, core
-    `seed % count` begins, and preemptions are drawn at random; equal seeds give equal schedules. With `peers`, all
-    cores belong to one rank; `peers` are the processes of the other ranks.
+    `seed % count` begins, and preemptions are random; equal seeds give equal schedules. With `peers`, all cores belong
+    to
+    one rank; `peers` are the processes of the other ranks.
     """
 
     def __init__(
@@ -62,7 +64,16 @@ class CoreScheduler:
         on_resume: Callable[[int], None] = lambda core: None,
         cores_per_rank: int = 1,
     ) -> None:
-        """With several cores, `on_resume` is called with each core that starts or resumes, while no other runs."""
+        """Set the cores and their schedule.
+
+        Args:
+            count: The number of cores.
+            peers: The processes of the other ranks, None if all ranks are in this process.
+            seed: Seed of a random schedule, None for the usual schedule.
+            on_resume: Called with each core that starts or resumes, while no other core runs; not called for a single
+                core.
+            cores_per_rank: Physical cores of a rank.
+        """
         self.count = count
         self._cores_per_rank = cores_per_rank
         self._on_resume = on_resume
@@ -70,19 +81,26 @@ class CoreScheduler:
         self._arrivals: list[tuple[PendingRendezvous, Arrival]] = []
         self.is_random = seed is not None and count > 1
         self._first = (seed or 0) % count
-        self._random = random.Random(f"turns {seed}")  # a string: small numbers begin alike
+        self._random = random.Random(
+            f"turns {seed}"
+        )  # a string, because small integers begin with equal draws
         self._pending: dict[Hashable, PendingRendezvous] = {}
         self._completed = 0
         self._waiting: dict[int, tuple[PendingRendezvous, Rendezvous, Location]] = {}
         self._done: set[int] = set()
         self._error: BaseException | None = None
-        self._go = [threading.Lock() for _ in range(count)]  # held while the core may not run
+        self._go = [threading.Lock() for _ in range(count)]  # locked while the core may not run
         for lock in self._go:
             lock.acquire()
         self._finished = threading.Event()
 
     def run(self, bodies: list[Callable[[], None]]) -> None:
-        """Run one body per core until all have ended; raises the first error of any."""
+        """Run the body of each core until all have ended.
+
+        Raises:
+            BaseException: The first error of any body, or an interrupt of the main thread.
+            Deadlock: The cores that have not ended wait for each other.
+        """
         if self.count == 1:
             bodies[0]()
             return
@@ -141,7 +159,7 @@ class CoreScheduler:
         self._yield_to_next(core)
 
     def _wait_for_peers(self) -> None:
-        """Wait for one rendezvous with other processes to complete. Raises Deadlock if no core waits in one."""
+        """Wait for a rendezvous with other processes. Raise Deadlock if no core waits in such a rendezvous."""
         if self._peers is None or not self._arrivals:
             raise self._deadlock()
         index, arrived = self._peers.wait([arrival for _, arrival in self._arrivals])
@@ -150,7 +168,7 @@ class CoreScheduler:
         self._complete(pending, arrival.rendezvous, arrival.dry)
 
     def _ready_after(self, core: int) -> list[int]:
-        """The ready cores in round-robin order: the one after `core` first, `core` itself last."""
+        """Return the ready cores in round-robin order: the core after `core` first, `core` itself last."""
         return [
             candidate
             for step in range(1, self.count + 1)
@@ -161,7 +179,7 @@ class CoreScheduler:
         return self._random.choice(ready) if self.is_random else ready[0]
 
     def preempt(self, core: int) -> None:
-        """Resume a core drawn at random, which may be `core` itself; returns when `core` is resumed."""
+        """Resume a random core, which may be `core` itself; return when `core` is resumed."""
         chosen = self._choose(self._ready_after(core))
         if chosen == core:
             return
@@ -177,7 +195,7 @@ class CoreScheduler:
                 self._wake(core)
 
     def _wake(self, core: int) -> None:
-        """Resume a core; a lock takes a third of the time of a semaphore."""
+        """Resume a core. A lock takes a third of the time of a semaphore."""
         if self._go[core].locked():
             self._go[core].release()
 
@@ -197,15 +215,15 @@ class CoreScheduler:
         )
 
     def _absent(self, rendezvous: Rendezvous) -> list[str]:
-        """The members of a rendezvous that this launch does not have, with what would give it them."""
-        there = self.count // self._cores_per_rank if rendezvous.by_rank else self._cores_per_rank
-        absent = [str(member) for member in rendezvous.members if member >= there]
+        """Return texts about the members of a rendezvous that this launch does not have, with what would add them."""
+        available = self.count // self._cores_per_rank if rendezvous.by_rank else self._cores_per_rank
+        absent = [str(member) for member in rendezvous.members if member >= available]
         if self._peers is not None or not absent:
             return []
-        what = "rank" if rendezvous.by_rank else "core"
-        has = f"this launch has {there} {what}{'s' * (there > 1)}"
+        member_name = "rank" if rendezvous.by_rank else "core"
+        has = f"this launch has {available} {member_name}{'s' * (available > 1)}"
         cure = "" if rendezvous.by_rank else f": two cores are set by {SETS_LOGICAL_CORE}"
-        return [f"there is no {what} {', '.join(absent)}; {has}{cure}"]
+        return [f"there is no {member_name} {', '.join(absent)}; {has}{cure}"]
 
     def join(
         self,
@@ -216,9 +234,22 @@ class CoreScheduler:
         where: Location,
         dry: bool = False,
     ) -> tuple[list[np.ndarray], int]:
-        """Wait until every member has arrived; returns this member's results and the rendezvous' serial number.
+        """Enter a rendezvous and wait until every member has arrived.
 
-        Raises RendezvousMismatch if members disagree, Deadlock if one can never arrive.
+        Args:
+            core: The core that enters.
+            member: Its number among the members.
+            rendezvous: The rendezvous, with the terms that this member states.
+            operands: The operands of this member.
+            where: The kernel line, for messages.
+            dry: Whether no operands are exchanged.
+
+        Returns:
+            The results of this member, and the serial number of the rendezvous.
+
+        Raises:
+            RendezvousMismatch: Members disagree in a term.
+            Deadlock: A member can never arrive.
         """
         pending = self._arrive(core, member, (rendezvous, operands, where), dry)
         if core in self._waiting:
@@ -235,11 +266,11 @@ class CoreScheduler:
         return pending.results[member], pending.serial
 
     def _arrive(self, core: int, member: int, entry: Entry, dry: bool) -> PendingRendezvous:
-        """Let a core arrive: the last member completes the rendezvous, another one is waiting from now on."""
+        """Let a core arrive: the last member completes the rendezvous, any other core waits from now on."""
         rendezvous, _, where = entry
-        pending = self._pending.get(rendezvous.place)
+        pending = self._pending.get(rendezvous.key)
         if pending is None:
-            pending = self._pending[rendezvous.place] = PendingRendezvous(self._completed)
+            pending = self._pending[rendezvous.key] = PendingRendezvous(self._completed)
             self._completed += 1
         pending.arrived[member] = entry
         if len(pending.arrived) == len(rendezvous.members):
@@ -250,8 +281,8 @@ class CoreScheduler:
         return pending
 
     def _complete(self, pending: PendingRendezvous, rendezvous: Rendezvous, dry: bool) -> None:
-        """Exchange the operands of a rendezvous at which all members have arrived; its cores wait no longer."""
-        del self._pending[rendezvous.place]
+        """Exchange the operands of a rendezvous at which all members have arrived, and let its cores continue."""
+        del self._pending[rendezvous.key]
         arrived = [pending.arrived[member] for member in rendezvous.members]
         check_agreement(rendezvous.members, arrived)
         if dry:
@@ -264,7 +295,7 @@ class CoreScheduler:
 
 
 def _unwind(thread: threading.Thread) -> None:
-    """End the thread of a core, also where its kernel runs Python without end and issues nothing."""
+    """End the thread of a core, even if its kernel runs Python without end and issues nothing."""
     while thread.is_alive():
         thread.join(_PATIENCE_SECONDS)
         if thread.is_alive() and thread.ident is not None:
@@ -276,15 +307,15 @@ def _unwind(thread: threading.Thread) -> None:
 def check_agreement(
     members: tuple[int, ...], arrived: Sequence[tuple[Rendezvous, list[Any], Location]]
 ) -> None:
-    """Raise RendezvousMismatch if members differ in a term, with each such term, and every member's value and line."""
+    """Raise RendezvousMismatch with every member's terms and lines if members differ in a term."""
     lines = []
     keys = list(dict.fromkeys(key for rendezvous, _, _ in arrived for key in rendezvous.terms))
     for key in keys:
-        said = [rendezvous.terms.get(key) for rendezvous, _, _ in arrived]
-        if any(value != said[0] for value in said):
+        terms = [rendezvous.terms.get(key) for rendezvous, _, _ in arrived]
+        if any(value != terms[0] for value in terms):
             lines += [
                 f"  {key}: member {member} says {value} ({where})"
-                for member, value, (_, _, where) in zip(members, said, arrived)
+                for member, value, (_, _, where) in zip(members, terms, arrived)
             ]
     if lines:
         message = "\n".join(["the members of a rendezvous disagree", *lines])

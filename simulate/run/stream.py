@@ -1,7 +1,7 @@
-"""The instruction stream: all events of one core in program order; the one record of a launch.
+"""Instruction stream: all events of one core in program order; the single record of a launch.
 
 An event is a template, the tensors of its operands and a kernel line. The template has all that was planned; equal
-calls share it, so an event takes 8 bytes and 4 for each operand, some 20 bytes. Columns derived from templates
+calls share it, so an event takes 8 bytes and 4 for each operand, about 20 bytes. Columns derived from templates
 (engines, costs, boxes of operands) are computed on first use. Dependences, time, placement, hazards and replays of a
 launch are derived from its streams.
 """
@@ -30,16 +30,16 @@ from simulate.run.columns import Columns
 from simulate.run.location import kernel_line
 
 Line = tuple[CodeType, int]
-"""A line of a kernel: its code object and its number."""
+"""Line of a kernel: its code object and its number."""
 
 T = TypeVar("T")
 
 
 class TensorRecord(NamedTuple):
-    """The record of an allocation, which outlives its bytes. Made often: a frozen dataclass takes longer."""
+    """Record of an allocation, which outlives its bytes; a frozen dataclass would take longer to create."""
 
     serial: int
-    given: str  # what `name=` says, or the kernel's parameter; else empty
+    explicit_name: str  # the text of `name=`, or the kernel's parameter; else empty
     shape: tuple[int, ...]
     dtype: str
     buffer: MemoryRegion
@@ -48,46 +48,48 @@ class TensorRecord(NamedTuple):
     address: tuple[int, int] | None
     line: Line | None
     form: Form
-    callers: tuple[Line, ...] = ()  # outermost first; kept on request only, see `simulate.run.call_stacks`
+    callers: tuple[
+        Line, ...
+    ] = ()  # outermost first; recorded on request only, see `simulate.run.call_stacks`
 
     @property
     def name(self) -> str:
-        """What was given, else the variable that its line assigns, else what it is; one name in every report."""
-        return self.given or named(self.line) or ("tile" if self.buffer.on_chip else "tensor")
+        """Name in every report: the explicit name, else the variable that the line assigns, else "tile" or "tensor"."""
+        return self.explicit_name or named(self.line) or ("tile" if self.buffer.on_chip else "tensor")
 
     @property
     def where(self) -> Location | None:
-        """The line that allocated it; None for a kernel argument."""
+        """Line that allocated the tensor, None for a kernel argument."""
         return None if self.line is None else location(self.line)
 
     @property
     def called_at(self) -> tuple[Location, ...]:
-        """The lines that called the allocating one, innermost first, where they were kept."""
+        """Lines that called the allocating line, innermost first; empty unless they were recorded."""
         return tuple(location(line) for line in reversed(self.callers))
 
     @property
     def is_named(self) -> bool:
-        """Whether the kernel named it with name=."""
-        return bool(self.given)
+        """Whether the kernel named the tensor with name=."""
+        return bool(self.explicit_name)
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """The initial contents of a tensor of the kernel, from a file or an array."""
+    """Initial contents of a tensor of the kernel, from a file or an array."""
 
     contents: np.ndarray
     from_file: bool
 
 
 class TensorTable:
-    """The allocations of one rank, in order; shared by the rank's cores."""
+    """Allocations of one rank, in order; shared by the rank's cores."""
 
     def __init__(self) -> None:
         self.records: list[TensorRecord] = []
         self.constants: dict[int, Constant] = {}
 
     def add(self, storage: Storage) -> None:
-        """Give a storage its serial number and keep its record."""
+        """Give a storage its serial number and append its record."""
         storage.serial = len(self.records)
         width = storage.dtype.itemsize
         row = storage.free_size if storage.buffer.on_chip else storage.shape[-1]
@@ -107,15 +109,15 @@ class TensorTable:
         )
 
     def stream(self, rank: int, core: int) -> Stream:
-        """An empty stream of a core that uses these tensors."""
+        """Return an empty stream of a core that uses these tensors."""
         return Stream(rank, core, self)
 
 
 class Access(NamedTuple):
-    """One operand of an event: a box of rows by bytes in a tensor, and whether it is read, written or added to."""
+    """Operand of an event: a box of rows by bytes in a tensor, and READ, WRITE or ACCUMULATE."""
 
     tensor: int
-    kind: int
+    mode: int
     first_row: int
     end_row: int
     first_byte: int
@@ -124,7 +126,7 @@ class Access(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One instruction of a stream."""
+    """Instruction of a stream."""
 
     index: int
     op: str
@@ -138,7 +140,7 @@ class Event:
 
 
 class NkiInstruction(NKIObject):
-    """The handle an instruction returns to the kernel; opaque but for ordering requests."""
+    """Handle that an instruction returns to the kernel; it serves ordering requests only."""
 
     __slots__ = ("_stream", "index")
 
@@ -147,9 +149,13 @@ class NkiInstruction(NKIObject):
         self.index = index
 
     def depends_on(self, *producers: NkiInstruction) -> NkiInstruction:
-        """Ask that this instruction runs after `producers`; it changes the predicted time and no value.
+        """Request that this instruction runs after `producers`; it changes the predicted time and no value.
 
-        Raises RuleViolation for anything but an instruction of this core and launch.
+        Returns:
+            This instruction.
+
+        Raises:
+            RuleViolation: A producer is no instruction of this core and launch.
         """
         for producer in producers:
             if not isinstance(producer, NkiInstruction):
@@ -185,7 +191,7 @@ def producer_of_this_core() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One iteration of an `nl.affine_range`: its loop, its number, and how many tensors were there before the loop."""
+    """Iteration of an `nl.affine_range`: its loop, its number, and the number of tensors allocated before the loop."""
 
     loop: int
     number: int
@@ -194,28 +200,28 @@ class Iteration:
 
 @dataclass(slots=True)
 class Block:
-    """One `nl.no_reorder()`: its line, and whether a `with` entered it."""
+    """Use of `nl.no_reorder()`: its line, and whether a `with` entered it."""
 
     line: Line
     entered: bool = False
 
 
 class Column(Generic[T]):
-    """A column of `Columns` as an attribute of a stream, under the same name."""
+    """Column of `Columns` as an attribute of a stream, under the same name."""
 
     def __init__(self, column: Callable[[Columns], T]) -> None:
         self.__doc__ = column.__doc__
 
-    def __set_name__(self, kind: type, name: str) -> None:
+    def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, stream: Stream, kind: Any = None) -> T:
+    def __get__(self, stream: Stream, owner: Any = None) -> T:
         values: T = getattr(stream.columns(), self._name)
         return values
 
 
 class Stream:
-    """The events of one core."""
+    """Events of one core, in program order."""
 
     def __init__(self, rank: int, core: int, tensors: TensorTable) -> None:
         self.rank = rank
@@ -224,30 +230,40 @@ class Stream:
         self.constants = tensors.constants
         self.templates: list[Template] = []
         self.template_ids = array("I")
-        self.operands = array("I")  # serial numbers of tensors, as the template orders them
+        self.operands = array("I")  # serial numbers of tensors, in the order of the template's operands
         self.line_ids = array("I")
         self.lines: list[Line] = []
         self.resumed: list[tuple[int, int]] = []
-        """Each resumption by the core scheduler: its number among all cores of the launch, and the next event."""
+        """Resumptions by the core scheduler: the number among all cores of the launch, and the next event."""
         self.names: dict[int, str] = {}
         self.rendezvous: dict[int, int] = {}
         self.accumulated: dict[int, Any] = {}
-        """Where in PSUM a matmul was added, by event: all elements (True), none (False), or a mask."""
-        self.masked: set[int] = set()  # events that left elements of a result alone
+        """PSUM elements to which a matmul was added, by event: all (True), none (False), or a mask."""
+        self.masked: set[int] = set()
+        """Events that left elements of a result unchanged."""
         self.depends_on_data: str | None = None
-        """The reason why other data may give other instructions or written bytes; None if there is none."""
+        """Reason why other data may give other instructions or written bytes, None if there is none."""
         self.requested: list[tuple[int, int]] = []
-        self.request_lines: dict[tuple[int, int], Line] = {}  # of those that depends_on made
-        self.remarks: list[tuple[str, Line, str]] = []  # code, line and what was seen, of what no event shows
-        self.affine_loops: list[int] = []  # the event at which each nl.affine_range began
+        """Ordering requests: producer and consumer events."""
+        self.request_lines: dict[tuple[int, int], Line] = {}
+        """Lines of the requests that depends_on made."""
+        self.remarks: list[tuple[str, Line, str]] = []
+        """Code, line and text of observations that no event shows."""
+        self.affine_loops: list[int] = []
+        """First event of each nl.affine_range."""
         self.open_affine: list[Iteration] = []
-        self.affine: dict[int, tuple[Iteration, ...]] = {}  # the iterations of nl.affine_range an event is in
+        self.affine: dict[int, tuple[Iteration, ...]] = {}
+        """Iterations of nl.affine_range that contain an event."""
         self.blocks: list[Block] = []
         self.open_blocks = 0
-        self.open_loops: list[int] = []  # the device loops that are running: a number for each iteration
-        self.loops: dict[int, tuple[int, ...]] = {}  # those of an event, if any
-        self.iterations: dict[int, int] = {}  # the loop that an iteration is of, by their numbers
-        self.made_in: dict[int, tuple[int, ...]] = {}  # the open loops where a tensor was allocated, if any
+        self.open_loops: list[int] = []
+        """Running device loops: the number of the iteration of each."""
+        self.loops: dict[int, tuple[int, ...]] = {}
+        """Iterations of device loops that contain an event."""
+        self.iterations: dict[int, int] = {}
+        """Number of the loop of an iteration."""
+        self.made_in: dict[int, tuple[int, ...]] = {}
+        """Iterations of device loops in which a tensor was allocated."""
         self._template_numbers: dict[int, int] = {}
         self._line_ids: dict[tuple[int, int], int] = {}
         self._columns: Columns | None = None
@@ -256,20 +272,21 @@ class Stream:
         return len(self.template_ids)
 
     def chains(self) -> tuple[Sequence[int], Sequence[tuple[Line, ...]]]:
-        """For every event the number of its chain of kernel lines, outermost caller first, and the chains.
+        """Return the index of every event's call stack, and the call stacks: kernel lines, outermost caller first.
 
-        The callers are kept on request only (`simulate.run.call_stacks`); without them a chain is the event's own line.
+        The callers are recorded on request only (`simulate.run.call_stacks`); else a call stack is the event's own
+        line.
         """
         return self.line_ids, [(line,) for line in self.lines]
 
     def called_at(self, index: int) -> tuple[Location, ...]:
-        """The lines that called an event's own line, innermost first, where they were kept."""
+        """Return the lines that called an event's own line, innermost first; empty unless they were recorded."""
         numbers, chains = self.chains()
         return tuple(location(line) for line in reversed(chains[numbers[index]][:-1]))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the columns of events and operands; columns derived from templates do not count."""
+        """Bytes of the columns of events and operands, without the columns derived from templates."""
         columns = self.template_ids, self.operands, self.line_ids
         return sum(len(column) * column.itemsize for column in columns)
 
@@ -281,16 +298,27 @@ class Stream:
         line: Line,
         rendezvous: int | None = None,
     ) -> NkiInstruction:
-        """Record one instruction: its template, the tensors it reads and writes, its line; only `issue` calls this."""
+        """Record one instruction; only `issue` calls this.
+
+        Args:
+            template: The planned instruction.
+            reads: The tensors that it reads.
+            writes: The tensors that it writes.
+            line: The kernel line.
+            rendezvous: The serial number of its rendezvous, if any.
+
+        Returns:
+            The handle of the event.
+        """
         index = len(self.template_ids)
         number = self._template_numbers.get(id(template))
-        if number is None:  # both are kept alive in their lists, so that their ids stay their own
+        if number is None:  # the lists keep templates and lines alive, so that no other object gets their ids
             number = self._template_numbers[id(template)] = len(self.templates)
             self.templates.append(template)
-        place = id(line[0]), line[1]
-        line_id = self._line_ids.get(place)
+        line_key = id(line[0]), line[1]
+        line_id = self._line_ids.get(line_key)
         if line_id is None:
-            line_id = self._line_ids[place] = len(self.lines)
+            line_id = self._line_ids[line_key] = len(self.lines)
             self.lines.append(line)
         self.template_ids.append(number)
         self.line_ids.append(line_id)
@@ -327,62 +355,67 @@ class Stream:
     last_use = Column(Columns.last_use)
 
     def columns(self) -> Columns:
-        """The columns of the events so far."""
-        known = self._columns
-        if known is None or known.events != len(self):
-            known = self._columns = Columns(self.templates, self.template_ids, self.operands)
-        return known
+        """Return the columns of the events so far."""
+        columns = self._columns
+        if columns is None or columns.events != len(self):
+            columns = self._columns = Columns(self.templates, self.template_ids, self.operands)
+        return columns
 
     def with_costs(self, costs: list[Cost], cost_ids: array[int] | None = None) -> Stream:
-        """The same events at other costs, for what-if; `cost_ids` has a number in `costs` per event, if it differs."""
-        other = copy.copy(self)
+        """Return the same events at other costs, for what-if.
+
+        Args:
+            costs: The distinct costs.
+            cost_ids: The index in `costs` of every event; None for the indices of this stream.
+        """
+        changed = copy.copy(self)
         columns = copy.copy(self.columns())
         columns.cost_ids = columns.cost_ids if cost_ids is None else cost_ids
         columns.costs = costs
-        other._columns = columns
-        return other
+        changed._columns = columns
+        return changed
 
     def on(self, hardware: Hardware) -> Stream:
-        """The same events at their costs by another record of the chip, whose numbers of times differ."""
+        """Return the same events at their costs by another record of the chip, which may differ in numbers of times."""
         return self.with_costs([cost.on(hardware) for cost in self.costs])
 
     def template(self, index: int) -> Template:
-        """The template of an event."""
+        """Return the template of an event."""
         return self.templates[self.template_ids[index]]
 
     def tensors_of(self, index: int) -> array[int]:
-        """The serial numbers of an event's operands, as its template orders them."""
+        """Return the serial numbers of an event's operands, in the order of its template's operands."""
         ends = self.operand_ends
         return self.operands[ends[index - 1] if index else 0 : ends[index]]
 
     def label(self, serial: int) -> str:
-        """An allocation as error messages name it."""
+        """Return name, shape, dtype and line of an allocation, for error messages."""
         record = self.tensors[serial]
-        place = f" at {record.where}" if record.where else ""
-        return f"{record.name} {record.shape} {record.dtype}{place}"
+        line = f" at {record.where}" if record.where else ""
+        return f"{record.name} {record.shape} {record.dtype}{line}"
 
     def source_of(self, serial: int) -> tuple[object, ...]:
-        """The key of an allocation in the source: its callers and line, shape and dtype."""
+        """Return the key of an allocation in the source: its callers and line, shape and dtype."""
         record = self.tensors[serial]
         return record.callers, record.line, record.shape, record.dtype
 
     def elements(self, serial: int, size_bytes: int) -> str:
-        """A number of bytes as elements of an allocation, with their dtype."""
+        """Return a number of bytes as a number of elements of an allocation, with their dtype."""
         record = self.tensors[serial]
         width = max(1, record.nbytes // math.prod(record.shape))
         return f"{size_bytes // width} {record.dtype}"
 
     def effects(self, index: int) -> Effects:
-        """What an event's instruction does beyond its operands, its cost and its engine's state."""
+        """Return what an event's instruction does beyond its operands, its cost and its engine's state."""
         return self.templates[self.template_ids[index]].plan.effects
 
     def accesses(self, index: int) -> tuple[Access, ...]:
-        """The operands of one event."""
+        """Return the operands of one event."""
         boxes = self.templates[self.template_ids[index]].boxes
         return tuple([Access(tensor, *box) for tensor, box in zip(self.tensors_of(index), boxes)])
 
     def event(self, index: int) -> Event:
-        """One event with its numbers spelled out."""
+        """Return one event with all its fields."""
         template = self.template(index)
         plan = template.plan
         return Event(
@@ -401,12 +434,12 @@ class Stream:
         return (self.event(index) for index in range(len(self)))
 
     def text(self) -> str:
-        """The stream as text, one event a line; the same kernel and shapes give the same bytes."""
+        """Return the stream as text, one event a line; the same kernel and shapes give the same bytes."""
         marks = {READ: "", WRITE: "=", ACCUMULATE: "+="}
         lines = []
         for event in self:
             operands = " ".join(
-                f"{marks[a.kind]}{self.tensors[a.tensor].name}#{a.tensor}"
+                f"{marks[a.mode]}{self.tensors[a.tensor].name}#{a.tensor}"
                 f"[{a.first_row}:{a.end_row},{a.first_byte}:{a.end_byte}]"
                 for a in event.accesses
             )

@@ -23,7 +23,7 @@ from simulate.check import (
 )
 from simulate.level import Rules
 from simulate.run import Launch, recorded
-from simulate.run.exits import typed_exits
+from simulate.run.exits import convert_exits
 from simulate.testing.artifacts import write_artifacts
 from simulate.testing.compare import Comparison, Mismatch, compare
 from simulate.world import World
@@ -116,7 +116,7 @@ class KernelChecker:
         ]
         if wrong:
             raise self._failure(format_text(wrong).rstrip(), wrong, launches)
-        with typed_exits("the reference"):
+        with convert_exits("the reference"):
             truths = list(
                 reference([tuple(map(_widened, given)) for given in copy.deepcopy(list(arguments))])
             )

@@ -25,7 +25,7 @@ from nkw.errors import InvalidArgument
 from simulate.isa.enums import Engine
 from simulate.isa.plan import State
 from simulate.run.boxes import Boxes
-from simulate.run.run_order import Segment, as_streams, run_order
+from simulate.run.run_order import Segment, as_streams, merge_segments
 from simulate.run.stream import Stream
 from simulate.timing.readings import WINDOW
 from simulate.timing.timeline import IntColumn
@@ -107,12 +107,12 @@ def dependences(streams: Stream | Sequence[Stream], every_read: bool = False) ->
     """
     streams = as_streams(streams)
     bases = tuple(int(base) for base in np.cumsum([0, *map(len, streams)]))
-    order = run_order(streams)
+    order = merge_segments(streams)
     tracker = _Tracker(streams, every_read)
     for step in order:
         for stream, first, end in step.members:
-            tracker.run(bases[stream] + first, bases[stream] + end, remembered=not step.rendezvous)
-        if step.rendezvous:
+            tracker.run(bases[stream] + first, bases[stream] + end, remembered=not step.is_rendezvous)
+        if step.is_rendezvous:
             # Members act at the same time: none of them sees the others' effects.
             for stream, event, _ in step.members:
                 tracker.remember(bases[stream] + event)
@@ -136,7 +136,7 @@ class Uses:
 
     def first(self, stream: int, tensor: int) -> list[int]:
         """The writers of a tensor of a stream that wait for no earlier one."""
-        cells = self._tracker.boxes.of(stream, tensor)
+        cells = self._tracker.boxes.cells_in(stream, tensor)
         return sorted({event for cell in cells for event in self._tracker.roots.get(cell, ())})
 
     def last(self, stream: int, tensor: int) -> tuple[int, ...]:
@@ -151,7 +151,7 @@ class Uses:
         tracker, lane_of = self._tracker, self._tracker.lane_of
         writers: set[int] = set()
         readers: dict[int, set[int]] = {}
-        for cell in tracker.boxes.of(stream, tensor):
+        for cell in tracker.boxes.cells_in(stream, tensor):
             if tracker.writer[cell] >= 0:
                 writers.add(tracker.writer[cell])
             for read in tracker.readers[cell].values():

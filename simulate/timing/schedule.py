@@ -169,7 +169,7 @@ class _Launch:
         for step in waits.order:
             events = [waits.bases[core] + first for core, first, _ in step.members]
             members = [cores[core] for core, _, _ in step.members]
-            if step.rendezvous:
+            if step.is_rendezvous:
                 _meet(members, events, placed)
                 continue
             for core, event, (_, first, end) in zip(members, events, step.members):

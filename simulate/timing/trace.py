@@ -143,7 +143,7 @@ class _Names:
         """What a viewer shows of a slice when it is selected."""
         stream, event = self.stream, piece.event
         cost = stream.costs[stream.cost_ids[event]]
-        names = [(access.kind, stream.tensors[access.tensor].name) for access in stream.accesses(event)]
+        names = [(access.mode, stream.tensors[access.tensor].name) for access in stream.accesses(event)]
         details: dict[str, Any] = {
             "event": event,
             "op": stream.op_names[stream.ops[event]],

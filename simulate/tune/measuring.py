@@ -11,7 +11,7 @@ from typing import Any
 from nkw.errors import NkwError
 from simulate.bind import install
 from simulate.kernel_by_name import callable_named, folder_of, importing_from, launch_named
-from simulate.run.launch import Launch, plain
+from simulate.run.launch import Launch, unwrap_kernel
 from simulate.timing import Reading, dependences, schedule
 from simulate.tune.parameters import ARGUMENT, Candidate
 
@@ -59,7 +59,7 @@ class Bench:
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
         with importing_from(folder_of(subject.words)):
-            self.kernel: Callable[..., Any] = plain(callable_named(subject.words))
+            self.kernel: Callable[..., Any] = unwrap_kernel(callable_named(subject.words))
 
     def launch(self, candidate: Candidate) -> Launch:
         """The dry launch with a candidate; raises what the launch raises."""

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from simulate.run.exits import typed_exits
+from simulate.run.exits import convert_exits
 from simulate.run.stream import READ, Stream
 from simulate.testing import roundoff
 from simulate.verification.inputs import Call, is_float, nudged, poisoned, results
@@ -67,7 +67,7 @@ def own_precision(reference: Reference, call: Call) -> list[Any]:
 
 
 def _quietly(reference: Reference, call: Call) -> Sequence[np.ndarray]:
-    with np.errstate(all="ignore"), typed_exits("the reference"):
+    with np.errstate(all="ignore"), convert_exits("the reference"):
         return results(reference(*call.args, **call.keywords), "reference")
 
 
@@ -134,10 +134,10 @@ def longest_chain(streams: Iterable[Stream], into: Any = None) -> int:
         dtypes = [record.dtype for record in stream.tensors]
         for index in range(len(stream)):
             accesses = stream.accesses(index)
-            reads = [each.tensor for each in accesses if each.kind == READ]
+            reads = [each.tensor for each in accesses if each.mode == READ]
             before = max((chains[stream.rank, tensor] for tensor in reads), default=0)
             moves = stream.costs[stream.cost_ids[index]].dma is not None
-            for written in (each.tensor for each in accesses if each.kind != READ):
+            for written in (each.tensor for each in accesses if each.mode != READ):
                 rounds = into is None or (
                     dtypes[written] == into
                     and not (moves and all(dtypes[tensor] == into for tensor in reads))

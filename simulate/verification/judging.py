@@ -18,8 +18,8 @@ from simulate.hardware import Hardware
 from simulate.level import Level, Rules
 from simulate.profile import profile
 from simulate.run import Launch, Mode, target_hardware
-from simulate.run.environment import RANKS_VARIABLE, cores_of_call, ranks_of_call
-from simulate.run.launch import plain
+from simulate.run.environment import RANKS_VARIABLE, read_core_count, read_rank_count
+from simulate.run.launch import unwrap_kernel
 from simulate.verification import inputs
 from simulate.verification.bound import Reference, answer, contractions_of
 from simulate.verification.inputs import Call, NotArrays
@@ -72,9 +72,9 @@ def verify(
         NotJudged: NKW-VERIFY, also an InvalidArgument. The reference fails, returns no arrays or does not depend on the
             arguments, or the kernel fails or ends (SystemExit) at the given sizes without breaking a rule.
     """
-    if ranks_of_call() > 1:
+    if read_rank_count() > 1:
         raise refusal(f"{ONE_RANK}, and {RANKS_VARIABLE} asks for more: unset it; {SEVERAL_RANKS}")
-    function = plain(kernel)
+    function = unwrap_kernel(kernel)
     name = getattr(function, "__name__", "kernel")
     reference = reference or beside(function, name)
     chip = target_hardware(target)
@@ -140,7 +140,7 @@ def beside(function: Callable[..., Any], name: str) -> Reference:
 
 
 def _launched(function: Callable[..., Any], name: str, chip: Hardware, call: Call) -> Launch:
-    cores = cores_of_call(name, None, Level.of())
+    cores = read_core_count(name, None, Level.of())
     return launch(function, [(call.args, call.keywords)], chip, cores, Mode.eager, has_grid=cores > 1)
 
 

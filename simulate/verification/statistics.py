@@ -86,12 +86,12 @@ def roundings_of(streams: Sequence[Stream]) -> list[Rounding] | None:
         for index in range(len(stream)):
             plan = stream.template(index).plan
             accesses = stream.accesses(index)
-            reads = {dtypes[access.tensor] for access in accesses if access.kind == READ}
+            reads = {dtypes[access.tensor] for access in accesses if access.mode == READ}
             floats = {dtype for dtype in reads if dtype.is_float}
             moves = plan.cost.dma is not None or plan.domain is Domain.bits
             for access in accesses:
                 dtype = dtypes[access.tensor]
-                if access.kind == READ or (moves and floats <= {dtype} and reads):
+                if access.mode == READ or (moves and floats <= {dtype} and reads):
                     continue
                 if not dtype.is_float or dtype.is_packed or dtype.itemsize == 1:
                     if floats and (dtype.is_float or dtype.itemsize < 4):
@@ -118,9 +118,9 @@ def _sources_of_stores(stream: Stream) -> set[int]:
     for index in range(len(stream)):
         accesses = stream.accesses(index)
         to_hbm = any(
-            access.kind != READ and not stream.tensors[access.tensor].buffer.on_chip for access in accesses
+            access.mode != READ and not stream.tensors[access.tensor].buffer.on_chip for access in accesses
         )
-        tensors = {access.tensor for access in accesses if access.kind == READ}
+        tensors = {access.tensor for access in accesses if access.mode == READ}
         (stored if to_hbm else used).update(tensors)
     return stored - used
 

@@ -227,7 +227,7 @@ def test_what_a_core_wrote_before_a_barrier_the_other_reads_after_it() -> None:
         (barrier,) = [event for event in stream if event.op == "core_barrier"]
         assert barrier.rendezvous is not None and barrier.engine is Engine.gpsimd
         # Standing among the writes, the tensor orders both cores' accesses around the barrier.
-        assert [(access.tensor, access.kind) for access in barrier.accesses] == [(1, WRITE)]
+        assert [(access.tensor, access.mode) for access in barrier.accesses] == [(1, WRITE)]
 
 
 def test_without_a_barrier_the_row_is_not_there_yet() -> None:

@@ -87,7 +87,7 @@ def test_operands_lines_and_causes_of_an_event_can_be_looked_up() -> None:
         assert [(part["tensors"][box[0]][1], box[1:]) for box in boxes] == [
             (
                 list(stream.tensors[a.tensor].shape),
-                [a.kind, a.first_row, a.end_row, a.first_byte, a.end_byte],
+                [a.mode, a.first_row, a.end_row, a.first_byte, a.end_byte],
             )
             for a in event.accesses
         ]

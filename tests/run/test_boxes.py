@@ -30,7 +30,7 @@ def test_overlaps_are_those_of_comparing_each_with_each(at_once: int) -> None:
         end = first + random.integers(1, 1 + reach, (count, 2))
         owner = random.integers(0, tensors, count) * 3
         table = np.unique(np.column_stack([owner, first[:, 0], end[:, 0], first[:, 1], end[:, 1]]), axis=0)
-        found = boxes.neighbours(table, at_once)
+        found = boxes.find_overlaps(table, at_once)
         assert [set(each) for each in found] == each_with_each(table)
         assert all(len(set(each)) == len(each) for each in found)
         seen += sum(map(len, found))
@@ -38,5 +38,5 @@ def test_overlaps_are_those_of_comparing_each_with_each(at_once: int) -> None:
 
 
 def test_no_boxes_have_no_neighbours() -> None:
-    assert boxes.neighbours(np.zeros((0, 5), np.int64)) == []
-    assert [list(each) for each in boxes.neighbours(np.array([[4, 0, 1, 0, 1]]))] == [[]]
+    assert boxes.find_overlaps(np.zeros((0, 5), np.int64)) == []
+    assert [list(each) for each in boxes.find_overlaps(np.array([[4, 0, 1, 0, 1]]))] == [[]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nkw.errors import InvalidArgument
-from simulate.run.environment import check_environment, rank_of_this_process
+from simulate.run.environment import check_environment, read_rank
 
 SOUND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 
@@ -19,9 +19,9 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_what_torchrun_sets_is_taken(variables: pytest.MonkeyPatch) -> None:
     check_environment()
-    assert rank_of_this_process() == 1
+    assert read_rank() == 1
     variables.setenv("RANK", "0")
-    assert rank_of_this_process() == 0
+    assert read_rank() == 0
 
 
 @pytest.mark.parametrize(

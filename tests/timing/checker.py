@@ -107,7 +107,7 @@ class _Core:
             gone = taken.copy()  # written again by something else
             wrong = self.buffers[cleared.tensor] is not MemoryRegion.psum or piece.ready_ns != piece.start_ns
             for later in self.events[index + 1 :]:
-                for access in sorted(later.accesses, key=lambda access: access.kind != READ):
+                for access in sorted(later.accesses, key=lambda access: access.mode != READ):
                     if access.tensor != cleared.tensor:
                         continue
                     box = (
@@ -120,7 +120,7 @@ class _Core:
                             max(access.end_byte - cleared.first_byte, 0),
                         ),
                     )
-                    if access.kind == READ:
+                    if access.mode == READ:
                         wrong |= bool((~taken & ~gone)[box].any())
                     elif later.engine is Engine.tensor:
                         taken[box] |= ~gone[box]
@@ -194,11 +194,11 @@ class _Core:
         if event.cost.stationary is None or event.cost.stationary != other.cost.stationary:
             return False
         mine, theirs = event.accesses[0], other.accesses[0]
-        if mine != theirs or mine.kind != READ:
+        if mine != theirs or mine.mode != READ:
             return False
         first, last = sorted((event.index, other.index))
         return not any(
-            a.kind != READ
+            a.mode != READ
             and a.tensor == mine.tensor
             and a.first_row < mine.end_row
             and mine.first_row < a.end_row
@@ -223,7 +223,7 @@ class _Core:
         return (ratio - 1.0) / 2.0 if done < share * passed else 0.0
 
     def _writes_on_chip(self, event) -> bool:
-        return any(a.kind != READ and self.buffers[a.tensor].on_chip for a in event.accesses)
+        return any(a.mode != READ and self.buffers[a.tensor].on_chip for a in event.accesses)
 
     def _conflicts(self):
         for first, second in combinations(self.events, 2):
@@ -236,15 +236,15 @@ class _Core:
                         and a.first_byte < b.end_byte
                         and b.first_byte < a.end_byte
                     )
-                    if not meet or (a.kind == READ and b.kind == READ):
+                    if not meet or (a.mode == READ and b.mode == READ):
                         continue
                     if (
-                        a.kind == READ
+                        a.mode == READ
                         and self.reading is Reading.dataflow
                         and self._reads_later(first, second, a)
                     ):
                         continue
-                    needed = self._released(first, second, a.kind == READ, b.kind == READ)
+                    needed = self._released(first, second, a.mode == READ, b.mode == READ)
                     if self.issue[second.index].start_ns < needed - self.slack:
                         yield f"#{second.index} starts before {needed}, when #{first.index} lets it"
 
@@ -253,7 +253,7 @@ class _Core:
         between = self.events[first.index + 1 : second.index]
         return first.engine is not Engine.dma and any(
             event.engine is first.engine
-            and any(a.tensor == access.tensor and a.kind == READ for a in event.accesses)
+            and any(a.tensor == access.tensor and a.mode == READ for a in event.accesses)
             for event in between
         )
 
@@ -413,7 +413,7 @@ class _Core:
             piece = self.issue[event.index]
             for access in event.accesses:
                 ends = piece.end_ns
-                if access.kind != READ or event.engine is Engine.dma:
+                if access.mode != READ or event.engine is Engine.dma:
                     ends = max(ends, piece.ready_ns)
                 begin, end = spans.get(access.tensor, (piece.start_ns, ends))
                 spans[access.tensor] = min(begin, piece.start_ns), max(end, ends)
@@ -452,7 +452,7 @@ def _one_by_one(spans: list[tuple[float, float]]) -> float:
 def _conflict(first, second) -> bool:
     return any(
         a.tensor == b.tensor
-        and not a.kind == b.kind == READ
+        and not a.mode == b.mode == READ
         and a.first_row < b.end_row
         and b.first_row < a.end_row
         and a.first_byte < b.end_byte

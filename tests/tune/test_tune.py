@@ -13,7 +13,7 @@ import pytest
 
 from simulate.cli import main
 from simulate.hardware import hardware
-from simulate.run.launch import plain
+from simulate.run.launch import unwrap_kernel
 from simulate.tune.measuring import Bench, Outcome, Subject
 from simulate.tune.parameters import tunable
 from simulate.tune.search import Proposals, search
@@ -297,7 +297,7 @@ def test_what_a_kernel_prints_stays_out_of_the_report(capfd: pytest.CaptureFixtu
 
 def test_proposals_are_all_candidates_once() -> None:
     bench = Bench(Subject.of("doubled.py:doubled", ["f32[128,512]"], "program"))
-    kernel = tunable(plain(bench.kernel))
+    kernel = tunable(unwrap_kernel(bench.kernel))
     proposals = Proposals(kernel.parameters, 0)
     asked = [proposals.candidate(proposals.next()) for _ in range(kernel.candidates)]
     assert len({tuple(each.items()) for each in asked}) == kernel.candidates

@@ -11,7 +11,7 @@ import pytest
 
 import simulate
 from simulate.cli import main
-from simulate.run.exits import UserExit, typed_exits
+from simulate.run.exits import UserExit, convert_exits
 from simulate.run.launcher import ToleratedRule
 from simulate.verification.timed_reference import SLOW_SECONDS, TimedReference
 
@@ -290,10 +290,10 @@ def test_a_slow_reference_is_named_and_a_fast_one_is_not() -> None:
 
 
 def test_exceptions_of_pytest_keep_their_type() -> None:
-    with pytest.raises(pytest.skip.Exception), typed_exits("the reference"):
+    with pytest.raises(pytest.skip.Exception), convert_exits("the reference"):
         pytest.skip("of the user")
-    with pytest.raises(KeyboardInterrupt), typed_exits("the reference"):
+    with pytest.raises(KeyboardInterrupt), convert_exits("the reference"):
         raise KeyboardInterrupt
     ends = pytest.raises(UserExit, match="the reference raised GeneratorExit, which ends a program")
-    with ends, typed_exits("the reference"):
+    with ends, convert_exits("the reference"):
         raise GeneratorExit

@@ -18,7 +18,7 @@ from nki_kernels.examples import EXAMPLES, RANKS
 from nkw.errors import InvalidArgument
 from simulate.kernel_by_name import call_of, callable_named
 from simulate.run.environment import target_hardware
-from simulate.run.launch import plain
+from simulate.run.launch import unwrap_kernel
 from simulate.verification import Outcome, inputs
 from simulate.verification.bound import answer, contractions_of
 from simulate.verification.inputs import Call
@@ -34,7 +34,7 @@ FLOAT32, BFLOAT16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 
 def trials_of(kernel: Any, call: Call, seeds: range, reference: Any = None) -> list[list[Trial]]:
     """The statistical trials of a kernel for pairs of random calls; two for each number in `seeds`."""
-    function = plain(kernel)
+    function = unwrap_kernel(kernel)
     reference = reference or beside(function, function.__name__)
     chip = target_hardware()
     first = inputs.random(call, 0)

@@ -76,7 +76,7 @@ def collective_permute(
         dsts if rank in source_of else (),
         exchange,
         name,
-        place=("collective_permute", pairs),
+        key=("collective_permute", pairs),
         **signatures(srcs=srcs, dsts=dsts),
     )
 

@@ -54,7 +54,7 @@ def core_barrier(
         cost=costs.fixed(hardware, engine, "core_barrier_ns", rendezvous=True),
         name=name,
         rendezvous=Rendezvous(
-            place=("core_barrier",),
+            key=("core_barrier",),
             by_rank=False,
             members=_CORES,
             terms={"operation": "core_barrier", "data": f"{data.summary()}{which}"},

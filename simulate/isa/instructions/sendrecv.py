@@ -70,7 +70,7 @@ def sendrecv(
         name=name,
         trigger=Engine.gpsimd if by_gpsimd else Engine.sync,
         rendezvous=Rendezvous(
-            place=("sendrecv", pipe_id),
+            key=("sendrecv", pipe_id),
             by_rank=False,
             members=_CORES,
             terms={

@@ -24,7 +24,7 @@ from simulate.replay.fusion.matmul_fusion import fuse_matmuls
 from simulate.replay.fusion.matmul_selection import select_matmuls
 from simulate.replay.fusion.packing import pack
 from simulate.replay.rendezvous import complete_rendezvous
-from simulate.run.execute import operands_of, put_all, repeat
+from simulate.run.execute import execute_again, read_operands, write_results
 from simulate.run.processes import Processes
 
 NumpyCall = tuple[Any, list[Any]]
@@ -197,10 +197,10 @@ class Fused:
             if not plans:
                 return
             waiting = {
-                n: (plan.rendezvous, operands_of(plan)) for n, plan in plans.items() if plan.rendezvous
+                n: (plan.rendezvous, read_operands(plan)) for n, plan in plans.items() if plan.rendezvous
             }
             for number, results in complete_rendezvous(waiting, peers).items():
-                put_all(plans[number], results)
+                write_results(plans[number], results)
                 passed[number] += 1
                 _run(self._ranks[number].segments[passed[number]])
 
@@ -209,7 +209,7 @@ def _repeat_recorded(plan: Plan, accumulate_mask: Any) -> None:
     """Run an unlowered instruction; other calls may have written its tiles, so float32 conversions are dropped."""
     for tile in plan.reads:
         tile.storage.float_views.clear()
-    repeat(plan, accumulate_mask, {}, 0)
+    execute_again(plan, accumulate_mask, {}, 0)
 
 
 def _run(steps: list[NumpyCall]) -> None:

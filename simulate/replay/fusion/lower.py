@@ -42,7 +42,7 @@ Recorded = Sequence[tuple[Plan, Any, bool]]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Unlowered:
-    """An instruction that runs as recorded, on its own tiles; `accumulate_mask` as in `simulate.run.execute.repeat`."""
+    """An instruction that runs as recorded, on its own tiles; `accumulate_mask` as in `run.execute.execute_again`."""
 
     plan: Plan
     accumulate_mask: Any

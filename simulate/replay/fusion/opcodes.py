@@ -13,8 +13,8 @@ from simulate.isa.plan import Domain, Masked, Plan
 from simulate.memory.views import count as count_elements
 from simulate.memory.views import is_row_major
 from simulate.numerics import DType, from_float32, to_float32
-from simulate.run.execute import rounded
-from simulate.run.indirect import places, refuse_elements, refuse_index
+from simulate.run.execute import round_to_dtype
+from simulate.run.indirect import cached_element_ids, refuse_elements, refuse_index
 
 NumpyCall = tuple[Any, list[Any]]
 
@@ -134,7 +134,7 @@ class DynamicView:
         """The positions of the elements of views under `indices`, in `shape`: axes of packed views, then the view's."""
         packed = shape[: len(shape) - len(self.shape)]
         starts = (indices * self.step + self.offset).reshape(*packed, -1, *(1,) * (len(self.shape) - 1))
-        return places(self.shape, self.strides) + starts
+        return cached_element_ids(self.shape, self.strides) + starts
 
     def rows(self, tensor: np.ndarray) -> np.ndarray:
         """The contiguous elements that each index may name, as rows."""
@@ -259,5 +259,5 @@ def _compute(plan: Plan, count: int, *operands: np.ndarray) -> None:
         assert not isinstance(result, Masked), "an instruction that wrote all elements writes some now"
         values = result.reshape(out.shape)
         if number < len(plan.writes) and plan.domain is Domain.float32:
-            values = rounded(plan.writes[number], values)
+            values = round_to_dtype(plan.writes[number], values)
         out[...] = values

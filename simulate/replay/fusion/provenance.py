@@ -14,7 +14,7 @@ import numpy as np
 
 from simulate.memory import views
 from simulate.replay.fusion.graph import NotFused, Value, View
-from simulate.run.indirect import positions
+from simulate.run.indirect import element_ids
 
 _ELEMENTS_MAX = 1 << 40  # an id is value number * this + position; no value has so many elements
 _BOXES_MAX = 256
@@ -155,7 +155,7 @@ def _indexed(view: View, key: Any) -> tuple[tuple[int, ...], tuple[int, ...], in
 
 def element_ids_of(view: View) -> ElementIds:
     """The ids of the elements of a view."""
-    return positions(view.shape, view.strides, view.value.number * _ELEMENTS_MAX + view.offset)
+    return element_ids(view.shape, view.strides, view.value.number * _ELEMENTS_MAX + view.offset)
 
 
 def concatenate(parts: list[Provenance], *args: Any, **kwargs: Any) -> Provenance:
@@ -198,7 +198,7 @@ def view_of(ids: ElementIds, values: list[Value]) -> View | None:
         0 if extent == 1 else int(ids[origin[:dim] + (1,) + origin[dim + 1 :]]) - first
         for dim, extent in enumerate(ids.shape)
     ]
-    if not np.array_equal(ids, positions(ids.shape, tuple(strides), first)):
+    if not np.array_equal(ids, element_ids(ids.shape, tuple(strides), first)):
         return None
     number, offset = divmod(first, _ELEMENTS_MAX)
     if int(ids.min()) // _ELEMENTS_MAX != number or int(ids.max()) // _ELEMENTS_MAX != number:
