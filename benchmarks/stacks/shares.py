@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from benchmarks.stacks.entries import CONFIGS, Half, read_published
+from benchmarks.stacks.entries import Half, read_published
+from model.config.published import PUBLISHED
 from model.device import chip, choose_lnc
 from model.plan.predict import Predictor
 from model.plan.roofline import compute_core_peaks, count_decode_work, count_prefill_work
@@ -47,7 +48,7 @@ def list_shares() -> Iterator[str]:
 def plan_shares() -> Iterator[tuple[str, str, float, float, float]]:
     """Yield the shares that kernels of this project are planned to reach, of prompts and of steps by batch."""
     for name in _MODELS:
-        model = load_model(CONFIGS / f"{name}.json")
+        model = load_model(PUBLISHED / f"{name}.json")
         for instance, ranks in _CORES.items():
             lnc = choose_lnc(chip(instance).name, None, largest=True)
             predictor = Predictor(model.config, instance, ranks, "bfloat16", _TOKENS, lnc=lnc)

@@ -1,4 +1,4 @@
-"""Break the checker, the engine and the server in single places, and count how many of the faults tests notice.
+"""Break the checker, the engine, the server, plans or traffic in single places, and count how many faults tests notice.
 
     python -m pytest -m "not deep" --cov=simulate/check --cov=model/engine --cov=model/serve --cov-context=test ...
     python -m tools.host_mutants --sample 60 --seed 1 --coverage .coverage
@@ -29,7 +29,10 @@ TEST_FOLDERS = {
     "simulate/check": ["tests/check", "tests/faults", "tests/verify", "tests/testing", "tests/contract"],
     "model/engine": ["tests/engine", "tests/serve", "tests/traffic"],
     "model/serve": ["tests/serve"],
+    "model/plan": ["tests/model", "tests/traffic"],
+    "model/traffic": ["tests/traffic"],
 }
+_DEFAULT_PACKAGES = ("simulate/check", "model/engine", "model/serve")
 _SECONDS = 900
 """Time limit of the recorded tests of one mutant: a mutant that makes a test hang is noticed by it."""
 _FOLDER_SECONDS = 7200
@@ -167,11 +170,19 @@ def main() -> int:
     parser.add_argument(
         "--only", action="append", help="only drawn mutants whose key contains this text; may be repeated"
     )
+    parser.add_argument(
+        "--package",
+        action="append",
+        choices=TEST_FOLDERS,
+        help="draw from this package only; may be repeated (default: checker, engine and server)",
+    )
     parser.add_argument("--list", action="store_true", help="print the drawn mutants and end")
     parser.add_argument("--json", type=Path, help="write the fate of every mutant")
     options = parser.parse_args()
     first, step = map(int, options.part.split("/"))
-    drawn = draw_sample(generate_mutants(ROOT, list(TEST_FOLDERS)), options.sample, options.seed)
+    drawn = draw_sample(
+        generate_mutants(ROOT, options.package or list(_DEFAULT_PACKAGES)), options.sample, options.seed
+    )
     texts = options.only or [""]
     drawn = [mutant for mutant in drawn[first - 1 :: step] if any(text in mutant.key for text in texts)]
     if options.list:
