@@ -1,6 +1,6 @@
 """On-chip memory of a launch: tiles in SBUF and PSUM with their lifetimes, whether they fit, how large a tile may be.
 
-`occupancies` derives it from a recorded launch, eager or dry; `text` and `svg` show it.
+`occupancies` derives it from a recorded launch, eager or dry; `text` and `svg` display it.
 """
 
 from __future__ import annotations

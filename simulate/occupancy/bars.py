@@ -1,14 +1,14 @@
-"""Bars beside each other, one per size of a sweep, as characters and as SVG."""
+"""Bar charts, a bar for each size of a sweep, as characters and as SVG."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simulate.occupancy.plot import box, line, text
+from simulate.occupancy.plot import format_box, make_line, make_text
 from simulate.occupancy.style import COLOURS, STYLE
 
-_COLUMNS = 46  # of the longest bar
+_COLUMNS = 46  # columns of the longest bar
 _LEAST_COLUMNS = 8
 _MARKS = "#-"
 _WIDTH, _LEFT, _PLOT, _ROW, _HEAD = 900, 90, 560, 22, 60  # pixels
@@ -16,16 +16,19 @@ _WIDTH, _LEFT, _PLOT, _ROW, _HEAD = 900, 90, 560, 22, 60  # pixels
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar: its label, the lengths of its parts from left to right, and words behind it."""
+    """A bar: its label, the lengths of its segments from left to right, and the note after it."""
 
     label: str
-    parts: tuple[float, ...]
+    segments: tuple[float, ...]
     note: str
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Bars on one scale from 0; `names` are those of the parts. `limit` is a length that no bar should pass."""
+    """Bars with a common scale from 0.
+
+    `names` are the names of the segments. `limit` is a length that bars should not exceed, or None.
+    """
 
     title: str
     names: tuple[str, ...]
@@ -34,71 +37,77 @@ class Bars:
 
     @property
     def end(self) -> float:
-        """The length that fills the picture."""
-        return max([sum(bar.parts) for bar in self.bars] + [self.limit or 0.0]) or 1.0
+        """Length that fills the width of the chart."""
+        return max([sum(bar.segments) for bar in self.bars] + [self.limit or 0.0]) or 1.0
 
 
-def drawn(chart: Bars, columns: int) -> list[str]:
-    """Lines of so many characters; a bar passes the limit, which is drawn as |, only where it is longer."""
+def draw_bars(chart: Bars, columns: int) -> list[str]:
+    """Draw a chart as lines of text, at most `columns` wide.
+
+    The limit is drawn as |. A bar continues beyond it only if the bar is longer than the limit.
+    """
     legend = ", ".join(f"{mark} {name}" for mark, name in zip(_MARKS, chart.names))
-    out = [f"{chart.title}: {legend}" + ("" if chart.limit is None else f", | limit {chart.limit:,.0f}")]
+    chart_lines = [
+        f"{chart.title}: {legend}" + ("" if chart.limit is None else f", | limit {chart.limit:,.0f}")
+    ]
     width, notes = (
-        max((len(words) for words in each), default=0)
-        for each in ([bar.label for bar in chart.bars], [bar.note for bar in chart.bars])
+        max((len(text) for text in texts), default=0)
+        for texts in ([bar.label for bar in chart.bars], [bar.note for bar in chart.bars])
     )
     limits = chart.limit is not None
-    most = min(_COLUMNS, max(columns - width - notes - 2 - limits, _LEAST_COLUMNS))
+    bar_columns = min(_COLUMNS, max(columns - width - notes - 2 - limits, _LEAST_COLUMNS))
     for bar in chart.bars:
-        cells, done = "", 0.0
-        for mark, part in zip(_MARKS, bar.parts):
-            done += part
-            cells += mark * (_cells(done, chart.end, most) - len(cells))
+        bar_text, segments_end = "", 0.0
+        for mark, segment in zip(_MARKS, bar.segments):
+            segments_end += segment
+            bar_text += mark * (_count_columns(segments_end, chart.end, bar_columns) - len(bar_text))
         if chart.limit is not None:
-            at = _cells(chart.limit, chart.end, most)
-            cells = f"{cells[:at]:<{at}}|{cells[at:]}"
-        out.append(f"{bar.label:>{width}} {cells:<{most + limits}} {bar.note}".rstrip())
-    return out
+            limit_column = _count_columns(chart.limit, chart.end, bar_columns)
+            bar_text = f"{bar_text[:limit_column]:<{limit_column}}|{bar_text[limit_column:]}"
+        chart_lines.append(f"{bar.label:>{width}} {bar_text:<{bar_columns + limits}} {bar.note}".rstrip())
+    return chart_lines
 
 
-def _cells(length: float, end: float, most: int) -> int:
-    """Columns of a length, `most` for `end`: at least one for more than nothing."""
-    return max(round(most * length / end), length > 0)
+def _count_columns(length: float, end: float, columns: int) -> int:
+    """Return the columns of a length, if `end` takes `columns`; at least 1 for a positive length."""
+    return max(round(columns * length / end), length > 0)
 
 
-def svg(charts: Sequence[Bars]) -> str:
-    """The charts below each other as one self-contained picture; the same bytes in every run."""
-    parts: list[str] = []
+def draw_bars_svg(charts: Sequence[Bars]) -> str:
+    """Draw the charts one below another as a self-contained SVG. Equal charts give equal bytes."""
+    elements: list[str] = []
     top = 16
     for chart in charts:
-        parts += _chart(chart, top)
+        elements += _chart(chart, top)
         top += _HEAD + _ROW * len(chart.bars) + 20
     size = f'width="{_WIDTH}" height="{top}" viewBox="0 0 {_WIDTH} {top}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="nkw-memory" {size} role="img">\n'
         f"<style>{STYLE}</style>\n"
-        f'<rect class="page" width="{_WIDTH}" height="{top}"/>\n' + "\n".join(parts) + "\n</svg>\n"
+        f'<rect class="page" width="{_WIDTH}" height="{top}"/>\n' + "\n".join(elements) + "\n</svg>\n"
     )
 
 
 def _chart(chart: Bars, top: int) -> list[str]:
-    out = [text(20, top + 14, chart.title, "title")]
-    at = _LEFT
+    """Return the SVG elements of a chart: title, legend, bars and limit."""
+    elements = [make_text(20, top + 14, chart.title, "title")]
+    legend_x = _LEFT
     for name, colour in zip(chart.names, COLOURS):
-        out.append(f'<rect fill="{colour}" {box(at, top + 30, 10, 10)}/>')
-        out.append(text(at + 16, top + 39, name, "note"))
-        at += 40 + 8 * len(name)
+        elements.append(f'<rect fill="{colour}" {format_box(legend_x, top + 30, 10, 10)}/>')
+        elements.append(make_text(legend_x + 16, top + 39, name, "note"))
+        legend_x += 40 + 8 * len(name)
     first = top + _HEAD - 8
-    for number, bar in enumerate(chart.bars):
-        y, x = first + number * _ROW, float(_LEFT)
-        out.append(text(_LEFT - 8, y + 14, bar.label, "axis end"))
-        for part, colour in zip(bar.parts, COLOURS):
-            length = _PLOT * part / chart.end
+    for row, bar in enumerate(chart.bars):
+        y, x = first + row * _ROW, float(_LEFT)
+        elements.append(make_text(_LEFT - 8, y + 14, bar.label, "axis end"))
+        for segment, colour in zip(bar.segments, COLOURS):
+            length = _PLOT * segment / chart.end
             if length:
-                out.append(f'<rect fill="{colour}" {box(x, y + 3, length, _ROW - 6)}/>')
+                elements.append(f'<rect fill="{colour}" {format_box(x, y + 3, length, _ROW - 6)}/>')
             x += length
-        out.append(text(_LEFT + _PLOT + 12, y + 14, bar.note, "axis ink"))
+        elements.append(make_text(_LEFT + _PLOT + 12, y + 14, bar.note, "axis ink"))
     if chart.limit is not None:
         x = _LEFT + _PLOT * chart.limit / chart.end
-        out.append(line(x, first, x, first + _ROW * len(chart.bars), "limit"))
-        out.append(text(x, first - 4, f"limit {chart.limit:,.0f}", "axis end ink"))
-    return out
+        elements.append(make_line(x, first, x, first + _ROW * len(chart.bars), "limit"))
+        elements.append(make_text(x, first - 4, f"limit {chart.limit:,.0f}", "axis end ink"))
+    return elements

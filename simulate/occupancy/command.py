@@ -1,4 +1,4 @@
-"""The command `memory`: what the launches of a script have in SBUF and PSUM."""
+"""The command `memory`: occupancy of SBUF and PSUM by the launches of a script."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from nkw.terminal import error, show, working
 from simulate.isolated import without_verdict
 from simulate.kernel_by_name import files_read, names_a_kernel, nothing_launched
 from simulate.occupancy import sweep
-from simulate.occupancy.bars import drawn
-from simulate.occupancy.bars import svg as bars_svg
+from simulate.occupancy.bars import draw_bars
+from simulate.occupancy.bars import draw_bars_svg as bars_svg
+from simulate.occupancy.marks import format_call_chain
 from simulate.occupancy.svg import svg
-from simulate.occupancy.text import place_of, report, verdict
+from simulate.occupancy.text import make_report, verdict
 from simulate.occupancy.uses import Occupancy, occupancies
 from simulate.run import Launch, recorded
 from simulate.run.launch_text import summary
 
 
 def memory(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]) -> int:
-    """Run a script and show the memory of every launch, also of one that is refused because it does not fit.
+    """Run a script and show the memory of every launch, including a launch refused because it does not fit.
 
-    Returns the status of the script, or 2 if there is nothing to show or the picture cannot be written.
+    Returns:
+        The exit status: that of the script; 2 if there is nothing to show or a file cannot be written.
     """
     try:
         outputs = Outputs(lambda: files_read(options))
@@ -42,15 +44,15 @@ def memory(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]
                     error(nothing_launched(options.script))
                 return status or 2
             with working(lambda: "memory maps"):
-                shown = distinct(launches)
+                shown = group_equal_cores(launches)
             if options.text or picture is None:
-                blocks = [report(occupancy, title) for title, occupancy in shown]
-                show([*blocks[0], *(part for block in blocks[1:] for part in ("", *block))])
+                blocks = [make_report(occupancy, title) for title, occupancy in shown]
+                show([*blocks[0], *(line for block in blocks[1:] for line in ("", *block))])
             if picture is not None:
                 with picture.writing() as file:
                     file.write(svg(shown))
                 print(f"picture: {options.svg}")
-            contents["launches"] = [summary(each) for each in launches]
+            contents["launches"] = [summary(launch) for launch in launches]
             contents["cores"] = [_core(title, occupancy) for title, occupancy in shown]
     except NoVerdict as failed:
         return without_verdict(failed)
@@ -61,41 +63,48 @@ def memory(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]
 
 
 def memory_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace], bool]) -> int:
-    """Show the memory of a kernel with every size of the sweep, chip and `nki` being bound by `bound`.
+    """Show the memory of a kernel with every size of the sweep.
 
-    Returns 0 where a size could be launched, 2 where none could or the command could not run.
+    Args:
+        bound: Selects the chip and the backend of `nki`; returns whether that succeeded.
+
+    Returns:
+        The exit status: 0 if a size could be launched; 2 if none could, or if the options are refused.
     """
     try:
-        sweep.check(options)
+        sweep.check_options(options)
         outputs = Outputs(lambda: files_read(options))
         picture = outputs.claim(options.svg, "picture", "NKW-PICTURE-PATH")
         with json_document(options.json, outputs, "memory") as contents:
             if not bound(options):
                 return 2
-            tried, end = sweep.searched(options)
-            charts = sweep.memory_bars(options.sweep.name, tried)
+            trials, end = sweep.launch_sizes(options)
+            charts = sweep.memory_bars(options.sweep.name, trials)
             if options.text or picture is None:
-                head = Hanging(sweep.title(options, tried), style="bold")
-                rows = sweep.memory_table(options.sweep.name, tried)
-                sentences = [*sweep.usable(tried), *sweep.sentences(options.sweep.name, tried, end)]
-                drawings = [part for each in charts for part in ("", Drawn(partial(drawn, each)))]
+                head = Hanging(sweep.format_title(options, trials), style="bold")
+                rows = sweep.memory_table(options.sweep.name, trials)
+                sentences = [
+                    *sweep.describe_capacity(trials),
+                    *sweep.describe_refusals(options.sweep.name, trials, end),
+                ]
+                drawings = [drawing for chart in charts for drawing in ("", Drawn(partial(draw_bars, chart)))]
                 show([head, "", rows, "", *sentences, *drawings])
             if picture is not None:
                 with picture.writing() as file:
                     file.write(bars_svg(charts))
                 print(f"picture: {options.svg}")
-            if any(each.launch for each in tried):
-                contents["sweep"] = sweep.contents(options.sweep.name, tried, end)
+            if any(trial.launch for trial in trials):
+                contents["sweep"] = sweep.make_contents(options.sweep.name, trials, end)
     except NoVerdict as failed:
         return without_verdict(failed)
     except NkwError as refused:
         error(refused)
         return 2
-    return 0 if any(each.launch for each in tried) else 2
+    return 0 if any(trial.launch for trial in trials) else 2
 
 
 def _core(title: str, occupancy: Occupancy) -> dict[str, Any]:
-    """One core as a document: bytes per partition, and the allocations of each memory, the largest first."""
+    """Return a core as a JSON document: bytes per partition, and the allocations of each memory by rank."""
     return {
         "title": title,
         "rank": occupancy.rank,
@@ -110,7 +119,7 @@ def _core(title: str, occupancy: Occupancy) -> dict[str, Any]:
                 "allocations": [
                     {
                         "name": source.name,
-                        "place": place_of(source),
+                        "place": format_call_chain(source),
                         "bytes": int(source.bytes),
                         "most_live": int(source.most_live),
                     }
@@ -122,9 +131,13 @@ def _core(title: str, occupancy: Occupancy) -> dict[str, Any]:
     }
 
 
-def distinct(launches: Iterable[Launch]) -> list[tuple[str, Occupancy]]:
-    """The cores of launches whose memory differs, each with a title that counts the equal ones."""
-    found: list[list[Occupancy]] = []
+def group_equal_cores(launches: Iterable[Launch]) -> list[tuple[str, Occupancy]]:
+    """Group the cores of launches by equal memory.
+
+    Returns:
+        (title, occupancy) of the first core of each group; the title counts the equal cores.
+    """
+    groups: list[list[Occupancy]] = []
     names: list[str] = []
     known: dict[tuple[object, ...], list[int]] = {}
     for number, launch in enumerate(launches):
@@ -132,14 +145,14 @@ def distinct(launches: Iterable[Launch]) -> list[tuple[str, Occupancy]]:
             anonymous = replace(occupancy, rank=0, core=0)
             equal = known.setdefault((launch.kernel, len(launch.streams), occupancy.events), [])
             for index in equal:
-                if replace(found[index][0], rank=0, core=0) == anonymous:
-                    found[index].append(occupancy)
+                if replace(groups[index][0], rank=0, core=0) == anonymous:
+                    groups[index].append(occupancy)
                     break
             else:
-                equal.append(len(found))
-                found.append([occupancy])
+                equal.append(len(groups))
+                groups.append([occupancy])
                 names.append(f"{launch.kernel} #{number} on {launch.hardware.label}")
     return [
         (name + (f" and {len(group) - 1} equal to it" if len(group) > 1 else ""), group[0])
-        for name, group in zip(names, found)
+        for name, group in zip(names, groups)
     ]

@@ -1,4 +1,4 @@
-"""A picture made of characters: rectangles on a grid, each cell showing the rectangle that covers most of it."""
+"""Pictures of characters: rectangles on a grid, where a cell shows the rectangle that covers most of it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,29 @@ import numpy as np
 EMPTY = "."
 
 
-def grid(
+def draw_grid(
     rectangles: Iterable[tuple[str, int, int, int, int]], across: int, up: int, columns: int, rows: int
 ) -> list[str]:
-    """Rows of characters, the highest first.
+    """Draw rectangles as rows of characters, top row first.
 
-    A rectangle is (mark, left, right, bottom, top) within 0 … `across` by 0 … `up`. A cell shows the mark that covers
-    the largest part of it, the first of equals; any part is enough, so that nothing vanishes by being small.
+    Args:
+        rectangles: (mark, left, right, bottom, top) within 0 … `across` by 0 … `up`.
+        columns: Width of the picture; `rows` is its height.
+
+    Returns:
+        Rows of marks. A cell shows the mark that covers most of it, the first among equals. Any coverage
+            suffices, so that small rectangles stay visible.
     """
     planes: dict[str, np.ndarray] = {}
     for mark, left, right, bottom, top in rectangles:
         plane = planes.get(mark)
         if plane is None:
             plane = planes[mark] = np.zeros((rows, columns))
-        first_row, row_parts = _parts(bottom, top, up, rows)
-        first_column, column_parts = _parts(left, right, across, columns)
-        plane[first_row : first_row + len(row_parts), first_column : first_column + len(column_parts)] += (
-            np.outer(row_parts, column_parts)
-        )
+        first_row, row_coverage = _cell_coverage(bottom, top, up, rows)
+        first_column, column_coverage = _cell_coverage(left, right, across, columns)
+        plane[
+            first_row : first_row + len(row_coverage), first_column : first_column + len(column_coverage)
+        ] += np.outer(row_coverage, column_coverage)
     if not planes:
         return [EMPTY * columns] * rows
     marks = np.array([EMPTY, *planes])
@@ -35,9 +40,13 @@ def grid(
     return ["".join(row) for row in picture[::-1]]
 
 
-def _parts(start: int, end: int, whole: int, cells: int) -> tuple[int, np.ndarray]:
-    """The first cell that start … end touches, and how much of that and every following cell it covers."""
-    scale = cells / whole
+def _cell_coverage(start: int, end: int, length: int, cells: int) -> tuple[int, np.ndarray]:
+    """Return the first cell that an interval touches, and the covered share of it and of each following cell.
+
+    Args:
+        length: Length of the axis that `cells` divide.
+    """
+    scale = cells / length
     low, high = start * scale, min(end * scale, cells)
     first = min(int(low), cells - 1)
     last = max(first, min(int(np.ceil(high)), cells) - 1)

@@ -1,4 +1,4 @@
-"""The memory of a kernel and its arguments, without a launch of one's own: `simulate.occupancy`."""
+"""`simulate.occupancy`: the memory of a kernel and its arguments, from a dry launch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ def occupancy(
     trips: int | Sequence[int] = (),
     **keywords: Any,
 ) -> Occupancy:
-    """What `kernel(*arguments, **keywords)` has in SBUF and PSUM, also where that does not fit.
+    """Return the occupancy of SBUF and PSUM by `kernel(*arguments, **keywords)`, even if it does not fit.
 
-    The launch is dry, as for `simulate.profile`, which has the same options. Of several physical cores it is the one
-    with the largest share of a memory's usable bytes live at one time, the first of equal ones. Sizes of the occupancy
+    The launch is dry, as for `simulate.profile`, which has the same keywords. Of several physical cores, the
+    result is the core with the largest live share of a memory's usable bytes, the first among equals. Sizes
     are in bytes per partition.
 
-    Raises InvalidArgument for what is no kernel, target or number of cores, and what the launch raises, but for tiles
-    that do not fit. All cores of a launch: `occupancies(launch)` of `simulate.occupancy`.
+    Raises:
+        InvalidArgument: If the kernel, target or number of cores is invalid. Errors of the launch pass
+            through, except for tiles that do not fit.
+
+    For all cores of a launch use `occupancies(launch)` of `simulate.occupancy`.
     """
     expect_kernel("simulate.occupancy", kernel)
     world = World(target, 1, cores)
@@ -34,10 +37,11 @@ def occupancy(
         try:
             world.launch(kernel, [(arguments, keywords)], Mode.dry, trips)
         except RuleViolation:
-            if not launches:  # the kernel did not run to its end: there is more wrong than its size
+            if not launches:  # the kernel did not run to its end, so its size is not the only error
                 raise
     return max(occupancies(launches[-1]), key=_share)
 
 
 def _share(core: Occupancy) -> float:
+    """Return the largest live share of a memory's usable bytes."""
     return max(memory.peak_bytes / memory.usable_bytes for memory in core.memories)

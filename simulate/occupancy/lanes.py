@@ -1,4 +1,4 @@
-"""Which partitions get a map of their own, where tiles lie side by side."""
+"""Choice of the partitions that get separate maps, if tiles use the same bytes of different partitions."""
 
 from __future__ import annotations
 
@@ -7,33 +7,39 @@ from collections.abc import Sequence
 from simulate.occupancy.uses import Memory, Use
 
 
-def lanes_of(memory: Memory) -> list[range]:
-    """The partitions that have a map of their own: all as one, or as halves or quadrants where tiles lie side by side.
+def choose_lanes(memory: Memory) -> list[range]:
+    """Return the partition ranges with separate maps: all partitions, halves or quadrants.
 
-    Tiles side by side have the same bytes at the same time, so that one map would draw them over each other.
+    Tiles on different partitions may use the same bytes at the same time, so that a single map would draw
+    them over each other.
     """
-    beside = _side_by_side([use for use in memory.uses if use.partitions < memory.partitions])
-    fewest = min((use.partitions for use in beside), default=memory.partitions)
-    lanes = next(n for n in (4, 2, 1) if fewest * n <= memory.partitions)
-    size = memory.partitions // lanes
+    overlapping = _find_overlapping([use for use in memory.uses if use.partitions < memory.partitions])
+    fewest = min((use.partitions for use in overlapping), default=memory.partitions)
+    num_lanes = next(count for count in (4, 2, 1) if fewest * count <= memory.partitions)
+    size = memory.partitions // num_lanes
     return [range(start, start + size) for start in range(0, memory.partitions, size)]
 
 
-def _side_by_side(uses: Sequence[Use]) -> list[Use]:
-    """The tiles that share bytes with others that are live at the same time."""
-    found: list[Use] = []
+def _find_overlapping(uses: Sequence[Use]) -> list[Use]:
+    """Return the tiles that use the same bytes as another live tile, on different partitions."""
+    overlapping: list[Use] = []
     live: list[Use] = []
     for use in sorted(uses, key=lambda use: use.first_use):
-        live = [other for other in live if other.last_use >= use.first_use]
-        for other in live:
-            if other.offset < use.end and use.offset < other.end and not _shares_partitions(use, other):
-                found += (use, other)
+        live = [live_use for live_use in live if live_use.last_use >= use.first_use]
+        for live_use in live:
+            if (
+                live_use.offset < use.end
+                and use.offset < live_use.end
+                and not _shares_partitions(use, live_use)
+            ):
+                overlapping += (use, live_use)
         live.append(use)
-    return found
+    return overlapping
 
 
-def _shares_partitions(one: Use, other: Use) -> bool:
+def _shares_partitions(use: Use, live_use: Use) -> bool:
+    """Return whether two tiles have a partition in common."""
     return (
-        one.first_partition < other.first_partition + other.partitions
-        and other.first_partition < one.first_partition + one.partitions
+        use.first_partition < live_use.first_partition + live_use.partitions
+        and live_use.first_partition < use.first_partition + use.partitions
     )

@@ -1,7 +1,7 @@
-"""The loops around a kernel line.
+"""Loops around a kernel line.
 
-A kernel's loops are unrolled while it runs, so the stream has no loops; they are read from the source. Source that
-Python cannot show (`exec` of a string) has no loops.
+A kernel's loops are unrolled while it runs, so the stream contains no loops; they are read from the source.
+Code without readable source (`exec` of a string) has no loops.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from simulate.lines import body_of, inside, location
 from simulate.run.stream import Line
 
 _DEVICE_LOOPS = ("fori_loop", "while_loop")
-_HEADER = 48  # characters of a loop's header that reports show
+_HEADER = 48  # most characters of a loop's header in reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +32,29 @@ _Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Outline:
-    """The loops of one code object by the lines of their bodies, outermost first."""
+    """Loops of a code object with the lines of their bodies, outermost first."""
 
     loops: tuple[tuple[_Span, Loop], ...]
-    device: tuple[tuple[_Span, Loop], ...]  # calls that run their body on the device
+    device: tuple[tuple[_Span, Loop], ...]  # calls whose body runs on the device
 
 
-def loops_of(chain: tuple[Line, ...]) -> tuple[Loop, ...]:
-    """The loops that were open at a line and in its callers, outermost first.
+def find_loops(chain: tuple[Line, ...]) -> tuple[Loop, ...]:
+    """Return the loops that enclose a line and its callers, outermost first.
 
-    A call of `nl.fori_loop` or `nl.while_loop` is a loop of what it calls.
+    A call of `nl.fori_loop` or `nl.while_loop` is a loop around what it calls.
     """
-    found: list[Loop] = []
+    loops: list[Loop] = []
     for depth, (code, line) in enumerate(chain):
-        outline = _outline(code)
-        found += [loop for span, loop in outline.loops if span[0] <= line <= span[1]]
+        outline = _read_loops(code)
+        loops += [loop for span, loop in outline.loops if span[0] <= line <= span[1]]
         if depth < len(chain) - 1:
-            found += [loop for span, loop in outline.device if span[0] <= line <= span[1]]
-    return tuple(found)
+            loops += [loop for span, loop in outline.device if span[0] <= line <= span[1]]
+    return tuple(loops)
 
 
 @lru_cache(maxsize=512)
-def _outline(code: CodeType) -> _Outline:
+def _read_loops(code: CodeType) -> _Outline:
+    """Read the loops of a code object from its source."""
     loops: list[tuple[_Span, Loop]] = []
     device: list[tuple[_Span, Loop]] = []
     for node in inside(body_of(code)):
@@ -68,18 +69,22 @@ def _outline(code: CodeType) -> _Outline:
 
 
 def _header(node: ast.For | ast.While) -> str:
+    """Return the header of a loop statement, shortened."""
     if isinstance(node, ast.While):
         return _short(f"while {ast.unparse(node.test)}")
     return _short(f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}")
 
 
 def _called(node: ast.Call) -> str:
+    """Return the name of the called function, or an empty string for other callables."""
     return getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
 def _lines(node: ast.expr) -> _Span:
+    """Return the first and the last line of an expression."""
     return node.lineno, node.end_lineno or node.lineno
 
 
 def _short(text: str) -> str:
+    """Shorten a header to its most characters."""
     return text if len(text) <= _HEADER else text[: _HEADER - 3] + "..."

@@ -1,4 +1,4 @@
-"""The letter of a source of tiles and the name of its line in the kernel, for text and picture."""
+"""Letters of allocations and short names of kernel lines, for text and picture."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from simulate.occupancy.uses import Memory, Source
 
 LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
 OTHERS = "#"
-"""The mark of every source beyond the last letter."""
+"""Mark of every allocation after the last letter."""
 
 
-def letters(memory: Memory) -> dict[int, str]:
-    """The letter of every source, by its rank."""
-    return {number: LETTERS[rank] if rank < len(LETTERS) else OTHERS for number, rank in memory.ranks.items()}
+def assign_letters(memory: Memory) -> dict[int, str]:
+    """Return the letter of every allocation, by its index; letters follow the ranks."""
+    return {source: LETTERS[rank] if rank < len(LETTERS) else OTHERS for source, rank in memory.ranks.items()}
 
 
-def short(where: Location) -> str:
-    """A line by the name of its file alone."""
-    return f"{PurePath(where.file).stem}:{where.line}"
+def shorten_location(location: Location) -> str:
+    """Format a line with the name of its file alone, without folder and suffix."""
+    return f"{PurePath(location.file).stem}:{location.line}"
 
 
-def place_of(source: Source) -> str:
-    """Where a source stands in the kernel: its line, then its callers, innermost first."""
+def format_call_chain(source: Source) -> str:
+    """Format the line of an allocation, then its callers, innermost first."""
     lines = [source.where, *reversed(source.callers)]
-    return " < ".join(short(line) for line in lines if line is not None)
+    return " < ".join(shorten_location(line) for line in lines if line is not None)

@@ -1,4 +1,4 @@
-"""What memory maps as SVG are drawn with: a plot of bytes over instructions, rectangles, lines, words."""
+"""SVG elements of memory maps: a plot of bytes over instructions, rectangles, lines, texts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from html import escape
 
 
 class Plot:
-    """A rectangle of the picture, with events across and bytes up."""
+    """Rectangle of the picture with axes: events from left to right, bytes from bottom to top."""
 
     def __init__(
         self, left: float, top: float, width: float, height: float, events: int, end_byte: int
@@ -16,34 +16,34 @@ class Plot:
 
     @property
     def bottom(self) -> float:
-        """The lower edge, where byte 0 lies."""
+        """Lower edge, at byte 0."""
         return self.top + self.height
 
-    def part(self, number: int, parts: int) -> Plot:
-        """One of several equal plots below each other that fill this one."""
-        height = self.height / parts
-        top = self.top + number * height
+    def subplot(self, index: int, count: int) -> Plot:
+        """Return the plot at `index` of `count` equal plots that fill this plot from top to bottom."""
+        height = self.height / count
+        top = self.top + index * height
         return Plot(self.left, top, self.width, height, self.events, self.end_byte)
 
     def x(self, event: float) -> float:
-        """Where an event begins."""
+        """Return the x coordinate at which an event begins."""
         return self.left + self.width * event / self.events
 
     def y(self, byte: float) -> float:
-        """Where a byte begins, from below."""
+        """Return the y coordinate at which a byte begins."""
         return self.bottom - self.height * byte / self.end_byte
 
 
-def box(x: float, y: float, width: float, height: float) -> str:
-    """The attributes of a rectangle, which is never too small to be seen."""
+def format_box(x: float, y: float, width: float, height: float) -> str:
+    """Return the attributes of a rectangle, with a least size that stays visible."""
     return f'x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.3):.2f}" height="{max(height, 0.5):.2f}"'
 
 
-def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    """A straight line of one of the classes in STYLE."""
-    return f'<line class="{kind}" x1="{x1:.2f}" y1="{y1:.2f}" x2="{x2:.2f}" y2="{y2:.2f}"/>'
+def make_line(x1: float, y1: float, x2: float, y2: float, css_class: str) -> str:
+    """Return an SVG line element. css_class is a class defined in STYLE."""
+    return f'<line class="{css_class}" x1="{x1:.2f}" y1="{y1:.2f}" x2="{x2:.2f}" y2="{y2:.2f}"/>'
 
 
-def text(x: float, y: float, words: str, kind: str) -> str:
-    """Words of one of the classes in STYLE."""
-    return f'<text class="{kind.strip()}" x="{x:.2f}" y="{y:.2f}">{escape(words, quote=False)}</text>'
+def make_text(x: float, y: float, content: str, css_class: str) -> str:
+    """Return an SVG text element. css_class is a class defined in STYLE, with modifiers after spaces."""
+    return f'<text class="{css_class.strip()}" x="{x:.2f}" y="{y:.2f}">{escape(content, quote=False)}</text>'

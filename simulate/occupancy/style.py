@@ -1,4 +1,4 @@
-"""Colours of the memory maps: twelve calm hues that keep apart on a light and on a dark page."""
+"""Style sheet of the memory maps: twelve hues that differ on a light and on a dark page."""
 
 from __future__ import annotations
 

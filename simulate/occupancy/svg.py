@@ -1,4 +1,4 @@
-"""On-chip memory of a launch as one SVG: self-contained, light or dark as the viewer prefers, tooltips by <title>."""
+"""On-chip memory of a launch as a self-contained SVG, with light and dark colours, and tooltips in <title>."""
 
 from __future__ import annotations
 
@@ -10,80 +10,82 @@ import numpy as np
 
 from nkw.parts import as_html
 from nkw.terminal import html_of
-from simulate.occupancy.lanes import lanes_of
+from simulate.occupancy.lanes import choose_lanes
 from simulate.occupancy.loops import Loop
-from simulate.occupancy.marks import letters, place_of
-from simulate.occupancy.plot import Plot, box, line, text
+from simulate.occupancy.marks import assign_letters, format_call_chain
+from simulate.occupancy.plot import Plot, format_box, make_line, make_text
 from simulate.occupancy.style import COLOURS, STYLE
-from simulate.occupancy.text import report, verdict
+from simulate.occupancy.text import make_report, verdict
 from simulate.occupancy.uses import Memory, Occupancy, Use
 
 _WIDTH = 1160
 _LEFT, _PLOT, _GAP, _PEAK = 88, 700, 40, 300
 _HEIGHT = {"sbuf": 300, "psum": 240}
-_LANE = 120  # pixels, the least height of the maps of some partitions
+_LANE = 120  # least height in pixels of a map of some partitions
 _LOOP_ROW = 12
 _LEGEND_ROW = 18
 _LEGEND_ROWS = 20
-_THINNEST = 0.6  # pixels; narrower rectangles of one source that touch are drawn as one
+_THINNEST = 0.6  # least width in pixels; narrower rectangles of an allocation that touch are merged
 
 
 def svg(occupancies: Sequence[tuple[str, Occupancy]]) -> str:
-    """One picture of the given cores, each with its title, below each other; the same bytes in every run."""
-    parts: list[str] = []
+    """Draw cores with their titles, one below another. Equal arguments give equal bytes."""
+    elements: list[str] = []
     top = 16
     for title, occupancy in occupancies:
-        drawn, height = _core(title, occupancy, top)
-        parts += drawn
+        core_elements, height = _core(title, occupancy, top)
+        elements += core_elements
         top += height
     size = f'width="{_WIDTH}" height="{top}" viewBox="0 0 {_WIDTH} {top}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="nkw-memory map" {size} role="img">\n'
         f"<style>{STYLE}</style>\n"
-        f'<rect class="page" width="{_WIDTH}" height="{top}"/>\n' + "\n".join(parts) + "\n</svg>\n"
+        f'<rect class="page" width="{_WIDTH}" height="{top}"/>\n' + "\n".join(elements) + "\n</svg>\n"
     )
 
 
 @html_of.register(Occupancy)
-def _html(occupancy: Occupancy) -> str:
-    """What a notebook shows of one core: the picture, with the report below it."""
-    words = f"<details><summary>as text</summary>{as_html(report(occupancy))}</details>"
+def _make_html(occupancy: Occupancy) -> str:
+    """Return the picture of a core for a notebook, with the report below it."""
+    words = f"<details><summary>as text</summary>{as_html(make_report(occupancy))}</details>"
     picture = svg([(f"{occupancy.kernel} on {occupancy.chip}", occupancy)])
     return f'<div style="overflow-x: auto">{picture}</div>{words}'
 
 
 def _core(title: str, occupancy: Occupancy, top: int) -> tuple[list[str], int]:
-    out = [text(20, top + 14, title, "title")]
+    """Return the SVG elements of a core, and their height."""
+    out = [make_text(20, top + 14, title, "title")]
     words = f"rank {occupancy.rank} core {occupancy.core}, {occupancy.events:,} instructions; time is program order"
-    out.append(text(20, top + 34, words, "note"))
+    out.append(make_text(20, top + 34, words, "note"))
     height = 60
     for memory in occupancy.memories:
-        drawn, used = _memory(memory, occupancy, top + height)
-        out += drawn
-        height += used
+        elements, memory_height = _memory(memory, occupancy, top + height)
+        out += elements
+        height += memory_height
     return out, height + 12
 
 
 def _memory(memory: Memory, occupancy: Occupancy, top: int) -> tuple[list[str], int]:
+    """Return the SVG elements of SBUF or PSUM, and their height."""
     name = memory.region.value
     summary = f"{name.upper()}: {verdict(memory) if memory.uses else 'not used'}"
-    out = [text(20, top, summary, "head")]
+    out = [make_text(20, top, summary, "head")]
     if not memory.uses:
         return out, 32
-    lanes = lanes_of(memory)
+    lanes = choose_lanes(memory)
     height = max(_HEIGHT[name], len(lanes) * _LANE)
     plot = Plot(_LEFT, top + 24, _PLOT, height, max(occupancy.events, 1), _scale_end(memory))
     for number, lane in enumerate(lanes):
-        part = plot.part(number, len(lanes))
-        out += _bytes_axis(memory, part)
-        out += _tiles(memory, part, lane)
-        out += _live_curve(memory, part)
-        out += _limit(memory, part)
+        subplot = plot.subplot(number, len(lanes))
+        out += _bytes_axis(memory, subplot)
+        out += _tiles(memory, subplot, lane)
+        out += _live_curve(memory, subplot)
+        out += _limit(memory, subplot)
         if len(lanes) > 1:
             words = f"partitions {lane.start} to {lane.stop - 1}"
-            out.append(text(part.left + part.width - 4, part.top + 12, words, "axis end ink"))
-    out.append(text(_LEFT, plot.bottom + 14, "instruction 0", "axis"))
-    out.append(text(_LEFT + _PLOT, plot.bottom + 14, f"{occupancy.events - 1:,}", "axis end"))
+            out.append(make_text(subplot.left + subplot.width - 4, subplot.top + 12, words, "axis end ink"))
+    out.append(make_text(_LEFT, plot.bottom + 14, "instruction 0", "axis"))
+    out.append(make_text(_LEFT + _PLOT, plot.bottom + 14, f"{occupancy.events - 1:,}", "axis end"))
     loops, loop_height = _loops(occupancy, plot.bottom + 22, plot)
     out += loops
     out += _at_peak(memory, plot)
@@ -92,7 +94,7 @@ def _memory(memory: Memory, occupancy: Occupancy, top: int) -> tuple[list[str], 
 
 
 def _scale_end(memory: Memory) -> int:
-    """The byte at the upper edge: all of PSUM; of SBUF the usable bytes if a third of them is used, else less."""
+    """Return the byte at the upper edge: all of PSUM; for SBUF the usable bytes, or less if under a third is used."""
     high, usable = memory.high_water_bytes, memory.usable_bytes
     if memory.bank_bytes is not None or 3 * high >= usable:
         return max(high, usable)
@@ -101,36 +103,37 @@ def _scale_end(memory: Memory) -> int:
 
 
 def _bytes_axis(memory: Memory, plot: Plot) -> list[str]:
-    out = [f'<rect class="field" {box(plot.left, plot.top, plot.width, plot.height)}/>']
+    """Return the grid lines and labels of the axis of bytes."""
+    out = [f'<rect class="field" {format_box(plot.left, plot.top, plot.width, plot.height)}/>']
     size = memory.bank_bytes
     if size is not None:
         starts = range(0, plot.end_byte, size)
         marks = [(byte, byte + size / 2, f"bank {number}") for number, byte in enumerate(starts)]
     else:
-        marks = [(byte, byte, f"{byte:,}") for byte in (plot.end_byte * part // 4 for part in range(5))]
-    for byte, labelled, label in marks:
+        marks = [(byte, byte, f"{byte:,}") for byte in (plot.end_byte * quarter // 4 for quarter in range(5))]
+    for byte, label_byte, label in marks:
         y = plot.y(byte)
-        out.append(line(plot.left, y, plot.left + plot.width, y, "grid"))
-        out.append(text(plot.left - 8, plot.y(labelled) + 4, label, "axis end"))
+        out.append(make_line(plot.left, y, plot.left + plot.width, y, "grid"))
+        out.append(make_text(plot.left - 8, plot.y(label_byte) + 4, label, "axis end"))
     return out
 
 
 def _limit(memory: Memory, plot: Plot) -> list[str]:
-    """The end of the usable bytes, over the tiles."""
+    """Return the line at the end of the usable bytes, if it lies inside the plot."""
     if plot.end_byte < memory.usable_bytes or (memory.bank_bytes and plot.end_byte == memory.usable_bytes):
         return []
     y = plot.y(memory.usable_bytes)
     return [
-        line(plot.left, y, plot.left + plot.width, y, "limit"),
-        text(plot.left + plot.width - 4, y - 4, f"usable {memory.usable_bytes:,}", "axis end ink"),
+        make_line(plot.left, y, plot.left + plot.width, y, "limit"),
+        make_text(plot.left + plot.width - 4, y - 4, f"usable {memory.usable_bytes:,}", "axis end ink"),
     ]
 
 
 def _tiles(memory: Memory, plot: Plot, lane: range) -> list[str]:
-    """The tiles that have partitions of `lane`."""
-    marks = letters(memory)
+    """Return the rectangles of the tiles that have partitions in `lane`."""
+    marks = assign_letters(memory)
     out = []
-    for use, first, last, count in _joined(memory, plot.events / plot.width * _THINNEST):
+    for use, first, last, count in _merge_narrow_tiles(memory, plot.events / plot.width * _THINNEST):
         if use.first_partition >= lane.stop or use.first_partition + use.partitions <= lane.start:
             continue
         x, y = plot.x(first), plot.y(use.end)
@@ -141,32 +144,38 @@ def _tiles(memory: Memory, plot: Plot, lane: range) -> list[str]:
 
 
 def _tile(fill: str, x: float, y: float, width: float, height: float, title: str, mark: str) -> list[str]:
-    """A rectangle with a tooltip, and its mark where there is space for one."""
-    out = [f'<rect class="tile" fill="{fill}" {box(x, y, width, height)}><title>{title}</title></rect>']
+    """Return a rectangle with a tooltip, and its mark if it has room for one."""
+    out = [
+        f'<rect class="tile" fill="{fill}" {format_box(x, y, width, height)}><title>{title}</title></rect>'
+    ]
     if width > 14 and height > 12:
-        out.append(text(x + width / 2, y + height / 2 + 4, mark, "mark"))
+        out.append(make_text(x + width / 2, y + height / 2 + 4, mark, "mark"))
     return out
 
 
-def _joined(memory: Memory, gap: float) -> list[tuple[Use, int, int, int]]:
-    """Tiles with first and last use; those of one source and place that follow within `gap` events become one."""
-    out: list[tuple[Use, int, int, int]] = []
-    last_of: dict[tuple[int, int, int], int] = {}
+def _merge_narrow_tiles(memory: Memory, gap: float) -> list[tuple[Use, int, int, int]]:
+    """Return tiles as (tile, first use, last use, count), with narrow runs of tiles merged.
+
+    Tiles of the same allocation and position merge if they follow each other within `gap` events.
+    """
+    runs: list[tuple[Use, int, int, int]] = []
+    last_index: dict[tuple[int, int, int], int] = {}
     for use in memory.uses:
         key = (use.source, use.offset, use.first_partition)
-        before = last_of.get(key)
-        if before is not None:
-            one, first, last, count = out[before]
+        index = last_index.get(key)
+        if index is not None:
+            first_use_of_run, first, last, count = runs[index]
             narrow = use.last_use - use.first_use < gap and (last - first) / count < gap + 1
             if narrow and use.first_use - last <= gap:
-                out[before] = (one, first, max(last, use.last_use), count + 1)
+                runs[index] = (first_use_of_run, first, max(last, use.last_use), count + 1)
                 continue
-        last_of[key] = len(out)
-        out.append((use, use.first_use, use.last_use, 1))
-    return out
+        last_index[key] = len(runs)
+        runs.append((use, use.first_use, use.last_use, 1))
+    return runs
 
 
 def _tooltip(memory: Memory, use: Use, first: int, last: int, count: int, mark: str) -> str:
+    """Return the tooltip of a tile, or of `count` merged tiles."""
     source = memory.sources[use.source]
     bank = ""
     if memory.bank_bytes is not None:
@@ -177,7 +186,7 @@ def _tooltip(memory: Memory, use: Use, first: int, last: int, count: int, mark: 
         f"bytes {use.offset:,}:{use.end:,}{bank}"
         f", partitions {use.first_partition}:{use.first_partition + use.partitions}",
         f"instructions {first:,} to {last:,}",
-        place_of(source),
+        format_call_chain(source),
         "at its address=" if source.addressed else "placed first fit",
     ]
     lines += [f"in {loop.header}" for loop in source.loops]
@@ -185,7 +194,7 @@ def _tooltip(memory: Memory, use: Use, first: int, last: int, count: int, mark: 
 
 
 def _live_curve(memory: Memory, plot: Plot) -> list[str]:
-    """The live bytes: the highest of each pixel."""
+    """Return the curve of live bytes, with the maximum of each pixel, and the high-water mark."""
     live = memory.live_bytes
     pixels = min(int(plot.width), len(live))
     edges = np.linspace(0, len(live), pixels + 1).astype(int)
@@ -197,62 +206,62 @@ def _live_curve(memory: Memory, plot: Plot) -> list[str]:
     high = plot.y(memory.high_water_bytes)
     return [
         f'<polyline class="live" points="{" ".join(points)}"><title>{peak}</title></polyline>',
-        line(plot.left, high, plot.left + plot.width, high, "high"),
-        text(plot.left + 4, high - 4, f"high water {memory.high_water_bytes:,}", "axis"),
+        make_line(plot.left, high, plot.left + plot.width, high, "high"),
+        make_text(plot.left + 4, high - 4, f"high water {memory.high_water_bytes:,}", "axis"),
     ]
 
 
 def _loops(occupancy: Occupancy, top: float, plot: Plot) -> tuple[list[str], int]:
-    """The loops that are open, one row for each depth."""
+    """Return the bars of the open loops, a row for each depth, and their height."""
     deepest = max((len(path) for path, _, _ in occupancy.nest), default=0)
     out = []
     narrow = plot.events / plot.width * _THINNEST
     for depth in range(deepest):
         y = top + depth * _LOOP_ROW
-        for number, (loop, start, end) in enumerate(_open_at(occupancy, depth, narrow)):
-            where = box(plot.x(start), y, plot.x(end) - plot.x(start), _LOOP_ROW - 2)
+        for index, (loop, start, end) in enumerate(_find_open_loops(occupancy, depth, narrow)):
+            rectangle = format_box(plot.x(start), y, plot.x(end) - plot.x(start), _LOOP_ROW - 2)
             title = escape(
                 f"{loop.header}\nat {loop.where}\ninstructions {start:,} to {end - 1:,}", quote=False
             )
-            out.append(f'<rect class="loop{" odd" * (number % 2)}" {where}><title>{title}</title></rect>')
+            out.append(f'<rect class="loop{" odd" * (index % 2)}" {rectangle}><title>{title}</title></rect>')
     if deepest:
-        out.append(text(plot.left - 8, top + 9, "loops", "axis end"))
+        out.append(make_text(plot.left - 8, top + 9, "loops", "axis end"))
     return out, deepest * _LOOP_ROW + (8 if deepest else 0)
 
 
-def _open_at(occupancy: Occupancy, depth: int, gap: float) -> list[tuple[Loop, int, int]]:
-    """The loops at one depth of the nest with their first event and the one after their last.
+def _find_open_loops(occupancy: Occupancy, depth: int, gap: float) -> list[tuple[Loop, int, int]]:
+    """Return the loops at a depth of the nest as (loop, first event, end event).
 
-    Narrow runs of one loop that follow within `gap` events become one.
+    Narrow runs of the same loop that follow each other within `gap` events merge.
     """
-    out: list[tuple[Loop, int, int]] = []
-    for inside, runs in groupby(occupancy.nest, key=lambda run: run[0][: depth + 1]):
-        covered = list(runs)
-        if len(inside) <= depth:
+    open_loops: list[tuple[Loop, int, int]] = []
+    for path, runs in groupby(occupancy.nest, key=lambda run: run[0][: depth + 1]):
+        inner_runs = list(runs)
+        if len(path) <= depth:
             continue
-        loop, start, end = inside[depth], covered[0][1], covered[-1][2]
-        if out and out[-1][0] == loop and start - out[-1][2] < gap and end - start < gap:
-            out[-1] = (loop, out[-1][1], end)
+        loop, start, end = path[depth], inner_runs[0][1], inner_runs[-1][2]
+        if open_loops and open_loops[-1][0] == loop and start - open_loops[-1][2] < gap and end - start < gap:
+            open_loops[-1] = (loop, open_loops[-1][1], end)
         else:
-            out.append((loop, start, end))
-    return out
+            open_loops.append((loop, start, end))
+    return open_loops
 
 
 def _at_peak(memory: Memory, plot: Plot) -> list[str]:
-    """Partitions down, bytes across, at the moment when most bytes are live."""
+    """Return the map of partitions (down) by bytes (across) at the peak of live bytes."""
     left = plot.left + plot.width + _GAP
     live = memory.live_at(memory.peak_event)
     partitions = memory.partitions
     end = max([plot.end_byte, *(use.end for use in live)])
-    marks = letters(memory)
+    marks = assign_letters(memory)
     out = [
-        text(left, plot.top - 8, f"partitions by bytes at instruction {memory.peak_event:,}", "axis"),
-        f'<rect class="field" {box(left, plot.top, _PEAK, plot.height)}/>',
+        make_text(left, plot.top - 8, f"partitions by bytes at instruction {memory.peak_event:,}", "axis"),
+        f'<rect class="field" {format_box(left, plot.top, _PEAK, plot.height)}/>',
     ]
     if memory.bank_bytes is not None:
         for byte in range(memory.bank_bytes, end, memory.bank_bytes):
             x = left + _PEAK * byte / end
-            out.append(line(x, plot.top, x, plot.bottom, "grid"))
+            out.append(make_line(x, plot.top, x, plot.bottom, "grid"))
     for use in live:
         x, width = left + _PEAK * use.offset / end, _PEAK * use.bytes / end
         y = plot.top + plot.height * use.first_partition / partitions
@@ -260,18 +269,19 @@ def _at_peak(memory: Memory, plot: Plot) -> list[str]:
         title = _tooltip(memory, use, use.first_use, use.last_use, 1, marks[use.source])
         out += _tile(_colour(memory, use.source), x, y, width, height, title, marks[use.source])
     out += [
-        text(left, plot.bottom + 14, "byte 0", "axis"),
-        text(left + _PEAK, plot.bottom + 14, f"{end:,}", "axis end"),
-        text(left - 6, plot.top + 10, "0", "axis end"),
-        text(left - 6, plot.bottom, f"{partitions - 1}", "axis end"),
+        make_text(left, plot.bottom + 14, "byte 0", "axis"),
+        make_text(left + _PEAK, plot.bottom + 14, f"{end:,}", "axis end"),
+        make_text(left - 6, plot.top + 10, "0", "axis end"),
+        make_text(left - 6, plot.bottom, f"{partitions - 1}", "axis end"),
     ]
     return out
 
 
 def _legend(memory: Memory, top: float) -> tuple[list[str], int]:
-    marks = letters(memory)
+    """Return the table of allocations by rank, and its height."""
+    marks = assign_letters(memory)
     order = list(memory.ranks)
-    shown = order[:_LEGEND_ROWS]
+    listed = order[:_LEGEND_ROWS]
     at_peak = set(memory.largest_sources[:4])
     columns = [(_LEFT + 24, ""), (430, "end"), (490, "end"), (540, "end"), (560, ""), (860, "")]
     heads = (
@@ -282,35 +292,41 @@ def _legend(memory: Memory, top: float) -> tuple[list[str], int]:
         "line < callers",
         "largest free size that fits beside the others",
     )
-    out = [text(x, top + 10, head, f"axis {anchor}") for (x, anchor), head in zip(columns, heads)]
-    for row, number in enumerate(shown):
-        source = memory.sources[number]
+    out = [make_text(x, top + 10, head, f"axis {anchor}") for (x, anchor), head in zip(columns, heads)]
+    for row, source_index in enumerate(listed):
+        source = memory.sources[source_index]
         y = top + 10 + (row + 1) * _LEGEND_ROW
         hint = ""
-        if number in at_peak:
-            elements = memory.largest_free_size(number)
+        if source_index in at_peak:
+            elements = memory.largest_free_size(source_index)
             hint = f"{elements:,} {source.dtype}" if elements else "nothing"
         cells = (
             f"{source}" + (" @ address" if source.addressed else ""),
             f"{source.bytes:,}",
             f"{source.tiles}",
             f"{source.most_live}",
-            _fit(place_of(source), 46),
+            _shorten(format_call_chain(source), 46),
             hint,
         )
-        out.append(f'<rect class="tile" fill="{_colour(memory, number)}" {box(_LEFT, y - 11, 14, 14)}/>')
-        out.append(text(_LEFT + 7, y, marks[number], "mark"))
-        out += [text(x, y, cell, f"row {anchor}") for (x, anchor), cell in zip(columns, cells) if cell]
-    height = (len(shown) + 1) * _LEGEND_ROW
-    if len(order) > len(shown):
-        out.append(text(_LEFT + 24, top + 10 + height, f"and {len(order) - len(shown)} smaller ones", "axis"))
+        out.append(
+            f'<rect class="tile" fill="{_colour(memory, source_index)}" {format_box(_LEFT, y - 11, 14, 14)}/>'
+        )
+        out.append(make_text(_LEFT + 7, y, marks[source_index], "mark"))
+        out += [make_text(x, y, cell, f"row {anchor}") for (x, anchor), cell in zip(columns, cells) if cell]
+    height = (len(listed) + 1) * _LEGEND_ROW
+    if len(order) > len(listed):
+        out.append(
+            make_text(_LEFT + 24, top + 10 + height, f"and {len(order) - len(listed)} smaller ones", "axis")
+        )
         height += _LEGEND_ROW
     return out, height
 
 
 def _colour(memory: Memory, source: int) -> str:
+    """Return the colour of an allocation."""
     return COLOURS[memory.ranks[source] % len(COLOURS)]
 
 
-def _fit(line: str, width: int) -> str:
+def _shorten(line: str, width: int) -> str:
+    """Shorten a text to `width` characters."""
     return line if len(line) <= width else line[: width - 3] + "..."

@@ -1,4 +1,4 @@
-"""A kernel launched with one size after another: which sizes fit, and at which one capacity ends."""
+"""Launches of a kernel with a range of sizes: which sizes fit, and at which size capacity ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _LONGEST_REASON = 200  # characters
 class Trial:
     """A launch with one size.
 
-    `launch` is None where the kernel was refused before its end; `code` and `why`, one line, say what refused it.
+    `launch` is None if the kernel was refused before its end; `code` and `why`, a line, then give the
+    refusal.
     """
 
     size: int
@@ -38,7 +39,7 @@ class Trial:
 
     @property
     def misfits(self) -> bool:
-        """Whether a tile, or the tiles that are live at one time, exceed SBUF or PSUM."""
+        """Whether a tile, or the tiles live at the same time, exceed SBUF or PSUM."""
         if self.launch is None:
             return self.code == _ONE_TILE
         return any(
@@ -54,9 +55,9 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class CapacityEnd:
-    """The largest size known to fit and the smallest known not to, in steps of `step`.
+    """Largest size known to fit and smallest size known not to fit, in steps of `step`.
 
-    `between` is a size between them that the kernel refuses for another reason, where the search ended.
+    `between` is a size between them that the kernel refuses for another reason, at which the search ended.
     """
 
     fits: int | None
@@ -65,67 +66,78 @@ class CapacityEnd:
     between: Trial | None = None
 
 
-def check(options: argparse.Namespace, *alone: str) -> None:
-    """Raises InvalidArgument for a sweep of a script, and beside options that take one launch."""
+def check_options(options: argparse.Namespace, *exclusive: str) -> None:
+    """Refuse a sweep of a script, and options that take a single launch.
+
+    Raises:
+        InvalidArgument: If the options contradict `--sweep`, or if no argument of the kernel has its name.
+    """
     if not names_a_kernel(options.script):
         raise InvalidArgument(
             "NKW-SWEEP",
-            f"--sweep takes a kernel, FILE.py:NAME or MODULE:NAME, and {options.script:.60} is none",
+            f"--sweep takes a kernel, {options.script:.60} names none; give FILE.py:NAME or MODULE:NAME",
         )
-    for option in alone:
+    for option in exclusive:
         if getattr(options, option.lstrip("-").replace("-", "_")):
             raise InvalidArgument(
-                "NKW-SWEEP", f"{option} takes one launch and --sweep makes many; give one of them"
+                "NKW-SWEEP", f"{option} takes one launch and --sweep makes many; leave one of them out"
             )
     with_size(options.arguments, options.sweep.name, 1)
 
 
-def searched(options: argparse.Namespace) -> tuple[list[Trial], CapacityEnd | None]:
-    """One launch for every size of the sweep, and where capacity ends; stderr shows how far the search is."""
-    count, at = InstructionCount(), ""
+def launch_sizes(options: argparse.Namespace) -> tuple[list[Trial], CapacityEnd | None]:
+    """Launch every size of the sweep, and search the size at which capacity ends.
+
+    Shows progress on stderr.
+    """
+    count, position = InstructionCount(), ""
     name, sizes = options.sweep.name, options.sweep.sizes
 
-    def launched(size: int, why: str) -> Trial:
-        nonlocal at
-        at = f"{name}={size:,}, {why}"
-        return _attempt(options, size)
+    def launch_size(size: int, purpose: str) -> Trial:
+        nonlocal position
+        position = f"{name}={size:,}, {purpose}"
+        return _try_size(options, size)
 
-    with observing(count), working(lambda: f"{at}: {count.instructions:,} instructions"):
-        tried = [
-            launched(size, f"size {number} of {len(sizes)}") for number, size in enumerate(sizes, start=1)
+    with observing(count), working(lambda: f"{position}: {count.instructions:,} instructions"):
+        trials = [
+            launch_size(size, f"size {number} of {len(sizes)}") for number, size in enumerate(sizes, start=1)
         ]
-        end = capacity_end(tried, lambda size: launched(size, "search for the end of capacity"))
-    return tried, end
+        end = find_capacity_end(trials, lambda size: launch_size(size, "search for the end of capacity"))
+    return trials, end
 
 
-def _attempt(options: argparse.Namespace, size: int) -> Trial:
-    """The launch with one size, dry."""
+def _try_size(options: argparse.Namespace, size: int) -> Trial:
+    """Launch a kernel dry with one size, and record refusals and failures."""
     arguments = with_size(options.arguments, options.sweep.name, size)
     with user_output(to_stderr=False), recorded(refused=True, outputs=False) as launches:
         try:
-            done = launch_by_name(options.script, arguments, trips=options.trips)
+            launch = launch_by_name(options.script, arguments, trips=options.trips)
         except NkwError as refused:
-            kept = launches[-1] if refused.code == _CAPACITY and launches else None
-            return Trial(size, kept, refused.code, _line(refused))
-        except Exception as failed:  # whatever the kernel's Python raises with these shapes
+            full_launch = launches[-1] if refused.code == _CAPACITY and launches else None
+            return Trial(size, full_launch, refused.code, _shorten_error(refused))
+        except Exception as failed:  # any error of the kernel's Python code
             return Trial(size, None, why=f"{type(failed).__name__}: {failed}"[:_LONGEST_REASON])
-    return Trial(size, done)
+    return Trial(size, launch)
 
 
-def capacity_end(tried: Sequence[Trial], launched: Callable[[int], Trial]) -> CapacityEnd | None:
-    """Where capacity ends, by bisection between the last size that fits and the first that does not.
+def find_capacity_end(trials: Sequence[Trial], launch_size: Callable[[int], Trial]) -> CapacityEnd | None:
+    """Find by bisection the size at which capacity ends.
 
-    Sizes between them are tried in steps of what all sizes are multiples of. None where every launch fits.
+    Sizes between the last that fits and the first that does not are launched, in steps of the greatest common
+    divisor of all sizes.
+
+    Returns:
+        None if every launch fits.
     """
-    first = next((trial.size for trial in tried if trial.misfits), None)
+    first = next((trial.size for trial in trials if trial.misfits), None)
     if first is None:
         return None
-    step = gcd(*(trial.size for trial in tried))
-    last = max((trial.size for trial in tried if trial.fits and trial.size < first), default=None)
+    step = gcd(*(trial.size for trial in trials))
+    last = max((trial.size for trial in trials if trial.fits and trial.size < first), default=None)
     if last is None:
         return CapacityEnd(None, first, step)
     while first - last > step:
-        middle = launched(last + (first - last) // step // 2 * step)
+        middle = launch_size(last + (first - last) // step // 2 * step)
         if middle.fits:
             last = middle.size
         elif middle.misfits:
@@ -135,78 +147,78 @@ def capacity_end(tried: Sequence[Trial], launched: Callable[[int], Trial]) -> Ca
     return CapacityEnd(last, first, step)
 
 
-def sentences(name: str, tried: Sequence[Trial], end: CapacityEnd | None) -> list[Part]:
-    """A sentence on every size that is refused, and one on where capacity ends."""
-    refused = [trial for trial in tried if not trial.fits]
-    out: list[Part] = [
-        Hanging(f"{name}={each.size:,}: {each.why or 'live tiles do not fit'}") for each in refused
+def describe_refusals(name: str, trials: Sequence[Trial], end: CapacityEnd | None) -> list[Part]:
+    """Return a sentence for every refused size, and a sentence about the end of capacity."""
+    refused = [trial for trial in trials if not trial.fits]
+    lines: list[Part] = [
+        Hanging(f"{name}={trial.size:,}: {trial.why or 'live tiles do not fit'}") for trial in refused
     ]
     if end is None:
-        fitting = [trial.size for trial in tried if trial.fits]
+        fitting = [trial.size for trial in trials if trial.fits]
         most = (
             f"capacity does not end here: {name}={fitting[-1]:,} fits"
             if fitting
             else "no size could be launched"
         )
-        return [*out, Hanging(most, style="bold")]
-    said = f"capacity ends: {name}={end.misfits:,} does not fit"
+        return [*lines, Hanging(most, style="bold")]
+    sentence = f"capacity ends: {name}={end.misfits:,} does not fit"
     if end.fits is None:
-        said += ", nor was a smaller size tried that fits"
+        sentence += ", nor was a smaller size tried that fits"
     else:
-        said = f"capacity ends: {name}={end.fits:,} fits, {name}={end.misfits:,} does not"
-        said += f" (in steps of {end.step:,})"
+        sentence = f"capacity ends: {name}={end.fits:,} fits, {name}={end.misfits:,} does not"
+        sentence += f" (in steps of {end.step:,})"
     if end.between is not None:
-        said += f"; {name}={end.between.size:,}, between them, is refused: {end.between.why}"
-    return [*out, Hanging(said, style="bold")]
+        sentence += f"; {name}={end.between.size:,}, between them, is refused: {end.between.why}"
+    return [*lines, Hanging(sentence, style="bold")]
 
 
-def contents(name: str, tried: Sequence[Trial], end: CapacityEnd | None) -> dict[str, Any]:
-    """The sweep as a document: memory in bytes per partition, null where a size has none."""
+def make_contents(name: str, trials: Sequence[Trial], end: CapacityEnd | None) -> dict[str, Any]:
+    """Return the sweep as a JSON document: bytes per partition, null for sizes without a launch."""
     return {
         "name": name,
         "sizes": [
             {
                 "size": trial.size,
-                "verdict": word(trial),
+                "verdict": format_verdict(trial),
                 "why": trial.why,
                 **{
-                    f"{region.value}_{what}": trial.launch and measure(trial.launch, region)
+                    f"{region.value}_{quantity}": trial.launch and measure(trial.launch, region)
                     for region in (MemoryRegion.sbuf, MemoryRegion.psum)
-                    for what, measure in (
+                    for quantity, measure in (
                         ("live_bytes", live_bytes),
                         ("high_water_bytes", Launch.high_water_bytes),
                     )
                 },
             }
-            for trial in tried
+            for trial in trials
         ],
         "capacity_end": end and {"fits": end.fits, "misfits": end.misfits, "step": end.step},
     }
 
 
 def live_bytes(launch: Launch, region: MemoryRegion) -> int:
-    """The most bytes per partition that are live at one time on any core."""
+    """Return the most bytes per partition that are live at the same time on any core."""
     return max(placements[region].live_bytes for placements in launch.placements)
 
 
-def memory_table(name: str, tried: Sequence[Trial]) -> Part:
-    """The bytes of every size in SBUF and PSUM."""
-    rows = [(f"{each.size:,}", *_in_memories(each), word(each)) for each in tried]
+def memory_table(name: str, trials: Sequence[Trial]) -> Part:
+    """Return the table of bytes in SBUF and PSUM, a row for each size."""
+    rows = [(f"{trial.size:,}", *_in_memories(trial), format_verdict(trial)) for trial in trials]
     return table(f"{name}|SBUF live|high water|PSUM live|high water|", rows, left=(5,), gap=1)
 
 
-def usable(tried: Sequence[Trial]) -> list[Part]:
-    """The bytes that tiles may take on the chip of a sweep; nothing where no size could be launched."""
-    chip = next((each.launch.hardware for each in tried if each.launch), None)
+def describe_capacity(trials: Sequence[Trial]) -> list[Part]:
+    """Return a sentence about the usable bytes of the chip; empty if no size could be launched."""
+    chip = next((trial.launch.hardware for trial in trials if trial.launch), None)
     if chip is None:
         return []
     sbuf, psum = (capacity_bytes(chip, region) for region in (MemoryRegion.sbuf, MemoryRegion.psum))
     return [Hanging(f"usable: {sbuf:,} bytes per partition in SBUF, {psum:,} in PSUM")]
 
 
-def title(options: argparse.Namespace, tried: Sequence[Trial]) -> str:
-    """The kernel with its arguments, the chip, and the ranks where there are several."""
-    launch = next((each.launch for each in tried if each.launch), None)
+def format_title(options: argparse.Namespace, trials: Sequence[Trial]) -> str:
+    """Return the kernel with its arguments, the chip, and the number of ranks if above 1."""
+    launch = next((trial.launch for trial in trials if trial.launch), None)
     if launch is None:
         return " ".join([options.script, *options.arguments])
     ranks = len({stream.rank for stream in launch.streams})
@@ -214,12 +226,13 @@ def title(options: argparse.Namespace, tried: Sequence[Trial]) -> str:
     return " ".join([options.script, *options.arguments, chip])
 
 
-def word(trial: Trial) -> str:
-    """A word on a size."""
+def format_verdict(trial: Trial) -> str:
+    """Return the verdict on a size: "fits", "does not fit" or "refused"."""
     return "fits" if trial.fits else "does not fit" if trial.misfits else "refused"
 
 
 def _in_memories(trial: Trial) -> list[str]:
+    """Return live bytes and high-water marks of SBUF and PSUM, or "-" without a launch."""
     launch = trial.launch
     if launch is None:
         return ["-"] * 4
@@ -230,20 +243,21 @@ def _in_memories(trial: Trial) -> list[str]:
     ]
 
 
-def memory_bars(name: str, tried: Sequence[Trial]) -> list[Bars]:
-    """Live bytes in SBUF and in PSUM over the sizes, where any are used; the usable bytes are the limit."""
+def memory_bars(name: str, trials: Sequence[Trial]) -> list[Bars]:
+    """Return the charts of live bytes over the sizes, for each memory in use; the usable bytes are the limit."""
     used = [
         region
         for region in (MemoryRegion.sbuf, MemoryRegion.psum)
-        if any(each.launch and live_bytes(each.launch, region) for each in tried)
+        if any(trial.launch and live_bytes(trial.launch, region) for trial in trials)
     ]
     return [
         Bars(
             f"{region.value.upper()}, bytes per partition by {name}",
             ("live",),
-            tuple(_bar(each, region) for each in tried),
+            tuple(_bar(trial, region) for trial in trials),
             max(
-                (capacity_bytes(each.launch.hardware, region) for each in tried if each.launch), default=None
+                (capacity_bytes(trial.launch.hardware, region) for trial in trials if trial.launch),
+                default=None,
             ),
         )
         for region in used
@@ -251,14 +265,15 @@ def memory_bars(name: str, tried: Sequence[Trial]) -> list[Bars]:
 
 
 def _bar(trial: Trial, region: MemoryRegion) -> Bar:
+    """Return the bar of live bytes of a size."""
     if trial.launch is None:
-        return Bar(f"{trial.size:,}", (0.0,), word(trial))
+        return Bar(f"{trial.size:,}", (0.0,), format_verdict(trial))
     taken = live_bytes(trial.launch, region)
     return Bar(f"{trial.size:,}", (float(taken),), f"{taken:,}")
 
 
-def _line(refused: NkwError) -> str:
-    """The code of an error with the values that it saw, else its first line."""
+def _shorten_error(refused: NkwError) -> str:
+    """Return the code of an error with the arguments it refused, else the first line of its message."""
     seen = getattr(refused, "seen", "")
     words = " ".join((f"[{refused.code}] {seen}" if seen else str(refused).splitlines()[0]).split())
     return words if len(words) <= _LONGEST_REASON else f"{words[: _LONGEST_REASON - 1]}…"

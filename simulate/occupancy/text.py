@@ -7,12 +7,12 @@ from functools import partial
 
 from nkw.parts import Drawn, Hanging, Name, Part, table
 from nkw.terminal import rendered, report_of
-from simulate.occupancy.grid import grid
-from simulate.occupancy.marks import letters, place_of, short
+from simulate.occupancy.grid import draw_grid
+from simulate.occupancy.marks import assign_letters, format_call_chain, shorten_location
 from simulate.occupancy.uses import Level, Memory, Occupancy
 
-_MAP_COLUMNS = 70  # at most
-_SCALE_COLUMNS = 10  # beside a map
+_MAP_COLUMNS = 70  # most columns of a map
+_SCALE_COLUMNS = 10  # columns of the scale to the left of a map
 _ROWS = 16
 _SOURCES = 16
 _MISFITS = 4
@@ -20,15 +20,15 @@ _PARTITION_ROWS = 8
 
 
 def text(occupancy: Occupancy, title: str = "") -> str:
-    """SBUF and PSUM of one core as text: what fits and what does not, maps, tiles, loops, banks."""
-    return rendered(report(occupancy, title))
+    """Return the report on SBUF and PSUM of a core: fit, maps, tiles, loops, banks."""
+    return rendered(make_report(occupancy, title))
 
 
 @report_of.register(Occupancy)
-def report(occupancy: Occupancy, title: str = "") -> list[Part]:
-    """The parts of the text of one core's memory, for a terminal."""
-    where = f"rank {occupancy.rank} core {occupancy.core}, {_n(occupancy.events)} instructions"
-    head = f"{title or occupancy.kernel + ' on ' + occupancy.chip}: {where}"
+def make_report(occupancy: Occupancy, title: str = "") -> list[Part]:
+    """Return the parts of the report on a core's memory, for a terminal."""
+    position = f"rank {occupancy.rank} core {occupancy.core}, {_n(occupancy.events)} instructions"
+    head = f"{title or occupancy.kernel + ' on ' + occupancy.chip}: {position}"
     out: list[Part] = [Hanging(head, style="bold")]
     for memory in occupancy.memories:
         out += ["", *_memory(memory, occupancy.events)]
@@ -36,6 +36,7 @@ def report(occupancy: Occupancy, title: str = "") -> list[Part]:
 
 
 def _memory(memory: Memory, events: int) -> list[Part]:
+    """Return the section on SBUF or PSUM."""
     name = memory.region.value.upper()
     if not memory.uses:
         return [f"{name}: not used; {_n(memory.usable_bytes)} bytes per partition are usable"]
@@ -51,7 +52,7 @@ def _memory(memory: Memory, events: int) -> list[Part]:
 
 
 def verdict(memory: Memory) -> str:
-    """One sentence: whether the tiles fit, with the bytes that are left or missing."""
+    """Return a sentence about whether the tiles fit, with the remaining or missing bytes."""
     usable, peak, high = memory.usable_bytes, memory.peak_bytes, memory.high_water_bytes
     if peak > usable:
         return f"does not fit: the live bytes exceed the usable ones by {_n(peak - usable)}"
@@ -61,6 +62,7 @@ def verdict(memory: Memory) -> str:
 
 
 def _summary(memory: Memory) -> list[Part]:
+    """Return the sizes of a memory, and sentences about tiles that do not fit."""
     usable, peak, high = memory.usable_bytes, memory.peak_bytes, memory.high_water_bytes
     rows = [
         ("usable", _n(usable), "bytes per partition"),
@@ -69,13 +71,13 @@ def _summary(memory: Memory) -> list[Part]:
     ]
     out: list[Part] = [Hanging(f"{memory.region.value.upper()}: {verdict(memory)}", style="bold")]
     out.append(table("", rows, left=(0, 2), indent=2, gap=1))
-    misfits = {use.source: use for use in reversed(memory.misfits)}  # the first of each source
+    misfits = {use.source: use for use in reversed(memory.misfits)}  # first tile of each source
     for use in sorted(misfits.values(), key=lambda use: use.first_use)[:_MISFITS]:
         source = memory.sources[use.source]
         out += [
             Hanging(
                 f"  does not fit: {source}, bytes {_n(use.offset)}:{_n(use.end)}, {_n(use.end - usable)} too many, "
-                f"from instruction {_n(use.first_use)}, at {place_of(source)}",
+                f"from instruction {_n(use.first_use)}, at {format_call_chain(source)}",
                 4,
             )
         ]
@@ -85,14 +87,15 @@ def _summary(memory: Memory) -> list[Part]:
 
 
 def _over_time(memory: Memory, events: int, width: int) -> list[str]:
-    marks = letters(memory)
+    """Return the map of bytes over instructions, drawn with at most `width` columns."""
+    marks = assign_letters(memory)
     top = _top(memory)
     rectangles = [
         (marks[use.source], use.first_use, use.last_use + 1, use.offset, use.end) for use in memory.uses
     ]
     columns = min(_MAP_COLUMNS, width - _SCALE_COLUMNS, max(events, 1))
     rows = _rows(memory, top)
-    picture = grid(rectangles, max(events, 1), top, columns, rows)
+    picture = draw_grid(rectangles, max(events, 1), top, columns, rows)
     out = ["bytes (up) over instructions (across)"]
     for number, row in enumerate(picture):
         out.append(f"{_n(top * (rows - number) // rows):>8s} |{row}")
@@ -100,8 +103,9 @@ def _over_time(memory: Memory, events: int, width: int) -> list[str]:
 
 
 def _at_peak(memory: Memory, width: int) -> list[str]:
+    """Return the map of partitions by bytes at the peak, drawn with at most `width` columns."""
     columns = min(_MAP_COLUMNS, width - _SCALE_COLUMNS)
-    marks = letters(memory)
+    marks = assign_letters(memory)
     live = memory.live_at(memory.peak_event)
     top = _top(memory)
     partitions = memory.partitions
@@ -116,7 +120,7 @@ def _at_peak(memory: Memory, width: int) -> list[str]:
         )
         for use in live
     ]
-    picture = grid(rectangles, top, partitions, columns, rows)
+    picture = draw_grid(rectangles, top, partitions, columns, rows)
     out = [f"partitions (down) by bytes (across) at instruction {_n(memory.peak_event)}"]
     for number, row in enumerate(picture):
         out.append(f"{partitions * number // rows:>8d} |{row}")
@@ -124,24 +128,28 @@ def _at_peak(memory: Memory, width: int) -> list[str]:
 
 
 def _sources(memory: Memory) -> list[Part]:
-    marks = letters(memory)
+    """Return the table of allocations by rank, and hints about the largest."""
+    marks = assign_letters(memory)
     order = list(memory.ranks)
-    shown = order[:_SOURCES]
+    listed = order[:_SOURCES]
     at_peak = set(memory.largest_sources[:4])
     rows = []
-    for number in shown:
+    for number in listed:
         source = memory.sources[number]
         name = f"{marks[number]} {source}{' @' if source.addressed else ''}"
-        rows.append((name, _n(source.bytes), str(source.tiles), str(source.most_live), place_of(source)))
+        rows.append(
+            (name, _n(source.bytes), str(source.tiles), str(source.most_live), format_call_chain(source))
+        )
     out: list[Part] = [table("  tiles|bytes|tiles|live|line < callers", rows, left=(0, 4), firm=(0,))]
-    if len(order) > len(shown):
-        out.append(f"  and {len(order) - len(shown)} smaller ones")
-    if any(memory.sources[number].addressed for number in shown):
+    if len(order) > len(listed):
+        out.append(f"  and {len(order) - len(listed)} smaller ones")
+    if any(memory.sources[number].addressed for number in listed):
         out.append("  @ stays at its address=; the others are placed first fit")
-    return [*out, *(_hint(memory, number, marks[number]) for number in shown if number in at_peak)]
+    return [*out, *(_hint(memory, number, marks[number]) for number in listed if number in at_peak)]
 
 
 def _hint(memory: Memory, number: int, mark: str) -> Hanging:
+    """Return the largest free size of the tiles of an allocation."""
     source, elements = memory.sources[number], memory.largest_free_size(number)
     name = f"{mark} {source.name}"
     if elements == 0:
@@ -152,15 +160,17 @@ def _hint(memory: Memory, number: int, mark: str) -> Hanging:
 
 
 def _levels(levels: Sequence[Level], usable: int) -> Part:
+    """Return the table of high-water marks by loop."""
     rows = []
     for level in levels:
         name = "  " * len(level.path) + level.path[-1].header if level.path else "the whole kernel"
-        numbers = _n(level.live_bytes), _share(level.live_bytes, usable), _n(level.own_bytes)
-        rows.append((name, *numbers, Name(short(level.path[-1].where)) if level.path else ""))
+        numbers = _n(level.live_bytes), _share(level.live_bytes, usable), _n(level.inner_bytes)
+        rows.append((name, *numbers, Name(shorten_location(level.path[-1].where)) if level.path else ""))
     return table("high-water mark by loop|live|share|own|line", rows, left=(0, 4))
 
 
 def _banks(memory: Memory, events: int) -> Part:
+    """Return the table of PSUM banks."""
     assert memory.bank_bytes is not None
     rows = [
         (str(bank.number), str(bank.tiles), _n(bank.high_water_bytes), _share(bank.events, events))
@@ -170,21 +180,23 @@ def _banks(memory: Memory, events: int) -> Part:
 
 
 def _top(memory: Memory) -> int:
-    """The byte where maps end: the high-water mark, in PSUM rounded up to a bank."""
+    """Return the byte at which maps end: the high-water mark, in PSUM rounded up to a bank."""
     bank = memory.bank_bytes or 1
     return max(-(-memory.high_water_bytes // bank) * bank, 1)
 
 
 def _rows(memory: Memory, top: int) -> int:
-    """Rows of a map: two for each bank that is used, or as many as rows of 4 bytes exist."""
+    """Return the rows of a map: two for each used bank, or at most a row for every 4 bytes."""
     if memory.bank_bytes is not None:
         return 2 * (top // memory.bank_bytes)
     return max(1, min(_ROWS, top // 4))
 
 
 def _n(number: int) -> str:
+    """Format a number with thousands separators."""
     return f"{number:,}"
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.1f} %" if whole else "-"
+def _share(amount: int, total: int) -> str:
+    """Format an amount as a percentage of a total; "-" if the total is 0."""
+    return f"{100 * amount / total:.1f} %" if total else "-"

@@ -1,8 +1,8 @@
-"""The tiles in SBUF and PSUM of one core, each with its lifetime and its place: derived from a recorded launch.
+"""Tiles in SBUF and PSUM of a core with their lifetimes and addresses, derived from a recorded launch.
 
-Time is program order: one step per instruction. A tile is live from its first to its last use, and lies where
-`simulate.memory.placement` puts it: at its `address=`, else first fit. The compiler may place tiles elsewhere; the
-number of live bytes stays.
+Time is program order: a step for each instruction. A tile is live from its first to its last use.
+`simulate.memory.placement` assigns its address: its `address=`, else first fit. The compiler may place tiles
+elsewhere; the number of live bytes stays.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from simulate.hardware import Hardware
 from simulate.lines import location
 from simulate.memory import MemoryRegion
 from simulate.memory.placement import Placement, largest_fit, least_bytes
-from simulate.occupancy.loops import Loop, loops_of
+from simulate.occupancy.loops import Loop, find_loops
 from simulate.run import Launch, Stream
 from simulate.run.machine import capacity_bytes
 
 MEMORIES = (MemoryRegion.sbuf, MemoryRegion.psum)
 
 Nest = tuple[tuple[tuple[Loop, ...], int, int], ...]
-"""Runs of events under the same loops: the loops, the first event and the one after the last."""
+"""Runs of events under the same loops: (loops, first event, end event)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One tile: bytes per partition from `offset`, partitions from `first_partition`, uses as event numbers."""
+    """A tile: bytes per partition from `offset`, partitions from `first_partition`, first and last use as events."""
 
     offset: int
     bytes: int
@@ -45,15 +45,16 @@ class Use:
 
     @property
     def end(self) -> int:
-        """The byte after its last."""
+        """First byte after the tile."""
         return self.offset + self.bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The tiles that one allocation in the kernel made, all of one shape and dtype.
+    """Tiles that the same allocation in the kernel made, all with the same shape and dtype.
 
-    `name` is what `name=` says, else the variable it is assigned to. `callers` are kernel lines, outermost first.
+    `name` is the argument `name=`, else the variable it is assigned to. `callers` are kernel lines, outermost
+    first.
     """
 
     name: str
@@ -74,21 +75,22 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A loop of the kernel inside its outer loops, and the most bytes that were live while it ran.
+    """A loop of the kernel inside its outer loops, and its most live bytes.
 
-    `own_bytes` belong to tiles that were allocated inside the loop. `peak_event` is the first with that many bytes.
+    `own_bytes` belong to tiles that were allocated inside the loop. `peak_event` is the first event with that
+    many bytes.
     """
 
     path: tuple[Loop, ...]
     events: int
     live_bytes: int
-    own_bytes: int
+    inner_bytes: int
     peak_event: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bank:
-    """One PSUM bank: the number of its tiles, the most bytes used, and the number of events while it held a tile."""
+    """A PSUM bank: the number of its tiles, the most bytes used, and the number of events with a live tile."""
 
     number: int
     tiles: int
@@ -98,9 +100,9 @@ class Bank:
 
 @dataclass(frozen=True)
 class Memory:
-    """SBUF or PSUM of one core during a launch; bytes are per partition.
+    """SBUF or PSUM of a core during a launch; bytes are per partition.
 
-    Tiles on 64 or fewer partitions may lie side by side; they count once among the live bytes.
+    Tiles on different partitions can use the same bytes; they count once among the live bytes.
     """
 
     region: MemoryRegion
@@ -116,27 +118,27 @@ class Memory:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that were live at one time."""
+        """Most bytes that are live at the same time."""
         return self.placement.live_bytes
 
     @cached_property
     def peak_event(self) -> int:
-        """The first event at which most bytes were live; 0 without tiles."""
+        """First event with the most live bytes; 0 without tiles."""
         return int(np.argmax(self.live_bytes)) if len(self.live_bytes) else 0
 
     def live_at(self, event: int) -> tuple[Use, ...]:
-        """The tiles that are live at an event, by their first byte."""
+        """Return the tiles that are live at an event, by their first byte."""
         live = [use for use in self.uses if use.first_use <= event <= use.last_use]
         return tuple(sorted(live, key=lambda use: (use.offset, use.first_use)))
 
     @cached_property
     def misfits(self) -> tuple[Use, ...]:
-        """The tiles that end beyond the usable bytes, the first placed first."""
+        """Tiles that end after the usable bytes, in order of placement."""
         return tuple(use for use in self.uses if use.end > self.usable_bytes)
 
     @cached_property
     def banks(self) -> tuple[Bank, ...]:
-        """The eight banks of PSUM; none for SBUF."""
+        """The eight banks of PSUM; empty for SBUF."""
         if self.bank_bytes is None:
             return ()
         return tuple(
@@ -144,34 +146,35 @@ class Memory:
         )
 
     def _bank(self, number: int, size: int) -> Bank:
+        """Return the occupancy of a PSUM bank."""
         start = number * size
-        held = [use for use in self.uses if use.offset < start + size and use.end > start]
+        bank_uses = [use for use in self.uses if use.offset < start + size and use.end > start]
         busy = np.zeros(len(self.live_bytes) + 1, np.int64)
-        for use in held:
+        for use in bank_uses:
             busy[use.first_use] += 1
             busy[use.last_use + 1] -= 1
-        highest = max((min(use.end, start + size) - start for use in held), default=0)
-        return Bank(number, len(held), highest, int(np.count_nonzero(np.cumsum(busy)[:-1])))
+        highest = max((min(use.end, start + size) - start for use in bank_uses), default=0)
+        return Bank(number, len(bank_uses), highest, int(np.count_nonzero(np.cumsum(busy)[:-1])))
 
     def largest_free_size(self, source: int) -> int:
-        """The largest free size, in elements, of the tiles of a source that fits while all other tiles stay."""
+        """Return the largest free size, in elements, of an allocation's tiles, with all other tiles in place."""
         chosen = {tile.serial for tile, use in zip(self.placement.tiles, self.uses) if use.source == source}
         size = largest_fit(self.placement.tiles, chosen, self.usable_bytes, self.bank_bytes)
         return size // self.sources[source].element_bytes
 
     @cached_property
     def ranks(self) -> dict[int, int]:
-        """Ranks of the sources: first those live at the peak by the bytes they take there, then by their size."""
-        first = self.largest_sources
-        rest = sorted(
-            set(range(len(self.sources))) - set(first),
+        """Rank of each allocation by its index: those live at the peak by their bytes there, then by size."""
+        largest = self.largest_sources
+        remaining = sorted(
+            set(range(len(self.sources))) - set(largest),
             key=lambda number: (-self.sources[number].bytes * self.sources[number].most_live, number),
         )
-        return {number: rank for rank, number in enumerate([*first, *rest])}
+        return {number: rank for rank, number in enumerate([*largest, *remaining])}
 
     @cached_property
     def largest_sources(self) -> tuple[int, ...]:
-        """The numbers of the sources that are live at the peak, by the bytes they take there."""
+        """Indices of the allocations live at the peak, in descending order of their bytes there."""
         taken: dict[int, int] = {}
         for use in self.live_at(self.peak_event):
             taken[use.source] = taken.get(use.source, 0) + use.bytes
@@ -180,7 +183,7 @@ class Memory:
 
 @dataclass(frozen=True, repr=False)
 class Occupancy(Displayed):
-    """SBUF and PSUM of one core during one launch.
+    """SBUF and PSUM of a core during a launch.
 
     `print` shows the report of `text`; a notebook shows the picture of `svg`, with the report below it.
     """
@@ -201,17 +204,17 @@ class Occupancy(Displayed):
 
     def __repr__(self) -> str:
         sizes = ", ".join(
-            f"{each.region.value.upper()} {each.peak_bytes:,} of {each.usable_bytes:,}"
-            for each in self.memories
+            f"{memory.region.value.upper()} {memory.peak_bytes:,} of {memory.usable_bytes:,}"
+            for memory in self.memories
         )
         return f"<occupancy of {self.kernel} on {self.chip}: {sizes} bytes per partition live at most>"
 
 
 def occupancies(launch: Launch) -> tuple[Occupancy, ...]:
-    """What every core of a launch had in SBUF and PSUM, rank by rank.
+    """Return the occupancy of SBUF and PSUM of every core of a launch, by rank.
 
-    Loops of callers are known for launches collected with `recorded(calls=True)`; otherwise those of the innermost
-    function only.
+    Loops around callers are known for launches collected with `recorded(calls=True)`, otherwise only those of
+    the innermost function.
     """
     return tuple(
         _occupancy(launch.kernel, stream, placements, launch.hardware)
@@ -222,22 +225,23 @@ def occupancies(launch: Launch) -> tuple[Occupancy, ...]:
 def _occupancy(
     kernel: str, stream: Stream, placements: dict[MemoryRegion, Placement], chip: Hardware
 ) -> Occupancy:
+    """Return the occupancy of a core."""
     ids, chains = stream.chains()
-    numbers = np.asarray(ids, np.int64)
-    paths = [loops_of(chain) for chain in chains]
-    sbuf, psum = (_memory(region, stream, placements[region], chip, numbers, paths) for region in MEMORIES)
-    nest = _nest(numbers, paths)
+    chain_ids = np.asarray(ids, np.int64)
+    paths = [find_loops(chain) for chain in chains]
+    sbuf, psum = (_memory(region, stream, placements[region], chip, chain_ids, paths) for region in MEMORIES)
+    nest = _nest(chain_ids, paths)
     return Occupancy(kernel, chip.label, stream.rank, stream.core, len(stream), nest, sbuf, psum)
 
 
-def _nest(numbers: np.ndarray, paths: list[tuple[Loop, ...]]) -> Nest:
-    """Runs of events under the same loops."""
+def _nest(chain_ids: np.ndarray, paths: list[tuple[Loop, ...]]) -> Nest:
+    """Return the runs of events under the same loops."""
     runs: list[tuple[tuple[Loop, ...], int, int]] = []
-    changes = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+    changes = [0, *(np.flatnonzero(np.diff(chain_ids)) + 1).tolist(), len(chain_ids)]
     for start, end in pairwise(changes):
         if start == end:
             continue
-        path = paths[numbers[start]]
+        path = paths[chain_ids[start]]
         if runs and runs[-1][0] == path:
             runs[-1] = (path, runs[-1][1], end)
         else:
@@ -250,16 +254,17 @@ def _memory(
     stream: Stream,
     placement: Placement,
     chip: Hardware,
-    numbers: np.ndarray,
+    chain_ids: np.ndarray,
     paths: list[tuple[Loop, ...]],
 ) -> Memory:
-    found: dict[Hashable, int] = {}
+    """Return the occupancy of SBUF or PSUM, from the placement of its tiles."""
+    source_numbers: dict[Hashable, int] = {}
     serials: dict[int, list[int]] = defaultdict(list)
     uses = []
     for tile in placement.tiles:
         record = stream.tensors[tile.serial]
         key = (tile.source, record.address, record.explicit_name)
-        number = found.setdefault(key, len(found))
+        number = source_numbers.setdefault(key, len(source_numbers))
         serials[number].append(tile.serial)
         offset = placement.offsets[tile.serial]
         uses.append(
@@ -273,8 +278,8 @@ def _memory(
                 number,
             )
         )
-    live = _live(uses, len(stream))
-    sources = tuple(_source(stream, members) for members in serials.values())
+    live_bytes = _count_live_bytes(uses, len(stream))
+    sources = tuple(_describe_source(stream, members) for members in serials.values())
     return Memory(
         region,
         chip.partitions,
@@ -283,14 +288,14 @@ def _memory(
         tuple(uses),
         sources,
         placement.high_water_bytes,
-        live,
-        _levels(uses, sources, live, numbers, paths),
+        live_bytes,
+        _levels(uses, sources, live_bytes, chain_ids, paths),
         placement,
     )
 
 
-def _live(uses: list[Use], events: int) -> np.ndarray:
-    """The live bytes at every event, as `least_bytes` counts them."""
+def _count_live_bytes(uses: list[Use], events: int) -> np.ndarray:
+    """Return the live bytes at every event, as `least_bytes` counts them."""
     changes: dict[int, list[tuple[int, Use]]] = {}
     for number, use in enumerate(uses):
         changes.setdefault(use.first_use, []).append((number, use))
@@ -307,11 +312,14 @@ def _live(uses: list[Use], events: int) -> np.ndarray:
     return live
 
 
-def _source(stream: Stream, serials: list[int]) -> Source:
+def _describe_source(stream: Stream, serials: list[int]) -> Source:
+    """Return the allocation that made some tiles."""
     record = stream.tensors[serials[0]]
     line = record.line
     events = sorted(
-        (at, step) for s in serials for at, step in ((stream.first_use[s], 1), (stream.last_use[s] + 1, -1))
+        (event, step)
+        for serial in serials
+        for event, step in ((stream.first_use[serial], 1), (stream.last_use[serial] + 1, -1))
     )
     most = count = 0
     for _, step in events:
@@ -326,7 +334,7 @@ def _source(stream: Stream, serials: list[int]) -> Source:
         max(1, elements // int(np.prod(record.shape))),
         record.where,
         tuple(location(caller) for caller in record.callers),
-        loops_of((*record.callers, line)) if line is not None else (),
+        find_loops((*record.callers, line)) if line is not None else (),
         record.address is not None,
         len(serials),
         most,
@@ -337,13 +345,13 @@ def _levels(
     uses: list[Use],
     sources: tuple[Source, ...],
     live: np.ndarray,
-    numbers: np.ndarray,
+    chain_ids: np.ndarray,
     paths: list[tuple[Loop, ...]],
 ) -> tuple[Level, ...]:
-    """Every prefix of every loop path that occurs, in the order in which the loops were entered."""
-    order = np.argsort(numbers, kind="stable")
-    bounds = np.searchsorted(numbers[order], np.arange(len(paths) + 1))
-    best: dict[tuple[Loop, ...], tuple[int, int]] = {}  # most live bytes, at which event
+    """Return every prefix of every loop path, in the order in which the loops were entered."""
+    order = np.argsort(chain_ids, kind="stable")
+    bounds = np.searchsorted(chain_ids[order], np.arange(len(paths) + 1))
+    peaks: dict[tuple[Loop, ...], tuple[int, int]] = {}  # most live bytes, first event with them
     entered: dict[tuple[Loop, ...], int] = {}
     counts: dict[tuple[Loop, ...], int] = {}
     for number, path in enumerate(paths):
@@ -351,21 +359,23 @@ def _levels(
         if not len(events):
             continue
         peak = int(events[np.argmax(live[events])])
-        most = int(live[peak])
+        most_bytes = int(live[peak])
         for depth in range(len(path) + 1):
             level = path[:depth]
             counts[level] = counts.get(level, 0) + len(events)
             entered[level] = min(entered.get(level, int(events[0])), int(events[0]))
-            known = best.get(level)
-            if known is None or (-most, peak) < (-known[0], known[1]):
-                best[level] = (most, peak)
-    found = []
-    for path in sorted(best, key=lambda path: tuple(entered[path[:depth]] for depth in range(len(path) + 1))):
-        most, peak = best[path]
-        own = least_bytes(
+            highest = peaks.get(level)
+            if highest is None or (-most_bytes, peak) < (-highest[0], highest[1]):
+                peaks[level] = (most_bytes, peak)
+    levels = []
+    for path in sorted(
+        peaks, key=lambda path: tuple(entered[path[:depth]] for depth in range(len(path) + 1))
+    ):
+        most_bytes, peak = peaks[path]
+        inner_bytes = least_bytes(
             (use.bytes, use.partitions)
             for use in uses
             if use.first_use <= peak <= use.last_use and sources[use.source].loops[: len(path)] == path
         )
-        found.append(Level(path, counts[path], most, own, peak))
-    return tuple(found)
+        levels.append(Level(path, counts[path], most_bytes, inner_bytes, peak))
+    return tuple(levels)

@@ -16,7 +16,7 @@ from nkw.terminal import error, progress, show, working
 from simulate.isolated import without_verdict
 from simulate.kernel_by_name import files_read, names_a_kernel, nothing_launched
 from simulate.occupancy import svg
-from simulate.occupancy.command import distinct as cores
+from simulate.occupancy.command import group_equal_cores as cores
 from simulate.profile.comparison import options as against
 from simulate.profile.comparison import text as comparison_text
 from simulate.profile.comparison.compare import Comparison

@@ -16,9 +16,9 @@ from simulate.isolated import without_verdict
 from simulate.kernel_by_name import files_read
 from simulate.memory import MemoryRegion
 from simulate.occupancy import sweep
-from simulate.occupancy.bars import Bar, Bars, drawn
-from simulate.occupancy.bars import svg as bars_svg
-from simulate.occupancy.sweep import CapacityEnd, Trial, word
+from simulate.occupancy.bars import Bar, Bars, draw_bars
+from simulate.occupancy.bars import draw_bars_svg as bars_svg
+from simulate.occupancy.sweep import CapacityEnd, Trial, format_verdict
 from simulate.profile.numbers import share, us
 from simulate.profile.profile import Profile, profile
 from simulate.timing import Reading
@@ -34,16 +34,16 @@ def time_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace]
         The exit status: 0 if a size could be launched; 2 if none could, or if the options are refused.
     """
     try:
-        sweep.check(options, "--trace", "--against", "--fail-above")
+        sweep.check_options(options, "--trace", "--against", "--fail-above")
         outputs = Outputs(lambda: files_read(options))
         page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
         with json_document(options.json, outputs, "time") as contents:
             if not bound(options):
                 return 2
-            trials, end = sweep.searched(options)
+            trials, end = sweep.launch_sizes(options)
             reading = Reading(options.reading)
             profiles = [_profile(trial, reading) for trial in progress(trials, "profiles")]
-            title = f"{sweep.title(options, trials)} ({reading.value} reading)"
+            title = f"{sweep.format_title(options, trials)} ({reading.value} reading)"
             charts = [
                 _bars(options.sweep.name, trials, profiles),
                 *sweep.memory_bars(options.sweep.name, trials),
@@ -53,10 +53,10 @@ def time_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace]
                 "",
                 _table(options.sweep.name, trials, profiles),
                 "",
-                *sweep.sentences(options.sweep.name, trials, end),
+                *sweep.describe_refusals(options.sweep.name, trials, end),
             ]
             if page is None or options.text:
-                show([*report_parts, "", Drawn(partial(drawn, charts[0]))])
+                show([*report_parts, "", Drawn(partial(draw_bars, charts[0]))])
             if page is not None:
                 with page.writing() as file:
                     file.write(_page(title, as_html(report_parts), bars_svg(charts)))
@@ -93,7 +93,7 @@ def _table(name: str, trials: Sequence[Trial], profiles: Sequence[Profile | None
             (
                 f"{trial.size:,}",
                 *row,
-                trial_profile.roofline.bound if trial_profile else word(trial),
+                trial_profile.roofline.bound if trial_profile else format_verdict(trial),
                 *_memory(trial),
             )
         )
@@ -115,7 +115,11 @@ def _bars(name: str, trials: Sequence[Trial], profiles: Sequence[Profile | None]
             (trial_profile.length_ns, trial_profile.roofline.least_ns) if trial_profile else (0.0, 0.0)
         )
         segments = min(floor_ns, length_ns), max(length_ns - floor_ns, 0.0)
-        bars.append(Bar(f"{trial.size:,}", segments, f"{us(length_ns)} us" if trial_profile else word(trial)))
+        bars.append(
+            Bar(
+                f"{trial.size:,}", segments, f"{us(length_ns)} us" if trial_profile else format_verdict(trial)
+            )
+        )
     return Bars(f"time by {name}", ("floor", "above the floor"), tuple(bars))
 
 
@@ -133,7 +137,7 @@ def _contents(
     name: str, trials: Sequence[Trial], profiles: Sequence[Profile | None], end: CapacityEnd | None
 ) -> dict[str, Any]:
     """Return the sweep as a JSON document, with times in ns; null for sizes without a profile."""
-    contents = sweep.contents(name, trials, end)
+    contents = sweep.make_contents(name, trials, end)
     for size, trial_profile in zip(contents["sizes"], profiles):
         size["length_ns"] = float(trial_profile.length_ns) if trial_profile else None
         size["floor_ns"] = float(trial_profile.roofline.least_ns) if trial_profile else None

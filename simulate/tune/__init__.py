@@ -1,6 +1,6 @@
-"""Tuning a kernel: the values of its parameters with which a dry launch is fastest.
+"""Tuning of a kernel: a search for the parameters with which a dry launch is fastest.
 
-`parameters` reads what a kernel declares, `measuring` times one candidate, `workers` and `cluster` do that in many
-processes, `search` decides with optuna which candidate is next, `report` and `page` show what was found, `table` keeps
-it where kernels look it up. docs/tune.md is the guide.
+`parameters` reads what a kernel declares, `measuring` times a candidate, `workers` and `cluster` time
+candidates in several processes, `search` lets optuna choose candidates, `report` and `page` present the
+outcome, `table` stores it for the kernel's launches. docs/tune.md is the guide.
 """

@@ -1,4 +1,4 @@
-"""Candidates measured on the machines of a Ray cluster."""
+"""Measurement of candidates on the machines of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,49 +12,57 @@ from typing import Any
 
 from nkw.cluster import join_cluster
 from nkw.errors import InvalidArgument
-from simulate.tune.measuring import Outcome, Subject, bench_elsewhere
+from simulate.tune.measuring import Outcome, Subject, make_bench_in_process
 from simulate.tune.parameters import Candidate
 from simulate.tune.workers import Measured
 
 
 class Cluster:
-    """The processors of a Ray cluster: a process each, in which the kernel's file is read once.
+    """Processes of a Ray cluster, each of which imports the kernel's file once.
 
-    Every machine has this package and the kernel's file where this one has them, and the same version of Python.
+    Every machine needs this package and the kernel's file at the same paths, and the same version of Python.
     """
 
     def __init__(self, subject: Subject, address: str, processes: int | None) -> None:
-        """`address` is that of a running cluster, `auto`, or `local`; raises InvalidArgument where there is none."""
+        """Join a cluster.
+
+        Args:
+            address: Address of a running cluster, `auto`, or `local`.
+
+        Raises:
+            InvalidArgument: If Ray is missing, or if the cluster cannot be joined.
+        """
         self._joined = ExitStack()
         try:
             ray = self._joined.enter_context(join_cluster(address, processes or os.cpu_count() or 1))
         except ImportError as absent:
             raise InvalidArgument(
-                "NKW-TUNE-EXTRA", "--cluster needs Ray; pip install 'nki-workbench[cluster]'"
+                "NKW-TUNE-EXTRA",
+                "--cluster needs Ray, which is not installed; pip install 'nki-workbench[cluster]'",
             ) from absent
         except ConnectionError as refused:
             raise InvalidArgument("NKW-TUNE-CLUSTER", str(refused)) from None
         self._ray = ray
-        there = max(1, int(ray.cluster_resources().get("CPU", 1)))
-        self.processors = min(processes or there, there)
+        num_cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self.processors = min(processes or num_cpus, num_cpus)
         self._bench: Callable[[], Any] = partial(ray.remote(num_cpus=1)(_Bench).remote, subject)
         self._idle = [self._bench() for _ in range(self.processors)]
         self._busy: dict[Any, tuple[Any, int]] = {}
 
-    def measured(self, batch: Sequence[Candidate], until: float) -> Measured:
-        """As many candidates at a time as there are processes; one whose process is lost is refused."""
-        waiting = list(enumerate(batch))[::-1]
-        while waiting or self._busy:
-            while waiting and self._idle:
+    def measure(self, batch: Sequence[Candidate], deadline: float) -> Measured:
+        """Measure as many candidates at a time as there are processes; a candidate whose process is lost is refused."""
+        pending = list(enumerate(batch))[::-1]
+        while pending or self._busy:
+            while pending and self._idle:
                 bench = self._idle.pop()
-                place, candidate = waiting.pop()
-                self._busy[bench.outcome.remote(dict(candidate))] = bench, place
-            remaining = max(0.0, until - time.monotonic())
+                index, candidate = pending.pop()
+                self._busy[bench.time_candidate.remote(dict(candidate))] = bench, index
+            remaining = max(0.0, deadline - time.monotonic())
             ready, _ = self._ray.wait(list(self._busy), timeout=None if remaining == inf else remaining)
             if not ready:
                 return
             for answer in ready:
-                bench, place = self._busy.pop(answer)
+                bench, index = self._busy.pop(answer)
                 try:
                     outcome: Outcome = self._ray.get(answer)
                 except self._ray.exceptions.RayError as lost:
@@ -63,18 +71,18 @@ class Cluster:
                         code="process", why=f"the process of this candidate was lost: {lost!s:.120}"
                     )
                 self._idle.append(bench)
-                yield place, outcome
+                yield index, outcome
 
     def close(self) -> None:
-        """Leave the cluster, which ends what this command started there."""
+        """Leave the cluster and end the processes that this command started there."""
         self._joined.close()
 
 
 class _Bench:
-    """The bench in a process of the cluster."""
+    """Bench in a process of the cluster."""
 
     def __init__(self, subject: Subject) -> None:
-        self._bench = bench_elsewhere(subject)
+        self._bench = make_bench_in_process(subject)
 
-    def outcome(self, candidate: Candidate) -> Outcome:
-        return self._bench.outcome(candidate)
+    def time_candidate(self, candidate: Candidate) -> Outcome:
+        return self._bench.time_candidate(candidate)

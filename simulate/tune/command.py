@@ -1,4 +1,4 @@
-"""`nkw tune`: the options of the command, and what it prints and writes."""
+"""The command `nkw tune`: search, report and files."""
 
 from __future__ import annotations
 
@@ -22,22 +22,26 @@ from simulate.scripts import bound
 from simulate.tracebacks import print_of_the_user
 from simulate.tune.cluster import Cluster
 from simulate.tune.measuring import Bench, Subject
-from simulate.tune.page import page
-from simulate.tune.parameters import ARGUMENT, tunable
+from simulate.tune.page import make_page
+from simulate.tune.parameters import ARGUMENT, read_declaration
 from simulate.tune.report import Report
-from simulate.tune.search import BATCH, Found, search
-from simulate.tune.table import Table, entry_name
+from simulate.tune.search import BATCH, SearchState, search
+from simulate.tune.table import Table, make_entry_name
 from simulate.tune.workers import Here, Processes, Workers
 
-_LEAST_GAIN = 0.01  # of an entry of the table: less is not worth a line to review
+_LEAST_GAIN = 0.01  # least gain of an entry of the table, so that small gains need no review
 
 
 def tune(options: argparse.Namespace) -> int:
-    """Search, print the report and write what was asked for; returns the exit status.
+    """Search the fastest parameters, print the report and write the requested files.
 
-    An interrupt during the search ends it: the report is printed and written, and the interrupt passed on.
+    An interrupt ends the search: the report of its candidates so far is printed and written, then the
+    interrupt is raised.
+
+    Returns:
+        The exit status.
     """
-    found: Found | None = None
+    outcome: SearchState | None = None
     try:
         outputs = Outputs(lambda: files_read(options))
         target = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
@@ -45,76 +49,83 @@ def tune(options: argparse.Namespace) -> int:
             _check(options)
             if not bound(options):
                 return 2
-            report, table = _searched(options)
-            found = report.found
-            show(report.parts())
+            report, table = _run_search(options)
+            outcome = report.search_state
+            show(report.make_parts())
             contents.update(report.as_json())
             if target is not None:
                 with target.writing() as file:
-                    file.write(page(report))
+                    file.write(make_page(report))
                 print(f"page: {options.html}")
             if table is not None:
                 _write(report, table, options)
     except InvalidArgument as refused:
         error(refused)
         return 2
-    except NoVerdict as failed:  # the kernel's file, or the kernel with the default
+    except NoVerdict as failed:  # of the kernel's file, or of the kernel with its default
         return without_verdict(failed)
-    except NkwError as refused:  # by the chip, with the default
+    except NkwError as refused:  # of the chip, with the default
         error(refused)
         return 1
-    except Exception as failed:  # of the kernel with the default
+    except Exception as failed:  # of the kernel's code, with the default
         if isinstance(failed, OSError):
             raise
         print_of_the_user(failed)
         return NO_VERDICT
-    if found.stopped is not None:
-        raise found.stopped
+    if outcome.stopped is not None:
+        raise outcome.stopped
     return 0
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raises InvalidArgument unless the words name a kernel whose parameters are left to the search."""
+    """Raise InvalidArgument unless the words name a kernel and leave its parameters to the search."""
     if not names_a_kernel(options.script):
-        why = f"{options.script:.60} names no kernel; give FILE.py:NAME or MODULE:NAME"
-    elif any(each.startswith(f"{ARGUMENT}=") for each in options.arguments):
-        why = f"{ARGUMENT}= is what the search chooses; leave it out"
+        reason = f"{options.script:.60} names no kernel; give FILE.py:NAME or MODULE:NAME"
+    elif any(word.startswith(f"{ARGUMENT}=") for word in options.arguments):
+        reason = f"{ARGUMENT}= is chosen by the search; leave it out"
     else:
         return
-    raise InvalidArgument("NKW-TUNE-ARGUMENTS", why)
+    raise InvalidArgument("NKW-TUNE-ARGUMENTS", reason)
 
 
-def _searched(options: argparse.Namespace) -> tuple[Report, Table | None]:
-    """The report of the search, and the table it is for."""
-    subject = Subject.of(options.script, options.arguments, options.reading)
+def _run_search(options: argparse.Namespace) -> tuple[Report, Table | None]:
+    """Return the report of the search, and the table to write, or None without `--write`."""
+    subject = Subject.from_arguments(options.script, options.arguments, options.reading)
     with user_output(to_stderr=True), ending_after(options.time_limit):
         bench = Bench(subject)
-        kernel = tunable(bench.kernel)
-        launch = bench.launch(kernel.default)  # raises for arguments that the kernel does not take
-    default = bench.times(launch)
+        kernel = read_declaration(bench.kernel)
+        launch = bench.launch(kernel.default)  # refuses arguments that the kernel does not accept
+    default = bench.time_launch(launch)
     table = Table(kernel) if options.write else None
     entry = None
     if options.write or kernel.bucket is not None:
-        entry = entry_name(kernel, subject.arguments, launch.hardware.generation)
-    also = []
+        entry = make_entry_name(kernel, subject.arguments, launch.hardware.generation)
+    extra_candidates = []
     if table is not None and entry is not None:
-        also = [each for each in [{**kernel.default, **table.values(entry)}] if kernel.takes(each)]
+        extra_candidates = [
+            candidate
+            for candidate in [{**kernel.default, **table.values(entry)}]
+            if kernel.accepts(candidate)
+        ]
     trials = options.trials or (None if options.seconds else TRIALS)
-    with _workers(options, subject, bench) as (workers, batch), _progress(options.script) as said:
-        found = search(kernel, default, workers, also, batch, trials, options.seconds, options.seed, said)
+    with _workers(options, subject, bench) as (workers, batch), _progress(options.script) as notify:
+        search_state = search(
+            kernel, default, workers, extra_candidates, batch, trials, options.seconds, options.seed, notify
+        )
     title = " ".join([options.script, *options.arguments, "on", launch.hardware.label])
-    return Report(title, kernel, options.reading, _floor_ns(launch), found, entry), table
+    return Report(title, kernel, options.reading, _floor_ns(launch), search_state, entry), table
 
 
 def _floor_ns(launch: Launch) -> float:
+    """Return the time of the roofline of a launch."""
     return profile(launch.streams, launch.hardware).roofline.least_ns
 
 
 @contextmanager
 def _workers(options: argparse.Namespace, subject: Subject, bench: Bench) -> Iterator[tuple[Workers, int]]:
-    """Where candidates are measured, and how many are proposed at a time."""
+    """Provide the workers that measure candidates, and the number of candidates per batch."""
     workers: Workers
-    processes = options.jobs or _processors()
+    processes = options.jobs or _count_processors()
     if options.cluster:
         workers = Cluster(subject, options.cluster, options.jobs)
         processes = workers.processors
@@ -129,34 +140,36 @@ def _workers(options: argparse.Namespace, subject: Subject, bench: Bench) -> Ite
 
 
 @contextmanager
-def _progress(words: str) -> Iterator[Callable[[Found], None]]:
-    """A block that shows how far the search has come; its function is told what was found, and raises interrupts."""
-    said = f"{words}: the first candidate"
+def _progress(title: str) -> Iterator[Callable[[SearchState], None]]:
+    """Provide a function that shows the state of the search on stderr, and raises deferred interrupts."""
+    message = f"{title}: the first candidate"
 
-    def tell(found: Found) -> None:
-        nonlocal said
+    def notify(search_state: SearchState) -> None:
+        nonlocal message
         raise_lost()
-        best = found.tried[0].outcome.length_ns or 0.0
-        best = min((each.outcome.length_ns or best for each in found.tried), default=best)
-        said = f"{words}: {len(found.tried):,} candidates, best {us(best)} us"
+        best = search_state.trials[0].outcome.length_ns or 0.0
+        best = min((trial.outcome.length_ns or best for trial in search_state.trials), default=best)
+        message = f"{title}: {len(search_state.trials):,} candidates, best {us(best)} us"
 
-    with working(lambda: said), remembering_interrupts() as raise_lost:
-        yield tell
+    with working(lambda: message), remembering_interrupts() as raise_lost:
+        yield notify
 
 
-def _processors() -> int:
-    """Those that this process may use."""
+def _count_processors() -> int:
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _write(report: Report, table: Table, options: argparse.Namespace) -> None:
-    """Put what was found into the table, and say so; half a search changes nothing there."""
+    """Store the best candidate in the table and print that; an interrupted search changes nothing."""
     assert report.entry is not None
-    best = report.found.best
-    if report.found.stopped is not None:
+    best = report.search_state.best
+    if report.search_state.stopped is not None:
         print(f"{table.path} stays as it is, because the search was interrupted")
         return
-    gains = report.gain >= _LEAST_GAIN
-    table.put(report.entry, " ".join(options.arguments), best.candidate if gains else None)
-    said = "is in" if gains else f"saves less than {_LEAST_GAIN:.0%} and is not in".replace("%", " %")
-    print(f"{report.entry} {said} {table.path}")
+    is_worthwhile = report.gain >= _LEAST_GAIN
+    table.put(report.entry, " ".join(options.arguments), best.candidate if is_worthwhile else None)
+    action = (
+        "is in" if is_worthwhile else f"saves less than {_LEAST_GAIN:.0%} and is not in".replace("%", " %")
+    )
+    print(f"{report.entry} {action} {table.path}")

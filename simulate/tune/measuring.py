@@ -1,4 +1,4 @@
-"""One candidate measured: a dry launch of the kernel, and its time in one reading or in two."""
+"""Measurement of a candidate: a dry launch of the kernel, and its time in one or two readings."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from simulate.timing import Reading, dependences, schedule
 from simulate.tune.parameters import ARGUMENT, Candidate
 
 WORSE = "worse"
-"""The objective that is the longer time of the program and the scheduled reading."""
+"""Objective that is the longer of the times in the program and the scheduled reading."""
 READINGS = (Reading.program.value, Reading.scheduled.value, WORSE)
 _ENVIRONMENT = ("NKI_", "NKW_", "NEURON_")
-_LONGEST_REASON = 200  # characters
+_LONGEST_REASON = 200  # most characters of a reason
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel by name with its arguments, and all that another process has to know to launch it."""
+    """A kernel by name with its arguments, and the environment that another process needs to launch it."""
 
     words: str
     arguments: tuple[str, ...]
@@ -32,15 +32,17 @@ class Subject:
     environment: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, words: str, arguments: Sequence[str], reading: str) -> Subject:
-        """With the environment variables of this process that launches read: chip, ranks, level, rules."""
-        chosen = tuple((name, each) for name, each in os.environ.items() if name.startswith(_ENVIRONMENT))
-        return cls(words, tuple(arguments), reading, chosen)
+    def from_arguments(cls, kernel_name: str, arguments: Sequence[str], reading: str) -> Subject:
+        """Return a subject with the environment variables that launches read: chip, ranks, level, rules."""
+        variables = tuple(
+            (name, setting) for name, setting in os.environ.items() if name.startswith(_ENVIRONMENT)
+        )
+        return cls(kernel_name, tuple(arguments), reading, variables)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The times of a candidate; without times, `code` and `why` say what refused it."""
+    """Predicted times of a candidate; without times, `code` and `why` give the refusal."""
 
     program_ns: float | None = None
     scheduled_ns: float | None = None
@@ -49,12 +51,14 @@ class Outcome:
 
     @property
     def length_ns(self) -> float | None:
-        """The objective: the longest time measured; None for a candidate that was refused."""
-        return max((each for each in (self.program_ns, self.scheduled_ns) if each is not None), default=None)
+        """Objective: the longest predicted time; None for a refused candidate."""
+        return max(
+            (time_ns for time_ns in (self.program_ns, self.scheduled_ns) if time_ns is not None), default=None
+        )
 
 
 class Bench:
-    """Measures the candidates of one subject, one after another; the kernel's file is read once."""
+    """Times candidates of a subject in sequence, and imports the kernel's file once."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -62,44 +66,44 @@ class Bench:
             self.kernel: Callable[..., Any] = unwrap_kernel(callable_named(subject.words))
 
     def launch(self, candidate: Candidate) -> Launch:
-        """The dry launch with a candidate; raises what the launch raises."""
+        """Launch the kernel dry with a candidate. Errors of the launch pass through."""
         subject = self._subject
         with importing_from(folder_of(subject.words)):
             return launch_named(
                 self.kernel, subject.words, subject.arguments, keywords={ARGUMENT: dict(candidate)}
             )
 
-    def times(self, launch: Launch) -> Outcome:
-        """Its times in the readings that the objective needs."""
+    def time_launch(self, launch: Launch) -> Outcome:
+        """Return the times of a launch in the readings that the objective needs."""
         waits = dependences(launch.streams)
-        wanted = self._subject.reading
+        objective = self._subject.reading
         program, scheduled = (
-            schedule(launch.streams, launch.hardware, each, waits).length_ns
-            if wanted in (each.value, WORSE)
+            schedule(launch.streams, launch.hardware, reading, waits).length_ns
+            if objective in (reading.value, WORSE)
             else None
-            for each in (Reading.program, Reading.scheduled)
+            for reading in (Reading.program, Reading.scheduled)
         )
         return Outcome(program, scheduled)
 
-    def outcome(self, candidate: Candidate) -> Outcome:
-        """The times of a candidate, or why it was refused. What the kernel prints is dropped."""
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+    def time_candidate(self, candidate: Candidate) -> Outcome:
+        """Return the times of a candidate, or its refusal. Output of the kernel is discarded."""
+        with open(os.devnull, "w") as null_file, redirect_stdout(null_file), redirect_stderr(null_file):
             try:
-                return self.times(self.launch(candidate))
+                return self.time_launch(self.launch(candidate))
             except NkwError as refused:
-                return Outcome(code=refused.code, why=_line(refused))
-            except Exception as failed:  # whatever the kernel's Python raises with these values
-                return Outcome(code=type(failed).__name__, why=_line(failed))
+                return Outcome(code=refused.code, why=_shorten_error(refused))
+            except Exception as failed:  # any error of the kernel's Python code
+                return Outcome(code=type(failed).__name__, why=_shorten_error(failed))
 
 
-def bench_elsewhere(subject: Subject) -> Bench:
-    """The bench in a process of its own: chip, ranks, level and rules are those of the process that asks."""
+def make_bench_in_process(subject: Subject) -> Bench:
+    """Return the bench in another process, after setting the environment of the subject."""
     os.environ.update(subject.environment)
     install("simulate")
     return Bench(subject)
 
 
-def _line(error: Exception) -> str:
-    """The values that a rule saw, else the first line of an error."""
-    words = " ".join(str(getattr(error, "seen", "") or getattr(error, "message", "") or error).split())
-    return words if len(words) <= _LONGEST_REASON else f"{words[: _LONGEST_REASON - 1]}…"
+def _shorten_error(error: Exception) -> str:
+    """Return the arguments that a rule refused, else the first line of an error's message."""
+    text = " ".join(str(getattr(error, "seen", "") or getattr(error, "message", "") or error).split())
+    return text if len(text) <= _LONGEST_REASON else f"{text[: _LONGEST_REASON - 1]}…"

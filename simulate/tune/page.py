@@ -1,4 +1,4 @@
-"""The page of a search: its report, and the best time over the candidates tried, in one file without scripts."""
+"""HTML page of a search: its report, and the best time over the candidates, in a single file without scripts."""
 
 from __future__ import annotations
 
@@ -19,47 +19,51 @@ text { fill: var(--ink) } .axis { stroke: var(--soft) } circle { fill: var(--sof
 """
 
 
-def page(report: Report) -> str:
-    """The page as HTML."""
+def make_page(report: Report) -> str:
+    """Return the HTML page of a report."""
     return (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{escape(report.title)}</title>\n'
-        f"<style>{_STYLE}</style>\n<pre>{escape(rendered(report.parts()))}</pre>\n{_curve(report)}\n</html>\n"
+        f"<style>{_STYLE}</style>\n<pre>{escape(rendered(report.make_parts()))}</pre>\n{_draw_curve(report)}\n</html>\n"
     )
 
 
-def _curve(report: Report) -> str:
-    """Dots for the candidates, a line for the best time so far, a broken one for the floor."""
-    tried = report.found.tried
-    times = [(each.number, each.outcome.length_ns) for each in tried if each.outcome.length_ns is not None]
-    low = min(report.floor_ns, *(time for _, time in times))
-    high = 2 * max(time for number, time in times if not number)  # slower candidates lie on the upper edge
-    last = max(1, tried[-1].number)
+def _draw_curve(report: Report) -> str:
+    """Draw candidates as dots, the best time so far as a line, and the floor as a dashed line."""
+    trials = report.search_state.trials
+    times = [
+        (trial.number, trial.outcome.length_ns) for trial in trials if trial.outcome.length_ns is not None
+    ]
+    shortest_ns = min(report.floor_ns, *(time for _, time in times))
+    longest_ns = 2 * max(
+        time for number, time in times if not number
+    )  # slower candidates are drawn on the upper edge
+    last = max(1, trials[-1].number)
 
-    def at(number: int, time: float) -> tuple[float, float]:
+    def to_pixels(number: int, time: float) -> tuple[float, float]:
         x = _LEFT + (_WIDTH - _LEFT - _RIGHT) * number / last
-        share = (min(time, high) - low) / (high - low or 1.0)
+        share = (min(time, longest_ns) - shortest_ns) / (longest_ns - shortest_ns or 1.0)
         return round(x, 1), round(_HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * share, 1)
 
     best = inf
     dots: list[str] = []
     steps: list[str] = []
     for number, time in times:
-        x, y = at(number, time)
+        x, y = to_pixels(number, time)
         dots.append(f'<circle cx="{x}" cy="{y}" r="2"><title>{number}: {us(time)} us</title></circle>')
         best = min(best, time)
-        steps.append(f"{'H' if steps else 'M'}{x}{' V' if steps else ' '}{at(number, best)[1]}")
+        steps.append(f"{'H' if steps else 'M'}{x}{' V' if steps else ' '}{to_pixels(number, best)[1]}")
     right = _WIDTH - _RIGHT
-    marks = [
-        f'<text x="{_LEFT - 8}" y="{at(0, time)[1] + 4}" text-anchor="end">{us(time)}</text>'
-        for time in dict.fromkeys((high, best, report.floor_ns))
+    labels = [
+        f'<text x="{_LEFT - 8}" y="{to_pixels(0, time)[1] + 4}" text-anchor="end">{us(time)}</text>'
+        for time in dict.fromkeys((longest_ns, best, report.floor_ns))
     ]
-    floor = at(0, report.floor_ns)[1]
+    floor = to_pixels(0, report.floor_ns)[1]
     return "\n".join(
         [
             f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img">',
             f'<text x="{_LEFT}" y="16">us of the candidates, the best so far, and the floor</text>',
             f'<path class="axis" fill="none" d="M{_LEFT} {_TOP} V{_HEIGHT - _BOTTOM} H{right}"/>',
-            *marks,
+            *labels,
             *dots,
             f'<path class="floor" d="M{_LEFT} {floor} H{right}"/>',
             f'<path class="best" d="{" ".join(steps)} H{right}"/>',

@@ -1,4 +1,4 @@
-"""What a kernel declares to be tuned: parameters with their domains, and the bucket of a launch."""
+"""Declarations of tunable kernels: parameters with their domains, and the bucket of a launch."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 from nkw.errors import InvalidArgument
 
 DECLARATION = "PARAMETERS"
-"""The name in the kernel's file of a tuple of rows (name, default, domain)."""
+"""Name in the kernel's file of the tuple of rows (name, default, domain)."""
 ARGUMENT = "tuning"
-"""The argument of a kernel that takes the values of its parameters."""
+"""Argument through which a kernel receives its parameters."""
 
 Value = bool | int | float | str
 Candidate = Mapping[str, Value]
-"""One value for each parameter of a kernel, by name."""
+"""A choice from the domain of every parameter of a kernel, by name."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """What changes the time of a kernel and not its results; `default` is one of the values of its domain."""
+    """A parameter that changes the time of a kernel but not its outputs; `default` is a member of its domain."""
 
     name: str
     default: Value
@@ -30,16 +30,18 @@ class Parameter:
 
     @property
     def ordered(self) -> bool:
-        """Whether the domain consists of ascending numbers, so that neighbours are alike."""
+        """Whether the domain consists of ascending numbers, so that neighbours are similar."""
         numbers = [
-            each for each in self.domain if isinstance(each, (int, float)) and not isinstance(each, bool)
+            choice
+            for choice in self.domain
+            if isinstance(choice, (int, float)) and not isinstance(choice, bool)
         ]
         return len(numbers) == len(self.domain) and numbers == sorted(numbers)
 
 
 @dataclass(frozen=True)
 class Tunable:
-    """A kernel with its parameters; `bucket` names the bucket of a launch and may be absent."""
+    """A kernel with its parameters; `bucket` returns the bucket of a launch, and may be None."""
 
     name: str
     file: str
@@ -49,43 +51,50 @@ class Tunable:
 
     @property
     def default(self) -> Candidate:
-        """The default of every parameter."""
-        return {each.name: each.default for each in self.parameters}
+        """Default of every parameter."""
+        return {parameter.name: parameter.default for parameter in self.parameters}
 
-    def takes(self, candidate: Candidate) -> bool:
-        """Whether the candidate has a value of the domain for each parameter, and no other."""
-        domains = {each.name: each.domain for each in self.parameters}
+    def accepts(self, candidate: Candidate) -> bool:
+        """Return whether a candidate chooses from the domain of every parameter, and of no further parameters."""
+        domains = {parameter.name: parameter.domain for parameter in self.parameters}
         return candidate.keys() == domains.keys() and all(
             candidate[name] in domains[name] for name in domains
         )
 
     @property
     def candidates(self) -> int:
-        """How many candidates there are."""
-        return prod(len(each.domain) for each in self.parameters)
+        """Number of candidates."""
+        return prod(len(parameter.domain) for parameter in self.parameters)
 
 
-def tunable(function: Callable[..., Any]) -> Tunable:
-    """The declaration of a kernel, a plain function. Raises InvalidArgument where it has none that can be used."""
+def read_declaration(function: Callable[..., Any]) -> Tunable:
+    """Read the declaration of a kernel, a plain function.
+
+    Raises:
+        InvalidArgument: If the file declares no parameters, if a row is malformed, or if the kernel lacks the
+            argument.
+    """
     name = getattr(function, "__name__", "kernel")
-    beside = getattr(function, "__globals__", {})
-    rows = beside.get(DECLARATION)
+    module_globals = getattr(function, "__globals__", {})
+    rows = module_globals.get(DECLARATION)
     if not isinstance(rows, tuple) or not rows:
-        raise _refused(
+        raise _make_error(
             f"the file of {name} declares no parameters; it needs a tuple {DECLARATION} of rows (name, default, domain)"
-            f"{_sweep_of_arguments(function)}"
+            f"{_suggest_sweep(function)}"
         )
     if ARGUMENT not in inspect.signature(function).parameters:
-        raise _refused(f"{name} has no argument `{ARGUMENT}`, a dict with the values of its parameters")
-    parameters = tuple(_parameter(name, row) for row in rows)
-    if len({each.name for each in parameters}) < len(parameters):
-        raise _refused(f"{DECLARATION} of {name} has two rows of one name")
+        raise _make_error(
+            f"{name} has no argument `{ARGUMENT}`, a dict of its parameters; add it with a default"
+        )
+    parameters = tuple(_read_parameter(name, row) for row in rows)
+    if len({parameter.name for parameter in parameters}) < len(parameters):
+        raise _make_error(f"{DECLARATION} of {name} has two rows with the same name; rename one of them")
     file = inspect.getsourcefile(function) or ""
-    return Tunable(name, file, function, parameters, beside.get(f"{name}_bucket"))
+    return Tunable(name, file, function, parameters, module_globals.get(f"{name}_bucket"))
 
 
-def _sweep_of_arguments(function: Callable[..., Any]) -> str:
-    """Return how to time the sizes that a kernel takes as arguments, such as NB=512; empty where it takes none."""
+def _suggest_sweep(function: Callable[..., Any]) -> str:
+    """Return a hint to time the sizes that a kernel takes as arguments, such as NB=512; empty if it takes none."""
     for name, parameter in inspect.signature(function).parameters.items():
         default = parameter.default
         if isinstance(default, int) and not isinstance(default, bool) and default > 1:
@@ -94,19 +103,21 @@ def _sweep_of_arguments(function: Callable[..., Any]) -> str:
     return ""
 
 
-def _parameter(kernel: str, row: Any) -> Parameter:
+def _read_parameter(kernel: str, row: Any) -> Parameter:
+    """Return the parameter of a declared row."""
     match row:
         case (str(name), default, tuple(domain)) if (
-            all(isinstance(each, (bool, int, float, str)) for each in domain)
+            all(isinstance(choice, (bool, int, float, str)) for choice in domain)
             and len(set(domain)) == len(domain)
             and default in domain
         ):
             return Parameter(name, default, domain)
-    raise _refused(
+    raise _make_error(
         f"the row {row!r:.80} in {DECLARATION} of {kernel} is not (name, default, domain), where the domain is a "
         "tuple of different numbers or strings, the default among them"
     )
 
 
-def _refused(why: str) -> InvalidArgument:
-    return InvalidArgument("NKW-TUNE-PARAMETERS", why)
+def _make_error(reason: str) -> InvalidArgument:
+    """Return the error for a declaration."""
+    return InvalidArgument("NKW-TUNE-PARAMETERS", reason)

@@ -1,4 +1,4 @@
-"""What a search found, as text and as a document."""
+"""Report of a search, as text and as a JSON document."""
 
 from __future__ import annotations
 
@@ -9,46 +9,49 @@ from typing import Any
 from nkw.parts import Hanging, Part, table
 from simulate.profile.numbers import share, us
 from simulate.tune.parameters import Tunable
-from simulate.tune.search import Found, Tried
+from simulate.tune.search import SearchState, Trial
 
 _LISTED = 10
 
 
 @dataclass(frozen=True)
 class Report:
-    """A search with what it was about; `floor_ns` is the time at peak rates, `entry` the name in the table, if any."""
+    """A search and its subject.
+
+    `floor_ns` is the time at peak rates; `entry` is the name of the entry in the table, or None.
+    """
 
     title: str
     kernel: Tunable
     reading: str
     floor_ns: float
-    found: Found
+    search_state: SearchState
     entry: str | None
 
     @property
     def gain(self) -> float:
-        """The part of the default's time that the best candidate saves."""
-        return 1 - _ns(self.found.best) / _ns(self.found.default)
+        """Share of the default's time that the best candidate saves."""
+        return 1 - _get_length_ns(self.search_state.best) / _get_length_ns(self.search_state.default)
 
-    def parts(self) -> list[Part]:
-        """The report: default, best and gain, how many were tried, the parameters, the best ten."""
-        found = self.found
-        floor, default, best = self.floor_ns, _ns(found.default), _ns(found.best)
+    def make_parts(self) -> list[Part]:
+        """Return the parts of the text: default, best and gain, number of candidates, parameters, the best ten."""
+        state = self.search_state
+        floor, default, best = self.floor_ns, _get_length_ns(state.default), _get_length_ns(state.best)
         objective = (
             "worse of the program and the scheduled reading" if self.reading == "worse" else self.reading
         )
         rows = [
-            (name, us(each), share(floor, each))
-            for name, each in (("floor", floor), ("default", default), ("best", best))
+            (name, us(time_ns), share(floor, time_ns))
+            for name, time_ns in (("floor", floor), ("default", default), ("best", best))
         ]
-        tried = f"{len(found.tried):,} of {self.kernel.candidates:,} candidates tried"
-        if found.pruned:
-            tried += f", {len(found.pruned):,} of them refused: {self._refusals()}"
+        summary = f"{len(state.trials):,} of {self.kernel.candidates:,} candidates tried"
+        if state.pruned:
+            summary += f", {len(state.pruned):,} of them refused: {self._refusals()}"
         out: list[Part] = [
             Hanging(self.title, style="bold"),
             Hanging(f"objective: {objective}{'' if self.reading == 'worse' else ' reading'}"),
-            Hanging(tried),
-            *(["interrupted: this is the best so far"] if found.stopped else []),
+            Hanging(summary),
+            *(["interrupted: this is the best so far"] if state.stopped else []),
             "",
             table("|us|floor", rows),
             f"gain {share(default - best, default)}",
@@ -60,79 +63,85 @@ class Report:
         return out
 
     def _refusals(self) -> str:
-        codes = Counter(each.outcome.code for each in self.found.pruned)
+        """Return the codes of refused candidates with their counts, the most frequent first."""
+        codes = Counter(trial.outcome.code for trial in self.search_state.pruned)
         return ", ".join(f"{code} {count:,}" for code, count in codes.most_common())
 
     def _parameters(self) -> Part:
-        """Every parameter, the one that matters most first."""
-        importance, best = self.found.importance, self.found.best.candidate
-        ordered = sorted(self.kernel.parameters, key=lambda each: -importance.get(each.name, 0.0))
+        """Return the table of parameters, in descending order of importance."""
+        importance, best = self.search_state.importance, self.search_state.best.candidate
+        ordered = sorted(self.kernel.parameters, key=lambda parameter: -importance.get(parameter.name, 0.0))
         rows = [
             (
-                each.name,
-                f"{importance[each.name]:.0%}".replace("%", " %") if each.name in importance else "-",
-                str(each.default),
-                str(best[each.name]),
-                ", ".join(map(str, each.domain)),
+                parameter.name,
+                f"{importance[parameter.name]:.0%}".replace("%", " %")
+                if parameter.name in importance
+                else "-",
+                str(parameter.default),
+                str(best[parameter.name]),
+                ", ".join(map(str, parameter.domain)),
             )
-            for each in ordered
+            for parameter in ordered
         ]
         return table("parameter|matters|default|best|domain", rows, left=(0, 4))
 
     def _listed(self) -> Part:
-        """The fastest candidates."""
+        """Return the table of the fastest candidates."""
         from rich.text import Text
 
         rows: list[list[Part]] = []
-        for each in self.found.ranked[:_LISTED]:
-            changes = " ".join(f"{name}={value}" for name, value in self.found.changes(each).items())
-            times = us(_ns(each)), share(self.floor_ns, _ns(each))
-            rows.append([f"{each.number:,}", *times, Text(changes or "the default")])
+        for trial in self.search_state.ranked[:_LISTED]:
+            changes = " ".join(
+                f"{name}={choice}" for name, choice in self.search_state.changes(trial).items()
+            )
+            times = us(_get_length_ns(trial)), share(self.floor_ns, _get_length_ns(trial))
+            rows.append([f"{trial.number:,}", *times, Text(changes or "the default")])
         return table("number|us|floor|values that are not the default's", rows, left=(3,))
 
     def as_json(self) -> dict[str, Any]:
-        """The keys of docs/json.md."""
-        found = self.found
+        """Return the report with the keys of docs/json.md."""
+        state = self.search_state
         return {
             "kernel": self.kernel.name,
             "title": self.title,
             "reading": self.reading,
-            "complete": found.stopped is None,
+            "complete": state.stopped is None,
             "floor_ns": float(self.floor_ns),
-            "default_ns": _ns(found.default),
-            "best_ns": _ns(found.best),
-            "best": dict(found.best.candidate),
+            "default_ns": _get_length_ns(state.default),
+            "best_ns": _get_length_ns(state.best),
+            "best": dict(state.best.candidate),
             "gain": self.gain,
             "entry": self.entry,
             "candidates": self.kernel.candidates,
             "parameters": [
                 {
-                    "name": each.name,
-                    "default": each.default,
-                    "domain": list(each.domain),
-                    "importance": found.importance.get(each.name),
+                    "name": parameter.name,
+                    "default": parameter.default,
+                    "domain": list(parameter.domain),
+                    "importance": state.importance.get(parameter.name),
                 }
-                for each in self.kernel.parameters
+                for parameter in self.kernel.parameters
             ],
             "tried": [
                 {
-                    "number": each.number,
-                    "values": dict(each.candidate),
-                    "program_ns": _float(each.outcome.program_ns),
-                    "scheduled_ns": _float(each.outcome.scheduled_ns),
-                    "code": each.outcome.code,
-                    "why": each.outcome.why,
+                    "number": trial.number,
+                    "values": dict(trial.candidate),
+                    "program_ns": _to_float(trial.outcome.program_ns),
+                    "scheduled_ns": _to_float(trial.outcome.scheduled_ns),
+                    "code": trial.outcome.code,
+                    "why": trial.outcome.why,
                 }
-                for each in found.tried
+                for trial in state.trials
             ],
         }
 
 
-def _ns(tried: Tried) -> float:
-    """The objective of a candidate that was measured."""
-    assert tried.outcome.length_ns is not None
-    return float(tried.outcome.length_ns)
+def _get_length_ns(trial: Trial) -> float:
+    """Return the objective of a measured candidate in ns."""
+    assert trial.outcome.length_ns is not None
+    return float(trial.outcome.length_ns)
 
 
-def _float(number: float | None) -> float | None:
+def _to_float(number: float | None) -> float | None:
+    """Convert a number to a Python float; None stays None."""
     return None if number is None else float(number)

@@ -1,4 +1,4 @@
-"""The search: optuna proposes candidates in batches, and learns their times."""
+"""Search of candidates: optuna proposes them in batches and learns their times."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from simulate.tune.parameters import Candidate, Parameter, Tunable
 from simulate.tune.workers import Workers
 
 BATCH = 16
-"""Candidates that are proposed at a time, however few processes there are: a seed decides them all."""
+"""Least number of candidates per batch, independent of the number of processes, so that a seed decides all of them."""
 _LEAST_TIMES = 4
-"""Different times from which on it is worth asking which parameters matter."""
-_PROPOSALS = 8  # of optuna for one place in a batch, before a candidate is drawn at random
+"""Least number of distinct times from which the importance of parameters is computed."""
+_PROPOSALS = 8  # proposals of optuna before a candidate is chosen at random
 
 
 @dataclass(frozen=True)
-class Tried:
+class Trial:
     """A candidate with its outcome; number 0 is the default."""
 
     number: int
@@ -32,96 +32,112 @@ class Tried:
 
 
 @dataclass
-class Found:
-    """What a search has found so far.
+class SearchState:
+    """State of a search.
 
-    `importance` is the part of the differences between times that each parameter explains; empty where nothing is
-    known. `stopped` is the interrupt that ended the search.
+    `importance` is the share of the differences between times that each parameter explains; empty if unknown.
+    `stopped` is the interrupt that ended the search.
     """
 
-    tried: list[Tried] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
     importance: dict[str, float] = field(default_factory=dict)
     stopped: KeyboardInterrupt | None = None
 
     @property
-    def default(self) -> Tried:
-        """The default of every parameter."""
-        return self.tried[0]
+    def default(self) -> Trial:
+        """The default of every parameter, with its outcome."""
+        return self.trials[0]
 
     @property
-    def ranked(self) -> list[Tried]:
-        """The candidates that were measured, the fastest first; of equal ones that with fewest changes."""
-        measured = (each for each in self.tried if each.outcome.length_ns is not None)
+    def ranked(self) -> list[Trial]:
+        """Measured candidates, fastest first; equal times are in order of fewest changes."""
+        measured = (trial for trial in self.trials if trial.outcome.length_ns is not None)
         return sorted(
-            measured, key=lambda each: (each.outcome.length_ns, len(self.changes(each)), each.number)
+            measured, key=lambda trial: (trial.outcome.length_ns, len(self.changes(trial)), trial.number)
         )
 
-    def changes(self, tried: Tried) -> Candidate:
-        """The values of a candidate that are not those of the default."""
+    def changes(self, trial: Trial) -> Candidate:
+        """Return the parameters of a candidate that differ from the default."""
         default = self.default.candidate
-        return {name: each for name, each in tried.candidate.items() if each != default[name]}
+        return {name: choice for name, choice in trial.candidate.items() if choice != default[name]}
 
     @property
-    def best(self) -> Tried:
+    def best(self) -> Trial:
         """The fastest candidate."""
         return self.ranked[0]
 
     @property
-    def pruned(self) -> list[Tried]:
-        """The candidates that were refused."""
-        return [each for each in self.tried if each.outcome.length_ns is None]
+    def pruned(self) -> list[Trial]:
+        """Refused candidates."""
+        return [trial for trial in self.trials if trial.outcome.length_ns is None]
 
 
 def search(
     kernel: Tunable,
     default: Outcome,
     workers: Workers,
-    also: Sequence[Candidate] = (),
+    first_candidates: Sequence[Candidate] = (),
     batch: int = BATCH,
     trials: int | None = None,
     seconds: float | None = None,
     seed: int = 0,
-    said: Callable[[Found], None] = lambda found: None,
-) -> Found:
-    """Try candidates until `trials` of them, or `seconds`, or all candidates are through, or the user interrupts.
+    notify: Callable[[SearchState], None] = lambda state: None,
+) -> SearchState:
+    """Try candidates until `trials` of them, `seconds`, or all candidates are done, or the user interrupts.
 
-    `default` is the outcome of the default, which counts as tried; `also` are the candidates that are tried first.
-    `said` is called with what was found so far. The same seed tries the same candidates on any number of processes,
-    unless `seconds` end the search. Raises InvalidArgument without optuna.
+    Args:
+        default: Outcome of the default, which counts as a trial.
+        first_candidates: Candidates to try before those that optuna proposes.
+        batch: Candidates per batch.
+        notify: Called with the state of the search after every candidate.
+
+    Returns:
+        The final state. The same seed tries the same candidates on any number of processes, unless `seconds`
+            end the search.
+
+    Raises:
+        InvalidArgument: If optuna is missing.
     """
-    found = Found()
-    until = inf if seconds is None else time.monotonic() + seconds
-    most = min(kernel.candidates, inf if trials is None else max(trials, 1 + len(also)))
+    state = SearchState()
+    deadline = inf if seconds is None else time.monotonic() + seconds
+    max_trials = min(kernel.candidates, inf if trials is None else max(trials, 1 + len(first_candidates)))
     proposals = Proposals(kernel.parameters, seed)
 
-    def keep(trial: Any, number: int, candidate: Candidate, outcome: Outcome) -> None:
+    def record(trial: Any, number: int, candidate: Candidate, outcome: Outcome) -> None:
         proposals.learn(trial, outcome)
-        found.tried.append(Tried(number, candidate, outcome))
-        said(found)
+        state.trials.append(Trial(number, candidate, outcome))
+        notify(state)
 
     try:
-        keep(proposals.given(kernel.default), 0, kernel.default, default)
-        asked = [proposals.given(each) for each in also if proposals.is_new(each)]
+        record(proposals.enqueue(kernel.default), 0, kernel.default, default)
+        batch_trials = [proposals.enqueue(trial) for trial in first_candidates if proposals.is_new(trial)]
         while True:
-            asked += [proposals.next() for _ in range(int(min(batch, most - len(found.tried))) - len(asked))]
-            candidates = [proposals.candidate(each) for each in asked]
-            begun = len(found.tried)
-            for place, outcome in workers.measured(candidates, until):
-                keep(asked[place], begun + place, candidates[place], outcome)
-            if len(found.tried) < begun + len(asked) or len(found.tried) >= most or time.monotonic() >= until:
+            batch_trials += [
+                proposals.next()
+                for _ in range(int(min(batch, max_trials - len(state.trials))) - len(batch_trials))
+            ]
+            candidates = [proposals.candidate(trial) for trial in batch_trials]
+            num_before = len(state.trials)
+            for index, outcome in workers.measure(candidates, deadline):
+                record(batch_trials[index], num_before + index, candidates[index], outcome)
+            if (
+                len(state.trials) < num_before + len(batch_trials)
+                or len(state.trials) >= max_trials
+                or time.monotonic() >= deadline
+            ):
                 break
-            asked = []
+            batch_trials = []
     except KeyboardInterrupt as stopped:
-        found.stopped = stopped
-    found.tried.sort(key=lambda each: each.number)
-    found.importance = proposals.importance()
-    return found
+        state.stopped = stopped
+    state.trials.sort(key=lambda trial: trial.number)
+    state.importance = proposals.importance()
+    return state
 
 
 class Proposals:
-    """Candidates that optuna's TPE sampler proposes, each once.
+    """Distinct candidates that optuna's TPE sampler proposes.
 
-    optuna sees places in domains: neighbouring numbers are alike to it, other values are not.
+    optuna sees indices into domains: neighbouring numbers are similar to it, other choices are not.
     """
 
     def __init__(self, parameters: Sequence[Parameter], seed: int) -> None:
@@ -129,77 +145,89 @@ class Proposals:
             import optuna
         except ImportError as absent:
             raise InvalidArgument(
-                "NKW-TUNE-EXTRA", "tune needs optuna; pip install 'nki-workbench[tune]'"
+                "NKW-TUNE-EXTRA",
+                "tune needs optuna, which is not installed; pip install 'nki-workbench[tune]'",
             ) from absent
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._optuna = optuna
         self._parameters = parameters
         self._random = Random(seed)
         self._seen: set[tuple[int, ...]] = set()
-        self._space = {each.name: self._distribution(each) for each in parameters}
+        self._space = {parameter.name: self._distribution(parameter) for parameter in parameters}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
         self._study = optuna.create_study(sampler=sampler)
 
     def candidate(self, trial: Any) -> Candidate:
-        """What a trial of optuna stands for."""
-        return {each.name: each.domain[trial.params[each.name]] for each in self._parameters}
+        """Return the candidate of an optuna trial."""
+        return {
+            parameter.name: parameter.domain[trial.params[parameter.name]] for parameter in self._parameters
+        }
 
     def is_new(self, candidate: Candidate) -> bool:
-        """Whether a candidate has not been asked for."""
-        return self._places(candidate) not in self._seen
+        """Return whether a candidate was not proposed before."""
+        return self._find_indices(candidate) not in self._seen
 
-    def given(self, candidate: Candidate) -> Any:
-        """The trial of a candidate."""
-        places = self._places(candidate)
-        self._seen.add(places)
-        self._study.enqueue_trial({each.name: place for each, place in zip(self._parameters, places)})
+    def enqueue(self, candidate: Candidate) -> Any:
+        """Return an optuna trial for a given candidate."""
+        indices = self._find_indices(candidate)
+        self._seen.add(indices)
+        self._study.enqueue_trial(
+            {parameter.name: index for parameter, index in zip(self._parameters, indices)}
+        )
         return self._study.ask(self._space)
 
     def next(self) -> Any:
-        """The trial of a new candidate; there must be one."""
+        """Return an optuna trial of a new candidate. At least one must remain."""
         for _ in range(_PROPOSALS):
             trial = self._study.ask(self._space)
-            places = tuple(trial.params[each.name] for each in self._parameters)
-            if places not in self._seen:
-                self._seen.add(places)
+            indices = tuple(trial.params[parameter.name] for parameter in self._parameters)
+            if indices not in self._seen:
+                self._seen.add(indices)
                 return trial
-            self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)  # which the sampler leaves out
-        return self.given(self._drawn())
+            self._study.tell(
+                trial, state=self._optuna.trial.TrialState.FAIL
+            )  # the sampler ignores failed trials
+        return self.enqueue(self._choose_at_random())
 
     def learn(self, trial: Any, outcome: Outcome) -> None:
-        """Tell optuna what a trial took."""
+        """Tell optuna the time of a trial, or that it was refused."""
         if outcome.length_ns is None:
             self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
         else:
             self._study.tell(trial, outcome.length_ns)
 
     def importance(self) -> dict[str, float]:
-        """The part of the differences between times that each parameter explains; empty where optuna finds none."""
-        times = {each.value for each in self._study.get_trials(False) if each.value is not None}
+        """Return the share of the differences between times that each parameter explains; empty if unknown."""
+        times = {trial.value for trial in self._study.get_trials(False) if trial.value is not None}
         if len(times) < _LEAST_TIMES:
             return {}
-        found = self._optuna.importance.get_param_importances(self._study)
-        return {name: float(part) for name, part in found.items() if part == part}
+        importances = self._optuna.importance.get_param_importances(self._study)
+        return {name: float(share) for name, share in importances.items() if share == share}
 
-    def _places(self, candidate: Candidate) -> tuple[int, ...]:
-        return tuple(each.domain.index(candidate[each.name]) for each in self._parameters)
+    def _find_indices(self, candidate: Candidate) -> tuple[int, ...]:
+        """Return the index of each chosen element in the domain of its parameter."""
+        return tuple(parameter.domain.index(candidate[parameter.name]) for parameter in self._parameters)
 
-    def _drawn(self) -> Candidate:
-        """A new candidate at random: the first one after a random place, in the order of all candidates."""
-        sizes = [len(each.domain) for each in self._parameters]
-        number = self._random.randrange(prod(sizes))
+    def _choose_at_random(self) -> Candidate:
+        """Return the first new candidate from a random position, in the order of all candidates."""
+        sizes = [len(parameter.domain) for parameter in self._parameters]
+        candidate_number = self._random.randrange(prod(sizes))
         while True:
-            places, rest = [], number
+            indices, quotient = [], candidate_number
             for size in sizes:
-                places.append(rest % size)
-                rest //= size
-            if tuple(places) not in self._seen:
-                return {each.name: each.domain[place] for each, place in zip(self._parameters, places)}
-            number = (number + 1) % prod(sizes)
+                indices.append(quotient % size)
+                quotient //= size
+            if tuple(indices) not in self._seen:
+                return {
+                    parameter.name: parameter.domain[index]
+                    for parameter, index in zip(self._parameters, indices)
+                }
+            candidate_number = (candidate_number + 1) % prod(sizes)
 
     def _distribution(self, parameter: Parameter) -> Any:
+        """Return the optuna distribution of the indices of a parameter's domain."""
         last = len(parameter.domain) - 1
         if parameter.ordered:
             return self._optuna.distributions.IntDistribution(0, last)

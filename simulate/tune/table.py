@@ -1,4 +1,4 @@
-"""The table `tuned.py` beside a kernel's file: the entries that kernels look up when they are launched."""
+"""The table `tuned.py` next to a kernel's file, in which kernels look up their parameters at launch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from simulate.run.machine import Mode
 from simulate.tune.parameters import Candidate, Tunable
 
 FILE = "tuned.py"
-"""The name of the file, beside that of the kernel."""
+"""Name of the file, in the folder of the kernel's file."""
 NAME = "TUNED"
-"""The dict in it: by kernel, generation and bucket the `arguments` of the search and the `values` that it found."""
+"""Dict in the file: by kernel, generation and bucket, the `arguments` of the search and the `values` that it chose."""
 
 
 class Table:
-    """The table of one kernel's folder; raises InvalidArgument for a file that holds none."""
+    """Table of a kernel's folder.
+
+    Raises:
+        InvalidArgument: If the file cannot be read or contains no table.
+    """
 
     def __init__(self, kernel: Tunable) -> None:
         self.path = Path(kernel.file).with_name(FILE)
@@ -33,7 +37,7 @@ class Table:
                 if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == NAME
             )
             self.entries: dict[str, dict[str, Any]] = dict(ast.literal_eval(self._node.value))
-            if not all(each.keys() == {"arguments", "values"} for each in self.entries.values()):
+            if not all(entry.keys() == {"arguments", "values"} for entry in self.entries.values()):
                 raise ValueError("an entry has arguments and values")
         except (AttributeError, OSError, SyntaxError, ValueError, TypeError, RecursionError) as error:
             raise InvalidArgument(
@@ -42,12 +46,12 @@ class Table:
             ) from None
 
     def values(self, entry: str) -> Mapping[str, Any]:
-        """The values of an entry, none where there is no entry."""
-        found: Mapping[str, Any] = self.entries.get(entry, {}).get("values", {})
-        return found
+        """Return the parameters of an entry; empty if it is absent."""
+        choices: Mapping[str, Any] = self.entries.get(entry, {}).get("values", {})
+        return choices
 
     def put(self, entry: str, arguments: str, values: Candidate | None) -> None:
-        """Give an entry values and write the file; without values the entry goes."""
+        """Store the parameters of an entry and write the file; None removes the entry."""
         if values is None:
             self.entries.pop(entry, None)
         else:
@@ -58,31 +62,40 @@ class Table:
             file.write("".join(lines))
 
     def _text(self) -> str:
-        """The table with a line for each value, so that a change of one shows as a line."""
-        out = [f"{NAME} = {{"]
+        """Return the source text of the table, with a line for each parameter so that diffs are small."""
+        lines = [f"{NAME} = {{"]
         for entry in sorted(self.entries):
-            found = self.entries[entry]
-            out += [f"    {_quoted(entry)}: {{", f'        "arguments": {_quoted(found["arguments"])},']
-            out += ['        "values": {']
-            out += [
-                f"            {_quoted(name)}: {_quoted(each)}," for name, each in found["values"].items()
+            row = self.entries[entry]
+            lines += [
+                f"    {_format_literal(entry)}: {{",
+                f'        "arguments": {_format_literal(row["arguments"])},',
             ]
-            out += ["        },", "    },"]
-        return "\n".join([*out, "}"] if self.entries else [f"{NAME} = {{}}"]) + "\n"
+            lines += ['        "values": {']
+            lines += [
+                f"            {_format_literal(name)}: {_format_literal(choice)},"
+                for name, choice in row["values"].items()
+            ]
+            lines += ["        },", "    },"]
+        return "\n".join([*lines, "}"] if self.entries else [f"{NAME} = {{}}"]) + "\n"
 
 
-def entry_name(kernel: Tunable, arguments: tuple[str, ...], generation: int) -> str:
-    """The entry of a launch. Raises InvalidArgument for a kernel that names no buckets."""
+def make_entry_name(kernel: Tunable, arguments: tuple[str, ...], generation: int) -> str:
+    """Return the name of a launch's entry.
+
+    Raises:
+        InvalidArgument: If the kernel's file has no function for its bucket.
+    """
     if kernel.bucket is None:
         raise InvalidArgument(
             "NKW-TUNE-TABLE",
-            f"the file of {kernel.name} has no function {kernel.name}_bucket, so no launch of it has an entry",
+            f"the file of {kernel.name} has no function {kernel.name}_bucket, so no launch of it has an entry; "
+            "add the function, or leave --write out",
         )
     args, keywords = call_of(arguments, Mode.dry)
     return f"{kernel.name} gen{generation} {kernel.bucket(*args, **keywords)}"
 
 
-def _quoted(value: Any) -> str:
-    """A value as ruff would write it."""
-    text = repr(value)
-    return f'"{text[1:-1]}"' if isinstance(value, str) and text[0] == "'" and '"' not in text else text
+def _format_literal(literal: Any) -> str:
+    """Format a literal as ruff formats it."""
+    text = repr(literal)
+    return f'"{text[1:-1]}"' if isinstance(literal, str) and text[0] == "'" and '"' not in text else text

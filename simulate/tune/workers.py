@@ -1,4 +1,4 @@
-"""Where candidates are measured: in this process, or in several of this machine."""
+"""Measurement of candidates in this process, or in several processes of this machine."""
 
 from __future__ import annotations
 
@@ -11,85 +11,90 @@ from math import inf
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
-from simulate.tune.measuring import Bench, Outcome, Subject, bench_elsewhere
+from simulate.tune.measuring import Bench, Outcome, Subject, make_bench_in_process
 from simulate.tune.parameters import Candidate
 
 _GRACE_SECONDS = 2.0
 Measured = Iterator[tuple[int, Outcome]]
-"""Places of candidates in their batch, with their outcomes, as they come."""
+"""Indices of candidates in their batch with their outcomes, in order of completion."""
 
 
 class Workers(Protocol):
-    """Measures a batch of candidates in any order."""
+    """Protocol for measuring a batch of candidates in any order."""
 
-    def measured(self, batch: Sequence[Candidate], until: float) -> Measured:
-        """Every candidate once; at `until`, a time of time.monotonic, the rest of the batch is given up."""
+    def measure(self, batch: Sequence[Candidate], deadline: float) -> Measured:
+        """Yield (index, outcome) of every candidate; drop the remaining ones at `deadline`, in time.monotonic."""
 
     def close(self) -> None:
-        """End what is still under way."""
+        """End all running measurements."""
 
 
 class Here:
-    """This process."""
+    """Measurement in this process."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
 
-    def measured(self, batch: Sequence[Candidate], until: float) -> Measured:
-        """One candidate after another; the one under way at `until` is finished."""
-        for place, candidate in enumerate(batch):
-            if time.monotonic() >= until:
+    def measure(self, batch: Sequence[Candidate], deadline: float) -> Measured:
+        """Measure candidates in sequence; a candidate that runs at the deadline is completed."""
+        for index, candidate in enumerate(batch):
+            if time.monotonic() >= deadline:
                 return
-            yield place, self._bench.outcome(candidate)
+            yield index, self._bench.time_candidate(candidate)
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no measurement runs after `measured`."""
 
 
 class Processes:
-    """Processes of this machine, each started anew and not forked: threads of this one would be lost in a copy."""
+    """Processes of this machine, spawned and not forked: threads of this process would be lost in a copy."""
 
     def __init__(self, subject: Subject, count: int, seconds: float | None = None) -> None:
-        """Start `count` processes; a candidate that takes longer than `seconds` fails, and its process is ended."""
+        """Start `count` processes.
+
+        Args:
+            seconds: Time limit of a candidate; its process is killed at the limit, and the candidate counts
+                as refused.
+        """
         self._subject = subject
         self._seconds = inf if seconds is None else seconds
         self._idle: list[_Worker] = [_Worker(subject) for _ in range(count)]
         self._busy: dict[Connection, tuple[_Worker, int]] = {}
 
-    def measured(self, batch: Sequence[Candidate], until: float) -> Measured:
-        """As many candidates at a time as there are processes; one that ends refuses its candidate."""
-        waiting = list(enumerate(batch))[::-1]
-        while waiting or self._busy:
-            while waiting and self._idle:
+    def measure(self, batch: Sequence[Candidate], deadline: float) -> Measured:
+        """Measure as many candidates at a time as there are processes; a process that ends refuses its candidate."""
+        pending = list(enumerate(batch))[::-1]
+        while pending or self._busy:
+            while pending and self._idle:
                 worker = self._idle.pop()
-                place, candidate = waiting.pop()
+                index, candidate = pending.pop()
                 worker.ask(candidate)
-                self._busy[worker.connection] = worker, place
-            first = min(worker.asked for worker, _ in self._busy.values()) + self._seconds
-            remaining = max(0.0, min(until, first) - time.monotonic())
+                self._busy[worker.connection] = worker, index
+            next_timeout = min(worker.asked_at for worker, _ in self._busy.values()) + self._seconds
+            remaining = max(0.0, min(deadline, next_timeout) - time.monotonic())
             ready = wait(list(self._busy), None if remaining == inf else remaining)
-            if not ready and time.monotonic() >= until:
+            if not ready and time.monotonic() >= deadline:
                 return
             for connection in ready:
                 assert isinstance(connection, Connection)
-                worker, place = self._busy.pop(connection)
+                worker, index = self._busy.pop(connection)
                 outcome = worker.answer()
                 if outcome is None:
-                    worker, outcome = self._replaced(worker, "ended with status {status}")
+                    worker, outcome = self._replace(worker, "ended with status {status}")
                 self._idle.append(worker)
-                yield place, outcome
-            for connection, (worker, place) in list(self._busy.items()):
-                if time.monotonic() >= worker.asked + self._seconds:
+                yield index, outcome
+            for connection, (worker, index) in list(self._busy.items()):
+                if time.monotonic() >= worker.asked_at + self._seconds:
                     del self._busy[connection]
-                    worker, outcome = self._replaced(worker, f"reached the time limit of {self._seconds:g} s")
+                    worker, outcome = self._replace(worker, f"reached the time limit of {self._seconds:g} s")
                     self._idle.append(worker)
-                    yield place, outcome
+                    yield index, outcome
 
-    def _replaced(self, worker: _Worker, why: str) -> tuple[_Worker, Outcome]:
-        """End a process; returns a new one, and the outcome of the candidate that it had."""
+    def _replace(self, worker: _Worker, reason: str) -> tuple[_Worker, Outcome]:
+        """End a process; return its replacement, and the outcome of its candidate."""
         status = worker.end()
-        said = f"the process of this candidate {why.format(status=status)}"
-        return _Worker(self._subject), Outcome(code="process", why=said)
+        message = f"the process of this candidate {reason.format(status=status)}"
+        return _Worker(self._subject), Outcome(code="process", why=message)
 
     def close(self) -> None:
         """End all processes."""
@@ -99,25 +104,25 @@ class Processes:
 
 
 class _Worker:
-    """One process that measures."""
+    """A process that measures candidates."""
 
     def __init__(self, subject: Subject) -> None:
         starting = multiprocessing.get_context("spawn")
         self.connection, theirs = starting.Pipe()
         self._process = starting.Process(target=_measure, args=(theirs, subject), daemon=True)
         self._process.start()
-        theirs.close()  # so that the end of the process is the end of the pipe
-        self.asked = inf
-        """Time of the last question, by time.monotonic."""
+        theirs.close()  # the pipe then closes when the process ends
+        self.asked_at = inf
+        """Time at which the last candidate was sent, in time.monotonic."""
 
     def ask(self, candidate: Candidate) -> None:
-        """Give the process a candidate."""
-        self.asked = time.monotonic()
-        with suppress(OSError):  # it has ended, which `answer` will say
+        """Send the process a candidate."""
+        self.asked_at = time.monotonic()
+        with suppress(OSError):  # `answer` reports a process that has ended
             self.connection.send(dict(candidate))
 
     def answer(self) -> Outcome | None:
-        """The outcome that is ready; None where the process has ended."""
+        """Return the outcome that is ready, or None if the process has ended."""
         try:
             outcome: Outcome = self.connection.recv()
             return outcome
@@ -125,20 +130,20 @@ class _Worker:
             return None
 
     def end(self) -> int | None:
-        """End the process; its exit status."""
+        """End the process and return its exit status."""
         self._process.terminate()
         self._process.join(_GRACE_SECONDS)
-        self._process.kill()  # of a kernel that ignores the signal
+        self._process.kill()  # in case the kernel ignores the signal
         self._process.join()
         self.connection.close()
         return self._process.exitcode
 
 
 def _measure(connection: Connection, subject: Subject) -> None:
-    """Answer candidates until the other end of the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the process that asks decides
+    """Answer candidates until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal interrupts all processes; the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    bench = bench_elsewhere(subject)
-    with suppress(EOFError, OSError):  # the process that asks has ended
+    bench = make_bench_in_process(subject)
+    with suppress(EOFError, OSError):  # the parent process has ended
         while True:
-            connection.send(bench.outcome(connection.recv()))
+            connection.send(bench.time_candidate(connection.recv()))

@@ -15,7 +15,7 @@ from nkw.targets import GENERATIONS
 from simulate.kernel_by_name import call_of
 from simulate.run.machine import Mode
 from simulate.tune.measuring import Bench, Subject
-from simulate.tune.parameters import tunable
+from simulate.tune.parameters import read_declaration
 from tests.kernels.accuracy import TARGETS
 
 matmul = importlib.import_module("nki_kernels.matmul")
@@ -37,7 +37,7 @@ def test_no_entry_is_slower_than_the_default_in_either_reading(
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", GENERATIONS[generation])
     words, values = TUNED[entry]["arguments"].split(), TUNED[entry]["values"]
     bench = Bench(Subject.of(f"nki_kernels:{name}", words, "worse"))
-    kernel = tunable(bench.kernel)
+    kernel = read_declaration(bench.kernel)
     assert kernel.takes(values)
     args, keywords = call_of(words, Mode.dry)
     assert kernel.bucket is not None and kernel.bucket(*args, **keywords) == launches

@@ -15,8 +15,8 @@ import nki_kernels
 import simulate
 from simulate.cli import main
 from simulate.occupancy import occupancies, svg, text
-from simulate.occupancy.command import distinct
-from simulate.occupancy.grid import grid
+from simulate.occupancy.command import group_equal_cores
+from simulate.occupancy.grid import draw_grid
 from tests.kernels.accuracy import normal
 from tests.occupancy.kernels import nest
 
@@ -32,15 +32,15 @@ def matmul_launch() -> simulate.Launch:
 
 
 def test_a_grid_shows_what_covers_most_of_a_cell_and_loses_nothing_small() -> None:
-    picture = grid([("A", 0, 4, 0, 50), ("B", 0, 4, 50, 51), ("C", 2, 3, 90, 100)], 4, 100, 4, 2)
+    picture = draw_grid([("A", 0, 4, 0, 50), ("B", 0, 4, 50, 51), ("C", 2, 3, 90, 100)], 4, 100, 4, 2)
     assert picture == ["BBCB", "AAAA"]
-    assert grid([], 4, 4, 3, 2) == ["...", "..."]
+    assert draw_grid([], 4, 4, 3, 2) == ["...", "..."]
 
 
 def test_a_grid_cell_without_a_rectangle_is_empty_up_to_the_edge() -> None:
-    assert grid([("A", 0, 50, 0, 1)], 100, 1, 10, 1) == ["AAAAA....."]
-    assert grid([("A", 0, 51, 0, 1)], 100, 1, 10, 1) == ["AAAAAA...."]
-    assert grid([("A", 99, 100, 0, 1)], 100, 1, 10, 1) == [".........A"]
+    assert draw_grid([("A", 0, 50, 0, 1)], 100, 1, 10, 1) == ["AAAAA....."]
+    assert draw_grid([("A", 0, 51, 0, 1)], 100, 1, 10, 1) == ["AAAAAA...."]
+    assert draw_grid([("A", 99, 100, 0, 1)], 100, 1, 10, 1) == [".........A"]
 
 
 def test_the_text_of_a_kernel_known_by_hand() -> None:
@@ -148,7 +148,7 @@ def test_launches_and_cores_that_are_alike_are_shown_once() -> None:
     with simulate.recorded(calls=True) as launches:
         for width in (1000, 1000, 1001):
             simulate.World("trn1", ranks=2).launch(nest, [((X, 3, width), {})] * 2)
-    assert [title for title, _ in distinct(launches)] == [
+    assert [title for title, _ in group_equal_cores(launches)] == [
         "nest #0 on trn1 and 3 equal to it",
         "nest #2 on trn1 and 1 equal to it",
     ]

@@ -56,7 +56,7 @@ def test_every_loop_has_its_high_water_mark() -> None:
     outer, inner = "for i in nl.affine_range(outer)", "for j in nl.static_range(2)"
     assert list(found) == [(), (outer,), (outer, inner)]
     assert [found[path].live_bytes for path in found] == [4768] * 3
-    assert [found[path].own_bytes for path in found] == [4768, 4256, 0]
+    assert [found[path].inner_bytes for path in found] == [4768, 4256, 0]
     assert [found[path].events for path in found] == [22, 21, 6]
     assert found[outer,].path[0].where.line == line_of(outer)
 
@@ -168,7 +168,7 @@ def test_two_halves_of_a_tile_are_shown_beside_each_other() -> None:
     assert [(use.offset, use.first_partition) for use in sbuf.uses] == [(0, 0), (0, 64)]
     assert sbuf.peak_bytes == sbuf.high_water_bytes == 400
     assert sbuf.live_bytes.tolist() == [400] * 4
-    assert [level.own_bytes for level in sbuf.levels] == [400]
+    assert [level.inner_bytes for level in sbuf.levels] == [400]
     assert sbuf.largest_free_size(0) == sbuf.usable_bytes // 4
 
 

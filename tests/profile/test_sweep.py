@@ -14,8 +14,8 @@ import pytest
 from simulate.cli import main
 from simulate.hardware import hardware
 from simulate.occupancy import sweep
-from simulate.occupancy.bars import Bar, Bars, drawn, svg
-from simulate.occupancy.sweep import CapacityEnd, Trial, capacity_end
+from simulate.occupancy.bars import Bar, Bars, draw_bars, draw_bars_svg
+from simulate.occupancy.sweep import CapacityEnd, Trial, find_capacity_end
 from simulate.run.launch import Launch
 from simulate.run.observers import Observer, observing
 from tests.timing import kernels
@@ -132,7 +132,7 @@ def trial(size: int, most: int, refuses: Callable[[int], bool] = lambda size: Fa
 def test_bisection_finds_the_last_that_fits(
     sizes: tuple[int, ...], most: int, found: CapacityEnd | None
 ) -> None:
-    assert capacity_end([trial(size, most) for size in sizes], lambda size: trial(size, most)) == found
+    assert find_capacity_end([trial(size, most) for size in sizes], lambda size: trial(size, most)) == found
 
 
 def test_bisection_stops_at_a_size_that_is_refused_for_another_reason() -> None:
@@ -140,7 +140,7 @@ def test_bisection_stops_at_a_size_that_is_refused_for_another_reason() -> None:
         return 9 <= size <= 12
 
     tried = [trial(size, 8, refuses) for size in (1, 8, 10, 16)]
-    found = capacity_end(tried, lambda size: trial(size, 8, refuses))
+    found = find_capacity_end(tried, lambda size: trial(size, 8, refuses))
     assert found == CapacityEnd(8, 16, 1, Trial(12, None, "NKW-KERNEL-CALL", "refused"))
 
 
@@ -189,7 +189,10 @@ def test_progress_names_the_size_also_while_the_end_of_capacity_is_sought(
     [
         (["k.py:held", "f32[128,64]", "--sweep", "N=1,2"], "the size N stands in no argument"),
         (["k.py:held", "f32[128,NN]", "--sweep", "N=1,2"], "the size N stands in no argument"),
-        (["--sweep", "N=1,2", "k.py", "f32[N]"], "--sweep takes a kernel, FILE.py:NAME or MODULE:NAME"),
+        (
+            ["--sweep", "N=1,2", "k.py", "f32[N]"],
+            "--sweep takes a kernel, k.py names none; give FILE.py:NAME or MODULE:NAME",
+        ),
         (["k.py:held", "f32[128,N]", "--sweep", "N=1", "--trace", "t"], "--trace takes one launch"),
         (["k.py:held", "f32[128,N]", "--sweep", "N=1", "--against", "p.json"], "--against takes one launch"),
     ],
@@ -242,7 +245,7 @@ def test_a_sweep_writes_a_page_a_picture_and_a_document(capsys: Capture) -> None
 
 def test_bars_are_as_long_as_what_they_show() -> None:
     bars = (Bar("1", (0.0, 0.0), "none"), Bar("16", (23.0, 0.0), "half"), Bar("256", (0.001, 45.999), "all"))
-    assert drawn(Bars("time", ("floor", "rest"), bars), 80) == [
+    assert draw_bars(Bars("time", ("floor", "rest"), bars), 80) == [
         "time: # floor, - rest",
         "  1" + 48 * " " + "none",
         " 16 " + 23 * "#" + 24 * " " + "half",
@@ -250,7 +253,7 @@ def test_bars_are_as_long_as_what_they_show() -> None:
     ]
     limited = Bars("SBUF", ("live",), (Bar("1", (11.5,), "fits"), Bar("2", (46.0,), "no")), 23.0)
     for columns, half in ((80, 23), (55, 23), (20, 6)):
-        assert drawn(limited, columns) == [
+        assert draw_bars(limited, columns) == [
             "SBUF: # live, | limit 23",
             "1 " + (half + 1) // 2 * "#" + half // 2 * " " + "|" + (half + 1) * " " + "fits",
             "2 " + half * "#" + "|" + half * "#" + " no",
@@ -261,7 +264,7 @@ def test_bars_of_the_picture_have_the_same_scale() -> None:
     chart = Bars(
         "SBUF", ("live",), (Bar("1", (50.0,), ""), Bar("<2>", (200.0,), ""), Bar("3", (0.0,), "")), 100.0
     )
-    root = ElementTree.fromstring(svg([chart]))
+    root = ElementTree.fromstring(draw_bars_svg([chart]))
     assert (
         len([each for each in root.iter() if each.get("fill")]) == 3
     )  # the legend's, and bars longer than nothing

@@ -15,7 +15,7 @@ from simulate.cli import main
 from simulate.hardware import hardware
 from simulate.run.launch import unwrap_kernel
 from simulate.tune.measuring import Bench, Outcome, Subject
-from simulate.tune.parameters import tunable
+from simulate.tune.parameters import read_declaration
 from simulate.tune.search import Proposals, search
 from simulate.tune.workers import Here
 from tests.interruptible import ROOT, started, stopped
@@ -108,12 +108,12 @@ def test_a_search_finds_the_best_of_many_candidates_in_few_trials() -> None:
 
     plain_kernel.__globals__["PARAMETERS"] = rows
     try:
-        kernel = tunable(plain_kernel)
+        kernel = read_declaration(plain_kernel)
     finally:
         del plain_kernel.__globals__["PARAMETERS"]
 
     class Formula:
-        def measured(self, batch, until):
+        def measure(self, batch, until):
             for place, each in reversed(list(enumerate(batch))):  # in any order
                 yield place, time_of(each)
 
@@ -244,7 +244,7 @@ def test_refuses_to_write_for_a_kernel_without_buckets(capsys: Capture) -> None:
         ('"columns", 128,', '"columns", 100,', "is not (name, default, domain)"),
         ('"columns", 128,', '"columns", 128, 3,', "is not (name, default, domain)"),
         ("(128, 512,", "(128, 128,", "is not (name, default, domain)"),
-        ('"engine", ', '"columns", ', "has two rows of one name"),
+        ('"engine", ', '"columns", ', "has two rows with the same name"),
     ],
 )
 def test_refuses_what_is_no_declaration(old: str, new: str, why: str, capsys: Capture) -> None:
@@ -260,7 +260,7 @@ def test_refuses_a_script_given_values_and_what_is_no_count(capsys: Capture) -> 
     assert main(["tune", "doubled.py"]) == 2
     assert "doubled.py names no kernel" in capsys.readouterr().err
     assert main([*SMALL, "tuning={}"]) == 2
-    assert "tuning= is what the search chooses" in capsys.readouterr().err
+    assert "tuning= is chosen by the search" in capsys.readouterr().err
     for option in ("--trials=0", "--seconds=0", "--jobs=none", "--seed=-1"):
         with pytest.raises(SystemExit) as left:
             main([*SMALL, option])
@@ -278,11 +278,11 @@ def test_a_kernel_that_fails_with_its_defaults_is_no_search(capsys: Capture) -> 
 def test_without_the_extras_one_sentence_names_them(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert main([*SMALL, "--jobs", "1"]) == 2
-    said = "error: [NKW-TUNE-EXTRA] tune needs optuna; pip install 'nki-workbench[tune]'\n"
+    said = "error: [NKW-TUNE-EXTRA] tune needs optuna, which is not installed; pip install 'nki-workbench[tune]'\n"
     assert capsys.readouterr().err.endswith(said)
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main([*SMALL, "--cluster", "local"]) == 2
-    said = "error: [NKW-TUNE-EXTRA] --cluster needs Ray; pip install 'nki-workbench[cluster]'\n"
+    said = "error: [NKW-TUNE-EXTRA] --cluster needs Ray, which is not installed; pip install 'nki-workbench[cluster]'\n"
     assert capsys.readouterr().err.endswith(said)
 
 
@@ -296,14 +296,14 @@ def test_what_a_kernel_prints_stays_out_of_the_report(capfd: pytest.CaptureFixtu
 
 
 def test_proposals_are_all_candidates_once() -> None:
-    bench = Bench(Subject.of("doubled.py:doubled", ["f32[128,512]"], "program"))
-    kernel = tunable(unwrap_kernel(bench.kernel))
+    bench = Bench(Subject.from_arguments("doubled.py:doubled", ["f32[128,512]"], "program"))
+    kernel = read_declaration(unwrap_kernel(bench.kernel))
     proposals = Proposals(kernel.parameters, 0)
     asked = [proposals.candidate(proposals.next()) for _ in range(kernel.candidates)]
     assert len({tuple(each.items()) for each in asked}) == kernel.candidates
     workers = Here(bench)
-    assert [place for place, _ in workers.measured(asked, float("inf"))] == list(range(kernel.candidates))
-    assert list(workers.measured(asked, 0.0)) == []
+    assert [place for place, _ in workers.measure(asked, float("inf"))] == list(range(kernel.candidates))
+    assert list(workers.measure(asked, 0.0)) == []
 
 
 @pytest.mark.deep
