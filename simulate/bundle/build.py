@@ -46,14 +46,14 @@ from simulate.timing import Reading
 from simulate.verification.bound import (
     Reference,
     answer,
-    contractions_of,
+    compute_truth,
+    count_contractions,
+    derive_terms,
     longest_chain,
-    stored,
-    terms_of,
-    truth_of,
+    saturate,
 )
-from simulate.verification.inputs import Call, results
-from simulate.verification.judging import beside
+from simulate.verification.inputs import Call, convert_results
+from simulate.verification.judging import find_reference
 
 MOST_CASE_BYTES = 10_000_000
 """The largest arrays of one case, so that a bundle of one kernel stays below 10 MB."""
@@ -102,10 +102,10 @@ class Program:
         self.module, file = module_of(kernel, words)
         self.imports = collect(sources, self.module, file)
         self.cores = read_core_count(kernel.__name__, None, Level.of()) if cores is None else cores
-        own = call.copied()
+        own = call.copy_arrays()
         with gathered() as seen:
             launch = launch_on(kernel, words, [(own.args, own.keywords)], Mode.eager, chip=chip, cores=cores)
-        self.outputs = results(launch.outputs[0])
+        self.outputs = convert_results(launch.outputs[0])
         self.written = [_argument_of(each, kernel, own) for each in self.outputs]
         self.predicted = predicted(launch, file.parents[self.module.count(".")])
         self.instructions = instructions(launch.streams)
@@ -140,27 +140,27 @@ class Program:
         contradicts.
         """
         try:
-            reference = self._reference or beside(self._kernel, self._kernel.__name__)
+            reference = self._reference or find_reference(self._kernel, self._kernel.__name__)
         except NkwError:
             own = self._kernel.__name__
             return [None] * len(outputs), f"there is no {own}_reference beside {own}"
         try:
             if self._contractions is None:
-                self._contractions = contractions_of(
-                    reference, call.copied(), answer(reference, call.copied())
+                self._contractions = count_contractions(
+                    reference, call.copy_arrays(), answer(reference, call.copy_arrays())
                 )
-            truth = truth_of(reference, call, self._contractions)
+            truth = compute_truth(reference, call, self._contractions)
         except Exception as error:  # whatever the reference of a user does
             return [None] * len(outputs), f"the reference fails: {type(error).__name__}: {error!s:.100}"
         if len(truth.arrays) != len(outputs):
             raise refused(f"{name} returns {len(outputs)} arrays, its reference {len(truth.arrays)}")
         tolerances: list[Tolerance | None] = []
         for number, (output, exact) in enumerate(zip(outputs, truth.arrays)):
-            terms = terms_of(output, number, truth, call, self._streams, self._chain)
+            terms = derive_terms(output, number, truth, call, self._streams, self._chain)
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", WeakComparison)
-                    found = compare(output, stored(exact, output), *terms)
+                    found = compare(output, saturate(exact, output), *terms)
             except Mismatch as error:
                 raise refused(
                     f"output {number} of {name} is wrong here already: {error}; nkw verify says more"

@@ -24,7 +24,7 @@ from simulate.bundle.manifest import ARRAY, RESULT, WEIGHT, ZEROS, Argument, Ont
 from simulate.bundle.reading import bits_of, refused
 from simulate.bundle.run import tile_digests
 from simulate.hardware import Hardware
-from simulate.verification.inputs import Call, results
+from simulate.verification.inputs import Call, convert_results
 
 MOST_OUTPUT_BYTES = 4_000_000
 """The largest output whose values travel, such as logits of a million tokens; of others the digests of tiles do."""
@@ -111,10 +111,10 @@ class LaunchCases(Cases):
             self._argument(parameter, value, name) for parameter, value in named_arguments(kernel, call)
         )
         of_weights = {id(value) for value, each in zip(args, arguments) if each.kind == WEIGHT}
-        before = call.mapped(lambda array, _: array if id(array) in of_weights else array.copy())
+        before = call.map_arrays(lambda array, _: array if id(array) in of_weights else array.copy())
         first, program = self._program(kernel, words, before, name)
         returned, earlier = launch(), dict(named_arguments(kernel, before))
-        outputs = results(returned)
+        outputs = convert_results(returned)
         tolerances, why = program.tolerances(before, outputs, name)
         described = []
         for number, array in enumerate(outputs):

@@ -1,4 +1,4 @@
-"""The bound on the error of a right kernel, derived from its reference, its dtypes and its stream.
+"""Bound on the error of a right kernel, derived from its reference, its dtypes and its stream.
 
 `simulate.testing.tolerance` turns four facts into a bound; here each of them is found, none is chosen:
 
@@ -27,7 +27,7 @@ import numpy as np
 from simulate.run.exits import convert_exits
 from simulate.run.stream import READ, Stream
 from simulate.testing import roundoff
-from simulate.verification.inputs import Call, is_float, nudged, poisoned, results
+from simulate.verification.inputs import Call, convert_results, is_float, nudge, poison
 
 _NUDGE = roundoff("float32")
 _NUDGES = 3  # of which the median counts: a comparison that tips over in one of them is no condition
@@ -37,52 +37,54 @@ Reference = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Truth:
-    """What the reference returns in float64, and for each result the terms of the tolerance, see `tolerance`."""
+    """Results of the reference in float64, and for each result the terms of `simulate.testing.tolerance`."""
 
     arrays: Sequence[np.ndarray]
     magnitudes: Sequence[float]
     contractions: Sequence[int]
 
 
-def truth_of(reference: Reference, call: Call, contractions: Sequence[int]) -> Truth:
-    """The truth for a call and its terms. Raises what the reference raises."""
+def compute_truth(reference: Reference, call: Call, contractions: Sequence[int]) -> Truth:
+    """Return the reference's results in float64 with their terms. Errors of the reference are not caught."""
     arrays = answer(reference, call)
     return Truth(arrays, _magnitudes(reference, call, arrays), contractions)
 
 
 def answer(reference: Reference, call: Call) -> Sequence[np.ndarray]:
-    """What the reference returns for a call with its floats in float64."""
-    return _quietly(reference, call.widened())
+    """Call the reference with its floats in float64 and return its results."""
+    return _quietly(reference, call.widen_floats())
 
 
-def own_precision(reference: Reference, call: Call) -> list[Any]:
-    """The dtype of each result of the reference, called with the arguments in their own dtypes.
+def find_result_dtypes(reference: Reference, call: Call) -> list[Any]:
+    """Call the reference with the arguments in their own dtypes and return the dtype of each result.
 
-    None stands for a result that is no float. The list is empty where the reference refuses these dtypes.
+    The dtype of a result that is not a float is None. The list is empty if the reference refuses these dtypes.
     """
     try:
-        return [each.dtype if is_float(each) else None for each in _quietly(reference, call.copied())]
+        return [
+            result.dtype if is_float(result) else None for result in _quietly(reference, call.copy_arrays())
+        ]
     except Exception:  # numpy has no bfloat16 of its own; many of its functions refuse it
         return []
 
 
 def _quietly(reference: Reference, call: Call) -> Sequence[np.ndarray]:
     with np.errstate(all="ignore"), convert_exits("the reference"):
-        return results(reference(*call.args, **call.keywords), "reference")
+        return convert_results(reference(*call.args, **call.keywords), "reference")
 
 
 def _magnitudes(reference: Reference, call: Call, arrays: Sequence[np.ndarray]) -> list[float]:
-    moved = [_quietly(reference, nudged(call.widened(), _NUDGE, seed)) for seed in range(_NUDGES)]
-    found = []
+    moved = [_quietly(reference, nudge(call.widen_floats(), _NUDGE, seed)) for seed in range(_NUDGES)]
+    magnitudes = []
     for number, truth in enumerate(arrays):
         with np.errstate(invalid="ignore"):
-            steps = [np.abs(each[number].astype(np.float64) - truth) / _NUDGE for each in moved]
-        found.append(max(largest_finite(truth), largest_finite(_median(*steps))))
-    return found
+            steps = [np.abs(outputs[number].astype(np.float64) - truth) / _NUDGE for outputs in moved]
+        magnitudes.append(max(largest_finite(truth), largest_finite(_median(*steps))))
+    return magnitudes
 
 
 def _median(one: np.ndarray, two: np.ndarray, three: np.ndarray) -> np.ndarray:
-    """The middle one of three values, NaN where one of them is; np.median sorts and takes 20 times as long."""
+    """Return the median of three arrays, with NaN where one has it; np.median sorts and takes 20 times as long."""
     return np.maximum(np.minimum(one, two), np.minimum(np.maximum(one, two), three))
 
 
@@ -92,29 +94,29 @@ def largest_finite(array: np.ndarray) -> float:
     return float(values[np.isfinite(values)].max(initial=0.0))
 
 
-def contractions_of(reference: Reference, call: Call, arrays: Sequence[np.ndarray]) -> list[int]:
-    """For each result, the elements that one element of it combines: counted by the NaN that one element spreads.
+def count_contractions(reference: Reference, call: Call, arrays: Sequence[np.ndarray]) -> list[int]:
+    """Return, for each result, how many elements one of its elements combines, counted by the NaN that spreads.
 
     `arrays` is what the reference returns for the call.
     """
     together = sum({size for array in call.floats for size in array.shape})
     combined = [0.0] * len(arrays)
-    wide = call.widened()
-    for place, array in enumerate(call.arrays):
+    wide = call.widen_floats()
+    for position, array in enumerate(call.arrays):
         if not is_float(array):
             continue
         try:
             tries = [
-                _quietly(reference, poisoned(wide, place, element))
+                _quietly(reference, poison(wide, position, element))
                 for element in {0, array.size // 2, array.size - 1}
             ]
         except Exception:  # a reference that refuses NaN
             return [together] * len(arrays)
         for number, truth in enumerate(arrays):
-            reached = max(_new_nan(each[number], truth) for each in tries)
+            reached = max(_new_nan(attempt[number], truth) for attempt in tries)
             # A reference that removes NaN, such as np.nan_to_num, shows nothing: the extents are what is left to go by.
             combined[number] += reached * array.size / max(1, truth.size) if reached else together
-    return [min(together, int(np.ceil(each))) for each in combined]
+    return [min(together, int(np.ceil(count))) for count in combined]
 
 
 def _new_nan(tried: np.ndarray, truth: np.ndarray) -> int:
@@ -124,7 +126,7 @@ def _new_nan(tried: np.ndarray, truth: np.ndarray) -> int:
 
 
 def longest_chain(streams: Iterable[Stream], into: Any = None) -> int:
-    """The length of the longest chain of instructions in a launch.
+    """Return the length of the longest chain of dependent instructions in a launch.
 
     In a chain each instruction reads a tensor that the instruction before it wrote. With `into`, only instructions
     that round into this dtype count. A DMA between two tensors of the dtype moves bits and rounds nothing.
@@ -134,10 +136,10 @@ def longest_chain(streams: Iterable[Stream], into: Any = None) -> int:
         dtypes = [record.dtype for record in stream.tensors]
         for index in range(len(stream)):
             accesses = stream.accesses(index)
-            reads = [each.tensor for each in accesses if each.mode == READ]
+            reads = [access.tensor for access in accesses if access.mode == READ]
             before = max((chains[stream.rank, tensor] for tensor in reads), default=0)
             moves = stream.costs[stream.cost_ids[index]].dma is not None
-            for written in (each.tensor for each in accesses if each.mode != READ):
+            for written in (access.tensor for access in accesses if access.mode != READ):
                 rounds = into is None or (
                     dtypes[written] == into
                     and not (moves and all(dtypes[tensor] == into for tensor in reads))
@@ -148,7 +150,7 @@ def longest_chain(streams: Iterable[Stream], into: Any = None) -> int:
 
 
 class Terms(NamedTuple):
-    """The terms of the bound of one output, see `simulate.testing.tolerance`."""
+    """Terms of the bound of one output, see `simulate.testing.tolerance`."""
 
     magnitude: float
     contraction: int
@@ -156,19 +158,19 @@ class Terms(NamedTuple):
     through: Any
 
 
-def terms_of(
+def derive_terms(
     output: np.ndarray, number: int, truth: Truth, call: Call, streams: Sequence[Stream], chain: int
 ) -> Terms:
-    """The terms for output `number` of a kernel; `chain` is the longest chain of its instructions."""
-    dtypes = [each.dtype for each in call.floats]
-    through = narrowest(dtypes + ([output.dtype] if is_float(output) else []))
+    """Return the terms for output `number` of a kernel; `chain` is the longest chain of its instructions."""
+    dtypes = [array.dtype for array in call.floats]
+    through = find_narrowest(dtypes + ([output.dtype] if is_float(output) else []))
     rounded = longest_chain(streams, through.name) - (output.dtype == through)
     roundings = 1 + max(0, min(len(dtypes), rounded))
     return Terms(truth.magnitudes[number], truth.contractions[number] + chain, roundings, through)
 
 
-def stored(exact: np.ndarray, output: np.ndarray) -> np.ndarray:
-    """The truth with an infinity where the output's dtype has no value as large."""
+def saturate(exact: np.ndarray, output: np.ndarray) -> np.ndarray:
+    """Return the truth with infinity wherever it exceeds the range of the output's dtype."""
     if not is_float(output):
         return exact
     with np.errstate(invalid="ignore"):
@@ -179,15 +181,15 @@ def stored(exact: np.ndarray, output: np.ndarray) -> np.ndarray:
         )
 
 
-def narrowest(dtypes: Iterable[Any]) -> Any:
-    """The float dtype with the largest roundoff, float32 where there is none."""
-    return max([np.dtype(np.float32), *(np.dtype(each) for each in dtypes)], key=_coarseness)
+def find_narrowest(dtypes: Iterable[Any]) -> Any:
+    """Return the float dtype with the largest roundoff, or float32 if there is none."""
+    return max([np.dtype(np.float32), *(np.dtype(dtype) for dtype in dtypes)], key=_coarseness)
 
 
 def _coarseness(dtype: Any) -> float:
     return 0.0 if dtype == np.float64 else roundoff(dtype)
 
 
-def narrower(dtype: Any, other: Any) -> bool:
-    """Whether a float dtype rounds more coarsely than another one."""
+def is_narrower(dtype: Any, other: Any) -> bool:
+    """Return whether a float dtype rounds more coarsely than another one."""
     return _coarseness(np.dtype(dtype)) > _coarseness(np.dtype(other))

@@ -1,4 +1,4 @@
-"""`nkw verify`: one verdict on a kernel by name."""
+"""Command `nkw verify`: one verdict on a kernel by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from simulate.verification.verdict import Verdict
 
 
 def verify_command(options: argparse.Namespace) -> int:
-    """Print the verdict; returns the exit status. Output of the kernel and of the reference goes to stderr."""
+    """Print the verdict and return the exit status; output of the kernel and the reference goes to stderr."""
     if not names_a_kernel(options.script):
         error(f"{options.script:.60} names no kernel; give FILE.py:NAME or MODULE:NAME")
         return 2
@@ -41,7 +41,7 @@ def verify_command(options: argparse.Namespace) -> int:
             if not bound(options):
                 return 2
             verdict = _judged(options, reference)
-            show(verdict.parts())
+            show(verdict.build_text())
             contents.update(verdict.as_json())
     except NoVerdict as failed:
         return without_verdict(failed)
@@ -52,13 +52,18 @@ def verify_command(options: argparse.Namespace) -> int:
 
 
 def _judged(options: argparse.Namespace, named: str) -> Verdict:
-    """Return the verdict. Raises NoVerdict and InvalidArgument where nothing can be judged."""
-    count, at = InstructionCount(), "trial 1"
+    """Return the verdict.
 
-    def told(trials: Sequence[Any], _: str) -> Iterator[Any]:
-        nonlocal at
+    Raises:
+        NoVerdict: The kernel or the reference ended, crashed or failed.
+        InvalidArgument: The arguments or the reference cannot be used.
+    """
+    count, current = InstructionCount(), "trial 1"
+
+    def count_trials(trials: Sequence[Any], _: str) -> Iterator[Any]:
+        nonlocal current
         for number, trial in enumerate(trials, 2):
-            at = f"trial {number} of {len(trials) + 1}"
+            current = f"trial {number} of {len(trials) + 1}"
             yield trial
 
     with (
@@ -66,9 +71,9 @@ def _judged(options: argparse.Namespace, named: str) -> Verdict:
         importing_from(folder_of(named)),
         importing_from(folder_of(options.script)),
         observing(count),
-        working(lambda: f"{options.script}: {at}, {count.instructions:,} instructions"),
+        working(lambda: f"{options.script}: {current}, {count.instructions:,} instructions"),
     ):
         kernel = callable_named(options.script)
         reference = callable_named(named) if options.reference else None
         args, keywords = call_of(options.arguments)
-        return verify(kernel, args, reference, keywords=keywords, progress=told)
+        return verify(kernel, args, reference, keywords=keywords, progress=count_trials)

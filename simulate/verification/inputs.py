@@ -1,4 +1,4 @@
-"""The arguments of the trials: random, large and zero values, NaN, and sizes one less and one more.
+"""Arguments of the trials: random, large and zero values, NaN, and sizes one less and one more.
 
 Float arrays are filled anew for each trial; only their shapes and dtypes are taken from the caller. Integers are often
 indices, so a trial keeps the values of an integer array and changes their order. A kernel that ignores an index then
@@ -24,98 +24,100 @@ _AXES_TRIED = 3  # extents that are made one less and one more
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of one call of a kernel and of its reference."""
+    """Arguments of one call of a kernel and of its reference."""
 
     args: tuple[Any, ...]
     keywords: dict[str, Any]
 
     @property
     def arrays(self) -> list[np.ndarray]:
-        """The arrays among the arguments, in order."""
-        return [each for each in (*self.args, *self.keywords.values()) if isinstance(each, np.ndarray)]
+        """Arrays among the arguments, in order."""
+        return [
+            argument for argument in (*self.args, *self.keywords.values()) if isinstance(argument, np.ndarray)
+        ]
 
     @property
     def floats(self) -> list[np.ndarray]:
-        """The arrays of floats among the arguments, in order."""
-        return [each for each in self.arrays if is_float(each)]
+        """Arrays of floats among the arguments, in order."""
+        return [array for array in self.arrays if is_float(array)]
 
-    def mapped(self, change: Callable[[np.ndarray, int], np.ndarray]) -> Call:
-        """The call with each array changed; `change` gets the array and its place among the arrays."""
-        places = iter(range(len(self.arrays)))
+    def map_arrays(self, change: Callable[[np.ndarray, int], np.ndarray]) -> Call:
+        """Return the call with each array changed; `change` gets the array and its position among the arrays."""
+        positions = iter(range(len(self.arrays)))
 
         def new(value: Any) -> Any:
-            return change(value, next(places)) if isinstance(value, np.ndarray) else value
+            return change(value, next(positions)) if isinstance(value, np.ndarray) else value
 
         return Call(tuple(map(new, self.args)), {name: new(value) for name, value in self.keywords.items()})
 
-    def copied(self) -> Call:
-        """The call on copies of its arrays."""
-        return self.mapped(lambda array, _: array.copy())
+    def copy_arrays(self) -> Call:
+        """Return the call with copies of its arrays."""
+        return self.map_arrays(lambda array, _: array.copy())
 
-    def widened(self) -> Call:
-        """The call with its floats in float64."""
-        return self.mapped(lambda array, _: array.astype(np.float64) if is_float(array) else array.copy())
+    def widen_floats(self) -> Call:
+        """Return the call with its floats in float64."""
+        return self.map_arrays(lambda array, _: array.astype(np.float64) if is_float(array) else array.copy())
 
     def __str__(self) -> str:
-        return " ".join("x".join(map(str, each.shape)) for each in self.arrays)
+        return " ".join("x".join(map(str, array.shape)) for array in self.arrays)
 
 
 def is_float(array: np.ndarray) -> bool:
-    """Whether an array holds floats, also the narrow ones that numpy does not know."""
+    """Return whether an array holds floats, including the narrow dtypes that NumPy does not know."""
     return array.dtype.kind not in "biu"
 
 
-def random(call: Call, seed: int) -> Call:
-    """Normally distributed floats; integers in random order."""
+def draw_random(call: Call, seed: int) -> Call:
+    """Return the call with normally distributed floats, and integers in random order."""
 
-    def fill(array: np.ndarray, place: int) -> np.ndarray:
-        generator = np.random.default_rng((seed, place))
+    def fill(array: np.ndarray, position: int) -> np.ndarray:
+        generator = np.random.default_rng((seed, position))
         if is_float(array):
             return generator.standard_normal(array.shape).astype(array.dtype)
         return generator.permutation(array.reshape(-1)).reshape(array.shape)
 
-    return call.mapped(fill)
+    return call.map_arrays(fill)
 
 
-def large(call: Call) -> Call:
-    """Random floats times 2**10, or less where their squares would overflow; integers in reverse order."""
+def draw_large(call: Call) -> Call:
+    """Return the call with random floats times 2**10, or less if squares overflow, and integers reversed."""
 
-    def fill(array: np.ndarray, place: int) -> np.ndarray:
+    def fill(array: np.ndarray, position: int) -> np.ndarray:
         if not is_float(array):
             return array.reshape(-1)[::-1].reshape(array.shape)
         most = math.floor(math.log2(float(ml_dtypes.finfo(array.dtype).max)) / 2) - _NORMAL_EXPONENT
-        values = np.random.default_rng(place).standard_normal(array.shape)
+        values = np.random.default_rng(position).standard_normal(array.shape)
         return (values * 2.0 ** min(_LARGE_EXPONENT, max(most, 0))).astype(array.dtype)
 
-    return call.mapped(fill)
+    return call.map_arrays(fill)
 
 
-def zeros(call: Call) -> Call:
-    """Zeros, also for integers."""
-    return call.mapped(lambda array, _: np.zeros(array.shape, array.dtype))
+def fill_zeros(call: Call) -> Call:
+    """Return the call with zeros in all arrays."""
+    return call.map_arrays(lambda array, _: np.zeros(array.shape, array.dtype))
 
 
-def half_zeros(call: Call) -> Call:
-    """The call with about half of its floats zero, in each array others: a comparison with 0 decides for both sides."""
+def clear_half(call: Call) -> Call:
+    """Return the call with zeros in place of about half of its floats, so that comparisons with 0 go both ways."""
 
-    def fill(array: np.ndarray, place: int) -> np.ndarray:
-        keeps = np.random.default_rng(place).integers(0, 2, array.shape)
+    def fill(array: np.ndarray, position: int) -> np.ndarray:
+        keeps = np.random.default_rng(position).integers(0, 2, array.shape)
         return array * keeps.astype(array.dtype) if is_float(array) else array
 
-    return call.mapped(fill)
+    return call.map_arrays(fill)
 
 
-def with_nan(call: Call) -> Call:
-    """The call with one NaN in the middle of every float array."""
+def add_nan(call: Call) -> Call:
+    """Return the call with one NaN in the middle of every float array."""
 
-    def fill(array: np.ndarray, place: int) -> np.ndarray:
+    def fill(array: np.ndarray, position: int) -> np.ndarray:
         return _replaced(array, array.size // 2, np.nan) if is_float(array) else array
 
-    return call.mapped(fill)
+    return call.map_arrays(fill)
 
 
-def ragged(call: Call) -> Iterator[tuple[str, Call]]:
-    """The call with one extent one less and one more, in all arrays that have it, and the new extent as a name.
+def vary_extents(call: Call) -> Iterator[tuple[str, Call]]:
+    """Yield the new extent as a name and the call with it: one extent, one less and one more, in all arrays.
 
     Extents of 1 stay, so that what is broadcast stays broadcast. Of many extents the first three are changed. Floats
     are zeros, to be filled; integers repeat their lowest values, so that indices stay valid.
@@ -123,11 +125,11 @@ def ragged(call: Call) -> Iterator[tuple[str, Call]]:
     extents = list(dict.fromkeys(size for array in call.arrays for size in array.shape if size > 1))
     for extent in extents[:_AXES_TRIED]:
         for size in (extent - 1, extent + 1):
-            yield f"{size}", call.mapped(lambda array, _: _resized(array, extent, size))  # noqa: B023
+            yield f"{size}", call.map_arrays(lambda array, _: _resized(array, extent, size))  # noqa: B023
 
 
 def _resized(array: np.ndarray, extent: int, size: int) -> np.ndarray:
-    shape = tuple(size if each == extent else each for each in array.shape)
+    shape = tuple(size if length == extent else length for length in array.shape)
     if is_float(array):
         return np.zeros(shape, array.dtype)
     if shape == array.shape:
@@ -136,21 +138,23 @@ def _resized(array: np.ndarray, extent: int, size: int) -> np.ndarray:
     return np.resize(lowest, shape)
 
 
-def poisoned(call: Call, place: int, element: int) -> Call:
-    """The call with NaN in one element of its array number `place`."""
-    return call.mapped(lambda array, at: _replaced(array, element, np.nan) if at == place else array)
+def poison(call: Call, position: int, element: int) -> Call:
+    """Return the call with NaN in one element of the array at a position."""
+    return call.map_arrays(
+        lambda array, index: _replaced(array, element, np.nan) if index == position else array
+    )
 
 
-def nudged(call: Call, by: float, seed: int) -> Call:
-    """The call with every float multiplied by 1 + `by` or 1 - `by`, at random."""
+def nudge(call: Call, by: float, seed: int) -> Call:
+    """Return the call with every float multiplied by 1 + `by` or 1 - `by`, at random."""
 
-    def fill(array: np.ndarray, place: int) -> np.ndarray:
+    def fill(array: np.ndarray, position: int) -> np.ndarray:
         if not is_float(array):
             return array
-        signs = np.random.default_rng((seed, place)).integers(0, 2, array.shape) * 2 - 1
+        signs = np.random.default_rng((seed, position)).integers(0, 2, array.shape) * 2 - 1
         return array * (1 + by * signs)
 
-    return call.mapped(fill)
+    return call.map_arrays(fill)
 
 
 def _replaced(array: np.ndarray, element: int, value: float) -> np.ndarray:
@@ -160,21 +164,21 @@ def _replaced(array: np.ndarray, element: int, value: float) -> np.ndarray:
 
 
 class NotArrays(NoVerdict):
-    """A result of a kernel or a reference that is neither an array nor a number."""
+    """Error for a result of a kernel or a reference that is neither an array nor a number."""
 
 
-def results(returned: Any, what: str = "kernel") -> Sequence[np.ndarray]:
-    """Return the results of a call as arrays; `what` ("kernel", "reference") was called. Raises NotArrays."""
+def convert_results(returned: Any, callee: str = "kernel") -> Sequence[np.ndarray]:
+    """Return the results of a call as arrays; `callee` ("kernel", "reference") was called. Raises NotArrays."""
     several = returned if isinstance(returned, (tuple, list)) else (returned,)
     arrays = []
-    for each in several:
+    for result in several:
         try:
-            array = np.asarray(each)
+            array = np.asarray(result)
         except (ValueError, TypeError, RuntimeError):  # rows of different lengths, a tensor of a device
             array = np.empty(0, object)
         if array.dtype.kind in "OSUmMc" or (array.dtype.kind == "V" and array.dtype.names is not None):
-            seen = "None" if each is None else f"a {type(each).__name__}"
-            said = f"the {what} returns {seen}; return an array of real numbers, or a tuple of arrays"
-            raise NotArrays("NKW-VERIFY", said)
+            seen = "None" if result is None else f"a {type(result).__name__}"
+            sentence = f"the {callee} returns {seen}; return an array of real numbers, or a tuple of arrays"
+            raise NotArrays("NKW-VERIFY", sentence)
         arrays.append(array)
     return arrays

@@ -1,4 +1,4 @@
-"""`verify`: a kernel on many values and sizes, its detectors, and its predicted time."""
+"""Function `verify`: a kernel on many values and sizes, its detectors, and its predicted time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from simulate.run import Launch, Mode, target_hardware
 from simulate.run.environment import RANKS_VARIABLE, read_core_count, read_rank_count
 from simulate.run.launch import unwrap_kernel
 from simulate.verification import inputs
-from simulate.verification.bound import Reference, answer, contractions_of
+from simulate.verification.bound import Reference, answer, count_contractions
 from simulate.verification.inputs import Call, NotArrays
 from simulate.verification.statistical_trials import statistical_trials
 from simulate.verification.timed_reference import TimedReference
@@ -32,8 +32,8 @@ from simulate.verification.trial import (
     not_judged,
     reached_user_code,
     refusal,
+    run_trial,
     short,
-    tried,
 )
 from simulate.verification.verdict import Speed, Verdict
 from simulate.world import launch
@@ -54,7 +54,7 @@ def verify(
     target: str | None = None,
     progress: _Progress = lambda trials, _: trials,
 ) -> Verdict:
-    """Whether a kernel is right and clean, how fast it is predicted to be, and what bounds it.
+    """Judge whether a kernel is right and clean, how fast it is predicted to be, and what bounds it.
 
     `kernel(*arguments, **keywords)` is compared with `reference(*arguments, **keywords)`,
     which gets its floats in float64 and returns an array or a tuple of arrays. Without a reference, the function
@@ -76,67 +76,71 @@ def verify(
         raise refusal(f"{ONE_RANK}, and {RANKS_VARIABLE} asks for more: unset it; {SEVERAL_RANKS}")
     function = unwrap_kernel(kernel)
     name = getattr(function, "__name__", "kernel")
-    reference = reference or beside(function, name)
+    reference = reference or find_reference(function, name)
     chip = target_hardware(target)
     call = Call(tuple(arguments), dict(keywords or {}))
     reference = TimedReference(reference)
-    first, second = inputs.random(call, 0), inputs.random(call, 1)
-    truths = _depending(reference, first, second)
-    contractions = contractions_of(reference, first, truths)
+    first, second = inputs.draw_random(call, 0), inputs.draw_random(call, 1)
+    truths = _compute_truths(reference, first, second)
+    contractions = count_contractions(reference, first, truths)
     run = shown_once(partial(_launched, function, name, chip))
     with gathered() as seen:
-        trial = tried("random", run, reference, first, contractions, given=True)
-    advice = lint_launched([each for each, _ in seen.launches])
-    found = collect_findings(seen)
-    findings = _counted([*found, *advice])
+        trial = run_trial("random", run, reference, first, contractions, is_requested=True)
+    advice = lint_launched([launched for launched, _ in seen.launches])
+    reported = collect_findings(seen)
+    findings = _keep_findings([*reported, *advice])
     trials = [trial]
     if trial.launch is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the first trial gave them
             trials += [
-                each() for each in progress(_others(run, reference, call, second, contractions), "trials")
+                make_trial()
+                for make_trial in progress(
+                    list_further_trials(run, reference, call, second, contractions), "trials"
+                )
             ]
-        trials[1] = _not_constant(trials[0], trials[1])
+        trials[1] = _explain_constant(trials[0], trials[1])
         trials[2:2] = statistical_trials(trials[:2])
-        trials = [replace(each, truth=None) for each in trials]
-    remarks = sum(each.severity is Severity.warning for each in advice)
-    tolerated = tuple(sorted({each.code for each in found} - {each.code for each in findings}))
+        trials = [replace(trial, truth=None) for trial in trials]
+    remarks = sum(finding.severity is Severity.warning for finding in advice)
+    tolerated = tuple(sorted({finding.code for finding in reported} - {finding.code for finding in findings}))
     speed = _speed(trial.launch)
     return Verdict(
         name, chip.name, tuple(trials), findings, tolerated, remarks, speed, trial.launch, reference.remark
     )
 
 
-def _others(
+def list_further_trials(
     run: Any, reference: Reference, call: Call, second: Call, contractions: Sequence[int]
 ) -> list[Callable[[], Trial]]:
-    """The trials after the first one, to be run."""
+    """Return functions that run the trials after the first one."""
     values = {
         "other random": second,
-        "large": inputs.large(call),
-        "zeros": inputs.zeros(call),
-        "half zeros": inputs.half_zeros(second),
+        "large": inputs.draw_large(call),
+        "zeros": inputs.fill_zeros(call),
+        "half zeros": inputs.clear_half(second),
     }
     trials: list[Callable[[], Trial]] = [
-        partial(tried, name, run, reference, each, contractions, given=True) for name, each in values.items()
+        partial(run_trial, name, run, reference, trial_call, contractions, is_requested=True)
+        for name, trial_call in values.items()
     ]
-    trials.append(partial(nan_trial, "NaN", run, reference, inputs.with_nan(second)))
+    trials.append(partial(nan_trial, "NaN", run, reference, inputs.add_nan(second)))
     longer = [count + len(call.floats) for count in contractions]  # each argument by one element more
-    for name, sized in inputs.ragged(call):
-        trials.append(partial(_ragged, name, run, reference, inputs.random(sized, 0), longer))
+    for name, sized in inputs.vary_extents(call):
+        trials.append(partial(_ragged, name, run, reference, inputs.draw_random(sized, 0), longer))
     return trials
 
 
 def _ragged(name: str, run: Any, reference: Reference, call: Call, contractions: Sequence[int]) -> Trial:
-    return replace(tried(name, run, reference, call, contractions, given=False), ragged=True)
+    return replace(run_trial(name, run, reference, call, contractions, is_requested=False), ragged=True)
 
 
-def beside(function: Callable[..., Any], name: str) -> Reference:
-    """The function `<kernel>_reference` of the kernel's module. Raises InvalidArgument where there is none."""
-    found = getattr(function, "__globals__", {}).get(f"{name}_reference")
-    if not callable(found):
+def find_reference(function: Callable[..., Any], name: str) -> Reference:
+    """Return the function `<kernel>_reference` of the kernel's module; raise InvalidArgument if there is none."""
+    reference = getattr(function, "__globals__", {}).get(f"{name}_reference")
+    if not callable(reference):
         raise refusal(f"there is no {name}_reference beside {name}; name one with --reference MODULE:NAME")
-    return found  # type: ignore[no-any-return]
+    return reference  # type: ignore[no-any-return]
 
 
 def _launched(function: Callable[..., Any], name: str, chip: Hardware, call: Call) -> Launch:
@@ -144,10 +148,12 @@ def _launched(function: Callable[..., Any], name: str, chip: Hardware, call: Cal
     return launch(function, [(call.args, call.keywords)], chip, cores, Mode.eager, has_grid=cores > 1)
 
 
-def _depending(reference: Reference, first: Call, second: Call) -> list[np.ndarray]:
-    """What the reference returns for the first of two sets of random values.
+def _compute_truths(reference: Reference, first: Call, second: Call) -> list[np.ndarray]:
+    """Return the reference's results for the first of two sets of random values.
 
-    Refuses a reference that returns the same for both: any constant would agree with it.
+    Raises:
+        NotJudged: The reference fails, or returns equal results for both sets: any constant would agree with it.
+        InvalidArgument: The reference does not take these arguments.
     """
     try:
         pairs = list(zip(answer(reference, first), answer(reference, second), strict=True))
@@ -166,18 +172,20 @@ def _depending(reference: Reference, first: Call, second: Call) -> list[np.ndarr
     return [one for one, _ in pairs]
 
 
-def _not_constant(one: Trial, other: Trial) -> Trial:
-    """The second random trial; where it is wrong with the outputs of the first one, the reason says so."""
+def _explain_constant(one: Trial, other: Trial) -> Trial:
+    """Return the second random trial; if its wrong outputs equal those of the first, its reason says so."""
     same = bool(one.outputs) and len(one.outputs) == len(other.outputs)
     if other.outcome is Outcome.wrong and same and all(map(np.array_equal, one.outputs, other.outputs)):
         return replace(other, reason="the output is constant: it is the same for different arguments")
     return other
 
 
-def _counted(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings that make a kernel unclean: as for `check`, warnings of lint are advice."""
+def _keep_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return the findings that make a kernel unclean; warnings of lint are advice, as for `check`."""
     tolerant = Rules.of() is Rules.simulator
-    kept = [each for each in findings if fails_a_check(each, tolerant or each.code.startswith("NKI"))]
+    kept = [
+        finding for finding in findings if fails_a_check(finding, tolerant or finding.code.startswith("NKI"))
+    ]
     return tuple(sort_findings(kept))
 
 
@@ -185,6 +193,6 @@ def _speed(done: Launch | None) -> Speed | None:
     if done is None:
         return None
     try:
-        return Speed.of(profile(done.streams, done.hardware, done.kernel))
+        return Speed.from_profile(profile(done.streams, done.hardware, done.kernel))
     except NkwError:  # ordering requests that cannot be kept, of which a finding tells
         return None

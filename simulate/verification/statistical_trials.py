@@ -29,7 +29,7 @@ def statistical_trials(trials: Sequence[Trial]) -> list[Trial]:
         why = "roundings to 8 bits or to integers have no relative error"
         return [Trial(f"{RMS}, {SLOPE}", first.arguments, Outcome.open, why)]
     chain = longest_chain(first.launch.streams)
-    found: dict[int, Statistic] = {}
+    statistics: dict[int, Statistic] = {}
     for number, output in enumerate(first.outputs):
         truths = [trial.truth for trial in trials if trial.truth is not None]
         if not is_float(output) or any(trial.outputs[number].shape != output.shape for trial in trials):
@@ -45,38 +45,38 @@ def statistical_trials(trials: Sequence[Trial]) -> list[Trial]:
             chain,
         )
         if seen is not None:
-            found[number] = seen
-    if not found:
+            statistics[number] = seen
+    if not statistics:
         return []
     return [
-        _rms(found, len(first.outputs), first.arguments),
-        _slope(found, len(first.outputs), first.arguments),
+        _judge_rms(statistics, len(first.outputs), first.arguments),
+        _judge_slope(statistics, len(first.outputs), first.arguments),
     ]
 
 
-def _rms(found: dict[int, Statistic], outputs: int, arguments: str) -> Trial:
-    number, seen = max(found.items(), key=lambda item: item[1].rms / item[1].rms_allowed)
+def _judge_rms(statistics: dict[int, Statistic], outputs: int, arguments: str) -> Trial:
+    number, seen = max(statistics.items(), key=lambda item: item[1].rms / item[1].rms_allowed)
     outcome, reason = Outcome.right, ""
     if seen.rms > seen.rms_allowed:
         outcome = Outcome.wrong
         reason = (
-            f"{_which(number, outputs)}the RMS error is {seen.rms:.3g} over {seen.elements:,} elements; the roundings "
-            f"of the kernel explain up to {seen.rms_allowed:.3g}"
+            f"{_name_output(number, outputs)}the RMS error is {seen.rms:.3g} over {seen.elements:,} elements; "
+            f"the roundings of the kernel explain up to {seen.rms_allowed:.3g}"
         )
     return Trial(RMS, arguments, outcome, reason, seen.rms, seen.rms_allowed, seen.rms_truth)
 
 
-def _slope(found: dict[int, Statistic], outputs: int, arguments: str) -> Trial:
-    number, seen = max(found.items(), key=lambda item: abs(item[1].slope) / item[1].slope_allowed)
+def _judge_slope(statistics: dict[int, Statistic], outputs: int, arguments: str) -> Trial:
+    number, seen = max(statistics.items(), key=lambda item: abs(item[1].slope) / item[1].slope_allowed)
     outcome, reason = Outcome.right, ""
     if abs(seen.slope) > seen.slope_allowed:
         outcome = Outcome.wrong
         reason = (
-            f"{_which(number, outputs)}the output is the reference times {1 + seen.slope:.7g}, fitted to "
+            f"{_name_output(number, outputs)}the output is the reference times {1 + seen.slope:.7g}, fitted to "
             f"{seen.elements:,} elements; the roundings of the kernel explain 1 +- {seen.slope_allowed:.2g}"
         )
     return Trial(SLOPE, arguments, outcome, reason, abs(seen.slope), seen.slope_allowed)
 
 
-def _which(number: int, outputs: int) -> str:
+def _name_output(number: int, outputs: int) -> str:
     return f"output {number}: " if outputs > 1 else ""

@@ -208,6 +208,6 @@ def _correlated(scores: np.ndarray, scale: float) -> float:
     """
     variances = [float(np.square(scores).sum())]
     for axis in range(1, scores.ndim):
-        others = tuple(other for other in range(1, scores.ndim) if other != axis)
-        variances.append(float(np.square(scores.sum(axis=others)).sum()))
+        remaining = tuple(other for other in range(1, scores.ndim) if other != axis)
+        variances.append(float(np.square(scores.sum(axis=remaining)).sum()))
     return math.sqrt(max(variances)) / scale

@@ -1,4 +1,4 @@
-"""The wall-clock time that a verdict spends in its reference."""
+"""Wall-clock time that a verdict spends in its reference."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from nkw.child import shown_once
 
 SLOW_SECONDS = 2.0
-"""Time in the reference from which on a verdict names it."""
+"""Least time in the reference, in seconds, with which a verdict mentions it."""
 
 
 class TimedReference:
-    """A reference that counts its calls and their seconds; its output is shown on the first call only."""
+    """Reference that counts its calls and their seconds; its output is shown on the first call only."""
 
     def __init__(self, reference: Callable[..., Any], calls: int = 0, seconds: float = 0.0) -> None:
         self.name = getattr(reference, "__name__", type(reference).__name__)
@@ -31,7 +31,7 @@ class TimedReference:
 
     @property
     def remark(self) -> str:
-        """A sentence on a slow reference; empty for a fast one."""
+        """Sentence on a slow reference; empty for a fast one."""
         if self.seconds < SLOW_SECONDS:
             return ""
         return f"slow reference: {self.name} took {self.seconds:,.1f} s in {self.calls} calls"

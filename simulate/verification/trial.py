@@ -1,4 +1,4 @@
-"""One trial: a kernel on one set of arguments, against the truth."""
+"""Trial of a kernel on one set of arguments, compared with the reference in float64."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from simulate.verification.bound import (
     Reference,
     Truth,
     answer,
+    compute_truth,
+    derive_terms,
+    find_narrowest,
+    find_result_dtypes,
+    is_narrower,
     longest_chain,
-    narrower,
-    narrowest,
-    own_precision,
-    stored,
-    terms_of,
-    truth_of,
+    saturate,
 )
-from simulate.verification.inputs import Call, NotArrays, is_float, results
+from simulate.verification.inputs import Call, NotArrays, convert_results, is_float
 
 _READS_UNWRITTEN = ("NKW-UNWRITTEN", "NKW-OUTPUT-UNWRITTEN")
 _NOT_THE_USERS = (*PACKAGES, str(Path(np.__file__).parent))
@@ -40,7 +40,7 @@ Run = Callable[[Call], Launch]
 
 
 class Outcome(Enum):
-    """right, wrong; not taken: kernel or reference refuses the arguments; open: the trial decides nothing."""
+    """Outcome of a trial; not taken: kernel or reference refuses the arguments; open: the trial decides nothing."""
 
     right = "right"
     wrong = "wrong"
@@ -50,9 +50,9 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of one trial; error and allowed are those of the result that is closest to its bound.
+    """Result of one trial; error and allowed error are those of the output that is closest to its bound.
 
-    ragged: the name is a size that one extent has in place of the given one.
+    ragged: Whether the name is a size that replaces one requested extent.
     """
 
     name: str
@@ -69,94 +69,107 @@ class Trial:
 
     @property
     def closeness(self) -> float:
-        """The error over what is allowed."""
+        """Ratio of the error to the allowed error."""
         return (self.error or 0.0) / self.allowed if self.allowed else 0.0
 
 
-def tried(
-    name: str, run: Run, reference: Reference, call: Call, contractions: Sequence[int], given: bool
+def run_trial(
+    name: str, run: Run, reference: Reference, call: Call, contractions: Sequence[int], is_requested: bool
 ) -> Trial:
-    """Run the kernel on a call and judge it; `given`: these are the sizes that the user asked for.
+    """Run the kernel on a call and judge its outputs.
 
-    Raises InvalidArgument where, at the sizes given, kernel or reference fail without breaking a rule.
+    Args:
+        name: Name of the values, for reports.
+        run: Launches the kernel on a call.
+        reference: Computes the outputs with NumPy.
+        call: The arguments.
+        contractions: For each output, the number of elements that one element combines.
+        is_requested: Whether the call has the sizes that the user requested.
+
+    Raises:
+        NotJudged: At the requested sizes, the reference fails, or the kernel fails without breaking a rule.
     """
     try:
-        truth = truth_of(reference, call, contractions)
+        truth = compute_truth(reference, call, contractions)
     except Exception as error:
-        if given:
+        if is_requested:
             raise not_judged(f"the reference fails on {name} values: {short(error)}") from error
         return Trial(name, str(call), Outcome.not_taken, f"the reference fails: {short(error)}")
     try:
-        launch = run(call.copied())
+        launch = run(call.copy_arrays())
     except Exception as error:
-        return _refused(name, call, error, given)
-    return judged(name, call, launch, truth, partial(own_precision, reference, call))
+        return _refused(name, call, error, is_requested)
+    return judge_launch(name, call, launch, truth, partial(find_result_dtypes, reference, call))
 
 
-def _refused(name: str, call: Call, error: Exception, given: bool) -> Trial:
-    """The trial of a kernel that raised: a rule is broken at the sizes given, or unwritten bytes at any size."""
+def _refused(name: str, call: Call, error: Exception, is_requested: bool) -> Trial:
+    """Return the trial of a kernel that raised an error; raise NotJudged if the error breaks no rule."""
     by_rule = isinstance(error, NkwError) and not isinstance(error, (CallError, NoVerdict))
     code = getattr(error, "code", "")
-    if by_rule and (given or code in _READS_UNWRITTEN):
-        what = "unwritten bytes: " if code in _READS_UNWRITTEN else ""
-        return Trial(name, str(call), Outcome.wrong, what + short(error))
-    if given:
+    if by_rule and (is_requested or code in _READS_UNWRITTEN):
+        prefix = "unwritten bytes: " if code in _READS_UNWRITTEN else ""
+        return Trial(name, str(call), Outcome.wrong, prefix + short(error))
+    if is_requested:
         raise not_judged(f"the kernel fails on {name} values: {short(error)}") from error
     return Trial(name, str(call), Outcome.not_taken, short(error))
 
 
-def judged(name: str, call: Call, launch: Launch, truth: Truth, own: Callable[[], Sequence[Any]]) -> Trial:
-    """Hold the outputs of a launch against the truth; `own` returns the dtypes that the reference has of its own."""
+def judge_launch(
+    name: str, call: Call, launch: Launch, truth: Truth, find_dtypes: Callable[[], Sequence[Any]]
+) -> Trial:
+    """Compare the outputs of a launch with the truth; `find_dtypes` returns the dtypes of the reference's results."""
     try:
-        outputs = results(launch.outputs[0])
+        outputs = convert_results(launch.outputs[0])
     except NotArrays as error:
         return Trial(name, str(call), Outcome.wrong, error.message, launch=launch)
     trial = Trial(name, str(call), Outcome.right, launch=launch, truth=truth, outputs=outputs)
     if len(outputs) != len(truth.arrays):
         count = f"the kernel returns {len(outputs)} arrays, the reference {len(truth.arrays)}"
         return replace(trial, outcome=Outcome.wrong, reason=count)
-    if any(_PARTIAL in each for each in launch.warnings):
+    if any(_PARTIAL in warning for warning in launch.warnings):
         partly = "unwritten bytes: a part of an output was never written"
         return replace(trial, outcome=Outcome.wrong, reason=partly)
     chain = longest_chain(launch.streams)
     compared = []
     for number, (output, exact) in enumerate(zip(outputs, truth.arrays)):
-        which = f"output {number}: " if len(outputs) > 1 else ""
-        fault = _kind_of(number, output, exact, call, own)
+        prefix = f"output {number}: " if len(outputs) > 1 else ""
+        fault = _find_form_fault(number, output, exact, call, find_dtypes)
         if fault:
-            return replace(trial, outcome=Outcome.wrong, reason=which + fault)
-        terms = terms_of(output, number, truth, call, launch.streams, chain)
+            return replace(trial, outcome=Outcome.wrong, reason=prefix + fault)
+        terms = derive_terms(output, number, truth, call, launch.streams, chain)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", WeakComparison)
-                found = compare(output, stored(exact, output), *terms)
+                comparison = compare(output, saturate(exact, output), *terms)
         except Mismatch as error:
-            fault = copied_from(output, exact, call) or str(error)
-            return replace(trial, outcome=Outcome.wrong, reason=which + fault)
-        if found.is_weak:
-            weak = f"{which}the error allowed, {found.bound:.3g}, is as large as the reference, {found.largest:.3g}"
+            fault = explain_copy(output, exact, call) or str(error)
+            return replace(trial, outcome=Outcome.wrong, reason=prefix + fault)
+        if comparison.is_weak:
+            bound, largest = f"{comparison.bound:.3g}", f"{comparison.largest:.3g}"
+            weak = f"{prefix}the error allowed, {bound}, is as large as the reference, {largest}"
             trial = replace(trial, outcome=Outcome.open, reason=weak)
-        compared.append(found)
-    closest = max(compared, key=lambda each: each.error / each.bound if each.bound else 0.0)
+        compared.append(comparison)
+    closest = max(compared, key=lambda pair: pair.error / pair.bound if pair.bound else 0.0)
     return replace(trial, error=closest.error, allowed=closest.bound, largest=closest.largest)
 
 
-def _kind_of(
-    number: int, output: np.ndarray, exact: np.ndarray, call: Call, own: Callable[[], Sequence[Any]]
+def _find_form_fault(
+    number: int, output: np.ndarray, exact: np.ndarray, call: Call, find_dtypes: Callable[[], Sequence[Any]]
 ) -> str:
-    """What is wrong with shape or dtype of an output; empty if nothing is."""
+    """Return what is wrong with the shape or dtype of an output, or an empty string."""
     if output.shape != exact.shape:
         return f"the output has shape {output.shape}, the reference {exact.shape}"
-    given = [each.dtype for each in call.floats]
-    if is_float(output) and narrower(output.dtype, narrowest(given)):
-        expected = narrowest([*given, *(each for each in own()[number : number + 1] if each is not None)])
-        if narrower(output.dtype, expected):
+    dtypes = [array.dtype for array in call.floats]
+    if is_float(output) and is_narrower(output.dtype, find_narrowest(dtypes)):
+        reference_dtypes = [dtype for dtype in find_dtypes()[number : number + 1] if dtype is not None]
+        expected = find_narrowest([*dtypes, *reference_dtypes])
+        if is_narrower(output.dtype, expected):
             return f"the output is {output.dtype}, arguments and reference are {expected} or wider"
     return ""
 
 
-def copied_from(output: np.ndarray, exact: np.ndarray, call: Call) -> str:
-    """The argument of which a wrong output is a copy, or that all its elements are one value; else empty."""
+def explain_copy(output: np.ndarray, exact: np.ndarray, call: Call) -> str:
+    """Return whether a wrong output is a copy of an argument, or constant, as a sentence; else an empty string."""
     wide = output.astype(np.float64)
     for number, array in enumerate(call.arrays):
         same_size = array.size == output.size and array.size > 0
@@ -170,19 +183,19 @@ def copied_from(output: np.ndarray, exact: np.ndarray, call: Call) -> str:
 
 
 def nan_trial(name: str, run: Run, reference: Reference, call: Call) -> Trial:
-    """Whether NaN comes out wherever it comes out of the reference; open where the reference gives none.
+    """Return the trial of a call with NaN: right if NaN is wherever the reference has it.
 
-    Open as well where NaN reaches more elements than in the reference: a product with 0 and a mask that is added spread
-    NaN, and kernels do both where a reference selects.
+    The trial is open if the reference has no NaN. It is open too if NaN reaches more elements than in the reference:
+    a product with 0 and an added mask spread NaN, and kernels use both where a reference selects.
     """
     try:
         truths = answer(reference, call)
     except Exception as error:
         return Trial(name, str(call), Outcome.open, f"the reference refuses NaN: {short(error)}")
-    if not any(is_float(each) and np.isnan(each).any() for each in truths):
+    if not any(is_float(array) and np.isnan(array).any() for array in truths):
         return Trial(name, str(call), Outcome.open, "the reference defines no NaN")
     try:
-        outputs = results(run(call.copied()).outputs[0])
+        outputs = convert_results(run(call.copy_arrays()).outputs[0])
     except Exception as error:
         return _refused(name, call, error, False)
     spread = ""
@@ -192,21 +205,21 @@ def nan_trial(name: str, run: Run, reference: Reference, call: Call) -> Trial:
         with np.errstate(invalid="ignore"):
             seen, wanted = np.isnan(output.astype(np.float64)), np.isnan(exact)
         if (wanted & ~seen).any():
-            lost = f"output {number} has no NaN in {_places(wanted & ~seen)}, where the reference has one"
+            lost = f"output {number} has no NaN in {_describe_elements(wanted & ~seen)}, where the reference has one"
             return Trial(name, str(call), Outcome.wrong, lost)
         if (seen & ~wanted).any():
-            spread = f"output {number} has NaN in {_places(seen & ~wanted)}, where the reference has none"
+            spread = f"output {number} has NaN in {_describe_elements(seen & ~wanted)}, where the reference has none"
     return Trial(name, str(call), Outcome.open if spread else Outcome.right, spread)
 
 
-def _places(where: np.ndarray) -> str:
-    """How many elements, and the first of them."""
-    first = ", ".join(str(int(each)) for each in np.argwhere(where)[0])
+def _describe_elements(where: np.ndarray) -> str:
+    """Return the number of selected elements and the index of the first, as words."""
+    first = ", ".join(str(int(coordinate)) for coordinate in np.argwhere(where)[0])
     return f"{np.count_nonzero(where)} elements from ({first})"
 
 
 class NotJudged(InvalidArgument, NoVerdict):
-    """A kernel or a reference that failed, or a reference that no kernel can be compared with."""
+    """Failure of a kernel or a reference, or a reference with which no kernel can be compared."""
 
 
 def refusal(sentence: str) -> InvalidArgument:
@@ -221,14 +234,16 @@ def not_judged(sentence: str) -> NotJudged:
 
 def reached_user_code(error: BaseException) -> bool:
     """Return whether an exception passed a line outside of the simulator and of NumPy."""
-    return any(not each.filename.startswith(_NOT_THE_USERS) for each in extract_tb(error.__traceback__))
+    return any(not frame.filename.startswith(_NOT_THE_USERS) for frame in extract_tb(error.__traceback__))
 
 
 def short(error: Exception) -> str:
-    """An error in one line: its code and sentence, and the line of the kernel or the reference."""
+    """Return an error in one line: its code and sentence, and the line of the kernel or the reference."""
     if isinstance(error, NkwError):
-        said = f"[{error.code}] {error.seen if isinstance(error, RuleViolation) else error.message}"
-        return said + (f" at {error.where.file_line}" if error.where else "")
-    files = [each for each in extract_tb(error.__traceback__) if not each.filename.startswith(_NOT_THE_USERS)]
-    said = f"{type(error).__name__}: {error}".splitlines()[0]
-    return said + (f" at {files[-1].filename}:{files[-1].lineno}" if files else "")
+        text = f"[{error.code}] {error.seen if isinstance(error, RuleViolation) else error.message}"
+        return text + (f" at {error.where.file_line}" if error.where else "")
+    files = [
+        frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THE_USERS)
+    ]
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    return text + (f" at {files[-1].filename}:{files[-1].lineno}" if files else "")

@@ -1,4 +1,4 @@
-"""The verdict on a kernel: right, clean, how fast and what bounds it; as text of some 20 lines and as JSON."""
+"""Verdict on a kernel: right, clean, how fast and what bounds it; as text of some 20 lines and as JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RESOURCES = {"memory": "HBM", "compute": "Tensor engine"}
 
 @dataclass(frozen=True)
 class Speed:
-    """The predicted time of the kernel at the sizes given, from the first instruction to the last result.
+    """Predicted time of the kernel at the requested sizes, from the first instruction to the last result.
 
     time_ns: under the program reading. bracket_ns: the shortest and the longest of all readings. floor_ns: the least
     time at peak rates for the work and for the bytes that have to be moved; floor_bound: which of them takes it, "HBM"
@@ -45,9 +45,9 @@ class Speed:
     bounds: tuple[Bound, ...]
 
     @classmethod
-    def of(cls, seen: Profile) -> Speed:
-        """The speed that a profile shows."""
-        lengths = [each.length_ns for each in seen.timelines.values()]
+    def from_profile(cls, seen: Profile) -> Speed:
+        """Return the speed of a profile."""
+        lengths = [timeline.length_ns for timeline in seen.timelines.values()]
         line = seen.timeline
         return cls(
             seen.length_ns,
@@ -61,16 +61,16 @@ class Speed:
 
     @property
     def floor_share(self) -> float:
-        """The floor over the predicted time."""
+        """Ratio of the floor to the predicted time."""
         return self.floor_ns / self.time_ns if self.time_ns else 0.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `verify` found; `speed` is None where the kernel did not run to its end at the sizes given.
+    """Result of `verify`; `speed` is None if the kernel did not run to its end at the requested sizes.
 
-    tolerated: codes of rules of the chip that were broken and that the rules asked for do not hold against a kernel.
-    slow_reference: a sentence on a reference that took seconds, else empty; part of the text and not of the JSON.
+    tolerated: Codes of broken rules that the chosen rules (`--rules`) tolerate.
+    slow_reference: A sentence on a reference that took seconds, or empty; part of the text, not of the JSON.
     """
 
     kernel: str
@@ -85,12 +85,12 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        """Whether no trial is wrong, and those on random values decide something."""
+        """Whether no trial is wrong and the trial on random values is right."""
         return self.reason == ""
 
     @property
     def reason(self) -> str:
-        """Why the kernel is not right: the first reason; empty for a right one."""
+        """First reason why the kernel is not right; empty for a right kernel."""
         for trial in self.trials:
             if trial.outcome is Outcome.wrong or (
                 trial is self.trials[0] and trial.outcome is not Outcome.right
@@ -100,19 +100,19 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """Whether the detectors found nothing."""
+        """Whether the detectors report no finding."""
         return not self.findings
 
     @property
     def status(self) -> int:
-        """The exit status: 0 for right and clean, else 1."""
+        """Exit status: 0 for a right and clean kernel, else 1."""
         return 0 if self.right and self.clean else 1
 
     def __str__(self) -> str:
-        return rendered(self.parts())
+        return rendered(self.build_text())
 
-    def parts(self) -> list[Part]:
-        """The parts of the text, for a terminal."""
+    def build_text(self) -> list[Part]:
+        """Build the text for a terminal: the headline, trials, findings and speed."""
         return [Hanging(self._headline(), style="bold"), *self._trials(), *self._findings(), *self._speed()]
 
     def _headline(self) -> str:
@@ -123,17 +123,17 @@ class Verdict:
         return f"{self.kernel} on {chip}: {', '.join(words)}"
 
     def _trials(self) -> list[Part]:
-        rows = [_row(each.name, each) for each in self.trials if not each.ragged]
+        rows = [_row(trial.name, trial) for trial in self.trials if not trial.ragged]
         for outcome in Outcome:
-            sized = [each for each in self.trials if each.ragged and each.outcome is outcome]
+            sized = [trial for trial in self.trials if trial.ragged and trial.outcome is outcome]
             if sized:
-                name = ", ".join(dict.fromkeys(each.name for each in sized))
-                rows.append(_row(name, max(sized, key=lambda each: each.closeness)))
+                name = ", ".join(dict.fromkeys(trial.name for trial in sized))
+                rows.append(_row(name, max(sized, key=lambda trial: trial.closeness)))
         return [
             table("values or size|outcome|error|allowed|largest", rows, left=(0, 1), firm=(1,)),
             *self._untried(),
-            *(Hanging(each) for each in self._reasons(Outcome.wrong)),
-            *(Hanging(each) for outcome in _UNDECIDED for each in self._reasons(outcome)[:1]),
+            *(Hanging(reason) for reason in self._reasons(Outcome.wrong)),
+            *(Hanging(reason) for outcome in _UNDECIDED for reason in self._reasons(outcome)[:1]),
             *([Hanging(self.slow_reference)] if self.slow_reference else []),
         ]
 
@@ -146,16 +146,16 @@ class Verdict:
         return [Hanging(f"{count} of {len(tried)} trials could not be tried")] if count else []
 
     def _reasons(self, outcome: Outcome) -> list[str]:
-        """The first reasons of trials that came out so, each after the names of its trials."""
+        """Return the first reasons of trials with an outcome, each after the names of its trials."""
         names: dict[str, list[str]] = {}
-        for each in self.trials:
-            if each.outcome is outcome:
-                names.setdefault(each.reason, []).append(each.name)
+        for trial in self.trials:
+            if trial.outcome is outcome:
+                names.setdefault(trial.reason, []).append(trial.name)
         reasons = [f"{', '.join(names[reason])}: {reason}" for reason in list(names)[:_REASONS_SHOWN]]
-        return [shown(each, len(each)) for each in reasons]
+        return [shown(reason, len(reason)) for reason in reasons]
 
     def _findings(self) -> list[Part]:
-        out: list[Part] = [part for each in self.findings[:_FINDINGS_SHOWN] for part in _finding(each)]
+        out: list[Part] = [line for finding in self.findings[:_FINDINGS_SHOWN] for line in _finding(finding)]
         more = len(self.findings) - _FINDINGS_SHOWN
         if more > 0:
             out.append(f"and {more} more; `nkw check` prints all")
@@ -168,10 +168,10 @@ class Verdict:
         if self.speed is None:
             return []
         seen = self.speed
-        low, high = (us(each) for each in seen.bracket_ns)
-        part = share(seen.floor_ns, seen.time_ns)
-        floor = f"floor {us(seen.floor_ns)} us ({seen.floor_bound}), {part} of the time"
-        bounds = ", ".join(f"{each.name} {us(each.time_ns)} us" for each in seen.bounds)
+        low, high = (us(bracket_ns) for bracket_ns in seen.bracket_ns)
+        floor_share = share(seen.floor_ns, seen.time_ns)
+        floor = f"floor {us(seen.floor_ns)} us ({seen.floor_bound}), {floor_share} of the time"
+        bounds = ", ".join(f"{bound.name} {us(bound.time_ns)} us" for bound in seen.bounds)
         return [
             Hanging(f"predicted {us(seen.time_ns)} us (program reading), {low} to {high} over all readings"),
             Hanging(f"{floor}; busiest: {seen.busiest}, {share(seen.busiest_share, 1)}"),
@@ -179,7 +179,7 @@ class Verdict:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """The verdict as plain values; docs/json.md has the schema."""
+        """Return the verdict as plain values; docs/json.md has the schema."""
         seen = self.speed
         return {
             "kernel": self.kernel,
@@ -190,16 +190,16 @@ class Verdict:
             "clean": self.clean,
             "trials": [
                 {
-                    "name": each.name,
-                    "ragged": each.ragged,
-                    "shapes": each.arguments,
-                    "outcome": each.outcome.value,
-                    "reason": each.reason,
-                    "error": each.error,
-                    "allowed": each.allowed,
-                    "largest": each.largest,
+                    "name": trial.name,
+                    "ragged": trial.ragged,
+                    "shapes": trial.arguments,
+                    "outcome": trial.outcome.value,
+                    "reason": trial.reason,
+                    "error": trial.error,
+                    "allowed": trial.allowed,
+                    "largest": trial.largest,
                 }
-                for each in self.trials
+                for trial in self.trials
             ],
             "findings": plain_findings(self.findings),
             "tolerated": list(self.tolerated),
@@ -214,20 +214,20 @@ class Verdict:
                 "floor_bound": seen.floor_bound,
                 "busiest": seen.busiest,
                 "busiest_share": seen.busiest_share,
-                "bounds": [{"name": each.name, "time_ns": each.time_ns} for each in seen.bounds],
+                "bounds": [{"name": bound.name, "time_ns": bound.time_ns} for bound in seen.bounds],
             },
         }
 
 
 def _largest(bounds: Sequence[Bound]) -> tuple[Bound, ...]:
-    """The two largest of the bounds; of equal ones the first."""
-    differing = {each.time_ns: each for each in reversed(bounds)}
+    """Return the largest bounds with different times; of equal times the first bound."""
+    differing = {bound.time_ns: bound for bound in reversed(bounds)}
     return tuple(differing[time_ns] for time_ns in sorted(differing, reverse=True)[:_BOUNDS_SHOWN])
 
 
 def _row(name: str, trial: Trial) -> tuple[str, ...]:
     figures = (trial.error, trial.allowed, trial.largest)
-    words = ("" if each is None else f"{each:.2g}" for each in figures)
+    words = ("" if figure is None else f"{figure:.2g}" for figure in figures)
     return (name, trial.outcome.value, *words)
 
 
@@ -242,4 +242,4 @@ def _finding(finding: Finding) -> list[Part]:
     texts = [f"{finding.severity.value}[{finding.code}]{where}: {head}", *lines]
     if finding.hint:
         texts.append(f"  try: {finding.hint}")
-    return [Hanging(shown(each, len(each)), len(each) - len(each.lstrip()) + 2) for each in texts]
+    return [Hanging(shown(line, len(line)), len(line) - len(line.lstrip()) + 2) for line in texts]

@@ -7,25 +7,33 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulate.verification.bound import _median, answer, contractions_of, truth_of
-from simulate.verification.inputs import Call, half_zeros, large, ragged, random, with_nan, zeros
+from simulate.verification.bound import _median, answer, compute_truth, count_contractions
+from simulate.verification.inputs import (
+    Call,
+    add_nan,
+    clear_half,
+    draw_large,
+    draw_random,
+    fill_zeros,
+    vary_extents,
+)
 
 
 def test_values_of_the_trials() -> None:
     call = Call(
         (np.zeros((64, 8), np.float32), np.arange(64, dtype=np.int32)), {"w": np.zeros((1, 8), np.float16)}
     )
-    first, second = random(call, 0), random(call, 1)
+    first, second = draw_random(call, 0), draw_random(call, 1)
     for one, other, given in zip(first.arrays, second.arrays, call.arrays):
         assert (one.shape, one.dtype) == (given.shape, given.dtype)
         assert not np.array_equal(one, other)
     assert np.array_equal(np.sort(first.args[1]), call.args[1])
-    assert np.abs(large(call).args[0]).max() > 1000
-    assert np.isfinite(np.square(large(call).keywords["w"])).all()  # in float16
-    assert not any(each.any() for each in zeros(call).arrays)
-    assert 0 < np.count_nonzero(half_zeros(first).args[0]) < 512
-    assert [np.isnan(each).sum() for each in with_nan(first).floats] == [1, 1]
-    sizes = dict(ragged(call))
+    assert np.abs(draw_large(call).args[0]).max() > 1000
+    assert np.isfinite(np.square(draw_large(call).keywords["w"])).all()  # in float16
+    assert not any(each.any() for each in fill_zeros(call).arrays)
+    assert 0 < np.count_nonzero(clear_half(first).args[0]) < 512
+    assert [np.isnan(each).sum() for each in add_nan(first).floats] == [1, 1]
+    sizes = dict(vary_extents(call))
     assert list(sizes) == ["63", "65", "7", "9"]
     assert [each.shape for each in sizes["65"].arrays] == [(65, 8), (65,), (1, 8)]
     assert sizes["63"].args[1].max() == 62 and sizes["65"].args[1].max() == 63
@@ -33,9 +41,9 @@ def test_values_of_the_trials() -> None:
 
 def terms(reference: Any, *arguments: np.ndarray) -> tuple[float, int]:
     """Magnitude and contraction of a reference's result."""
-    call = random(Call(arguments, {}), 0)
-    contractions = contractions_of(reference, call, answer(reference, call))
-    return truth_of(reference, call, contractions).magnitudes[0], contractions[0]
+    call = draw_random(Call(arguments, {}), 0)
+    contractions = count_contractions(reference, call, answer(reference, call))
+    return compute_truth(reference, call, contractions).magnitudes[0], contractions[0]
 
 
 def test_the_contraction_is_counted_in_the_reference() -> None:
@@ -49,7 +57,7 @@ def test_the_contraction_is_counted_in_the_reference() -> None:
 
 def test_the_magnitude_is_the_condition_of_the_task() -> None:
     x = np.zeros((16, 16), np.float32)
-    drawn = random(Call((x,), {}), 0).args[0].astype(np.float64)
+    drawn = draw_random(Call((x,), {}), 0).args[0].astype(np.float64)
     assert terms(lambda x: 3 * x, x)[0] == pytest.approx(3 * np.abs(drawn).max())
     # exp(100 x) grows by a factor of 1 + 100 |x| d where x grows by 1 + d.
     assert terms(lambda x: np.exp(x * 100) * 1e-100, x)[0] == pytest.approx(

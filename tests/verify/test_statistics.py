@@ -20,12 +20,12 @@ from simulate.kernel_by_name import call_of, callable_named
 from simulate.run.environment import target_hardware
 from simulate.run.launch import unwrap_kernel
 from simulate.verification import Outcome, inputs
-from simulate.verification.bound import answer, contractions_of
+from simulate.verification.bound import answer, count_contractions
 from simulate.verification.inputs import Call
-from simulate.verification.judging import beside
+from simulate.verification.judging import find_reference
 from simulate.verification.statistical_trials import statistical_trials
 from simulate.verification.statistics import Rounding, roundings_of, statistic
-from simulate.verification.trial import Trial, tried
+from simulate.verification.trial import Trial, run_trial
 from simulate.world import launch
 from tests.deep import deep_except
 
@@ -35,17 +35,19 @@ FLOAT32, BFLOAT16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 def trials_of(kernel: Any, call: Call, seeds: range, reference: Any = None) -> list[list[Trial]]:
     """The statistical trials of a kernel for pairs of random calls; two for each number in `seeds`."""
     function = unwrap_kernel(kernel)
-    reference = reference or beside(function, function.__name__)
+    reference = reference or find_reference(function, function.__name__)
     chip = target_hardware()
-    first = inputs.random(call, 0)
-    contractions = contractions_of(reference, first, answer(reference, first))
+    first = inputs.draw_random(call, 0)
+    contractions = count_contractions(reference, first, answer(reference, first))
 
     def run(given: Call) -> Any:
         return launch(function, [(given.args, given.keywords)], chip)
 
-    judge = partial(tried, run=run, reference=reference, contractions=contractions, given=True)
+    judge = partial(run_trial, run=run, reference=reference, contractions=contractions, is_requested=True)
     return [
-        statistical_trials([judge("random", call=inputs.random(call, seed * 2 + part)) for part in range(2)])
+        statistical_trials(
+            [judge("random", call=inputs.draw_random(call, seed * 2 + part)) for part in range(2)]
+        )
         for seed in seeds
     ]
 
