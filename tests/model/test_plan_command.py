@@ -11,6 +11,7 @@ import pytest
 from model.device import INSTANCES, chip
 from model.plan.plan import Request, make_plan
 from model.plan.sizes import load_model
+from model.plan.text import _format_count
 from nkw.commands import main
 from tests.model.test_cli import only_progress
 from tests.model.test_plan_parameters import CONFIGS, GEMMA3N, NOT_COMPUTED, changed
@@ -70,6 +71,7 @@ def test_a_family_without_kernels_gets_rooflines_and_one_sentence_why(tmp_path, 
     text = printed(capsys, "config.json", "--price", "40", "--batch", "3")
     sentence = f"Times are rooflines, at least, because no kernel of this project computes {NOT_COMPUTED}."
     assert sentence in " ".join(text.split())
+    assert "keeps ttft 500 ms, itl 50 ms: at least, as rooflines: TTFT " in " ".join(text.split())
     assert "dataflow" not in text
     assert f"{total:,}" in text
 
@@ -488,3 +490,11 @@ def test_a_plan_refuses_sp_where_no_ranks_cut_anything(
     (tmp_path / "gemma3n.json").write_text(json.dumps(GEMMA3N))
     assert refused(capsys, place, *arguments, "--sp").endswith(said)
     printed(capsys, "config.json", "--tp", "2", "--sp")
+
+
+@pytest.mark.parametrize(
+    ("count", "written"),
+    [(99_999, "99,999"), (100_000, "100k"), (9_999_999, "9,999k"), (10_000_000, "10M"), (10**10, "10,000M")],
+)
+def test_a_count_takes_at_most_six_characters_up_to_a_billion(count, written) -> None:
+    assert _format_count(count) == written

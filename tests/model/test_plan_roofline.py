@@ -197,3 +197,11 @@ def test_the_document_says_which_times_are_rooflines(place, times) -> None:
     assert (shares["usual"]["operations"], shares["least"]["bytes"]) == (USUAL.operations, LEAST.bytes)
     assert shares["least"]["confidence"] == "derived"
     assert ("at least" in document["basis"]) == (times != "dry runs")
+
+
+def test_operations_of_prompts_are_twice_their_products() -> None:
+    """The head takes one token of each prompt, and a token attends to those before it."""
+    work = roofline.count_prefill_work(model("llama-2-7b"), "bfloat16", 3, 10)
+    layer = 4 * 4096 * 4096 + 3 * 4096 * 11008 + 2 * 4096
+    attention = 2 * 4096 * (1 + 10) * 10 // 2
+    assert work.operations == 2 * 3 * (32 * (10 * layer + attention) + 32000 * 4096)

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 from model.traffic.chart import Line, Scale, render_chart
+from model.traffic.page import _per_second
+from model.traffic.report import Slice
+from model.traffic.workload import SECOND_NS
 from nkw.commands import main
 from tests.model.folders import TINY
 
@@ -154,3 +157,11 @@ def test_lines_lie_where_their_values_are() -> None:
     assert middle == ((left + right) / 2, (bottom + top) / 2)
     assert "<t>" not in drawn
     assert "a&amp;b: 50 at 5" in drawn
+
+
+@pytest.mark.parametrize(
+    ("length_ns", "rate"), [(SECOND_NS // 2, 6.0), (SECOND_NS, 3.0), (60 * SECOND_NS, 0.05)]
+)
+def test_a_count_of_a_slice_is_a_rate_over_its_length(length_ns: int, rate: float) -> None:
+    quiet = Slice(7, 7 + length_ns, *(0.0,) * 4, preemptions=0, completed=3, met=2)
+    assert _per_second(quiet, quiet.completed) == rate
