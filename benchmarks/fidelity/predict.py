@@ -135,7 +135,7 @@ def _read(case: Case, chip: Hardware, done: Launch, timeline: Timeline) -> float
     if quantity is Quantity.host:
         return timeline.length_ns + timeline.overhead_ns + chip.host_overhead_ns
     if quantity is Quantity.data_phase:
-        moving = timeline.kind == SliceKind.transfer
+        moving = timeline.slice_kind == SliceKind.transfer
         return float(timeline.end_ns[moving].max() - timeline.start_ns[moving].min())
     return _instruction_ns(case, done, timeline)
 
@@ -156,7 +156,7 @@ def _instruction_ns(case: Case, done: Launch, timeline: Timeline) -> float:
     quantity, stream = case.quantity, done.streams[0]
     wanted = np.array([stream.op_names[op] == case.operation for op in stream.ops])
     slice_kinds = _KINDS.get(quantity, (SliceKind.instruction, SliceKind.trigger))
-    mine = np.flatnonzero((timeline.stream == 0) & np.isin(timeline.kind, slice_kinds))
+    mine = np.flatnonzero((timeline.stream == 0) & np.isin(timeline.slice_kind, slice_kinds))
     mine = mine[wanted[timeline.event[mine]]]
     if len(mine) == 0:
         raise NotCovered(f"no {case.operation} with a {quantity.value} is in the timeline")
@@ -169,7 +169,7 @@ def _instruction_ns(case: Case, done: Launch, timeline: Timeline) -> float:
     if quantity is Quantity.completion:
         return float(ready[last] - end[last])
     if quantity is Quantity.first_byte:
-        issued = (timeline.kind == SliceKind.trigger) & (timeline.event == timeline.event[last])
+        issued = (timeline.slice_kind == SliceKind.trigger) & (timeline.event == timeline.event[last])
         return float(start[last] - start[issued][0])
     if len(mine) < 2:
         raise NotCovered(f"a single {case.operation} has no interval")

@@ -69,7 +69,7 @@ def _explain_gap(moments: Moments, track: int, row: int, start_ns: float, end_ns
     timeline, causes = moments.timeline, moments.timeline.causes
     event = timeline.bases[int(timeline.stream[row])] + int(timeline.event[row])
     reason, cause = Reason(int(causes.reason[event])), int(causes.event[event])
-    if timeline.kind[row] == SliceKind.transfer:
+    if timeline.slice_kind[row] == SliceKind.transfer:
         if causes.pool[event] >= 0:
             reason, cause = Reason.pool, int(causes.pool[event])
         elif moments.start[event] <= start_ns:

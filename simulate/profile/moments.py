@@ -31,7 +31,7 @@ class Moments:
     @cached_property
     def _is_event_slice(self) -> NDArray[np.bool_]:
         """Mask of the timeline's slices that are instructions or DMA triggers: a slice for every event."""
-        slice_kinds = self.timeline.kind
+        slice_kinds = self.timeline.slice_kind
         return (slice_kinds == SliceKind.instruction) | (slice_kinds == SliceKind.trigger)
 
     @cached_property
@@ -68,7 +68,7 @@ class Moments:
         """Return a column of the timeline for slices of a kind, by event; NaN for events without such a slice."""
         timeline = self.timeline
         times_ns = np.full(timeline.bases[-1], np.nan)
-        rows = np.flatnonzero(timeline.kind == slice_kind)
+        rows = np.flatnonzero(timeline.slice_kind == slice_kind)
         times_ns[np.array(timeline.bases)[timeline.stream[rows]] + timeline.event[rows]] = column[rows]
         return times_ns.tolist()  # type: ignore[no-any-return]
 
@@ -92,7 +92,7 @@ class Moments:
         track_ids = np.zeros(timeline.bases[-1], np.int64)
         events = np.array(timeline.bases)[timeline.stream] + timeline.event
         for slice_kind in (SliceKind.instruction, SliceKind.trigger, SliceKind.transfer):
-            rows = timeline.kind == slice_kind
+            rows = timeline.slice_kind == slice_kind
             track_ids[events[rows]] = timeline.track[rows]
         return [timeline.tracks[track] for track in track_ids.tolist()]
 

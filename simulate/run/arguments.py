@@ -37,7 +37,7 @@ class Arguments:
     def to_tensors(self, value: Any, name: str = "") -> Any:
         """Return a kernel argument with an HBM tensor for every NumPy array and torch tensor in it.
 
-        Tuples, lists, dicts and objects are searched; all other values are unchanged.
+        Tuples, lists, dicts and objects are searched; everything else is unchanged.
 
         Args:
             value: The argument.
@@ -207,7 +207,7 @@ class Arguments:
 
 
 def rebuild_sequence(sequence: Any, elements: list[Any]) -> Any:
-    """Return a tuple, named tuple or list of the type of `sequence` with other elements."""
+    """Return a tuple, named tuple or list of the type of `sequence` with new elements."""
     return type(sequence)(*elements) if hasattr(sequence, "_fields") else type(sequence)(elements)
 
 

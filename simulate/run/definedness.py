@@ -39,7 +39,7 @@ def states_of(tile: NkiTensor, skip_out_of_range: bool = False) -> Any:
 
     Args:
         tile: The view.
-        skip_out_of_range: Whether a gather skips indices that are out of range; their elements are left out.
+        skip_out_of_range: Whether a gather skips indices that are out of range; their elements do not count.
     """
     validity = tile.storage.validity
     if tile.dynamic is None:

@@ -71,7 +71,7 @@ class Launch(Displayed):
     tolerated: tuple[RuleViolation, ...] = ()
 
     def repeated(self, outputs: list[Any]) -> Launch:
-        """Return the launch of a replay: this launch with other outputs."""
+        """Return the launch of a replay: this launch with new outputs."""
         launch = object.__new__(Launch)  # dataclasses.replace takes longer than the replay of a small kernel
         launch.__dict__.update(self.__dict__, mode=Mode.replay, outputs=outputs)
         return launch
@@ -149,7 +149,7 @@ class Observer(InstructionObserver):
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """Kernel with its arguments and options: enough to launch it again, unless other processes take part.
+    """Kernel with its arguments and options: enough to repeat it, unless further processes take part.
 
     Attributes:
         kernel: A plain function of the NKI language.

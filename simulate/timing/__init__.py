@@ -1,4 +1,4 @@
-"""Time: a stream is placed on the engines it ran on, and shown as a timeline or a trace."""
+"""Predicted time: a stream is placed on the engines it ran on, and shown as a timeline or a trace."""
 
 from simulate.timing.causes import PathStep, Reason
 from simulate.timing.dependences import Dependences, Wait, dependences

@@ -1,8 +1,8 @@
 """Cleared accumulators: memsets of zero in PSUM that matmuls take over, and that therefore cost nothing.
 
 A compiler tells the first matmul of an accumulation to overwrite its bank, and omits the memset before it. Published
-products that clear their banks so take 240 us on gen3, as those that do not; with the memset on an engine, behind the
-copies of the tile before, they would take 620. A memset is omitted if every byte that anything reads before it is
+products that clear their banks so take 240 us on gen3, as products without a memset do. With the memset on an engine,
+after the copies of the tile before, they would take 620. A memset is omitted if every byte that is read before it is
 written again was written by a matmul since. The stream alone decides.
 """
 
@@ -17,8 +17,8 @@ from simulate.run.stream import READ, Stream
 _Box = tuple[int, int, int, int]
 
 
-def cleared_accumulators(stream: Stream) -> list[int]:
-    """The memsets of a stream that are omitted, in order."""
+def find_omitted_memsets(stream: Stream) -> list[int]:
+    """Return the events of a stream that are omitted memsets, in order."""
     clears = [cost.clears for cost in stream.costs]
     if not any(clears):
         return []
@@ -31,24 +31,27 @@ def cleared_accumulators(stream: Stream) -> list[int]:
         if clears[cost] and in_psum[rows[start] >> 2]:
             box = (rows[start + 1], rows[start + 2], rows[start + 3], rows[start + 4])
             tensor = rows[start] >> 2
-            settled = [each for each in pending[tensor] if _within(each.box, box)]
-            omitted += [each.event for each in settled if each.taken]
-            pending[tensor] = [*(each for each in pending[tensor] if each not in settled), _Clear(event, box)]
+            settled = [clear for clear in pending[tensor] if _within(clear.box, box)]
+            omitted += [clear.event for clear in settled if clear.taken]
+            pending[tensor] = [
+                *(clear for clear in pending[tensor] if clear not in settled),
+                _Clear(event, box),
+            ]
         else:
-            for at in range(start, end, 5):
-                known = pending.get(rows[at] >> 2)
+            for row in range(start, end, 5):
+                known = pending.get(rows[row] >> 2)
                 if known:
-                    box = (rows[at + 1], rows[at + 2], rows[at + 3], rows[at + 4])
-                    by_matmul = engine == tensor_engine and rows[at] & 3 != READ
-                    pending[rows[at] >> 2] = [each for each in known if each.survives(box, by_matmul)]
+                    box = (rows[row + 1], rows[row + 2], rows[row + 3], rows[row + 4])
+                    by_matmul = engine == tensor_engine and rows[row] & 3 != READ
+                    pending[rows[row] >> 2] = [clear for clear in known if clear.survives(box, by_matmul)]
         start = end
-    for left in pending.values():
-        omitted += [each.event for each in left if each.taken]
+    for clears_at_end in pending.values():
+        omitted += [clear.event for clear in clears_at_end if clear.taken]
     return sorted(omitted)
 
 
 class _Clear:
-    """A memset of zero, and the boxes that matmuls have written in its place."""
+    """Memset of zero, and the boxes that matmuls have written over it."""
 
     def __init__(self, event: int, box: _Box) -> None:
         self.event = event
@@ -56,24 +59,24 @@ class _Clear:
         self.box = box
 
     def survives(self, box: _Box, by_matmul: bool) -> bool:
-        """Whether the memset may still be omitted after an access to `box` of its tensor."""
+        """Return whether the memset may still be omitted after an access to `box` of its tensor."""
         if not _overlap(self.box, box):
             return True
         if by_matmul:
             self._take(box)
             return True
-        return any(_within(_common(self.box, box), each) for each in self.taken)
+        return any(_within(_common(self.box, box), taken) for taken in self.taken)
 
     def _take(self, box: _Box) -> None:
-        """Join a box with those of the same rows that it touches."""
+        """Add a box, joined with the boxes of the same rows that it touches."""
         first_row, end_row, first, end = box
-        apart = []
-        for each in self.taken:
-            if each[:2] == box[:2] and each[2] <= end and first <= each[3]:
-                first, end = min(first, each[2]), max(end, each[3])
+        separate = []
+        for taken in self.taken:
+            if taken[:2] == box[:2] and taken[2] <= end and first <= taken[3]:
+                first, end = min(first, taken[2]), max(end, taken[3])
             else:
-                apart.append(each)
-        self.taken = [*apart, (first_row, end_row, first, end)]
+                separate.append(taken)
+        self.taken = [*separate, (first_row, end_row, first, end)]
 
 
 def _overlap(one: _Box, other: _Box) -> bool:

@@ -1,15 +1,15 @@
-"""Dependences: which event must wait for which, because of the boxes that events read and write.
+"""Dependences: which event must wait for which event, because of the boxes that events read and write.
 
-Two events conflict where they touch a common byte of one tensor and at least one of them writes. Serial numbers of
+Two events conflict if they touch a common byte of one tensor and at least one of them writes. Serial numbers of
 tensors belong to a rank, so the cores of a rank share tensors in shared HBM only. A box encloses what an access pattern
 touches, so dependences can be overstated: interleaved rows of two patterns conflict although they share no byte. The
-compiler's tracking per tensor overstates as well.
+compiler's tracking by tensor overstates as well.
 
-Registers and random generators of an engine are no tensors. An instruction that uses one depends on its last user.
+Registers and random generators of an engine are no tensors. An instruction that uses them depends on their last user.
 
-An event depends on the last writer of a box and on the reads since. Of the reads of one engine the last one is enough,
+An event depends on the last writer of a box and on the reads since. Of the reads of one engine the last is enough,
 because an engine reads in program order. The dataflow reading has no engines and may overwrite a box before an earlier
-read: it is a lower bound. DMAs of one queue overlap, so each of them counts. Where engines leave program order, every
+read: it is a lower bound. DMAs of one queue overlap, so each of them counts. If engines leave program order, every
 read counts.
 """
 
@@ -30,20 +30,20 @@ from simulate.run.stream import Stream
 from simulate.timing.readings import WINDOW
 from simulate.timing.timeline import IntColumn
 
-_UNREAD: dict[int, int] = {}  # of every cell without a read since its last write; never filled
+_UNREAD: dict[int, int] = {}  # shared by all cells without a read since their last write; never changed
 
 
 class Wait(IntEnum):
-    """Until when an event waits for another one.
+    """Moment of an event until which another event waits.
 
-    result: until its result is usable (read after write, write after write, a requested order).
-    read: until it has read its operands (write after read). An engine has read them at the end of its issue interval, a
+    result: its result is usable (read after write, write after write, a requested order).
+    read: it has read its operands (write after read). An engine has read them at the end of its issue interval, a
     DMA or a collective when it is complete.
-    issue: until its issue interval is over; the later result is ready no earlier than the first. This is enough between
+    issue: its issue interval is over; the later result is ready no earlier than the first. This is enough between
     writes of one engine, whose pipeline delivers in order ("each stream is issued and completed in order"). It is also
     enough between matmuls that accumulate into one tile: the Tensor engine adds as the columns arrive in PSUM, and
     traces show back-to-back accumulation at the full issue rate.
-    start: until it starts, because both write a tile whose bytes the other one has waited for (`rotation`).
+    start: it starts, because both write a tile whose bytes the awaited event has waited for (`rotation`).
     """
 
     result = 0
@@ -57,12 +57,13 @@ _RESULT, _READ, _ISSUE = int(Wait.result), int(Wait.read), int(Wait.issue)  # pl
 
 @dataclass(frozen=True)
 class Dependences:
-    """For every event, the events it waits for.
+    """Events that each event waits for.
 
     Events of all streams are numbered through: event i of stream s is `bases[s] + i`. A dependence is the number
-    producer * 4 + Wait; those of an event are at `ends[event] : ends[event + 1]` of `packed`. `every_read`: they hold
-    in whatever order engines take their events. `uses` tells with which events the use of a tensor begins and ends.
-    `with_room` has these and the waits for room (`rotation`), by the sizes of the memories, once they are known.
+    producer * 4 + Wait; the dependences of an event are at `ends[event] : ends[event + 1]` of `packed`. With
+    `every_read`
+    they hold in any order in which engines take their events. `uses` has the first and the last users of each tensor.
+    `with_room` has these dependences with the waits for room (`rotation`), by the sizes of the memories, once computed.
     """
 
     bases: tuple[int, ...]
@@ -75,18 +76,23 @@ class Dependences:
         init=False, default_factory=dict, compare=False, repr=False
     )
 
-    def of(self, event: int) -> Iterator[tuple[int, Wait]]:
-        """The (producer, Wait) pairs of one event."""
-        found = self.packed[self.ends[event] : self.ends[event + 1]]
-        return ((number >> 2, Wait(number & 3)) for number in found.tolist())
+    def waits_of(self, event: int) -> Iterator[tuple[int, Wait]]:
+        """Yield the (producer, Wait) pairs of one event."""
+        packed = self.packed[self.ends[event] : self.ends[event + 1]]
+        return ((number >> 2, Wait(number & 3)) for number in packed.tolist())
 
     @property
     def owners(self) -> IntColumn:
-        """The event that each dependence belongs to."""
+        """Event that each dependence belongs to."""
         return np.repeat(np.arange(len(self.ends) - 1), np.diff(self.ends))
 
-    def and_more(self, owners: Sequence[int], packed: Sequence[int]) -> Dependences:
-        """These dependences and, after them, others of the events `owners`."""
+    def extended(self, owners: Sequence[int], packed: Sequence[int]) -> Dependences:
+        """Return these dependences with further dependences after them.
+
+        Args:
+            owners: The events that wait.
+            packed: For each of them, producer * 4 + Wait.
+        """
         if not owners:
             return self
         owned, all_packed = np.append(self.owners, owners), np.append(self.packed, packed)
@@ -95,15 +101,20 @@ class Dependences:
 
 
 def _by_owner(owners: IntColumn, packed: IntColumn, events: int) -> tuple[IntColumn, IntColumn]:
-    """Dependences in the order of the events that they belong to, and where those of each event end."""
+    """Return dependences sorted by the events that they belong to, and where those of each event end."""
     ends = np.append(0, np.cumsum(np.bincount(owners, minlength=events)))
     return packed[np.argsort(owners, kind="stable")], ends
 
 
 def dependences(streams: Stream | Sequence[Stream], every_read: bool = False) -> Dependences:
-    """The dependences among the events of `streams`; `every_read` if engines may leave program order.
+    """Return the dependences among the events of streams.
 
-    Raises InvalidArgument for a requested order, or for rendezvous, that cannot be kept.
+    Args:
+        streams: The streams of one launch.
+        every_read: Whether engines may leave program order.
+
+    Raises:
+        InvalidArgument: A requested order or the order of rendezvous cannot be kept.
     """
     streams = as_streams(streams)
     bases = tuple(int(base) for base in np.cumsum([0, *map(len, streams)]))
@@ -116,18 +127,18 @@ def dependences(streams: Stream | Sequence[Stream], every_read: bool = False) ->
             # Members act at the same time: none of them sees the others' effects.
             for stream, event, _ in step.members:
                 tracker.remember(bases[stream] + event)
-    packed, ends = np.array(tracker.found, np.int64), np.array([0, *tracker.ends], np.int64)
+    packed, ends = np.array(tracker.packed, np.int64), np.array([0, *tracker.ends], np.int64)
     if len(streams) > 1:
         owners = np.repeat(np.array(tracker.events, np.int64), np.diff(ends))
         packed, ends = _by_owner(owners, packed, bases[-1])
-    found = Dependences(bases, order, packed, ends, every_read, Uses(tracker))
-    found = found.and_more(*_states(streams, bases))
-    found = found.and_more(*_iterations(streams, bases))
-    return found.and_more(*_requested(streams, found))
+    waits = Dependences(bases, order, packed, ends, every_read, Uses(tracker))
+    waits = waits.extended(*_states(streams, bases))
+    waits = waits.extended(*_iterations(streams, bases))
+    return waits.extended(*_requested(streams, waits))
 
 
 class Uses:
-    """The first writers and the last users of each tensor."""
+    """First writers and last users of each tensor."""
 
     def __init__(self, tracker: _Tracker) -> None:
         self._tracker = tracker
@@ -135,15 +146,16 @@ class Uses:
         self._last: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def first(self, stream: int, tensor: int) -> list[int]:
-        """The writers of a tensor of a stream that wait for no earlier one."""
+        """Return the writers of a tensor of a stream that wait for no earlier writer."""
         cells = self._tracker.boxes.cells_in(stream, tensor)
         return sorted({event for cell in cells for event in self._tracker.roots.get(cell, ())})
 
     def last(self, stream: int, tensor: int) -> tuple[int, ...]:
-        """The last writers and the reads since, as dependences of who writes it next.
+        """Return the last writers of a tensor and the reads since, as dependences of its next writer.
 
-        Of the reads of an engine the last is enough in program order, and otherwise the last of a window: one further
-        back starts before.
+        Of the reads of an engine the last is enough in program order. Out of order the last of a window are enough,
+        since
+        earlier reads start before them.
         """
         known = self._last.get((stream, tensor))
         if known is not None:
@@ -160,29 +172,29 @@ class Uses:
                     readers[lane].add(read)
                 else:
                     readers[lane] = {read}
-        found = sorted(writers)
+        packed = sorted(writers)
         for lane, reads in readers.items():
-            found += sorted(reads) if lane < 0 else sorted(reads)[-self._kept :]
-        known = self._last[stream, tensor] = tuple(found)
+            packed += sorted(reads) if lane < 0 else sorted(reads)[-self._kept :]
+        known = self._last[stream, tensor] = tuple(packed)
         return known
 
 
 class _Tracker:
-    """The last writer and the reads since, of every distinct box."""
+    """Tracker of the last writer of every distinct box, and of the reads since."""
 
     def __init__(self, streams: tuple[Stream, ...], every_read: bool) -> None:
         self.every_read = every_read
-        # The events in the order in which they were told, and what they wait for, which ends at `ends`.
+        # The events in the order in which they ran, and their dependences, which end at `ends`.
         self.events: list[int] = []
-        self.found: list[int] = []
+        self.packed: list[int] = []
         self.ends: list[int] = []
         self.boxes = boxes = Boxes(streams)
-        # Of every cell the last writer and the reads since that count, as dependences of who writes it next. Dicts of
-        # numbers, unlike lists, do not burden the garbage collector.
+        # The last writer of every cell and the reads since that count, as dependences of its next writer. The garbage
+        # collector does not track dicts of numbers, unlike lists.
         self.writer = [-1] * len(boxes.near)
         self.readers = [_UNREAD] * len(boxes.near)
-        self.roots: dict[int, tuple[int, ...]] = {}  # by cell, the writes that follow none
-        # What an event is ordered with: its engine, or nothing but itself for what runs on the DMA engines.
+        self.roots: dict[int, tuple[int, ...]] = {}  # writes that follow no other write, by cell
+        # The engine that orders an event; -1 for events on the DMA engines, which nothing orders.
         self.lane_of: list[int] = [
             -1 if engine == Engine.dma.value else number * 8 + engine
             for number, stream in enumerate(streams)
@@ -192,45 +204,51 @@ class _Tracker:
         self.accesses, self.starts = boxes.accesses()
 
     def run(self, first: int, end: int, remembered: bool) -> None:
-        """Find what events wait for, one after the other; and, if it is `remembered`, who waits for them."""
+        """Find the dependences of events, in order.
+
+        Args:
+            first: The first event.
+            end: The event after the last.
+            remembered: Whether to record the events as well, so that later events depend on them.
+        """
         accesses, starts, lane_of = self.accesses, self.starts, self.lane_of
-        found, writer, near = self.found, self.writer, self.boxes.near
+        packed, writer, near = self.packed, self.writer, self.boxes.near
         before_write = self._before_write
         for event in range(first, end):
-            known = len(found)
+            known = len(packed)
             for access in accesses[starts[event] : starts[event + 1]]:
                 cell = access >> 1
                 if access & 1:
-                    so_far = len(found)
+                    so_far = len(packed)
                     before_write(cell, lane_of[event])
-                    for other, _ in near[cell]:
-                        before_write(other, lane_of[event])
-                    if len(found) == so_far:
+                    for neighbour, _ in near[cell]:
+                        before_write(neighbour, lane_of[event])
+                    if len(packed) == so_far:
                         self.roots[cell] = (*self.roots.get(cell, ()), event)
                     continue
                 if writer[cell] >= 0:
-                    found.append(writer[cell])
-                for other, _ in near[cell]:
-                    if writer[other] >= 0:
-                        found.append(writer[other])
-            if len(found) > known + 1:
-                found[known:] = dict.fromkeys(found[known:])
+                    packed.append(writer[cell])
+                for neighbour, _ in near[cell]:
+                    if writer[neighbour] >= 0:
+                        packed.append(writer[neighbour])
+            if len(packed) > known + 1:
+                packed[known:] = dict.fromkeys(packed[known:])
             self.events.append(event)
-            self.ends.append(len(found))
+            self.ends.append(len(packed))
             if remembered:
                 self.remember(event)
 
     def _before_write(self, cell: int, lane: int) -> None:
-        """What a write into a cell by an event of a lane waits for."""
+        """Append the dependences of a write into a cell by an event of a lane."""
         last = self.writer[cell]
         if last >= 0:
             in_order = lane >= 0 and self.lane_of[last >> 2] == lane
-            self.found.append(last + _ISSUE if in_order else last)
+            self.packed.append(last + _ISSUE if in_order else last)
         if self.readers[cell]:
-            self.found += self.readers[cell].values()
+            self.packed += self.readers[cell].values()
 
     def remember(self, event: int) -> None:
-        """Note what an event has read and written."""
+        """Record what an event has read and written."""
         writer, readers, near = self.writer, self.readers, self.boxes.near
         operands = self.accesses[self.starts[event] : self.starts[event + 1]]
         for access in operands:
@@ -238,10 +256,10 @@ class _Tracker:
                 cell = access >> 1
                 writer[cell] = event * 4 + _RESULT
                 readers[cell] = _UNREAD
-                for other, covered in near[cell]:
+                for neighbour, covered in near[cell]:
                     if covered:
-                        writer[other] = -1
-                        readers[other] = _UNREAD
+                        writer[neighbour] = -1
+                        readers[neighbour] = _UNREAD
         lane = self.lane_of[event]
         key = lane if lane >= 0 and not self.every_read else -1 - event
         for access in operands:
@@ -254,9 +272,9 @@ class _Tracker:
 
 
 def _states(streams: tuple[Stream, ...], bases: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Registers and random generators of an engine: who uses them comes after who used them last.
+    """Return dependences of events on the last user of the same registers or random generator, and the events.
 
-    They are one engine's, whose pipeline hands them on in order.
+    The state belongs to one engine, whose pipeline passes it on in order.
     """
     owners, packed = [], []
     for stream, base in zip(streams, bases):
@@ -270,9 +288,9 @@ def _states(streams: tuple[Stream, ...], bases: tuple[int, ...]) -> tuple[list[i
 
 
 def _iterations(streams: tuple[Stream, ...], bases: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Device loops: what follows the step that begins an iteration comes after it, whatever the order of an engine.
+    """Return dependences of the events of a device loop on the step that begins their iteration, and the events.
 
-    Every engine fetches the body anew.
+    They hold in any order of an engine, because every engine fetches the body anew.
     """
     owners: list[int] = []
     packed: list[int] = []
@@ -294,7 +312,7 @@ def _requested(streams: tuple[Stream, ...], known: Dependences) -> tuple[list[in
                     f"event {consumer} ({stream.event(consumer).where}) depends_on event {producer}, which "
                     "is issued later; call depends_on on the later instruction",
                 )
-            if (base + producer, Wait.result) not in known.of(base + consumer):
+            if (base + producer, Wait.result) not in known.waits_of(base + consumer):
                 owners.append(base + consumer)
                 packed.append((base + producer) * 4 + Wait.result)
     return owners, packed

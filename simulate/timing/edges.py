@@ -1,7 +1,7 @@
-"""The dependences of a launch, prepared for placing: one number for the moment that each of them waits for.
+"""Dependences of a launch, prepared for placing: one index for the moment that each of them waits for.
 
-A producer has `STRIDE` moments, of which a dependence names one: how it waits (`Wait`) and whether the event that waits
-is issued by the same engine. So an event's operands are ready at the largest of the moments it names.
+A producer has `STRIDE` moments, of which a dependence names one: how it waits (`Wait`) and whether the waiting event
+is issued by the same engine. So an event's operands are ready at the latest of the moments that it names.
 """
 
 from __future__ import annotations
@@ -17,51 +17,57 @@ from simulate.timing.timeline import IntColumn
 BoolColumn = NDArray[np.bool_]
 
 STRIDE = 8
-"""Moments of one event: two for each `Wait`, for an event of another engine and for one of its own."""
+"""Number of moments of an event: two for each `Wait`, for events of another engine and of the same engine."""
 
 
 class Edges:
-    """The dependences of all events, in columns; those of event e are at `ends[e] : ends[e + 1]`.
+    """Dependences of all events, in columns; those of event e are at `ends[e] : ends[e + 1]`.
 
     `moments`: producer * STRIDE + Wait * 2 + whether both run on one engine. `results[e]`: the producers whose results
-    the result of e must not overtake. `others` at `other_ends`, if DMA queues are shared: the producers of the same
-    core that must be complete, except for those that run on the same engine, numbered within the core.
+    the result of e must not overtake. If DMA queues are shared, `producers` at `producer_ends` are the producers of the
+    same core that must be complete, numbered within the core, except those on the same engine.
     """
 
     def __init__(
         self, waits: Dependences, lanes: Sequence[IntColumn], transfers: Sequence[BoolColumn], shared: bool
     ) -> None:
-        """`lanes` and `transfers`, of every core: the engines of its events, and which events are DMAs.
+        """Prepare the dependences of a launch.
 
-        `shared`: some core has several DMA queues.
+        Args:
+            waits: The dependences.
+            lanes: The engine of every event, for each core.
+            transfers: Whether an event is a DMA, for each core.
+            shared: Whether some core has several DMA queues.
         """
         self._waits = waits
         self._packed, self._owners = waits.packed, waits.owners
-        self._producers, kinds = self._packed >> 2, self._packed & 3
-        engines = np.concatenate([own + core * 8 for core, own in enumerate(lanes)] or [self._packed])
+        self._producers, wait_kinds = self._packed >> 2, self._packed & 3
+        engines = np.concatenate([lane + core * 8 for core, lane in enumerate(lanes)] or [self._packed])
         moves = np.concatenate([*transfers, np.zeros(0, bool)])
         issued_by, awaited_by = engines[self._producers], engines[self._owners]
         alike = (issued_by == awaited_by) & ~moves[self._producers]
         self.moments: list[int] = (self._packed * 2 + alike).tolist()
         self.ends: list[int] = waits.ends.tolist()
-        ordered = np.flatnonzero(kinds == Wait.issue)
+        ordered = np.flatnonzero(wait_kinds == Wait.issue)
         events, first = self._owners[ordered], self._producers[ordered].tolist()
         self.results: dict[int, tuple[int, ...]] = dict(zip(events.tolist(), zip(first)))
-        for at in np.flatnonzero(events[1:] == events[:-1]).tolist():  # an event with several of them
-            self.results[int(events[at])] += (first[at],)
-        self.others: list[int] = []
-        self.other_ends: list[int] = []
+        for index in np.flatnonzero(events[1:] == events[:-1]).tolist():  # events with several such producers
+            self.results[int(events[index])] += (first[index],)
+        self.producers: list[int] = []
+        self.producer_ends: list[int] = []
         if shared:
             cores = issued_by >> 3
-            kept = (cores == awaited_by >> 3) & ~alike & (kinds != Wait.start)
-            self.others = (self._producers - np.array(waits.bases)[cores])[kept].tolist()
-            self.other_ends = [0, *np.cumsum(kept).tolist()]
-            self.other_ends = [self.other_ends[end] for end in self.ends]
+            kept = (cores == awaited_by >> 3) & ~alike & (wait_kinds != Wait.start)
+            self.producers = (self._producers - np.array(waits.bases)[cores])[kept].tolist()
+            kept_ends = [0, *np.cumsum(kept).tolist()]
+            self.producer_ends = [kept_ends[end] for end in self.ends]
 
     def followers(self) -> tuple[list[int], list[int], list[int]]:
-        """For list scheduling between two rendezvous: the events that wait for each event, and their bounds.
+        """Return the events that wait for each event, for list scheduling between two rendezvous.
 
-        Those of event e are at [e] : [e + 1] of the second list. The third one counts the events that e waits for.
+        Returns:
+            The waiting events, sorted by producer; the bounds, so that those of event e are at [e] : [e + 1]; and the
+            number of events that each event waits for.
         """
         producers, owners, events = self._producers, self._owners, len(self.ends) - 1
         if len(self._waits.order) > 1:

@@ -1,8 +1,8 @@
 """Dependences as arrows of a trace: flow events from the slice that produces to the slice that waits.
 
-Only arrows between tracks are drawn: on one track, order says it already. Where an event waits for another one in
-several ways, one arrow stands for all. An arrow leaves the producer in its last nanosecond, because a viewer binds it
-to the slice that holds its timestamp.
+Only arrows between tracks are shown, because the order on a track shows the rest. If an event waits for another event
+in several ways, there is one arrow. An arrow leaves the producer in its last nanosecond, because a viewer binds it to
+the slice that contains its timestamp.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from simulate.timing.dependences import Dependences, Wait
 
-_CALLED = {Wait.result: "result", Wait.read: "read", Wait.issue: "order"}
+_WAIT_NAMES = {Wait.result: "result", Wait.read: "read", Wait.issue: "order"}
 
 
-class Place(NamedTuple):
-    """Where a slice is drawn: process, thread, start and end in ns."""
+class SlicePosition(NamedTuple):
+    """Position of a slice in a trace: process, thread, start and end in ns."""
 
     process: int
     thread: int
@@ -24,54 +24,60 @@ class Place(NamedTuple):
     end: int
 
 
-class Drawn:
-    """The slices of every event of one launch: the one it waits in, and the one its result comes from."""
+class EventSlices:
+    """Slices of every event of one launch: the slice in which it waits, and the slice that delivers its result."""
 
     def __init__(self, events: int) -> None:
-        self.first: list[Place | None] = [None] * events
-        self.last: list[Place | None] = [None] * events
+        self.first: list[SlicePosition | None] = [None] * events
+        self.last: list[SlicePosition | None] = [None] * events
 
-    def instruction(self, event: int, place: Place) -> None:
-        """An instruction, or the trigger of a DMA."""
-        self.first[event] = place
+    def instruction(self, event: int, position: SlicePosition) -> None:
+        """Record the slice of an instruction, or of the trigger of a DMA."""
+        self.first[event] = position
         if self.last[event] is None:
-            self.last[event] = place
+            self.last[event] = position
 
-    def transfer(self, event: int, place: Place) -> None:
-        """The data phase of a DMA."""
-        self.last[event] = place
+    def transfer(self, event: int, position: SlicePosition) -> None:
+        """Record the slice of the data phase of a DMA."""
+        self.last[event] = position
 
 
-def flows(waits: Dependences, drawn: Drawn, first_id: int) -> Iterator[dict[str, Any]]:
-    """The arrows of one launch, numbered from `first_id`, in order of the events that wait."""
+def dependence_arrows(waits: Dependences, slices: EventSlices, first_id: int) -> Iterator[dict[str, Any]]:
+    """Yield the arrows of one launch, in the order of the waiting events.
+
+    Args:
+        waits: The dependences.
+        slices: The slices of the launch.
+        first_id: The id of the first arrow.
+    """
     number = first_id
-    for event, consumer in enumerate(drawn.first):
+    for event, consumer in enumerate(slices.first):
         seen = set()
-        for producer, wait in waits.of(event):
-            source = drawn.last[producer]
+        for producer, wait in waits.waits_of(event):
+            source = slices.last[producer]
             if consumer is None or source is None or producer in seen:
                 continue
             if source[:2] == consumer[:2] or source.start > consumer.start:
                 continue
             seen.add(producer)
-            yield from arrow(_CALLED[wait], number, source, consumer)
+            yield from arrow(_WAIT_NAMES[wait], number, source, consumer)
             number += 1
 
 
-def arrow(name: str, number: int, source: Place, consumer: Place) -> Iterator[dict[str, Any]]:
-    """Both ends of one arrow between slices, of which the source starts first."""
+def arrow(name: str, number: int, source: SlicePosition, consumer: SlicePosition) -> Iterator[dict[str, Any]]:
+    """Yield both ends of one arrow between slices, of which the source starts first."""
     leaves = max(source.start, min(source.end - 1, consumer.start))
     yield _end("s", name, number, source, leaves)
     yield {**_end("f", name, number, consumer, consumer.start), "bp": "e"}
 
 
-def _end(phase: str, name: str, number: int, place: Place, moment: int) -> dict[str, Any]:
+def _end(phase: str, name: str, number: int, position: SlicePosition, moment: int) -> dict[str, Any]:
     return {
         "name": name,
         "cat": "dependence",
         "ph": phase,
         "id": number,
-        "pid": place.process,
-        "tid": place.thread,
+        "pid": position.process,
+        "tid": position.thread,
         "ts": moment / 1000,
     }

@@ -1,4 +1,4 @@
-"""A timeline as text, line by line."""
+"""Timeline as text, line by line."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from simulate.timing.timeline import SliceKind, Timeline
 
 
 def listing(streams: Stream | Sequence[Stream], timeline: Timeline) -> str:
-    """The timeline as text, one slice a line in order of start; for comparing runs."""
+    """Return the timeline as text for comparing runs, one slice a line in the order of start."""
     streams = as_streams(streams)
     out = [f"{'start us':>12s} {'end us':>12s} {'ready us':>12s}  {'track':<22s} event"]
     for piece in timeline.by_start():
         stream = streams[piece.stream]
         op = stream.op_names[stream.ops[piece.event]]
-        what = "table load for " if piece.kind is SliceKind.table_load else ""
+        prefix = "table load for " if piece.slice_kind is SliceKind.table_load else ""
         out.append(
             f"{piece.start_ns / 1000:12.4f} {piece.end_ns / 1000:12.4f} {piece.ready_ns / 1000:12.4f}  "
-            f"{piece.track:<22s} {what}{op} #{piece.event}"
+            f"{piece.track:<22s} {prefix}{op} #{piece.event}"
         )
     return "\n".join(out) + "\n"

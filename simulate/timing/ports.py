@@ -2,14 +2,14 @@
 
 On gen2 the Vector engine and GpSimd exclude each other on SBUF, and the Vector and Scalar engines on PSUM. Later chips
 have separate ports. There fast modes of the Vector engine exclude GpSimd on a bus, and two engines that read one bank
-of PSUM slow each other down. Two instructions that overlap at half speed end no earlier than one after the other, so
+of PSUM slow each other down. Two instructions that overlap at half speed end no earlier than two in sequence, so
 the model lets them follow each other. Every PSUM tile counts as one bank.
 
-Matmuls in tiles of the array run side by side where they take different cells of it. A cell counts as a port; in a
-stream with such matmuls, one without a tile takes all cells.
+Matmuls in tiles of the array run side by side if they take different cells of it. A cell counts as a port; in a
+stream with such matmuls, a matmul without a tile takes all cells.
 
 Policy: ports are granted in program order, so a lower cost never lengthens a schedule by them. The chip grants a port
-to the first engine that asks.
+to the first engine that requests it.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from simulate.memory import MemoryRegion
 from simulate.run.stream import Stream
 
 _SBUF, _PSUM, _BUS, _TILES = range(4)
-_CELLS = -1  # and below: the cells of the array
+_CELLS = -1  # port of cell 0 of the array; cell i is port -1 - i
 _ENGINES = max(engine.value for engine in Engine) + 1
 _NONE: tuple[int, ...] = ()
 
 _Column = NDArray[np.int64]
 
 
-def shared_ports(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
-    """For every event the ports it holds and another engine of the stream holds as well; empty if there are none."""
-    held, cells = _memory_ports(stream, hardware), _cells(stream, hardware)
-    if not held or not cells:
-        return held or cells
-    return [one + other for one, other in zip(held, cells)]
+def find_shared_ports(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
+    """Return the ports that every event shares with another engine of the stream; empty if there are none."""
+    memory_ports, cells = _memory_ports(stream, hardware), _cells(stream, hardware)
+    if not memory_ports or not cells:
+        return memory_ports or cells
+    return [ports + array_cells for ports, array_cells in zip(memory_ports, cells)]
 
 
 def _cells(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
-    """For every event the cells of the array that it takes; empty where no matmul takes a tile."""
+    """Return, for every event, the cells of the array that it takes; an empty list if no matmul takes a tile."""
     taken = [tuple(_CELLS - cell for cell in cost.cells) for cost in stream.costs]
     if not any(taken):
         return []
     edge = min(hardware.matmul_tile_sizes)
-    whole = tuple(_CELLS - cell for cell in range((hardware.contraction_max // edge) ** 2))
+    all_cells = tuple(_CELLS - cell for cell in range((hardware.contraction_max // edge) ** 2))
     tensor = Engine.tensor.value
     return [
-        (taken[cost] or whole) if engine == tensor else _NONE
+        (taken[cost] or all_cells) if engine == tensor else _NONE
         for engine, cost in zip(stream.engines, stream.cost_ids)
     ]
 
@@ -56,26 +56,28 @@ def _memory_ports(stream: Stream, hardware: Hardware) -> list[tuple[int, ...]]:
     present = set(stream.engines)
     if Engine.vector.value not in present or present.isdisjoint((Engine.scalar.value, Engine.gpsimd.value)):
         return []
-    engines, events, ports = _held(stream, hardware)
+    engines, events, ports = _list_port_uses(stream, hardware)
     users = np.unique(ports * _ENGINES + engines) // _ENGINES
     contended = np.isin(ports, users[1:][users[1:] == users[:-1]])
     if not contended.any():
         return []
     span = int(ports.max()) + 1
     pairs = np.unique((events * span + ports)[contended])
-    held = [_NONE] * len(stream)
+    event_ports = [_NONE] * len(stream)
     for event, port in zip((pairs // span).tolist(), (pairs % span).tolist()):
-        held[event] += (port,)
-    return held
+        event_ports[event] += (port,)
+    return event_ports
 
 
-def _held(stream: Stream, hardware: Hardware) -> tuple[_Column, _Column, _Column]:
-    """(engine, event, port) for every port that an operand lies behind, in columns."""
+def _list_port_uses(stream: Stream, hardware: Hardware) -> tuple[_Column, _Column, _Column]:
+    """Return engine, event and port of every operand that is accessed through a shared port, in columns."""
     tensors = np.frombuffer(stream.rows, np.int64).reshape(-1, 5)[:, 0] >> 2
     counts = np.diff(np.frombuffer(stream.row_ends, np.uint64).astype(np.int64) // 5, prepend=0)
     events = np.repeat(np.arange(len(stream)), counts)
     engines = np.frombuffer(stream.engines, np.uint8).astype(np.int64)[events]
-    vector, scalar, gpsimd = (engines == each.value for each in (Engine.vector, Engine.scalar, Engine.gpsimd))
+    vector, scalar, gpsimd = (
+        engines == engine.value for engine in (Engine.vector, Engine.scalar, Engine.gpsimd)
+    )
     lies_in = [record.buffer for record in stream.tensors]
     sbuf = np.array([buffer is MemoryRegion.sbuf for buffer in lies_in], bool)[tensors] & (vector | gpsimd)
     psum = np.array([buffer is MemoryRegion.psum for buffer in lies_in], bool)[tensors] & (vector | scalar)

@@ -1,4 +1,4 @@
-"""The readings of a stream: how much of the hardware's concurrency is taken for granted."""
+"""Readings of a stream: how much of the hardware's concurrency a prediction assumes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from nkw.errors import InvalidArgument
 
 
 class Reading(Enum):
-    """What may overlap when a stream is placed in time.
+    """Assumption about what may overlap when a stream is placed in time.
 
     serial: nothing; each core carries out one event after another, each for its whole duration. An upper
     bound.
     program: engines and DMA queues run concurrently, each in program order; tiles rotate as deep as they fit.
     scheduled: as program, but each engine takes its events oldest ready first, within a window; weights that
-    are in the array are not loaded again, and tables are loaded in idle time. As program where that is no longer.
+    are in the array are not loaded again, and tables are loaded in idle time. As program if that is no longer.
     dataflow: everything that no dependence forbids, in unlimited memory. Events wait neither for engines nor for DMA
     bandwidth; the end of the launch waits until each engine, and the DMA engines, can have done all their work. A lower
     bound, and never below the work at peak rates.
@@ -27,12 +27,12 @@ class Reading(Enum):
 
 
 def check_reading(reading: object) -> None:
-    """Raise InvalidArgument for what is no reading."""
+    """Raise InvalidArgument for an argument that is no Reading."""
     if not isinstance(reading, Reading):
         raise InvalidArgument(
-            "NKW-TIMING-READING", f"{reading!r:.60} is no reading; there are {', '.join(map(str, Reading))}"
+            "NKW-TIMING-READING", f"{reading!r:.60} is no reading; pass {', '.join(map(str, Reading))}"
         )
 
 
 WINDOW = 64
-"""Events of one engine among which the scheduled reading chooses: our choice; the compiler's is not published."""
+"""Events of one engine among which the scheduled reading chooses. Our choice: the compiler's is not published."""

@@ -1,13 +1,13 @@
-"""Scheduling a stream: when each event starts, leaves its engine, and has its result ready.
+"""Schedule of a stream: when each event starts, leaves its engine, and has its result ready.
 
     start        = max(engine free, operands ready, destination free, DMA queue slot free, rendezvous complete)
     engine free  = start + issue interval
     result ready = start + latency
 
-as `Cost` states them, in the clock of the engine. Policies where the documentation leaves room:
+with the cycles of `Cost`, in the clock of the engine. Policies where the documentation is silent:
 
-- A wait for another engine costs a semaphore (`semaphore_ns`). A wait for a DMA costs none on top, because the
-  completion time of a DMA already reaches to the restart of the waiting engine.
+- A wait for another engine costs a semaphore (`semaphore_ns`). A wait for a DMA costs no semaphore, because the
+  completion time of a DMA already includes the restart of the waiting engine.
 - An instruction that needs a result of its own engine starts `same_engine_wait_ns` after that result is ready.
 - A destination is free when its readers have read their operands, at the end of their issue interval (`Wait`).
 - The trigger of a DMA is an instruction of its stream and waits there for the operands; so does the descriptor
@@ -24,20 +24,20 @@ as `Cost` states them, in the clock of the engine. Policies where the documentat
   first table is loaded in the kernel as well. In the scheduled reading the load may fill an earlier idle time of the
   engine, after the last activation that needed the previous table.
 - The dataflow reading delays no event by an engine. But a launch ends no sooner than each engine, and the DMA engines
-  together, could have done all their work, one thing after the other from when dependences let each begin.
-- A tile that takes the bytes of earlier ones waits until those are free (`rotation`), in all readings but dataflow.
+  together, could have done all their work in sequence, each event from when its dependences let it begin.
+- A tile that takes the bytes of earlier tiles waits until those are free (`rotation`), in all readings but dataflow.
 - The activity throttle (gen3, gen4) lets the array run at its full clock only while the array is busy enough. What the
   array has done since the kernel began decides (`Throttle`): a window that grows replaces the limiter's windows, so
   that a lower cost never lengthens a schedule by the throttle.
 - A memset of zero in PSUM that matmuls take over is omitted (`cleared`): it takes no time and no engine.
-- Matmuls in tiles of the array that share no cell run side by side. The Tensor engine issues the next one after the
+- Matmuls in tiles of the array that share no cell run side by side. The Tensor engine issues the next matmul after the
   minimum interval; a matmul waits for the cells that it takes.
-- What follows the step that begins an iteration of a device loop waits for that step, on every engine of the core.
+- Events after the step that begins an iteration of a device loop wait for that step, on every engine of the core.
 - Memory ports that engines share (`ports`) are granted in program order, for the issue interval.
 - The serial reading adds one rule: an event of a core starts when all earlier events of that core are finished, and a
-  semaphore later where the engine changes. So no modelled delay (shared DMA engines, full queues) makes the program
-  reading longer than the serial one.
-- The scheduled reading applies the same rules in the order of a list scheduler (`scheduled`), or in program order where
+  semaphore later if the engine changes. So no modelled delay (shared DMA engines, full queues) makes the program
+  reading longer than the serial reading.
+- The scheduled reading applies the same rules in the order of a list scheduler (`scheduled`), or in program order if
   that is no longer. So the scheduled reading is never longer than the program reading, nor shorter than dataflow.
 - In the scheduled reading, a matmul whose weights are still in the array does not load them again (`weights`). Its
   interval is shorter by the exposed part of the load. The dataflow reading assumes this wherever weights occur twice.
@@ -63,12 +63,12 @@ from simulate.timing.readings import Reading, check_reading
 from simulate.timing.rotation import with_room
 from simulate.timing.scheduled import ListScheduler
 from simulate.timing.sharing import Service, last_busy_period
-from simulate.timing.timeline import Placed, Timeline, build
+from simulate.timing.timeline import Placed, Timeline, build_timeline
 
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """The lengths of the readings of one launch: dataflow <= scheduled <= program <= serial."""
+    """Lengths of the readings of one launch: dataflow <= scheduled <= program <= serial."""
 
     dataflow_ns: float
     scheduled_ns: float
@@ -84,8 +84,17 @@ def schedule(
 ) -> Timeline:
     """Place the events of one or several cores in time.
 
-    `streams` are those of one launch; `waits` are their dependences, if already known. Raises InvalidArgument
-    for rendezvous or requested orders that contradict the streams, and for what is neither stream nor reading.
+    Args:
+        streams: The streams of one launch, or one of them.
+        hardware: The record of the chip.
+        reading: What may overlap.
+        waits: The dependences of the streams, if already known.
+
+    Returns:
+        The timeline.
+
+    Raises:
+        InvalidArgument: Rendezvous or requested orders contradict the streams, or an argument is no stream or reading.
     """
     check_reading(reading)
     streams = as_streams(streams)
@@ -93,18 +102,18 @@ def schedule(
         waits = waits or dependences(streams)
         if reading is not Reading.dataflow:
             waits = with_room(streams, hardware, waits)
-        return build(
-            streams, hardware, reading, waits.bases, _Launch(streams, hardware, waits).placed(reading)
+        return build_timeline(
+            streams, hardware, reading, waits.bases, _Launch(streams, hardware, waits).place_events(reading)
         )
     if waits is None or not waits.every_read:
         waits = dependences(streams, every_read=True)
     waits = with_room(streams, hardware, waits)
     launch = _Launch(streams, hardware, waits)
-    placed = launch.placed(reading)
+    placed = launch.place_events(reading)
     if not placed.in_order:  # otherwise program order gives the same
-        in_order = launch.placed(Reading.program)
+        in_order = launch.place_events(Reading.program)
         placed = placed if placed.length_ns < in_order.length_ns else in_order
-    return build(streams, hardware, reading, waits.bases, placed)
+    return build_timeline(streams, hardware, reading, waits.bases, placed)
 
 
 _ALWAYS = (
@@ -127,10 +136,11 @@ _THROTTLED = (
 
 
 def decided_by(streams: Sequence[Stream], hardware: Hardware) -> tuple[Any, ...]:
-    """All that decides the schedule of a launch and may differ between two records of a chip.
+    """Return all numbers that decide the schedule of a launch and may differ between two records of a chip.
 
-    These are costs, clocks, waits, the throttle and shared ports. Where they are equal for two records whose numbers of
-    times differ, `schedule` gives the same moments.
+    These are costs, clocks, waits, the throttle and shared ports. If they are equal for two records that differ in
+    numbers
+    of times only, `schedule` gives the same moments.
     """
     costs = [cost for stream in streams for cost in stream.costs]
     names = list(_ALWAYS)
@@ -145,7 +155,7 @@ def decided_by(streams: Sequence[Stream], hardware: Hardware) -> tuple[Any, ...]
 
 
 class _Launch:
-    """Streams, and what placing them takes in any reading."""
+    """Streams, and the facts that placing them takes in any reading."""
 
     def __init__(self, streams: tuple[Stream, ...], hardware: Hardware, waits: Dependences) -> None:
         self._hardware = hardware
@@ -155,10 +165,10 @@ class _Launch:
         shared = any(len(facts.queues) > 1 for facts in self._facts)
         self._edges = Edges(waits, lanes, [facts.transfers for facts in self._facts], shared)
 
-    def placed(self, reading: Reading) -> Placed:
-        """Every event in time."""
+    def place_events(self, reading: Reading) -> Placed:
+        """Return every event placed in time."""
         waits, edges = self._waits, self._edges
-        placed = Placed.of(waits.bases[-1], STRIDE)
+        placed = Placed.allocate(waits.bases[-1], STRIDE)
         cores = [
             Core(number, facts, self._hardware, reading, edges, placed, base)
             for number, (facts, base) in enumerate(zip(self._facts, waits.bases))
@@ -170,24 +180,23 @@ class _Launch:
             events = [waits.bases[core] + first for core, first, _ in step.members]
             members = [cores[core] for core, _, _ in step.members]
             if step.is_rendezvous:
-                _meet(members, events, placed)
+                _place_rendezvous(members, events, placed)
                 continue
             for core, event, (_, first, end) in zip(members, events, step.members):
                 run(core, event, event + end - first)
         placed.queues = [core.dma.queues for core in cores]
         for core in cores:
-            for done_ns, services, until in _work_left(core):
+            for done_ns, services, until in _final_work(core):
                 if done_ns > placed.done_ns:
                     placed.done_ns, placed.services_until = done_ns, until
                     placed.services = services
         return placed
 
 
-def _work_left(core: Core) -> Iterator[tuple[float, list[Service], Phase]]:
-    """When engines can have done all they have to, for which only the end of the launch waits; what they do last.
+def _final_work(core: Core) -> Iterator[tuple[float, list[Service], Phase]]:
+    """Yield end in ns, last services and last phase of work for which only the end of the launch waits.
 
-    These are the DMA engines where queues share them and, in the dataflow reading, all engines. The phase tells the end
-    of what is waited for.
+    This is the work of the DMA engines if queues share them and, in the dataflow reading, of all engines.
     """
     if core.shared or not core.ordered:
         yield *core.dma.finished(core.base), Phase.completion
@@ -197,25 +206,28 @@ def _work_left(core: Core) -> Iterator[tuple[float, list[Service], Phase]]:
             yield services[-1].end_ns, services, Phase.issue
 
 
-def _meet(cores: Sequence[Core], events: Sequence[int], placed: Placed) -> None:
+def _place_rendezvous(cores: Sequence[Core], events: Sequence[int], placed: Placed) -> None:
     """Place the members of one rendezvous, which start together."""
-    starts = [core.admitted(event, *core.operands(event)) for core, event in zip(cores, events)]
-    together = max(starts)
-    last = events[starts.index(together)]
+    starts = [core.find_start(event, *core.operands_ready(event)) for core, event in zip(cores, events)]
+    start_ns = max(starts)
+    last = events[starts.index(start_ns)]
     for core, event, start in zip(cores, events, starts):
-        if start < together:
+        if start < start_ns:
             placed.cause[event], placed.reason[event] = last, int(Reason.rendezvous)
-        core.place(event, together)
+        core.start_event(event, start_ns)
     slowest = max(events, key=lambda event: placed.ready[event])
     ready = placed.ready[slowest]
     for core, event in zip(cores, events):
-        core.settle(event, ready, slowest)
+        core.end_rendezvous(event, ready, slowest)
 
 
 def bracket(
     streams: Stream | Sequence[Stream], hardware: Hardware, waits: Dependences | None = None
 ) -> Bracket:
-    """How long a launch takes at best and at worst, and in program order."""
+    """Return the lengths of a launch in all readings.
+
+    Arguments and errors are those of `schedule`.
+    """
     streams = as_streams(streams)
     waits = waits or dependences(streams)
     return Bracket(

@@ -1,10 +1,10 @@
 """List scheduling: a model of how a compiler reorders a stream. Policy: oldest ready event first, within a window.
 
-A stream is cut at its rendezvous, and each segment is scheduled on its own. An event may be chosen when all events that
+A stream is cut at its rendezvous, and each segment is scheduled separately. An event may be chosen when all events that
 it waits for have been placed and fewer than `WINDOW` earlier events of its engine are still unplaced. The engine whose
 event can start earliest comes first. That engine takes its oldest event that can start at once; among such events of
-the Scalar engine, one that needs no table load comes first. If none can start at once, the engine takes the event with
-the earliest start. So later events of an engine pass a stalled one, as far as dependences allow.
+the Scalar engine, an event that needs no table load comes first. If none can start at once, the engine takes the event
+with the earliest start. So later events of an engine pass a stalled event, as far as dependences allow.
 
 A list scheduler is greedy and has anomalies: half the cost of one event may lengthen the schedule. The rules of the
 Neuron compiler are not published; these are our own.
@@ -22,7 +22,7 @@ _NEVER = float("inf")
 
 
 class ListScheduler:
-    """Places the events of a launch segment by segment: those of one core between two rendezvous."""
+    """Scheduler that places the events of a launch segment by segment: those of one core between two rendezvous."""
 
     def __init__(self, edges: Edges) -> None:
         self._followers, self._ends, self._missing = edges.followers()
@@ -32,24 +32,24 @@ class ListScheduler:
         followers, ends, missing = self._followers, self._ends, self._missing
         ready = _Ready(core, first, end)
         add, take, advance = ready.add, ready.take, ready.advance
-        admitted, place, operands = core.admitted, core.place, ready.operands
+        find_start, start_event, operands = core.find_start, core.start_event, ready.operands
         for event in range(first, end):
             if not missing[event]:
                 add(event)
         for _ in range(first, end):
             event = take()
             ready_ns, last = operands[event - first]
-            place(event, admitted(event, ready_ns, last))
+            start_event(event, find_start(event, ready_ns, last))
             advance(event)
             for follower in followers[ends[event] : ends[event + 1]]:
-                left = missing[follower] - 1
-                missing[follower] = left
-                if not left:
+                unplaced = missing[follower] - 1
+                missing[follower] = unplaced
+                if not unplaced:
                     add(follower)
 
 
 class _Ready:
-    """The events of a segment that wait for no unplaced event. Lists are by engine; positions count its events."""
+    """Events of a segment that wait for no unplaced event, by engine; positions count the events of an engine."""
 
     def __init__(self, core: Core, first: int, end: int) -> None:
         self._core = core
@@ -64,25 +64,23 @@ class _Ready:
             self._position.append(len(events))
             events.append(event)
         self._placed = bytearray(end - first)
-        self.operands = [(0.0, -1)] * (end - first)  # of each event of the segment, see `Core.operands`
+        self.operands = [(0.0, -1)] * (end - first)  # results of `Core.operands_ready`
         self._oldest = [0] * engines  # the position where the window begins
         self._beyond: list[list[int]] = [[] for _ in range(engines)]  # ready, but not in the window yet
         self._later: list[list[tuple[float, int]]] = [[] for _ in range(engines)]  # by their earliest start
-        self._at_once: list[list[int]] = [
-            [] for _ in range(engines)
-        ]  # can start as soon as their engine is free
-        self._next_ns = [_NEVER] * engines  # when the first of those two starts
+        self._at_once: list[list[int]] = [[] for _ in range(engines)]  # can start when their engine is free
+        self._next_ns = [_NEVER] * engines  # earliest start of an event in `_later` or `_at_once`
 
     def add(self, event: int) -> None:
-        """Everything that an event waits for has been placed."""
+        """Add an event whose dependences have all been placed."""
         number = event - self._first
         lane = self._lanes[number]
         if self._position[number] >= self._oldest[lane] + WINDOW:
             heappush(self._beyond[lane], event)
             return
         core = self._core
-        operands = self.operands[number] = core.operands(event)
-        start, free_ns = core.earliest(event, operands[0]), self._free_ns[lane]
+        operands = self.operands[number] = core.operands_ready(event)
+        start, free_ns = core.estimate_start(event, operands[0]), self._free_ns[lane]
         if start <= free_ns:
             heappush(self._at_once[lane], event)
             start = free_ns
@@ -92,7 +90,10 @@ class _Ready:
             self._next_ns[lane] = start
 
     def take(self) -> int:
-        """The event that is placed next: the oldest that can start at once of the engine whose event starts first."""
+        """Remove and return the event that is placed next.
+
+        It is the oldest event that can start at once, on the engine whose event can start first.
+        """
         next_ns = self._next_ns
         lane = next_ns.index(min(next_ns))
         at_once = self._at_once[lane]
@@ -109,7 +110,7 @@ class _Ready:
         return heappop(at_once)
 
     def advance(self, event: int) -> None:
-        """An event has been placed: its engine is free later, and the window of its engine may move on."""
+        """Update the engine and the window of an event that has been placed."""
         number = event - self._first
         lane = self._lanes[number]
         free_ns, later, at_once = self._free_ns[lane], self._later[lane], self._at_once[lane]
@@ -117,13 +118,13 @@ class _Ready:
             heappush(at_once, heappop(later)[1])
         self._next_ns[lane] = free_ns if at_once else later[0][0] if later else _NEVER
         self._placed[number] = 1
-        events, at = self._events[lane], self._oldest[lane]
-        if events[at] != event:
+        events, position = self._events[lane], self._oldest[lane]
+        if events[position] != event:
             self._core.placed.in_order = False
             return
-        while at < len(events) and self._placed[events[at] - self._first]:
-            at += 1
-        self._oldest[lane] = at
+        while position < len(events) and self._placed[events[position] - self._first]:
+            position += 1
+        self._oldest[lane] = position
         beyond = self._beyond[lane]
-        while beyond and self._position[beyond[0] - self._first] < at + WINDOW:
+        while beyond and self._position[beyond[0] - self._first] < position + WINDOW:
             self.add(heappop(beyond))

@@ -1,17 +1,17 @@
-"""The DMA engines of a core, which its DMA queues share.
+"""DMA engines of a core, which its DMA queues share.
 
 Each queue is served in order, at the rate of all DMA engines. An event starts no earlier than the DMA engines could
 have moved everything that must be complete before it: by dependences, by the order of its engine and of the queues, by
-full queues. Of these DMAs, those that begin after any moment take their time one after the other. A DMA for which no
+full queues. Of these DMAs, those that begin after any moment take their time one after another. A DMA for which no
 event waits delays no event; the end of the launch waits for all DMAs.
 
-So the DMA engines count as serving first what is waited for. The sets of DMAs follow from the stream, the moments from
+So the DMA engines count as serving awaited DMAs first. The sets of DMAs follow from the stream, the moments from
 maxima and sums, so a lower cost or one dependence fewer never makes an event later. Chips serve the queues round robin
 instead; a rule by which DMAs delay unordered DMAs has anomalies (docs/decisions/0004).
 
-What waits for the last byte of a set of DMAs waits for a busy period: from the begin of its first DMA on, the engines
-move one DMA after the other. So each of these DMAs has a service of its own time in the period, and the critical path
-runs through all services. A DMA that began early and was done early takes no more of the path than its own time.
+An event that waits for the last byte of a set of DMAs waits for a busy period: from the begin of its first DMA on, the
+engines move one DMA after another. So each of these DMAs has a service of its own time in the period, and the critical
+path runs through all services. A DMA that began early and was done early takes no more of the path than its own time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Span = tuple[float, float, int]
 
 
 class Service(NamedTuple):
-    """The part of a busy period that one event takes, where each begins when the one before it is done."""
+    """Part of a busy period that one event takes; each service begins when the service before it ends."""
 
     start_ns: float
     end_ns: float
@@ -34,7 +34,7 @@ class Service(NamedTuple):
 
 
 class Moving(NamedTuple):
-    """A busy period of the DMA engines: of the first `counts` DMAs of each queue, those from `since_ns` on.
+    """Busy period of the DMA engines: of the first `counts` DMAs of each queue, those from `since_ns` on.
 
     `last` is the DMA that begins last.
     """
@@ -44,7 +44,12 @@ class Moving(NamedTuple):
     last: int
 
     def services(self, queues: Sequence[Sequence[Span]], base: int) -> list[Service]:
-        """These DMAs one after the other, as `last_busy_period` gives them."""
+        """Return the services of these DMAs, as `last_busy_period` does.
+
+        Args:
+            queues: The DMAs of each queue.
+            base: The number of event 0 of the core over all streams.
+        """
         spans = (
             span
             for queue, count in zip(queues, self.counts)
@@ -54,9 +59,11 @@ class Moving(NamedTuple):
 
 
 def last_busy_period(spans: Iterable[Span], base: int) -> list[Service]:
-    """What is done last without a pause, if `spans` take their time one after the other, each from its begin.
+    """Return the last services without a pause, if spans take their time in sequence, each from its begin.
 
-    Events of the services are numbered from `base` on.
+    Args:
+        spans: Begin, time and event of the work.
+        base: The number that events of the services are counted from.
     """
     services: list[Service] = []
     end = -1.0
@@ -72,12 +79,7 @@ def last_busy_period(spans: Iterable[Span], base: int) -> list[Service]:
 
 
 class DmaEngines:
-    """The DMA queues of one core while its stream is placed.
-
-    `triggers`: the engines, numbered below `engines`, that trigger DMAs; each has one queue. `completion_ns`: the
-    shortest completion of any DMA, in ns; no event can know earlier that a DMA's last byte has moved. `events`: the
-    number of events of the core, which are numbered from 0. `shared`: whether queues delay each other.
-    """
+    """DMA queues of one core while its stream is placed."""
 
     def __init__(
         self,
@@ -87,23 +89,36 @@ class DmaEngines:
         events: int,
         shared: bool,
     ) -> None:
+        """Set the queues.
+
+        Args:
+            engines: The number of engines of the core.
+            triggers: The engines that trigger DMAs; each has one queue.
+            completion_ns: The shortest completion of any DMA in ns; no event can know earlier that a last byte has
+                moved.
+            events: The number of events of the core.
+            shared: Whether queues delay each other.
+        """
         self._queue_of = {engine: queue for queue, engine in enumerate(sorted(set(triggers)))}
         queues: list[list[Span]] = [[] for _ in self._queue_of]
         self.shared = shared and len(queues) > 1
-        """Whether an event may have to wait for what several queues move."""
+        """Whether an event may have to wait for DMAs of several queues."""
         self.queues = queues
         self._free_ns = [0.0] * len(queues)
         self._completion_ns = completion_ns
-        # By queue and event: how many DMAs of the queue are moved before the event's result is usable.
+        # Number of DMAs that are moved before an event's result is usable, by queue and event.
         self._needs = [[0] * events for _ in queues] if self.shared else []
         self._before_engine = [_Moved(queues) for _ in range(engines)]
         self._before_queue = [_Moved(queues) for _ in queues]
 
     def moved(self, engine: int, event: int, producers: list[int]) -> float:
-        """When all DMAs that an event needs can have been moved, in ns; 0 where its engine has waited for all of them.
+        """Return when all DMAs that an event needs can have been moved, in ns; 0 if its engine waited for them.
 
-        `event` and `producers` are numbers within the core; the producers are those that must be complete before the
-        event; producers on the engine of the event do not count.
+        Args:
+            engine: The engine of the event.
+            event: The event, numbered within the core.
+            producers: The events, numbered within the core, that must be complete before it, except those on its
+                engine.
         """
         needed = self._before_engine[engine]
         counts, more = needed.counts, False
@@ -120,17 +135,23 @@ class DmaEngines:
         return needed.end_ns + self._completion_ns if more else 0.0
 
     def moving(self, engine: int) -> Moving:
-        """What the DMA engines move in the end of all that the events of an engine so far need."""
-        return self._before_engine[engine].in_the_end()
+        """Return the last busy period of the DMAs that the events of an engine need so far."""
+        return self._before_engine[engine].last_period()
 
     def request(self, engine: int, event: int, arrival_ns: float, busy_ns: float) -> None:
-        """Note a DMA that nothing delays."""
+        """Record a DMA that nothing delays."""
         self.queues[self._queue_of[engine]].append((arrival_ns, busy_ns, event))
 
     def serve(
         self, engine: int, event: int, arrival_ns: float, busy_ns: float
     ) -> tuple[float, float, int, Moving | None]:
-        """Move the data of a DMA: (begin in ns, end in ns, the DMA it waited for or -1, the set if not that alone)."""
+        """Move the data of a DMA.
+
+        Returns:
+            Begin in ns; end in ns; the DMA that it waited for, -1 for none; and the busy period that it waited for, if
+            that
+            has DMAs of several queues.
+        """
         number = self._queue_of[engine]
         queue = self.queues[number]
         begin, last, moving = arrival_ns, -1, None
@@ -138,11 +159,11 @@ class DmaEngines:
             begin, last = self._free_ns[number], queue[-1][2]
         if self.shared:
             before = self._before_queue[number]
-            for other, needs in enumerate(self._needs):
-                if needs[event] > before.counts[other]:
-                    before.include(other, needs[event])
+            for other_queue, needs in enumerate(self._needs):
+                if needs[event] > before.counts[other_queue]:
+                    before.include(other_queue, needs[event])
             if before.end_ns > begin:
-                begin, last, moving = before.end_ns, before.last, before.in_the_end()
+                begin, last, moving = before.end_ns, before.last, before.last_period()
             before.add(number, begin, busy_ns, event)
             for needs, count in zip(self._needs, before.counts):
                 needs[event] = count
@@ -151,28 +172,29 @@ class DmaEngines:
         return begin, end, last, moving
 
     def finished(self, base: int) -> tuple[float, list[Service]]:
-        """When all that was asked for can have been moved and that is known, in ns, and what is moved in the end."""
+        """Return when all requested DMAs can have been moved in ns, including the completion, and the last services."""
         services = last_busy_period(chain.from_iterable(self.queues), base)
         return (services[-1].end_ns + self._completion_ns if services else 0.0), services
 
 
 class _Moved:
-    """A set of DMAs, the first few of every queue, and when the engines alone with them have moved them all.
+    """Set of DMAs, the first few of every queue, and when the engines have moved them if they move nothing else.
 
-    Kept are the intervals in which they are busy if they never idle; their end is the same whatever the order.
+    The set stores the intervals in which the engines are busy if they never idle; their end does not depend on the
+    order.
     """
 
     def __init__(self, queues: list[list[Span]]) -> None:
         self._queues = queues
         self.counts = [0] * len(queues)
         self._starts: list[float] = []
-        self._ends: list[float] = []  # that of the last interval is `end_ns`
+        self._ends: list[float] = []  # without the end of the last interval, which is `end_ns`
         self.end_ns = float("-inf")
-        self.last = -1  # the one that begins last
+        self.last = -1  # the DMA that begins last
         self._last_ns = float("-inf")
 
     def include(self, queue: int, count: int) -> None:
-        """Take in the first `count` of one queue, more than so far."""
+        """Add the DMAs of one queue up to number `count`."""
         starts, end = self._starts, self.end_ns
         for begin, busy, event in self._queues[queue][self.counts[queue] : count]:
             if busy <= 0.0:
@@ -192,7 +214,7 @@ class _Moved:
         self.counts[queue] = count
 
     def add(self, queue: int, begin: float, busy: float, event: int) -> None:
-        """Take in the next of one queue, which begins after all others."""
+        """Add the next DMA of one queue, which begins after all others."""
         if busy > 0.0:
             if begin > self.end_ns:
                 self._begin(begin)
@@ -200,27 +222,27 @@ class _Moved:
             self._last_ns, self.last = begin, event
         self.counts[queue] += 1
 
-    def in_the_end(self) -> Moving:
-        """The DMAs since the engines were idle last."""
+    def last_period(self) -> Moving:
+        """Return the busy period since the engines were idle last."""
         return Moving(self._starts[-1], tuple(self.counts), self.last)
 
     def _begin(self, begin: float) -> None:
-        """After some idle time another interval begins."""
+        """Begin another interval after an idle time."""
         if self._starts:
             self._ends.append(self.end_ns)
         self._starts.append(begin)
 
     def _fill(self, begin: float, busy: float) -> None:
-        """Take time from `begin` on where there is some."""
+        """Fill `busy` ns of idle time from `begin` on."""
         starts, ends = self._starts, self._ends
         ends.append(self.end_ns)
-        first = at = bisect_left(ends, begin)
-        low = min(starts[at], begin)
+        first = end = bisect_left(ends, begin)
+        low = min(starts[end], begin)
         moment = begin
-        while at < len(starts) and starts[at] <= moment + busy:
-            busy -= max(starts[at] - moment, 0.0)
-            moment = ends[at]
-            at += 1
-        starts[first:at] = [low]
-        ends[first:at] = [moment + busy]
+        while end < len(starts) and starts[end] <= moment + busy:
+            busy -= max(starts[end] - moment, 0.0)
+            moment = ends[end]
+            end += 1
+        starts[first:end] = [low]
+        ends[first:end] = [moment + busy]
         self.end_ns = ends.pop()

@@ -1,4 +1,4 @@
-"""The activity throttle of the Tensor engine: how much longer an instruction takes, given what the array did before.
+"""Activity throttle of the Tensor engine: how much longer an instruction takes, given what the array did before.
 
 The limiter of a chip works in windows: the array runs at its full clock if columns streamed through it for at least
 half of the last window. Windows that move with the schedule would break a law: work that ends earlier leaves a gap, so
@@ -19,7 +19,7 @@ from simulate.run.stream import READ, Stream
 
 
 class Throttle:
-    """The throttle of the core that runs `stream`."""
+    """Throttle of the core that runs a stream."""
 
     def __init__(self, hardware: Hardware, stream: Stream) -> None:
         self.ratio = hardware.tensor_clock_ghz / hardware.tensor_throttled_clock_ghz
@@ -34,11 +34,16 @@ class Throttle:
             self.done_ns = [0.0, *accumulate([streamed[number] for number in stream.cost_ids])]
             self.loading_ns = [loaded / hardware.hbm_gb_per_s_per_core for loaded in _loaded_bytes(stream)]
 
-    def extra(self, event: int, start_ns: float, interval_ns: float) -> tuple[float, float]:
-        """What the throttle adds to an event that starts at `start_ns`: to its issue interval and its latency, in ns.
+    def added_ns(self, event: int, start_ns: float, interval_ns: float) -> tuple[float, float]:
+        """Return what the throttle adds to the issue interval and to the latency of an event, in ns.
 
         Below a quarter of the time the limiter stays closed, because at half rate the array is busy for less than half
         of the time. From a quarter to one half the limiter alternates: one of every two windows is slow.
+
+        Args:
+            event: The event.
+            start_ns: The start of the event.
+            interval_ns: Its issue interval at the full clock.
         """
         done = self.done_ns[event]
         time = start_ns - self.loading_ns[event]
@@ -50,7 +55,7 @@ class Throttle:
 
 
 def _loaded_bytes(stream: Stream) -> list[int]:
-    """For every event the bytes of the DMAs before it that write to SBUF."""
+    """Return, for every event, the bytes of the DMAs before it that write to SBUF or PSUM."""
     moved = np.array([0 if cost.dma is None else cost.dma.bytes for cost in stream.costs], np.int64)
     on_chip = np.array([record.buffer.on_chip for record in stream.tensors], bool)
     rows = np.frombuffer(stream.rows, np.int64).reshape(-1, 5)[:, 0]

@@ -1,4 +1,4 @@
-"""A schedule as data: one slice per use of an engine or of the DMA engines, in columns."""
+"""Timeline: a schedule as data, with one slice for each use of an engine or of the DMA engines, in columns."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from simulate.timing.readings import Reading
 from simulate.timing.sharing import Moving, Service, Span
 
 ENGINES = (Engine.tensor, Engine.vector, Engine.scalar, Engine.gpsimd, Engine.sync)
-"""The instruction streams of a core, in the order in which reports show them."""
+"""Instruction streams of a core, in the order in which reports show them."""
 
 _ENGINE_TRACKS = ("Tensor", "Vector", "Scalar", "GpSimd", "Sync")
 TRACKS = (*_ENGINE_TRACKS, *(f"DMA q {name}" for name in _ENGINE_TRACKS))
-"""The tracks of a core: its engines, and the DMA queue that each of them triggers."""
+"""Tracks of a core: its engines, and the DMA queue that each of them triggers."""
 
 FloatColumn = NDArray[np.float64]
 IntColumn = NDArray[np.int64]
 
 
 class SliceKind(IntEnum):
-    """What a slice is: a table load before an activation, an instruction, a DMA's trigger or data phase."""
+    """Kind of a slice: a table load before an activation, an instruction, a DMA's trigger or data phase."""
 
     table_load = 0
     instruction = 1
@@ -40,15 +40,15 @@ class SliceKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One use of a track: event `event` of stream `stream` holds it from `start_ns` to `end_ns`.
+    """Use of a track: event `event` of stream `stream` occupies it from `start_ns` to `end_ns`.
 
-    `ready_ns` is when the event's result is usable.
+    The event's result is usable at `ready_ns`.
     """
 
     stream: int
     event: int
     track: str
-    kind: SliceKind
+    slice_kind: SliceKind
     start_ns: float
     end_ns: float
     ready_ns: float
@@ -56,7 +56,7 @@ class Slice:
 
 @dataclass(slots=True)
 class Placed:
-    """Moments of every event, by its number over all streams, while a schedule is made; -1: there is none."""
+    """Times of every event in ns while a schedule is made, by its number over all streams; -1 for none."""
 
     start: list[float]
     end: list[float]  # the engine is free
@@ -67,37 +67,41 @@ class Placed:
     cause: list[int]
     reason: list[int]
     data_cause: list[int]
-    moments: list[float]  # in ns, that other events wait for; see `simulate.timing.edges`
-    in_order: bool = True  # nothing was placed otherwise than in program order
+    moments: list[float]  # times in ns that other events wait for; see `simulate.timing.edges`
+    in_order: bool = True  # every event was placed in program order
     # See `Causes`.
     results: dict[int, tuple[int, int]] = field(default_factory=dict)
     moving: dict[int, Moving] = field(default_factory=dict)
     queues: Sequence[Sequence[Sequence[Span]]] = ()
-    done_ns: float = 0.0  # when engines can have done all they have to, see `schedule`
+    done_ns: float = 0.0  # time at which engines can have done all their work, see `schedule`
     services: Sequence[Service] = ()
     services_until: Phase = Phase.completion
 
     @classmethod
-    def of(cls, events: int, moments: int) -> Placed:
-        """Room for `events` events with `moments` moments each."""
+    def allocate(cls, events: int, moments: int) -> Placed:
+        """Return columns for `events` events with `moments` moments each."""
         start, end, ready = ([0.0] * events for _ in range(3))
         table_load, data_start, data_end = ([-1.0] * events for _ in range(3))
         cause, reason, data_cause = ([-1] * events for _ in range(3))
-        told = [0.0] * (events * moments)
-        return cls(start, end, ready, table_load, data_start, data_end, cause, reason, data_cause, told)
+        all_moments = [0.0] * (events * moments)
+        return cls(
+            start, end, ready, table_load, data_start, data_end, cause, reason, data_cause, all_moments
+        )
 
     @property
     def length_ns(self) -> float:
-        """When the last engine is free, the last result is ready, and engines can have done all they have to."""
+        """Time at which the last engine is free, the last result is ready, and engines can have done all their work."""
         return max(max(self.end, default=0.0), max(self.ready, default=0.0), self.done_ns)
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """When everything happened.
+    """Times of all slices of a launch.
 
-    Columns have one entry per slice, ordered by stream, event and kind. `length_ns` reaches from the first start to the
-    last result, or until engines can have done all they have to: device time, to which starting and ending a kernel
+    Columns have one entry for each slice, ordered by stream, event and kind. `length_ns` is the time from the first
+    start
+    to the last result, or until engines can have done all their work: device time, to which starting and ending a
+    kernel
     adds `overhead_ns`, and a synchronous call from the host the `host_overhead_ns` of the hardware record. A track is
     busy while at least one slice is on it: an engine's issue interval, for a DMA queue the data phase of any of its
     DMAs.
@@ -108,7 +112,7 @@ class Timeline:
     stream: IntColumn
     event: IntColumn
     track: IntColumn
-    kind: IntColumn
+    slice_kind: IntColumn
     start_ns: FloatColumn
     end_ns: FloatColumn
     ready_ns: FloatColumn
@@ -121,62 +125,72 @@ class Timeline:
         return len(self.start_ns)
 
     def slices(self) -> Iterator[Slice]:
-        """The slices, one by one."""
-        columns = (self.stream, self.event, self.track, self.kind, self.start_ns, self.end_ns, self.ready_ns)
-        for stream, event, track, kind, start, end, ready in zip(*(column.tolist() for column in columns)):
-            yield Slice(stream, event, self.tracks[track], SliceKind(kind), start, end, ready)
+        """Yield the slices."""
+        columns = (
+            self.stream,
+            self.event,
+            self.track,
+            self.slice_kind,
+            self.start_ns,
+            self.end_ns,
+            self.ready_ns,
+        )
+        for stream, event, track, slice_kind, start, end, ready in zip(
+            *(column.tolist() for column in columns)
+        ):
+            yield Slice(stream, event, self.tracks[track], SliceKind(slice_kind), start, end, ready)
 
     def by_start(self) -> list[Slice]:
-        """The slices in order of start; slices with one start in the order of stream and event."""
+        """Return the slices in the order of start, equal starts in the order of stream and event."""
         return sorted(
-            self.slices(), key=lambda piece: (piece.start_ns, piece.stream, piece.event, piece.kind)
+            self.slices(), key=lambda piece: (piece.start_ns, piece.stream, piece.event, piece.slice_kind)
         )
 
     @cached_property
     def busy_ns(self) -> dict[str, float]:
-        """For every track, the time during which something is on it."""
+        """Time during which a slice is on a track, for every track."""
         return {
-            name: _covered(self.start_ns[self.track == number], self.end_ns[self.track == number])
+            name: _union_length(self.start_ns[self.track == number], self.end_ns[self.track == number])
             for number, name in enumerate(self.tracks)
         }
 
     @cached_property
     def idle_ns(self) -> dict[str, float]:
-        """For every track, the rest of the length."""
+        """Time during which no slice is on a track, for every track."""
         return {name: self.length_ns - busy for name, busy in self.busy_ns.items()}
 
     @property
     def busiest(self) -> str:
-        """The track that is busy longest; the first of equals."""
+        """Track that is busy longest; the first of equals."""
         return max(self.tracks, key=lambda name: self.busy_ns[name])
 
     @cached_property
     def critical_path(self) -> tuple[PathStep, ...]:
-        """The chain of events that ends last, first event first: none of them could start earlier."""
+        """Chain of events that ends last, first event first: none of them could start earlier."""
         if not len(self):
             return ()
-        own = (self.kind == SliceKind.instruction) | (self.kind == SliceKind.trigger)
+        is_main = (self.slice_kind == SliceKind.instruction) | (self.slice_kind == SliceKind.trigger)
         columns = Columns(
-            self.start_ns[own],
-            self.end_ns[own],
-            self.ready_ns[own],
-            self._begin_of(SliceKind.table_load),
-            self._begin_of(SliceKind.transfer),
-            self.kind[own] == SliceKind.trigger,
+            self.start_ns[is_main],
+            self.end_ns[is_main],
+            self.ready_ns[is_main],
+            self._begins(SliceKind.table_load),
+            self._begins(SliceKind.transfer),
+            self.slice_kind[is_main] == SliceKind.trigger,
         )
         return Path(self.causes, columns, self.bases).steps()
 
-    def _begin_of(self, kind: SliceKind) -> FloatColumn:
-        """By event, the begin of its slice of a kind, or -1."""
-        found, rows = np.full(self.bases[-1], -1.0), np.flatnonzero(self.kind == kind)
-        found[np.array(self.bases)[self.stream[rows]] + self.event[rows]] = self.start_ns[rows]
-        return found
+    def _begins(self, slice_kind: SliceKind) -> FloatColumn:
+        """Return the begin of each event's slice of a kind in ns, -1 if it has none."""
+        begins, rows = np.full(self.bases[-1], -1.0), np.flatnonzero(self.slice_kind == slice_kind)
+        begins[np.array(self.bases)[self.stream[rows]] + self.event[rows]] = self.start_ns[rows]
+        return begins
 
 
-def build(
+def build_timeline(
     streams: Sequence[Stream], hardware: Hardware, reading: Reading, bases: tuple[int, ...], placed: Placed
 ) -> Timeline:
-    """The timeline of what has been placed."""
+    """Return the timeline of placed events."""
     start, end, ready = np.array(placed.start), np.array(placed.end), np.array(placed.ready)
     load, data_start, data_end = (
         np.array(placed.table_load),
@@ -190,7 +204,7 @@ def build(
     engine_track = owner * len(TRACKS) + lane
     loads, transfers = np.flatnonzero(load >= 0.0), np.flatnonzero(data_start >= 0.0)
     rows = np.concatenate([numbers, loads, transfers])
-    kinds = np.concatenate(
+    slice_kinds = np.concatenate(
         [
             np.where(on_dma, SliceKind.trigger, SliceKind.instruction),
             np.full(len(loads), int(SliceKind.table_load)),
@@ -200,7 +214,7 @@ def build(
     track = np.concatenate([engine_track, engine_track[loads], engine_track[transfers] + len(ENGINES)])
     begin = np.concatenate([start, load[loads], data_start[transfers]])
     until = np.concatenate([end, load[loads] + hardware.activation_table_load_ns, data_end[transfers]])
-    order = np.lexsort((kinds, rows))
+    order = np.lexsort((slice_kinds, rows))
     names, renumbered = _tracks(streams, track)
     last_slice_ns = max(float(end.max(initial=0.0)), float(ready.max(initial=0.0)))
     return Timeline(
@@ -209,7 +223,7 @@ def build(
         stream=owner[rows][order],
         event=(rows - np.array(bases)[owner[rows]])[order],
         track=renumbered[track][order],
-        kind=kinds[order],
+        slice_kind=slice_kinds[order],
         start_ns=begin[order],
         end_ns=until[order],
         ready_ns=ready[rows][order],
@@ -230,7 +244,7 @@ def build(
 
 
 def core_label(streams: Sequence[Stream], number: int) -> str:
-    """How reports name a core: empty where there is one only."""
+    """Return the name of a core in reports, empty if the launch has a single core."""
     if len(streams) == 1:
         return ""
     stream = streams[number]
@@ -250,7 +264,7 @@ def _lanes(triggers: NDArray[np.uint8]) -> IntColumn:
 
 
 def _tracks(streams: Sequence[Stream], used: IntColumn) -> tuple[tuple[str, ...], IntColumn]:
-    """Names of the tracks, every engine and the DMA queues in use, and the new number of each raw one."""
+    """Return the names of the tracks, every engine and the DMA queues in use, and the new index of each raw track."""
     present = set(np.unique(used).tolist())
     names: list[str] = []
     renumbered = np.full(len(streams) * len(TRACKS), -1)
@@ -265,8 +279,8 @@ def _tracks(streams: Sequence[Stream], used: IntColumn) -> tuple[tuple[str, ...]
     return tuple(names), renumbered
 
 
-def _covered(start: FloatColumn, end: FloatColumn) -> float:
-    """The length of the union of intervals."""
+def _union_length(start: FloatColumn, end: FloatColumn) -> float:
+    """Return the length of the union of intervals."""
     if not len(start):
         return 0.0
     order = np.argsort(start, kind="stable")

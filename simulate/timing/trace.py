@@ -1,9 +1,9 @@
 """Traces in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-One process per core, one thread per engine and DMA queue, and arrows between them for dependences (`flows`). A queue
-whose data phases overlap, and a Tensor engine with matmuls side by side, get several threads of one name, because
-slices of a thread may not overlap. Instructions that take no time, which a compiler omits, are not drawn.
-Timestamps are microseconds with three decimals. One event stands on each line, so traces can be compared as text.
+A trace has a process for each core, a thread for each engine and DMA queue, and arrows between them for dependences
+(`flows`). A queue whose data phases overlap, and a Tensor engine with matmuls side by side, get several threads of the
+same name, because slices of a thread may not overlap. Instructions that take no time, which a compiler omits, are not
+shown. Timestamps are microseconds with three decimals. Each line has one event, so traces can be compared as text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from simulate.lines import location
 from simulate.run.run_order import as_streams
 from simulate.run.stream import READ, Stream
 from simulate.timing.dependences import Dependences, dependences
-from simulate.timing.flows import Drawn, Place, flows
+from simulate.timing.flows import EventSlices, SlicePosition, dependence_arrows
 from simulate.timing.timeline import TRACKS, Slice, SliceKind, Timeline, core_label
 
 _CATEGORIES = {
@@ -31,32 +31,39 @@ _CATEGORIES = {
 }
 _KERNELS = "Kernels"
 LANES_MAX = 1_000_000
-"""Thread numbers set aside for one track."""
+"""Number of thread numbers that are reserved for one track."""
 
 
 def write_trace(
     path: str | os.PathLike[str],
-    parts: Sequence[tuple[str, Stream | Sequence[Stream], Timeline]],
+    launches: Sequence[tuple[str, Stream | Sequence[Stream], Timeline]],
     more: Iterable[dict[str, Any]] = (),
 ) -> None:
-    """Write launches one after another: parts are (label, streams, timeline). `more` are events of other processes.
+    """Write launches one after another as a trace.
 
-    The file appears complete or not at all, and equal launches give equal bytes. Raises InvalidArgument where
-    it cannot be written.
+    The file appears complete or not at all, and equal launches give equal bytes.
+
+    Args:
+        path: The file.
+        launches: Label, streams and timeline of each launch.
+        more: Events of other processes.
+
+    Raises:
+        InvalidArgument: The file cannot be written.
     """
     with complete(path, "trace", "NKW-TRACE-PATH") as file:
         file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
-        for number, event in enumerate(chain(_events(parts), more)):
+        for number, event in enumerate(chain(_events(launches), more)):
             file.write((",\n" if number else "") + json.dumps(event, separators=(",", ":")))
         file.write("\n]}\n")
 
 
-def _events(parts: Sequence[tuple[str, Stream | Sequence[Stream], Timeline]]) -> Iterator[dict[str, Any]]:
+def _events(launches: Sequence[tuple[str, Stream | Sequence[Stream], Timeline]]) -> Iterator[dict[str, Any]]:
     named: set[tuple[int, int]] = set()
-    known: dict[int, Dependences] = {}  # by the identity of streams, which `parts` keeps alive
+    known: dict[int, Dependences] = {}  # by the identity of streams, which `launches` keeps alive
     offset = arrows = 0
-    for label, given, timeline in parts:
-        streams = as_streams(given)
+    for label, launch_streams, timeline in launches:
+        streams = as_streams(launch_streams)
         length = round(timeline.length_ns)
         processes = [stream.rank * 2 + stream.core + 1 for stream in streams]
         for number, process in enumerate(processes):
@@ -64,11 +71,11 @@ def _events(parts: Sequence[tuple[str, Stream | Sequence[Stream], Timeline]]) ->
                 yield title_event("process_name", process, 0, core_label(streams, number) or "NeuronCore")
             yield from thread_events(named, process, 0, _KERNELS)
             yield slice_event(label, "kernel", process, 0, offset, offset + length, {})
-        drawn = Drawn(timeline.bases[-1])
-        yield from _slices(streams, timeline, processes, offset, named, drawn)
-        if id(given) not in known:
-            known[id(given)] = dependences(streams)
-        for end in flows(known[id(given)], drawn, arrows):
+        event_slices = EventSlices(timeline.bases[-1])
+        yield from _slices(streams, timeline, processes, offset, named, event_slices)
+        if id(launch_streams) not in known:
+            known[id(launch_streams)] = dependences(streams)
+        for end in dependence_arrows(known[id(launch_streams)], event_slices, arrows):
             arrows = end["id"] + 1
             yield end
         offset += length
@@ -80,14 +87,14 @@ def _slices(
     processes: Sequence[int],
     offset: int,
     named: set[tuple[int, int]],
-    drawn: Drawn,
+    event_slices: EventSlices,
 ) -> Iterator[dict[str, Any]]:
     lanes = [Lanes() for _ in timeline.tracks]
     number_of = {track: number for number, track in enumerate(timeline.tracks)}
     names = [_Names(stream) for stream in streams]
     labels = [core_label(streams, number) for number in range(len(streams))]
     for piece in timeline.by_start():
-        if piece.kind is SliceKind.instruction and piece.start_ns == piece.end_ns:
+        if piece.slice_kind is SliceKind.instruction and piece.start_ns == piece.end_ns:
             continue
         start, end = offset + round(piece.start_ns), offset + round(piece.end_ns)
         lane = lanes[number_of[piece.track]].take(start, end)
@@ -95,17 +102,20 @@ def _slices(
         short = piece.track.removeprefix(f"{labels[piece.stream]} ")
         thread = 1 + TRACKS.index(short) * LANES_MAX + lane
         yield from thread_events(named, process, thread, short)
-        event, place = timeline.bases[piece.stream] + piece.event, Place(process, thread, start, end)
-        if piece.kind is SliceKind.transfer:
-            drawn.transfer(event, place)
-        elif piece.kind is not SliceKind.table_load:
-            drawn.instruction(event, place)
+        event, position = (
+            timeline.bases[piece.stream] + piece.event,
+            SlicePosition(process, thread, start, end),
+        )
+        if piece.slice_kind is SliceKind.transfer:
+            event_slices.transfer(event, position)
+        elif piece.slice_kind is not SliceKind.table_load:
+            event_slices.instruction(event, position)
         called = names[piece.stream]
         yield slice_event(*called.title(piece), process, thread, start, end, called.details(piece))
 
 
 class Lanes:
-    """Threads of one track: a slice takes the first on which the slices before it have ended."""
+    """Threads of one track: a slice takes the first thread on which all earlier slices have ended."""
 
     def __init__(self) -> None:
         self._taken: list[tuple[int, int]] = []  # heap of (end, lane)
@@ -113,7 +123,7 @@ class Lanes:
         self._count = 0
 
     def take(self, start: int, end: int) -> int:
-        """The lane for a slice; slices come in order of start."""
+        """Return the lane for a slice; slices come in order of start."""
         while self._taken and self._taken[0][0] <= start:
             heappush(self._free, heappop(self._taken)[1])
         if self._free:
@@ -125,22 +135,22 @@ class Lanes:
 
 
 class _Names:
-    """What slices of one stream are called; texts of lines and operands are made once."""
+    """Titles and details of the slices of one stream; texts of lines are computed once."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.lines = [f"{where.file}:{where.line}" for where in map(location, stream.lines)]
 
     def title(self, piece: Slice) -> tuple[str, str]:
-        """Name and category of a slice."""
+        """Return name and category of a slice."""
         stream = self.stream
         name = stream.names.get(piece.event) or stream.op_names[stream.ops[piece.event]]
-        if piece.kind is SliceKind.table_load:
+        if piece.slice_kind is SliceKind.table_load:
             name = f"load table {stream.costs[stream.cost_ids[piece.event]].table}"
-        return name, _CATEGORIES[piece.kind]
+        return name, _CATEGORIES[piece.slice_kind]
 
     def details(self, piece: Slice) -> dict[str, Any]:
-        """What a viewer shows of a slice when it is selected."""
+        """Return what a viewer shows of a selected slice."""
         stream, event = self.stream, piece.event
         cost = stream.costs[stream.cost_ids[event]]
         names = [(access.mode, stream.tensors[access.tensor].name) for access in stream.accesses(event)]
@@ -148,8 +158,8 @@ class _Names:
             "event": event,
             "op": stream.op_names[stream.ops[event]],
             "line": self.lines[stream.line_ids[event]],
-            "reads": " ".join(name for kind, name in names if kind == READ),
-            "writes": " ".join(name for kind, name in names if kind != READ),
+            "reads": " ".join(name for mode, name in names if mode == READ),
+            "writes": " ".join(name for mode, name in names if mode != READ),
             "ready_us": round(piece.ready_ns) / 1000,
         }
         if cost.dma is not None:
@@ -164,7 +174,7 @@ class _Names:
 def slice_event(
     name: str, category: str, process: int, thread: int, start: int, end: int, details: dict[str, Any]
 ) -> dict[str, Any]:
-    """A slice from `start` to `end`, in ns."""
+    """Return the trace event of a slice from `start` to `end`, in ns."""
     return {
         "name": name,
         "cat": category,
@@ -177,15 +187,22 @@ def slice_event(
     }
 
 
-def title_event(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
-    """The name of a process or a thread."""
-    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+def title_event(title_type: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    """Return the trace event with the name of a process or a thread."""
+    return {"name": title_type, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
 def thread_events(
     named: set[tuple[int, int]], process: int, thread: int, name: str
 ) -> Iterator[dict[str, Any]]:
-    """The events that name and place a thread, once. `named` holds the threads that were named before."""
+    """Yield the events with the name and the position of a thread, unless they were yielded before.
+
+    Args:
+        named: The (process, thread) pairs that have a name, to which the thread is added.
+        process: The process.
+        thread: The thread.
+        name: Its name.
+    """
     if (process, thread) in named:
         return
     named.add((process, thread))

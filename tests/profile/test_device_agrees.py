@@ -18,13 +18,13 @@ def as_a_device_would(predicted: Profile, folder: Path) -> Path:
     """The slices of a prediction as the tables of a profile, in whole ns."""
     rows: dict[str, list[Row]] = {"Instruction": [], "DmaPacketAggregated": [], "DmaPacket": []}
     slices = list(predicted.timeline.slices())
-    moved = {(each.stream, each.event): each for each in slices if each.kind is SliceKind.transfer}
+    moved = {(each.stream, each.event): each for each in slices if each.slice_kind is SliceKind.transfer}
     for each in slices:
         stream = predicted.streams[each.stream]
         code, line = stream.lines[stream.line_ids[each.event]]
         engine = each.track.split()[-1]
         start, end = round(each.start_ns), round(each.end_ns)
-        if each.kind is SliceKind.transfer:
+        if each.slice_kind is SliceKind.transfer:
             dma = stream.costs[stream.cost_ids[each.event]].dma
             assert dma is not None
             more = {"queue_name": f"q{engine}IO0-Q1", "transfer_bytes": dma.bytes, "queue_type": "data"}
@@ -36,7 +36,7 @@ def as_a_device_would(predicted: Profile, folder: Path) -> Path:
             "pcore_idx": stream.core,
         }
         transfer = moved.get((each.stream, each.event))
-        if each.kind is SliceKind.trigger and transfer is not None:
+        if each.slice_kind is SliceKind.trigger and transfer is not None:
             place["dma_trigger_start_ts"] = T0 + round(transfer.start_ns)
             place["dma_trigger_end_ts"] = T0 + round(transfer.end_ns)
         rows["Instruction"].append(instruction(engine.lower(), "ANY", start, end, **place))

@@ -60,7 +60,7 @@ def test_every_slice_is_on_the_page_at_its_time() -> None:
         for event, kind, start, length in zip(track["event"], track["kind"], track["start"], track["length"])
     )
     assert shown == sorted(
-        (piece.track, piece.event, piece.kind, round(piece.start_ns, 1), round(piece.end_ns, 1))
+        (piece.track, piece.event, piece.slice_kind, round(piece.start_ns, 1), round(piece.end_ns, 1))
         for piece in own.timeline.slices()
     )
     for track in part["tracks"]:

@@ -56,9 +56,11 @@ class _Core:
         self.records = stream.tensors
         self.buffers = [record.buffer for record in stream.tensors]
         self.events = list(stream)
-        self.issue = {p.event: p for p in pieces if p.kind in (SliceKind.instruction, SliceKind.trigger)}
-        self.data = {p.event: p for p in pieces if p.kind is SliceKind.transfer}
-        self.loads = {p.event: p for p in pieces if p.kind is SliceKind.table_load}
+        self.issue = {
+            p.event: p for p in pieces if p.slice_kind in (SliceKind.instruction, SliceKind.trigger)
+        }
+        self.data = {p.event: p for p in pieces if p.slice_kind is SliceKind.transfer}
+        self.loads = {p.event: p for p in pieces if p.slice_kind is SliceKind.table_load}
         # Memsets that take no time; whether they may is checked on its own.
         self.omitted = {
             event.index
@@ -297,14 +299,14 @@ class _Core:
             if self.reading is Reading.scheduled:
                 held.sort(key=lambda p: (p.start_ns, p.end_ns, p.event))
             else:
-                held.sort(key=lambda p: (self._turn(p.event), p.kind is not SliceKind.table_load))
+                held.sort(key=lambda p: (self._turn(p.event), p.slice_kind is not SliceKind.table_load))
             for before, after in pairwise(held):
                 if after.start_ns < self._issued_ns(before) - self.slack:
                     yield f"#{after.event} starts on {engine} before #{before.event} has left it"
 
     def _issued_ns(self, piece: Slice) -> float:
         """When an engine can issue its next event: after a matmul in a tile, past the minimum interval."""
-        if piece.kind is SliceKind.table_load or not self.events[piece.event].cost.cells:
+        if piece.slice_kind is SliceKind.table_load or not self.events[piece.event].cost.cells:
             return piece.end_ns
         least = self.hardware.matmul_min_interval_cycles / self.hardware.tensor_clock_ghz
         return min(piece.end_ns, piece.start_ns + least)
@@ -466,7 +468,7 @@ def _rendezvous(streams: Sequence[Stream], pieces: list[Slice], slack: float):
     starts: dict[int, list[tuple[float, float]]] = {}
     for piece in pieces:
         serial = streams[piece.stream].rendezvous.get(piece.event)
-        if serial is not None and piece.kind in (SliceKind.instruction, SliceKind.trigger):
+        if serial is not None and piece.slice_kind in (SliceKind.instruction, SliceKind.trigger):
             starts.setdefault(serial, []).append((piece.start_ns, piece.ready_ns))
     for serial, times in starts.items():
         if any(abs(a - b) > slack for time in times for a, b in zip(time, times[0])):

@@ -36,7 +36,7 @@ def test_ranks_that_meet_are_scheduled_legally() -> None:
     timeline = schedule(launch.streams, launch.hardware)
     cost = launch.streams[0].event(1).cost
     rendezvous = [
-        piece for piece in timeline.slices() if piece.event == 1 and piece.kind is SliceKind.trigger
+        piece for piece in timeline.slices() if piece.event == 1 and piece.slice_kind is SliceKind.trigger
     ]
     assert len({(piece.start_ns, piece.ready_ns) for piece in rendezvous}) == 1
     latency_ns = cost.latency_cycles / launch.hardware.sync_clock_ghz

@@ -10,7 +10,7 @@ from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost
 from simulate.memory import MemoryRegion
 from simulate.timing import Reading, bracket, dependences, schedule
-from simulate.timing.ports import shared_ports
+from simulate.timing.ports import find_shared_ports
 from tests.timing.streams import EXACT, Builder, halved, random_streams
 
 SHARING = EXACT.with_numbers(
@@ -63,7 +63,7 @@ def test_a_port_that_one_engine_uses_alone_costs_nothing() -> None:
     tile = build.tensor("tile")
     for _ in range(3):
         build.event(Engine.vector, reads=(tile,), cost=COST)
-    assert shared_ports(build.stream, SHARING) == []
+    assert find_shared_ports(build.stream, SHARING) == []
 
 
 @pytest.mark.slow
@@ -83,7 +83,9 @@ def test_engines_that_share_a_port_never_hold_it_together_and_keep_the_laws() ->
 
 def _apart(stream, number: int, timeline) -> bool:
     """No Vector and GpSimd instruction on SBUF at one time, checked pair by pair."""
-    pieces = {p.event: p for p in timeline.slices() if p.stream == number and p.kind.name == "instruction"}
+    pieces = {
+        p.event: p for p in timeline.slices() if p.stream == number and p.slice_kind.name == "instruction"
+    }
     both = [
         pieces[event.index]
         for event in stream

@@ -26,7 +26,7 @@ def pieces(timeline: Timeline, *kinds: SliceKind) -> list[Slice]:
     return [
         piece
         for piece in timeline.slices()
-        if piece.kind in (kinds or (SliceKind.instruction, SliceKind.trigger))
+        if piece.slice_kind in (kinds or (SliceKind.instruction, SliceKind.trigger))
     ]
 
 

@@ -196,4 +196,4 @@ def test_refuses_a_path_that_cannot_be_written_and_leaves_nothing_behind(
 
 def test_a_table_load_is_a_slice_of_its_own(launch: Launch) -> None:
     timeline = schedule(launch.streams, launch.hardware)
-    assert [p.track for p in timeline.slices() if p.kind is SliceKind.table_load] == ["Scalar"]
+    assert [p.track for p in timeline.slices() if p.slice_kind is SliceKind.table_load] == ["Scalar"]

@@ -112,7 +112,7 @@ def bound_launch(
 
 def sum_dma_active_ns(timeline: Timeline) -> float:
     """Return the time in ns during which any DMA moves bytes."""
-    rows = np.flatnonzero(timeline.kind == SliceKind.transfer)
+    rows = np.flatnonzero(timeline.slice_kind == SliceKind.transfer)
     total = reached = 0.0
     for start, end in sorted(zip(timeline.start_ns[rows].tolist(), timeline.end_ns[rows].tolist())):
         total += max(end - max(start, reached), 0.0)

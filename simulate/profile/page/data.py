@@ -180,7 +180,7 @@ def _tracks(profile: Profile) -> list[dict[str, Any]]:
                 "start": start.tolist(),
                 "length": np.round(np.round(timeline.end_ns[rows], 1) - start, 1).tolist(),
                 "event": number[rows].tolist(),
-                "kind": timeline.kind[rows].tolist(),
+                "kind": timeline.slice_kind[rows].tolist(),
             }
         )
     return tracks

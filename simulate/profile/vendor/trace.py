@@ -18,7 +18,7 @@ from simulate.profile.vendor.engines import CORE, PLACES, SPAN, get_span, normal
 from simulate.profile.vendor.errors import Broken, refuse_broken_profile
 from simulate.profile.vendor.read import open_tables
 from simulate.profile.vendor.tables import Batch, ColumnType, Names, Tables
-from simulate.timing.flows import Place, arrow
+from simulate.timing.flows import SlicePosition, arrow
 from simulate.timing.timeline import TRACKS
 from simulate.timing.trace import LANES_MAX, Lanes, slice_event, thread_events, title_event
 
@@ -49,11 +49,11 @@ class _Tracks:
         self._lanes: dict[tuple[int, str], Lanes] = {}
         self.named: set[tuple[int, int]] = set()
 
-    def allocate(self, process: int, track: str, start: int, end: int) -> Place:
+    def allocate(self, process: int, track: str, start: int, end: int) -> SlicePosition:
         """Return the thread for a slice; slices of a track must be passed in order of start."""
         number = self._numbers.setdefault(track, len(self._numbers))
         lane = self._lanes.setdefault((process, track), Lanes()).take(start, end)
-        return Place(process, 1 + number * LANES_MAX + lane, start, end)
+        return SlicePosition(process, 1 + number * LANES_MAX + lane, start, end)
 
 
 def read_trace_events(path: Named) -> Iterator[dict[str, Any]]:
@@ -79,7 +79,7 @@ def read_trace_events(path: Named) -> Iterator[dict[str, Any]]:
         if not len(starts):
             return
         base, tracks = int(starts.min()), _Tracks()
-        threads: dict[tuple[str, int], Place] = {}
+        threads: dict[tuple[str, int], SlicePosition] = {}
         for event_index in np.lexsort((ends, starts)).tolist():
             track, title, table, batch = drawn_tables[table_indices[event_index]]
             row, start, end = (
@@ -126,7 +126,7 @@ def _describe_slice(
     return name or "instruction", {"line": next(filter(None, lines), "")}
 
 
-def _arrows(tables: Tables, threads: Mapping[tuple[str, int], Place]) -> Iterator[dict[str, Any]]:
+def _arrows(tables: Tables, threads: Mapping[tuple[str, int], SlicePosition]) -> Iterator[dict[str, Any]]:
     """Yield arrows for the rows of Flow whose ends are both drawn, from producer to consumer."""
     names = Names()
     _expect_drawable(tables, "Flow")
