@@ -54,7 +54,7 @@ class Region:
                     f"of {self.tensor.describe()}",
                     hint="mask the access: mask=(index < size)",
                 )
-        return NkiTensor.over(
+        return NkiTensor.from_storage(
             self.shape, self.tensor.dtype, self.tensor.storage, self.strides, self.offset, self.dynamic
         )
 

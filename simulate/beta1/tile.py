@@ -21,7 +21,7 @@ from simulate.beta1.program import Pending, current, issue, remark, running
 from simulate.beta1.region import Region, indexed, pieces, sliced
 from simulate.isa import rules
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor
-from simulate.memory.indexing import fill_ellipsis, index_of
+from simulate.memory.indexing import fill_ellipsis, normalise_index
 from simulate.memory.validity import EMPTY
 from simulate.numerics import DType, as_dtype
 from simulate.run.location import kernel_line
@@ -174,7 +174,7 @@ class BlockTensor(NKIObject):
             if all(isinstance(other, slice) and other == slice(None) for other in keys[depth:]):
                 return part
             block_by_number(name)
-            part = part._block(index_of(name, self.blocks[depth], depth))
+            part = part._block(normalise_index(name, self.blocks[depth], depth))
             depth += 1
         return part[keys[depth:]] if keys[depth:] else part
 

@@ -242,7 +242,7 @@ class Arithmetic:
             if (
                 not reads
                 and tile.dtype.is_float
-                and tile.whole
+                and tile.covers_storage
                 and not tile.dtype.is_packed
                 and not tile.array.any()
             ):
@@ -252,7 +252,7 @@ class Arithmetic:
             if tile.buffer.on_chip:
                 dtypes = {str(tile.dtype)}
                 self._written_as[serial] = (
-                    dtypes if tile.whole else dtypes | self._written_as.get(serial, set())
+                    dtypes if tile.covers_storage else dtypes | self._written_as.get(serial, set())
                 )
 
     def _random(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:

@@ -141,10 +141,10 @@ class NonFinite:
             return
         self._known.add(key)
         if storage.host is not None:
-            self._arguments.append((rank, NkiTensor.over(storage.shape, storage.dtype, storage)))
+            self._arguments.append((rank, NkiTensor.from_storage(storage.shape, storage.dtype, storage)))
         if storage.validity.uniform == 0 or not storage.dtype.is_float or storage.dtype.is_packed:
             return
-        view = NkiTensor.over(storage.shape, storage.dtype, storage)
+        view = NkiTensor.from_storage(storage.shape, storage.dtype, storage)
         if not is_finite(view):
             values = read_values(view)
             self._set_origins(key, view, np.where(np.isfinite(values), _FINITE, INTENDED).astype(np.int32))
@@ -269,7 +269,7 @@ class NonFinite:
             self._origins[key][elements[inside] * tile.dtype.storage.itemsize] = origins[inside]
 
     def _clear(self, key: _Key, tile: NkiTensor) -> None:
-        if tile.whole:
+        if tile.covers_storage:
             del self._origins[key]
         else:
             self._set_origins(key, tile, np.full(tile.shape, _FINITE, np.int32))

@@ -10,7 +10,7 @@ from simulate.hardware import Hardware
 from simulate.isa import rules
 from simulate.isa.enums import Engine
 from simulate.memory import Dynamic, MemoryRegion, NkiTensor
-from simulate.memory.indirection import TENSOR_ENGINE_GROUP, listed, offsets_in_index
+from simulate.memory.indirection import TENSOR_ENGINE_GROUP, offsets_in_index, offsets_per_group
 
 
 def is_indirect(tile: NkiTensor) -> bool:
@@ -49,12 +49,14 @@ def on_tensor_engine(tile: NkiTensor) -> NkiTensor:
     if dynamic is None or not dynamic.group:
         return tile
     wide = Dynamic(dynamic.index, dynamic.step, dynamic.extent, True, TENSOR_ENGINE_GROUP)
-    return NkiTensor.over(tile.shape, tile.dtype, tile.storage, tile.strides, tile.offset, wide)
+    return NkiTensor.from_storage(tile.shape, tile.dtype, tile.storage, tile.strides, tile.offset, wide)
 
 
 def _check_list(hardware: Hardware, tile: NkiTensor) -> None:
     assert tile.dynamic is not None
-    offsets_in_index(tile.shape[1], listed(tile.dynamic.index, tile.dynamic.group), tile.dynamic.index)
+    offsets_in_index(
+        tile.shape[1], offsets_per_group(tile.dynamic.index, tile.dynamic.group), tile.dynamic.index
+    )
     index_on_quadrant(hardware, tile.dynamic.index)
 
 

@@ -49,7 +49,7 @@ class _View:
         dynamic = self.dynamic
         if dynamic is not None:
             dynamic = replace(dynamic, index=tensors[self.index])
-        return NkiTensor.laid(self.layout, tensors[self.argument].storage, dynamic)
+        return NkiTensor.from_layout(self.layout, tensors[self.argument].storage, dynamic)
 
 
 class KnownCall:

@@ -361,4 +361,4 @@ def stand_in(tensor: NkiTensor, storages: dict[int, Storage]) -> NkiTensor:
         storages[id(tensor.storage)] = storage
     if dynamic is not None:
         dynamic = replace(dynamic, index=stand_in(dynamic.index, storages))
-    return NkiTensor.over(tensor.shape, tensor.dtype, storage, tensor.strides, tensor.offset, dynamic)
+    return NkiTensor.from_storage(tensor.shape, tensor.dtype, storage, tensor.strides, tensor.offset, dynamic)

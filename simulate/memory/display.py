@@ -1,4 +1,4 @@
-"""A tensor as a notebook shows it: what it is, where it was allocated, and its values, undefined ones marked."""
+"""HTML of a tensor in a notebook: its description, where it was allocated, and its elements, undefined ones marked."""
 
 from __future__ import annotations
 
@@ -11,36 +11,49 @@ from simulate.memory.validity import WRITTEN
 from simulate.numerics import DType
 
 _MOST = 8
-"""Rows and columns of values that are shown; of more, the first and the last ones."""
+"""Largest number of rows and columns that are shown; of more, the first and the last half of that number."""
 _UNDEFINED = "undefined"
 
 
-def html(head: str, why: str) -> str:
-    """A tensor without values to look at, and why there are none."""
+def format_html(head: str, why: str) -> str:
+    """Return the HTML of a tensor without elements to show.
+
+    Args:
+        head: The description of the tensor.
+        why: The reason why there are none.
+    """
     return as_html([Hanging(head, style="bold"), why])
 
 
-def html_of_values(
+def format_elements(
     head: str, values: np.ndarray, states: int | np.ndarray, dtype: DType, first_dim: str
 ) -> str:
-    """A tensor with its values and the state of each of them; `first_dim` says what its rows are."""
+    """Return the HTML of a tensor with its elements.
+
+    Args:
+        head: The description of the tensor.
+        values: The elements.
+        states: The validity state of all elements, or of each element.
+        dtype: The dtype of the tensor.
+        first_dim: The name of a row: partition or row.
+    """
     named = values.ndim > 1
     states = np.broadcast_to(states, values.shape)
     if not named:
         values, states = values.reshape(1, -1), states.reshape(1, -1)
-    columns = _shown(values.size // len(values))
-    heads = [first_dim if named else "", *("…" if each is None else str(each) for each in columns)]
+    columns = _shown_indices(values.size // len(values))
+    heads = [first_dim if named else "", *("…" if column is None else str(column) for column in columns)]
     listed = [
         ["…"] * len(heads)
         if row is None
         else [str(row) if named else "", *_cells(values[row], states[row], columns, dtype)]
-        for row in _shown(len(values))
+        for row in _shown_indices(len(values))
     ]
     return as_html([Hanging(head, style="bold"), table("|".join(heads), listed, left=())])
 
 
-def _shown(count: int) -> list[int | None]:
-    """Indices that are shown; None stands for those that are left out."""
+def _shown_indices(count: int) -> list[int | None]:
+    """Return the indices that are shown; None stands for the omitted indices."""
     if count <= _MOST:
         return list(range(count))
     half = _MOST // 2
@@ -51,10 +64,10 @@ def _cells(
     values: np.ndarray, states: np.ndarray, columns: Sequence[int | None], dtype: DType
 ) -> Iterator[str]:
     values, states = values.reshape(-1), states.reshape(-1)
-    for each in columns:
-        if each is None:
+    for column in columns:
+        if column is None:
             yield "…"
-        elif not states[each] & WRITTEN:
+        elif not states[column] & WRITTEN:
             yield _UNDEFINED
         else:
-            yield f"{float(values[each]):.6g}" if dtype.is_float else str(values[each])
+            yield f"{float(values[column]):.6g}" if dtype.is_float else str(values[column])

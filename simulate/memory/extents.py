@@ -1,4 +1,4 @@
-"""Boxes: which part of an allocation a view covers, as one interval per dim."""
+"""Boxes: the elements of an allocation that a view covers, as one interval for each dim."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ from collections.abc import Iterable
 from itertools import compress
 
 Box = tuple[tuple[int, int], ...]
-"""First and end coordinate in every dim; the last dim counts bytes."""
+"""First coordinate and end in every dim; the last dim counts bytes."""
 
 
-def box_of(
+def find_boxes(
     sizes: tuple[int, ...], shape: tuple[int, ...], strides: tuple[int, ...], offset: int, width: int
 ) -> tuple[Box | None, Box | None]:
-    """The box that a view covers exactly, if it covers one, and a box that encloses it; None for one outside.
+    """Return the box that a view covers exactly, if there is one, and a box that encloses it.
 
-    `sizes` are the dims of an allocation in row-major order, the last one in bytes; the view has elements of `width`
-    bytes, strides and offset in bytes.
+    Both are None for a view that reaches outside of its allocation.
+
+    Args:
+        sizes: Dims of the allocation in row-major order, the last in bytes.
+        shape: Shape of the view.
+        strides: Strides of the view in bytes.
+        offset: Offset of the view in bytes.
+        width: Bytes of an element.
     """
     low = high = offset
     for extent, stride in zip(shape, strides):
@@ -44,17 +50,20 @@ def _exact(
     offset: int,
     width: int,
 ) -> Box | None:
-    """Grow a box from the first element, one dim of the view after the other, shortest stride first."""
+    """Return the box that a view covers exactly, None if it covers no box.
+
+    The box grows from the first element, dim by dim of the view, shortest stride first.
+    """
     first = []
-    rest = offset
+    remainder = offset
     for step in steps:
-        coordinate, rest = divmod(rest, step)
+        coordinate, remainder = divmod(remainder, step)
         first.append(coordinate)
     extents = [1] * len(sizes)
     moves = [(stride, extent) for stride, extent in zip(strides, shape) if extent > 1 and stride != 0]
     for stride, extent in sorted([(1, width), *moves]):
         for dim in range(len(sizes)):
-            # The outermost dim along which the stride continues the box; dims of size 1 are passed over.
+            # The outermost dim along which the stride continues the box; dims of size 1 are skipped.
             if sizes[dim] > 1 and stride == steps[dim] * extents[dim]:
                 break
         else:
@@ -63,7 +72,7 @@ def _exact(
             return None
         extents[dim] *= extent
         while extents[dim] > sizes[dim]:
-            # Whole rows one after another are a box of the dim above.
+            # Consecutive full rows are a box of the dim above.
             above = dim - 1
             while above >= 0 and sizes[above] == 1:
                 above -= 1
@@ -76,7 +85,7 @@ def _exact(
 
 
 def contains(outer: Box, inner: Box) -> bool:
-    """Whether a box lies inside another one."""
+    """Return whether a box lies inside another box."""
     for (low, high), (first, end) in zip(outer, inner):  # noqa: SIM110  (all() takes twice as long)
         if first < low or end > high:
             return False
@@ -84,26 +93,26 @@ def contains(outer: Box, inner: Box) -> bool:
 
 
 def meets(box: Box, other: Box) -> bool:
-    """Whether two boxes have a byte in common."""
+    """Return whether two boxes have a byte in common."""
     for (low, high), (first, end) in zip(box, other):  # noqa: SIM110  (all() takes twice as long)
         if first >= high or end <= low:
             return False
     return True
 
 
-def joined(box: Box, other: Box) -> Box | None:
-    """The two disjoint boxes as one, where they touch in one dim and are equal in all others."""
-    at = -1
-    for dim, (mine, theirs) in enumerate(zip(box, other)):
-        if mine != theirs:
-            if at >= 0 or (mine[1] != theirs[0] and theirs[1] != mine[0]):
+def join_boxes(box: Box, other: Box) -> Box | None:
+    """Return two disjoint boxes as one box if they touch in one dim and are equal in all others; else None."""
+    axis = -1
+    for dim, (span, other_span) in enumerate(zip(box, other)):
+        if span != other_span:
+            if axis >= 0 or (span[1] != other_span[0] and other_span[1] != span[0]):
                 return None
-            at = dim
-    low, high = min(box[at][0], other[at][0]), max(box[at][1], other[at][1])
-    return (*box[:at], (low, high), *box[at + 1 :])
+            axis = dim
+    low, high = min(box[axis][0], other[axis][0]), max(box[axis][1], other[axis][1])
+    return (*box[:axis], (low, high), *box[axis + 1 :])
 
 
-def rows_of(
+def find_rows(
     on_chip: bool,
     row_bytes: int,
     width: int,
@@ -111,9 +120,15 @@ def rows_of(
     strides: tuple[int, ...],
     offset: int,
 ) -> tuple[int, int, int, int]:
-    """First and end row, first and end byte within a row, of a box of rows by bytes that encloses a view.
+    """Return the box of rows by bytes that encloses a view: first and end row, first and end byte within a row.
 
-    `width` is the bytes of an element; strides and offset count elements.
+    Args:
+        on_chip: Whether rows are partitions; else they are all dims but the last.
+        row_bytes: Bytes of a row.
+        width: Bytes of an element.
+        shape: Shape of the view.
+        strides: Strides of the view in elements.
+        offset: Offset of the view in elements.
     """
     row = row_bytes // width
     first, start = divmod(offset, row) if row else (0, 0)
@@ -121,23 +136,23 @@ def rows_of(
         low, high = _reach(start, shape[1:], strides[1:])
         return first, first + shape[0], low * width, (high + 1) * width
     if not row:
-        # An element is wider than a row: take all of the rows it touches.
+        # An element is wider than a row, so the box has all rows that it touches.
         low, high = _reach(offset, shape, strides)
         return low * width // row_bytes, -(-(high + 1) * width // row_bytes), 0, row_bytes
     across = [stride % row == 0 for stride in strides]
     first, last = _reach(
         first, compress(shape, across), (stride // row for stride in compress(strides, across))
     )
-    within = [not each for each in across]
+    within = [not is_across for is_across in across]
     low, high = _reach(start, compress(shape, within), compress(strides, within))
     if low < 0 or high >= row:
-        # The pattern wraps over an end of a row: take all of the rows it touches.
+        # The pattern wraps over an end of a row, so the box has all rows that it touches.
         first, last, low, high = first + low // row, last + high // row, 0, row - 1
     return first, last + 1, low * width, (high + 1) * width
 
 
 def _reach(start: int, shape: Iterable[int], strides: Iterable[int]) -> tuple[int, int]:
-    """The lowest and the highest place of a pattern that begins at `start`."""
+    """Return the lowest and the highest position of a pattern that begins at `start`."""
     low = high = start
     for extent, stride in zip(shape, strides):
         if stride < 0:

@@ -11,15 +11,24 @@ from simulate.memory.view_rules import index_within_tensor
 
 
 def fill_ellipsis(keys: tuple[Any, ...], rank: int) -> tuple[Any, ...]:
-    """An index with its Ellipsis spelled out as full slices."""
-    at = next(i for i, key in enumerate(keys) if isinstance(key, EllipsisType))
+    """Return an index with full slices in place of its Ellipsis.
+
+    Args:
+        keys: The index, which has an Ellipsis.
+        rank: The number of dims of the tensor.
+    """
+    position = next(i for i, key in enumerate(keys) if isinstance(key, EllipsisType))
     missing = rank - (len(keys) - 1)
-    return keys[:at] + (slice(None),) * max(missing, 0) + keys[at + 1 :]
+    return keys[:position] + (slice(None),) * max(missing, 0) + keys[position + 1 :]
 
 
-def slice_bounds(part: slice, extent: int, dim: int) -> tuple[int, int, int]:
-    """Start, end and step of a slice of a dim of size `extent`; raises OutOfBounds where it leaves the dim."""
-    start, end, step = part.start, part.stop, part.step
+def slice_bounds(key: slice, extent: int, dim: int) -> tuple[int, int, int]:
+    """Return start, end and step of a slice of a dim.
+
+    Raises:
+        OutOfBounds: The slice leaves the dim of size `extent`, runs backwards, or is not made of Python ints.
+    """
+    start, end, step = key.start, key.stop, key.step
     if start is None and end is None and step is None:
         return 0, extent, 1
     try:
@@ -29,7 +38,7 @@ def slice_bounds(part: slice, extent: int, dim: int) -> tuple[int, int, int]:
     except TypeError:
         raise OutOfBounds(
             index_within_tensor,
-            f"slice({part.start}, {part.stop}, {part.step}) on dim {dim}",
+            f"slice({key.start}, {key.stop}, {key.step}) on dim {dim}",
             hint="use Python ints",
         ) from None
     if start < 0:
@@ -39,7 +48,7 @@ def slice_bounds(part: slice, extent: int, dim: int) -> tuple[int, int, int]:
     if not (0 <= start <= end <= extent and step >= 1):
         raise OutOfBounds(
             index_within_tensor,
-            f"slice {_spelled(part)} on dim {dim} of size {extent}",
+            f"slice {_format_slice(key)} on dim {dim} of size {extent}",
             limit="0 <= start <= end <= size, step >= 1",
             hint=f"clip the end: min({end}, {extent})"
             if end > extent
@@ -48,20 +57,24 @@ def slice_bounds(part: slice, extent: int, dim: int) -> tuple[int, int, int]:
     return start, end, step
 
 
-def _spelled(part: slice) -> str:
-    """A slice as the source has it: `0:129` or `::2`."""
-    ends = f"{'' if part.start is None else part.start}:{'' if part.stop is None else part.stop}"
-    return ends if part.step is None else f"{ends}:{part.step}"
+def _format_slice(key: slice) -> str:
+    """Return a slice as the source has it: `0:129` or `::2`."""
+    ends = f"{'' if key.start is None else key.start}:{'' if key.stop is None else key.stop}"
+    return ends if key.step is None else f"{ends}:{key.step}"
 
 
-def index_of(part: Any, extent: int, dim: int) -> int:
-    """An index into a dim of size `extent`, made non-negative; raises OutOfBounds where it leaves the dim."""
+def normalise_index(key: Any, extent: int, dim: int) -> int:
+    """Return an index into a dim as a non-negative int.
+
+    Raises:
+        OutOfBounds: The index leaves the dim of size `extent`, or is no integer.
+    """
     try:
-        index = operator.index(part)
+        index = operator.index(key)
     except TypeError:
         raise OutOfBounds(
             index_within_tensor,
-            f"index {part!r:.60} of type {type(part).__name__} on dim {dim}",
+            f"index {key!r:.60} of type {type(key).__name__} on dim {dim}",
             hint="use Python ints, slices, nl.ds or Ellipsis; run-time indices go through .ap or .select",
         ) from None
     if not -extent <= index < extent:

@@ -1,4 +1,4 @@
-"""Tensor indirection: views whose free-dim offsets are read from an index tile, per group of partitions."""
+"""Tensor indirection: views whose free-dim offsets are read from an index tile, for each group of partitions."""
 
 from __future__ import annotations
 
@@ -10,23 +10,32 @@ from simulate.memory.regions import MemoryRegion
 from simulate.memory.tensor_bytes import TensorBytes
 
 GROUP = 16
-"""Partitions that share a list of offsets on the Vector, Scalar and GpSimd engines."""
+"""Number of partitions that share a list of offsets on the Vector, Scalar and GpSimd engines."""
 TENSOR_ENGINE_GROUP = 32
 INDEX_DTYPES = ("uint16", "uint32", "int32")
 
 
-def count_of_offsets(tensor: TensorBytes, index: Any, num_elem: int | None) -> int:
-    """How many elements `tensor.indirect(index, num_elem)` has per partition; raises RuleViolation."""
+def count_offsets(tensor: TensorBytes, index: Any, num_elem: int | None) -> int:
+    """Return the number of elements of each partition of `tensor.indirect(index, num_elem)`.
+
+    Raises:
+        RuleViolation: The tensor, the index or the count breaks a rule of tensor indirection.
+    """
     data_on_chip(tensor)
     index_of_offsets(tensor, index)
     count = index.size if num_elem is None else operator.index(num_elem)
     # The engine that reads the view decides which group counts.
-    offsets_in_index(count, max(listed(index, GROUP), listed(index, TENSOR_ENGINE_GROUP)), index)
+    offsets_in_index(
+        count, max(offsets_per_group(index, GROUP), offsets_per_group(index, TENSOR_ENGINE_GROUP)), index
+    )
     return count
 
 
-def listed(index: TensorBytes, group: int) -> int:
-    """How many offsets every group of an index tile has: offset i lies in row i % group, column i // group."""
+def offsets_per_group(index: TensorBytes, group: int) -> int:
+    """Return the number of offsets that every group of an index tile has.
+
+    Offset i is in row i % group, column i // group.
+    """
     last = index.shape[0] % group
     return last if last else group * (index.size // index.shape[0])
 

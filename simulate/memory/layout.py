@@ -1,9 +1,9 @@
-"""Layouts: shape, strides and offset of a view over an allocation; computed once and shared by all equal views.
+"""Layouts: shape, strides and offset of a view over an allocation, computed once and shared by equal views.
 
-A kernel makes the same few views of the same few kinds of tiles over and over. A `Form` is the shape, dtype and memory
-of allocations; a `Layout` is a shape, strides and an offset over a form, with the facts that follow from them. Both are
-interned: views that share a Layout object have equal layouts. Equal layouts may still be two objects, because the
-tables are emptied when they have grown large.
+A kernel takes the same few views of the same few forms of tiles again and again. A `Form` is the shape, dtype and
+memory of allocations; a `Layout` is a shape, strides and an offset over a form, with the facts that follow from them.
+Both are interned: views that share a Layout object have equal layouts. Equal layouts may still be two objects, because
+the tables are emptied when they have grown large.
 """
 
 from __future__ import annotations
@@ -11,26 +11,27 @@ from __future__ import annotations
 from typing import Any
 
 from simulate.memory import views
-from simulate.memory.extents import Box, box_of, rows_of
+from simulate.memory.extents import Box, find_boxes, find_rows
 from simulate.memory.regions import MemoryRegion
 from simulate.numerics import DType
 
-_MOST = 1 << 14  # layouts that are kept, of some 1.4 KB each with the slice that gave them
+_MOST = 1 << 14
+"""Largest number of layouts in a table, of about 1.4 KB each with the key of their slice."""
 
 ByteView = tuple[bool, tuple[int, ...], tuple[int, ...], int, int]
-"""A view in bytes: whether it covers all, shape, byte strides, byte offset, element size."""
+"""View in bytes: whether it covers the whole allocation, shape, byte strides, byte offset, element size."""
 
 
-_FOLLOWS = frozenset(("boxes", "byte_view", "rows"))
+_DERIVED = frozenset(("boxes", "byte_view", "rows"))
 
 
 class Form:
-    """The shape, dtype and memory of an allocation."""
+    """Shape, dtype and memory of an allocation."""
 
     __slots__ = ("buffer", "dtype", "row_bytes", "shape", "size", "stored_shape")
 
     def __init__(self, shape: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> None:
-        shape = self.shape = tuple([int(size) for size in shape])  # not of numpy
+        shape = self.shape = tuple([int(size) for size in shape])  # Python ints, not those of NumPy
         self.dtype = dtype
         self.buffer = buffer
         self.size = views.count(shape)
@@ -40,15 +41,15 @@ class Form:
 
 
 class Layout:
-    """A view of an allocation of some form, by its strides and offset in elements.
+    """View of an allocation of some form, by its strides and offset in elements.
 
     Three attributes are computed when they are first read:
 
-    byte_view  the view in bytes
-    boxes      the box of the form's dims that it covers exactly, if it covers one, and a box that encloses it; the last
-               dim counts bytes, and a view that reaches outside has neither
-    rows       the box that encloses it as the stream records it: first and end row, first and end byte within a row;
-               rows are partitions on chip, in HBM all dims but the last
+    byte_view: the view in bytes.
+    boxes: the box of the form's dims that the view covers exactly, if there is one, and a box that encloses it; the
+    last dim counts bytes. Both are None for a view that reaches outside.
+    rows: the box that encloses the view in the stream: first and end row, first and end byte within a row; rows are
+    partitions on chip, in HBM all dims but the last.
     """
 
     __slots__ = ("boxes", "byte_view", "dtype", "form", "offset", "rows", "shape", "strides")
@@ -67,34 +68,34 @@ class Layout:
         self.offset = int(offset)
 
     def __getattr__(self, name: str) -> Any:
-        # Called for a slot that is still empty; afterwards it is read like any other.
-        if name not in _FOLLOWS:
+        # Called for a slot that is still empty; afterwards Python reads the slot directly.
+        if name not in _DERIVED:
             raise AttributeError(name)
         form, shape, strides, offset = self.form, self.shape, self.strides, self.offset
-        found: Any
+        derived: Any
         if name == "byte_view":
             width = self.dtype.storage.itemsize
             covers = (
                 offset == 0 and views.count(shape) == form.size and views.touches_each_once(shape, strides)
             )
-            found = covers, shape, tuple([stride * width for stride in strides]), offset * width, width
+            derived = covers, shape, tuple([stride * width for stride in strides]), offset * width, width
         elif name == "boxes":
-            found = box_of(form.stored_shape, *self.byte_view[1:])
+            derived = find_boxes(form.stored_shape, *self.byte_view[1:])
         else:
             width = self.dtype.itemsize
-            found = rows_of(form.buffer.on_chip, form.row_bytes, width, shape, strides, offset)
-        setattr(self, name, found)
-        return found
+            derived = find_rows(form.buffer.on_chip, form.row_bytes, width, shape, strides, offset)
+        setattr(self, name, derived)
+        return derived
 
 
 _forms: dict[tuple[Any, ...], Form] = {}
 _layouts: dict[tuple[Any, ...], Layout] = {}
-_parts: dict[tuple[Any, ...], Layout] = {}
+_sliced_layouts: dict[tuple[Any, ...], Layout] = {}
 
 
-def form_of(shape: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> Form:
-    """The form of an allocation."""
-    # A dtype that is kept as float32 equals the one that is not; the object tells them apart.
+def intern_form(shape: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> Form:
+    """Return the shared form of an allocation."""
+    # A dtype that is stored as float32 equals the exact dtype; the ids of the objects differ.
     key = (shape, id(dtype), buffer.value)
     form = _forms.get(key)
     if form is None:
@@ -104,10 +105,10 @@ def form_of(shape: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> Form:
     return form
 
 
-def layout_of(
+def intern_layout(
     form: Form, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...], offset: int
 ) -> Layout:
-    """The layout of a view."""
+    """Return the shared layout of a view."""
     key = (form, shape, id(dtype), strides, offset)
     layout = _layouts.get(key)
     if layout is None:
@@ -117,36 +118,36 @@ def layout_of(
     return layout
 
 
-def part_key(layout: Layout, keys: Any) -> tuple[Any, ...] | None:
-    """The cache key of an index or slice of a view: made of plain ints and slices of them only, else None."""
-    parts: list[Any] = [layout]
-    for part in keys if type(keys) is tuple else (keys,):
-        kind = type(part)
-        if kind is slice:
-            start, stop, step = part.start, part.stop, part.step
+def slice_key(layout: Layout, keys: Any) -> tuple[Any, ...] | None:
+    """Return the cache key of an index or slice of a view, None unless it consists of plain ints and slices of ints."""
+    key_items: list[Any] = [layout]
+    for dim_key in keys if type(keys) is tuple else (keys,):
+        key_type = type(dim_key)
+        if key_type is slice:
+            start, stop, step = dim_key.start, dim_key.stop, dim_key.step
             # 1.0 and True equal 1, and are no ints.
             if (
                 (start is None or type(start) is int)
                 and (stop is None or type(stop) is int)
                 and (step is None or type(step) is int)
             ):
-                parts.append((start, stop, step))
+                key_items.append((start, stop, step))
             else:
                 return None
-        elif kind is int:
-            parts.append(part)
+        elif key_type is int:
+            key_items.append(dim_key)
         else:
             return None
-    return tuple(parts)
+    return tuple(key_items)
 
 
-def known_part(key: tuple[Any, ...]) -> Layout | None:
-    """The layout that an index or slice gave before."""
-    return _parts.get(key)
+def find_sliced(key: tuple[Any, ...]) -> Layout | None:
+    """Return the layout that was stored for a slice, None if there is none."""
+    return _sliced_layouts.get(key)
 
 
-def keep_part(key: tuple[Any, ...], layout: Layout) -> None:
-    """Remember the layout that an index or slice gives."""
-    if len(_parts) >= _MOST:
-        _parts.clear()
-    _parts[key] = layout
+def store_sliced(key: tuple[Any, ...], layout: Layout) -> None:
+    """Store the layout of a slice under its key."""
+    if len(_sliced_layouts) >= _MOST:
+        _sliced_layouts.clear()
+    _sliced_layouts[key] = layout

@@ -1,10 +1,10 @@
-"""The places of a launch's tiles in SBUF and PSUM, and whether the tiles fit.
+"""Placement of a launch's tiles in SBUF and PSUM, and whether the tiles fit.
 
 The compiler gives a tile its bytes from its first to its last use. Here tiles are placed first fit in the order of
-their first use, over the same live ranges; tiles with an `address=` stay where they were put. Partitions come in
-quadrants of 32: a tile on 64 or fewer partitions starts at 0 or 64, one on 32 or fewer at 0, 32, 64 or 96, and others
-may lie beside it. The high-water mark is the highest byte in use. First fit is not optimal: a run that does not fit
-here may still be packed by the compiler, but never one whose live bytes alone exceed the memory.
+their first use, over the same live ranges; tiles with an `address=` keep their address. Partitions come in quadrants of
+32: a tile on 64 or fewer partitions starts at 0 or 64, a tile on 32 or fewer at 0, 32, 64 or 96. Other tiles may have
+the same bytes on other partitions. The high-water mark is the highest byte in use. First fit is not
+optimal: the compiler may still pack tiles that do not fit here, unless their live bytes alone exceed the memory.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from nkw.errors import RuleViolation, rule
 from simulate.memory.regions import MemoryRegion
 
 _Taken = tuple[int, int, int, int]
-"""Bytes that a tile has: first, end, its last use, and the quadrants whose bits are set."""
+"""Bytes of a tile: first byte, end, last use, and a bit mask of its quadrants."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """An on-chip allocation as placement sees it; `bytes` per partition, uses as event numbers.
+    """On-chip allocation; `bytes` per partition, uses as event numbers.
 
-    Tiles of one `source`, a line of the kernel that ran several times, have their size from there and change together.
+    Tiles of one `source`, a line of the kernel that ran several times, have the same size and change it together.
     `first_partition` counts for a tile with an address.
     """
 
@@ -42,9 +42,9 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Byte offset and first partition of every tile, the high-water mark, and the most bytes live at once.
+    """Byte offset and first partition of every tile, the high-water mark, and the largest number of bytes live at once.
 
-    `peak` are the tiles that were live when most bytes were, for the first time, in order of their first use.
+    `peak` are the tiles that were live when most bytes were live first, in the order of their first use.
     """
 
     offsets: dict[int, int]
@@ -56,23 +56,28 @@ class Placement:
     bank_bytes: int | None
 
 
-_ALIGNMENT = 4  # bytes; every dtype of the API is aligned then
+_ALIGNMENT = 4  # bytes, a multiple of the size of every dtype of the API
 QUADRANTS = 4
 _QUADRANT = 32  # partitions
 _ALL = (1 << QUADRANTS) - 1
 _STARTS = ((), (0, 32, 64, 96), (0, 64), (0,), (0,))
-"""The partitions at which a tile of so many quadrants may start."""
+"""Partitions at which a tile may start, by its number of quadrants."""
 
 
-def place(tiles: Iterable[Tile], bank_bytes: int | None = None) -> Placement:
-    """Place tiles first fit; with `bank_bytes` a tile that fits into one bank never straddles two."""
+def place_tiles(tiles: Iterable[Tile], bank_bytes: int | None = None) -> Placement:
+    """Place tiles first fit.
+
+    Args:
+        tiles: The tiles.
+        bank_bytes: Bytes of a PSUM bank; a tile that fits into a bank never straddles two. None for SBUF.
+    """
     ordered = sorted(tiles, key=lambda tile: (tile.first_use, tile.serial))
     fixed = [tile for tile in ordered if tile.address is not None]
-    addressed = [_taken(tile, tile.address or 0, tile.first_partition) for tile in fixed]
+    addressed = [_occupied(tile, tile.address or 0, tile.first_partition) for tile in fixed]
     begins = [tile.first_use for tile in fixed]
     offsets: dict[int, int] = {}
     partitions: dict[int, int] = {}
-    live: list[_Taken] = []  # kept sorted by start
+    live: list[_Taken] = []  # sorted by start
     ending: list[tuple[int, int, _Taken]] = []  # a heap: last use, serial, entry of `live`
     members: dict[int, Tile] = {}
     high = most = total = 0
@@ -89,38 +94,37 @@ def place(tiles: Iterable[Tile], bank_bytes: int | None = None) -> Placement:
             if fixed:
                 later = slice(bisect_left(begins, tile.first_use), bisect_right(begins, tile.last_use))
                 taken = sorted([*live, *addressed[later]])
-            start, first = min(
-                [
-                    (_first_gap(_beside(taken, _bits(at, tile.partitions)), tile.bytes, bank_bytes), at)
-                    for at in _STARTS[_quadrants(tile.partitions)]
-                ]
-            )
+            gaps = []
+            for first in _STARTS[_quadrants(tile.partitions)]:
+                in_quadrants = _in_quadrants(taken, _quadrant_mask(first, tile.partitions))
+                gaps.append((_first_gap(in_quadrants, tile.bytes, bank_bytes), first))
+            start, first = min(gaps)
         offsets[tile.serial], partitions[tile.serial] = start, first
-        entry = _taken(tile, start, first)
+        entry = _occupied(tile, start, first)
         insort(live, entry)
         heappush(ending, (tile.last_use, tile.serial, entry))
         members[tile.serial] = tile
         high = max(high, start + tile.bytes)
         total += tile.bytes
         if total > most:
-            least = least_bytes((other.bytes, other.partitions) for other in members.values())
+            least = bound_bytes((member.bytes, member.partitions) for member in members.values())
             if least > most:
                 most, peak = least, tuple(members.values())
     return Placement(offsets, partitions, high, most, peak, tuple(ordered), bank_bytes)
 
 
-def _taken(tile: Tile, start: int, first_partition: int) -> _Taken:
-    return start, start + tile.bytes, tile.last_use, _bits(first_partition, tile.partitions)
+def _occupied(tile: Tile, start: int, first_partition: int) -> _Taken:
+    return start, start + tile.bytes, tile.last_use, _quadrant_mask(first_partition, tile.partitions)
 
 
-def _beside(taken: list[_Taken], quadrants: int) -> list[_Taken]:
-    """The bytes that a tile in these quadrants must go around."""
+def _in_quadrants(taken: list[_Taken], quadrants: int) -> list[_Taken]:
+    """Return the entries that have bytes in any of the quadrants."""
     if quadrants == _ALL:
         return taken
     return [entry for entry in taken if entry[3] & quadrants]
 
 
-def _bits(first_partition: int, partitions: int) -> int:
+def _quadrant_mask(first_partition: int, partitions: int) -> int:
     first, end = first_partition // _QUADRANT, _quadrants(first_partition + partitions)
     return (1 << end) - (1 << first)
 
@@ -129,49 +133,57 @@ def _quadrants(partitions: int) -> int:
     return -(-partitions // _QUADRANT)
 
 
-def choices(partitions: int) -> list[range]:
-    """The quadrants that a tile on so many partitions may take, one range for each start."""
+def quadrant_choices(partitions: int) -> list[range]:
+    """Return the quadrants that a tile on `partitions` partitions may take, a range for each possible start."""
     count = _quadrants(partitions)
-    return [range(at // _QUADRANT, at // _QUADRANT + count) for at in _STARTS[count]]
+    return [range(start // _QUADRANT, start // _QUADRANT + count) for start in _STARTS[count]]
 
 
-def least_bytes(tiles: Iterable[tuple[int, int]]) -> int:
-    """The fewest bytes of a partition that hold tiles (bytes, partitions) at one time, however they are packed.
+def bound_bytes(tiles: Iterable[tuple[int, int]]) -> int:
+    """Return a lower bound of the bytes of a partition that tiles take together, however they are packed.
 
-    A lower bound: tiles on more than 64 partitions lie one after another, those on 64 or fewer share two halves, those
-    on 32 or fewer four quadrants; and all of them fill their share of the memory.
+    Tiles on more than 64 partitions take separate bytes, those on 64 or fewer share two halves, those on 32 or fewer
+    four quadrants; and all of them fill their share of the memory.
+
+    Args:
+        tiles: Bytes and partitions of each tile.
     """
     by_quadrants: list[list[int]] = [[] for _ in range(QUADRANTS + 1)]
     for size, partitions in tiles:
         by_quadrants[_quadrants(partitions)].append(size)
-    quarters, halves, wide, whole = (by_quadrants[n] for n in (1, 2, 3, 4))
-    stacked = sum(whole)
+    quarters, halves, wide, full = (by_quadrants[n] for n in (1, 2, 3, 4))
+    stacked = sum(full)
     if not (quarters or halves or wide):
         return stacked
     area = sum(quadrants * sum(sizes) for quadrants, sizes in enumerate(by_quadrants))
     return max(
-        stacked + sum(wide) + _shared(halves, 2), stacked + _shared(quarters, 4), -(-area // QUADRANTS)
+        stacked + sum(wide) + _bound_largest_bin(halves, 2),
+        stacked + _bound_largest_bin(quarters, 4),
+        -(-area // QUADRANTS),
     )
 
 
-def _shared(sizes: list[int], places: int) -> int:
-    """A bound of the largest sum where sizes are shared out: of n * places + 1 of them, n + 1 are in one place."""
+def _bound_largest_bin(sizes: list[int], bins: int) -> int:
+    """Return a lower bound of the largest sum if sizes are distributed over bins.
+
+    Of n * bins + 1 sizes, n + 1 are in the same bin.
+    """
     ordered = sorted(sizes, reverse=True)
-    bound = -(-sum(sizes) // places)
-    for n in range((len(ordered) - 1) // places + 1):
-        bound = max(bound, sum(ordered[(places - 1) * n : places * n + 1]))
+    bound = -(-sum(sizes) // bins)
+    for n in range((len(ordered) - 1) // bins + 1):
+        bound = max(bound, sum(ordered[(bins - 1) * n : bins * n + 1]))
     return bound
 
 
-def same_source(tiles: Iterable[Tile], one: Tile) -> set[int]:
-    """The serials of the tiles that change their size together with `one`."""
-    if one.source is None:
-        return {one.serial}
-    return {tile.serial for tile in tiles if tile.source == one.source}
+def find_siblings(tiles: Iterable[Tile], reference: Tile) -> set[int]:
+    """Return the serials of the tiles that change their size together with a tile."""
+    if reference.source is None:
+        return {reference.serial}
+    return {tile.serial for tile in tiles if tile.source == reference.source}
 
 
-def to_blame(placement: Placement) -> Tile:
-    """Of the tiles at the peak one of the source that has most of the bytes; of equal ones the last."""
+def choose_blamed(placement: Placement) -> Tile:
+    """Return a tile of the source that has most of the bytes at the peak; of equal sources the last."""
     taken: dict[Hashable, int] = {}
     for tile in placement.peak:
         source = tile.serial if tile.source is None else tile.source
@@ -181,48 +193,61 @@ def to_blame(placement: Placement) -> Tile:
     )
 
 
-def room(tiles: Collection[Tile], chosen: Collection[int], limit: int) -> int:
-    """The most bytes that each tile of `chosen` (serials) may have for all live bytes to stay within `limit`.
+def largest_size(tiles: Collection[Tile], chosen: Collection[int], limit: int) -> int:
+    """Return the largest number of bytes that each chosen tile may have so that live bytes stay within the limit.
 
-    Exact for tiles on more than 64 partitions; smaller ones may need more than their share. Negative where the other
-    tiles alone exceed the limit while one of `chosen` is live.
+    Exact for tiles on more than 64 partitions; smaller tiles may need more than their share. Negative if the remaining
+    tiles alone exceed the limit while a chosen tile is live.
+
+    Args:
+        tiles: All tiles.
+        chosen: Serials of the tiles that change their size.
+        limit: Usable bytes of a partition.
     """
     most = limit
     for weight in (_stacked_quadrants, _quadrants):
-        # At an event: the change of the others' bytes, and of the count of chosen tiles.
+        # At an event: the change of the remaining tiles' bytes, and of the number of chosen tiles.
         changes: dict[int, list[int]] = {}
         for tile in tiles:
             column, amount = (1, 1) if tile.serial in chosen else (0, tile.bytes)
             amount *= weight(tile.partitions)
             changes.setdefault(tile.first_use, [0, 0])[column] += amount
             changes.setdefault(tile.last_use + 1, [0, 0])[column] -= amount
-        others = count = 0
+        remaining_bytes = count = 0
         for event in sorted(changes):
-            others += changes[event][0]
+            remaining_bytes += changes[event][0]
             count += changes[event][1]
             if count:
-                most = min(most, (QUADRANTS * limit - others) // count)
+                most = min(most, (QUADRANTS * limit - remaining_bytes) // count)
     return most
 
 
 def _stacked_quadrants(partitions: int) -> int:
-    """Of the first three quadrants' height in quarters, the least that a tile takes: one on a half shares it."""
+    """Return the quarters of the first three quadrants' height that a tile takes at least; tiles on a half share it."""
     return (0, 0, 2, 4, 4)[_quadrants(partitions)]
 
 
-def largest_fit(tiles: Iterable[Tile], chosen: Collection[int], limit: int, bank_bytes: int | None) -> int:
-    """The bytes that each tile of `chosen` may have so that first fit places all tiles within `limit`; 0 if none.
+def find_largest_fit(
+    tiles: Iterable[Tile], chosen: Collection[int], limit: int, bank_bytes: int | None
+) -> int:
+    """Return the largest bytes of each chosen tile with which first fit places all tiles within the limit, 0 if none.
 
-    A multiple of the alignment. First fit is not monotone, so a larger size may fit as well where the live bytes alone
-    would allow it.
+    A multiple of the alignment. First fit is not monotone, so a larger size may fit as well if the live bytes alone
+    allow it.
+
+    Args:
+        tiles: All tiles.
+        chosen: Serials of the tiles that change their size.
+        limit: Usable bytes of a partition.
+        bank_bytes: As for `place_tiles`.
     """
     tiles = tuple(tiles)
 
     def fits(units: int) -> bool:
         resized = (replace(t, bytes=units * _ALIGNMENT) if t.serial in chosen else t for t in tiles)
-        return place(resized, bank_bytes).high_water_bytes <= limit
+        return place_tiles(resized, bank_bytes).high_water_bytes <= limit
 
-    high = max(0, room(tiles, chosen, limit)) // _ALIGNMENT
+    high = max(0, largest_size(tiles, chosen, limit)) // _ALIGNMENT
     if high == 0 or fits(high):
         return high * _ALIGNMENT
     low = 0
@@ -254,7 +279,7 @@ _MOST_LISTED = 4
 
 
 def _listed(tiles: Iterable[Tile], label: Callable[[int], str]) -> list[str]:
-    """Tiles with their bytes, those of one label together."""
+    """Return texts of tiles with their bytes, equal tiles of one label together."""
     counts = Counter((label(tile.serial), tile.bytes) for tile in tiles)
     return [
         f"{f'{count} times ' if count > 1 else ''}{name} {size} bytes{' each' if count > 1 else ''}"
@@ -273,7 +298,13 @@ def live_tiles_fit(
 ) -> None:
     """The tiles that are live at one time fit into the usable bytes of a partition.
 
-    `label` names a tile by its serial; `size` words a number of its bytes.
+    Args:
+        placement: The placement of all tiles of a core.
+        buffer: SBUF or PSUM.
+        limit: Usable bytes of a partition.
+        chip: Name of the chip.
+        label: Returns the text that names a tile, by its serial.
+        size: Returns a number of bytes of a tile as text, by its serial.
     """
     if placement.live_bytes <= limit:
         return
@@ -281,15 +312,15 @@ def live_tiles_fit(
     taken, before = 0, []
     for first in placement.peak:
         before.append((first.bytes, first.partitions))
-        taken = least_bytes(before)
+        taken = bound_bytes(before)
         if taken > limit:
             break
-    siblings = same_source(placement.tiles, largest[0])
-    fitting = largest_fit(placement.tiles, siblings, limit, placement.bank_bytes)
+    siblings = find_siblings(placement.tiles, largest[0])
+    fitting = find_largest_fit(placement.tiles, siblings, limit, placement.bank_bytes)
     smaller = "make tiles smaller"
     if fitting > 0:
         now, then = size(largest[0].serial, largest[0].bytes), size(largest[0].serial, fitting)
-        smaller = f"{then} per partition in place of {now} fit beside the other tiles"
+        smaller = f"{then} per partition in place of {now} fit with the other tiles"
     raise RuleViolation(
         live_tiles_fit,
         f"{len(placement.peak)} live tiles take {placement.live_bytes} bytes per partition of {buffer.value}, "

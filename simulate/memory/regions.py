@@ -1,4 +1,4 @@
-"""The memories a tensor can lie in."""
+"""Memories of a tensor."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from enum import Enum
 
 
 class MemoryRegion(Enum):
-    """HBM is private to a core or shared by the cores of a rank; SBUF and PSUM are on the chip, per core.
+    """Memory: HBM private to a core or shared by the cores of a rank; SBUF and PSUM, on the chip, of a core.
 
-    `register` is not an NKI name: it is where the cells of an engine's registers live.
+    `register` is not an NKI name: it contains the cells of an engine's registers.
     """
 
     sbuf = "sbuf"

@@ -1,4 +1,4 @@
-"""Registers: 32-bit integers of an engine's instruction stream, as `nisa.register_alloc` hands them out."""
+"""Registers: 32-bit integers of an engine's instruction stream, as `nisa.register_alloc` returns them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INT32 = as_dtype("int32")
 
 
 class VirtualRegister(NKIObject):
-    """A 32-bit signed register; the register of a 64-bit scalar has 64 bits.
+    """32-bit signed register; the register of a 64-bit scalar has 64 bits.
 
     It is a (1, 1) int32 or int64 cell in a memory of its own, so instructions read and write it like any operand and
     the stream knows what depends on it. `frozen` marks the counter of a device loop, which a body may not write.
@@ -26,13 +26,13 @@ class VirtualRegister(NKIObject):
     __slots__ = ("cell", "frozen")
 
     def __init__(self, state: Any = None, frozen: bool = False) -> None:
-        storage = state if isinstance(state, Storage) else register_storage()
+        storage = state if isinstance(state, Storage) else allocate_cell()
         self.cell = NkiTensor((1, 1), storage.dtype, storage)
         self.frozen = frozen
 
     @property
     def value(self) -> int:
-        """The value that the register holds now."""
+        """Present integer in the register; counts as a read by Python."""
         VALUE_READS.count += 1
         if not self.cell.storage.validity.written(*self.cell.byte_view()):
             raise RuleViolation(register_was_set, "a register that was allocated without a value")
@@ -51,12 +51,17 @@ class VirtualRegister(NKIObject):
     def __repr__(self) -> str:
         VALUE_READS.count += 1
         storage = self.cell.storage
-        held = storage.uncounted_array.size and storage.validity.written(*self.cell.byte_view())
-        return f"<register {self.cell.uncounted_array[0, 0]}>" if held else "<register>"
+        is_set = storage.uncounted_array.size and storage.validity.written(*self.cell.byte_view())
+        return f"<register {self.cell.uncounted_array[0, 0]}>" if is_set else "<register>"
 
 
-def register_storage(dtype: DType | None = None, has_bytes: bool = True) -> Storage:
-    """The cell of a fresh register of that dtype (default: int32); without bytes in a dry launch."""
+def allocate_cell(dtype: DType | None = None, has_bytes: bool = True) -> Storage:
+    """Return the cell of a fresh register.
+
+    Args:
+        dtype: The dtype; None for int32.
+        has_bytes: Whether it has bytes; it has none in a dry launch.
+    """
     array = None if has_bytes else np.empty(0, np.uint8)
     return Storage((1, 1), dtype or _INT32, MemoryRegion.register, "register", array=array, fresh=True)
 

@@ -1,7 +1,7 @@
-"""One allocation: its bytes, their validity, and its name for reports.
+"""Allocation: its bytes, their validity, and its name for reports.
 
-Each tensor has bytes of its own, whatever `address=` says, as in the official simulator; where tensors lie and
-whether they overlap is worked out from the stream (`simulate.memory.placement`).
+Each tensor has bytes of its own for any `address=`, as in the official simulator. The addresses of tensors and their
+overlaps are computed from the stream (`simulate.memory.placement`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from types import CodeType
 
 import numpy as np
 
-from simulate.memory.layout import Layout, form_of
+from simulate.memory.layout import Layout, intern_form
 from simulate.memory.objects import VALUE_READS
 from simulate.memory.regions import MemoryRegion
 from simulate.memory.validity import EMPTY, WRITTEN, Validity
@@ -18,7 +18,7 @@ from simulate.numerics import DType
 
 
 class Storage:
-    """An allocation of `shape` elements of `dtype` in `buffer`; on chip, dim 0 runs over the partitions."""
+    """Allocation of `shape` elements of `dtype` in `buffer`; on chip, dim 0 runs over the partitions."""
 
     __slots__ = (
         "address",
@@ -49,8 +49,19 @@ class Storage:
         line: tuple[CodeType, int] | None = None,
         fresh: bool = False,
     ) -> None:
-        """`array` gives the bytes of a kernel argument, or replaces them in a dry run (`fresh`)."""
-        form = self.form = form_of(shape, dtype, buffer)
+        """Allocate a tensor.
+
+        Args:
+            shape: Shape of the tensor.
+            dtype: Its dtype.
+            buffer: Its memory.
+            name: Its name for reports.
+            array: Bytes of a kernel argument; or, with `fresh`, bytes to use in a dry run.
+            address: (partition, byte), None if the compiler places it.
+            line: Kernel line of the allocation, None for an argument.
+            fresh: Whether the bytes are undefined.
+        """
+        form = self.form = intern_form(shape, dtype, buffer)
         size = form.size
         self.shape = shape
         self.dtype = dtype
@@ -63,7 +74,7 @@ class Storage:
         self.serial = -1
         self.nbytes = size * dtype.storage.itemsize
         self.uncounted_host = None if fresh else array
-        # Fresh bytes are deliberately not zeroed: the validity map, not a fill value, tells what may be read.
+        # Fresh bytes are deliberately not zeroed: the validity map decides which bytes may be read.
         self.uncounted_array = (
             np.empty(self.nbytes, np.uint8) if array is None else array.reshape(-1).view(np.uint8)
         )
@@ -72,13 +83,13 @@ class Storage:
 
     @property
     def array(self) -> np.ndarray:
-        """The bytes of the allocation; counts as a value read, as `NkiTensor.array` does."""
+        """Bytes of the allocation, uint8; a read counts as a read by Python, as for `NkiTensor.array`."""
         VALUE_READS.count += 1
         return self.uncounted_array
 
     @property
     def host(self) -> np.ndarray | None:
-        """The caller's array that this allocation stands for, else None; counts as a value read."""
+        """The caller's array that this allocation represents, else None; counts as a read by Python."""
         VALUE_READS.count += 1
         return self.uncounted_host
 

@@ -1,7 +1,7 @@
-"""`NkiTensor`: storage seen through a shape, element strides and an element offset, and the views of one.
+"""`NkiTensor`: storage seen through a shape, element strides and an element offset, and its views.
 
-A view never copies. On chip, dim 0 is the partition dim and a tensor keeps at least two dims; in HBM at least one.
-The stride of the partition dim is reported in elements like any other: for a fresh tile it is the free size.
+A view never copies. On chip, dim 0 is the partition dim and a tensor keeps at least two dims; in HBM at least one. The
+stride of the partition dim is reported in elements like any stride: for a fresh tile it is the free size.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 from nkw.errors import OutOfBounds, RuleViolation
 from simulate.memory import indirection, views
-from simulate.memory.indexing import fill_ellipsis, index_of, slice_bounds
-from simulate.memory.layout import ByteView, keep_part, known_part, part_key
+from simulate.memory.indexing import fill_ellipsis, normalise_index, slice_bounds
+from simulate.memory.layout import ByteView, find_sliced, slice_key, store_sliced
 from simulate.memory.tensor_bytes import TensorBytes
 from simulate.memory.view_rules import (
     ap_steps_one_partition,
@@ -38,13 +38,13 @@ from simulate.numerics import DType, as_dtype
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """A part of a view's address that is read at run time.
+    """Run-time component of a view's address.
 
-    `index` is a (P, 1) SBUF tile with one row number per partition (`per_partition`) or a (1, 1) tile with one number
-    for the whole access. Each unit moves the view by `step` elements; valid numbers are below `extent`.
+    `index` is a (P, 1) SBUF tile with a row index for each partition (`per_partition`) or a (1, 1) tile with one index
+    for the whole access. Each unit moves the view by `step` elements; valid indices are below `extent`.
 
-    With a `group`, `index` holds free-dim offsets instead: a list per group of so many partitions, which all of the
-    group's partitions use, laid down partition first.
+    With a `group`, `index` contains free-dim offsets instead: a list for each group of `group` partitions, which all of
+    the group's partitions use, stored partition first.
     """
 
     index: NkiTensor
@@ -55,23 +55,23 @@ class Dynamic:
 
 
 class NkiTensor(TensorBytes):
-    """A tensor in SBUF, PSUM or HBM, or a view of one."""
+    """Tensor in SBUF, PSUM or HBM, or a view of one."""
 
     __slots__ = ()
 
     dynamic: Dynamic | None
     assign: ClassVar[Callable[[NkiTensor, Any, Any], None]]
-    """Issues the copy of `tensor[key] = value`; `simulate.nki.assignment` has it."""
+    """Function that issues the copy of `tensor[key] = …`; `simulate.nki.assignment` sets it."""
 
     def __dir__(self) -> list[str]:
-        """Return the names that a tensor has on a chip too; those of the simulator alone are left out."""
+        """Return the names that a tensor has on a chip too, without those of the simulator only."""
         return list(_DOCUMENTED)
 
     @property
     def base_tensor(self) -> NkiTensor:
-        """The tensor that a view was made of, as it was allocated; public MX kernels ask a view for it."""
+        """Tensor as it was allocated, for a view; public MX kernels use it."""
         storage = self.storage
-        return NkiTensor.over(storage.shape, storage.dtype, storage)
+        return NkiTensor.from_storage(storage.shape, storage.dtype, storage)
 
     @property
     def data(self) -> NkiTensor:
@@ -79,11 +79,11 @@ class NkiTensor(TensorBytes):
         return self
 
     def or_outside(self) -> NkiTensor:
-        """This view, or the same as an `OutsideTensor` if it reaches outside its storage."""
+        """Return this view, or the same as an `OutsideTensor` if it reaches outside its storage."""
         try:
             self.check_bounds()
         except OutOfBounds:
-            return OutsideTensor.over(self.shape, self.dtype, self.storage, self.strides, self.offset)
+            return OutsideTensor.from_storage(self.shape, self.dtype, self.storage, self.strides, self.offset)
         return self
 
     def _view(
@@ -97,31 +97,31 @@ class NkiTensor(TensorBytes):
         if self.dynamic is not None and self.dynamic.group:
             indirection.indirect_view_is_final(self)
         tensor = NkiTensor.__new__(NkiTensor)
-        tensor._be(shape, dtype, self.storage, strides, offset, dynamic)
+        tensor._set_view(shape, dtype, self.storage, strides, offset, dynamic)
         return tensor
 
-    def _with(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> NkiTensor:
+    def _with_layout(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> NkiTensor:
         return self._view(shape, self.dtype, strides, offset, self.dynamic)
 
     def __getitem__(self, key: Any) -> NkiTensor:
         if self.dynamic is not None or type(self) is not NkiTensor:
-            return self._part(key)
-        part = part_key(self.layout, key)
-        known = None if part is None else known_part(part)
-        if known is None:
+            return self._slice_view(key)
+        cache_key = slice_key(self.layout, key)
+        layout = None if cache_key is None else find_sliced(cache_key)
+        if layout is None:
             try:
-                view = self._part(key)
+                view = self._slice_view(key)
             except OutOfBounds as error:
                 error.operands = {"tensor": self.describe()}
                 raise
-            if part is not None and type(view) is NkiTensor:
-                keep_part(part, view.layout)
+            if cache_key is not None and type(view) is NkiTensor:
+                store_sliced(cache_key, view.layout)
             return view
         view = NkiTensor.__new__(NkiTensor)
-        view._lie(known, self.storage, None)
+        view._set_layout(layout, self.storage, None)
         return view
 
-    def _part(self, key: Any) -> NkiTensor:
+    def _slice_view(self, key: Any) -> NkiTensor:
         keys = key if type(key) is tuple else (key,)
         shape, strides = self.shape, self.strides
         if Ellipsis in keys:
@@ -143,14 +143,14 @@ class NkiTensor(TensorBytes):
                 new_shape.append(extent)
                 new_strides.append(stride)
                 continue
-            part = keys[dim]
-            if type(part) is slice:
-                start, end, step = slice_bounds(part, extent, dim)
+            dim_key = keys[dim]
+            if type(dim_key) is slice:
+                start, end, step = slice_bounds(dim_key, extent, dim)
                 offset += start * stride
                 new_shape.append((end - start + step - 1) // step)
                 new_strides.append(stride * step)
                 continue
-            index = index_of(part, extent, dim)
+            index = normalise_index(dim_key, extent, dim)
             offset += index * stride
             keep = (on_chip and dim == 0) or rank - dropped <= least
             if keep:
@@ -158,57 +158,78 @@ class NkiTensor(TensorBytes):
                 new_strides.append(stride)
             else:
                 dropped += 1
-        view = self._with(tuple(new_shape), tuple(new_strides), offset)
-        # An empty part may be named, by a core that has nothing to do, and is refused where it is used.
+        view = self._with_layout(tuple(new_shape), tuple(new_strides), offset)
+        # A core without work may take an empty slice, which is refused when an instruction uses it.
         return view if 0 not in new_shape else view.or_outside()
 
     def __setitem__(self, key: Any, value: Any) -> None:
         NkiTensor.assign(self, key, value)
 
     def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
-        """Elements start, start+step, … below `end` of `dim`; 0 <= start <= end <= size."""
+        """Return elements start, start+step, … below `end` of a dim; 0 <= start <= end <= size.
+
+        Raises:
+            OutOfBounds: The dim does not exist, or the slice leaves it.
+        """
         dim = self._dim(dim)
         keys: list[Any] = [slice(None)] * self.ndim
         keys[dim] = slice(start, end, step)
         return self[tuple(keys)]
 
     def select(self, dim: int, index: int | NkiTensor) -> NkiTensor:
-        """One element of `dim`, which is dropped; a (1, 1) tile as `index` is read at run time."""
+        """Return one element of a dim, which is dropped; a (1, 1) tile as `index` is read at run time.
+
+        Raises:
+            OutOfBounds: The dim does not exist, or the index leaves it.
+            RuleViolation: A run-time index of the partition dim on chip, or a second run-time index.
+        """
         dim = self._dim(dim)
-        index = _cell(index)
+        index = _get_cell(index)
         if isinstance(index, NkiTensor):
             if dim == 0 and self.buffer.on_chip:
                 dynamic_free_dim(self.describe())
-            shape, strides = views.without(self.shape, self.strides, dim, self._least_rank)
-            dynamic = self._one_dynamic(Dynamic(index, self.strides[dim], self.shape[dim], False))
+            shape, strides = views.drop_dim(self.shape, self.strides, dim, self._least_rank)
+            dynamic = self._check_dynamic(Dynamic(index, self.strides[dim], self.shape[dim], False))
             return self._view(shape, self.dtype, strides, self.offset, dynamic)
-        offset = self.offset + index_of(index, self.shape[dim], dim) * self.strides[dim]
-        shape, strides = views.without(self.shape, self.strides, dim, self._least_rank)
-        return self._with(shape, strides, offset)
+        offset = self.offset + normalise_index(index, self.shape[dim], dim) * self.strides[dim]
+        shape, strides = views.drop_dim(self.shape, self.strides, dim, self._least_rank)
+        return self._with_layout(shape, strides, offset)
 
     def vector_select(self, dim: int, vector_offset: NkiTensor) -> NkiTensor:
-        """Rows of an HBM tensor named by a (P, 1) tile: dim 0 becomes P."""
+        """Return the rows of an HBM tensor whose indices are in a (P, 1) tile: dim 0 becomes P.
+
+        Raises:
+            RuleViolation: The dim is not 0, the tensor is on chip, or it has a run-time index already.
+        """
         if dim != 0 or self.buffer.on_chip:
             raise RuleViolation(
                 vector_select_in_hbm, f"dim {dim} of {self.describe()}", hint="index dim 0 of an HBM tensor"
             )
-        dynamic = self._one_dynamic(Dynamic(vector_offset, self.strides[0], self.shape[0], True))
+        dynamic = self._check_dynamic(Dynamic(vector_offset, self.strides[0], self.shape[0], True))
         shape = (vector_offset.shape[0], *self.shape[1:])
         return self._view(shape, self.dtype, (0, *self.strides[1:]), self.offset, dynamic)
 
     def permute(self, dims: Sequence[int]) -> NkiTensor:
-        """Dims in another order; on chip the partition dim stays first."""
+        """Return the dims in another order; on chip the partition dim stays first.
+
+        Raises:
+            RuleViolation: `dims` is no permutation, or moves the partition dim.
+        """
         order = tuple(dims)
         if sorted(order) != list(range(self.ndim)) or (self.buffer.on_chip and order[0] != 0):
             raise RuleViolation(
                 partition_dim_stays_first, f"permute{order} of {self.describe()}", hint="keep 0 first on chip"
             )
-        return self._with(
+        return self._with_layout(
             tuple(self.shape[d] for d in order), tuple(self.strides[d] for d in order), self.offset
         )
 
     def broadcast(self, dim: int, size: int) -> NkiTensor:
-        """A dim of size 1 repeated `size` times (stride 0); not the partition dim on chip."""
+        """Return a dim of size 1 repeated `size` times (stride 0); not the partition dim on chip.
+
+        Raises:
+            RuleViolation: The dim has another size, or is the partition dim on chip.
+        """
         dim = self._dim(dim)
         if self.shape[dim] != 1 or (dim == 0 and self.buffer.on_chip):
             raise RuleViolation(
@@ -218,29 +239,43 @@ class NkiTensor(TensorBytes):
                 if dim == 0 and self.shape[0] == 1
                 else "broadcast a free dim of size 1; partitions are broadcast by nc_stream_shuffle or matmul",
             )
-        return self._with(views.put(self.shape, dim, size), views.put(self.strides, dim, 0), self.offset)
+        return self._with_layout(
+            views.replace_entry(self.shape, dim, size), views.replace_entry(self.strides, dim, 0), self.offset
+        )
 
     def expand_dim(self, dim: int) -> NkiTensor:
-        """A new dim of size 1 before `dim`; not before the partition dim on chip."""
+        """Insert a dim of size 1 before `dim`; not before the partition dim on chip.
+
+        Raises:
+            RuleViolation: The dim is out of range.
+        """
         if not (1 if self.buffer.on_chip else 0) <= dim <= self.ndim:
             raise RuleViolation(partition_dim_stays_first, f"expand_dim({dim}) of {self.describe()}")
         stride = self.strides[dim] * self.shape[dim] if dim < self.ndim else 1
-        return self._with(
+        return self._with_layout(
             self.shape[:dim] + (1,) + self.shape[dim:],
             self.strides[:dim] + (stride,) + self.strides[dim:],
             self.offset,
         )
 
     def squeeze_dim(self, dim: int) -> NkiTensor:
-        """Drop a dim of size 1; not the partition dim on chip."""
+        """Drop a dim of size 1; not the partition dim on chip.
+
+        Raises:
+            RuleViolation: The dim has another size, or too few dims would remain.
+        """
         dim = self._dim(dim)
         if self.shape[dim] != 1 or (dim == 0 and self.buffer.on_chip) or self.ndim == self._least_rank:
             raise RuleViolation(squeeze_unit_dim, f"squeeze_dim({dim}) of {self.describe()}")
-        shape, strides = views.without(self.shape, self.strides, dim, self._least_rank)
-        return self._with(shape, strides, self.offset)
+        shape, strides = views.drop_dim(self.shape, self.strides, dim, self._least_rank)
+        return self._with_layout(shape, strides, self.offset)
 
     def reshape_dim(self, dim: int, shape: Sequence[int]) -> NkiTensor:
-        """Split one dim into several; one size may be -1."""
+        """Split one dim into several; one size may be -1.
+
+        Raises:
+            RuleViolation: The number of elements or of partitions changes.
+        """
         dim = self._dim(dim)
         sizes = views.resolve_sizes(tuple(shape), self.shape[dim])
         if sizes is None or (dim == 0 and self.buffer.on_chip and sizes[0] != self.shape[0]):
@@ -248,14 +283,18 @@ class NkiTensor(TensorBytes):
                 reshape_keeps_elements, f"reshape_dim({dim}, {tuple(shape)}) of {self.describe()}"
             )
         inner = tuple(stride * self.strides[dim] for stride in views.row_major(sizes))
-        return self._with(
+        return self._with_layout(
             self.shape[:dim] + sizes + self.shape[dim + 1 :],
             self.strides[:dim] + inner + self.strides[dim + 1 :],
             self.offset,
         )
 
     def flatten_dims(self, start_dim: int, end_dim: int) -> NkiTensor:
-        """Join dims start_dim … end_dim (inclusive), which must be contiguous with each other."""
+        """Join dims start_dim … end_dim (inclusive), which must be contiguous with each other.
+
+        Raises:
+            RuleViolation: The dims are not contiguous, or include the partition dim on chip.
+        """
         first, last = self._dim(start_dim), self._dim(end_dim)
         sizes, strides = self.shape[first : last + 1], self.strides[first : last + 1]
         joined = views.regroup(sizes, strides, (views.count(sizes),))
@@ -264,14 +303,18 @@ class NkiTensor(TensorBytes):
                 reshape_is_a_view,
                 f"flatten_dims({start_dim}, {end_dim}) of {self.describe()}, strides {self.strides}",
             )
-        return self._with(
+        return self._with_layout(
             self.shape[:first] + (views.count(sizes),) + self.shape[last + 1 :],
             self.strides[:first] + joined + self.strides[last + 1 :],
             self.offset,
         )
 
     def reshape(self, shape: Sequence[int]) -> NkiTensor:
-        """The same elements in another shape, if strides can express it; on chip shape[0] is fixed."""
+        """Return the same elements in another shape, if strides can express it; on chip shape[0] is fixed.
+
+        Raises:
+            RuleViolation: The number of elements or of partitions changes, or strides cannot express the shape.
+        """
         sizes = views.resolve_sizes(tuple(shape), self.size)
         if sizes is None:
             raise RuleViolation(reshape_keeps_elements, f"size mismatch: {self.describe()} to {tuple(shape)}")
@@ -289,7 +332,7 @@ class NkiTensor(TensorBytes):
                 reshape_is_a_view,
                 f"non-contiguous layout: {self.describe()}, strides {self.strides}, to {sizes}",
             )
-        return self._with(sizes, strides, self.offset)
+        return self._with_layout(sizes, strides, self.offset)
 
     def rearrange(
         self,
@@ -297,11 +340,15 @@ class NkiTensor(TensorBytes):
         dst_pattern: tuple[Any, ...],
         fixed_sizes: dict[str, int] | None = None,
     ) -> NkiTensor:
-        """Split, permute and join dims by name; a nested tuple of names is one dim made of several."""
+        """Split, permute and join dims by name; a nested tuple of names is one dim made of several.
+
+        Raises:
+            RuleViolation: The patterns do not fit the shape or each other.
+        """
         sizes = views.named_sizes(src_pattern, self.shape, fixed_sizes or {})
         names = [n for group in src_pattern for n in ((group,) if isinstance(group, str) else group)]
-        wanted = [n for group in dst_pattern for n in ((group,) if isinstance(group, str) else group)]
-        if sizes is None or sorted(names) != sorted(wanted):
+        target_names = [n for group in dst_pattern for n in ((group,) if isinstance(group, str) else group)]
+        if sizes is None or sorted(names) != sorted(target_names):
             raise RuleViolation(
                 reshape_keeps_elements, f"rearrange {src_pattern} -> {dst_pattern} of {self.describe()}"
             )
@@ -310,14 +357,18 @@ class NkiTensor(TensorBytes):
             group = src_pattern[dim]
             if not isinstance(group, str):
                 split = split.reshape_dim(dim, [sizes[n] for n in group])
-        moved = split.permute([names.index(n) for n in wanted])
+        moved = split.permute([names.index(n) for n in target_names])
         for dim, group in enumerate(dst_pattern):
             if not isinstance(group, str):
                 moved = moved.flatten_dims(dim, dim + len(group) - 1)
         return moved
 
     def view(self, dtype: Any) -> NkiTensor:
-        """The same bytes as elements of another dtype; the last dim is scaled by the ratio of the sizes."""
+        """Return the same bytes as elements of another dtype; the last dim is scaled by the ratio of the sizes.
+
+        Raises:
+            RuleViolation: The last dim is not contiguous, or its bytes or the offset do not divide by the new size.
+        """
         target = as_dtype(dtype)
         old, new = self.dtype.storage.itemsize, target.storage.itemsize
         if old == new:
@@ -339,13 +390,16 @@ class NkiTensor(TensorBytes):
     reinterpret_cast = view
 
     def indirect(self, index: NkiTensor, num_elem: int | None = None) -> NkiTensor:
-        """Element i of each partition is that at a free-dim offset read from the index tile (gen4): (P, num_elem).
+        """Return elements at free-dim offsets that are read from an index tile (gen4): (P, num_elem).
 
-        Offsets count elements of the flattened free dims [not documented]. Offset i is index[i % G, i // G] within
-        each group of G partitions, all of which use it; G is 16, on the Tensor engine 32.
+        Offsets count elements of the flattened free dims [not documented]. Offset i is index[i % G, i // G] within each
+        group of G partitions, all of which use it; G is 16, on the Tensor engine 32.
+
+        Raises:
+            RuleViolation: The tensor, the index or the count breaks a rule of tensor indirection.
         """
-        shape = self.shape[0], indirection.count_of_offsets(self, index, num_elem)
-        dynamic = self._one_dynamic(Dynamic(index, 1, self.free_size, True, indirection.GROUP))
+        shape = self.shape[0], indirection.count_offsets(self, index, num_elem)
+        dynamic = self._check_dynamic(Dynamic(index, 1, self.free_size, True, indirection.GROUP))
         return self._view(shape, self.dtype, (self.strides[0], 0), self.offset, dynamic)
 
     def ap(
@@ -357,13 +411,16 @@ class NkiTensor(TensorBytes):
         indirect_dim: int = 0,
         dtype: Any = None,
     ) -> NkiTensor:
-        """A view by its access pattern: element (i0 … in) is storage element offset + sum(step_k * i_k).
+        """Return a view by its access pattern: element (i0 … in) is storage element offset + sum(step_k * i_k).
 
-        The guide measures `offset` from the start of the storage, the API stub says that None inherits the view's
-        offset and an integer is added to it; both agree on a fresh tensor, and the stub is followed here.
+        The guide measures `offset` from the start of the storage; the API stub says that None inherits the view's
+        offset and an integer is added to it. Both agree on a fresh tensor, and the stub is followed here.
 
-        A pattern that reaches outside the storage is refused by the instruction that uses it: kernels make the
-        pattern of a last, partial tile before they find that there is nothing to do.
+        The instruction that uses a pattern which reaches outside the storage refuses it: kernels make the pattern of a
+        last, partial tile before they find that there is nothing to do.
+
+        Raises:
+            RuleViolation: The pattern or the run-time offsets break a rule of access patterns.
         """
         base = self if dtype is None else self._retyped(as_dtype(dtype))
         start = base.offset + (0 if offset is None else operator.index(offset))
@@ -378,19 +435,21 @@ class NkiTensor(TensorBytes):
             if indirect_dim != 0 or self.buffer.on_chip:
                 raise RuleViolation(vector_select_in_hbm, f"indirect_dim {indirect_dim} of {self.describe()}")
             row = views.count(base.shape[1:])
-            dynamic = base._one_dynamic(Dynamic(vector_offset, row, base.shape[0], True))
+            dynamic = base._check_dynamic(Dynamic(vector_offset, row, base.shape[0], True))
             strides = (0, *strides[1:])
         elif scalar_offset is not None:
             if indirect_dim == 0 and self.buffer.on_chip:
                 dynamic_free_dim(self.describe())
             step = views.count(base.shape[indirect_dim + 1 :])
-            dynamic = base._one_dynamic(Dynamic(_cell(scalar_offset), step, base.shape[indirect_dim], False))
+            dynamic = base._check_dynamic(
+                Dynamic(_get_cell(scalar_offset), step, base.shape[indirect_dim], False)
+            )
         if self.buffer.on_chip:
             self._check_partition_step(shape, strides, base)
         return self._view(shape, base.dtype, strides, start, dynamic).or_outside()
 
     def _retyped(self, dtype: DType) -> NkiTensor:
-        """The storage as elements of `dtype`, wherever this view's last dim lies."""
+        """Return the storage as elements of `dtype`, for any position of this view's last dim."""
         old, new = self.dtype.storage.itemsize, dtype.storage.itemsize
         offset = self.offset * old
         if offset % new or self.storage.nbytes % new:
@@ -410,7 +469,7 @@ class NkiTensor(TensorBytes):
                 hint=f"make the first pair [{free}, number of partitions]",
             )
 
-    def _one_dynamic(self, dynamic: Dynamic) -> Dynamic:
+    def _check_dynamic(self, dynamic: Dynamic) -> Dynamic:
         if self.dynamic is not None:
             raise RuleViolation(one_dynamic_offset, f"a second run-time index on {self.describe()}")
         if self.buffer.on_chip and dynamic.index.dtype == "int64":
@@ -472,13 +531,13 @@ _DOCUMENTED = (
 """Attributes of tensors that the reference of NKI documents, and `base_tensor`, which public kernels use."""
 
 
-def _cell(index: Any) -> Any:
-    """The tensor of a run-time index: the cell of a register or a scalar, a tensor unchanged."""
+def _get_cell(index: Any) -> Any:
+    """Return the tensor of a run-time index: the cell of a register or a scalar, a tensor unchanged."""
     return getattr(index, "cell", index)
 
 
 class OutsideTensor(NkiTensor):
-    """A view that reaches outside its storage: kernels may make and narrow one, but not read or write it."""
+    """View that reaches outside its storage: kernels may make and narrow it, but not read or write it."""
 
     __slots__ = ()
 
@@ -487,11 +546,11 @@ class OutsideTensor(NkiTensor):
 
     @property
     def uncounted_array(self) -> np.ndarray:
-        """Raises OutOfBounds: such a view has no elements."""
+        """Array of the elements, which do not exist: raises OutOfBounds."""
         self.check_bounds()
         raise AssertionError("an OutsideTensor lies inside its storage")
 
     def byte_view(self) -> ByteView:
-        """Raises OutOfBounds: such a view has no bytes."""
+        """Raise OutOfBounds: such a view has no bytes."""
         self.check_bounds()
         raise AssertionError("an OutsideTensor lies inside its storage")

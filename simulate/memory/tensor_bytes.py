@@ -1,4 +1,4 @@
-"""The base class of `NkiTensor`: a layout over a storage, its bytes, and the Python operators that it refuses."""
+"""Base class of `NkiTensor`: a layout over a storage, its bytes, and the Python operators that it refuses."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from nkw.errors import OutOfBounds, RuleViolation, Unsupported
 from nkw.suggestions import FUNCTION_HINTS
 from simulate.lines import location, named
 from simulate.memory import views
-from simulate.memory.display import html, html_of_values
-from simulate.memory.layout import ByteView, Layout, layout_of
+from simulate.memory.display import format_elements, format_html
+from simulate.memory.layout import ByteView, Layout, intern_layout
 from simulate.memory.objects import VALUE_READS, NKIObject
 from simulate.memory.regions import MemoryRegion
 from simulate.memory.storage import Storage
@@ -31,7 +31,7 @@ _Tensor = TypeVar("_Tensor", bound="TensorBytes")
 
 
 class TensorBytes(NKIObject):
-    """A layout over a storage; `dynamic` is not None where a part of the address is read at run time."""
+    """Layout over a storage; `dynamic` is not None if a component of the address is read at run time."""
 
     __slots__ = ("_array", "dtype", "dynamic", "layout", "name", "offset", "shape", "storage", "strides")
 
@@ -46,21 +46,26 @@ class TensorBytes(NKIObject):
         name: str = "",
         address: tuple[int, int] | None = None,
     ) -> None:
-        """A tensor over a whole storage; kernels allocate with nl.ndarray instead.
+        """Take a tensor over a whole storage; kernels allocate with nl.ndarray instead.
 
-        `storage=None` makes a placeholder for a signature: it has no bytes and takes `buffer`, `name` and `address`.
-        With a storage `buffer` and `address` are ignored, and the storage's name is the default of `name`.
+        Args:
+            shape: Shape of the tensor.
+            dtype: Its dtype.
+            storage: Its storage; None makes a placeholder for a signature, without bytes.
+            buffer: Memory of a placeholder.
+            name: Name of the tensor, by default that of the storage.
+            address: Address of a placeholder.
         """
         if storage is None:
-            kind = as_dtype(dtype)
-            storage = Storage(shape, kind, buffer, name, np.empty(0, np.uint8), address, fresh=True)
-            dtype = kind
-        self._be(shape, dtype, storage, None, 0, None)
+            element_type = as_dtype(dtype)
+            storage = Storage(shape, element_type, buffer, name, np.empty(0, np.uint8), address, fresh=True)
+            dtype = element_type
+        self._set_view(shape, dtype, storage, None, 0, None)
         if name:
             self.name = name
 
     @classmethod
-    def over(
+    def from_storage(
         cls: type[_Tensor],
         shape: tuple[int, ...],
         dtype: DType,
@@ -69,19 +74,19 @@ class TensorBytes(NKIObject):
         offset: int = 0,
         dynamic: Any = None,
     ) -> _Tensor:
-        """A view of a storage by its strides and offset in elements; row-major from the start unless given."""
+        """Return a view of a storage by its strides and offset in elements; row-major from the start unless given."""
         tensor = cls.__new__(cls)
-        tensor._be(shape, dtype, storage, strides, offset, dynamic)
+        tensor._set_view(shape, dtype, storage, strides, offset, dynamic)
         return tensor
 
     @classmethod
-    def laid(cls: type[_Tensor], layout: Layout, storage: Storage, dynamic: Any = None) -> _Tensor:
-        """A view of a storage by its layout, which is one over the storage's form."""
+    def from_layout(cls: type[_Tensor], layout: Layout, storage: Storage, dynamic: Any = None) -> _Tensor:
+        """Return a view of a storage by its layout, which is a layout over the storage's form."""
         tensor = cls.__new__(cls)
-        tensor._lie(layout, storage, dynamic)
+        tensor._set_layout(layout, storage, dynamic)
         return tensor
 
-    def _be(
+    def _set_view(
         self,
         shape: tuple[int, ...],
         dtype: DType,
@@ -92,9 +97,9 @@ class TensorBytes(NKIObject):
     ) -> None:
         if strides is None:
             strides = views.row_major(shape)
-        self._lie(layout_of(storage.form, shape, dtype, strides, offset), storage, dynamic)
+        self._set_layout(intern_layout(storage.form, shape, dtype, strides, offset), storage, dynamic)
 
-    def _lie(self, layout: Layout, storage: Storage, dynamic: Any) -> None:
+    def _set_layout(self, layout: Layout, storage: Storage, dynamic: Any) -> None:
         self.layout = layout
         self.shape = layout.shape
         self.dtype = layout.dtype
@@ -106,15 +111,15 @@ class TensorBytes(NKIObject):
         self._array: np.ndarray | None = None
 
     @property
-    def whole(self) -> bool:
+    def covers_storage(self) -> bool:
         """Whether the view covers every byte of its storage, each once."""
         return self.dynamic is None and self.layout.byte_view[0]
 
-    # -- what it is ---------------------------------------------------------------------------------------------
+    # -- facts --------------------------------------------------------------------------------------------------
 
     @property
     def buffer(self) -> MemoryRegion:
-        """The memory the tensor lies in."""
+        """Memory of the tensor."""
         return self.storage.buffer
 
     @property
@@ -129,20 +134,20 @@ class TensorBytes(NKIObject):
 
     @property
     def free_size(self) -> int:
-        """Elements per partition."""
+        """Number of elements of a partition."""
         return views.count(self.shape[1:])
 
     def is_contiguous(self) -> bool:
-        """Whether the elements follow each other; the partition stride on chip and dims of size 1 do not count."""
+        """Return whether the elements are contiguous; the partition stride on chip and dims of size 1 do not count."""
         first = 1 if self.buffer.on_chip else 0
         return views.is_row_major(self.shape[first:], self.strides[first:])
 
     def is_indirect(self) -> bool:
-        """Whether a part of the address is read at run time."""
+        """Return whether a component of the address is read at run time."""
         return self.dynamic is not None
 
     def get_pattern(self) -> list[list[int]]:
-        """The access pattern as [stride, count] pairs in elements, outermost first."""
+        """Return the access pattern as [stride, count] pairs in elements, outermost first."""
         return [[stride, extent] for stride, extent in zip(self.strides, self.shape)]
 
     def check_bounds(self) -> None:
@@ -166,25 +171,25 @@ class TensorBytes(NKIObject):
             )
 
     def summary(self) -> str:
-        """Its name if it was given one, shape, dtype and memory; needs no source."""
-        return _summary(self.name, self)
+        """Return explicit name, shape, dtype and memory as text; needs no source."""
+        return _format_summary(self.name, self)
 
     def describe(self) -> str:
-        """What errors and reports call it: variable or name, shape, dtype, memory, and the line that allocated it."""
+        """Return the text for errors and reports: variable or name, shape, dtype, memory, line of the allocation."""
         line = self.storage.line
-        place = f" (allocated at {location(line).file_line})" if line is not None else ""
-        return _summary(self.label, self) + place
+        line_text = f" (allocated at {location(line).file_line})" if line is not None else ""
+        return _format_summary(self.label, self) + line_text
 
     @property
     def label(self) -> str:
-        """The name it was given, else the variable that its line assigns; empty for a nameless tensor."""
+        """Explicit name, else the variable that the line assigns; empty for a nameless tensor."""
         return self.name or named(self.storage.line)
 
     # -- its bytes ----------------------------------------------------------------------------------------------
 
     @property
     def array(self) -> np.ndarray:
-        """The elements in the dtype's storage type, as a numpy view of the simulated memory; counts as a value read.
+        """Elements in the dtype's storage type, as a NumPy view of the simulated memory; counts as a read by Python.
 
         Raises Unsupported in a dry launch, whose memory has no bytes.
         """
@@ -193,10 +198,10 @@ class TensorBytes(NKIObject):
 
     @property
     def uncounted_array(self) -> np.ndarray:
-        """The elements as in `array`, for the simulator itself: a launch may read them and still be replayed."""
+        """Elements as in `array`, for the simulator itself: a launch may read them and still be replayed."""
         array = self._array
         if array is None:
-            if not self.storage.uncounted_array.size:  # numpy lays a view of any size over no bytes
+            if not self.storage.uncounted_array.size:  # NumPy accepts a view of any size over no bytes
                 raise Unsupported(
                     "NKW-DRY-VALUES", f"a dry run has no values of {self.describe()} to look at"
                 )
@@ -206,32 +211,32 @@ class TensorBytes(NKIObject):
         return array
 
     def forget_array(self) -> None:
-        """Drop the cached array: the storage has got other bytes."""
+        """Drop the cached array, because the storage has got new bytes."""
         self._array = None
 
     def float32(self) -> np.ndarray:
-        """Return the elements as a read-only float32 array; counts as a value read."""
+        """Return the elements as a read-only float32 array; counts as a read by Python."""
         VALUE_READS.count += 1
         return self.uncounted_float32()
 
     def uncounted_float32(self) -> np.ndarray:
         """Return the elements as in `float32`, for the simulator itself.
 
-        Conversions of narrow types are kept until the allocation is written again: a weight tile is converted once
-        however many matmuls it feeds.
+        Conversions of narrow dtypes are cached until the allocation is written again: a weight tile is converted once
+        for all matmuls that read it.
         """
         if self.dtype.storage is _FLOAT32 and self.dtype is not tfloat32:
             return self.uncounted_array
-        kept = self.storage.float_views
-        found = kept.get(self.layout)
-        if found is None:
-            found = to_float32(self.uncounted_array, self.dtype)
+        cache = self.storage.float_views
+        converted = cache.get(self.layout)
+        if converted is None:
+            converted = to_float32(self.uncounted_array, self.dtype)
             if self.storage.buffer.on_chip:
-                kept[self.layout] = found
-        return found
+                cache[self.layout] = converted
+        return converted
 
     def byte_view(self) -> ByteView:
-        """This view in bytes: whether it covers all, shape, byte strides, byte offset, element size."""
+        """Return this view in bytes: whether it covers all, shape, byte strides, byte offset, element size."""
         if self.dynamic is None:
             return self.layout.byte_view
         return (False, *self.layout.byte_view[1:])
@@ -251,13 +256,13 @@ class TensorBytes(NKIObject):
 
     def _repr_html_(self) -> str:
         if self.dynamic is not None:
-            return html(self.describe(), "its address is read at run time")
+            return format_html(self.describe(), "its address is read at run time")
         VALUE_READS.count += 1
         if self.storage.uncounted_array.nbytes < self.storage.nbytes:
-            return html(self.describe(), "no values: the launch is dry")
+            return format_html(self.describe(), "no values: the launch is dry")
         states = self.storage.validity.states(*self.byte_view()[1:])
         first_dim = "partition" if self.buffer.on_chip else "row"
-        return html_of_values(self.describe(), self.uncounted_array, states, self.dtype, first_dim)
+        return format_elements(self.describe(), self.uncounted_array, states, self.dtype, first_dim)
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise RuleViolation(
@@ -267,17 +272,17 @@ class TensorBytes(NKIObject):
         )
 
     def __bool__(self) -> bool:
-        """Whether there is a tensor, as `if bias:` asks; refused for a tile of one element, its value may be meant."""
+        """Return True, as `if bias:` expects; refuse a tile of one element, whose element may be meant."""
         if self.size == 1 and self.buffer.on_chip:
             self._refuse()
         return True
 
     def __array_ufunc__(self, function: np.ufunc, *_: Any, **__: Any) -> NoReturn:
-        """numpy's element-wise functions and operators are Python on tensors as well."""
+        """Refuse NumPy's element-wise functions and operators, which are Python on tensors as well."""
         self._refuse_numpy(function)
 
     def __array_function__(self, function: Any, *_: Any) -> NoReturn:
-        """Refuse the other functions of numpy, which would take the tensor for an object."""
+        """Refuse all remaining functions of NumPy, which would take the tensor for an object."""
         self._refuse_numpy(function)
 
     def _refuse_numpy(self, function: Any) -> NoReturn:
@@ -297,5 +302,5 @@ class TensorBytes(NKIObject):
     del _name
 
 
-def _summary(name: str, tensor: TensorBytes) -> str:
+def _format_summary(name: str, tensor: TensorBytes) -> str:
     return f"{name}{' ' if name else ''}{tensor.shape} {tensor.dtype} in {tensor.buffer.value}"

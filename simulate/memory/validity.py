@@ -1,56 +1,56 @@
-"""Which bytes of an allocation are defined, and how they were written.
+"""Validity: which bytes of an allocation are defined, and how they were written.
 
 A byte is EMPTY, WRITTEN, ACCUMULATED (written by the Tensor engine, so that a later matmul may add to it), or POISON
-(computed from undefined bytes). Most allocations are in one state throughout, or become so part by part: then a few
-boxes record which part is in which state. A mask of one byte per byte is made where boxes cannot record the states, and
-dropped when a write covers the allocation.
+(computed from undefined bytes). Most allocations are in one state throughout, or become so box by box: then a few boxes
+record the states. A mask of one byte for each byte is made if boxes cannot record the states, and dropped when a write
+covers the allocation.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from simulate.memory.extents import Box, contains, joined, meets
+from simulate.memory.extents import Box, contains, join_boxes, meets
 
 EMPTY, WRITTEN, ACCUMULATED, POISON = 0, 1, 3, 4
-"""The lowest bit tells whether a byte is defined."""
+"""States of a byte; the lowest bit tells whether it is defined."""
 
-# A state repeated over the bytes of one element, so that a mask is read and written element-wise.
+# Factors that repeat a state over the bytes of an element, so that a mask is read and written element-wise.
 _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _REPEAT = {1: 0x01, 2: 0x0101, 4: 0x01010101, 8: 0x0101010101010101}
 
 
-_BOXES_MOST = 32  # looking through more of them takes longer than a mask
+_BOXES_MOST = 32  # a search through more boxes takes longer than a mask
 
 
 class Validity:
-    """The state of every byte of one allocation of `nbytes` bytes.
+    """State of every byte of one allocation of `nbytes` bytes.
 
-    `shape` are the dims that boxes count in, the last one in bytes. `uniform` is the state of all bytes, if they are in
-    one.
+    `shape` are the dims that boxes count in, the last in bytes. `uniform` is the common state of all bytes, None if
+    they differ.
     """
 
-    __slots__ = ("_boxes", "_mask", "_rest", "blame", "nbytes", "shape", "uniform")
+    __slots__ = ("_boxes", "_mask", "_outside", "blame", "nbytes", "shape", "uniform")
 
     def __init__(self, nbytes: int, state: int, shape: tuple[int, ...] | None = None) -> None:
         self.nbytes = nbytes
         self.shape = (nbytes,) if shape is None else shape
         self.uniform: int | None = state
-        self._boxes: list[tuple[Box, int]] = []  # disjoint; what lies in none of them is in the state `_rest`
-        self._rest = state
+        self._boxes: list[tuple[Box, int]] = []  # disjoint; all other bytes are in the state `_outside`
+        self._outside = state
         self._mask: np.ndarray | None = None
-        self.blame: Exception | None = None  # for bytes that are POISON: the read that was at fault
+        self.blame: Exception | None = None  # error of the read that began the POISON
 
     @property
     def mask(self) -> np.ndarray | None:
-        """The state of every byte; None where all are in one."""
-        return None if self.uniform is not None else self._masked()
+        """State of every byte, None if all are in one state."""
+        return None if self.uniform is not None else self._get_mask()
 
-    def _masked(self) -> np.ndarray:
+    def _get_mask(self) -> np.ndarray:
         mask = self._mask
         if mask is None:
             mask = self._mask = np.full(
-                self.nbytes, self._rest if self.uniform is None else self.uniform, np.uint8
+                self.nbytes, self._outside if self.uniform is None else self.uniform, np.uint8
             )
             for box, state in self._boxes:
                 mask.reshape(self.shape)[tuple(slice(*interval) for interval in box)] = state
@@ -58,70 +58,79 @@ class Validity:
             self.uniform = None
         return mask
 
-    def _view(
+    def _mask_view(
         self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, itemsize: int
     ) -> np.ndarray:
-        return np.ndarray(shape, _WORD[itemsize], self._masked(), offset, strides)
+        return np.ndarray(shape, _WORD[itemsize], self._get_mask(), offset, strides)
 
     def become(self, state: int) -> None:
-        """Put every byte into `state`."""
+        """Set the state of every byte."""
         self.uniform, self._mask = state, None
         self._boxes.clear()
 
     def mark_box(self, state: int, box: Box) -> bool:
-        """Put a box into `state`; False, without a change, where only a mask can record it."""
+        """Set the state of a box; return False, without a change, if only a mask can record it."""
         if self.uniform is not None:
             if self.uniform == state:
                 return True
-            self._rest, self.uniform = self.uniform, None
+            self._outside, self.uniform = self.uniform, None
         elif self._mask is not None:
             return False
         boxes = self._boxes
         kept = []
-        for other, known in boxes:
-            if not meets(box, other):
-                kept.append((other, known))
-            elif known == state and contains(other, box):
+        for marked, known in boxes:
+            if not meets(box, marked):
+                kept.append((marked, known))
+            elif known == state and contains(marked, box):
                 return True
-            elif not contains(box, other):
+            elif not contains(box, marked):
                 return False
-        if state != self._rest:
-            box = _grown(box, state, kept)
+        if state != self._outside:
+            box = _absorb_neighbours(box, state, kept)
             kept.append((box, state))
         if len(kept) > _BOXES_MOST:
             return False
         boxes[:] = kept
         if not kept:
-            self.uniform = self._rest
+            self.uniform = self._outside
         elif len(kept) == 1 and all(end - first == size for (first, end), size in zip(box, self.shape)):
             self.become(state)
         return True
 
     def state_within(self, box: Box) -> int | None:
-        """The one state of all bytes of a box, where it is known without a mask."""
+        """Return the common state of all bytes of a box, None if it takes a mask to find it."""
         if self.uniform is not None:
             return self.uniform
         if self._mask is not None:
             return None
-        for other, state in self._boxes:
-            if meets(box, other):
-                return state if contains(other, box) else None
-        return self._rest
+        for marked, state in self._boxes:
+            if meets(box, marked):
+                return state if contains(marked, box) else None
+        return self._outside
 
     def mark(
         self,
         state: int,
-        whole: bool,
+        covers_all: bool,
         shape: tuple[int, ...],
         strides: tuple[int, ...],
         offset: int,
         itemsize: int,
     ) -> None:
-        """Put a view (byte strides, byte offset) into `state`; `whole` tells that the view covers every byte."""
-        if whole:
+        """Set the state of a view.
+
+        Args:
+            state: The state.
+            covers_all: Whether the view covers every byte.
+            shape: Shape of the view.
+            strides: Strides in bytes.
+            offset: Offset in bytes.
+            itemsize: Bytes of an element.
+        """
+        if covers_all:
             self.become(state)
         elif self.uniform != state:
-            self._view(shape, strides, offset, itemsize)[...] = state * _REPEAT[itemsize]
+            self._mask_view(shape, strides, offset, itemsize)[...] = state * _REPEAT[itemsize]
 
     def mark_poison(
         self,
@@ -131,8 +140,16 @@ class Validity:
         offset: int,
         itemsize: int,
     ) -> None:
-        """Mark as POISON those elements of a view that `defined`, of the view's shape, leaves out."""
-        view = self._view(shape, strides, offset, itemsize)
+        """Set the state of elements of a view to POISON, except those that `defined` selects.
+
+        Args:
+            defined: Bool array of the view's shape.
+            shape: Shape of the view.
+            strides: Strides in bytes.
+            offset: Offset in bytes.
+            itemsize: Bytes of an element.
+        """
+        view = self._mask_view(shape, strides, offset, itemsize)
         np.copyto(view, POISON * _REPEAT[itemsize], where=~defined)
 
     def mark_where(
@@ -144,56 +161,58 @@ class Validity:
         offset: int,
         itemsize: int,
     ) -> None:
-        """Put those elements of a view into `state` that `chosen`, of the view's shape, selects."""
+        """Set the state of those elements of a view that `chosen` selects; arguments as for `mark_poison`."""
         if self.uniform != state:
-            np.copyto(self._view(shape, strides, offset, itemsize), state * _REPEAT[itemsize], where=chosen)
+            np.copyto(
+                self._mask_view(shape, strides, offset, itemsize), state * _REPEAT[itemsize], where=chosen
+            )
 
     def written(
-        self, whole: bool, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, itemsize: int
+        self, covers_all: bool, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, itemsize: int
     ) -> bool:
-        """Whether every byte of a view has been written, and is defined."""
+        """Return whether every byte of a view is defined; arguments as for `mark`."""
         if self.uniform is not None:
             return bool(self.uniform & WRITTEN)
         ones = _REPEAT[itemsize]
-        states = self._view(shape, strides, offset, itemsize)
+        states = self._mask_view(shape, strides, offset, itemsize)
         common = int(np.bitwise_and.reduce(states, axis=None))
         if common & ones != ones:
             return False
-        if whole and int(states.max()) == common:
+        if covers_all and int(states.max()) == common:
             self.become(common // ones)
         return True
 
     def states(
         self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, itemsize: int
     ) -> int | np.ndarray:
-        """The one state of all elements of a view, or an array with the state of each one."""
+        """Return the common state of all elements of a view, or an array with the state of each."""
         if self.uniform is not None:
             return self.uniform
-        words = self._view(shape, strides, offset, itemsize)
+        words = self._mask_view(shape, strides, offset, itemsize)
         states = words // _REPEAT[itemsize]
         mixed = states * _REPEAT[itemsize] != words
         if mixed.any():
-            states[mixed] = _least(words[mixed])
+            states[mixed] = _combine_states(words[mixed])
         first = int(states.flat[0])
         return first if (states == first).all() else states.astype(np.uint8)
 
 
-def _grown(box: Box, state: int, boxes: list[tuple[Box, int]]) -> Box:
-    """A box joined with the boxes of equal state that touch it, which are removed from the list."""
-    at = 0
-    while at < len(boxes):
-        other, known = boxes[at]
-        whole = joined(box, other) if known == state else None
-        if whole is None:
-            at += 1
+def _absorb_neighbours(box: Box, state: int, boxes: list[tuple[Box, int]]) -> Box:
+    """Return a box joined with the boxes of equal state that touch it, which are removed from the list."""
+    index = 0
+    while index < len(boxes):
+        neighbour, known = boxes[index]
+        union = join_boxes(box, neighbour) if known == state else None
+        if union is None:
+            index += 1
         else:
-            del boxes[at]
-            box, at = whole, 0
+            del boxes[index]
+            box, index = union, 0
     return box
 
 
-def _least(words: np.ndarray) -> np.ndarray:
-    """The state of elements whose bytes were written in different ways: EMPTY or POISON where a byte is."""
-    parts = words[:, None].view(np.uint8)
-    carried = (parts == POISON).any(axis=1)
-    return np.where((parts == EMPTY).any(axis=1), EMPTY, np.where(carried, POISON, WRITTEN))
+def _combine_states(words: np.ndarray) -> np.ndarray:
+    """Return the state of elements whose bytes have different states: EMPTY or POISON if a byte is, else WRITTEN."""
+    byte_states = words[:, None].view(np.uint8)
+    carried = (byte_states == POISON).any(axis=1)
+    return np.where((byte_states == EMPTY).any(axis=1), EMPTY, np.where(carried, POISON, WRITTEN))

@@ -1,4 +1,4 @@
-"""The rules of views: what an index, a reshape or an access pattern may do."""
+"""Rules of views: what an index, a reshape or an access pattern may do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def no_python_on_tensors() -> None:
 
 @rule("NKW-PARTITION-FIRST")
 def partition_dim_stays_first() -> None:
-    """On chip, dim 0 is the partition dim and keeps its place and size in every view."""
+    """On chip, dim 0 is the partition dim and keeps its position and size in every view."""
 
 
 @rule("NKW-BROADCAST")

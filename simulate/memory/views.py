@@ -6,7 +6,7 @@ from typing import Any
 
 
 def count(shape: tuple[int, ...]) -> int:
-    """Number of elements of a shape."""
+    """Return the number of elements of a shape."""
     total = 1
     for extent in shape:
         total *= extent
@@ -14,7 +14,7 @@ def count(shape: tuple[int, ...]) -> int:
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor, last dim fastest."""
+    """Return the strides of a contiguous tensor, last dim fastest."""
     strides = []
     step = 1
     for extent in reversed(shape):
@@ -24,7 +24,7 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def is_row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether strides are contiguous, dims of size 1 aside."""
+    """Return whether strides are contiguous, without regard to dims of size 1."""
     step = 1
     for extent, stride in zip(reversed(shape), reversed(strides)):
         if extent != 1 and stride != step:
@@ -34,29 +34,29 @@ def is_row_major(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def touches_each_once(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether a view, in some order of its dims, walks a contiguous block without repeating an element."""
+    """Return whether a view, in some order of its dims, is a contiguous block without repeated elements."""
     if is_row_major(shape, strides):
         return True
     pairs = sorted(zip(strides, shape), reverse=True)
     return is_row_major(tuple(extent for _, extent in pairs), tuple(stride for stride, _ in pairs))
 
 
-def put(values: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:
-    """A tuple with one entry replaced."""
-    return values[:at] + (value,) + values[at + 1 :]
+def replace_entry(values: tuple[int, ...], index: int, value: int) -> tuple[int, ...]:
+    """Return a tuple with one entry replaced."""
+    return values[:index] + (value,) + values[index + 1 :]
 
 
-def without(
+def drop_dim(
     shape: tuple[int, ...], strides: tuple[int, ...], dim: int, least_rank: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides less one dim, which stays with size 1 where the rank would fall too low."""
+    """Return shape and strides without a dim, which stays with size 1 if the rank would fall below `least_rank`."""
     if len(shape) <= least_rank:
-        return put(shape, dim, 1), strides
+        return replace_entry(shape, dim, 1), strides
     return shape[:dim] + shape[dim + 1 :], strides[:dim] + strides[dim + 1 :]
 
 
 def resolve_sizes(sizes: tuple[int, ...], total: int) -> tuple[int, ...] | None:
-    """Sizes with at most one -1 filled in so that they multiply to `total`, or None."""
+    """Return sizes with at most one -1 replaced so that they multiply to `total`, None if that is impossible."""
     if sizes.count(-1) > 1 or any(s < 1 and s != -1 for s in sizes):
         return None
     if -1 in sizes:
@@ -70,7 +70,7 @@ def resolve_sizes(sizes: tuple[int, ...], total: int) -> tuple[int, ...] | None:
 def regroup(
     shape: tuple[int, ...], strides: tuple[int, ...], new_shape: tuple[int, ...]
 ) -> tuple[int, ...] | None:
-    """Strides with which `new_shape` walks the same elements in the same order, or None if there are none."""
+    """Return the strides with which a new shape has the same elements in the same order, None if there are none."""
     # Runs of old dims that are contiguous with each other act as one dim; each new dim must lie within one run.
     runs: list[list[int]] = []
     for extent, stride in zip(shape, strides):
@@ -80,32 +80,35 @@ def regroup(
             runs[-1] = [runs[-1][0] * extent, stride]
         else:
             runs.append([extent, stride])
-    result: list[int] = []
-    run_index, left = 0, runs[0][0] if runs else 1
+    new_strides: list[int] = []
+    run_index, unassigned = 0, runs[0][0] if runs else 1
     for extent in new_shape:
         if extent == 1:
-            result.append(0)
+            new_strides.append(0)
             continue
-        while left == 1:
+        while unassigned == 1:
             run_index += 1
-            left = runs[run_index][0]
-        if left % extent:
+            unassigned = runs[run_index][0]
+        if unassigned % extent:
             return None
-        left //= extent
-        result.append(runs[run_index][1] * left)
-    # A dim of size 1 gets the stride a contiguous tensor would have, which keeps printed patterns readable.
+        unassigned //= extent
+        new_strides.append(runs[run_index][1] * unassigned)
+    # A dim of size 1 gets the stride that a contiguous tensor would have, which keeps printed patterns readable.
     step = 1
     for dim in range(len(new_shape) - 1, -1, -1):
         if new_shape[dim] == 1:
-            result[dim] = step
-        step = result[dim] * new_shape[dim]
-    return tuple(result)
+            new_strides[dim] = step
+        step = new_strides[dim] * new_shape[dim]
+    return tuple(new_strides)
 
 
 def named_sizes(
     pattern: tuple[Any, ...], shape: tuple[int, ...], fixed: dict[str, int]
 ) -> dict[str, int] | None:
-    """The size of each name of a rearrange pattern; in a group, one name may be left to be worked out."""
+    """Return the size of each name of a rearrange pattern, None if the pattern does not fit.
+
+    In a group, the size of one name may be missing from `fixed`.
+    """
     if len(pattern) != len(shape):
         return None
     sizes: dict[str, int] = {}

@@ -15,7 +15,7 @@ from simulate.isa.book import INSTRUCTIONS
 from simulate.isa.instructions.registers import immediate
 from simulate.isa.scalars import ScalarOperator, scalar_arithmetic
 from simulate.memory import MemoryRegion, NkiTensor
-from simulate.memory.registers import VirtualRegister, register_storage
+from simulate.memory.registers import VirtualRegister, allocate_cell
 from simulate.numerics import DType, as_dtype
 from simulate.run import current_core, running_level
 from simulate.run.issue import issue_call, issue_plan
@@ -42,7 +42,7 @@ class NkiScalar(VirtualRegister):
     def __init__(self, state: Any = None, dtype: Any = None, is_comparison: bool = False) -> None:
         super().__init__(
             getattr(getattr(state, "cell", None), "storage", state)
-            or (None if dtype is None else register_storage(as_dtype(dtype))),
+            or (None if dtype is None else allocate_cell(as_dtype(dtype))),
             getattr(state, "frozen", False),
         )
         self.dtype: DType = self.cell.dtype

@@ -1,4 +1,4 @@
-"""Dtypes and rounding, ALU operators, activation functions: the arithmetic of the engines."""
+"""Arithmetic of the engines: dtypes and rounding, ALU operators, activation functions."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The activation functions of the Scalar engine: one row each.
+"""Activation functions of the Scalar engine, one row each.
 
-Each takes a float32 array and returns one. The hardware evaluates fitted tables; nobody has published them,
-so functions are computed to float32 accuracy, as the official simulator does, also outside the range in which
-the hardware's fit is valid (`domain`). Only `sin` has a documented shape there and follows it.
+Each takes a float32 array and returns one. The hardware evaluates fitted tables, which are not published, so functions
+are computed to float32 accuracy, as the official simulator does, also outside the range in which the hardware's fit is
+valid (`domain`). Only `sin` has a documented shape there and follows it.
 
-Functions share the loaded table within a set (`table`): published traces show copy, square and reciprocal
-square root in one set, and a reload on every change to sigmoid, silu, exp or softplus. Nothing is published
-about the others; each is taken to have a set of its own, which overstates reloads.
+Functions share the loaded table within a set (`table`): published traces show copy, square and reciprocal square root
+in one set, and a reload on every change to sigmoid, silu, exp or softplus. Nothing is published about all further
+functions; each is taken to have a set of its own, which overstates reloads.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Float32Array = NDArray[np.float32]
 _ONE = np.float32(1)
 _ZERO = np.float32(0)
 _SATURATED = np.float32(40)
-"""exp of it, and of anything above 18, swallows the 1 that is added to it in float32."""
+"""Argument whose exp, as that of every number above 18, does not change in float32 when 1 is added."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationFunction:
-    """One function of the Scalar engine.
+    """Function of the Scalar engine.
 
     `domain` is the documented valid input range, None for all inputs; with `domain_of_magnitude` it bounds
-    |x|. `relu_param` says that the function takes the negative slope as its second argument.
+    |x|. `relu_param` tells that the function takes the negative slope as its second argument.
     """
 
     name: str
@@ -48,7 +48,7 @@ class ActivationFunction:
     relu_param: bool = False
 
     def in_domain(self, array: Float32Array) -> NDArray[np.bool_]:
-        """Where the hardware's result is meaningful; NaN is passed through and counts as inside."""
+        """Return which elements are inside the documented input range, as a bool array; NaN counts as inside."""
         if self.domain is None:
             return np.ones(array.shape, bool)
         low, high = self.domain
@@ -77,7 +77,7 @@ def _prelu(x: Float32Array, relu_param: Any = 0.0) -> Float32Array:
 
 @quiet
 def _sigmoid(x: Float32Array) -> Float32Array:
-    """1 / (1 + exp(-x)), extended by exp(x), which is stopped where the quotient is 1 so that it does not overflow."""
+    """Return 1 / (1 + exp(-x)), computed as exp(x) / (1 + exp(x)) with a limited argument of exp."""
     grown = np.exp(np.minimum(x, _SATURATED))
     return grown / (_ONE + grown)
 
@@ -112,7 +112,7 @@ _GELU_TANH_SCALE = np.float32(2 * np.sqrt(2 / np.pi))
 
 @quiet
 def _gelu_apprx_tanh(x: Float32Array) -> Float32Array:
-    """(1 + tanh(u)) / 2 is sigmoid(2u), which has no cancellation for negative u."""
+    """Return x * (1 + tanh(u)) / 2, computed as x * sigmoid(2u), which has no cancellation for negative u."""
     return x * _sigmoid(_GELU_TANH_SCALE * (x + np.float32(0.044715) * x * x * x))
 
 
@@ -128,10 +128,10 @@ def _mish(x: Float32Array) -> Float32Array:
 
 @quiet
 def _sin(x: Float32Array) -> Float32Array:
-    """sin within [-pi, pi], a cubic beyond, because the hardware does not reduce the range.
+    """Return sin within [-pi, pi], a cubic beyond, because the hardware does not reduce the range.
 
-    The cubic is the third-order Taylor polynomial of sin about the end of the range, -d + d**3 / 6 with d the
-    distance from it: continuous in value, slope and curvature, and 27.65 at 9.0, the one published point.
+    The cubic is the third-order Taylor polynomial of sin about the end of the range, -d + d**3 / 6 with d the distance
+    from it: continuous in value, slope and curvature, and 27.65 at 9.0, the only published point.
     """
     end = np.copysign(np.float32(np.pi), x)
     d = x - end
@@ -162,8 +162,8 @@ def _row(
     note: str = _STANDARD,
     relu_param: bool = False,
 ) -> ActivationFunction:
-    own = name if table is None else table
-    return ActivationFunction(name, function, domain, own, note, domain_of_magnitude, relu_param)
+    table_name = name if table is None else table
+    return ActivationFunction(name, function, domain, table_name, note, domain_of_magnitude, relu_param)
 
 
 _FUNCTIONS = (
@@ -209,7 +209,7 @@ _FUNCTIONS = (
 ACTIVATION_FUNCTIONS: Mapping[str, ActivationFunction] = MappingProxyType(
     {row.name: row for row in _FUNCTIONS}
 )
-"""Every activation function by the name its `nki.language` function has."""
+"""Every activation function by the name of its `nki.language` function."""
 
 _resolve = resolver(
     ACTIVATION_FUNCTIONS,
@@ -219,5 +219,9 @@ _resolve = resolver(
 
 
 def activation_function(op: object) -> ActivationFunction:
-    """The function a kernel passed: one of nki.language, a numpy function so named, or a row itself."""
+    """Return the activation function that a kernel passed: of nki.language, a NumPy function of that name, or a row.
+
+    Raises:
+        InvalidArgument: The object names no activation function.
+    """
     return _resolve(op)

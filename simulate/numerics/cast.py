@@ -1,25 +1,24 @@
-"""Conversion between dtypes, as every engine and the DMA do it.
+"""Conversion between dtypes, by every engine and the DMA.
 
 Equal dtypes keep their bits. Different dtypes always go through float32:
 
-- to a smaller float: round to nearest, ties to even. Overflow gives infinity; float8_e4m3fn has none and
-  gives NaN (not documented for plain casts; the format has nothing else, and only MX quantisation saturates).
+- to a smaller float: round to nearest, ties to even. Overflow gives infinity; float8_e4m3fn has none and gives NaN (not
+  documented for plain casts; the format has nothing else, and only MX quantisation saturates).
 - to tfloat32: a 10-bit mantissa in 4 bytes, same rounding. The reference's table of dtypes gives tfloat32 as
-  (1S,8E,10M): the 13 bits of its word below those belong to no number. A cast writes them as 0; a float32 tile
-  viewed as tfloat32 may hold others, which an engine does not see and a copy between equal dtypes keeps.
-- to an integer: round to nearest, ties to even, then saturate. NaN gives 0: not documented, and the choice of
-  most saturating converters.
+  (1S,8E,10M): the lower 13 bits of its word belong to no number. A cast writes them as 0; a float32 tile viewed as
+  tfloat32 may have others, which an engine does not see and a copy between equal dtypes keeps.
+- to an integer: round to nearest, ties to even, then saturate. NaN gives 0: not documented, and the choice of most
+  saturating converters.
 - to bool_: any nonzero value, NaN included, gives 1.
 - to float8_e8m0fnu: the nearest power of two; zero gives the smallest scale, negative or infinite values NaN.
 - integers to float32: round to nearest, ties to even, so magnitudes above 2**24 are inexact.
 
-Subnormal numbers of every format are kept; nothing documents a flush to zero. Stochastic rounding, which a
-runtime can switch on, is not modelled.
+Subnormal numbers of every format are kept; nothing documents a flush to zero. Stochastic rounding, which a runtime can
+switch on, is not modelled.
 
-These functions run for every operand of every simulated instruction. ml_dtypes converts float32 and bfloat16
-as fast as integer arithmetic on the bits would (25 and 4 us against 22 and 7 us for 128 x 512 elements,
-before the NaN handling that the bit form still lacks), so it is used. Its 8-bit conversions take 400 us;
-tables take 40 to 80.
+These functions run for every operand of every simulated instruction. ml_dtypes converts float32 and bfloat16 as fast as
+integer arithmetic on the bits would (25 and 4 us against 22 and 7 us for 128 x 512 elements, before the NaN handling
+that the bit form still lacks), so it is used. Its 8-bit conversions take 400 us; tables take 40 to 80.
 """
 
 from __future__ import annotations
@@ -41,21 +40,30 @@ _FLOAT32 = float32.storage
 
 
 def cast(array: NDArray[Any], source: DType, target: DType) -> NDArray[Any]:
-    """`array` of `source` elements as `target`, in `target.storage`; the same array when the dtypes agree."""
+    """Convert an array from one dtype to another.
+
+    Args:
+        array: Elements of `source`, in `source.storage`.
+        source: The dtype of the array.
+        target: The dtype to convert to.
+
+    Returns:
+        The elements in `target.storage`; the same array if the dtypes are equal.
+    """
     if source is target or (source == target and source.storage is target.storage):
         return array
     return from_float32(to_float32(array, source), target)
 
 
 def to_float32(array: NDArray[Any], dtype: DType) -> Float32Array:
-    """The operand of an engine: the elements as float32, the same array when they already are."""
+    """Convert the operand of an engine to float32; the same array if it is float32 already."""
     if dtype.storage is _FLOAT32 and dtype is not tfloat32:
         return array
     return _TO_FLOAT32[dtype](array)
 
 
 def from_float32(array: Float32Array, dtype: DType) -> NDArray[Any]:
-    """The result of an engine: float32 results rounded once into `dtype`; the same array for float32."""
+    """Round float32 results of an engine once to a dtype; the same array for float32."""
     if dtype.storage is _FLOAT32 and dtype is not tfloat32:
         return array
     return _FROM_FLOAT32[dtype](array)
@@ -73,7 +81,7 @@ def _refuse_packed(dtype: DType) -> Callable[[NDArray[Any]], NDArray[Any]]:
 
 
 def _astype(storage: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """A direct conversion; quiet, because numpy warns of a signalling NaN and of an overflow."""
+    """Return a direct conversion, without NumPy's warnings of a signalling NaN and of an overflow."""
 
     @quiet
     def convert(array: NDArray[Any]) -> NDArray[Any]:
@@ -83,7 +91,7 @@ def _astype(storage: np.dtype[Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
 
 
 def _widen_8bit(dtype: DType) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """8-bit float to float32 through a table of the 256 patterns."""
+    """Return the conversion of an 8-bit float to float32, through a table of the 256 patterns."""
 
     @cache
     def table() -> Float32Array:
@@ -96,12 +104,11 @@ def _widen_8bit(dtype: DType) -> Callable[[NDArray[Any]], NDArray[Any]]:
 
 
 def _narrow_8bit(dtype: DType) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """float32 to an 8-bit float through a table over the upper 16 bits of the float32.
+    """Return the conversion of float32 to an 8-bit float, through a table over the upper 16 bits of the float32.
 
-    The lower 16 bits only decide on which side of a tie a value lies. Or-ing "any of them set" into the
-    lowest kept bit (rounding to odd) preserves that, because the kept 8 bits of precision exceed the
-    at most 4 of the target by the two that rounding to odd needs; the table then rounds once, to the
-    nearest even.
+    The lower 16 bits only decide on which side of a tie a number lies. Or-ing "any of them set" into the lowest kept
+    bit (rounding to odd) preserves that, because the kept 8 bits of precision exceed the at most 4 of the target by the
+    two that rounding to odd needs. The table then rounds once, to the nearest even.
     """
 
     @cache
@@ -137,7 +144,7 @@ def _round_to_tfloat32(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _saturate(dtype: DType) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """float32 to integer. 32-bit limits are no float32 values, so those are clipped as float64."""
+    """Return the conversion of float32 to an integer; 32-bit limits, which are no float32, are clipped as float64."""
     limits = np.iinfo(dtype.storage)
     wide = np.dtype(np.float64 if dtype.itemsize == 4 else np.float32)
 

@@ -1,9 +1,8 @@
-"""The element types of a NeuronCore: how many bytes, which bits, how large a value.
+"""Element types of a NeuronCore: how many bytes, which bits, how large a value.
 
-A `DType` is a string, so that `nl.bfloat16 == "bfloat16"` holds and numpy accepts it where it knows the name.
-It carries the numpy dtype that holds its bits (`storage`): ml_dtypes types for bfloat16, fp8 and e8m0,
-float32 for tfloat32, uint8 for bool_, and plain unsigned integers for the packed x4 types, whose values only
-MX instructions may read.
+A `DType` is a string, so that `nl.bfloat16 == "bfloat16"` is true and NumPy accepts it if it knows the name. It carries
+the NumPy dtype of its bits (`storage`): ml_dtypes types for bfloat16, fp8 and e8m0, float32 for tfloat32, uint8 for
+bool_, and plain unsigned integers for the packed x4 types, whose values only MX instructions may read.
 """
 
 from __future__ import annotations
@@ -20,12 +19,11 @@ from nkw.errors import InvalidArgument
 
 @final
 class DType(str):
-    """One element type: its name, and how its bits are stored.
+    """Element type: its name, and how its bits are stored.
 
-    `max` is the largest finite value. `packed_storage` is the numpy dtype of one of the four values of an x4
-    type and None elsewhere. bool_ counts as an integer: it is stored as uint8 and the hardware has no type of
-    its own for it. `itemsize` is the size on the chip, which `storage` exceeds only where values are kept
-    as float32 in the host.
+    `max` is the largest finite value. `packed_storage` is the NumPy dtype of one of the four values of an x4 type, None
+    for all other types. bool_ counts as an integer: it is stored as uint8 and the hardware has no type of its own for
+    it. `itemsize` is the size on the chip, which `storage` exceeds only if values are kept as float32 in the host.
     """
 
     __slots__ = ("is_float", "is_integer", "is_packed", "itemsize", "max", "packed_storage", "storage")
@@ -41,7 +39,15 @@ class DType(str):
     def __new__(
         cls, name: str, storage: Any, *, largest: float, packs: Any = None, itemsize: int | None = None
     ) -> DType:
-        """A dtype whose bits numpy holds as `storage`; `packs` is the type of one of four packed values."""
+        """Create a dtype.
+
+        Args:
+            name: Its documented name.
+            storage: The NumPy dtype of its bits.
+            largest: The largest finite value.
+            packs: The NumPy dtype of one of four packed values.
+            itemsize: Bytes on the chip; None for those of `storage`.
+        """
         self = super().__new__(cls, name)
         bits = np.dtype(storage)
         integer = bits.kind in "iu" and packs is None
@@ -74,7 +80,7 @@ class DType(str):
         return (_kept_as_float32 if kept_wide else as_dtype), (str(self),)
 
     def stored_as_float32(self) -> DType:
-        """This dtype as NKI_PRECISE_FP=0 keeps it: same name and size on the chip, float32 in the host."""
+        """Return this dtype as NKI_PRECISE_FP=0 keeps it: same name and size on the chip, float32 in the host."""
         return _kept_as_float32(str(self))
 
 
@@ -103,7 +109,7 @@ DTYPES: Mapping[str, DType] = MappingProxyType(
 """Every dtype of the hardware by its documented name."""
 
 int64 = DType("int64", np.int64, largest=2**63 - 1)
-"""The dtype of 64-bit scalars (0.7). DMAs move it, scalars hold it; no engine computes with it, so DTYPES lacks it."""
+"""Dtype of 64-bit scalars (0.7), for DMAs and scalars only; no engine computes with it, so DTYPES does not have it."""
 
 _KEPT_AS_FLOAT32: dict[str, DType] = {}
 
@@ -131,10 +137,14 @@ _TOO_WIDE = {"float64": float32, "int64": int32, "uint64": uint32}
 
 
 def as_dtype(value: object) -> DType:
-    """The dtype that a kernel or a host array means.
+    """Return the dtype that a kernel or a host array means.
 
-    Accepts a DType, a name, a numpy dtype or scalar type, an ml_dtypes type and a torch dtype. torch is never
-    imported: its dtypes print as `torch.<name>`, and the name is what counts.
+    Args:
+        value: A DType, a name, a NumPy dtype or scalar type, an ml_dtypes type or a torch dtype. torch is never
+            imported: its dtypes print as `torch.<name>`, and the name counts.
+
+    Raises:
+        InvalidArgument: The chip has no such dtype.
     """
     if type(value) is DType:
         return value
@@ -148,7 +158,7 @@ def as_dtype(value: object) -> DType:
             f"{value!r} is a 64-bit type; NeuronCores have no 64-bit types, use {_TOO_WIDE[name]}",
         )
     raise InvalidArgument(
-        "NKW-DTYPE", f"{value!r} is no dtype of a NeuronCore; known are {', '.join(DTYPES)}"
+        "NKW-DTYPE", f"{value!r} is no dtype of a NeuronCore; pass one of {', '.join(DTYPES)}"
     )
 
 

@@ -1,14 +1,14 @@
-"""erf and the functions made of it, for arrays: numpy has none.
+"""erf and the functions made of it, for arrays, because NumPy has none.
 
-Two polynomials are fitted at their first use, by interpolating the standard library's `math.erf` and `math.erfc`
-in Chebyshev nodes, so there are no coefficients to trust:
+Two polynomials are fitted at their first use, by interpolating the standard library's `math.erf` and `math.erfc` in
+Chebyshev nodes, so there are no coefficients to trust:
 
-- |x| < 1:  erf(x) = x * A(2x**2 - 1), A of degree 8, relative error of the fit below 1e-12;
-- t = |x|:  erfc(t) = exp(-t**2) * B(s) / (t + 3) with s = (t - 3) / (t + 3), B of degree 14, fitted up to
-  t = 11, where erfc has long left the range of float32; relative error of the fit below 1e-10.
+- |x| < 1: erf(x) = x * A(2x**2 - 1), A of degree 8, relative error of the fit below 1e-12;
+- t = |x|: erfc(t) = exp(-t**2) * B(s) / (t + 3) with s = (t - 3) / (t + 3), B of degree 14, fitted up to t = 11, where
+  erfc is far below the range of float32; relative error of the fit below 1e-10.
 
-Everything is evaluated in float64 and rounded to float32 once: in float32 the rounding of t**2 alone would
-cost erfc about t**2 / 2 units in the last place.
+Everything is evaluated in float64 and rounded to float32 once: in float32 the rounding of t**2 alone would cost erfc
+about t**2 / 2 units in the last place.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _SHIFT = 3.0
 
 
 def _core(z: Float64Array) -> Float64Array:
-    """erf(x) / x as a function of z = 2x**2 - 1; the nodes never touch x = 0."""
+    """Return erf(x) / x as a function of z = 2x**2 - 1; the nodes never touch x = 0."""
     x = np.sqrt((z + 1) / 2)
     return np.array([math.erf(v) / v for v in x])
 
 
 def _tail(s: Float64Array) -> Float64Array:
-    """(t + 3) * exp(t**2) * erfc(t) as a function of s = (t - 3) / (t + 3)."""
+    """Return (t + 3) * exp(t**2) * erfc(t) as a function of s = (t - 3) / (t + 3)."""
     t = _SHIFT * (1 + s) / (1 - s)
     return np.array([(v + _SHIFT) * math.exp(v * v) * math.erfc(v) for v in t])
 
 
 def _fit(function: Any, degree: int, end: float) -> list[float]:
-    """Power-basis coefficients, highest first, of the Chebyshev interpolant on [-1, end]."""
+    """Return power-basis coefficients, highest first, of the Chebyshev interpolant on [-1, end]."""
     series = np.polynomial.Chebyshev.interpolate(function, degree, domain=[-1.0, end])
     return [float(c) for c in series.convert(kind=np.polynomial.Polynomial).coef[::-1]]
 
@@ -58,15 +58,15 @@ def _far() -> list[float]:
 
 
 def _horner(coefficients: list[float], x: Float64Array) -> Float64Array:
-    result = np.full_like(x, coefficients[0])
+    polynomial = np.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
-        result *= x
-        result += coefficient
-    return result
+        polynomial *= x
+        polynomial += coefficient
+    return polynomial
 
 
 def _upper_tail(t: Float64Array) -> Float64Array:
-    """erfc(t) for t >= 0; beyond the fitted range exp(-t**2) is 0 in float32 whatever the polynomial says."""
+    """Return erfc(t) for t >= 0; beyond the fitted range exp(-t**2) is 0 in float32 for any polynomial."""
     s = np.minimum(t, _TAIL_END)
     shifted = s + _SHIFT
     return np.exp(-t * t) * _horner(_far(), (s - _SHIFT) / shifted) / shifted
@@ -74,7 +74,7 @@ def _upper_tail(t: Float64Array) -> Float64Array:
 
 @quiet
 def erf(x: Float32Array) -> Float32Array:
-    """The error function."""
+    """Return the error function of float32 elements, as float32."""
     wide = x.astype(np.float64)
     near = wide * _horner(_near(), 2 * wide * wide - 1)
     far = np.copysign(1 - _upper_tail(np.abs(wide)), wide)
@@ -82,21 +82,21 @@ def erf(x: Float32Array) -> Float32Array:
 
 
 def _normal_distribution(wide: Float64Array) -> Float64Array:
-    """(1 + erf(x / sqrt(2))) / 2, from the tail, so that it does not cancel for negative x."""
+    """Return (1 + erf(x / sqrt(2))) / 2, computed from the tail, so that it does not cancel for negative x."""
     half_tail = 0.5 * _upper_tail(np.abs(wide) * math.sqrt(0.5))
     return np.where(wide < 0, half_tail, 1 - half_tail)
 
 
 @quiet
 def gelu(x: Float32Array) -> Float32Array:
-    """x times the normal distribution function."""
+    """Return x times the normal distribution function, as float32."""
     wide = x.astype(np.float64)
     return (wide * _normal_distribution(wide)).astype(np.float32)
 
 
 @quiet
 def gelu_dx(x: Float32Array) -> Float32Array:
-    """Derivative of gelu."""
+    """Return the derivative of gelu, as float32."""
     wide = x.astype(np.float64)
     density = np.exp(-0.5 * wide * wide) / math.sqrt(2 * math.pi)
     return (_normal_distribution(wide) + wide * density).astype(np.float32)
@@ -104,6 +104,6 @@ def gelu_dx(x: Float32Array) -> Float32Array:
 
 @quiet
 def erf_dx(x: Float32Array) -> Float32Array:
-    """Derivative of erf."""
+    """Return the derivative of erf, as float32."""
     wide = x.astype(np.float64)
     return (2 / math.sqrt(math.pi) * np.exp(-wide * wide)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Arrays of the host as numpy arrays of the chip's dtypes: torch's narrow ones, and packed ones of any package."""
+"""Arrays of the host as NumPy arrays of the chip's dtypes: torch's narrow dtypes, and packed dtypes of any package."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ _PER_WORD = 4
 
 
 def is_torch(value: Any) -> bool:
-    """Whether a value is a torch tensor; torch is not imported."""
+    """Return whether an object is a torch tensor, without an import of torch."""
     return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
 
 
 def from_torch(tensor: Any) -> tuple[np.ndarray, DType | None]:
-    """A torch tensor's elements as an array that shares its memory, and their dtype if numpy's does not tell it.
+    """Return a torch tensor's elements as an array that shares its memory, and their dtype if NumPy's does not tell it.
 
-    Two float4_e2m1fn_x2 are one float4_e2m1fn_x4. Raises InvalidArgument for a dtype that the chip does not have.
+    Two float4_e2m1fn_x2 are one float4_e2m1fn_x4.
+
+    Raises:
+        InvalidArgument: The chip has no such dtype, or the last dim of packed elements is odd or not contiguous.
     """
     import torch
 
@@ -51,12 +54,12 @@ def from_torch(tensor: Any) -> tuple[np.ndarray, DType | None]:
         return plain.numpy(), None
     except TypeError:
         raise InvalidArgument(
-            "NKW-DTYPE", f"torch.{name} is no dtype of a NeuronCore; known are {', '.join(DTYPES)}"
+            "NKW-DTYPE", f"torch.{name} is no dtype of a NeuronCore; pass one of {', '.join(DTYPES)}"
         ) from None
 
 
 def to_torch(array: np.ndarray) -> Any:
-    """An array as a torch tensor; float8_e4m3, which torch lacks, as float8_e4m3fn."""
+    """Return an array as a torch tensor; float8_e4m3, which torch lacks, as float8_e4m3fn."""
     import torch
 
     if array.dtype == ml_dtypes.float8_e4m3:
@@ -68,35 +71,41 @@ def to_torch(array: np.ndarray) -> Any:
 
 
 def dtype_of(array: np.ndarray) -> DType:
-    """The chip's dtype of an array. Packed dtypes of other packages go by their name or by their four fields.
+    """Return the chip's dtype of an array; packed dtypes of other packages by their name or their four fields.
 
-    Raises InvalidArgument for a dtype that the chip does not have.
+    Raises:
+        InvalidArgument: The chip has no such dtype.
     """
     fields = array.dtype.fields if isinstance(array.dtype, np.dtype) else None
     if fields is None:
-        return as_dtype(_PACKED_NAMES.get(_plain(str(array.dtype)), array.dtype))
-    parts = {part[0] for part in fields.values()}
+        return as_dtype(_PACKED_NAMES.get(_normalise_name(str(array.dtype)), array.dtype))
+    field_types = {field[0] for field in fields.values()}
     for dtype in DTYPES.values():
-        whole = dtype.storage.itemsize == array.dtype.itemsize
-        if dtype.is_packed and whole and len(fields) == _PER_WORD and parts == {dtype.packed_storage}:
+        same_size = dtype.storage.itemsize == array.dtype.itemsize
+        if (
+            dtype.is_packed
+            and same_size
+            and len(fields) == _PER_WORD
+            and field_types == {dtype.packed_storage}
+        ):
             return dtype
     return as_dtype(array.dtype)
 
 
-def words_of(array: np.ndarray, dtype: DType) -> np.ndarray:
-    """An array of a packed dtype as its words, without a copy where it is contiguous."""
+def view_words(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """Return an array of a packed dtype as its words, without a copy if it is contiguous."""
     return np.ascontiguousarray(array).view(dtype.storage)
 
 
-def converted_for(chip: Hardware, dtype: DType) -> DType:
-    """The dtype in which a host hands torch's float8_e4m3fn to a chip that multiplies float8_e4m3 only."""
+def convert_for_chip(chip: Hardware, dtype: DType) -> DType:
+    """Return the dtype in which a host passes a dtype of torch to a chip: float8_e4m3 for float8_e4m3fn before gen4."""
     return DTYPES["float8_e4m3"] if dtype == "float8_e4m3fn" and not chip.matmul_e4m3fn else dtype
 
 
-def _plain(name: str) -> str:
-    """A dtype's name without what packages spell differently: `mxfp8_e4m3_x4` is `float8_e4m3fn_x4`."""
+def _normalise_name(name: str) -> str:
+    """Return a dtype's name without spellings that differ between packages: `mxfp8_e4m3_x4` is `float8_e4m3fn_x4`."""
     text = name.rpartition(".")[2].lower().replace("_", "").removeprefix("mx")
     return text.replace("float", "fp").replace("fn", "").removesuffix("dtype")
 
 
-_PACKED_NAMES = {_plain(str(dtype)): dtype for dtype in DTYPES.values() if dtype.is_packed}
+_PACKED_NAMES = {_normalise_name(str(dtype)): dtype for dtype in DTYPES.values() if dtype.is_packed}

@@ -1,11 +1,11 @@
-"""The ALU operators of the Vector, GpSimd and Scalar engines: one row each.
+"""ALU operators of the Vector, GpSimd and Scalar engines, one row each.
 
-Arithmetic operators take float32 arrays (or Python numbers beside an array) and give float32; comparisons
-and logical operators give 1.0 or 0.0. Bitvec operators take integer arrays of one dtype (or Python integers
-beside one, of which the bits that fit count) and keep that dtype: raw bit patterns, no conversion.
+Arithmetic operators take float32 arrays (or Python numbers with an array) and give float32; comparisons and logical
+operators give 1.0 or 0.0. Bitvec operators take integer arrays of one dtype (or Python integers with an array, of which
+the bits that fit count) and keep that dtype: raw bit patterns, no conversion.
 
-NaN follows IEEE 754 and numpy: maximum and minimum propagate it, every comparison but not_equal is false. The
-documentation is silent there. Numpy's floating-point warnings are off inside every function.
+NaN follows IEEE 754 and NumPy: maximum and minimum propagate it, every comparison but not_equal is false. The
+documentation is silent there. NumPy's floating-point warnings are off inside every function.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _on_every_chip(_: Hardware) -> bool:
 
 
 class OperatorFamily(Enum):
-    """Both operators of one instruction must belong to the same family."""
+    """Family of operators; both operators of one instruction must belong to the same family."""
 
     arithmetic = "arithmetic"
     bitvec = "bitvec"
@@ -40,12 +40,12 @@ class OperatorFamily(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AluOperator:
-    """One ALU operator.
+    """ALU operator.
 
-    `reducible` says whether the documentation lists it as a reduction operator; abs_max and abs_min are not
-    listed, yet `activate2` accepts them, so they have a `reduce`. `reduce(array, axis)` drops
-    the reduced axes. `identity` is what an accumulator register holds before the first element. Each of
-    `engines` has the operator on some chip; `exists_on` tells whether some engine of a chip has it.
+    `reducible` tells whether the documentation lists it as a reduction operator; abs_max and abs_min are not listed,
+    yet `activate2` accepts them, so they have a `reduce`. `reduce(array, axis)` drops the reduced axes. `identity` is
+    the content of an accumulator register before the first element. Each of `engines` has the operator on some chip;
+    `exists_on` tells whether some engine of a chip has it.
     """
 
     name: str
@@ -90,7 +90,7 @@ def _bit_reduction(ufunc: np.ufunc) -> Reduction:
 
 
 def _rows(array: NDArray[Any], axis: Axis) -> NDArray[Any]:
-    """`array` with the reduced axes moved to the end and made one, in streaming order."""
+    """Return an array with the reduced axes moved to the end and joined, in streaming order."""
     axes = sorted(a % array.ndim for a in (axis if isinstance(axis, tuple) else (axis,)))
     kept = [a for a in range(array.ndim) if a not in axes]
     return array.transpose(kept + axes).reshape([array.shape[a] for a in kept] + [-1])
@@ -98,7 +98,7 @@ def _rows(array: NDArray[Any], axis: Axis) -> NDArray[Any]:
 
 @quiet
 def _reduce_subtract(array: NDArray[Any], axis: Axis) -> NDArray[Any]:
-    """The first element minus the rest. Not documented; it is what folding x - y over the elements gives."""
+    """Return the first element minus all further ones. Not documented; folding x - y over the elements gives it."""
     rows = _rows(array, axis)
     return np.subtract(rows[..., 0], np.add.reduce(rows[..., 1:], axis=-1, dtype=np.float32))
 
@@ -124,17 +124,17 @@ def _abs_min(x: Any, y: Any) -> NDArray[Any]:
 
 
 def _magnitude_reduction(pick: Callable[..., Any], identity: float) -> Reduction:
-    """The signed element of extreme magnitude: register = op(element, register), the first of equals stays.
+    """Return the reduction to the signed element of extreme magnitude; the first of equal elements is chosen.
 
-    A NaN compares with nothing and is therefore never taken.
+    The register becomes op(element, register). A NaN compares with nothing and is therefore never taken.
     """
     never = np.float32(-np.inf if pick is np.argmax else np.inf)
 
     def reduce(array: NDArray[Any], axis: Axis) -> NDArray[Any]:
         rows = _rows(array, axis)
         nan = np.isnan(rows)
-        at = pick(np.where(nan, never, np.abs(rows)), axis=-1, keepdims=True)
-        taken = np.take_along_axis(np.where(nan, np.float32(identity), rows), at, axis=-1)
+        position = pick(np.where(nan, never, np.abs(rows)), axis=-1, keepdims=True)
+        taken = np.take_along_axis(np.where(nan, np.float32(identity), rows), position, axis=-1)
         return taken[..., 0].astype(np.float32, copy=False)
 
     return reduce
@@ -165,7 +165,7 @@ def _bypass(x: Any) -> Any:
 
 
 def _raw(value: Any, dtype: np.dtype[Any]) -> Any:
-    """An operand of a bitvec operator; of a Python integer the bits that fit `dtype`."""
+    """Return an operand of a bitvec operator; of a Python integer the bits that fit `dtype`."""
     if not isinstance(value, int):
         return value
     width = 8 * dtype.itemsize
@@ -182,7 +182,7 @@ def _bits(ufunc: np.ufunc) -> Callable[..., NDArray[Any]]:
 
 
 def _shift(ufunc: np.ufunc) -> Callable[..., NDArray[Any]]:
-    """A logical shift: zeros come in, also for signed dtypes; a count of the width or more leaves zero."""
+    """Return a logical shift: zeros come in, also for signed dtypes; a count of the width or more gives zero."""
 
     def function(x: Any, y: Any) -> NDArray[Any]:
         dtype = x.dtype if isinstance(x, np.ndarray) else y.dtype
@@ -286,7 +286,7 @@ _OPERATORS = (
 )
 
 ALU_OPERATORS: Mapping[str, AluOperator] = MappingProxyType({row.name: row for row in _OPERATORS})
-"""Every ALU operator by the name its `nki.language` function has."""
+"""Every ALU operator by the name of its `nki.language` function."""
 
 _resolve = resolver(
     ALU_OPERATORS,
@@ -297,5 +297,9 @@ _resolve = resolver(
 
 
 def alu_operator(op: object) -> AluOperator:
-    """The operator a kernel passed: one of nki.language, a numpy function so named, or a row itself."""
+    """Return the ALU operator that a kernel passed: of nki.language, a NumPy function of that name, or a row.
+
+    Raises:
+        InvalidArgument: The object names no ALU operator.
+    """
     return _resolve(op)

@@ -1,7 +1,7 @@
-"""Arithmetic without numpy's floating-point warnings.
+"""Arithmetic without NumPy's floating-point warnings.
 
-Engines compute infinities and NaN silently, so numpy's warnings of overflow, invalid operands and division by zero
-say nothing about a kernel.
+Engines compute infinities and NaN silently, so NumPy's warnings of overflow, invalid operands and division by zero tell
+nothing about a kernel.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def quiet(function: Function) -> Function:
-    """`function` with numpy's floating-point warnings off while it runs.
+    """Return a function that runs with NumPy's floating-point warnings off.
 
-    Each function gets an errstate of its own: numpy 1.26 keeps the saved state in that object, and two nested
-    uses of one object would leave the warnings off for good.
+    Each function gets an errstate of its own: NumPy 1.26 keeps the saved state in that object, and two nested uses of
+    one object would leave the warnings off for good.
     """
     return np.errstate(all="ignore")(function)

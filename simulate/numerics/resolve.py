@@ -1,4 +1,4 @@
-"""Operators that a kernel passes as functions: `op=nl.add`, or numpy's own `np.add`."""
+"""Operators that a kernel passes as functions: `op=nl.add`, or NumPy's `np.add`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,20 @@ ALIASES = {
     "absolute": "abs",
     "bitwise_not": "invert",
 }
-"""Other spellings: `nl.max` and `nl.min` are documented for reductions, the rest are numpy's names."""
+"""Other spellings: `nl.max` and `nl.min`, which are documented for reductions, and names of NumPy."""
 
 
-def resolver(rows: Mapping[str, Row], kind: str, hint: str) -> Callable[[object], Row]:
-    """A function that finds the row of `rows` that a kernel's argument names.
+def resolver(rows: Mapping[str, Row], row_title: str, hint: str) -> Callable[[object], Row]:
+    """Return a function that finds the row of a table that a kernel's argument names.
 
-    A row names itself. Functions of `nki.language` carry their operator's name in `nki_operator`; numpy
-    functions are known by their own name. Anything else is refused, also a user's function that happens to
-    be called `add`: it would not run on the device.
+    A row names itself. Functions of `nki.language` have their operator's name in `nki_operator`; NumPy functions are
+    known by their own name. Anything else raises InvalidArgument, also a user's function with the name `add`: it would
+    not run on the device.
+
+    Args:
+        rows: The rows by name.
+        row_title: Title of a row, for the message.
+        hint: What to pass instead, for the message.
     """
 
     @lru_cache(maxsize=512)
@@ -50,7 +55,7 @@ def resolver(rows: Mapping[str, Row], kind: str, hint: str) -> Callable[[object]
         except TypeError:  # an unhashable value, which is no function either
             row = None
         if row is None:
-            raise InvalidArgument("NKW-OPERATOR", f"{_shown(op)} is no {kind}; {hint}")
+            raise InvalidArgument("NKW-OPERATOR", f"{_describe_operator(op)} is no {row_title}; {hint}")
         return row
 
     return resolve
@@ -61,6 +66,6 @@ def _is_from_numpy(op: object) -> bool:
     return callable(op) and isinstance(module, str) and (module == "numpy" or module.startswith("numpy."))
 
 
-def _shown(op: object) -> str:
+def _describe_operator(op: object) -> str:
     name = getattr(op, "nki_operator", None) or getattr(op, "__name__", None)
     return f"function {name}" if callable(op) and isinstance(name, str) else repr(op)

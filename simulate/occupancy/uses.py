@@ -20,7 +20,7 @@ from nkw.terminal import Displayed
 from simulate.hardware import Hardware
 from simulate.lines import location
 from simulate.memory import MemoryRegion
-from simulate.memory.placement import Placement, largest_fit, least_bytes
+from simulate.memory.placement import Placement, bound_bytes, find_largest_fit
 from simulate.occupancy.loops import Loop, find_loops
 from simulate.run import Launch, Stream
 from simulate.run.machine import capacity_bytes
@@ -159,7 +159,7 @@ class Memory:
     def largest_free_size(self, source: int) -> int:
         """Return the largest free size, in elements, of an allocation's tiles, with all other tiles in place."""
         chosen = {tile.serial for tile, use in zip(self.placement.tiles, self.uses) if use.source == source}
-        size = largest_fit(self.placement.tiles, chosen, self.usable_bytes, self.bank_bytes)
+        size = find_largest_fit(self.placement.tiles, chosen, self.usable_bytes, self.bank_bytes)
         return size // self.sources[source].element_bytes
 
     @cached_property
@@ -295,7 +295,7 @@ def _memory(
 
 
 def _count_live_bytes(uses: list[Use], events: int) -> np.ndarray:
-    """Return the live bytes at every event, as `least_bytes` counts them."""
+    """Return the live bytes at every event, as `bound_bytes` counts them."""
     changes: dict[int, list[tuple[int, Use]]] = {}
     for number, use in enumerate(uses):
         changes.setdefault(use.first_use, []).append((number, use))
@@ -308,7 +308,7 @@ def _count_live_bytes(uses: list[Use], events: int) -> np.ndarray:
                 members[number] = use
             else:
                 del members[number]
-        live[event:following] = least_bytes((use.bytes, use.partitions) for use in members.values())
+        live[event:following] = bound_bytes((use.bytes, use.partitions) for use in members.values())
     return live
 
 
@@ -372,7 +372,7 @@ def _levels(
         peaks, key=lambda path: tuple(entered[path[:depth]] for depth in range(len(path) + 1))
     ):
         most_bytes, peak = peaks[path]
-        inner_bytes = least_bytes(
+        inner_bytes = bound_bytes(
             (use.bytes, use.partitions)
             for use in uses
             if use.first_use <= peak <= use.last_use and sources[use.source].loops[: len(path)] == path

@@ -12,7 +12,7 @@ import numpy as np
 
 from simulate.isa.plan import Plan
 from simulate.memory import NkiTensor, Storage
-from simulate.memory.placement import Tile, place
+from simulate.memory.placement import Tile, place_tiles
 from simulate.run.rebuild import NO_BYTES
 
 _LINE = 64  # bytes of a cache line
@@ -60,7 +60,7 @@ class Tiles:
             Tile(serial, -(-storages[key].nbytes // _LINE) * _LINE, uses[key][0], uses[key][-1], None)
             for serial, key in enumerate(numbered)
         ]
-        placement = place(tiles)
+        placement = place_tiles(tiles)
         for serial, key in enumerate(numbered):
             self._places.append((storages[key], self.size + placement.offsets[serial], views[key]))
         self.size += placement.high_water_bytes

@@ -300,7 +300,7 @@ def _to_output(value: Any) -> Any:
     if not isinstance(value, NkiTensor):
         return value
     host = value.storage.uncounted_host
-    if value.whole and host is not None and host.shape == value.shape:
+    if value.covers_storage and host is not None and host.shape == value.shape:
         return host
     value.forget_array()
     array = value.uncounted_array

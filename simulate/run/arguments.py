@@ -15,7 +15,14 @@ from simulate.lines import location
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
 from simulate.memory.validity import EMPTY
 from simulate.numerics import DType, as_dtype, int64
-from simulate.numerics.host_arrays import converted_for, dtype_of, from_torch, is_torch, to_torch, words_of
+from simulate.numerics.host_arrays import (
+    convert_for_chip,
+    dtype_of,
+    from_torch,
+    is_torch,
+    to_torch,
+    view_words,
+)
 from simulate.run.machine import Rank
 
 
@@ -89,7 +96,7 @@ class Arguments:
         if packed is not None:
             return self._tensor(value, array, lambda _: packed, name)
         return self._tensor(
-            value, array, lambda array: converted_for(self._rank.hardware, dtype_of(array)), name
+            value, array, lambda array: convert_for_chip(self._rank.hardware, dtype_of(array)), name
         )
 
     def _tensor(
@@ -103,7 +110,7 @@ class Arguments:
         except InvalidArgument as error:
             raise InvalidArgument(error.code, f"argument {name or '?'}: {error.message}") from None
         if dtype_of_array.is_packed:
-            array = words_of(array, dtype_of_array)
+            array = view_words(array, dtype_of_array)
         if array.size == 0:
             raise InvalidArgument(
                 "NKW-SHAPE", f"argument {name or '?'} of shape {array.shape} has no elements"
@@ -170,7 +177,7 @@ class Arguments:
                 if self.torch_seen
                 else np.broadcast_to(zeros, tensor.shape)
             )
-        if tensor.whole and tensor.storage.uncounted_host is not None:
+        if tensor.covers_storage and tensor.storage.uncounted_host is not None:
             for key, known in self._tensors.values():
                 if (
                     known.storage is tensor.storage

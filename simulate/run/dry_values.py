@@ -40,7 +40,7 @@ class DryValues:
         twin = self._twins.get(tensor.storage.serial)
         if twin is None or tensor.dynamic is not None:
             return None
-        return NkiTensor.over(tensor.shape, tensor.dtype, twin, tensor.strides, tensor.offset)
+        return NkiTensor.from_storage(tensor.shape, tensor.dtype, twin, tensor.strides, tensor.offset)
 
     def update(self, plan: Plan, reads: Sequence[NkiTensor], writes: Sequence[NkiTensor]) -> None:
         """Compute an instruction whose operands are known; otherwise forget the values of what it writes.
@@ -76,7 +76,7 @@ class DryValues:
         """Return the tensor over bytes that may be written, None if other bytes of its allocation are unknown."""
         storage = tensor.storage
         if storage.serial not in self._twins:
-            if storage.validity.uniform != EMPTY and not tensor.whole:
+            if storage.validity.uniform != EMPTY and not tensor.covers_storage:
                 return None
             self._twins[storage.serial] = Storage(storage.shape, storage.dtype, storage.buffer, storage.name)
         return self.known_tensor(tensor)

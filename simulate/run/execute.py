@@ -156,7 +156,9 @@ def write_results(plan: Plan, results: Sequence[Any]) -> None:
 def flat_view(tile: NkiTensor) -> NkiTensor:
     """Return the entire storage of a view as a view of one dim, in the view's dtype."""
     storage = tile.storage
-    return NkiTensor.over((storage.nbytes // tile.dtype.storage.itemsize,), tile.dtype, storage, (1,), 0)
+    return NkiTensor.from_storage(
+        (storage.nbytes // tile.dtype.storage.itemsize,), tile.dtype, storage, (1,), 0
+    )
 
 
 def _scatter(

@@ -13,7 +13,7 @@ from simulate.hardware import Hardware
 from simulate.level import NEWEST, Level, Rules
 from simulate.memory import MemoryRegion, Storage
 from simulate.memory.layout import Layout
-from simulate.memory.placement import Placement, Tile, place
+from simulate.memory.placement import Placement, Tile, place_tiles
 from simulate.run.arguments import list_leaves
 from simulate.run.machine import InstructionObserver, Mode, NeuronCore
 from simulate.run.processes import Processes
@@ -209,6 +209,6 @@ def _placements(stream: Stream, chip: Hardware) -> dict[MemoryRegion, Placement]
                 )
             )
     return {
-        MemoryRegion.sbuf: place(tiles[MemoryRegion.sbuf]),
-        MemoryRegion.psum: place(tiles[MemoryRegion.psum], chip.psum_bank_bytes),
+        MemoryRegion.sbuf: place_tiles(tiles[MemoryRegion.sbuf]),
+        MemoryRegion.psum: place_tiles(tiles[MemoryRegion.psum], chip.psum_bank_bytes),
     }

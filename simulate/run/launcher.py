@@ -18,7 +18,7 @@ from simulate.level import RULES_VARIABLE, WARNED, Rules
 from simulate.lines import location
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.objects import VALUE_READS
-from simulate.memory.placement import live_tiles_fit, to_blame
+from simulate.memory.placement import choose_blamed, live_tiles_fit
 from simulate.run.arguments import Arguments, map_leaves
 from simulate.run.call_stacks import Calls, TracedTable
 from simulate.run.dry_scheduler import DryScheduler
@@ -242,7 +242,7 @@ def _check_capacity(done: Launch, rank_runs: Sequence[_RankRun]) -> Launch:
             try:
                 live_tiles_fit(placement, buffer, limit, done.hardware.name, stream.label, stream.elements)
             except RuleViolation as error:
-                error.where = stream.tensors[to_blame(placement).serial].where
+                error.where = stream.tensors[choose_blamed(placement).serial].where
                 rank = rank_runs[number // cores].rank
                 if buffer is not MemoryRegion.psum or not rank.reorders_loops:
                     rank.report_violation(error)

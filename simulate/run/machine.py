@@ -18,7 +18,7 @@ from simulate.isa.rules import violations
 from simulate.level import NEWEST, Level, Rules
 from simulate.lines import assigned
 from simulate.memory import MemoryRegion, NkiTensor, Storage, views
-from simulate.memory.registers import VirtualRegister, register_storage
+from simulate.memory.registers import VirtualRegister, allocate_cell
 from simulate.memory.validity import EMPTY, Validity
 from simulate.numerics import DType, as_dtype
 from simulate.run.dry_values import DryValues
@@ -248,7 +248,7 @@ class NeuronCore:
 
     def allocate_register(self, frozen: bool = False, dtype: DType | None = None) -> VirtualRegister:
         """Return a register without a value, of 32 bits unless `dtype` is int64."""
-        register = VirtualRegister(register_storage(dtype, has_bytes=not self.dry), frozen)
+        register = VirtualRegister(allocate_cell(dtype, has_bytes=not self.dry), frozen)
         self.rank.tensors.add(register.cell.storage)
         return register
 

@@ -30,7 +30,7 @@ class OutputWarnings(Observer):
     ) -> None:
         """Record whether all arguments are finite, before the kernel may write to them."""
         self._has_finite_arguments = request.mode is not Mode.dry and all(
-            np.isfinite(_values(NkiTensor.over(storage.shape, storage.dtype, storage))).all()
+            np.isfinite(_values(NkiTensor.from_storage(storage.shape, storage.dtype, storage))).all()
             for storages in inputs
             for storage in storages
         )

@@ -59,7 +59,7 @@ class Rebuilt:
         key = rank, serial, id(layout)
         tensor = self._tensors.get(key)
         if tensor is None:
-            tensor = self._tensors[key] = NkiTensor.laid(layout, self.storage(rank, serial))
+            tensor = self._tensors[key] = NkiTensor.from_layout(layout, self.storage(rank, serial))
             self.views[rank, serial].append(tensor)
         return tensor
 
@@ -83,7 +83,7 @@ class Rebuilt:
                         first += 1
                         continue
                     index = self.tensor(rank, operands[first + 1], dynamic.index.layout)
-                    tensor = NkiTensor.laid(
+                    tensor = NkiTensor.from_layout(
                         operand.layout, self.storage(rank, operands[first]), replace(dynamic, index=index)
                     )
                     self.views[rank, operands[first]].append(tensor)

@@ -178,5 +178,5 @@ def test_is_not_addressed_by_row_numbers(name: str, operand: str) -> None:
     call = CALLS[name](16)
     value = call[operand]
     step = Dynamic(tile((16, 1), "int32"), 1, 1, True)
-    moved = NkiTensor.over(value.shape, value.dtype, value.storage, value.strides, value.offset, step)
+    moved = NkiTensor.from_storage(value.shape, value.dtype, value.storage, value.strides, value.offset, step)
     refuses("NKW-INDIRECT", "trn3", name, **{**call, operand: moved})

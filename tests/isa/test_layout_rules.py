@@ -107,7 +107,7 @@ def test_takes_one_run_time_offset_and_no_row_numbers(name: str, operand: str) -
 
     def read_at_run_time(count: int, per_partition: bool, group: int = 0) -> dict[str, Any]:
         dynamic = Dynamic(tile((count, 1), "int32"), 1, 1, per_partition, group)
-        moved = NkiTensor.over(value.shape, value.dtype, value.storage, value.strides, 0, dynamic)
+        moved = NkiTensor.from_storage(value.shape, value.dtype, value.storage, value.strides, 0, dynamic)
         return healthy(name, **{operand: moved})
 
     plan("trn2", name, **read_at_run_time(1, False))
@@ -220,7 +220,7 @@ def test_steps_of_a_free_dim_are_at_most_32767_elements(name: str, operand: str,
     whole = tile((shape[0], row), str(value.dtype), value.buffer)
     first = row - 1 if stride < 0 else 0
     inner = tuple(stride * size for size in NkiTensor(shape, value.dtype, value.storage).strides[1:])
-    strided = NkiTensor.over(shape, value.dtype, whole.storage, (row, *inner), first)
+    strided = NkiTensor.from_storage(shape, value.dtype, whole.storage, (row, *inner), first)
     if free == 1 or abs(stride) <= 32767:
         rules.strides_within_limit(hardware("trn2"), operand, strided)
     else:
@@ -230,8 +230,8 @@ def test_steps_of_a_free_dim_are_at_most_32767_elements(name: str, operand: str,
 @pytest.mark.parametrize(("rows", "accepted"), [(32767, True), (32768, False)])
 def test_rows_of_a_block_are_at_most_a_stride_apart(rows: int, accepted: bool) -> None:
     whole = tile((2, 3, rows), "uint8")
-    part = NkiTensor.over((2, 3, 8), whole.dtype, whole.storage, whole.strides, 0)
-    alone = NkiTensor.over((2, 1, 8), whole.dtype, whole.storage, whole.strides, 0)
+    part = NkiTensor.from_storage((2, 3, 8), whole.dtype, whole.storage, whole.strides, 0)
+    alone = NkiTensor.from_storage((2, 1, 8), whole.dtype, whole.storage, whole.strides, 0)
     rules.strides_within_limit(hardware("trn2"), "dst", whole)  # its rows follow one another
     plan("trn2", "memset", dst=alone, value=1)
     if accepted:
@@ -242,7 +242,7 @@ def test_rows_of_a_block_are_at_most_a_stride_apart(rows: int, accepted: bool) -
 
 def test_a_dma_is_bound_by_no_limit_of_an_access_pattern() -> None:
     whole = tile((2, 3, 40000), "uint8")
-    part = NkiTensor.over((2, 3, 8), whole.dtype, whole.storage, whole.strides, 0)
+    part = NkiTensor.from_storage((2, 3, 8), whole.dtype, whole.storage, whole.strides, 0)
     plan("trn2", "dma_copy", dst=tile((2, 3, 8), "uint8"), src=part)
     plan("trn2", "dma_copy", dst=tile((2, 70000), "uint8"), src=tile((2, 70000), "uint8", HBM))
 

@@ -38,7 +38,7 @@ def tile(
         (shape[0] + at, *shape[1:]), element, buffer, "", array=np.empty(0, np.uint8), fresh=True
     )
     whole = NkiTensor(storage.shape, element, storage)
-    return NkiTensor.over(shape, element, storage, whole.strides, at * whole.strides[0])
+    return NkiTensor.from_storage(shape, element, storage, whole.strides, at * whole.strides[0])
 
 
 def plan(target: str, name: str, **arguments: Any) -> Plan:

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from simulate.memory.extents import Box, box_of, contains, joined, meets, rows_of
+from simulate.memory.extents import Box, contains, find_boxes, find_rows, join_boxes, meets
 
 
 def _touched(shape: tuple[int, ...], strides: tuple[int, ...], offset: int, width: int) -> list[int]:
@@ -39,7 +39,7 @@ def test_slices_permutations_and_reshapes_are_the_boxes_they_touch() -> None:
         moved = view.transpose(order)
         offset = view.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
         in_bytes = (*sizes[:-1], sizes[-1] * width)
-        exact, enclosing = box_of(in_bytes, moved.shape, moved.strides, offset, width)
+        exact, enclosing = find_boxes(in_bytes, moved.shape, moved.strides, offset, width)
         assert exact is not None and exact == enclosing
         assert _inside(in_bytes, exact) == _touched(moved.shape, moved.strides, offset, width)
 
@@ -55,7 +55,7 @@ def test_a_box_is_exact_only_if_the_view_touches_all_of_it() -> None:
         strides = tuple(int(n) * width for n in rng.integers(-2, 13, len(shape)))
         offset = int(rng.integers(np.prod(sizes))) * width
         touched = _touched(shape, strides, offset, width)
-        exact, enclosing = box_of(in_bytes, shape, strides, offset, width)
+        exact, enclosing = find_boxes(in_bytes, shape, strides, offset, width)
         if touched[0] < 0 or touched[-1] >= np.prod(in_bytes):
             assert exact is None and enclosing is None
             continue
@@ -85,7 +85,7 @@ def test_a_box_is_exact_only_if_the_view_touches_all_of_it() -> None:
     ],
 )
 def test_boxes_of_usual_views(sizes, shape, strides, offset, width, box) -> None:
-    exact, enclosing = box_of(sizes, shape, strides, offset, width)
+    exact, enclosing = find_boxes(sizes, shape, strides, offset, width)
     assert exact == box
     assert enclosing is not None
 
@@ -104,7 +104,7 @@ def test_rows_by_bytes_enclose_what_a_view_in_hbm_touches() -> None:
         touched = _touched(shape, tuple(width * stride for stride in strides), offset * width, width)
         if touched[-1] >= rows * row_bytes:
             continue
-        first, end, low, high = rows_of(False, row_bytes, width, shape, strides, offset)
+        first, end, low, high = find_rows(False, row_bytes, width, shape, strides, offset)
         assert 0 <= first < end <= rows and 0 <= low < high <= row_bytes
         assert set(touched) <= set(_inside((rows, row_bytes), ((first, end), (low, high))))
         narrow += row_bytes < width
@@ -115,27 +115,27 @@ def test_rows_by_bytes_enclose_what_a_view_in_hbm_touches() -> None:
 @pytest.mark.parametrize("on_chip", [True, False])
 def test_rows_of_a_view_that_goes_backwards_enclose_it(on_chip: bool) -> None:
     """Four rows of eight elements of four bytes: the last four columns, from the last one back."""
-    assert rows_of(on_chip, 32, 4, (4, 4), (8, -1), 7) == (0, 4, 16, 32)
-    assert rows_of(on_chip, 32, 4, (4, 4), (8, 1), 4) == (0, 4, 16, 32)
+    assert find_rows(on_chip, 32, 4, (4, 4), (8, -1), 7) == (0, 4, 16, 32)
+    assert find_rows(on_chip, 32, 4, (4, 4), (8, 1), 4) == (0, 4, 16, 32)
 
 
 def test_rows_of_views_that_go_back_over_rows_enclose_them() -> None:
-    assert rows_of(False, 32, 4, (3, 2), (-8, 1), 17) == (0, 3, 4, 12)
-    assert rows_of(False, 32, 4, (12,), (-1,), 19) == (1, 3, 0, 32)
-    assert rows_of(False, 4, 8, (3,), (-1,), 2) == (0, 6, 0, 4)
+    assert find_rows(False, 32, 4, (3, 2), (-8, 1), 17) == (0, 3, 4, 12)
+    assert find_rows(False, 32, 4, (12,), (-1,), 19) == (1, 3, 0, 32)
+    assert find_rows(False, 4, 8, (3,), (-1,), 2) == (0, 6, 0, 4)
 
 
 def test_an_empty_view_has_no_box() -> None:
-    assert box_of((8, 16), (0, 4), (16, 1), 0, 1) == (None, None)
+    assert find_boxes((8, 16), (0, 4), (16, 1), 0, 1) == (None, None)
 
 
 def test_boxes_that_lie_beside_each_other_join() -> None:
     box = ((0, 4), (4, 8))
-    assert joined(box, ((0, 4), (8, 9))) == ((0, 4), (4, 9))
-    assert joined(((0, 4), (8, 9)), box) == ((0, 4), (4, 9))
-    assert joined(box, ((0, 4), (9, 10))) is None
-    assert joined(box, ((0, 3), (8, 9))) is None
-    assert joined(box, ((4, 5), (4, 8))) == ((0, 5), (4, 8))
+    assert join_boxes(box, ((0, 4), (8, 9))) == ((0, 4), (4, 9))
+    assert join_boxes(((0, 4), (8, 9)), box) == ((0, 4), (4, 9))
+    assert join_boxes(box, ((0, 4), (9, 10))) is None
+    assert join_boxes(box, ((0, 3), (8, 9))) is None
+    assert join_boxes(box, ((4, 5), (4, 8))) == ((0, 5), (4, 8))
 
 
 def test_boxes_meet_and_contain() -> None:

@@ -14,7 +14,7 @@ import simulate
 from nkw.errors import RuleViolation
 from nkw.targets import GENERATIONS
 from simulate.memory import MemoryRegion
-from simulate.memory.placement import Placement, Tile, least_bytes, live_tiles_fit, place
+from simulate.memory.placement import Placement, Tile, bound_bytes, live_tiles_fit, place_tiles
 
 PARTITIONS = (1, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128)
 
@@ -42,7 +42,7 @@ def test_live_tiles_never_share_bytes(partitions: tuple[int, ...]) -> None:
     for bank in (None, 2048):
         for _ in range(30):
             tiles = random_tiles(rng, 40, partitions)
-            placement = place(tiles, bank)
+            placement = place_tiles(tiles, bank)
             for i, a in enumerate(tiles):
                 for b in tiles[:i]:
                     assert placement.first_partitions[a.serial] in starts(a.partitions)
@@ -81,7 +81,7 @@ def test_a_tile_lies_at_the_first_bytes_that_are_free(bank: int | None) -> None:
             replace(tile, address=int(rng.integers(900)) * 4) if rng.random() < 0.1 else tile
             for tile in random_tiles(rng, 60, PARTITIONS)
         ]
-        placement = place(tiles, bank)
+        placement = place_tiles(tiles, bank)
         placed = [(tile.address, tile, 0) for tile in tiles if tile.address is not None]
         for tile in sorted(tiles, key=lambda tile: (tile.first_use, tile.serial)):
             if tile.address is not None:
@@ -100,8 +100,8 @@ def test_a_tile_lies_at_the_first_bytes_that_are_free(bank: int | None) -> None:
             placed.append((found[0], tile, found[1]))
         assert placement.high_water_bytes == max(at + tile.bytes for at, tile, _ in placed)
         live = {event: [t for t in tiles if t.first_use <= event <= t.last_use] for event in range(120)}
-        most = max(least_bytes((t.bytes, t.partitions) for t in each) for each in live.values())
-        assert placement.live_bytes == most == least_bytes((t.bytes, t.partitions) for t in placement.peak)
+        most = max(bound_bytes((t.bytes, t.partitions) for t in each) for each in live.values())
+        assert placement.live_bytes == most == bound_bytes((t.bytes, t.partitions) for t in placement.peak)
 
 
 def test_the_least_bytes_are_no_more_than_any_choice_of_starts_needs() -> None:
@@ -119,8 +119,8 @@ def test_the_least_bytes_are_no_more_than_any_choice_of_starts_needs() -> None:
             for tile, first in zip(tiles, chosen):
                 rows[first : first + tile.partitions] += tile.bytes
             best = min(best, int(rows.max()))
-        least = least_bytes((tile.bytes, tile.partitions) for tile in tiles)
-        placement = place(tiles)
+        least = bound_bytes((tile.bytes, tile.partitions) for tile in tiles)
+        placement = place_tiles(tiles)
         assert least <= best <= placement.high_water_bytes
         assert placement.live_bytes == least
         exact += least == best
@@ -140,13 +140,13 @@ def test_the_least_bytes_are_no_more_than_any_choice_of_starts_needs() -> None:
     ],
 )
 def test_tiles_on_few_partitions_lie_side_by_side(partitions: int, tiles: int, side_by_side: bool) -> None:
-    placement = place([Tile(n, 100, 0, 9, None, partitions=partitions) for n in range(tiles)])
+    placement = place_tiles([Tile(n, 100, 0, 9, None, partitions=partitions) for n in range(tiles)])
     assert placement.high_water_bytes == placement.live_bytes == (100 if side_by_side else 200)
 
 
 def test_a_quadrant_beside_96_partitions_is_free() -> None:
     tiles = [Tile(0, 100, 0, 9, None, partitions=96), Tile(1, 60, 0, 9, None, partitions=32)]
-    placement = place(tiles)
+    placement = place_tiles(tiles)
     assert placement.offsets == {0: 0, 1: 0} and placement.first_partitions == {0: 0, 1: 96}
 
 
@@ -154,7 +154,7 @@ def test_an_address_takes_the_quadrants_that_its_partitions_touch() -> None:
     fixed = Tile(0, 100, 0, 9, 0, partitions=32, first_partition=48)
     beside = Tile(1, 100, 0, 9, None, partitions=32)
     below = Tile(2, 100, 0, 9, None, partitions=64)
-    placement = place([fixed, beside, below])
+    placement = place_tiles([fixed, beside, below])
     assert placement.first_partitions == {0: 48, 1: 0, 2: 0}
     assert placement.offsets == {0: 0, 1: 0, 2: 100}
 
@@ -185,7 +185,7 @@ def test_a_launch_may_fill_halves_of_sbuf(target: str, rows: int, tiles: int, fi
 
 def test_bytes_are_reused_after_the_last_use() -> None:
     tiles = [Tile(0, 100, 0, 3, None), Tile(1, 100, 4, 6, None), Tile(2, 100, 3, 5, None)]
-    placement = place(tiles)
+    placement = place_tiles(tiles)
     assert placement.offsets[1] == placement.offsets[0] == 0
     assert placement.offsets[2] == 100
     assert placement.high_water_bytes == 200
@@ -193,13 +193,13 @@ def test_bytes_are_reused_after_the_last_use() -> None:
 
 def test_an_address_stays_and_others_go_around_it() -> None:
     tiles = [Tile(0, 64, 0, 9, None), Tile(1, 64, 5, 9, 32)]
-    assert place(tiles).offsets == {0: 96, 1: 32}
+    assert place_tiles(tiles).offsets == {0: 96, 1: 32}
 
 
 @pytest.mark.parametrize(("excess", "fits"), [(-1, True), (0, True), (1, False)])
 def test_refuses_more_live_bytes_than_usable(excess: int, fits: bool) -> None:
     limit = 1000
-    placement: Placement = place([Tile(0, limit - 100, 0, 1, None), Tile(1, 100 + excess, 0, 1, None)])
+    placement: Placement = place_tiles([Tile(0, limit - 100, 0, 1, None), Tile(1, 100 + excess, 0, 1, None)])
     if fits:
         live_tiles_fit(
             placement, MemoryRegion.sbuf, limit, "trn1", ("big", "small").__getitem__, "{1} of {0}".format

@@ -106,7 +106,9 @@ def box(tensor: NkiTensor, rows: tuple[int, int], columns: tuple[int, int]) -> N
     """A box of rows by bytes in a whole tensor of bytes."""
     width = tensor.shape[1]
     shape = (rows[1] - rows[0], columns[1] - columns[0])
-    return NkiTensor.over(shape, tensor.dtype, tensor.storage, (width, 1), rows[0] * width + columns[0])
+    return NkiTensor.from_storage(
+        shape, tensor.dtype, tensor.storage, (width, 1), rows[0] * width + columns[0]
+    )
 
 
 def dma_cost(

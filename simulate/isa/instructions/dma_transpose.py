@@ -112,7 +112,9 @@ def _gathers(src: NkiTensor) -> tuple[NkiTensor, ...]:
         count = min(index.shape[0], rows - first)
         column = Dynamic(index[:count, number : number + 1], dynamic.step, dynamic.extent, True)
         gathers.append(
-            NkiTensor.over((count, *src.shape[1:]), src.dtype, src.storage, src.strides, src.offset, column)
+            NkiTensor.from_storage(
+                (count, *src.shape[1:]), src.dtype, src.storage, src.strides, src.offset, column
+            )
         )
     return tuple(gathers)
 

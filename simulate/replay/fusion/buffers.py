@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulate.memory.placement import Tile, place
+from simulate.memory.placement import Tile, place_tiles
 from simulate.replay.fusion.graph import Op, Value, ValueKind
 
 _LINE = 64  # bytes of a cache line
@@ -24,5 +24,5 @@ def place_buffers(ops: Sequence[Op]) -> tuple[dict[int, int], int]:
         Tile(number, -(-values[number].nbytes // _LINE) * _LINE, first, last, None)
         for number, (first, last) in live_ranges.items()
     ]
-    placed = place(tiles)
+    placed = place_tiles(tiles)
     return placed.offsets, placed.high_water_bytes
