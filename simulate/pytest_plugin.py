@@ -154,7 +154,7 @@ def nki_budget(
     marker = request.node.get_closest_marker("nki_budget")
     if marker is None:
         raise InvalidArgument("NKW-BUDGET", "nki_budget: the test has no marker nki_budget with a budget")
-    budget = Budget.of(marker.args, marker.kwargs)
+    budget = Budget.from_marker(marker.args, marker.kwargs)
     if install(_option(request.config, "nki_backend") or None) == "neuron":
         pytest.skip("nki_budget needs the simulator; `nki` is the real package")
     return BudgetChecker(budget, nki_target, lambda: _folder(request.node, tmp_path_factory))

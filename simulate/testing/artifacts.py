@@ -1,4 +1,4 @@
-"""What a failed test leaves behind: files that show what the kernel did."""
+"""Files of a failed test, which show what the kernel did."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def write_artifacts(
     launches: Sequence[Launch] = (),
     arrays: Mapping[str, np.ndarray] | None = None,
 ) -> Path:
-    """Write what is known of a failure into `folder`, which is made if need be; returns it.
+    """Write the files of a failure into `folder`, which is created if it does not exist, and return the folder.
 
-    report.txt: why the test failed. findings.json: what the detectors found. stream.txt: the instructions of every
-    core. memory.txt, memory.svg: what lay in SBUF and PSUM. trace.json: the predicted timeline, for Perfetto.
-    arrays.npz: output and truth in float64. A file is left out where there is nothing to put into it. Of a launch that
-    was refused, the files show the instructions up to there.
+    report.txt: why the test failed. findings.json: findings of the detectors. stream.txt: the instructions of every
+    core. memory.txt, memory.svg: the tiles in SBUF and PSUM. trace.json: the predicted timeline, for Perfetto.
+    arrays.npz: output and truth in float64. A file without content is not written. For a refused launch, the files
+    show the instructions before the refusal.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.txt").write_text(report + "\n", encoding="utf-8")
@@ -35,11 +35,11 @@ def write_artifacts(
     if arrays:
         np.savez(folder / "arrays.npz", **{name: np.asarray(a, np.float64) for name, a in arrays.items()})  # type: ignore[arg-type]
     if launches:
-        _launches(folder, launches)
+        _write_launches(folder, launches)
     return folder
 
 
-def _launches(folder: Path, launches: Sequence[Launch]) -> None:
+def _write_launches(folder: Path, launches: Sequence[Launch]) -> None:
     streams = [
         f"# {launch.kernel} #{number} rank {stream.rank} core {stream.core} on {launch.hardware.name}\n{stream.text()}"
         for number, launch in enumerate(launches)
@@ -47,17 +47,19 @@ def _launches(folder: Path, launches: Sequence[Launch]) -> None:
     ]
     (folder / "stream.txt").write_text("\n".join(streams), encoding="utf-8")
     maps = [
-        (f"{launch.kernel} #{number} rank {each.rank} core {each.core}", each)
+        (f"{launch.kernel} #{number} rank {occupancy.rank} core {occupancy.core}", occupancy)
         for number, launch in enumerate(launches)
-        for each in occupancies(launch)
+        for occupancy in occupancies(launch)
     ]
-    (folder / "memory.txt").write_text("\n".join(text(each, title) for title, each in maps), encoding="utf-8")
+    (folder / "memory.txt").write_text(
+        "\n".join(text(occupancy, title) for title, occupancy in maps), encoding="utf-8"
+    )
     (folder / "memory.svg").write_text(svg(maps), encoding="utf-8")
     try:
-        parts = [
+        timelines = [
             (f"{launch.kernel} #{number}", launch.streams, schedule(launch.streams, launch.hardware))
             for number, launch in enumerate(launches)
         ]
-        write_trace(folder / "trace.json", parts)
+        write_trace(folder / "trace.json", timelines)
     except NkwError as error:  # a requested order that cannot be kept has no timeline
         (folder / "trace.txt").write_text(f"no timeline: {error}\n", encoding="utf-8")

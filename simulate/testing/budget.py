@@ -30,20 +30,23 @@ _LIMITS = ("time_us", "hbm_bytes", "sbuf_bytes")
 
 
 class BudgetExceeded(KernelFailure):
-    """A kernel is predicted to take more than its budget; `folder` has its stream, memory maps and trace."""
+    """Error for a kernel that exceeds its budget; `folder` has its stream, memory maps and trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The limits of a launch; None: no limit.
+    """Limits of a launch; a limit of None does not apply.
 
-    time_us: the predicted length from the first instruction to the last result, under `reading`; starting and ending
-    the kernel is not in it. hbm_bytes: bytes to and from HBM of all ranks together. sbuf_bytes: bytes per partition
-    of the tiles that are live at one time, on the core where they are most. reading: the name of a
-    `simulate.timing.Reading`. target: a chip; None: the one that the test runs on. trips: trip counts of device loops
-    over registers, as for `simulate.launch`.
+    Attributes:
+        time_us: Predicted time from the first instruction to the last result, without the kernel's start and end.
+        hbm_bytes: Bytes to and from HBM of all ranks together.
+        sbuf_bytes: Bytes per partition of the tiles that are live at the same time, on the fullest core.
+        reading: Name of the `simulate.timing.Reading` of time_us.
+        target: The chip; None is the chip that the test runs on.
+        trips: Trip counts of device loops over registers, as for `simulate.launch`.
 
-    Raises InvalidArgument for a budget of nothing, and for a value that cannot be one.
+    Raises:
+        InvalidArgument: No limit is set, or a value is out of range.
     """
 
     time_us: float | None = None
@@ -72,9 +75,13 @@ class Budget:
             raise _refused(f"target is {self.target!r}; known are {', '.join(TARGETS)}")
 
     @classmethod
-    def of(cls, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Budget:
-        """The budget that a marker states. Raises InvalidArgument for what is no field of a budget."""
-        known = [each.name for each in fields(cls)]
+    def from_marker(cls, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Budget:
+        """Return the budget of a pytest marker.
+
+        Raises:
+            InvalidArgument: An argument has no name, or is not a field of a budget.
+        """
+        known = [field_.name for field_ in fields(cls)]
         if arguments:
             raise _refused(
                 f"the argument {arguments[0]!r} has no name; write for instance time_us={arguments[0]!r}"
@@ -87,7 +94,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Predicted:
-    """The predicted figures of a launch in the terms of its budget, and its profile."""
+    """Predicted time, traffic and SBUF of a launch, and its profile."""
 
     time_us: float
     hbm_bytes: int
@@ -98,7 +105,10 @@ class Predicted:
 
 @dataclass(frozen=True)
 class BudgetChecker:
-    """Holds kernels to a budget on one chip; `folder` gives the folder for the files of a failure, None: no files."""
+    """Checker of kernels against a budget on one chip.
+
+    `folder` returns the folder for the files of a failure; with None no files are written.
+    """
 
     budget: Budget
     target: str | None = None
@@ -112,10 +122,14 @@ class BudgetChecker:
         trips: int | Sequence[int] | None = None,
         **keywords: Any,
     ) -> Predicted:
-        """Hold `kernel(*arguments, **keywords)` on one rank of `cores` physical cores to the budget.
+        """Check `kernel(*arguments, **keywords)` on one rank of `cores` physical cores against the budget.
 
-        Of arrays only shape and dtype matter, and integers that bound device loops where there are no trip counts.
-        `trips` replaces the budget's trip counts. Raises BudgetExceeded, and what the launch raises.
+        Only shapes and dtypes of arrays matter, and integers that bound device loops if there are no trip counts.
+        `trips` replaces the trip counts of the budget.
+
+        Raises:
+            BudgetExceeded: A prediction exceeds its limit.
+            NkwError: The launch is refused.
         """
         return self._check(kernel, [(arguments, keywords)], cores, trips)
 
@@ -127,8 +141,10 @@ class BudgetChecker:
         cores: int = 1,
         trips: int | Sequence[int] | None = None,
     ) -> Predicted:
-        """Hold a kernel on several ranks, each with its arguments, to the budget."""
-        return self._check(kernel, [(tuple(given), {}) for given in arguments], cores, trips)
+        """Check a kernel on several ranks, each with its arguments, against the budget."""
+        return self._check(
+            kernel, [(tuple(rank_arguments), {}) for rank_arguments in arguments], cores, trips
+        )
 
     def _check(
         self,
@@ -140,16 +156,16 @@ class BudgetChecker:
         world = World(self.budget.target or self.target, len(arguments), cores)
         counts = self.budget.trips if trips is None else trips
         launch = world.launch(kernel, arguments, Mode.dry, counts)
-        found = predicted(launch, Reading(self.budget.reading))
-        report = excess(self.budget, found)
+        prediction = predicted(launch, Reading(self.budget.reading))
+        report = excess(self.budget, prediction)
         if report:
             folder = None if self.folder is None else self.folder()
             raise BudgetExceeded(report, folder and write_artifacts(folder, report, launches=[launch]))
-        return found
+        return prediction
 
 
 def predicted(launch: Launch, reading: Reading = Reading.program) -> Predicted:
-    """The predicted figures of a recorded launch, dry or not."""
+    """Return the predicted time, traffic and SBUF of a recorded launch, dry or not."""
     seen = profile(launch.streams, launch.hardware, f"{launch.kernel} on {launch.hardware.label}", reading)
     return Predicted(
         seen.length_ns / 1000,
@@ -160,39 +176,39 @@ def predicted(launch: Launch, reading: Reading = Reading.program) -> Predicted:
     )
 
 
-def excess(budget: Budget, found: Predicted) -> str:
-    """The report of a launch that exceeds its budget, with the largest contributions; empty for one that does not."""
+def excess(budget: Budget, prediction: Predicted) -> str:
+    """Return the report of a launch that exceeds its budget, with the largest contributions, or an empty string."""
     out: list[str] = []
     tables: list[Part] = []
-    if budget.time_us is not None and found.time_us > budget.time_us:
-        more = found.time_us - budget.time_us
+    if budget.time_us is not None and prediction.time_us > budget.time_us:
+        more = prediction.time_us - budget.time_us
         out.append(
-            f"  time: {found.time_us:.3f} us, budget {budget.time_us:g}: {more:.3g} us too many"
+            f"  time: {prediction.time_us:.3f} us, budget {budget.time_us:g}: {more:.3g} us too many"
             f" ({100 * more / budget.time_us:.1f} %)"
         )
-        tables.append(make_path_table(found.profile, _ROWS))
-    if budget.hbm_bytes is not None and found.hbm_bytes > budget.hbm_bytes:
-        out.append(_over("HBM traffic", found.hbm_bytes, budget.hbm_bytes, "bytes"))
-        tables.append(make_traffic_table(found.profile, _ROWS))
-    if budget.sbuf_bytes is not None and found.sbuf_bytes > budget.sbuf_bytes:
-        out.append(_over("SBUF", found.sbuf_bytes, budget.sbuf_bytes, "bytes per partition"))
-        tables.append(_sbuf_table(_fullest(found.launch)))
+        tables.append(make_path_table(prediction.profile, _ROWS))
+    if budget.hbm_bytes is not None and prediction.hbm_bytes > budget.hbm_bytes:
+        out.append(_over("HBM traffic", prediction.hbm_bytes, budget.hbm_bytes, "bytes"))
+        tables.append(make_traffic_table(prediction.profile, _ROWS))
+    if budget.sbuf_bytes is not None and prediction.sbuf_bytes > budget.sbuf_bytes:
+        out.append(_over("SBUF", prediction.sbuf_bytes, budget.sbuf_bytes, "bytes per partition"))
+        tables.append(_sbuf_table(_fullest(prediction.launch)))
     if not out:
         return ""
-    head = f"{found.profile.title} exceeds its budget ({budget.reading} reading)"
+    head = f"{prediction.profile.title} exceeds its budget ({budget.reading} reading)"
     return (
-        "\n".join([head, *out]) + "\n" + rendered(part for table in tables for part in ("", table)).rstrip()
+        "\n".join([head, *out]) + "\n" + rendered(line for table in tables for line in ("", table)).rstrip()
     )
 
 
-def _over(what: str, seen: int, limit: int, unit: str) -> str:
+def _over(quantity: str, seen: int, limit: int, unit: str) -> str:
     share = f" ({100 * (seen - limit) / limit:.1f} %)" if limit else ""
-    return f"  {what}: {seen:,d} {unit}, budget {limit:,d}: {seen - limit:,d} too many{share}"
+    return f"  {quantity}: {seen:,d} {unit}, budget {limit:,d}: {seen - limit:,d} too many{share}"
 
 
 def _fullest(launch: Launch) -> Memory:
-    """SBUF of the core that uses most of it."""
-    return max((each.sbuf for each in occupancies(launch)), key=lambda memory: memory.peak_bytes)
+    """Return the SBUF of the core that uses most of it."""
+    return max((occupancy.sbuf for occupancy in occupancies(launch)), key=lambda memory: memory.peak_bytes)
 
 
 def _sbuf_table(memory: Memory) -> Noted:
@@ -200,8 +216,11 @@ def _sbuf_table(memory: Memory) -> Noted:
     shown = memory.largest_sources[:_ROWS]
     sizes = [[use.bytes for use in live if use.source == number] for number in shown]
     sources = [memory.sources[number] for number in shown]
-    rows = [(str(each), f"{sum(part):,d}", str(len(part))) for each, part in zip(sources, sizes)]
-    notes = ["" if each.where is None else str(each.where) for each in sources]
+    rows = [
+        (str(source), f"{sum(tile_sizes):,d}", str(len(tile_sizes)))
+        for source, tile_sizes in zip(sources, sizes)
+    ]
+    notes = ["" if source.where is None else str(source.where) for source in sources]
     return Noted(table("live at the peak of SBUF|bytes|tiles", rows), notes)
 
 

@@ -1,4 +1,4 @@
-"""Comparing a kernel's output with the truth, and naming the worst element."""
+"""Comparison of a kernel's output with the truth, which names the worst element."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from simulate.testing.tolerance import tolerance
 
 
 class Mismatch(AssertionError):
-    """An output differs from the truth by more than its tolerance."""
+    """Error for an output that differs from the truth by more than its tolerance."""
 
 
 class WeakComparison(UserWarning):
-    """A comparison that a wrong output would pass as well; users have reported such tests that failed on a chip."""
+    """Warning of a comparison that a wrong output would pass too; users reported such tests that failed on a chip."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How an output compares with the truth: the worst element, how many lie beyond the bound, the largest truth."""
+    """Result of a comparison: the worst element, the number of elements beyond the bound, the largest truth."""
 
     error: float
     bound: float
@@ -54,11 +54,13 @@ def compare(
 ) -> Comparison:
     """Compare an output with the truth, which is worked out in float64.
 
-    Integers and booleans have to be equal, infinities and NaN in the same places. The other arguments are those of
-    `tolerance`; without a magnitude it is the largest finite one of the truth.
+    Integers and booleans must be equal; infinities and NaN must be at the same positions. The other arguments are
+    those of `tolerance`; the default magnitude is the largest finite magnitude of the truth.
 
-    Raises Mismatch for another shape, and for elements beyond the bound. Warns with WeakComparison where NaN on both
-    sides decides, and where the bound is as large as the truth.
+    Warns with WeakComparison if both sides have NaN, or if the bound is as large as the truth.
+
+    Raises:
+        Mismatch: The shapes differ, or an element is beyond the bound.
     """
     output, truth = np.asarray(output), np.asarray(truth)
     if output.shape != truth.shape:
@@ -79,7 +81,7 @@ def compare(
     worst = (
         tuple(int(i) for i in np.unravel_index(int(np.argmax(errors)), errors.shape)) if errors.size else ()
     )
-    found = Comparison(
+    comparison = Comparison(
         float(errors.max(initial=0.0)),
         bound,
         worst,
@@ -90,12 +92,12 @@ def compare(
         largest,
     )
     if beyond:
-        raise Mismatch(str(found))
-    _warn_of_weakness(exact, found)
-    return found
+        raise Mismatch(str(comparison))
+    _warn_of_weakness(exact, comparison)
+    return comparison
 
 
-def _warn_of_weakness(truth: np.ndarray, found: Comparison) -> None:
+def _warn_of_weakness(truth: np.ndarray, comparison: Comparison) -> None:
     unknown = int(np.isnan(truth).sum())
     if unknown:
         warnings.warn(
@@ -104,10 +106,10 @@ def _warn_of_weakness(truth: np.ndarray, found: Comparison) -> None:
             WeakComparison,
             stacklevel=3,
         )
-    if found.is_weak:
+    if comparison.is_weak:
         warnings.warn(
-            f"the allowed error {found.bound:.3g} is as large as the largest value, {found.largest:.3g}: zeros would "
-            "pass (a user report: a tolerance wider than the reference passed in simulation)",
+            f"the allowed error {comparison.bound:.3g} is as large as the largest value, {comparison.largest:.3g}: "
+            "zeros would pass (a user report: a tolerance wider than the reference passed in simulation)",
             WeakComparison,
             stacklevel=3,
         )

@@ -1,4 +1,4 @@
-"""Checking one kernel: run it, apply the detectors, compare it with its reference, and write files on failure."""
+"""Check of one kernel: run it, apply the detectors, compare it with its reference, and write files on failure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _VARIATIONS = 4  # orders and seeds that CheckLevel.all tries
 
 
 class CheckLevel(Enum):
-    """off: no detectors. detect: the detectors of `check`. all: also 4 legal orders and 4 interleavings of a launch."""
+    """Detectors to apply. off: none. detect: those of `check`. all: also in 4 legal orders and 4 interleavings."""
 
     off = "off"
     detect = "detect"
@@ -40,7 +40,7 @@ class CheckLevel(Enum):
 
 
 class KernelFailure(AssertionError):
-    """A kernel breaks a rule, has findings, or is too far from its reference; `folder` has the files that show it."""
+    """Error for a kernel that breaks a rule, has findings, or differs from its reference; `folder` has the files."""
 
     def __init__(self, report: str, folder: Path | None) -> None:
         super().__init__(report if folder is None else f"{report}\nartefacts: {folder}")
@@ -49,7 +49,7 @@ class KernelFailure(AssertionError):
 
 @dataclass(frozen=True)
 class Checked:
-    """A kernel that passed: the outputs of every rank, their comparisons, its launches and the accepted findings."""
+    """Outputs of a kernel that passed, on every rank, with comparisons, launches and accepted findings."""
 
     outputs: list[Any]
     comparisons: tuple[Comparison, ...]
@@ -58,17 +58,20 @@ class Checked:
 
     @property
     def output(self) -> Any:
-        """What the kernel returned on the first rank."""
+        """Output of the kernel on the first rank."""
         return self.outputs[0]
 
 
 @dataclass(frozen=True)
 class KernelChecker:
-    """Runs kernels on one target and checks them.
+    """Checker of kernels on one target.
 
-    target: trn1, inf2, trn2 or trn3; None: the environment's, else trn2. backend: what `simulate.install` returned;
-    with "neuron" the kernel runs on the real package, which has no detectors and whose target is the machine's.
-    folder: gives the folder for the files of a failure; None: no files.
+    Attributes:
+        target: trn1, inf2, trn2 or trn3; None is the chip of the environment, else trn2.
+        level: Detectors to apply.
+        backend: Result of `simulate.install`. With "neuron" the kernel runs on the real package, which has no
+            detectors, on the chip of this machine.
+        folder: Returns the folder for the files of a failure; with None no files are written.
     """
 
     target: str | None = None
@@ -80,7 +83,9 @@ class KernelChecker:
         self, kernel: Any, reference: Callable[..., Any], *arguments: Any, **options: Any
     ) -> Checked:
         """Check a kernel on one rank: `kernel(*arguments)` against `reference(*arguments)`; options as for `ranks`."""
-        return self.ranks(kernel, lambda given: [reference(*given[0])], [arguments], **options)
+        return self.ranks(
+            kernel, lambda rank_arguments: [reference(*rank_arguments[0])], [arguments], **options
+        )
 
     def ranks(
         self,
@@ -97,16 +102,26 @@ class KernelChecker:
     ) -> Checked:
         """Check a kernel on several ranks, each with its arguments.
 
-        The kernel gets copies. `reference` gets the arguments of all ranks, float arrays in float64, and returns what
-        each rank's kernel should return: arrays, or tuples of arrays. cores: physical cores per rank (LNC). allow:
-        codes of findings that are accepted; with NKI_RULES=simulator all warnings are. The other options set the
-        tolerance, see `tolerance`.
+        The kernel gets copies of its arguments.
 
-        Raises KernelFailure; on the simulator its folder has the report, streams, memory maps and a trace. Raises
-        UserExit where the reference ends the program.
+        Args:
+            kernel: The kernel.
+            reference: Gets the arguments of all ranks, with float arrays in float64, and returns the expected output
+                of each rank: an array, or a tuple of arrays.
+            arguments: Arguments of each rank.
+            cores: Physical cores of a rank (LNC).
+            allow: Codes of accepted findings; with NKI_RULES=simulator all warnings are accepted.
+            magnitude: See `tolerance`, as for the other options.
+
+        Raises:
+            KernelFailure: The kernel fails the check; on the simulator its folder has the report, streams, memory
+                maps and a trace.
+            UserExit: The reference ends the program.
         """
         run = self._neuron if self.backend == "neuron" else self._simulated
-        outputs, launches, findings = run(kernel, [copy.deepcopy(given) for given in arguments], cores)
+        outputs, launches, findings = run(
+            kernel, [copy.deepcopy(rank_arguments) for rank_arguments in arguments], cores
+        )
         accepted = {code.upper() for code in allow}
         tolerant = Rules.of() is Rules.simulator
         wrong = [
@@ -118,7 +133,12 @@ class KernelChecker:
             raise self._failure(format_text(wrong).rstrip(), wrong, launches)
         with convert_exits("the reference"):
             truths = list(
-                reference([tuple(map(_widened, given)) for given in copy.deepcopy(list(arguments))])
+                reference(
+                    [
+                        tuple(map(_widened, rank_arguments))
+                        for rank_arguments in copy.deepcopy(list(arguments))
+                    ]
+                )
             )
         pairs = [
             (f"rank {rank} output {number}", np.asarray(output), np.asarray(truth))
@@ -138,14 +158,16 @@ class KernelChecker:
         self, kernel: Any, arguments: list[tuple[Any, ...]], cores: int
     ) -> tuple[list[Any], list[Launch], list[Finding]]:
         world = World(self.target, len(arguments), cores)
-        given: list[tuple[tuple[Any, ...], dict[str, Any]]] = [(each, {}) for each in arguments]
+        launch_arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+            (rank_arguments, {}) for rank_arguments in arguments
+        ]
         variations = _VARIATIONS if self.level is CheckLevel.all else 0
         with recorded(refused=True, stopped=True) as launches:
             try:
                 if self.level is CheckLevel.off:
-                    return world.launch(kernel, given).outputs, launches, []
+                    return world.launch(kernel, launch_arguments).outputs, launches, []
                 with gathered(variations, variations) as seen:
-                    outputs = world.launch(kernel, given).outputs
+                    outputs = world.launch(kernel, launch_arguments).outputs
             except NkwError as error:
                 finding = convert_launch_error(error)
                 raise self._failure(str(finding), [finding], launches) from error
@@ -157,7 +179,14 @@ class KernelChecker:
     def _neuron(
         self, kernel: Any, arguments: list[tuple[Any, ...]], cores: int
     ) -> tuple[list[Any], list[Launch], list[Finding]]:
-        return [kernel(*given) if cores == 1 else kernel[cores](*given) for given in arguments], [], []
+        return (
+            [
+                kernel(*rank_arguments) if cores == 1 else kernel[cores](*rank_arguments)
+                for rank_arguments in arguments
+            ],
+            [],
+            [],
+        )
 
     def _failure(
         self,
@@ -172,7 +201,9 @@ class KernelChecker:
 
 
 def _pairs(got: Any, wanted: Any, failure: Callable[..., KernelFailure], launches: list[Launch]) -> list[Any]:
-    outputs, truths = (list(each) if isinstance(each, (tuple, list)) else [each] for each in (got, wanted))
+    outputs, truths = (
+        list(returned) if isinstance(returned, (tuple, list)) else [returned] for returned in (got, wanted)
+    )
     if len(outputs) != len(truths):
         report = f"the kernel returns {len(outputs)} arrays, the reference {len(truths)}"
         raise failure(report, [], launches)
@@ -180,7 +211,7 @@ def _pairs(got: Any, wanted: Any, failure: Callable[..., KernelFailure], launche
 
 
 def _widened(argument: Any) -> Any:
-    """An array of floats in float64, any other value unchanged."""
+    """Return an array of floats in float64, and any other value unchanged."""
     if isinstance(argument, np.ndarray) and argument.dtype.kind not in "biu":
         return argument.astype(np.float64)
     return argument

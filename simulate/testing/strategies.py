@@ -1,4 +1,4 @@
-"""Hypothesis strategies for what kernels work on: dtypes, shapes of tiles, arrays, and views of them.
+"""Hypothesis strategies for dtypes, tile shapes, arrays and views.
 
 This module needs hypothesis; nothing else of the simulator does. Limits are asked of the chip's record, and
 shapes lean towards its borders: one partition, one below, at and above a power of two, all partitions, a full bank.
@@ -6,6 +6,7 @@ shapes lean towards its borders: one partition, one below, at and above a power 
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ _NO_NUMBERS = frozenset({"float8_e8m0fnu", "tfloat32"})
 
 
 def dtypes(floats: bool = True, integers: bool = True) -> st.SearchStrategy[DType]:
-    """dtypes that a host array can have: floats from float32 to float8, integers of 8 to 32 bits."""
+    """Return a strategy of dtypes that a host array can have: float32 to float8, integers of 8 to 32 bits."""
     chosen = [
         dtype
         for dtype in DTYPES.values()
@@ -33,7 +34,7 @@ def dtypes(floats: bool = True, integers: bool = True) -> st.SearchStrategy[DTyp
 
 
 def partitions(target: str | None = None, most: int | None = None) -> st.SearchStrategy[int]:
-    """A number of partitions of a chip, 1 to 128 or to `most`, leaning towards the borders."""
+    """Return a strategy of partition counts of a chip, 1 to 128 or to `most`, with limits drawn more often."""
     return _leaning(min(most or 128, target_hardware(target).partitions))
 
 
@@ -43,7 +44,10 @@ def tile_shapes(
     buffer: MemoryRegion = MemoryRegion.sbuf,
     most_free: int = 1024,
 ) -> st.SearchStrategy[tuple[int, int]]:
-    """(partitions, free) of a tile that fits: into SBUF, or into one bank of PSUM; at most `most_free` columns."""
+    """Return a strategy of shapes (partitions, free) that fit into SBUF, or into one bank of PSUM.
+
+    A shape has at most `most_free` columns.
+    """
     chip = target_hardware(target)
     return st.tuples(
         _leaning(chip.partitions), _leaning(min(most_free, _free_limit(chip, as_dtype(dtype), buffer)))
@@ -69,12 +73,21 @@ def tiles(
     shape: st.SearchStrategy[tuple[int, ...]] | tuple[int, ...] | None = None,
     dtype: st.SearchStrategy[DType] | Any = "float32",
     largest: float = 8.0,
-    whole: bool = False,
+    integral: bool = False,
+    **renamed: bool,
 ) -> np.ndarray:
-    """A host array for a tile: values up to `largest`, whole numbers if asked for; `shape` by default fits SBUF.
+    """Draw a host array for a tile, with values up to `largest`; `integral` draws integers.
 
-    The values come from a drawn seed, so that large arrays are cheap; they shrink to zeros.
+    The default shape fits SBUF.
+
+    The values come from a drawn seed, so that large arrays are cheap; they shrink to zeros. `whole` is a deprecated
+    name of `integral`.
     """
+    if "whole" in renamed:
+        warnings.warn("tiles(whole=…) is deprecated; write integral=…", DeprecationWarning, stacklevel=2)
+        integral = renamed.pop("whole")
+    if renamed:
+        raise TypeError(f"tiles has no argument {next(iter(renamed))!r}")
     element = as_dtype(draw(dtype) if isinstance(dtype, st.SearchStrategy) else dtype)
     if shape is None:
         shape = tile_shapes(element)
@@ -85,14 +98,14 @@ def tiles(
     random = np.random.default_rng(seed)
     most = min(largest, element.max)
     low = 0.0 if element in ("uint8", "uint16", "uint32") else -most
-    if whole or not element.is_float:
+    if integral or not element.is_float:
         return random.integers(int(low), int(most) + 1, sizes).astype(element.storage)
     return random.uniform(low, most, sizes).astype(element.storage)
 
 
 @st.composite
 def views(draw: st.DrawFn, shape: tuple[int, ...], steps: int = 4) -> tuple[slice, ...]:
-    """An index of slices, one per dim, each with 1 element or more and a step of 1 to `steps` (1 on the partitions)."""
+    """Draw an index of slices, one per dim, with 1 element or more and a step of 1 to `steps` (1 on partitions)."""
     index = []
     for dim, extent in enumerate(shape):
         start = draw(st.integers(0, extent - 1))

@@ -1,4 +1,4 @@
-"""How far a right kernel may be from the truth: a bound derived from what it rounds, and how often.
+"""Bound on the error of a right kernel, derived from its roundings.
 
 The model is the usual one of floating point: an operation gives the exact result times (1 + d) with |d| <= u, where u,
 the unit roundoff, is half the distance of neighbouring values at 1: 2**-24 for float32, 2**-8 for bfloat16. n such
@@ -20,7 +20,11 @@ _TFLOAT32_ROUNDOFF = 2.0**-11  # ten fraction bits, kept in float32
 
 
 def roundoff(dtype: Any) -> float:
-    """The unit roundoff of a float dtype. Raises InvalidArgument for a dtype that does not round."""
+    """Return the unit roundoff of a float dtype.
+
+    Raises:
+        InvalidArgument: The dtype does not round.
+    """
     element = _float(dtype)
     if element == "tfloat32":
         return _TFLOAT32_ROUNDOFF
@@ -30,22 +34,25 @@ def roundoff(dtype: Any) -> float:
 def tolerance(
     dtype: Any, magnitude: float, contraction: int = 0, roundings: int = 1, through: Any = None
 ) -> float:
-    """The largest absolute error that an output of `dtype` may have.
+    """Return the largest absolute error that an output of `dtype` may have.
 
-    magnitude: no intermediate result on the way to the output is larger; for a sum, no partial sum.
-    contraction: how many products are summed in float32 (the K of a matmul, the columns of a mean). Each of the K
-    multiplications and K additions rounds once.
-    roundings: how often a value is rounded on its longest way from input to output, other than in that sum; the last
-    one is into `dtype`. Each instruction that writes its result to a tile rounds once. An instruction that enlarges a
-    relative error c times (exp of x does |x| times) counts as c.
-    through: the narrowest dtype of the roundings before the last; None: `dtype` itself.
+    Args:
+        dtype: Dtype of the output.
+        magnitude: Largest magnitude of the intermediate results; for a sum, of its partial sums.
+        contraction: Number of products that are summed in float32 (K of a matmul, the columns of a mean). Each of the
+            K multiplications and K additions rounds once.
+        roundings: Number of roundings on the longest path from input to output, without those of the sum; the last
+            one is into `dtype`. Each instruction that writes a tile rounds once. An instruction that enlarges a
+            relative error c times (exp of x: |x| times) counts as c.
+        through: Narrowest dtype of the roundings before the last; None is `dtype`.
 
     With u and v the roundoffs of `dtype` and `through`, K the contraction and R the roundings, the bound is
     magnitude * (g(2 K, 2**-24) + g(R - 1, v) + u) with g(n, u) = n u / (1 - n u), and half the smallest positive
     value of `dtype`, below which the relative model ends.
 
-    Raises InvalidArgument for counts below zero, no rounding at all, a magnitude that is no number, and counts so large
-    that nothing is left of the result.
+    Raises:
+        InvalidArgument: A count is negative, roundings is below 1, the magnitude is not finite, or the counts are so
+            large that no digit of the result is reliable.
     """
     element = _float(dtype)
     if contraction < 0 or roundings < 1 or not 0 <= magnitude < float("inf"):
@@ -61,7 +68,7 @@ def tolerance(
 
 
 def _grown(count: int, unit: float) -> float:
-    """`count` roundings one after another as one relative error."""
+    """Return the relative error of `count` successive roundings."""
     if count * unit >= 1:
         raise InvalidArgument(
             "NKW-TOLERANCE",

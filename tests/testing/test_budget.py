@@ -172,7 +172,7 @@ REFUSED = {
 def test_a_marker_that_states_no_budget_is_refused(written: str) -> None:
     marker = eval(f"pytest.mark.nki_budget({written})").mark if written else pytest.mark.nki_budget().mark
     with pytest.raises(InvalidArgument) as refusal:
-        Budget.of(marker.args, marker.kwargs)
+        Budget.from_marker(marker.args, marker.kwargs)
     assert str(refusal.value) == f"[NKW-BUDGET] nki_budget: {REFUSED[written]}"
 
 
@@ -181,7 +181,7 @@ def test_a_marker_that_states_no_budget_is_refused(written: str) -> None:
     [{"time_us": 1e-9}, {"hbm_bytes": 0}, {"sbuf_bytes": 0, "reading": "scheduled", "target": "inf2"}],
 )
 def test_a_marker_that_states_one_is_taken(limits: dict[str, Any]) -> None:
-    assert Budget.of((), limits) == Budget(**limits)
+    assert Budget.from_marker((), limits) == Budget(**limits)
 
 
 KERNEL = """

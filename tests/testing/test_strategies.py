@@ -75,7 +75,7 @@ def test_arrays_have_the_dtype_and_stay_in_range() -> None:
 
 def test_whole_numbers_are_whole() -> None:
     @EXAMPLES
-    @given(tiles((3, 4), whole=True))
+    @given(tiles((3, 4), integral=True))
     def whole(array: np.ndarray) -> None:
         assert np.array_equal(array, np.round(array))
 
@@ -109,3 +109,11 @@ def test_a_tile_and_a_host_array_have_the_same_views() -> None:
         assert np.array_equal(out, x[index])
 
     agree()
+
+
+def test_the_old_name_of_integral_warns_and_other_names_are_refused() -> None:
+    with pytest.warns(DeprecationWarning, match="write integral="):
+        array = find(tiles((3, 4), whole=True), lambda array: array.any())
+    assert (array == np.round(array)).all()
+    with pytest.raises(TypeError, match="tiles has no argument 'wide'"):
+        find(tiles((3, 4), wide=True), lambda array: True)
