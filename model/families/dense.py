@@ -242,7 +242,9 @@ class _BlockBuilder:
                     names.key if mixer.keys_as_values else names.value, keys, hidden, mixer.value_bias
                 ),
             )
-        if mixer.output_gate:  # one tensor of queries and gates, head by head
+        if mixer.output_gate and names.output_gate:
+            inputs = (*inputs, self._projection(names.output_gate, queries, hidden))
+        elif mixer.output_gate:  # one tensor of queries and gates, head by head
             fused = self._projection(names.query, 2 * queries, hidden, mixer.query_bias)
             query, gate = fused.split((mixer.head_dim, mixer.head_dim), mixer.heads)
             inputs = (query, *inputs[1:], gate)
@@ -347,6 +349,7 @@ class _BlockBuilder:
             shared,
             choice_bias,
             shared_gate,
+            self._norm("experts.after", self.names.after_mlp) if self._block.norms.after else None,
         )
 
     def _expert(self, names: ExpertNames, prefix: str, width: int) -> ExpertProjections:

@@ -62,6 +62,7 @@ class Names:
     Names of tensors inside a layer follow the prefix `layer`.<number>.
 
     qkv         fused tensor of queries, keys and values, which replaces `query`, `key` and `value`
+    output_gate tensor of the gate of the attention; "" where it is fused with the queries
     gate_up     fused tensor of gate and up, which replaces `gate` and `up`
     transposed  whether projections are stored as [inputs, outputs]
     bare        prefix of all names that a checkpoint may omit
@@ -84,6 +85,7 @@ class Names:
     value: str = "self_attn.v_proj"
     qkv: str = ""
     output: str = "self_attn.o_proj"
+    output_gate: str = ""
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
     gate: str = "mlp.gate_proj"

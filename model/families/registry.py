@@ -73,6 +73,7 @@ FAMILIES: dict[str, Family] = {
     "kimi_k2": Family("model.families.deepseek", "read_deepseek_v3", "DeepseekV3ForCausalLM"),
     "glm4_moe_lite": Family("model.families.deepseek", "read_glm4_moe_lite", "Glm4MoeLiteForCausalLM"),
     "glm4_moe": Family("model.families.glm", "read_glm4_moe", "Glm4MoeForCausalLM"),
+    "afmoe": Family("model.families.afmoe", "read_afmoe", "AfmoeForCausalLM"),
     "solar_open": Family("model.families.glm", "read_solar_open", "SolarOpenForCausalLM"),
     "minimax_m2": Family("model.families.minimax", "read_minimax_m2", "MiniMaxM2ForCausalLM"),
     "mamba": Family("model.families.mamba", "read_mamba", "MambaForCausalLM"),

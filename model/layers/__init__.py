@@ -18,8 +18,8 @@ def _find_in_block(block: Block) -> Iterator[str]:
     if isinstance(block.mlp, Experts):
         if block.mlp.inner_norms:
             yield "norms inside routed experts"
-        if not block.norms.before or block.norms.after or block.norms.bias:
-            yield "routed experts without an RMSNorm right before them alone"
+        if not block.norms.before or block.norms.bias:
+            yield "routed experts without an RMSNorm right before them"
     if isinstance(block.mlp, Mlp) and block.mlp.sparse:
         yield "sparse activations"
     if block.streams is not None:

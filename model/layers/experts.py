@@ -40,7 +40,7 @@ from model.layers.launch import (
 )
 from model.layers.layer import Constant, Stateless, States
 from model.layers.mlp import FeedForward, apply_activation
-from model.layers.norm import Norm
+from model.layers.norm import Norm, add_residual
 from model.layers.precision import FLOAT32
 from model.layers.projection import Projection
 from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, even_span
@@ -65,7 +65,7 @@ class RoutedExperts(Stateless):
 
     `routing` has the rules of routing and the sizes. `shared` are the projections of shared experts, and `shared_gate`
     [1, hidden] is their gate. `choice_bias` is the checkpoint tensor of a bias that changes only which experts are
-    selected.
+    selected. `after` normalises the sum of routed and shared experts before it is added to x.
     """
 
     name: str
@@ -77,6 +77,7 @@ class RoutedExperts(Stateless):
     shared: ExpertProjections | None = None
     choice_bias: str | None = None
     shared_gate: Projection | None = None
+    after: Norm | None = None
 
     @property
     def _w_router(self) -> Weight:
@@ -141,11 +142,12 @@ class RoutedExperts(Stateless):
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """Weights of the norm, the router, the shared experts, and the routed experts."""
+        """Weights of the norm, the router, the shared experts, the routed experts, and the norm after them."""
         shared = () if self._shared_block is None else self._shared_block.weights[len(self.norm.weights) :]
         router = (self._w_router, self._b_router, self._b_choice)
         optional_weights = (*router, *shared, *self._matrices, *self._biases)
-        return (*self.norm.weights, *(weight for weight in optional_weights if weight is not None))
+        after = () if self.after is None else self.after.weights
+        return (*self.norm.weights, *(weight for weight in optional_weights if weight is not None), *after)
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """Return the id of a rank's first expert, [1, 1] int32; empty without expert parallelism."""
@@ -159,7 +161,7 @@ class RoutedExperts(Stateless):
         return Value(f"{self.name}.first", (1, 1), INT32)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Return the launches of the router, of the shared experts, and of the routed experts."""
+        """Return the launches of the router, the shared experts, the routed experts, and the norm after them."""
         tokens = step.local_rows
         x = Value("x", (tokens, self.hidden), step.activations)
         matrix = self._w_router.value(step)
@@ -185,8 +187,25 @@ class RoutedExperts(Stateless):
             product(tokens, matrix),
             tokens,
         )
-        shared = () if self._shared_block is None else self._shared_block.launches(step)
-        return (route, *shared, *self._exchange_and_compute(step, x, routed_rows))
+        launches = [route]
+        if self._shared_block is not None:
+            launches.append(replace(self._shared_block, after=self.after).launches(step)[0])
+        launches += self._exchange_and_compute(step, routed_rows)
+        if self.after is not None:
+            total = Value(self._sum_name, x.shape, x.dtype)
+            launches.append(self.after.launch(step, total, "x", "after the experts", x))
+        return launches
+
+    @property
+    def _sum_name(self) -> str:
+        """Name of the array to which the experts add; with a norm after them it is without the residual."""
+        return "x" if self.after is None else "mlp"
+
+    def _addend(self, step: StepShape, rows: int) -> Value | None:
+        """Return the rows to which the experts add; None with a norm after them and without shared experts."""
+        if self.after is not None and self.shared is None:
+            return None
+        return Value(self._sum_name, (rows, self.hidden), step.activations)
 
     def _routed_rows(self, step: StepShape, rows: int, name: str = "") -> tuple[Value, Value, Value]:
         """Return the normalised rows, the routing weights [rows, K] and the expert ids [rows, K] of `rows` rows.
@@ -200,9 +219,7 @@ class RoutedExperts(Stateless):
             Value(f"{name}{EXPERT_IDS}", chosen, INT32),
         )
 
-    def _exchange_and_compute(
-        self, step: StepShape, x: Value, chosen: tuple[Value, Value, Value]
-    ) -> list[Launch]:
+    def _exchange_and_compute(self, step: StepShape, chosen: tuple[Value, Value, Value]) -> list[Launch]:
         """Return the launch of the routed experts, enclosed by exchanges over expert ranks and sequence ranks."""
         local_experts, down = self.routing.count // step.expert_ranks, self._biases[2]
         exchanges: list[tuple[Axis, int, str, str, Value | None]] = []
@@ -211,11 +228,10 @@ class RoutedExperts(Stateless):
         if step.sequence_ranks > 1:
             exchanges.append((Axis.tensor, step.sequence_ranks, "whole_", "rows of a group", None))
         before, after = list[Launch](), list[Launch]()
-        residual: Value | None = x
-        result = x.name
+        residual, result = self._addend(step, step.local_rows), self._sum_name
         for axis, ranks, name, label, first in exchanges:
             received = self._routed_rows(step, ranks * chosen[0].shape[0], name)
-            results = Value(f"{name}expert_results", received[0].shape, x.dtype)
+            results = Value(f"{name}expert_results", received[0].shape, step.activations)
             work = LeastWork(0.0, 2.0 * sum(array.nbytes for array in received))
             names = tuple(array.name for array in received)
             choices = dict(zip(("n", "weights", "ids"), chosen))
@@ -257,7 +273,7 @@ class RoutedExperts(Stateless):
             "absent": divided,
         }
         if not name:
-            arguments |= {"residual": Value("x", (rows, self.hidden), step.activations)}
+            arguments |= {"residual": self._addend(step, rows)}
         if not cut:  # otherwise experts_combine sums over the ranks and adds the bias once
             arguments |= {"replica_group": Axis.tensor, "b_down": b_down}
         choices = rows // step.expert_ranks * self.routing.per_token
@@ -265,7 +281,7 @@ class RoutedExperts(Stateless):
         elements = sum(prod(matrix.shape) for matrix in matrices) / local_experts
         nbytes = sum(matrix.nbytes for matrix in matrices) / local_experts
         work = LeastWork(choices * elements * 2.0, min(choices, local_experts) * nbytes)
-        result = f"{name}expert_results" if name else "x"
+        result = f"{name}expert_results" if name else self._sum_name
         launch = Launch("experts_decode", arguments, (result,), work, rows, growth=Growth.experts)
         # experts_prefill sorts rows by expert and takes more rows than experts_decode.
         return launch if launch.refusal is None else replace(launch, kernel="experts_prefill")
@@ -296,9 +312,12 @@ class RoutedExperts(Stateless):
 
         Rounded are the weighted gated products, the sum with the shared experts, and the sum with the residual.
         """
-        normed = self.norm.reference(x, numpy)
-        if self._shared_block is not None:
-            x = self._shared_block.reference(x, span, states, numpy)
+        normed, shared = self.norm.reference(x, numpy), self._shared_block
+        residual = x
+        if self.after is not None:
+            x = np.zeros_like(x) if shared is None else numpy.rounded(shared.compute_output(x, numpy))
+        elif shared is not None:
+            x = shared.reference(x, span, states, numpy)
         ids, weights = self._route(numpy.product(normed, self.router), numpy)
         numpy.observe(Seen.experts, ids, weights)
         products = []
@@ -311,7 +330,10 @@ class RoutedExperts(Stateless):
             inner = apply_gated_activation(gate, up, self.routing.activation)
             products.append((rows, numpy.rounded(inner * weight), expert.down))
             total[rows] += weight * numpy.bias(expert.down)
-        return numpy.rounded(total + numpy.sum_expert_products((len(x), self.hidden), products, even_span))
+        total = numpy.rounded(total + numpy.sum_expert_products((len(x), self.hidden), products, even_span))
+        if self.after is None:
+            return total
+        return add_residual(residual, self.after.reference(total, numpy), None, numpy)
 
     def _route(self, logits: np.ndarray, numpy: Arithmetic) -> tuple[np.ndarray, np.ndarray]:
         """Return expert ids and routing weights [tokens, K], best first; ties take the lower id."""

@@ -113,6 +113,13 @@ class FeedForward(Stateless):
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Compute the block in NumPy for x [tokens, hidden]; the input of `down` and the result are rounded."""
+        y = self.compute_output(x, numpy)
+        if self.after is not None:
+            y = self.after.reference(numpy.rounded(y), numpy)
+        return add_residual(x, y, self.scale, numpy)
+
+    def compute_output(self, x: np.ndarray, numpy: Arithmetic) -> np.ndarray:
+        """Return what the block adds to x [tokens, hidden], before the norm after it; the result is not rounded."""
         normed = x if self.norm is None else self.norm.reference(x, numpy)
         inner = numpy.product(normed, self.up)
         if self.gate is None:
@@ -122,9 +129,7 @@ class FeedForward(Stateless):
         y = numpy.sum_partial_products(numpy.rounded(inner), self.down, even_span)
         if self.row_gate is not None:
             y = y / (1 + np.exp(-numpy.product(normed, self.row_gate)))
-        if self.after is not None:
-            y = self.after.reference(numpy.rounded(y), numpy)
-        return add_residual(x, y, self.scale, numpy)
+        return y
 
 
 def apply_activation(x: np.ndarray, activation: str) -> np.ndarray:

@@ -122,7 +122,7 @@ def reordered(weights: dict[str, Any], seed: int) -> dict[str, Any]:
         if module == "experts":  # stacked: [experts, out, in], those of gpt-oss [experts, in, out]
             first = 1 if f"{name}_bias" in weights else 2
             return {"gate_up_proj": first, "down_proj": 3 - first, "down_proj_bias": 1}.get(kind)
-        if kind in ("sinks", "e_score_correction_bias"):
+        if kind in ("sinks", "e_score_correction_bias", "expert_bias"):
             return None
         if module in _OTHERS or name.endswith(_INNER_NORMS) or kind == "layer_scalar":
             return None

@@ -84,6 +84,8 @@ def test_a_rank_holds_whole_experts_and_the_others_weights_once(tmp_path: Path) 
     deep_except(
         [
             ("olmoe", Mesh(1, 2, expert=2)),
+            ("afmoe", Mesh(1, 2, expert=2)),
+            ("afmoe", Mesh(2, 2, sequence=True, expert=2)),
             ("gpt-oss", Mesh(2, 2, expert=2)),
             ("gpt-oss with yarn", Mesh(1, 3, expert=3)),
             ("qwen3-next", Mesh(2, 3, expert=3)),

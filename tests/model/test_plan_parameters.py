@@ -69,6 +69,7 @@ WITHOUT_CONFIG = {
     "glm4_moe",
     "glm4_moe_lite",
     "solar_open",
+    "afmoe",
     "qwen2",
     "gemma4_text",
     "gemma4",

@@ -205,3 +205,52 @@ def test_parameters_of_mistral_3_are_those_of_transformers(tmp_path, changes) ->
         model = transformers.Mistral3ForConditionalGeneration(transformers.Mistral3Config(**fields))
     planned = load_model(write(tmp_path, {**fields, "model_type": "mistral3"}))
     assert planned.total == sum(parameter.numel() for parameter in model.parameters())
+
+
+AFMOE: dict[str, Any] = {
+    **TINY,
+    "architectures": ["AfmoeForCausalLM"],
+    "model_type": "afmoe",
+    "num_hidden_layers": 4,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "num_shared_experts": 1,
+    "sliding_window": 16,
+}
+
+
+def test_afmoe_rotates_in_layers_with_a_window_alone(tmp_path) -> None:
+    config = load_config(write(tmp_path, AFMOE, head_dim=8))
+    mixers = [block.mixer for block in config.blocks]
+    assert all(isinstance(mixer, GroupedAttention) and mixer.output_gate for mixer in mixers)
+    kinds = [(mixer.window, mixer.positions is None) for mixer in mixers]
+    assert kinds == [(16, False)] * 3 + [(None, True)]
+    assert experts(tmp_path) == [False, True, True, True]
+    assert config.embedding_scale == 1.0
+    assert config.blocks[1].norms.after
+    changed = load_config(
+        write(tmp_path, AFMOE, head_dim=8, num_dense_layers=0, mup_enabled=True, global_attn_every_n_layers=2)
+    )
+    windows = [block.mixer.window for block in changed.blocks]
+    assert windows == [16, None, 16, None]
+    assert all(isinstance(block.mlp, Experts) for block in changed.blocks)
+    assert changed.embedding_scale == 32**0.5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layer_types": ["sliding_attention"]},
+        {"num_experts": 0},
+        {"num_experts_per_tok": 9},
+        {"num_shared_experts": -1},
+        {"num_dense_layers": "1"},
+        {"route_scale": 0},
+        {"mup_enabled": "yes"},
+        {"global_attn_every_n_layers": 0},
+    ],
+)
+def test_hostile_fields_of_afmoe_are_refused_by_name(tmp_path, changes) -> None:
+    with pytest.raises(ModelError, match=next(iter(changes))):
+        load_config(write(tmp_path, AFMOE, **changes))

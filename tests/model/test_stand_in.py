@@ -62,7 +62,7 @@ def test_a_refusal_proposes_the_nearest_family_and_that_family_plans_it(tmp_path
         "ignores"
     )
     config = read_config(path, "mixtral")
-    assert (config.model_type, config.blocks[0].mlp.count) == ("mixtral", 4)  # type: ignore[union-attr]
+    assert (config.model_type, config.blocks[0].mlp.count) == ("mixtral", 4)
     assert config.blocks == read_config(write(tmp_path, EXPERTS, model_type="mixtral")).blocks
 
 

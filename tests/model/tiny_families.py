@@ -360,6 +360,39 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             tie_word_embeddings=True,
         ),
     ),
+    "afmoe": (
+        "Afmoe",
+        dict(
+            num_hidden_layers=4,
+            head_dim=12,
+            num_experts=8,
+            num_experts_per_tok=3,
+            moe_intermediate_size=13,
+            num_shared_experts=1,
+            num_dense_layers=1,
+            route_scale=2.5,
+            sliding_window=5,
+            global_attn_every_n_layers=2,
+            mup_enabled=True,
+        ),
+    ),
+    "afmoe with a window in all layers": (
+        "Afmoe",
+        dict(
+            num_hidden_layers=2,
+            head_dim=16,
+            num_experts=16,
+            num_experts_per_tok=2,
+            moe_intermediate_size=22,
+            num_shared_experts=2,
+            num_dense_layers=0,
+            sliding_window=7,
+            layer_types=["sliding_attention"] * 2,
+            num_key_value_heads=1,
+            attention_bias=True,
+            tie_word_embeddings=True,
+        ),
+    ),
     "solar-open": (
         "SolarOpen",
         dict(
@@ -493,7 +526,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 FEATURES = {
-    "plain attention": ["mistral", "phi3", "llama with biases", "smollm3"],
+    "plain attention": ["mistral", "phi3", "llama with biases", "smollm3", "ministral3"],
     "one key/value head": [
         "mistral with a window",
         "gemma3",
@@ -501,15 +534,23 @@ FEATURES = {
         "gemma2 without caps",
     ],
     "windows": ["ministral", "qwen2 with windows", "smollm3 with windows", "gemma3"],
-    "keys normalised whole": ["olmo2", "olmoe"],
+    "keys normalised whole": ["olmo2", "olmoe", "minimax-m2"],
     "layers of other head sizes": [
         "gemma4 with one key/value head",
         "gemma4 with keys as values",
         "gemma4",
     ],
-    "experts": ["mixtral with a window", "qwen3 with experts", "gpt-oss with yarn", "olmoe"],
-    "latent attention": ["deepseek v3", "deepseek v2", "deepseek v2 with groups"],
-    "states": ["mamba", "mamba2", "qwen3-next with an mlp and biases"],
+    "experts": [
+        "mixtral with a window",
+        "qwen3 with experts",
+        "gpt-oss with yarn",
+        "olmoe",
+        "glm4-moe",
+        "solar-open",
+    ],
+    "experts between norms": ["afmoe"],
+    "latent attention": ["deepseek v3", "deepseek v2", "deepseek v2 with groups", "glm4-moe-lite"],
+    "states": ["mamba", "mamba2", "qwen3-next with an mlp and biases", "qwen3.5", "qwen3.5 with experts"],
     "scaled residuals": ["granite"],
     "biases of all projections": ["gpt2 untied"],
 }
