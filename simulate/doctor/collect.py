@@ -1,4 +1,4 @@
-"""Reads a machine: metadata of packages, a few files, the environment, and commands that list what there is."""
+"""Collection of facts about a machine: package metadata, files, environment variables, outputs of listing commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from simulate.doctor.machine import (
     Machine,
     Package,
 )
-from simulate.doctor.mends import OS_RELEASE
+from simulate.doctor.repair_commands import OS_RELEASE
 from simulate.vendor_packages import FIRST_GENUINE
 
 _READ = (DRIVER_VERSION, MODULES, PRODUCT, OS_RELEASE)
@@ -30,40 +30,44 @@ _NOTED = (RUNTIME_LIBRARY, f"{TOOLS}/neuron-ls")
 _DEVICE_FACTS = ("core_count", "info/architecture/instance_type")
 _DPKG = "dpkg-query --show '--showformat=${Package} ${Version} ${db:Status-Status}\\n' 'aws-neuronx-*'"
 _RPM = "rpm --query --all '--queryformat=%{NAME} %{VERSION} installed\\n' 'aws-neuronx-*'"
-_PATIENCE_SECONDS = 10.0  # of each command; neuron-ls waits for a device that does not answer
+_PATIENCE_SECONDS = 10.0  # limit for each command; neuron-ls waits for devices that do not answer
 _MOST_CHARACTERS = 1 << 20
 
 Run = Callable[[str], "str | None"]
 
 
 def collect(root: Path = Path("/"), run: Run | None = None) -> Machine:
-    """What is known of this machine. `root` is the folder of its file system; `run` gives a command's stdout, or None.
+    """Collect the facts about this machine.
 
-    Nothing is imported and nothing is changed. A file that cannot be read and a command that is not there, fails, or
-    takes longer than ten seconds are left out.
+    Imports and changes nothing. Unreadable files are left out, as are commands that are absent, fail, or
+    exceed ten seconds.
+
+    Args:
+        root: Root folder of the file system.
+        run: Returns a command's stdout, or None; by default `run_command`.
     """
-    run = run or output
+    run = run or run_command
     variables = dict(os.environ)
     outputs = {command: text for command in (NEURON_LS, MODINFO) if (text := run(command)) is not None}
     return Machine(
         python=platform.python_version(),
-        packages=dict(_packages()),
-        system_packages=_system_packages(run),
-        files=dict(_files(root)),
+        packages=dict(_read_packages()),
+        system_packages=_list_system_packages(run),
+        files=dict(_read_files(root)),
         variables=variables,
         outputs=outputs,
     )
 
 
-def output(command: str) -> str | None:
-    """The stdout of a command that lists something; None where it is not there, fails or does not end."""
+def run_command(command: str) -> str | None:
+    """Run a listing command and return its stdout; None if it is absent, fails or exceeds the time limit."""
     words = shlex.split(command)
-    found = shutil.which(words[0]) or shutil.which(words[0], path=TOOLS)
-    if found is None:
+    executable = shutil.which(words[0]) or shutil.which(words[0], path=TOOLS)
+    if executable is None:
         return None
     try:
-        ran = subprocess.run(
-            [found, *words[1:]],
+        process = subprocess.run(
+            [executable, *words[1:]],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_PATIENCE_SECONDS,
@@ -71,41 +75,44 @@ def output(command: str) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return ran.stdout[:_MOST_CHARACTERS].decode(errors="replace")
+    return process.stdout[:_MOST_CHARACTERS].decode(errors="replace")
 
 
-def _packages() -> Iterator[tuple[str, Package]]:
+def _read_packages() -> Iterator[tuple[str, Package]]:
+    """Yield (name, package) for every installed package of the vendor, and PyTorch."""
     for name in (*FIRST_GENUINE, "torch"):
         try:
-            found = metadata.distribution(name)
-            version = found.version
-            code = [file for file in found.files or [] if file.suffix in (".py", ".so")]
+            distribution = metadata.distribution(name)
+            version = distribution.version
+            code = [file for file in distribution.files or [] if file.suffix in (".py", ".so")]
         except (metadata.PackageNotFoundError, OSError, ValueError, KeyError):
             continue
-        if isinstance(version, str):  # None where the metadata are damaged
+        if isinstance(version, str):  # None if the metadata are damaged
             yield name, Package(version, len(code))
 
 
-def _system_packages(run: Run) -> Mapping[str, str]:
-    """The installed packages of the vendor, by the system's own list."""
-    listed = f"{run(_DPKG) or ''}\n{run(_RPM) or ''}"
-    rows = (line.split() for line in listed.splitlines())
+def _list_system_packages(run: Run) -> Mapping[str, str]:
+    """Return the versions of the vendor's installed system packages, by dpkg or rpm."""
+    listing = f"{run(_DPKG) or ''}\n{run(_RPM) or ''}"
+    rows = (line.split() for line in listing.splitlines())
     return {row[0]: row[1] for row in rows if len(row) == 3 and row[2] == "installed"}
 
 
-def _files(root: Path) -> Iterator[tuple[str, str]]:
+def _read_files(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of the files that describe the machine; devices and libraries have an empty text."""
     devices = sorted((root / "sys/devices/virtual/neuron_device").glob("neuron*"))
     facts = [device / fact for device in devices for fact in _DEVICE_FACTS]
-    for path in (*(root / each.lstrip("/") for each in _READ), *facts):
+    for path in (*(root / name.lstrip("/") for name in _READ), *facts):
         try:
             with open(path, "rb") as file:
-                yield _name(path, root), file.read(_MOST_CHARACTERS).decode(errors="replace")
+                yield _absolute_name(path, root), file.read(_MOST_CHARACTERS).decode(errors="replace")
         except OSError:
             continue
-    noted = [root / each.lstrip("/") for each in _NOTED]
-    for path in (*(root / "dev").glob("neuron*"), *(each for each in noted if each.exists())):
-        yield _name(path, root), ""
+    checked_paths = [root / name.lstrip("/") for name in _NOTED]
+    for path in (*(root / "dev").glob("neuron*"), *(path for path in checked_paths if path.exists())):
+        yield _absolute_name(path, root), ""
 
 
-def _name(path: Path, root: Path) -> str:
+def _absolute_name(path: Path, root: Path) -> str:
+    """Return the absolute name of a path below the root folder."""
     return f"/{path.relative_to(root).as_posix()}"

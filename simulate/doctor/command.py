@@ -1,4 +1,4 @@
-"""The command `doctor`: what is installed, what works, and what to mend."""
+"""The command `doctor`: installed software, working parts, and repairs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from simulate.bind import BACKEND_VARIABLE, install
 from simulate.doctor import host, packages, variables
 from simulate.doctor.collect import collect
 from simulate.doctor.finding import Finding
-from simulate.doctor.machine import LNC, VIRTUAL, Machine, counted
-from simulate.doctor.releases import described
+from simulate.doctor.machine import LNC, VIRTUAL, Machine, format_chip_count
+from simulate.doctor.releases import describe_releases
 from simulate.hardware import hardware
 from simulate.isa import INSTRUCTIONS
 from simulate.level import LEVEL_VARIABLE, RULES_VARIABLE
@@ -29,43 +29,47 @@ from simulate.run.issue import issue_call
 from simulate.world import launch
 
 _ALWAYS = ("nki", "neuronx-cc", "torch-neuronx", "libneuronxla")
-"""The vendor's packages that are listed where they are not installed, too."""
+"""The vendor's packages that are listed even if they are not installed."""
 _LAST_BETA1 = (2, 22)  # neuronx-cc of SDK 2.27, the last release with neuronxcc.nki
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Say what is installed, what `import nki` and the target would be here, whether a kernel runs, what to mend."""
+    """Print what is installed, the backend of `import nki`, the target, whether a kernel runs, and repairs.
+
+    Returns:
+        The exit status: 0 without findings, 1 with findings, 2 if the JSON file cannot be written.
+    """
     machine = collect()
-    facts = facts_of(machine)
-    answers, failed = _answers()
-    found = [*findings(machine), *failed]
+    facts = collect_facts(machine)
+    answers, failures = _check_backend()
+    findings = [*find_problems(machine), *failures]
     try:
         with json_document(options.json, Outputs(imported_files), "doctor") as contents:
-            _report({**facts, **answers}, found)
+            _report({**facts, **answers}, findings)
             contents["found"] = {**facts, **answers}
-            contents["findings"] = [each._asdict() for each in found]
-            contents["works"] = not found
+            contents["findings"] = [finding._asdict() for finding in findings]
+            contents["works"] = not findings
     except InvalidArgument as refused:
         error(refused)
         return 2
-    return 1 if found else 0
+    return 1 if findings else 0
 
 
-def findings(machine: Machine) -> list[Finding]:
-    """All that is to be mended on a machine, packages first; a pure function of it."""
+def find_problems(machine: Machine) -> list[Finding]:
+    """Return all findings on a machine, packages first. Depends on the record alone."""
     finders = (*packages.FINDERS, *host.FINDERS, *variables.FINDERS)
     return [finding for finder in finders for finding in finder(machine)]
 
 
-def facts_of(machine: Machine) -> dict[str, str]:
-    """What is installed and what is there, by its label; of an instance its driver, runtime, cores and LNC, too."""
+def collect_facts(machine: Machine) -> dict[str, str]:
+    """Return the installed software and hardware by label; on an instance also driver, runtime, cores and LNC."""
     facts = {"Python": machine.python}
     for name in ("numpy", "ml_dtypes", "torch"):
-        facts[name] = _version(name)
+        facts[name] = _get_version(name)
     for name in dict.fromkeys((*_ALWAYS, *machine.packages)):
         if name != "torch":
-            facts[name] = _package(machine, name)
-    facts["NKI"] = _which_nki(machine)
+            facts[name] = _describe_package(machine, name)
+    facts["NKI"] = _describe_nki(machine)
     chips = len(machine.device_files)
     facts["chip"] = (
         f"{chips} of the family {machine.family or 'unknown'}" if chips else "no Neuron device files"
@@ -73,60 +77,63 @@ def facts_of(machine: Machine) -> dict[str, str]:
     optional = {
         "driver": machine.driver and f"{machine.driver}{'' if machine.module_loaded else ', not loaded'}",
         "runtime": machine.runtime,
-        "SDK": described(machine),
-        "cores": _cores(machine),
-        "LNC": _lnc(machine),
+        "SDK": describe_releases(machine),
+        "cores": _describe_cores(machine),
+        "LNC": _describe_lnc(machine),
     }
-    return {**facts, **{label: value for label, value in optional.items() if value}}
+    return {**facts, **{label: fact for label, fact in optional.items() if fact}}
 
 
-def _report(facts: dict[str, str], found: list[Finding]) -> None:
-    show([table("", [(label, Hanging(value, 0)) for label, value in facts.items()], left=(0, 1), firm=(0,))])
-    for finding in found:  # whole lines, so that commands and addresses can be copied
+def _report(facts: dict[str, str], findings: list[Finding]) -> None:
+    """Print facts and findings."""
+    show([table("", [(label, Hanging(fact, 0)) for label, fact in facts.items()], left=(0, 1), firm=(0,))])
+    for finding in findings:  # without line breaks, so that commands and addresses can be copied
         page = f"\n  {finding.page}" if finding.page else ""
         show_lines(f"\nto mend: {finding.says}\n  {finding.mend}{page}")
 
 
-def _answers() -> tuple[dict[str, str], list[Finding]]:
-    """What `import nki` and the target would be in this process, and whether a small kernel runs."""
-    answers, failed = {}, []
-    for label, asked, decide in (
+def _check_backend() -> tuple[dict[str, str], list[Finding]]:
+    """Return the backend of `import nki`, the target and the outcome of a small kernel, and findings about failures."""
+    answers, failures = {}, []
+    for label, query, settings in (
         ("import nki", install, (BACKEND_VARIABLE, LEVEL_VARIABLE, RULES_VARIABLE)),
         ("target", lambda: target_hardware().label, (TARGET_VARIABLE,)),
     ):
         try:
-            answers[label] = asked()
+            answers[label] = query()
         except NkwError as refused:
             answers[label] = str(refused)
-            mend = f"unset {' '.join(each for each in decide if each in os.environ)}"
-            failed.append(Finding(label.replace(" ", "-"), refused.message, mend, ""))
-    answers["simulator"] = _simulator()
+            repair = f"unset {' '.join(variable for variable in settings if variable in os.environ)}"
+            failures.append(Finding(label.replace(" ", "-"), refused.message, repair, ""))
+    answers["simulator"] = _check_simulator()
     if answers["simulator"] != _RIGHT:
-        again = "python -m pip install --force-reinstall nki-workbench"
-        failed.append(Finding("simulator", answers["simulator"], again, ""))
-    return answers, failed
+        reinstall = "python -m pip install --force-reinstall nki-workbench"
+        failures.append(Finding("simulator", answers["simulator"], reinstall, ""))
+    return answers, failures
 
 
-def _version(package: str) -> str:
+def _get_version(package: str) -> str:
+    """Return the version of a Python package, or "not installed"."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
 
 
-def _package(machine: Machine, name: str) -> str:
-    found = machine.packages.get(name)
-    if found is None:
+def _describe_package(machine: Machine, name: str) -> str:
+    """Return the version of one of the vendor's packages, with a note about a placeholder."""
+    package = machine.packages.get(name)
+    if package is None:
         return "not installed"
     return (
-        f"{found.version}, a placeholder that cannot be used"
+        f"{package.version}, a placeholder that cannot be used"
         if machine.is_placeholder(name)
-        else found.version
+        else package.version
     )
 
 
-def _which_nki(machine: Machine) -> str:
-    """Which of the vendor's languages is installed."""
+def _describe_nki(machine: Machine) -> str:
+    """Return the installed languages of the vendor with their versions."""
     compiler = machine.version("neuronx-cc")
     names = [f"nki {machine.packages['nki'].version}"] if machine.version("nki") else []
     if compiler and compiler <= _LAST_BETA1:
@@ -134,36 +141,39 @@ def _which_nki(machine: Machine) -> str:
     return " and ".join(names) or "none of the vendor's"
 
 
-def _cores(machine: Machine) -> str | None:
-    holders = [each for device in machine.devices for each in device.holders]
+def _describe_cores(machine: Machine) -> str | None:
+    """Return the number of cores, and the processes that use them; None if it is unknown."""
+    holders = [holder for device in machine.devices for holder in device.holders]
     used = f"; in use by {', '.join(dict.fromkeys(holders))}" if holders else ""
     cores = sum(device.cores for device in machine.devices)
-    return f"{cores} on {counted(machine.devices)}{used}" if cores else None
+    return f"{cores} on {format_chip_count(machine.devices)}{used}" if cores else None
 
 
-def _lnc(machine: Machine) -> str | None:
-    """The degree of the variables, and the one that the driver has its cores in."""
-    asked = [f"{name}={machine.variables[name]}" for name in (LNC, VIRTUAL) if name in machine.variables]
-    have = {str(device.lnc) for device in machine.devices if device.lnc is not None}
-    return ", ".join([*(["/".join(sorted(have)) + " by neuron-ls"] if have else []), *asked]) or None
+def _describe_lnc(machine: Machine) -> str | None:
+    """Return the LNC degree of the driver and those that the variables set; None if there is none."""
+    settings = [f"{name}={machine.variables[name]}" for name in (LNC, VIRTUAL) if name in machine.variables]
+    degrees = {str(device.lnc) for device in machine.devices if device.lnc is not None}
+    return ", ".join([*(["/".join(sorted(degrees)) + " by neuron-ls"] if degrees else []), *settings]) or None
 
 
 _RIGHT = "a small kernel ran and returned the right answer"
 
 
-def _simulator() -> str:
-    """Run one matmul and compare it with numpy; small integers, so that both are exact."""
+def _check_simulator() -> str:
+    """Run a matmul and compare it with numpy; small integers make both exact."""
     try:
-        return _RIGHT if _trial() else "a small kernel ran and returned a wrong answer"
+        return _RIGHT if _run_small_kernel() else "a small kernel ran and returned a wrong answer"
     except Exception as failed:
         return f"a small kernel failed: {type(failed).__name__}: {failed}"
 
 
-def _trial() -> bool:
+def _run_small_kernel() -> bool:
+    """Return whether a small kernel returns the right product."""
+
     def kernel(stationary: NkiTensor, moving: NkiTensor) -> NkiTensor:
         core = current_core()
         float32 = as_dtype("float32")
-        tiles = [core.allocate(each.shape, float32) for each in (stationary, moving)]
+        tiles = [core.allocate(operand.shape, float32) for operand in (stationary, moving)]
         sums = core.allocate((4, 3), float32, MemoryRegion.psum)
         copied = core.allocate((4, 3), float32)
         out = core.allocate((4, 3), float32, MemoryRegion.shared_hbm)

@@ -1,4 +1,4 @@
-"""What `doctor` reports: one sentence, the command that mends it, and the page that documents it."""
+"""Findings of `doctor`: a sentence, a command that repairs the problem, and the page that documents it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from simulate.doctor.machine import Machine
 
 
 class Finding(NamedTuple):
-    """Something to mend. `name` is stable; `page` is empty where the rule is the project's own."""
+    """A problem with its repair.
+
+    `name` is stable; `page` is empty for the project's own rules.
+    """
 
     name: str
     says: str
@@ -18,4 +21,4 @@ class Finding(NamedTuple):
 
 
 Finder = Callable[[Machine], Iterator[Finding]]
-"""A pure function of a machine."""
+"""Function that yields the findings on a machine and depends on the record alone."""

@@ -1,13 +1,13 @@
-"""Findings about Python packages: placeholders, versions that do not fit together, packages whose support has ended."""
+"""Findings about Python packages: placeholders, incompatible versions, packages without further support."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from simulate.doctor.finding import Finder, Finding
-from simulate.doctor.machine import COLLECTIVES, RUNTIME, Machine, dotted, generation
-from simulate.doctor.mends import installs
-from simulate.doctor.releases import ARTIFACTS, installed, page, release_of
+from simulate.doctor.machine import COLLECTIVES, RUNTIME, Machine, as_text, find_generation
+from simulate.doctor.releases import ARTIFACTS, find_installed, find_release, make_page_address
+from simulate.doctor.repair_commands import make_install_command
 from simulate.vendor_packages import FIRST_GENUINE, FIRST_TORCHNEURON, numbers
 
 _PIP = "python -m pip"
@@ -15,8 +15,8 @@ _FIRST_WITHOUT_BETA1 = (2, 23)  # neuronx-cc of SDK 2.28
 _LAST_WITH_TRANSFORMERS = (2, 21)  # neuronx-cc of SDK 2.26, the last release that lists transformers-neuronx
 
 
-def placeholder(machine: Machine) -> Iterator[Finding]:
-    """A package of the public index that has the name of one of the vendor's, and nothing in it."""
+def find_placeholders(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding for each placeholder: an unusable package with a vendor package's name."""
     for name in FIRST_GENUINE:
         if machine.is_placeholder(name):
             yield Finding(
@@ -24,12 +24,12 @@ def placeholder(machine: Machine) -> Iterator[Finding]:
                 f"{name} {machine.packages[name].version} is a placeholder of the public index that cannot be used; "
                 "the vendor's package comes from the vendor's own repository",
                 f"{_PIP} uninstall -y {name}",
-                page("setup/pytorch/manual"),
+                make_page_address("setup/pytorch/manual"),
             )
 
 
-def nrtpy_beside_nki(machine: Machine) -> Iterator[Finding]:
-    """Both wheels have files in one namespace."""
+def find_nrtpy_with_nki(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding if nrtpy and nki, which install files in the same namespace, share an environment."""
     if machine.version("nrtpy") and machine.version("nki"):
         yield Finding(
             "nrtpy-beside-nki",
@@ -37,125 +37,134 @@ def nrtpy_beside_nki(machine: Machine) -> Iterator[Finding]:
             "environment, nrtpy runs what was compiled in another",
             f"{_PIP} uninstall -y nrtpy && {_PIP} install --force-reinstall --no-deps "
             f"nki=={machine.packages['nki'].version}",
-            page("neuron-runtime/nrtpy/nrtpy-troubleshooting"),
+            make_page_address("neuron-runtime/nrtpy/nrtpy-troubleshooting"),
         )
 
 
-def python_of_the_release(machine: Machine) -> Iterator[Finding]:
-    """Each release names the versions of Python that its wheels support."""
+def find_unsupported_python(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding if the installed release does not support this version of Python."""
     for component, package in (("nki", "nki"), ("compiler", "neuronx-cc")):
         version = machine.version(package)
-        release = version and release_of(component, version)
+        release = version and find_release(component, version)
         if not release:
             continue
         oldest, newest = release.pythons
         if not oldest <= numbers(machine.python) <= newest:
             yield Finding(
                 "python-version",
-                f"{package} {dotted(version or ())} belongs to SDK {dotted(release.sdk)}, which supports Python "
-                f"{dotted(oldest)} to {dotted(newest)}; this is Python {machine.python}",
-                f"python{dotted(newest)} -m venv ~/neuron && ~/neuron/bin/{_PIP} install "
-                f"'{package}=={dotted(version or ())}.*'",
+                f"{package} {as_text(version or ())} belongs to SDK {as_text(release.sdk)}, which supports Python "
+                f"{as_text(oldest)} to {as_text(newest)}; this is Python {machine.python}",
+                f"python{as_text(newest)} -m venv ~/neuron && ~/neuron/bin/{_PIP} install "
+                f"'{package}=={as_text(version or ())}.*'",
                 ARTIFACTS,
             )
             return
 
 
-def compiler_beside_nki(machine: Machine) -> Iterator[Finding]:
-    """NKI and the compiler are released together."""
-    have = installed(machine)
-    if "nki" not in have or "compiler" not in have:
+def find_nki_mismatch(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding if nki and the compiler belong to different releases."""
+    versions = find_installed(machine)
+    if "nki" not in versions or "compiler" not in versions:
         return
-    ours, theirs = release_of("nki", have["nki"]), release_of("compiler", have["compiler"])
-    if ours is not None and theirs is not None and ours != theirs:
-        newer = max(ours, theirs)
+    nki_release, compiler_release = (
+        find_release("nki", versions["nki"]),
+        find_release("compiler", versions["compiler"]),
+    )
+    if nki_release is not None and compiler_release is not None and nki_release != compiler_release:
+        newer = max(nki_release, compiler_release)
         yield Finding(
             "nki-and-compiler",
-            f"nki {dotted(have['nki'])} belongs to SDK {dotted(ours.sdk)}, and neuronx-cc {dotted(have['compiler'])} "
-            f"to SDK {dotted(theirs.sdk)}",
-            f"{_PIP} install 'neuronx-cc=={dotted(newer.compiler)}.*' 'nki=={dotted(newer.nki or ())}.*'",
+            f"nki {as_text(versions['nki'])} belongs to SDK {as_text(nki_release.sdk)}, and neuronx-cc "
+            f"{as_text(versions['compiler'])} to SDK {as_text(compiler_release.sdk)}",
+            f"{_PIP} install 'neuronx-cc=={as_text(newer.compiler)}.*' 'nki=={as_text(newer.nki or ())}.*'",
             ARTIFACTS,
         )
 
 
-def nki_is_missing(machine: Machine) -> Iterator[Finding]:
-    """`neuronxcc.nki` ended with SDK 2.27; from then on NKI is a package of its own."""
+def find_missing_nki(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding if nki is missing next to a compiler without `neuronxcc.nki`, which ended with SDK 2.27."""
     compiler = machine.version("neuronx-cc")
     if compiler is None or compiler < _FIRST_WITHOUT_BETA1 or machine.version("nki"):
         return
-    release = release_of("compiler", compiler)
-    wanted = f"'nki=={dotted(release.nki)}.*'" if release and release.nki else "nki"
+    release = find_release("compiler", compiler)
+    requirement = f"'nki=={as_text(release.nki)}.*'" if release and release.nki else "nki"
     yield Finding(
         "no-nki",
-        f"neuronx-cc {dotted(compiler)} has no neuronxcc.nki any more, and nki is not installed: no kernel can be "
+        f"neuronx-cc {as_text(compiler)} has no neuronxcc.nki any more, and nki is not installed: no kernel can be "
         "compiled",
-        f"{_PIP} install {wanted}",
-        page("about-neuron/announcements/neuron2.x/announcement-end-of-support-neuronxcc-nki"),
+        f"{_PIP} install {requirement}",
+        make_page_address("about-neuron/announcements/neuron2.x/announcement-end-of-support-neuronxcc-nki"),
     )
 
 
-def transformers_neuronx_has_ended(machine: Machine) -> Iterator[Finding]:
-    """SDK 2.26 is the last release that lists it."""
+def find_ended_transformers(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding if transformers-neuronx has a compiler newer than SDK 2.26, the last to list it."""
     compiler = machine.version("neuronx-cc")
     if machine.version("transformers-neuronx") and compiler and compiler > _LAST_WITH_TRANSFORMERS:
         yield Finding(
             "transformers-neuronx",
-            f"transformers-neuronx was last released with SDK 2.26, and neuronx-cc {dotted(compiler)} is newer",
-            f"{_PIP} install 'neuronx-cc=={dotted(_LAST_WITH_TRANSFORMERS)}.*'",
+            f"transformers-neuronx was last released with SDK 2.26, and neuronx-cc {as_text(compiler)} is newer",
+            f"{_PIP} install 'neuronx-cc=={as_text(_LAST_WITH_TRANSFORMERS)}.*'",
             ARTIFACTS,
         )
 
 
-def torch_of_torch_neuronx(machine: Machine) -> Iterator[Finding]:
-    """The first two numbers of torch-neuronx are those of the PyTorch that it was built for."""
-    ours, torch = machine.version("torch-neuronx"), machine.version("torch")
-    if ours and torch and ours != torch:
+def find_torch_mismatch(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding if torch-neuronx was built for another version of PyTorch.
+
+    The first two numbers of its version are those of its PyTorch.
+    """
+    torch_neuronx, torch = machine.version("torch-neuronx"), machine.version("torch")
+    if torch_neuronx and torch and torch_neuronx != torch:
         yield Finding(
             "torch-version",
-            f"torch-neuronx {dotted(ours)} is built for PyTorch {dotted(ours)}, and PyTorch {dotted(torch)} is "
-            "installed",
-            f"{_PIP} install 'torch=={dotted(ours)}.*'",
-            page("release-notes/components/torchneuron"),
+            f"torch-neuronx {as_text(torch_neuronx)} is built for PyTorch {as_text(torch_neuronx)}, and PyTorch "
+            f"{as_text(torch)} is installed",
+            f"{_PIP} install 'torch=={as_text(torch_neuronx)}.*'",
+            make_page_address("release-notes/components/torchneuron"),
         )
 
 
-def torchneuron_of_the_chip(machine: Machine) -> Iterator[Finding]:
-    """TorchNeuron, torch-neuronx from 2.10 on, supports Trn2 and Trn3."""
-    ours, family = machine.version("torch-neuronx"), machine.family
-    if ours and ours >= FIRST_TORCHNEURON and family and generation(family) == "trn1":
+def find_unsupported_torchneuron(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding if TorchNeuron, torch-neuronx from 2.10 on, is installed on a chip before Trn2."""
+    torch_neuronx, family = machine.version("torch-neuronx"), machine.family
+    if torch_neuronx and torch_neuronx >= FIRST_TORCHNEURON and family and find_generation(family) == "trn1":
         yield Finding(
             "torchneuron-chip",
-            f"torch-neuronx {dotted(ours)} is TorchNeuron, which supports Trn2 and Trn3, and this is {family}; "
-            "torch-neuronx 2.9 with torch_xla is the last for it",
+            f"torch-neuronx {as_text(torch_neuronx)} is TorchNeuron, which supports Trn2 and Trn3, and this is "
+            f"{family}; torch-neuronx 2.9 with torch_xla is the last for it",
             f"{_PIP} install 'torch-neuronx==2.9.*'",
-            page("release-notes/components/torchneuron"),
+            make_page_address("release-notes/components/torchneuron"),
         )
 
 
-def compiler_newer_than_runtime(machine: Machine) -> Iterator[Finding]:
-    """A runtime refuses to load what a compiler of a later NEFF version wrote."""
-    have = installed(machine)
-    if "runtime" not in have or "compiler" not in have:
+def find_newer_compiler(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding if the compiler is newer than the runtime, which refuses NEFFs of later versions."""
+    versions = find_installed(machine)
+    if "runtime" not in versions or "compiler" not in versions:
         return
-    runtime, compiler = release_of("runtime", have["runtime"]), release_of("compiler", have["compiler"])
+    runtime, compiler = (
+        find_release("runtime", versions["runtime"]),
+        find_release("compiler", versions["compiler"]),
+    )
     if runtime is not None and compiler is not None and runtime < compiler:
         yield Finding(
             "compiler-and-runtime",
-            f"neuronx-cc {dotted(have['compiler'])} belongs to SDK {dotted(compiler.sdk)} and is newer than the "
-            f"runtime {dotted(have['runtime'])}, which may refuse what it compiles",
-            installs(machine, RUNTIME, COLLECTIVES, version=compiler.runtime),
-            page("neuron-runtime/nrt-troubleshoot"),
+            f"neuronx-cc {as_text(versions['compiler'])} belongs to SDK {as_text(compiler.sdk)} and is newer than the "
+            f"runtime {as_text(versions['runtime'])}, which may refuse what it compiles",
+            make_install_command(machine, RUNTIME, COLLECTIVES, version=compiler.runtime),
+            make_page_address("neuron-runtime/nrt-troubleshoot"),
         )
 
 
 FINDERS: tuple[Finder, ...] = (
-    placeholder,
-    nrtpy_beside_nki,
-    python_of_the_release,
-    compiler_beside_nki,
-    nki_is_missing,
-    transformers_neuronx_has_ended,
-    torch_of_torch_neuronx,
-    torchneuron_of_the_chip,
-    compiler_newer_than_runtime,
+    find_placeholders,
+    find_nrtpy_with_nki,
+    find_unsupported_python,
+    find_nki_mismatch,
+    find_missing_nki,
+    find_ended_transformers,
+    find_torch_mismatch,
+    find_unsupported_torchneuron,
+    find_newer_compiler,
 )

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from nkw.targets import TARGET_VARIABLE
 from simulate.doctor.finding import Finder, Finding
-from simulate.doctor.machine import LNC, VIRTUAL, Machine, dotted, generation
-from simulate.doctor.releases import page
+from simulate.doctor.machine import LNC, VIRTUAL, Machine, as_text, find_generation
+from simulate.doctor.releases import make_page_address
 from simulate.vendor_packages import numbers
 
 VISIBLE = "NEURON_RT_VISIBLE_CORES"
@@ -19,53 +19,57 @@ GROUPS = "NEURONCORE_GROUP_SIZES"
 ASYNC = "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS"
 _TARGET_FLAG = ("--target",)
 _LNC_FLAGS = ("--lnc", "-lnc", "--logical-nc-config")
-_LNC_BY_ENVIRONMENT = (0, 7)  # the first NKI whose kernels take their LNC degree from the variable
+_LNC_BY_ENVIRONMENT = (0, 7)  # first NKI whose kernels take their LNC degree from the variable
 
-_CONFIGURATION = page("neuron-runtime/guides/configuration-guide")
-_LNC_PAGE = page("about-neuron/arch/neuron-features/logical-neuroncore-config")
-_LNC_CHIP_PAGE = page("compiler/error-codes/EARG001")
-_LNC_KERNEL_PAGE = page("compiler/error-codes/EVRF066")
-_TARGET_PAGE = page("neuron-runtime/nrtpy/nrtpy-troubleshooting")
+_CONFIGURATION = make_page_address("neuron-runtime/guides/configuration-guide")
+_LNC_PAGE = make_page_address("about-neuron/arch/neuron-features/logical-neuroncore-config")
+_LNC_CHIP_PAGE = make_page_address("compiler/error-codes/EARG001")
+_LNC_KERNEL_PAGE = make_page_address("compiler/error-codes/EVRF066")
+_TARGET_PAGE = make_page_address("neuron-runtime/nrtpy/nrtpy-troubleshooting")
 
 
-def core_indices(text: str) -> list[int] | None:
-    """The indices that NEURON_RT_VISIBLE_CORES names: numbers and inclusive ranges, with commas; None for others."""
-    parts = [re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", each.strip()) for each in text.split(",")]
-    found: list[int] = []
-    for part in parts:
-        if part is None or int(part[2] or part[1]) < int(part[1]):
+def parse_core_indices(text: str) -> list[int] | None:
+    """Parse the cores of NEURON_RT_VISIBLE_CORES: numbers and inclusive ranges, separated by commas.
+
+    Returns:
+        None if the text has another form.
+    """
+    matches = [re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", entry.strip()) for entry in text.split(",")]
+    indices: list[int] = []
+    for match in matches:
+        if match is None or int(match[2] or match[1]) < int(match[1]):
             return None
-        found += range(int(part[1]), int(part[2] or part[1]) + 1)
-    return found
+        indices += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return indices
 
 
-def _count(machine: Machine) -> int | None:
-    """What NEURON_RT_NUM_CORES says; None where it is not set or no number."""
-    value = machine.variables.get(COUNT, "")
-    return int(value) if re.fullmatch(r"\d{1,5}", value) else None
+def _get_core_count(machine: Machine) -> int | None:
+    """Return the number in NEURON_RT_NUM_CORES; None if it is not set or not a number."""
+    text = machine.variables.get(COUNT, "")
+    return int(text) if re.fullmatch(r"\d{1,5}", text) else None
 
 
-def cores_are_no_numbers(machine: Machine) -> Iterator[Finding]:
-    """Values that the runtime does not document."""
+def find_malformed_cores(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding for each variable whose text the runtime does not document."""
     visible, count = machine.variables.get(VISIBLE), machine.variables.get(COUNT)
-    for variable, value, wrong, wanted in (
+    for variable, text, is_wrong, expected in (
         (
             VISIBLE,
             visible,
-            visible and core_indices(visible) is None,
+            visible and parse_core_indices(visible) is None,
             "an index or an inclusive range, such as 0-3",
         ),
-        (COUNT, count, count and _count(machine) is None, "a number of cores"),
+        (COUNT, count, count and _get_core_count(machine) is None, "a number of cores"),
     ):
-        if wrong:
-            says = f"{variable}={value:.40} is not {wanted}"
+        if is_wrong:
+            says = f"{variable}={text:.40} is not {expected}"
             yield Finding("cores-value", says, f"unset {variable}", _CONFIGURATION)
 
 
-def cores_asked_twice(machine: Machine) -> Iterator[Finding]:
-    """The list of cores takes precedence over their number."""
-    visible, count = machine.variables.get(VISIBLE, ""), _count(machine)
-    indices = core_indices(visible)
+def find_conflicting_cores(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding if list and number of cores differ; the runtime then uses the list."""
+    visible, count = machine.variables.get(VISIBLE, ""), _get_core_count(machine)
+    indices = parse_core_indices(visible)
     if indices and count and count != len(indices):
         yield Finding(
             "cores-twice",
@@ -76,20 +80,20 @@ def cores_asked_twice(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def cores_that_are_not_there(machine: Machine) -> Iterator[Finding]:
-    """An index or a number above what the instance has."""
-    have, visible, count = machine.cores, machine.variables.get(VISIBLE, ""), _count(machine)
-    indices = core_indices(visible)
-    if have and indices and max(indices) >= have:
-        says = f"{VISIBLE}={visible} names core {max(indices)}, and the cores here are 0 to {have - 1}"
-        yield Finding("cores-absent", says, f"export {VISIBLE}=0-{have - 1}", _CONFIGURATION)
-    if have and not indices and count and count > have:
-        says = f"{COUNT}={count} asks for more cores than the {have} that are here"
-        yield Finding("cores-absent", says, f"export {COUNT}={have}", _CONFIGURATION)
+def find_absent_cores(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding if a core's index or the number of cores exceeds those of the instance."""
+    num_cores, visible, count = machine.cores, machine.variables.get(VISIBLE, ""), _get_core_count(machine)
+    indices = parse_core_indices(visible)
+    if num_cores and indices and max(indices) >= num_cores:
+        says = f"{VISIBLE}={visible} names core {max(indices)}, and the cores here are 0 to {num_cores - 1}"
+        yield Finding("cores-absent", says, f"export {VISIBLE}=0-{num_cores - 1}", _CONFIGURATION)
+    if num_cores and not indices and count and count > num_cores:
+        says = f"{COUNT}={count} asks for more cores than the {num_cores} that are here"
+        yield Finding("cores-absent", says, f"export {COUNT}={num_cores}", _CONFIGURATION)
 
 
-def cores_by_groups(machine: Machine) -> Iterator[Finding]:
-    """The variable of the runtime before 2.0."""
+def find_core_groups(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding for the variable of the runtime before 2.0."""
     if GROUPS in machine.variables:
         yield Finding(
             "cores-groups",
@@ -99,104 +103,116 @@ def cores_by_groups(machine: Machine) -> Iterator[Finding]:
         )
 
 
-def lnc_value(machine: Machine) -> Iterator[Finding]:
-    """1 and 2 are the only degrees."""
+def find_malformed_lnc(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding for each LNC variable that is neither 1 nor 2."""
     for variable in (LNC, VIRTUAL):
-        value = machine.variables.get(variable)
-        if value and value not in ("1", "2"):
-            says = f"{variable}={value:.40} is neither 1 nor 2"
+        degree = machine.variables.get(variable)
+        if degree and degree not in ("1", "2"):
+            says = f"{variable}={degree:.40} is neither 1 nor 2"
             yield Finding("lnc-value", says, f"export {variable}=1", _LNC_PAGE)
 
 
-def lnc_of_the_chip(machine: Machine) -> Iterator[Finding]:
-    """Chips before Trn2 have single cores alone."""
-    if _before_trn2(machine) is not True:
+def find_unsupported_lnc(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding for each request of LNC 2 on chips before Trn2, which have no logical cores."""
+    if _is_before_trn2(machine) is not True:
         return
     for variable in (LNC, VIRTUAL):
         if machine.variables.get(variable) == "2":
             says = f"{variable}=2 makes one core of two, which {machine.family} does not have"
             yield Finding("lnc-chip", says, f"export {variable}=1", _LNC_CHIP_PAGE)
-    if _flag(machine, _LNC_FLAGS) == "2":
+    if _get_flag(machine, _LNC_FLAGS) == "2":
         says = f"{FLAGS} compiles for LNC 2, which {machine.family} does not have"
-        yield Finding("lnc-chip", says, _without(machine, _LNC_FLAGS), _LNC_CHIP_PAGE)
+        yield Finding("lnc-chip", says, _make_removal(machine, _LNC_FLAGS), _LNC_CHIP_PAGE)
 
 
-def lnc_twice(machine: Machine) -> Iterator[Finding]:
-    """Two variables of the runtime for one degree."""
-    ours, virtual = machine.variables.get(LNC), machine.variables.get(VIRTUAL)
-    if ours and virtual and ours != virtual:
+def find_conflicting_lnc(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding if the two LNC variables of the runtime differ."""
+    logical, virtual = machine.variables.get(LNC), machine.variables.get(VIRTUAL)
+    if logical and virtual and logical != virtual:
         yield Finding(
             "lnc-twice",
-            f"{LNC}={ours} and {VIRTUAL}={virtual} give different numbers of physical cores for one logical core",
+            f"{LNC}={logical} and {VIRTUAL}={virtual} give different numbers of physical cores for one logical core",
             f"unset {VIRTUAL}",
             _LNC_PAGE,
         )
 
 
-def lnc_of_the_compiler(machine: Machine) -> Iterator[Finding]:
-    """What is compiled for one degree is not supported on another; Trn2 and later have 2 where nothing is set."""
-    flag, asked = _flag(machine, _LNC_FLAGS), machine.lnc_asked
-    runtime = asked or ("2" if _before_trn2(machine) is False else None)
+def find_compiler_lnc_mismatch(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding if compiler and runtime have different LNC degrees, which is not supported.
+
+    The default of Trn2 and later chips is 2.
+    """
+    flag, setting = _get_flag(machine, _LNC_FLAGS), machine.lnc_setting
+    runtime = setting or ("2" if _is_before_trn2(machine) is False else None)
     if flag and runtime and flag != runtime:
-        whose = "the variables ask" if asked else "the chip's default asks"
+        origin = "the variables ask" if setting else "the chip's default asks"
         yield Finding(
             "lnc-compiler",
-            f"{FLAGS} compiles for LNC {flag:.40}, and {whose} the runtime for {runtime:.40}",
+            f"{FLAGS} compiles for LNC {flag:.40}, and {origin} the runtime for {runtime:.40}",
             f"export {LNC}={shlex.quote(flag)}",
             _LNC_PAGE,
         )
 
 
-def lnc_of_kernels(machine: Machine) -> Iterator[Finding]:
-    """From Trn2 on the compiler's default is 2 and that of kernels 1, and the compiler refuses kernels of another."""
+def find_kernel_lnc_mismatch(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding if no LNC degree is set on Trn2 and later, where defaults of graphs and kernels differ.
+
+    The compiler's default is 2 for graphs and 1 for kernels, and it refuses kernels of another degree.
+    """
     nki = machine.version("nki")
-    unset = not machine.variables.get(LNC) and not _flag(machine, _LNC_FLAGS)
-    if unset and nki and nki >= _LNC_BY_ENVIRONMENT and _before_trn2(machine) is False:
+    unset = not machine.variables.get(LNC) and not _get_flag(machine, _LNC_FLAGS)
+    if unset and nki and nki >= _LNC_BY_ENVIRONMENT and _is_before_trn2(machine) is False:
         yield Finding(
             "lnc-kernels",
-            f"{LNC} is not set: kernels of nki {dotted(nki)} are compiled for LNC 1, and graphs on {machine.family} "
+            f"{LNC} is not set: kernels of nki {as_text(nki)} are compiled for LNC 1, and graphs on {machine.family} "
             "for LNC 2",
             f"export {LNC}=1",
             _LNC_KERNEL_PAGE,
         )
 
 
-def target_of_the_compiler(machine: Machine) -> Iterator[Finding]:
-    """Two names of the chip for which to compile, and the chip that is here."""
-    override, flag = machine.variables.get(TARGET_VARIABLE, ""), _flag(machine, _TARGET_FLAG) or ""
-    by_override, by_flag, here = generation(override), generation(flag), generation(machine.family or "")
-    without_flag = _without(machine, _TARGET_FLAG)
+def find_target_mismatch(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding for each target in the environment that is unknown, contradictory, or not the instance's."""
+    override, flag = machine.variables.get(TARGET_VARIABLE, ""), _get_flag(machine, _TARGET_FLAG) or ""
+    by_override, by_flag, instance_target = (
+        find_generation(override),
+        find_generation(flag),
+        find_generation(machine.family or ""),
+    )
+    without_flag = _make_removal(machine, _TARGET_FLAG)
     if flag and by_flag is None:
         says = f"{FLAGS} compiles for --target {flag:.40}, which is no instance family"
         yield Finding(
-            "target-value", says, without_flag, page("compiler/neuronx-cc/api-reference-guide/index")
+            "target-value",
+            says,
+            without_flag,
+            make_page_address("compiler/neuronx-cc/api-reference-guide/index"),
         )
     if by_override and by_flag and by_override != by_flag:
         says = f"{TARGET_VARIABLE}={override} and --target {flag} of {FLAGS} name different chips"
         yield Finding("target-twice", says, f"unset {TARGET_VARIABLE}", _TARGET_PAGE)
-    for named, kind, mend in (
+    for target_name, target, repair in (
         (override, by_override, f"unset {TARGET_VARIABLE}"),
         (flag, by_flag, without_flag),
     ):
-        if kind and here and kind != here:
-            says = (
-                f"the environment compiles for {named}, and this is {machine.family}, which cannot load that"
-            )
-            yield Finding("target-chip", says, mend, _TARGET_PAGE)
+        if target and instance_target and target != instance_target:
+            says = f"the environment compiles for {target_name}, and this is {machine.family}, which cannot load that"
+            yield Finding("target-chip", says, repair, _TARGET_PAGE)
 
 
-def implicit_async(machine: Machine) -> Iterator[Finding]:
-    """Removed with the runtime of SDK 2.32."""
+def find_implicit_async(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding for the variable of implicit asynchronous execution, which the runtime of SDK 2.32 removed."""
     if machine.runtime and numbers(machine.runtime) >= (2, 34) and machine.variables.get(ASYNC, "0") != "0":
         yield Finding(
             "implicit-async",
             f"{ASYNC} has no effect from runtime 2.34 on, and the runtime is {machine.runtime}",
             f"unset {ASYNC}",
-            page("release-notes/components/runtime"),
+            make_page_address("release-notes/components/runtime"),
         )
 
 
-def _words(machine: Machine) -> list[str]:
+def _split_flags(machine: Machine) -> list[str]:
+    """Return the words of NEURON_CC_FLAGS, split by white space if the quoting is broken."""
     text = machine.variables.get(FLAGS, "")
     try:
         return shlex.split(text)
@@ -204,45 +220,45 @@ def _words(machine: Machine) -> list[str]:
         return text.split()
 
 
-def _flag(machine: Machine, names: tuple[str, ...]) -> str | None:
-    """The value of an option in NEURON_CC_FLAGS, the last one given, with = or a space."""
-    found = None
-    words = _words(machine)
+def _get_flag(machine: Machine, names: tuple[str, ...]) -> str | None:
+    """Return the last setting of an option in NEURON_CC_FLAGS, after = or white space; None if it is absent."""
+    setting = None
+    words = _split_flags(machine)
     for word, following in zip(words, [*words[1:], ""]):
-        name, equals, value = word.partition("=")
+        name, equals, text = word.partition("=")
         if name in names:
-            found = value if equals else following
-    return found
+            setting = text if equals else following
+    return setting
 
 
-def _without(machine: Machine, names: tuple[str, ...]) -> str:
-    """The command that takes options out of NEURON_CC_FLAGS."""
-    kept: list[str] = []
-    value_follows = False
-    for word in _words(machine):
+def _make_removal(machine: Machine, names: tuple[str, ...]) -> str:
+    """Return the command that removes options from NEURON_CC_FLAGS."""
+    remaining: list[str] = []
+    argument_follows = False
+    for word in _split_flags(machine):
         name, equals, _ = word.partition("=")
-        if not value_follows and name not in names:
-            kept.append(word)
-        value_follows = name in names and not equals
-    return f"export {FLAGS}={shlex.quote(shlex.join(kept))}" if kept else f"unset {FLAGS}"
+        if not argument_follows and name not in names:
+            remaining.append(word)
+        argument_follows = name in names and not equals
+    return f"export {FLAGS}={shlex.quote(shlex.join(remaining))}" if remaining else f"unset {FLAGS}"
 
 
-def _before_trn2(machine: Machine) -> bool | None:
-    """Whether the chip here is one of Trn1 or Inf2; None where there is none."""
-    kind = generation(machine.family or "")
-    return None if kind is None else kind == "trn1"
+def _is_before_trn2(machine: Machine) -> bool | None:
+    """Return whether the chip is one of Trn1 or Inf2; None if there is no chip."""
+    target = find_generation(machine.family or "")
+    return None if target is None else target == "trn1"
 
 
 FINDERS: tuple[Finder, ...] = (
-    cores_are_no_numbers,
-    cores_asked_twice,
-    cores_that_are_not_there,
-    cores_by_groups,
-    lnc_value,
-    lnc_of_the_chip,
-    lnc_twice,
-    lnc_of_the_compiler,
-    lnc_of_kernels,
-    target_of_the_compiler,
-    implicit_async,
+    find_malformed_cores,
+    find_conflicting_cores,
+    find_absent_cores,
+    find_core_groups,
+    find_malformed_lnc,
+    find_unsupported_lnc,
+    find_conflicting_lnc,
+    find_compiler_lnc_mismatch,
+    find_kernel_lnc_mismatch,
+    find_target_mismatch,
+    find_implicit_async,
 )

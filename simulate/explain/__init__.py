@@ -1,4 +1,4 @@
-"""What stands behind a code: its sentence, an example, its source; and what the codes of the vendor's compiler mean."""
+"""Explanations of codes: sentence, example and source of our codes; meanings of the vendor compiler's codes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nkw.errors import RULES
 
 _FOLDER = Path(__file__).parent
 _BETWEEN = ";;"
-_CLOSE = 0.6  # difflib's measure of likeness above which a code is offered
+_CLOSE = 0.6  # least similarity, as difflib measures it, of a suggested code
 _PAGES = "https://awsdocs-neuron.readthedocs-hosted.com/en/latest/compiler/error-codes"
 
 _UNTOLD = "section not recorded"
@@ -33,7 +33,7 @@ _MODULES = {"isa": "nki.isa", "cc": "nki.collectives", "nl": "nki.language"}
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A code of the workbench: what it demands, a line that breaks it, a line that does not, and where that is said."""
+    """A code of the workbench: its rule, a line that breaks it, a line that follows it, and its source."""
 
     code: str
     severity: str
@@ -52,7 +52,7 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class VendorCode:
-    """A code of the vendor's compiler: what it means, what helps, and our codes that find the same earlier."""
+    """A code of the vendor's compiler: its meaning, its cure, and our codes that report the cause earlier."""
 
     code: str
     meaning: str
@@ -70,40 +70,49 @@ class VendorCode:
 
 
 @lru_cache(maxsize=1)
-def explanations() -> dict[str, Explanation]:
-    """Every code that a message of the workbench prints."""
+def load_explanations() -> dict[str, Explanation]:
+    """Return every code that a message of the workbench can have."""
     from simulate.bind import load_everything
     from simulate.check import KINDS
     from simulate.check.lint import load_rules
 
     load_everything()
     load_rules()
-    sentences = {**RULES, **{code: kind.sentence for code, kind in KINDS.items()}}
-    found: dict[str, Explanation] = {}
+    sentences = {**RULES, **{code: finding_kind.sentence for code, finding_kind in KINDS.items()}}
+    explanations: dict[str, Explanation] = {}
     for table in ("rules", "lint", "findings", "other"):
-        for code, source, wrong, right, *sentence in _rows(table):
+        for code, source, wrong, right, *sentence in _read_rows(table):
             severity = KINDS[code].severity.value if code in KINDS else ""
-            said = sentence[0] if sentence else sentences[code]
-            found[code] = Explanation(code, severity, said, wrong, right, _source(source))
-    for code, said in sentences.items():  # a rule that has no row yet
+            rule_sentence = sentence[0] if sentence else sentences[code]
+            explanations[code] = Explanation(
+                code, severity, rule_sentence, wrong, right, _format_source(source)
+            )
+    for code, rule_sentence in sentences.items():  # rules without a row in the tables
         severity = KINDS[code].severity.value if code in KINDS else ""
-        found.setdefault(code, Explanation(code, severity, said, "", "", ""))
-    return found
+        explanations.setdefault(code, Explanation(code, severity, rule_sentence, "", "", ""))
+    return explanations
 
 
 @lru_cache(maxsize=1)
-def vendor_codes() -> dict[str, VendorCode]:
+def load_vendor_codes() -> dict[str, VendorCode]:
     """Return the codes of the vendor's compiler: the documented ones, and internal ones that users report."""
     return {
-        code: VendorCode(code, meaning, cure, tuple(rules.replace(",", " ").split()), _vendor_source(page))
-        for code, page, meaning, cure, rules in _rows("vendor")
+        code: VendorCode(
+            code, meaning, cure, tuple(rules.replace(",", " ").split()), _format_vendor_source(page)
+        )
+        for code, page, meaning, cure, rules in _read_rows("vendor")
     }
 
 
-def explained(asked: str) -> list[Explanation | VendorCode]:
-    """What stands behind a code as a user types it; for a beginning such as EOOM all codes that begin so."""
-    ours, vendors = explanations(), vendor_codes()
-    code = asked.strip().upper()
+def explain_code(text: str) -> list[Explanation | VendorCode]:
+    """Return the explanations of a code as a user types it, with or without its prefix.
+
+    Returns:
+        All vendor codes that begin with a text of at least four characters, if no code equals it; empty if
+            there is none.
+    """
+    ours, vendors = load_explanations(), load_vendor_codes()
+    code = text.strip().upper()
     for known in (code, f"NKW-{code}", f"NCC_{code}"):
         if known in ours:
             return [ours[known]]
@@ -111,36 +120,38 @@ def explained(asked: str) -> list[Explanation | VendorCode]:
             return [vendors[known]]
     if len(code) < 4:
         return []
-    return [each for name, each in vendors.items() if name.startswith((code, f"NCC_{code}"))]
+    return [vendor_code for name, vendor_code in vendors.items() if name.startswith((code, f"NCC_{code}"))]
 
 
-def close_matches(asked: str) -> list[str]:
-    """The codes that look like what was typed, the closest first."""
-    known = [*explanations(), *vendor_codes()]
-    code = asked.strip().upper()
-    whole = difflib.get_close_matches(code, known, cutoff=_CLOSE)
-    return whole or difflib.get_close_matches(f"NKW-{code}", known, cutoff=_CLOSE)
+def find_close_codes(text: str) -> list[str]:
+    """Return the codes most similar to a text, closest first."""
+    known = [*load_explanations(), *load_vendor_codes()]
+    code = text.strip().upper()
+    matches = difflib.get_close_matches(code, known, cutoff=_CLOSE)
+    return matches or difflib.get_close_matches(f"NKW-{code}", known, cutoff=_CLOSE)
 
 
-def _source(key: str) -> str:
-    kind, _, name = key.partition(":")
+def _format_source(key: str) -> str:
+    """Return the source of a rule from its key in the tables, such as `isa:NAME`."""
+    source_kind, _, name = key.partition(":")
     if name:
-        module = _MODULES[kind]
+        module = _MODULES[source_kind]
         return f"NKI documentation 0.6, page nki/api/{module.replace('.', '/')}, section {module}.{name}"
-    return _SOURCES[kind]
+    return _SOURCES[source_kind]
 
 
-def _vendor_source(page: str) -> str:
-    """Return where a code of the vendor's compiler is described."""
+def _format_vendor_source(page: str) -> str:
+    """Return the source of a code of the vendor's compiler."""
     if page == "reported":
         return "reported in public repositories; the vendor documents no cause"
-    kind, _, thread = page.partition(":")
-    if kind == "issue":
+    page_kind, _, thread = page.partition(":")
+    if page_kind == "issue":
         repository, _, number = thread.partition("#")
         return f"https://github.com/{repository}/issues/{number}"
     return f"{_PAGES}/{page}.html"
 
 
-def _rows(table: str) -> list[list[str]]:
+def _read_rows(table: str) -> list[list[str]]:
+    """Return the rows of a table of this package, split into cells."""
     lines = (_FOLDER / f"{table}.txt").read_text(encoding="utf-8").splitlines()
-    return [[part.strip() for part in line.split(_BETWEEN)] for line in lines if not line.startswith("#")]
+    return [[cell.strip() for cell in line.split(_BETWEEN)] for line in lines if not line.startswith("#")]

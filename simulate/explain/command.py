@@ -1,4 +1,4 @@
-"""The command `explain`: what a code of a message means."""
+"""The command `explain`: the meaning of a code in a message."""
 
 from __future__ import annotations
 
@@ -8,35 +8,52 @@ from typing import Any
 from nkw.errors import InvalidArgument
 from nkw.files import Outputs, imported_files, json_document
 from nkw.terminal import error, show_lines
-from simulate.explain import Explanation, VendorCode, close_matches, explained, explanations, vendor_codes
+from simulate.explain import (
+    Explanation,
+    VendorCode,
+    explain_code,
+    find_close_codes,
+    load_explanations,
+    load_vendor_codes,
+)
 
 
 def explain(options: argparse.Namespace) -> int:
-    """Print what stands behind a code, or all codes; returns 0, or 2 for an unknown code."""
+    """Print the explanation of a code, or list all codes. Return 0, or 2 for an unknown code."""
     try:
         with json_document(options.json, Outputs(imported_files), "explain") as contents:
-            return _explained(options.code, contents)
+            return _print_explanations(options.code, contents)
     except InvalidArgument as refused:
         error(refused)
         return 2
 
 
-def _explained(code: str | None, contents: dict[str, Any]) -> int:
+def _print_explanations(code: str | None, contents: dict[str, Any]) -> int:
+    """Print explanations and add them to the JSON document; return the exit status."""
     if code is None:
-        found: list[Explanation | VendorCode] = [*explanations().values(), *vendor_codes().values()]
-        found.sort(key=lambda each: each.code)
-        show_lines("".join(f"{each.code}  {_said(each)}\n" for each in found))
+        explanations: list[Explanation | VendorCode] = [
+            *load_explanations().values(),
+            *load_vendor_codes().values(),
+        ]
+        explanations.sort(key=lambda explanation: explanation.code)
+        show_lines(
+            "".join(f"{explanation.code}  {_get_sentence(explanation)}\n" for explanation in explanations)
+        )
     else:
-        found = explained(code)
-        if not found:
-            close = close_matches(code)
-            hint = f"close are {', '.join(close)}" if close else "`explain` without a code lists all"
-            error(f"no code {code:.40}; {hint}")
+        explanations = explain_code(code)
+        if not explanations:
+            close = find_close_codes(code)
+            suggestion = f"close are {', '.join(close)}" if close else "`explain` without a code lists all"
+            error(f"no code {code:.40}; {suggestion}")
             return 2
-        show_lines("\n".join(map(str, found)))
-    contents["codes"] = [{"code": each.code, "says": _said(each), "text": str(each)} for each in found]
+        show_lines("\n".join(map(str, explanations)))
+    contents["codes"] = [
+        {"code": explanation.code, "says": _get_sentence(explanation), "text": str(explanation)}
+        for explanation in explanations
+    ]
     return 0
 
 
-def _said(each: Explanation | VendorCode) -> str:
-    return each.meaning if isinstance(each, VendorCode) else each.sentence
+def _get_sentence(explanation: Explanation | VendorCode) -> str:
+    """Return the sentence of a code."""
+    return explanation.meaning if isinstance(explanation, VendorCode) else explanation.sentence

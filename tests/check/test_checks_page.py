@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from simulate.check import KINDS
-from simulate.explain import explanations
+from simulate.explain import load_explanations
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "checks.md"
 CODE = re.compile(r"\bNKW-[A-Z0-9]+(?:-[A-Z0-9]+)*")
@@ -31,7 +31,7 @@ def test_every_row_has_a_source_and_a_decision() -> None:
 
 def test_every_code_of_a_detector_is_on_the_page_and_exists() -> None:
     named = set(CODE.findall(PAGE.read_text(encoding="utf-8")))
-    assert named <= explanations().keys()
+    assert named <= load_explanations().keys()
     detectors = {code for code in KINDS if code.startswith("NKW-")}
     assert detectors - named == set()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from simulate.explain import explanations
+from simulate.explain import load_explanations
 from simulate.isa.book import COLLECTIVES, INSTRUCTIONS
 from simulate.level import CHIP_ONLY, UNDOCUMENTED, WARNED
 from simulate.nki import language
@@ -58,7 +58,7 @@ def test_every_documented_argument_has_a_row() -> None:
 def test_a_row_quotes_its_sentence_and_names_a_rule_or_says_free(row: Row) -> None:
     assert row.documented or row.argument == "name"
     assert bool(row.rules) != bool(row.free)
-    assert row.codes <= explanations().keys()
+    assert row.codes <= load_explanations().keys()
     reached = _reached(row.module, row.instruction)
     if reached is not None:
         assert row.codes - _ELSEWHERE.keys() <= reached
@@ -69,7 +69,7 @@ def test_a_page_names_its_source_and_rules_that_exist(page: Page) -> None:
     described = page.instruction if page.functions == (page.instruction,) else ""
     name = f"nki.{page.module}.{described}".rstrip(".")
     assert page.source.startswith(f"{name}, documentation of SDK ")
-    assert page.codes <= explanations().keys()
+    assert page.codes <= load_explanations().keys()
 
 
 def test_every_rule_about_undocumented_arguments_is_named_by_a_row() -> None:
@@ -91,7 +91,7 @@ def test_a_function_reaches_rules_of_what_it_names_and_no_others() -> None:
 
 
 def test_groups_name_rules_that_exist() -> None:
-    assert {code for codes in read_groups().values() for code in codes} <= explanations().keys()
+    assert {code for codes in read_groups().values() for code in codes} <= load_explanations().keys()
 
 
 def test_the_draw_repeats_and_prefers_free_rows() -> None:

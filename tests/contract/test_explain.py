@@ -7,7 +7,7 @@ import pytest
 
 import simulate
 from simulate.cli import main
-from simulate.explain import close_matches, explained, explanations, vendor_codes
+from simulate.explain import explain_code, find_close_codes, load_explanations, load_vendor_codes
 
 ROOT = Path(simulate.__file__).parents[1]
 CODE = re.compile(r"\b(?:NKW-[A-Z0-9]+(?:-[A-Z0-9]+)*|NKI\d{3})\b")
@@ -17,7 +17,7 @@ FILES = [file for folder in ("simulate", "model", "benchmarks") for file in (ROO
 def test_every_code_in_the_source_has_a_sentence_an_example_and_a_source() -> None:
     printed = {code for file in FILES for code in CODE.findall(file.read_text(encoding="utf-8"))}
     assert len(printed) > 380
-    known = explanations()
+    known = load_explanations()
     assert printed - known.keys() == set()
     for each in known.values():
         assert each.sentence and each.wrong and each.right and each.source, each.code
@@ -40,14 +40,16 @@ def test_an_instruction_that_is_named_as_a_source_exists() -> None:
     from simulate.isa import COLLECTIVES, INSTRUCTIONS
 
     named = [
-        each.source.rpartition("nki.isa.")[2] for each in explanations().values() if "nki.isa." in each.source
+        each.source.rpartition("nki.isa.")[2]
+        for each in load_explanations().values()
+        if "nki.isa." in each.source
     ]
     assert named and set(named) <= INSTRUCTIONS.keys() | {"register_alloc"}
     assert COLLECTIVES
 
 
 def test_a_documented_source_names_its_page_and_its_section_or_that_none_is_recorded() -> None:
-    for each in explanations().values():
+    for each in load_explanations().values():
         if "documentation" in each.source:
             parts = each.source.split(", ")
             assert any(word in each.source for word in ("page", "guide", "logical NeuronCore")), each.code
@@ -55,16 +57,16 @@ def test_a_documented_source_names_its_page_and_its_section_or_that_none_is_reco
 
 
 def test_codes_of_the_vendor_name_rules_that_exist() -> None:
-    for each in vendor_codes().values():
-        assert each.meaning and each.cure and set(each.rules) <= explanations().keys(), each.code
-    assert vendor_codes()["NCC_EARG001"].rules == ("NKW-LNC",)
+    for each in load_vendor_codes().values():
+        assert each.meaning and each.cure and set(each.rules) <= load_explanations().keys(), each.code
+    assert load_vendor_codes()["NCC_EARG001"].rules == ("NKW-LNC",)
 
 
 @pytest.mark.parametrize("code", ["INLA001", "IBIR229", "IBIR297", "IXGM002", "ITEN404", "EVRF064"])
 def test_codes_that_users_report_have_a_cause_a_cure_and_a_source(code: str) -> None:
-    known = vendor_codes()[f"NCC_{code}"]
+    known = load_vendor_codes()[f"NCC_{code}"]
     assert known.source.startswith(("https://", "reported in public repositories"))
-    assert explained(code) == [known] and known.cure in str(known)
+    assert explain_code(code) == [known] and known.cure in str(known)
 
 
 @pytest.mark.parametrize(
@@ -78,15 +80,15 @@ def test_codes_that_users_report_have_a_cause_a_cure_and_a_source(code: str) -> 
     ],
 )
 def test_a_code_is_found_as_it_is_typed(asked: str, first: str, count: int) -> None:
-    found = explained(asked)
+    found = explain_code(asked)
     assert len(found) == count
     assert str(found[0]).startswith(first.partition(" (")[0])
 
 
 def test_a_typing_error_gets_the_close_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert close_matches("NKW-UNWRITEN")[0] == "NKW-UNWRITTEN"
-    assert close_matches("PARTITION-STRAT")[0] == "NKW-PARTITION-START"
-    assert close_matches("zzzzzz") == []
+    assert find_close_codes("NKW-UNWRITEN")[0] == "NKW-UNWRITTEN"
+    assert find_close_codes("PARTITION-STRAT")[0] == "NKW-PARTITION-START"
+    assert find_close_codes("zzzzzz") == []
     assert main(["explain", "NKW-UNWRITEN"]) == 2
     assert "close are NKW-UNWRITTEN" in capsys.readouterr().err
     assert main(["explain", "\x1b[31mzzzz"]) == 2

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from simulate.doctor.machine import dotted
+from simulate.doctor.machine import format_version
 from simulate.doctor.releases import RELEASES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,30 +153,36 @@ def test_every_variable_is_described() -> None:
 def test_the_versions_of_a_release_are_those_that_doctor_knows() -> None:
     page = (DEPLOY / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (2\.\d+) \| (.*) \|$", page, re.MULTILINE)
-    known = {dotted(each.sdk): each for each in RELEASES}
-    assert rows[0][0] == dotted(RELEASES[0].sdk)
+    known = {format_version(each.sdk): each for each in RELEASES}
+    assert rows[0][0] == format_version(RELEASES[0].sdk)
     for sdk, cells in rows:
         release = known[sdk]
-        nki = "none" if release.nki is None else dotted(release.nki)
-        wanted = [dotted(release.driver), dotted(release.runtime), sdk, dotted(release.compiler), nki]
-        assert cells.split(" | ")[:6] == [*wanted, " to ".join(map(dotted, release.pythons))]
+        nki = "none" if release.nki is None else format_version(release.nki)
+        wanted = [
+            format_version(release.driver),
+            format_version(release.runtime),
+            sdk,
+            format_version(release.compiler),
+            nki,
+        ]
+        assert cells.split(" | ")[:6] == [*wanted, " to ".join(map(format_version, release.pythons))]
 
 
 def test_the_environment_file_sets_the_newest_release() -> None:
     newest = RELEASES[0]
-    path = DEPLOY / f"sdk-{dotted(newest.sdk)}.env"
+    path = DEPLOY / f"sdk-{format_version(newest.sdk)}.env"
     names = ("NEURON_DRIVER", "NEURON_RUNTIME", "NEURON_TOOLS", "NEURON_COMPILER", "NEURON_NKI", "NKW_PARTS")
     loaded = ran(
         "sh", "-c", f"set -a; . {shlex.quote(str(path))}; set +a; exec sh -c 'printf \"%s\\n\" \"$0\" \"$@\"' "
         + " ".join(f'"${name}"' for name in names)
     )  # fmt: skip
     versions = [newest.driver, newest.runtime, newest.sdk, newest.compiler, newest.nki]
-    assert loaded.stdout.splitlines() == [*map(dotted, versions), "driver runtime python nrtpy"]
+    assert loaded.stdout.splitlines() == [*map(format_version, versions), "driver runtime python nrtpy"]
 
 
 def test_only_the_newest_release_has_an_environment_file_that_the_page_links() -> None:
     files = [path.name for path in DEPLOY.glob("*.env")]
-    assert files == [f"sdk-{dotted(RELEASES[0].sdk)}.env"]
+    assert files == [f"sdk-{format_version(RELEASES[0].sdk)}.env"]
     assert f"]({files[0]})" in (DEPLOY / "README.md").read_text(encoding="utf-8")
 
 

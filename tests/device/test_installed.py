@@ -9,7 +9,7 @@ import pytest
 
 from model.device.neuron.installed import Framework, installed_software, installed_version
 from model.errors import ModelError
-from simulate.doctor.command import findings
+from simulate.doctor.command import find_problems
 from simulate.doctor.machine import Package
 from simulate.vendor_packages import FIRST_GENUINE
 from tests.device import site
@@ -46,7 +46,7 @@ def test_the_doctor_and_the_backend_tell_torchneuron_alike(
 ) -> None:
     site.install(tmp_path / "site", {**site.XLA, "torch-neuronx": version}, monkeypatch)
     machine = with_packages(TRN1, torch_neuronx=version)
-    told = "torchneuron-chip" in {each.name for each in findings(machine)}
+    told = "torchneuron-chip" in {each.name for each in find_problems(machine)}
     assert told == (installed_software().framework is Framework.native) == (framework is Framework.native)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from simulate.cli import main
 from simulate.doctor import collect as collecting
-from simulate.doctor.collect import collect, output
+from simulate.doctor.collect import collect, run_command
 from simulate.doctor.machine import Package
 from tests.doctor.machines import neuron_ls
 
@@ -110,12 +110,12 @@ def test_a_command_gives_its_output_or_nothing(tmp_path: Path, monkeypatch: pyte
     script(tmp_path, "stuck", "exec sleep 60")
     (tmp_path / "broken").write_bytes(b"\x7fELF")
     (tmp_path / "broken").chmod(0o755)
-    assert output("well 'two words'") == "two words\n"
-    assert output("ill") is None
-    assert output("no-such-command") is None
-    assert output("broken") is None
+    assert run_command("well 'two words'") == "two words\n"
+    assert run_command("ill") is None
+    assert run_command("no-such-command") is None
+    assert run_command("broken") is None
     monkeypatch.setattr(collecting, "_PATIENCE_SECONDS", 0.1)
-    assert output("stuck") is None
+    assert run_command("stuck") is None
 
 
 @pytest.mark.slow

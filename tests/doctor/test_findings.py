@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies
 
-from simulate.doctor.command import facts_of, findings
+from simulate.doctor.command import collect_facts, find_problems
 from simulate.doctor.machine import Machine, Package
 from simulate.doctor.releases import RELEASES
-from simulate.doctor.variables import core_indices
+from simulate.doctor.variables import parse_core_indices
 from simulate.vendor_packages import FIRST_GENUINE
 from tests.doctor.machines import (
     HEALTHY,
@@ -42,7 +42,7 @@ def placed(name: str, version: str, code_files: int) -> Machine:
 
 def told(machine: Machine) -> list[tuple[str, str]]:
     """Names and mends of all findings."""
-    return [(each.name, each.mend) for each in findings(machine)]
+    return [(each.name, each.mend) for each in find_problems(machine)]
 
 
 SICK = {
@@ -254,14 +254,14 @@ SICK = {
 def test_one_thing_is_to_be_mended(case: str) -> None:
     machine, name, mend = SICK[case]
     assert told(machine) == [(name, mend)]
-    (finding,) = findings(machine)
+    (finding,) = find_problems(machine)
     assert finding.page.startswith("https://awsdocs-neuron.readthedocs-hosted.com/en/latest/")
     assert "\n" not in finding.says and shlex.split(finding.mend)
 
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_nothing_is_to_be_mended_on_a_healthy_machine(name: str) -> None:
-    assert findings(HEALTHY[name]) == []
+    assert find_problems(HEALTHY[name]) == []
 
 
 @pytest.mark.parametrize(
@@ -298,14 +298,16 @@ def test_nothing_is_to_be_mended_on_a_healthy_machine(name: str) -> None:
     ids=lambda machine: None,
 )
 def test_the_twin_of_what_is_refused_is_accepted(machine: Machine) -> None:
-    assert findings(machine) == []
+    assert find_problems(machine) == []
 
 
 @pytest.mark.parametrize("name", FIRST_GENUINE)
 @pytest.mark.parametrize("code_files", [0, 1, 3])
 def test_a_placeholder_is_known_by_its_version_and_its_few_files(name: str, code_files: int) -> None:
     assert told(placed(name, "0.0.1", code_files)) == [("placeholder", f"python -m pip uninstall -y {name}")]
-    assert facts_of(placed(name, "0.0.1", code_files))[name] == "0.0.1, a placeholder that cannot be used"
+    assert (
+        collect_facts(placed(name, "0.0.1", code_files))[name] == "0.0.1, a placeholder that cannot be used"
+    )
     assert "placeholder" not in [each for each, _ in told(placed(name, "0.0.1", 4))]
     assert "placeholder" not in [each for each, _ in told(placed(name, "9.1", code_files))]
 
@@ -342,7 +344,7 @@ def test_the_placeholders_of_the_public_index_are_known(name: str, version: str)
     ],
 )
 def test_visible_cores_are_indices_and_inclusive_ranges(text: str, indices: list[int] | None) -> None:
-    assert core_indices(text) == indices
+    assert parse_core_indices(text) == indices
 
 
 @pytest.mark.parametrize(
@@ -360,22 +362,22 @@ def test_visible_cores_are_indices_and_inclusive_ranges(text: str, indices: list
     ],
 )
 def test_the_release_and_the_language_are_told(machine: Machine, sdk: str | None, nki: str) -> None:
-    facts = facts_of(machine)
+    facts = collect_facts(machine)
     assert facts["NKI"] == nki
     assert facts.get("SDK") == sdk
 
 
 def test_components_of_several_releases_are_told_apart() -> None:
     mixed = with_packages(TRN2, nki="0.6.0", neuronx_cc="2.99.0")
-    assert facts_of(mixed)["SDK"] == "2.33 (driver), 2.33 (runtime), unknown (compiler), 2.32 (nki)"
+    assert collect_facts(mixed)["SDK"] == "2.33 (driver), 2.33 (runtime), unknown (compiler), 2.32 (nki)"
 
 
 def test_cores_are_told_with_who_holds_them() -> None:
-    assert facts_of(TRN2)["cores"] == "128 on 16 chips"
-    assert facts_of(TRN2)["LNC"] == "1 by neuron-ls, NEURON_LOGICAL_NC_CONFIG=1"
+    assert collect_facts(TRN2)["cores"] == "128 on 16 chips"
+    assert collect_facts(TRN2)["LNC"] == "1 by neuron-ls, NEURON_LOGICAL_NC_CONFIG=1"
     used = '[{"nc_count": 2, "neuron_processes": [{"pid": 7, "command": "python serve.py"}]}]'
     busy = replace(INF2, outputs={"neuron-ls --json-output": used})
-    assert facts_of(busy)["cores"] == "2 on 1 chip; in use by 7 (python serve.py)"
+    assert collect_facts(busy)["cores"] == "2 on 1 chip; in use by 7 (python serve.py)"
 
 
 @pytest.mark.parametrize(
@@ -405,9 +407,9 @@ def test_cores_are_not_counted_where_their_degree_is_not_known() -> None:
     far = {"NEURON_RT_VISIBLE_CORES": "99"}
     for machine, counted in ((TRN2, False), (TRN1, True)):
         known = replace(machine, files={**machine.files, **sysfs}, outputs={})
-        assert facts_of(known)["cores"] == "8 on 1 chip"
+        assert collect_facts(known)["cores"] == "8 on 1 chip"
         assert (known.cores == 8) is counted
-        assert bool(findings(with_variables(known, **far))) is counted
+        assert bool(find_problems(with_variables(known, **far))) is counted
 
 
 TEXT = strategies.one_of(
@@ -447,8 +449,8 @@ def test_no_machine_is_too_strange(
     outputs: dict[str, str],
 ) -> None:
     machine = Machine(python, packages, system, files, variables, outputs)
-    assert all(each.says and each.mend for each in findings(machine))
-    assert all(isinstance(each, str) for each in facts_of(machine).values())
+    assert all(each.says and each.mend for each in find_problems(machine))
+    assert all(isinstance(each, str) for each in collect_facts(machine).values())
 
 
 def test_each_version_of_a_component_belongs_to_one_release() -> None:
@@ -473,7 +475,7 @@ def test_each_version_of_a_component_belongs_to_one_release() -> None:
 def test_what_neuron_ls_does_not_document_is_not_believed(text: str) -> None:
     damaged = replace(TRN2, outputs={**TRN2.outputs, "neuron-ls --json-output": text})
     assert damaged.cores is None
-    assert findings(with_variables(damaged, NEURON_RT_VISIBLE_CORES="4000")) == []
+    assert find_problems(with_variables(damaged, NEURON_RT_VISIBLE_CORES="4000")) == []
 
 
 @pytest.mark.parametrize("digits", ["9" * 5000, "٣", "1.", "x", ""])
@@ -487,5 +489,5 @@ def test_numbers_of_any_form_are_read_or_left(digits: str) -> None:
         outputs={"modinfo -F version neuron": digits},
         system_packages={"aws-neuronx-runtime-lib": digits, "aws-neuronx-collectives": digits},
     )
-    assert all(each.says and each.mend for each in findings(damaged))
-    assert facts_of(damaged)["Python"] == "3.12.3"
+    assert all(each.says and each.mend for each in find_problems(damaged))
+    assert collect_facts(damaged)["Python"] == "3.12.3"

@@ -1,0 +1,34 @@
+"""Commands that repair a finding, for the package manager of the machine."""
+
+from __future__ import annotations
+
+import re
+
+from simulate.doctor.machine import Machine, as_text
+from simulate.vendor_packages import Version
+
+OS_RELEASE = "/etc/os-release"
+
+
+def _has_dnf(machine: Machine) -> bool:
+    """Return whether the machine uses rpm packages, as Amazon Linux does."""
+    distributions = re.findall(r'^ID(?:_LIKE)?="?([^"\n]*)', machine.files.get(OS_RELEASE, ""), re.MULTILINE)
+    return bool({"amzn", "fedora", "rhel", "rocky"} & set(" ".join(distributions).split()))
+
+
+def make_install_command(machine: Machine, *packages: str, version: Version | None = None) -> str:
+    """Return the command that installs system packages, in the newest version or with these first two numbers."""
+    dnf = _has_dnf(machine)
+    ending = "" if version is None else f"{'-' if dnf else '='}{as_text(version)}.*"
+    return (
+        f"sudo {'dnf' if dnf else 'apt-get'} install -y {' '.join(package + ending for package in packages)}"
+    )
+
+
+def make_rebuild_command(machine: Machine, package: str) -> str:
+    """Return the commands that build the driver for the running kernel, as the page on troubleshooting orders them."""
+    if _has_dnf(machine):
+        headers = 'sudo dnf install -y "kernel-devel-uname-r = $(uname -r)"'
+        return f"{headers} && sudo dnf reinstall -y {package} && sudo modprobe neuron"
+    headers = "sudo apt-get install -y linux-headers-$(uname -r)"
+    return f"{headers} && sudo apt-get install --reinstall -y {package} && sudo modprobe neuron"
