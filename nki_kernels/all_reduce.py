@@ -1,18 +1,18 @@
 """all_reduce: the sum of a matrix over the ranks of a replica group, on every rank.
 
-Dimensions
+Dimensions:
     M, N   rows and columns, the same on every rank.
 
-Arguments
+Arguments:
     x              [M, N] @ HBM, any float dtype or int32
     replica_group  nki.collectives.ReplicaGroup, a compile-time value
     returns total  [M, N] @ HBM, x's dtype
 
-Layout and tiling
+Layout and tiling:
     None: HBM to HBM. A collective may not touch the arguments and results of a kernel. So the operand is first
     copied into a named internal buffer, and the result is copied out of another one.
 
-Limits
+Limits:
     Those of HBM.
 
 Cost

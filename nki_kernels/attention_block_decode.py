@@ -2,11 +2,11 @@
 
     q, k, v = qkv_projection(x);  o = attention_decode(q, k, v);  y = x + sum over ranks of o @ w_o
 
-Dimensions
+Dimensions:
     As in the three kernels: T new tokens of B sequences, hidden size H, Hq query heads and Hk key/value heads of size D
     on this rank, S positions that the caches hold; Q = Hq * D and KV = Hk * D.
 
-Arguments
+Arguments:
     x            [T, H] @ HBM, float32 or bfloat16
     norm_weight  [1, H] @ HBM
     w_qkv        [H, Q + 2 KV] @ HBM
@@ -31,7 +31,7 @@ Tiling
     On two cores each computes half of the columns of q, k and v, attends with its part (see attention_decode), and
     computes half of the columns of y; a barrier stands between.
 
-Limits
+Limits:
     Those of `attention_decode`, with D up to 256. H up to 8192.
 
 Cost

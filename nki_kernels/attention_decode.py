@@ -8,11 +8,11 @@ where k and v are those of the cache before the sequence's first new token, and 
 new keys are RMS-normalised head by head and rotated before, where weights and tables are given (see `rmsnorm`, `rope`).
 Without k and v all are those of the cache, to which another layer of the same step wrote; then nothing is written.
 
-Dimensions
+Dimensions:
     T   new tokens of B sequences, n of each, one sequence after the other; D head size (even); Hq query heads; Hk
     key/value heads; S positions that the caches hold; R <= D rotated elements of a head.
 
-Arguments
+Arguments:
     q             [T, Hq * D] @ HBM, float32 or bfloat16
     k, v          [T, Hk * D] @ HBM, q's dtype; or both None
     k_cache       [B, Hk, D, S] @ HBM, any float dtype, or int8 with scales; the new positions are written
@@ -72,7 +72,7 @@ Ranks that divide positions
     whatever its length, and block tables and slots are the same on all ranks. A rank attends for the queries of all
     ranks with its slots: an all-gather brings the queries, an all-to-all of partial outputs in float32 ends the launch.
 
-Limits
+Limits:
     D up to 512, n * Hq / Hk and Hq up to 128, n up to 96 where there are sinks and k, T * Hq up to 8192; two groups of
     keys and values fit in 128 KiB per partition of SBUF: S up to 32768 at D = 128 in bfloat16. From pages S is a
     multiple of 128, and fewer positions fit, because keys lie in SBUF twice.

@@ -4,12 +4,12 @@
 
 Everything else of a step takes both kinds of rows alike (selective batching), so weights are read once for all of them.
 
-Dimensions
+Dimensions:
     As in the two kernels: T rows, of which the first belong to A sequences that decode, as many new tokens each, and
     the last ones to B prompts of equal lengths; Hq query heads and Hk key/value heads of size D; P pages of `page`
     positions; N and M pages of a sequence that decodes and of a prompt.
 
-Arguments
+Arguments:
     q              [T, Hq * D] @ HBM, float32 or bfloat16; rotated
     k, v           [T, Hk * D] @ HBM, q's dtype; or both None: the caches hold those of the new tokens already
     k_cache, v_cache  [P, page, Hk, D] @ HBM, any float dtype, or int8 with scales; the new positions are written
@@ -29,7 +29,7 @@ Layout, tiling
     the prompts are issued after all loads of the decode step, and run while its last groups are computed. On two cores
     a barrier separates the two, because a prompt's table may name a page after its own that the other core writes.
 
-Limits
+Limits:
     Those of both kernels.
 
 Cost

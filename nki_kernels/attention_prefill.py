@@ -6,13 +6,13 @@
     `window` before t if there is one. A sink is a logit of its head that takes part in the sum of the softmax only.
     Slopes (ALiBi) add slopes[h] * (position of s - position of t).
 
-Dimensions
+Dimensions:
     T   tokens of B sequences, L = T / B of each, one sequence behind the other; D head size of queries and keys; Dv of
     values, which is D in a paged cache; Hq query heads;
     Hk  key/value heads, each serving Hq/Hk query heads; S positions of a contiguous cache;
     P   pages of a paged cache, of `page` positions each; N pages of a sequence.
 
-Arguments
+Arguments:
     q             [T, Hq * D] @ HBM, float32 or bfloat16
     k, v          [T, Hk * D] and [T, Hk * Dv] @ HBM, q's dtype; without `causal` they may have another number of rows
                   (cross attention). Both None: the caches hold the new keys and values already, of another layer of
@@ -60,7 +60,7 @@ Tiling
     Both ways give a row the same shift, so they add up. They do while the float32 sums of the two products agree to far
     better than the range of exp: for scores up to 1e7.
 
-Limits
+Limits:
     D and Dv up to 512; L up to S and up to 8192; prefix + L up to 12288, and so many that a head's keys and values take
     at most 64 KiB per partition: 8192 in float32, with D = 256 in bfloat16, half with D = 512; so many query heads of a
     key/value head that three tiles of 128 queries fit beside them (8 at D = 512 on every chip); pages of 1, 2, 4 … 128

@@ -2,11 +2,11 @@
 
     y[n, c, i, j] = sum over u, v of x[n, c, i * s + u - p, j * t + v - q] / count[i, j]
 
-Dimensions
+Dimensions:
     N   images of H rows and W columns, or sequences of L positions; C channels; U, V rows and columns of the window;
     s, t strides and p, q paddings of rows and columns; H' = (H + 2 p - U) // s + 1, W' likewise.
 
-Arguments
+Arguments:
     x                 [N, C, H, W] or [N, C, L] @ HBM, float32 or bfloat16; elements beyond the image count as zeros
     window            compile-time tuple of ints, (U, V) or (V,)
     stride            compile-time tuple of ints from 1 on, or None: the window
@@ -26,7 +26,7 @@ Tiling
     tile into their padding, so that whole images are loaded.
     Two cores of a logical core take half of the channels of all images each.
 
-Limits
+Limits:
     What one row of windows reads fits into 32 KiB of a partition. An infinity or NaN of one channel makes the results
     at its place of the up to 127 channels beside it NaN.
 

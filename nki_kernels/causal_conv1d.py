@@ -5,10 +5,10 @@
 The input of a sequence is its state, K - 1 rows, and then its tokens. The state becomes the last K - 1 rows before the
 padding.
 
-Dimensions
+Dimensions:
     T   tokens of B sequences, n = T / B of each; C channels; K taps (the kernel size); S slots of states.
 
-Arguments
+Arguments:
     x            [T, W] @ HBM, float32 or bfloat16: its columns from `first` on are the C channels
     weight       [K, C] @ HBM, float32 or bfloat16; read in x's dtype
     bias         [1, C] @ HBM, float32 or bfloat16, or None; read in x's dtype
@@ -33,7 +33,7 @@ Tiling
     updated, and the next panel prepared, in the middle of the last sequence.
     Two cores of a logical core take half of the channels each.
 
-Limits
+Limits:
     K from 2 to 8. T and S (K - 1) up to 2^23.
 
 Cost

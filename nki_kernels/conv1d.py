@@ -2,11 +2,11 @@
 
     y[n, o, t] = activation(sum over c, u of x[n, c, t * stride + u - padding] * w[u, c, o] + bias[o])
 
-Dimensions
+Dimensions:
     N   sequences of L positions; C channels of x, O of y; U positions of the window;
     T = (L + 2 * padding - U) // stride + 1.
 
-Arguments
+Arguments:
     x          [N, C, L] @ HBM, float32 or bfloat16; positions beyond the sequence count as zeros
     w          [U, C, O] @ HBM, float32 or bfloat16; read in x's dtype
     bias       [1, O] @ HBM, float32 or bfloat16, or None; with as_rows read in x's dtype
@@ -26,7 +26,7 @@ Tiling
     2048 of O, for C and U: one nc_matmul for each 512 of O. There the bias is one more product, with ones.
     Two cores of a logical core take half of O each.
 
-Limits
+Limits:
     U * ceil(C / 128) up to 320, in float32 160. What two windows that follow one another read fits into 32 KiB of a
     partition.
 

@@ -2,11 +2,11 @@
 
     y[n, o, i, j] = activation(sum over c, u, v of x[n, c, i * s + u - p, j * t + v - q] * w[u, v, c, o] + bias[o])
 
-Dimensions
+Dimensions:
     N   images of H rows and W columns; C channels of x, O of y; U, V rows and columns of the window;
     s, t strides and p, q paddings of rows and columns; H' = (H + 2 p - U) // s + 1, W' likewise.
 
-Arguments
+Arguments:
     x          [N, C, H, W] @ HBM, float32 or bfloat16; elements beyond the image count as zeros
     w          [U, V, C, O] @ HBM, float32 or bfloat16; read in x's dtype
     bias       [1, O] @ HBM, float32 or bfloat16, or None
@@ -33,7 +33,7 @@ Tiling
     second tile. Short rows of images go by way of a tile, so that whole images are loaded.
     Two cores of a logical core take half of O each.
 
-Limits
+Limits:
     U * V * ceil(C / 128) up to 320, in float32 160, less where taps are packed. What one row of windows reads fits into
     32 KiB of a partition.
 

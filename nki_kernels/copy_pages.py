@@ -1,9 +1,9 @@
 """copy_pages: pages of a cache, or slots of states, get the contents of others, by numbers that are read at run time.
 
-Dimensions
+Dimensions:
     N   copies; P pages of `block` positions, of Hk key/value heads of D elements each; or P slots of two states.
 
-Arguments
+Arguments:
     cache, other      [P, …] @ HBM, any dtype: keys and values, [P, block, Hk, D], or the two states of a recurrent
                       layer; the pages that `destinations` names are written. `other` is None where
                       there is one array alone, as of latent attention
@@ -22,7 +22,7 @@ Tiling
         destination of another: what is read is what was there before.
     On two cores each copies one array; the first one copies an only array.
 
-Limits
+Limits:
     N up to 128.
 
 Cost

@@ -2,12 +2,12 @@
 
     m = attention_block_decode(x);   y = mlp(m)
 
-Dimensions
+Dimensions:
     As in the two kernels: T new tokens of B sequences, hidden size H, Hq query heads and Hk key/value heads of size D
     on this rank, S positions that the caches hold, F this rank's part of the intermediate size; Q = Hq * D and
     KV = Hk * D.
 
-Arguments
+Arguments:
     x                [T, H] @ HBM, float32 or bfloat16, the same on every rank
     norm_weight, w_qkv, eps, q_size, kv_size, k_cache, v_cache, positions, scale, w_o, num_kv_heads, cos, sin, q_norm,
     k_norm, replica_group, slots, block_tables, window, softcap, sinks, rope_positions, k_scale,
@@ -16,7 +16,7 @@ Arguments
     w_up, w_down, w_gate, activation, b_gate, b_up, b_down   as in mlp
     returns y        [T, H] @ HBM, x's dtype, the same on every rank, and the two caches
 
-Layout and tiling
+Layout and tiling:
     Hidden states lie in runs, see `decode.hidden`, from x to the gated product, which takes them as its moving operand
     after the second norm: nothing is transposed. The residual of the MLP reaches the rows of the last product through
     HBM, while the gated product is computed.
@@ -25,7 +25,7 @@ Layout and tiling
     the second norm and the biases are loaded before attention.
     Hidden states that do not fit in SBUF (see `hidden_fits`) take the two kernels one after another, through HBM.
 
-Limits
+Limits:
     Those of the two kernels; one physical core.
 
 Cost

@@ -1,9 +1,9 @@
 """embedding: the rows of a table that token ids name, scaled, plus those of a table of positions or given ones.
 
-Dimensions
+Dimensions:
     T   tokens; V rows of the table (the vocabulary); H its width (the hidden size); P rows of the table of positions.
 
-Arguments
+Arguments:
     ids        [T, 1] @ HBM, int32, 0 <= id < V
     table      [V, H] @ HBM, float32 or bfloat16
     dtype      compile-time nl.float32 or nl.bfloat16: the activations'
@@ -24,7 +24,7 @@ Tiling
     Over ranks the rows that a rank does not hold stay zeros, which are not read from its table, and an all-reduce from
     SBUF to SBUF adds up those of all ranks before they are scaled.
 
-Limits
+Limits:
     H up to 32768 (a row of float32 in one partition), up to 16384 with a scale, rows to add, or over ranks.
     An id or a position outside of its table is refused where addresses are checked; over ranks an id is not, since no
     rank knows the parts of others: a row that no rank holds is zeros.

@@ -4,10 +4,10 @@
 
 With biases plus sum over k of weights[:, k] * b_down[e], where e = ids[:, k].
 
-Dimensions
+Dimensions:
     T   tokens of each rank; N ranks; H hidden size; E experts; K experts of a token.
 
-Arguments
+Arguments:
     results        [N * T, H] @ HBM, float32 or bfloat16: the sum of this rank's experts for the tokens of all ranks,
                    which lie as `experts_dispatch` leaves them
     replica_group  nki.collectives.ReplicaGroup
@@ -18,14 +18,14 @@ Arguments
     absent         compile-time bool: choices of E are experts of other ranks, of weight 0
     returns y      [T, H] @ HBM, results' dtype
 
-Layout and tiling
+Layout and tiling:
     An all-to-all from HBM to HBM gives each rank the N parts of its own tokens. For each 128 of these, which lie on the
     partitions, the parts are added in float32, in the order of ranks.
 
 Cores
     On a logical core of two physical ones the first does the work.
 
-Limits
+Limits:
     H up to 8192, in float32 up to 4096.
 
 Cost

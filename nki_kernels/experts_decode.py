@@ -4,11 +4,11 @@
 
 where e = ids[:, k], with biases where they are given. `router` returns the rows n, the weights and the ids.
 
-Dimensions
+Dimensions:
     T   tokens, up to 128; H hidden size; E experts; F this rank's part of the intermediate size of an expert;
     K   experts of a token.
 
-Arguments
+Arguments:
     n             [T, H] @ HBM, float32 or bfloat16: the rows that the experts are given
     weights       [T, K] @ HBM, float32
     ids           [T, K] @ HBM, int32, 0 <= id < E, those of a token all different; with `absent` also E
@@ -37,7 +37,7 @@ Tiling
 Cores
     On a logical core of two physical ones the first does the work.
 
-Limits
+Limits:
     T up to 128, H up to 8192, in float32 up to 4096; E up to 512.
 
 Cost

@@ -6,10 +6,10 @@
 
 Where ranks cut rows and each has a part of every expert (sequence parallelism), choices stay as they are.
 
-Dimensions
+Dimensions:
     T   tokens of each rank; N ranks; H hidden size; K experts of a token.
 
-Arguments
+Arguments:
     n              [T, H] @ HBM, float32 or bfloat16: this rank's rows, as `router` returns them
     weights        [T, K] @ HBM, float32
     ids            [T, K] @ HBM, int32: numbers among the experts of all ranks
@@ -20,13 +20,13 @@ Arguments
     returns rows   [N * T, H] @ HBM, n's dtype
             own_weights, own_ids  [N * T, K] @ HBM, float32 and int32
 
-Layout and tiling
+Layout and tiling:
     Rows go from HBM to HBM. Choices are compared in SBUF, 128 tokens on the partitions.
 
 Cores
     On a logical core of two physical ones the first does the work.
 
-Limits
+Limits:
     Those of HBM; up to 2^24 experts.
 
 Cost

@@ -30,7 +30,7 @@ Tiling
 Cores
     On a logical core of two physical ones the first does the work.
 
-Limits
+Limits:
     H up to 8192, in float32 up to 4096; E up to 512; rows of all blocks below 2^24.
 
 Cost

@@ -5,11 +5,11 @@ For every head, token after token, with q and k divided by their lengths and q b
     S = exp(g) S;   S = S + k (beta (v - S^T k))^T;   o = S^T q
     g = -exp(a_log) softplus(a + dt_bias),  beta = sigmoid(b),  y = o / rms(o) * norm_weight * silu(z)
 
-Dimensions
+Dimensions:
     T   tokens of B sequences, one after another, T / B of each; Hk key heads of dk elements, Hv value heads of dv;
     value head h has the queries and keys of key head h // (Hv / Hk). `slots` states are held.
 
-Arguments
+Arguments:
     qkv          [T, 2 Hk dk + Hv dv] @ HBM, float32 or bfloat16: q, k and v side by side
     gates        [T, W] @ HBM, qkv's dtype: z, b and a side by side, Hv dv + 2 Hv columns from `first` on
     a_log        [1, Hv] @ HBM, float32 or bfloat16; dt_bias alike
@@ -38,7 +38,7 @@ Tiling
     of all chains the step that can start first, so that stages of several waves interleave. `plan_chains` says which
     chains wait for which, `delta/wave_steps.py` has the steps.
 
-Limits
+Limits:
     dk and dv up to 128; B up to 128. One physical core: of two the first does the work.
 
 Cost

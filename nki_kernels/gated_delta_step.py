@@ -20,7 +20,7 @@ Tiling
         their heads; k w^T by the Scalar engine, added to the decayed states by Vector; store
     The products of a group are taken while the one before is added: `advance_sequences` has the loop nest.
 
-Limits
+Limits:
     dk and dv up to 128; B up to 128; slots of up to 2^24 / 3 pieces, 43,690 of 8 heads of 128. Pieces are short where
     dk has no divisor near 16; a dk of 127 with a dv of 128 does not fit. One physical core: of two the first does
     the work.

@@ -10,11 +10,11 @@ For token i of the n = T / B new ones of sequence b, at position p = positions[b
 This equals attention with keys [k | w_uk l] and values w_uv l of every head, which are never formed. The rows of the
 new tokens are normalised, rotated and written to the cache before it is read.
 
-Dimensions
+Dimensions:
     T   new tokens of B sequences, n of each, one sequence after the other; Hq query heads of R + P elements, of which
     the first R are rotated; L size of the latent; W = L + R; V value size of a head; S positions that the cache holds.
 
-Arguments
+Arguments:
     q             [T, Hq * (R + P)] @ HBM, float32 or bfloat16, rotated: each head is [rotated | plain]
     kv            [T, W] @ HBM, q's dtype: latent and key of the new tokens, neither normalised nor rotated
     cache         [B, S, W] @ HBM, q's dtype, or with block_tables [P, block, W]; the new rows are written
@@ -41,7 +41,7 @@ Tiling
         transposes of piece i; scores of piece i - 1; exponentials of piece i - 2, and its product with the latents.
     The softmax is online over pieces, relative to the largest score so far: no score overflows.
 
-Limits
+Limits:
     n * Hq, P, T and R + n up to 128, L and V up to 512; T * Hq up to 4096 for L of 512 in bfloat16, half of it in
     float32; pages of 1, 2, 4 … 128 positions, S a multiple of 128 with pages; 2^24 rows of the cache. Rows behind a
     position may hold numbers whose scores stay below 1e30. One physical core works: of two the first.

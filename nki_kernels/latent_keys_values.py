@@ -6,11 +6,11 @@
 The rows of the new tokens are normalised, rotated and written to the cache. `attention_prefill` then attends to the
 keys and values, as to contiguous caches that hold those of the new tokens already.
 
-Dimensions
+Dimensions:
     T   tokens of B sequences, n of each, one sequence behind the other; Hq heads; L size of the latent; R rotated and P
     plain elements of a key; V of a value; W = L + R; S positions that the cache holds.
 
-Arguments
+Arguments:
     kv            [T, W] @ HBM, float32 or bfloat16: latent and key of the new tokens, neither normalised nor rotated
     cache         [B, S, W] @ HBM, kv's dtype, or with block_tables [P, block, W]; the new rows are written
     positions     [T, 1] @ HBM, int32, consecutive within a sequence, the first at most `prefix`
@@ -38,7 +38,7 @@ Tiling
     With several groups the latents of a sequence stay in SBUF. The Vector and the Scalar engine empty PSUM, whichever
     is behind in work.
 
-Limits
+Limits:
     L and V up to 512, P and R up to 128; pages of 1, 2, 4 … 128 positions; with several groups of heads transposed
     latents take at most 80 KiB per partition: 10240 positions of 512 elements in bfloat16. One physical core works: of
     two the first.

@@ -3,11 +3,11 @@
     logits = scale * norm(x) @ w_head, then softcap * tanh(logits / softcap) if asked
     norm   RMSNorm with weights norm_offset + norm_weight; LayerNorm with norm_weight and norm_bias if that is given
 
-Dimensions
+Dimensions:
     T   rows, one per sequence, up to 128; H hidden size; V this rank's part of the vocabulary;
     K   top_k rounded up to a multiple of 8; R ranks.
 
-Arguments
+Arguments:
     x                [T, H] @ HBM, float32 or bfloat16, the same on every rank
     norm_weight      [1, H] @ HBM, float32 or bfloat16
     w_head           [H, V] @ HBM, float32 or bfloat16, finite: this rank's columns; read in x's dtype
@@ -42,7 +42,7 @@ Tiling
 Cores
     Two cores of a logical core take half of the columns each, and exchange what they found; the first core merges it.
 
-Limits
+Limits:
     T up to 128; H up to 8192 in float32, 16384 in bfloat16; K up to V, on two cores up to half of V, over ranks
     up to V rounded up to a multiple of 8, and up to 1024; R times K up to 8192, which lie in SBUF; ids below 2^24,
     because they are added in float32.

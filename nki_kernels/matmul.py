@@ -1,9 +1,9 @@
 """matmul: c = a @ b, for matrices of any size.
 
-Dimensions
+Dimensions:
     M   rows of a and c; N columns of b and c; K the contraction.
 
-Arguments
+Arguments:
     a             [M, K] @ HBM, float32 or bfloat16; [K, M] with a_transposed
     b             [K, N] @ HBM, float32 or bfloat16; read in a's dtype
     a_transposed  compile-time bool: a is given with the contraction first, which saves its transposes
@@ -27,7 +27,7 @@ Cores
     Two cores of a logical core take half of the columns each, of which there are at least two; half of the rows where
     more than 128 rows meet columns that fill no two banks.
 
-Limits
+Limits:
     K up to 16384: 128 rows [128, K/128, 128] and columns of b must fit into SBUF.
 
 Cost

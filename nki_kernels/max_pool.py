@@ -2,11 +2,11 @@
 
     y[n, c, i, j] = max over u, v of x[n, c, i * s + u - p, j * t + v - q]
 
-Dimensions
+Dimensions:
     N   images of H rows and W columns, or sequences of L positions; C channels; U, V rows and columns of the window;
     s, t strides and p, q paddings of rows and columns; H' = (H + 2 p - U) // s + 1, W' likewise.
 
-Arguments
+Arguments:
     x          [N, C, H, W] or [N, C, L] @ HBM, float32 or bfloat16
     window     compile-time tuple of ints, (U, V) or (V,)
     stride     compile-time tuple of ints from 1 on, or None: the window
@@ -21,7 +21,7 @@ Tiling
     instructions, and of these along the rows, U - 1.
     Two cores of a logical core take half of the channels of all images each.
 
-Limits
+Limits:
     What one row of windows reads fits into 32 KiB of a partition.
 
 Cost

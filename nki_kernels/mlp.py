@@ -6,10 +6,10 @@ Without w_gate the block is plain: activation(n @ w_up + b_up) @ w_down. The nor
 is given; without norm_weight there is none. norm_offset is added to norm_weight (1.0 for Gemma). Without `residual`, x
 is not added. A row_gate multiplies each row of the sum over ranks by one number, sigmoid(n @ row_gate).
 
-Dimensions
+Dimensions:
     T   tokens; H hidden size; F this rank's part of the intermediate size.
 
-Arguments
+Arguments:
     x                [T, H] @ HBM, float32 or bfloat16, the same on every rank; cut over ranks this rank's T/N rows
     w_up             [H, F] @ HBM, float32 or bfloat16: this rank's columns; read in x's dtype
     w_down           [F, H] @ HBM, float32 or bfloat16: this rank's rows; read in x's dtype
@@ -41,7 +41,7 @@ Tiling
     A last block of 64 columns of F shares the PE array: gate and up are one stationary tile, and the down product
     multiplies two row tiles at once.
 
-Limits
+Limits:
     H up to 8192, in bfloat16 without biases and offset of the norm up to 16384; F up to 16384. A row_gate comes
     without b_down.
 

@@ -4,10 +4,10 @@
 
 With a gate, o is multiplied by sigmoid(gate) first, element by element.
 
-Dimensions
+Dimensions:
     T   tokens; K width of this rank's heads (heads times head size); H hidden size.
 
-Arguments
+Arguments:
     o              [T, K] @ HBM, float32 or bfloat16: this rank's heads
     w_o            [K, H] @ HBM, float32 or bfloat16: this rank's rows; read in o's dtype
     residual       [T, H] @ HBM, o's dtype, the same on every rank, or None; cut over ranks this rank's T/N rows
@@ -27,7 +27,7 @@ Tiling
     Two cores of a logical core take half of the rows each, up to 128 rows half of the columns of y.
     The rows of the next group are transposed behind the first chunk of this one. See `residual_product` for a chunk.
 
-Limits
+Limits:
     K up to 16384, H up to 8192.
 
 Cost

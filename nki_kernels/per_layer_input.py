@@ -2,10 +2,10 @@
 
     y = (activation(x @ w_gate) * inputs[:, first : first + P]) @ w_output
 
-Dimensions
+Dimensions:
     T   tokens; H hidden size; P width of a layer's input; W width of the inputs of all layers.
 
-Arguments
+Arguments:
     x          [T, H] @ HBM, float32 or bfloat16
     w_gate     [H, P] @ HBM, float32 or bfloat16; read in x's dtype
     inputs     [T, W] @ HBM, x's dtype: the inputs of all layers side by side
@@ -24,7 +24,7 @@ Tiling
     multiplied by w_output 512 columns at a time, and stored.
     Two cores of a logical core take half of the rows each; up to 128 rows the first core does the whole.
 
-Limits
+Limits:
     P up to 512. Both weights together take at most 96 KiB of a partition: 2 * ceil(H / 128) * P elements of x's dtype,
     about. H up to 8192.
 

@@ -5,11 +5,11 @@
     q, k        then normalised head by head (q_norm, k_norm) and rotated by position (cos, sin), where those are given
     v           then normalised head by head, if asked (v_norm)
 
-Dimensions
+Dimensions:
     T   tokens; H hidden size; Q and KV widths of queries and of keys (and values): heads times head size D.
     S   positions that the tables hold; R <= D elements of each head that are rotated.
 
-Arguments
+Arguments:
     x            [T, H] @ HBM, float32 or bfloat16
     w_qkv        [H, Q + 2 KV + G] @ HBM, float32 or bfloat16; read in x's dtype
     q_size       compile-time int, Q
@@ -47,7 +47,7 @@ Tiling
     Cut along the sequence, each rank normalises its rows and gathers those of all, 256 at a time, see `sequence`.
     Two cores of a logical core take half of the rows each, with T <= 128 half of the heads.
 
-Limits
+Limits:
     H up to 8192 in float32, 16384 in bfloat16. D up to 512, and even where heads are rotated.
 
 Cost

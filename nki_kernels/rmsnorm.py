@@ -2,10 +2,10 @@
 
     y[t, h] = (x[t, h] / sqrt(mean over h of x[t, h]^2 + eps) * (weight[h] + norm_offset) + residual[t, h]) * scale
 
-Dimensions
+Dimensions:
     T   rows (tokens); H elements of a row on this rank (the hidden size, or the width of all its heads).
 
-Arguments
+Arguments:
     x              [T, H] @ HBM, float32 or bfloat16
     weight         [1, H] @ HBM, float32 or bfloat16
     eps            compile-time float
@@ -26,7 +26,7 @@ Tiling
     for 128 rows: load, square and sum, rsqrt, scale and weigh in one pass, add, store. The next rows are loaded before.
     Over ranks the sums of all rows are taken first, in one all-reduce of [128, T / 128] float32.
 
-Limits
+Limits:
     H up to 8192. SBUF holds two row tiles, two of the residual, the weight, and one float32 row tile where bfloat16
     rows have a residual.
 

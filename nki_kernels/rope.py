@@ -6,10 +6,10 @@ With the first R elements of a head's row cut in halves a and b, and c, s the co
 
 The other elements of a head are copied.
 
-Dimensions
+Dimensions:
     T   tokens; heads; D head size; R rotated elements (even, at most D); S positions that the tables hold.
 
-Arguments
+Arguments:
     x          [T, heads * D] @ HBM, float32 or bfloat16
     positions  [T, 1] @ HBM, int32, 0 <= position < S
     cos, sin   [S, R/2] @ HBM, float32
@@ -23,7 +23,7 @@ Layout
 Tiling
     for 128 tokens: x times cos, x times sin, then the difference for the first halves, the sum for the second.
 
-Limits
+Limits:
     heads * D up to 8192: three float32 tiles and the result lie in SBUF together.
 
 Cost

@@ -9,10 +9,10 @@
     largest logit with softmax, else as the sum of its two largest scores + choice_bias.
     Then weights are multiplied by `scale`. Of equal scores the lower number comes first, of groups too.
 
-Dimensions
+Dimensions:
     T   tokens; H hidden size; E experts; K = top_k.
 
-Arguments
+Arguments:
     x             [T, H] @ HBM, float32 or bfloat16
     norm_weight   [1, H] @ HBM, float32 or bfloat16, of an RMSNorm; norm_offset, a compile-time float, is added to it
     w_router      [H, E] @ HBM, float32 or bfloat16
@@ -40,7 +40,7 @@ Tiling
 Cores
     Two cores of a logical core take half of a prompt's rows each; a decode step is the first one's.
 
-Limits
+Limits:
     H up to 8192, E up to 512.
 
 Cost

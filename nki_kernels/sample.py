@@ -7,11 +7,11 @@
               uniform times their sum
     log-probabilities  of the adjusted logits over the whole row, before temperature and choice
 
-Dimensions
+Dimensions:
     T   rows, one per sequence, up to 128; V columns, this rank's part of the vocabulary, or given candidates;
     K   candidates rounded up to a multiple of 8; R ranks.
 
-Arguments
+Arguments:
     logits            [T, V] @ HBM, float32 or bfloat16; minus infinity masks a token, NaN is no token
     uniform           [T, 1] @ HBM, float32, in [0, 1)
     temperature       [T, 1] @ HBM, float32; 0 takes the largest, of equal ones the lowest id
@@ -54,7 +54,7 @@ Tiling
 Cores
     Two cores of a logical core take half of the rows each; one row, and rows over ranks, are the first core's alone.
 
-Limits
+Limits:
     T up to 128, K up to V and 1024, R times K up to 8192, given candidates up to 4096; ids below 2^24, because
     they are compared in float32. Logits beyond 1e37 count as 1e37, and below -1e30 as masked.
 

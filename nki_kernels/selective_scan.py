@@ -4,11 +4,11 @@
     h[t, c, n] = exp(-exp(a_log[c, n]) * dt[t, c]) * h[t - 1, c, n] + dt[t, c] * u[t, c] * projected[t, R + n]
     y[t, c]    = (sum over n of h[t, c, n] * projected[t, R + N + n] + d[c] * u[t, c]) * silu(gate[t, c])
 
-Dimensions
+Dimensions:
     T   tokens of B sequences, n = T / B of each; C channels; N elements of a channel's state; R rank of the time steps;
     S   slots of states.
 
-Arguments
+Arguments:
     u            [T, C] @ HBM, float32 or bfloat16
     projected    [T, R + 2 N] @ HBM, u's dtype: time steps, input and output weights of each token, side by side
     w_dt         [R, C] @ HBM, float32 or bfloat16; read in u's dtype if that is its own, else both in float32
@@ -37,7 +37,7 @@ Tiling
     such parts of 2560 are loaded while three are moved on.
     Two cores of a logical core take half of the channels each.
 
-Limits
+Limits:
     N up to 64. R up to 1024. T and S * C up to 2^23.
 
 Cost

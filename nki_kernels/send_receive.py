@@ -1,18 +1,18 @@
 """send_receive: a matrix passes from each source rank to its target rank.
 
-Dimensions
+Dimensions:
     M, N   rows and columns, the same on the ranks of a pair.
 
-Arguments
+Arguments:
     x                    [M, N] @ HBM, any dtype of a collective: what a source sends; a target's own x gives the shape
     source_target_pairs  list of (source, target) ranks, a compile-time value; no rank is twice a source or a target
     returns received     [M, N] @ HBM, x's dtype: on a target the x of its source, on any other rank its own x
 
-Layout and tiling
+Layout and tiling:
     None: HBM to HBM. A collective may not touch the arguments and results of a kernel. So x is first copied into a
     named internal buffer, and the result is copied out of another one.
 
-Limits
+Limits:
     Those of HBM.
 
 Cost

@@ -7,11 +7,11 @@
 Group g is that of head h. A token sees those before it in its chunk as in attention without a softmax, out into^T being
 the scores and exp of the sum of a between the two tokens the mask.
 
-Dimensions
+Dimensions:
     T   tokens of B sequences, n = T / B of each; H heads of P elements, in G groups; N elements of the state for each
         element of a head; S slots of states.
 
-Arguments
+Arguments:
     u            [T, H P + 2 G N] @ HBM, float32 or bfloat16: x, into and out side by side
     steps        [T, W] @ HBM, u's dtype: its columns from `steps_first` on are the H time steps
     dt_bias, a_log, d  [1, H] @ HBM, float32 or bfloat16
@@ -39,7 +39,7 @@ Tiling
     states of 32 sequences, three of which are loaded while three are moved on and stored.
     Two cores of a logical core take half of the heads each.
 
-Limits
+Limits:
     N up to 128, P up to 512, H up to 512, H P / 2 G N so that a row of u fits in 64 KiB.
 
 Cost

@@ -7,7 +7,7 @@ Tiling
         for 1024 columns of c: load [128, 1024] of b for all of K, one DMA per 128 of K
             for 128 rows and 512 columns inside the block: K/128 nc_matmuls into one PSUM bank
 
-Limits
+Limits:
     K up to 4096: the blocks take K/128 * (512 + 1024) elements per partition, twice where loading runs ahead.
 
 Cost

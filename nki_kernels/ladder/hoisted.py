@@ -8,7 +8,7 @@ Tiling
         for 512 columns of c, which accumulate in one PSUM bank
             for 128 of K: load [128, 512] of b, one nc_matmul
 
-Limits
+Limits:
     K up to 65536: the row tile holds K/128 * 128 elements per partition, in bfloat16 up to 128 KiB.
 
 Cost

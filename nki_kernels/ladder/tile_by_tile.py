@@ -1,9 +1,9 @@
 """tile_by_tile: c = a_t.T @ b, the plain triple loop over tiles. The first rung of the ladder.
 
-Dimensions
+Dimensions:
     M   rows of c, a multiple of 128; N columns of c, a multiple of 512; K the contraction, a multiple of 128.
 
-Arguments
+Arguments:
     a_t        [K, M] @ HBM, float32 or bfloat16
     b          [K, N] @ HBM, a_t's dtype
     returns c  [M, N] @ HBM, a_t's dtype

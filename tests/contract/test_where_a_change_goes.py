@@ -138,7 +138,7 @@ KERNEL = Addition(
     {
         "nki_kernels/toy_twice.py": '''"""toy_twice: every element times two.
 
-Arguments
+Arguments:
     x          [T, H] @ HBM, float32 or bfloat16; T up to 128
     returns y  [T, H] @ HBM, x's dtype
 

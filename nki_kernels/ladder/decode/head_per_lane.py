@@ -2,10 +2,10 @@
 
     o[b, h] = sum over s <= positions[b] of softmax over s (scale * q[b, h] . k_cache[b, :, s]) * v_cache[b, s]
 
-Dimensions
+Dimensions:
     B   sequences, one new token of each; G query heads on one key/value head; S positions, a multiple of 128; D = 128.
 
-Arguments
+Arguments:
     q          [B, G * D] @ HBM, float32 or bfloat16
     k_cache    [B, D, S] @ HBM, q's dtype; the new token's key is in it
     v_cache    [B, S, D] @ HBM, q's dtype; finite everywhere
