@@ -5,14 +5,26 @@ from __future__ import annotations
 import random
 from typing import Any
 
-FAMILIES = "Llama Mistral Ministral Qwen2 Qwen3 Gemma2 Gemma3 Phi3 Olmo2 GPT2 SmolLM3 Granite".split()
+FAMILIES = (
+    "Llama Mistral Ministral Ministral3 Qwen2 Qwen3 Gemma2 Gemma3 Phi3 Olmo2 GPT2 SmolLM3 Granite".split()
+)
 POSITIONS = 64
 ORIGINAL = 12
 """Positions that scaled rotations were first trained on, fewer than the tokens of a prompt may be."""
 _ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu")
 _ROPES = ("default", "default", "linear", "dynamic", "llama3", "yarn", "longrope")
-_OWN_HEAD_SIZE = {"Llama", "Mistral", "Ministral", "Qwen3", "Gemma2", "Gemma3", "SmolLM3", "Granite"}
-_NAMED_HEAD_SIZE = {"Ministral", "Gemma2", "Gemma3"}
+_OWN_HEAD_SIZE = {
+    "Llama",
+    "Mistral",
+    "Ministral",
+    "Ministral3",
+    "Qwen3",
+    "Gemma2",
+    "Gemma3",
+    "SmolLM3",
+    "Granite",
+}
+_NAMED_HEAD_SIZE = {"Ministral", "Ministral3", "Gemma2", "Gemma3"}
 _BIASED_ATTENTION = {"Llama", "Qwen3", "Gemma2", "Gemma3", "Olmo2", "SmolLM3", "Granite"}
 _BIASED_MLP = {"Llama", "SmolLM3", "Granite"}
 
@@ -60,6 +72,12 @@ def drawn(family: str, seed: int) -> dict[str, Any]:
         # transformers knows no types whose frequencies change where a model has several rotations.
         kinds = tuple(each for each in _ROPES if family != "Gemma3" or each not in ("dynamic", "longrope"))
         fields["rope_parameters"] = rope = _rope(draw, head_dim, kinds)
+    if (
+        family == "Ministral3"
+    ):  # queries are scaled beyond the original context, so the model has no such positions
+        scaled = draw.random() < 0.5
+        rope |= {"llama_4_scaling_beta": 0.1 * scaled}
+        rope |= {"original_max_position_embeddings": POSITIONS if scaled else ORIGINAL}
     fields |= _windows(draw, family, layers)
     if family == "Gemma3":
         narrow = {"rope_type": "default", "rope_theta": draw.choice((100.0, 1e4))}
@@ -127,7 +145,7 @@ def _windows(draw: random.Random, family: str, layers: int) -> dict[str, Any]:
     """A window, often shorter than the prompt, in some or all layers, where a family has one."""
     window = draw.choice((1, 2, 5, 9, 40))
     kinds = [draw.choice(("full_attention", "sliding_attention")) for _ in range(layers)]
-    if family in ("Mistral", "Phi3"):
+    if family in ("Mistral", "Ministral3", "Phi3"):
         return {"sliding_window": draw.choice((None, window))}
     if family in ("Ministral", "Gemma2", "Gemma3"):
         return {"sliding_window": window, "layer_types": kinds}
