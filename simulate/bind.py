@@ -115,7 +115,7 @@ class _Beta1Finder:
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> None:
-        """A module as Python makes it."""
+        """Return None, so that Python creates the module."""
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:

@@ -31,7 +31,7 @@ class OwnOptions(argparse.ArgumentParser):
         raise argparse.ArgumentError(None, message)
 
     def taken(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
-        """The words that are these options with their values, and all others."""
+        """Divide words into these options with their values, and all other words."""
         own: list[str] = []
         others: list[str] = []
         rest = list(words)
@@ -46,7 +46,7 @@ class OwnOptions(argparse.ArgumentParser):
         return own, others
 
     def before(self, script: str, own: Sequence[str]) -> list[str]:
-        """The options as they stand before the script; with -- after them where the last one would take the script."""
+        """Return the options as written before the script, with -- at the end if the last would take the script."""
         try:
             self.parse_known_args(own)
             taken = script not in self.parse_known_args([*own, script])[1]

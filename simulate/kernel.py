@@ -40,7 +40,7 @@ class Kernel:
         self._overrides = overrides
 
     def __getitem__(self, grid: int) -> Kernel:
-        """The kernel on `grid` physical cores of one logical core: 1 or 2. Deprecated since 0.7."""
+        """Return the kernel on `grid` physical cores of one logical core, 1 or 2. Deprecated since NKI 0.7."""
         Level.of().notice(LNC_BY_GRID)
         size = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
         if size not in (1, 2) or isinstance(size, bool):
@@ -52,7 +52,7 @@ class Kernel:
         return Kernel(self.func, size, self._config, self._overrides)
 
     def configured(self, config: object, overrides: bool) -> Kernel:
-        """The kernel with a compile configuration; `overrides` tolerates nested kernels with another one."""
+        """Return the kernel with a compile configuration; `overrides` tolerates nested kernels with another one."""
         return Kernel(self.func, self._grid, config, overrides)
 
     @property
@@ -61,7 +61,7 @@ class Kernel:
         return self._config, self._overrides
 
     def with_schedule(self, edges: Sequence[tuple[str, str | Sequence[str]]]) -> Kernel:
-        """The kernel with ordering requests between named instructions: (consumer, producer or producers).
+        """Return the kernel with ordering requests between named instructions: (consumer, producer or producers).
 
         Requests change the predicted time and no value. A launch raises InvalidArgument if it has no instruction of a
         name.
@@ -112,10 +112,10 @@ class Kernel:
 
 
 def for_all_ranks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ArgumentsOfRanks:
-    """The arguments of a call for each of its ranks: those given for rank 0, copies of them for the others."""
+    """Return the arguments of a call for each rank: the arguments for rank 0, copies of them for the other ranks."""
     return [(args, kwargs), *(copy.deepcopy((args, kwargs)) for _ in range(read_rank_count() - 1))]
 
 
 def as_kernel(kernel: Any) -> Kernel:
-    """A jitted kernel unchanged, a plain function wrapped."""
+    """Return a kernel unchanged, and a plain function wrapped as a kernel."""
     return kernel if isinstance(kernel, Kernel) else Kernel(kernel)

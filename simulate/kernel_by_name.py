@@ -78,7 +78,7 @@ _KEYWORD = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
 
 
 def files_read(options: argparse.Namespace) -> list[str]:
-    """What running a script or a kernel reads: its file, what its arguments name, and every module imported."""
+    """Return the files that a run reads: the script, files that its arguments name, and all imported modules."""
     script = options.script.rpartition(":")[0] if names_a_kernel(options.script) else options.script
     return [script, *options.arguments, *imported_files()]
 
@@ -107,7 +107,7 @@ class InstructionCount(Observer):
 
 
 def nothing_launched(words: str) -> str:
-    """The sentence for a script that launched no kernel, with the kernels that the file defines."""
+    """Return the sentence for a script that launched no kernel, with the kernels that its file defines."""
     try:
         tree = ast.parse(read_text(words, MOST_SOURCE_BYTES))
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -149,14 +149,14 @@ def launch_by_name(
 
 
 def folder_of(words: str) -> Path:
-    """The folder from which FILE.py:KERNEL, MODULE:KERNEL or a script imports first: the file's, or the working one."""
+    """Return the folder from which a script or kernel imports first: that of its file, or the working folder."""
     place = words.rpartition(":")[0] if names_a_kernel(words) else words
     return Path(place).resolve().parent if place.endswith(".py") or place == words else Path.cwd()
 
 
 @contextmanager
 def importing_from(folder: Path) -> Iterator[None]:
-    """A block in which `folder` is the first on Python's path; whatever the block does to the path is undone."""
+    """Put `folder` first on Python's path inside a block, and restore the path after it."""
     path, before = sys.path, list(sys.path)
     sys.path.insert(0, str(folder))
     try:
@@ -252,7 +252,11 @@ def _with_size(text: str, name: str, size: int) -> str:
 
 
 def callable_named(words: str) -> Callable[..., Any]:
-    """The kernel, or another function, that FILE.py:NAME or MODULE:NAME stands for. Raises InvalidArgument for none."""
+    """Return the kernel or function that FILE.py:NAME or MODULE:NAME names.
+
+    Raises:
+        InvalidArgument: The name is not of this form, or the module or the function does not exist.
+    """
     match = _NAMED.fullmatch(words)
     if match is None:
         raise InvalidArgument("NKW-KERNEL-NAME", f"{words:.60} is neither FILE.py:NAME nor MODULE:NAME")
@@ -314,7 +318,7 @@ def _argument(text: str) -> Any:
 def call_of(
     texts: Sequence[str], mode: Mode = Mode.eager, rank: int = 0, ranks: int = 1
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments that words stand for on one of `ranks` ranks, by place and by name, as `launch_by_name` fills them.
+    """Return the positional and keyword arguments of words on one of `ranks` ranks, filled as `launch_by_name` does.
 
     Raises InvalidArgument for what is no argument.
     """
@@ -333,7 +337,7 @@ def call_of(
 
 
 def _filled(text: str, seed: tuple[int, int], mode: Mode) -> Any:
-    """An argument with numbers in it, if any are computed; `seed` is its place and its rank."""
+    """Return an argument, with random numbers if values are computed; `seed` is its position and its rank."""
     argument = _argument(text)
     if mode is Mode.dry or not isinstance(argument, np.ndarray):
         return argument

@@ -29,7 +29,11 @@ class Level(NamedTuple):
 
     @classmethod
     def of(cls, asked: Level | str | None = None) -> Level:
-        """The level that is asked for, else NKI_LEVEL's, else the newest. Raises InvalidArgument for an unknown one."""
+        """Return a requested level, else that of NKI_LEVEL, else the newest.
+
+        Raises:
+            InvalidArgument: The level is unknown.
+        """
         if isinstance(asked, Level):
             return asked
         name = asked or os.environ.get(LEVEL_VARIABLE) or ""
@@ -52,7 +56,7 @@ class Level(NamedTuple):
         exists_at_level(self, feature)
 
     def lack_of(self, feature: str) -> str:
-        """That this release does not have the feature, in words."""
+        """Return the sentence that this release does not have a feature."""
         row = FEATURES[feature]
         gone = row.until is not None and row.until <= self
         exists = f"until level {_before(row.until)}" if gone and row.until else f"from level {row.since} on"
@@ -188,7 +192,11 @@ class Rules(Enum):
 
     @classmethod
     def of(cls, asked: Rules | str | None = None) -> Rules:
-        """The rules that are asked for, else those of NKI_RULES, else chip. Raises InvalidArgument for unknown ones."""
+        """Return the requested rules, else those of NKI_RULES, else chip.
+
+        Raises:
+            InvalidArgument: The rules are unknown.
+        """
         if isinstance(asked, Rules):
             return asked
         name = asked or os.environ.get(RULES_VARIABLE) or cls.chip.value

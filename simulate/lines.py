@@ -33,7 +33,7 @@ _Span = tuple[int, int]
 
 
 def location(line: tuple[CodeType, int]) -> Location:
-    """A line as reports name it; a path below the working directory is relative to it."""
+    """Return the location of a line for reports; a path below the working directory is relative to it."""
     code, number = line
     key = id(code), number, os.getcwd()
     known = _locations.get(key)
@@ -58,7 +58,7 @@ def _cell(filename: str) -> str:
 
 
 def assigned(line: tuple[CodeType, int]) -> str | None:
-    """What the statement at a line assigns: a variable, an attribute, an element, or the list it appends to.
+    """Return what the statement at a line assigns: a variable, an attribute, an element, or the list it appends to.
 
     Of `a, b = f(), g()` the line does not tell one: the name is `a or b`. None where the statement assigns nothing.
     """
@@ -67,13 +67,13 @@ def assigned(line: tuple[CodeType, int]) -> str | None:
 
 
 def named(line: tuple[CodeType, int] | None) -> str:
-    """What the statement at a line assigns, as text; empty for nothing and for no line."""
+    """Return what the statement at a line assigns, or an empty string if it assigns nothing or there is no line."""
     return (line is not None and assigned(line)) or ""
 
 
 @lru_cache(maxsize=512)
 def _names(code: CodeType) -> tuple[tuple[_Span, str], ...]:
-    """The names that the statements of a code object assign, with the lines of what they assign."""
+    """Return the names that the statements of a code object assign, with the lines of the assigned values."""
     found: list[tuple[_Span, str]] = []
     for node in inside(body_of(code) or _around(code)):
         if isinstance(node, ast.Assign):
@@ -86,7 +86,7 @@ def _names(code: CodeType) -> tuple[tuple[_Span, str], ...]:
 
 
 def _pairs(target: ast.expr, value: ast.expr, span: _Span) -> list[tuple[_Span, str]]:
-    """What an assignment names; of `a, b = x, y` each part by the lines of its own value."""
+    """Yield the targets of an assignment; for `a, b = x, y` each target with the lines of its value."""
     if isinstance(target, (ast.Tuple, ast.List)):
         if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
             parts = zip(target.elts, value.elts)
@@ -97,14 +97,14 @@ def _pairs(target: ast.expr, value: ast.expr, span: _Span) -> list[tuple[_Span, 
 
 
 def _appended_to(value: ast.expr) -> str:
-    """The list of `tiles.append(…)`."""
+    """Return the name of the list of `tiles.append(…)`, or an empty string."""
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "append":
         return getattr(value.func.value, "id", "")
     return ""
 
 
 def inside(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """The nodes of statements in the order of the source, without the bodies of functions and classes in them."""
+    """Yield the nodes of statements in source order, without the bodies of nested functions and classes."""
     pending = list(reversed(body))
     while pending:
         node = pending.pop()
@@ -114,7 +114,7 @@ def inside(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
 
 
 def body_of(code: CodeType) -> list[ast.AST]:
-    """The statements of a code object: of the function that begins on its first line, else of the module."""
+    """Return the statements of a code object: of the function that begins on its first line, else of the module."""
     module = _module(code.co_filename)
     if module is None:
         return []
@@ -130,7 +130,7 @@ def body_of(code: CodeType) -> list[ast.AST]:
 
 
 def _around(code: CodeType) -> list[ast.AST]:
-    """The statements of the innermost function around a comprehension, which is code of its own before Python 3.12."""
+    """Return the statements of the innermost function around a comprehension, a code object before Python 3.12."""
     module = _module(code.co_filename)
     if module is None or code.co_name not in ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"):
         return []

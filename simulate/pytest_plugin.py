@@ -31,7 +31,7 @@ _INI = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options, each with an entry of the same name in the configuration file."""
+    """Add the options, each with an entry of the same name in the configuration file."""
     group = parser.getgroup("nki", "NKI kernels")
     group.addoption(
         "--nki-target",
@@ -146,7 +146,7 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
 def nki_budget(
     nki_target: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> BudgetChecker:
-    """Holds kernels to the budget of the test's marker `nki_budget`: see `simulate.testing.BudgetChecker`."""
+    """Return a checker with the budget of the test's marker `nki_budget`: see `simulate.testing.BudgetChecker`."""
     from nkw.errors import InvalidArgument
     from simulate.bind import install
     from simulate.testing import Budget, BudgetChecker
@@ -164,7 +164,7 @@ def nki_budget(
 def check_kernel(
     nki_target: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> KernelChecker:
-    """Checks kernels on `nki_target`: see `simulate.testing.KernelChecker`."""
+    """Return a checker of kernels on `nki_target`: see `simulate.testing.KernelChecker`."""
     from simulate.bind import install
     from simulate.testing import CheckLevel, KernelChecker
 
@@ -175,7 +175,7 @@ def check_kernel(
 
 
 def _folder(node: pytest.Item, temporary: pytest.TempPathFactory) -> Path:
-    """A new folder for the files of one failure, named after the test."""
+    """Create a folder for the files of one failure, named after the test."""
     name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in node.name)
     chosen = node.config.getoption("nki_artifacts")
     if chosen is None:
@@ -188,7 +188,7 @@ def _folder(node: pytest.Item, temporary: pytest.TempPathFactory) -> Path:
 
 
 def _option(config: pytest.Config, name: str) -> str:
-    """The value of the command line, else of the configuration file, else nothing."""
+    """Return an option of the command line, else of the configuration file, else an empty string."""
     return str(config.getoption(name) or config.getini(name) or "")
 
 

@@ -43,13 +43,13 @@ def check_names(words: str, folder: Path) -> None:
 
 
 def _found(name: str, folders: Sequence[Path]) -> Path | None:
-    """The module or package of that name in the first folder that has one; of the two, Python prefers the package."""
+    """Return the file of a module in the first folder that has it; a package comes before a module."""
     places = (file for folder in folders for file in (folder / name / "__init__.py", folder / f"{name}.py"))
     return next((file for file in places if is_file(file)), None)
 
 
 def _imported(file: Path) -> Iterator[str]:
-    """The first part of the name of every module that a file imports by its whole name."""
+    """Return the top-level names of the modules that a file imports absolutely."""
     with suppress(
         OSError, SyntaxError, ValueError, RecursionError
     ):  # what runs the file says what is wrong with it

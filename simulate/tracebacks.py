@@ -23,7 +23,7 @@ _COMMANDS = PACKAGE + "cli.py"
 
 
 def of_the_user(error: BaseException) -> TracebackType | None:
-    """The traceback of an error without frames of this package; unchanged where the user asked for all.
+    """Return the traceback of an error without frames of this package, or unchanged if the user asked for all.
 
     None where the module that runs scripts could not start one: an error of syntax names its line itself.
     """

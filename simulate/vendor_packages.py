@@ -35,7 +35,7 @@ https://awsdocs-neuron.readthedocs-hosted.com/en/latest/frameworks/torch/about/i
 
 
 def numbers(version: str) -> Version:
-    """The first two numbers of a version: (2, 31) of 2.31.7.0."""
+    """Return the first two numbers of a version: (2, 31) for 2.31.7.0."""
     return tuple(int(each) for each in re.findall(r"\d{1,9}", version.split("+")[0])[:2])
 
 

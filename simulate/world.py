@@ -112,7 +112,7 @@ def expect_kernel(who: str, kernel: Any) -> None:
 
 
 def process_replays() -> ReplayCache:
-    """The replay cache of launches outside a World, such as plain calls of kernels."""
+    """Return the replay cache of launches outside a World, such as plain calls of kernels."""
     from simulate.replay import ReplayCache
 
     if not _replays:
@@ -144,11 +144,14 @@ class World:
         level: Level | str | None = None,
         rules: Rules | str | None = None,
     ) -> None:
-        """A world of `ranks` ranks of the chip `target`. Raises InvalidArgument for an unknown chip or a bad number.
+        """Create a world of `ranks` ranks of the chip `target`.
 
         `replay` has the options of mode replay; the default is those of the environment. `replays` is a cache that
         several worlds share; by default a world has its own. `level` and `rules` are those of its launches, as for
         `launch`.
+
+        Raises:
+            InvalidArgument: The chip is unknown, or a number is out of range.
         """
         check_world(ranks)
         self.hardware = target_hardware(target, logical_core_size)
@@ -174,7 +177,7 @@ class World:
     def of_processes(
         cls, target: str | None = None, logical_core_size: int = 1, replay: ReplayOptions | None = None
     ) -> World:
-        """The world whose ranks are the processes that torchrun started; this process has one of them.
+        """Return the world whose ranks are the processes that torchrun started; this process has one of them.
 
         `launch` then takes the arguments of this process's rank only, and returns its outputs only. Every process has
         to make or `skip` the same launches in the same order. Raises InvalidArgument outside of torchrun, Unsupported
@@ -206,7 +209,7 @@ class World:
                 pass
 
     def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The arrays of all ranks, in order; `arrays` has one for each rank of this process."""
+        """Return the arrays of all ranks, in order; `arrays` has one for each rank of this process."""
         if len(arrays) != self.ranks:
             raise InvalidArgument(
                 "NKW-WORLD",
