@@ -1,1 +1,1 @@
-"""Calibration: which numbers of a hardware record measured times of kernels contradict, and by how much."""
+"""Calibration: finds the numbers of a hardware record that measured kernel times contradict, and their corrections."""

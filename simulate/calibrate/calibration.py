@@ -1,4 +1,4 @@
-"""A calibration: kernels are timed with numbers changed one by one, to find the changes that explain measured times."""
+"""Calibration: predicts kernels with changed numbers, and finds the changes that explain measured times."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ import numpy as np
 from nkw.errors import InvalidArgument, NkwError
 from nkw.terminal import progress
 from simulate.bundle.entries import Skipped
-from simulate.calibrate.fit import DEPENDS, FEWEST, Found, Problem, solve
+from simulate.calibrate.fit import DEPENDS, FEWEST, Problem, Solution, solve
 from simulate.calibrate.measurement import Measurement
-from simulate.calibrate.numbers import Parameter, changed, entries, parameters
+from simulate.calibrate.numbers import Parameter, change_record, list_parameters, make_overlay
 from simulate.hardware import Hardware, hardware
 from simulate.hardware.overlay import standing_in
 
-_STEP = 0.05  # change of a number for a finite difference, as a logarithm, towards longer times
+_STEP = 0.05  # logarithmic change of a number for a finite difference, towards longer times
 _SLIGHT = DEPENDS / 4.0
-"""An elasticity below this is taken for 0."""
+"""Elasticities below this are taken for 0."""
 _MANY = 10_000
-"""Instructions of a kernel from which on numbers are changed together first."""
+"""Number of instructions of a kernel from which numbers are first changed together."""
 _ROUNDS = 6
-_LENIENT = 2  # rounds
-_SETTLED = 0.005  # change of a number from one round to the next
+_LENIENT = 2  # first rounds, in which numbers enter more easily
+_SETTLED = 0.005  # largest logarithmic change between rounds that counts as converged
 
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A number that measured times contradict: `change` and `error` are natural logarithms.
+    """A number that measured times contradict. `change` and `error` are natural logarithms.
 
-    kernels: how many times depend on it. before, after: the median error of these by the record, and with all changes.
-    instead: numbers that explain the times nearly as well; without any, the number is determined.
+    `kernels` counts the times that depend on the number. `before` and `after` are their median errors by the
+    record, and with all changes. `instead` lists numbers that explain the times nearly as well; if it is
+    empty, the number is determined.
     """
 
     number: Parameter
@@ -47,21 +48,21 @@ class Contradiction:
 
     @property
     def determined(self) -> bool:
-        """Whether no other number explains the times as well."""
+        """Whether no further number explains the times as well."""
         return not self.instead
 
     @property
     def measured(self) -> float:
-        """The value that the measurements call for."""
+        """Number that the measurements imply."""
         return self.recorded * math.exp(self.change)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What measurements of one chip say about its record.
+    """Outcome of a calibration for a chip.
 
-    times_ns: measured, predicted by the record, and predicted with all changes, for every kernel by name. undecided:
-    numbers of times that none of these kernels depends on.
+    `times_ns` has (measured, predicted by the record, predicted with all changes) for every kernel by name.
+    `undecided` lists numbers on which none of these times depends.
     """
 
     record: Hardware
@@ -73,59 +74,71 @@ class Calibration:
 
     @property
     def median_errors(self) -> tuple[float, float]:
-        """The median of |predicted / measured - 1| by the record, and with the changes."""
+        """Median of |predicted / measured - 1| by the record, and with the changes."""
         rows = np.array(list(self.times_ns.values()))
         return tuple(float(np.median(np.abs(rows[:, column] / rows[:, 0] - 1.0))) for column in (1, 2))  # type: ignore[return-value]
 
     def overlay(self, source: str) -> dict[str, dict[str, Any]]:
-        """The overlay for this chip: numbers that the measurements determine, and those of an overlay in use."""
-        found = [each for each in self.contradictions if each.determined]
-        sources = {each.number: f"{source}: {each.kernels} kernels" for each in found}
-        return entries(self.record, {each.number: each.change for each in found}, sources)
+        """Return the overlay for this chip: the determined numbers, and those of an overlay in use."""
+        determined = [contradiction for contradiction in self.contradictions if contradiction.determined]
+        sources = {
+            contradiction.number: f"{source}: {contradiction.kernels} kernels" for contradiction in determined
+        }
+        return make_overlay(
+            self.record, {contradiction.number: contradiction.change for contradiction in determined}, sources
+        )
 
 
 def calibrate(target: str, measurements: Sequence[Measurement]) -> Calibration:
-    """What measurements say about the record of a chip. Raises InvalidArgument for fewer than four usable ones."""
+    """Find the numbers of a chip's record that measurements contradict.
+
+    Raises:
+        InvalidArgument: If fewer than four measurements can be predicted.
+    """
     record = hardware(target)
-    kernels, skipped = _usable(record, measurements)
+    kernels, skipped = _select_usable(record, measurements)
     if len(kernels) < FEWEST:
-        why = "; ".join(f"{each.name}: {each.why}" for each in skipped[:3])
+        reasons = "; ".join(f"{skip.name}: {skip.why}" for skip in skipped[:3])
         raise InvalidArgument(
             "NKW-CALIBRATE",
             f"{len(kernels)} measured times of {target} can be used; {FEWEST} at least tell a number from an outlier"
-            + (f" ({why})" if why else ""),
+            + (f" ({reasons})" if reasons else ""),
         )
-    first = point = _Point.at(record, {}, kernels)
-    found = _solved(point, record, lenient=True)
-    for number in range(_ROUNDS):
-        after = {point.numbers[each]: float(by) for each, by in zip(found.numbers, found.changes)}
-        if _alike(point.changes, after):
+    start = point = _Point.predict(record, {}, kernels)
+    solution = _solve_changes(point, record, lenient=True)
+    for round_index in range(_ROUNDS):
+        changes = {
+            point.numbers[index]: float(change) for index, change in zip(solution.numbers, solution.changes)
+        }
+        if _is_converged(point.changes, changes):
             break
-        point = _Point.at(record, after, kernels, point)
-        found = _solved(point, record, lenient=number < _LENIENT)
-    return _reported(record, first, point, found, kernels, skipped)
+        point = _Point.predict(record, changes, kernels, point)
+        solution = _solve_changes(point, record, lenient=round_index < _LENIENT)
+    return _make_calibration(record, start, point, solution, kernels, skipped)
 
 
-def _usable(record: Hardware, measurements: Sequence[Measurement]) -> tuple[list[Measurement], list[Skipped]]:
-    """The measurements that can be predicted, and why others cannot."""
-    found, skipped = [], []
-    for each in measurements:
+def _select_usable(
+    record: Hardware, measurements: Sequence[Measurement]
+) -> tuple[list[Measurement], list[Skipped]]:
+    """Return the measurements that can be predicted, and the skipped ones with reasons."""
+    usable, skipped = [], []
+    for measurement in measurements:
         try:
-            if not each.predict(remember=True) > 0.0:
-                skipped.append(Skipped(each.name, "its predicted time is 0"))
+            if not measurement.predict(remember=True) > 0.0:
+                skipped.append(Skipped(measurement.name, "its predicted time is 0"))
                 continue
         except NkwError as refused:
-            skipped.append(Skipped(each.name, refused.message))
-        except Exception as failed:  # whatever the kernel does
-            skipped.append(Skipped(each.name, f"{type(failed).__name__}: {failed!s:.100}"))
+            skipped.append(Skipped(measurement.name, refused.message))
+        except Exception as failed:  # any error of the kernel's Python code
+            skipped.append(Skipped(measurement.name, f"{type(failed).__name__}: {failed!s:.100}"))
         else:
-            found.append(each)
-    return found, skipped
+            usable.append(measurement)
+    return usable, skipped
 
 
 @dataclass(frozen=True)
 class _Point:
-    """A record with changes, the logarithms of all predicted times, and their elasticities by kernel and number."""
+    """A changed record, the logarithms of all predicted times, and their elasticities by kernel and number."""
 
     changes: Mapping[Parameter, float]
     kernels: Sequence[Measurement]
@@ -135,55 +148,67 @@ class _Point:
     elasticities: np.ndarray
 
     @classmethod
-    def at(
+    def predict(
         cls,
         record: Hardware,
         changes: Mapping[Parameter, float],
         kernels: Sequence[Measurement],
-        before: _Point | None = None,
+        previous: _Point | None = None,
     ) -> _Point:
-        """Predict every kernel, and again with numbers changed that may decide its time.
+        """Predict every kernel with changed numbers, and the elasticity of its time by each number.
 
-        What made no difference to speak of at the point `before` is taken to make none here.
+        Args:
+            previous: An earlier point. Numbers with a slight elasticity there count as 0 here.
         """
-        own = changed(record, changes)
+        changed_record = change_record(record, changes)
         logs: list[float] = []
         rows: list[dict[Parameter, float]] = []
-        for place, each in enumerate(progress(kernels, "calibration")):
-            with standing_in(own):
-                log, numbers = math.log(each.predict(remember=True)), each.predict.numbers()
-            idle = before.idle(place) if before is not None else set()
+        for kernel_index, kernel in enumerate(progress(kernels, "calibration")):
+            with standing_in(changed_record):
+                log, numbers = math.log(kernel.predict(remember=True)), kernel.predict.list_numbers()
+            idle_numbers = previous.idle(kernel_index) if previous is not None else set()
 
-            def growth(some: Sequence[Parameter], each: Measurement = each, log: float = log) -> float:
-                slower = {number: changes.get(number, 0.0) + number.slower * _STEP for number in some}
-                with standing_in(changed(record, {**changes, **slower})):
-                    return (math.log(each.predict()) - log) / _STEP
+            def growth(group: Sequence[Parameter], kernel: Measurement = kernel, log: float = log) -> float:
+                slower = {number: changes.get(number, 0.0) + number.slower * _STEP for number in group}
+                with standing_in(change_record(record, {**changes, **slower})):
+                    return (math.log(kernel.predict()) - log) / _STEP
 
             logs.append(log)
-            left = [number for number in numbers if number not in idle]
-            groups = [left] if each.predict.instructions >= _MANY else [[number] for number in left]
-            rows.append({number: by for some in groups for number, by in elasticities(growth, some).items()})
-        named = tuple(sorted({number for row in rows for number in row}))
-        matrix = np.array([[row.get(number, 0.0) for number in named] for row in rows])
-        return cls(changes, kernels, np.array(logs), rows, named, matrix)
+            candidates = [number for number in numbers if number not in idle_numbers]
+            groups = (
+                [candidates] if kernel.predict.instructions >= _MANY else [[number] for number in candidates]
+            )
+            rows.append(
+                {
+                    number: elasticity
+                    for group in groups
+                    for number, elasticity in find_elasticities(growth, group).items()
+                }
+            )
+        all_numbers = tuple(sorted({number for row in rows for number in row}))
+        matrix = np.array([[row.get(number, 0.0) for number in all_numbers] for row in rows])
+        return cls(changes, kernels, np.array(logs), rows, all_numbers, matrix)
 
-    def idle(self, place: int) -> set[Parameter]:
-        """The numbers that were changed and made no difference to speak of to the kernel at `place`."""
-        return {number for number, by in self.rows[place].items() if abs(by) < _SLIGHT}
+    def idle(self, kernel_index: int) -> set[Parameter]:
+        """Return the numbers with a slight elasticity for a kernel."""
+        return {number for number, elasticity in self.rows[kernel_index].items() if abs(elasticity) < _SLIGHT}
 
     @property
     def ratios(self) -> np.ndarray:
         """Logarithms of measured over predicted times."""
-        return np.array([math.log(each.measured_ns) for each in self.kernels]) - self.logs
+        return np.array([math.log(kernel.measured_ns) for kernel in self.kernels]) - self.logs
 
 
-def elasticities(
+def find_elasticities(
     growth: Callable[[Sequence[Parameter]], float], numbers: Sequence[Parameter]
 ) -> dict[Parameter, float]:
-    """The elasticity of a time by number; `growth` is that of the time when some numbers get slower together.
+    """Return the elasticity of a time by number.
 
-    A slower number makes a launch faster by anomalies of the list scheduler alone, which are small in long launches. So
-    where several together make no difference there, none of them does.
+    Args:
+        growth: Returns the relative growth of the time if some numbers get slower together.
+
+    A slower number makes a launch faster only by anomalies of the list scheduler, which are small in long
+    launches. So if several numbers together make no difference there, none of them does.
     """
     if not numbers:
         return {}
@@ -193,64 +218,70 @@ def elasticities(
     if abs(together) < _SLIGHT:
         return dict.fromkeys(numbers, 0.0)
     half = len(numbers) // 2
-    return {**elasticities(growth, numbers[:half]), **elasticities(growth, numbers[half:])}
+    return {**find_elasticities(growth, numbers[:half]), **find_elasticities(growth, numbers[half:])}
 
 
-def _solved(point: _Point, record: Hardware, lenient: bool) -> Found:
-    """The changes from the record, by the elasticities at a point."""
-    at = np.array([point.changes.get(each, 0.0) for each in point.numbers])
+def _solve_changes(point: _Point, record: Hardware, lenient: bool) -> Solution:
+    """Solve for the changes of the record, with the elasticities at a point."""
+    changes = np.array([point.changes.get(number, 0.0) for number in point.numbers])
     return solve(
         Problem(
-            point.ratios + point.elasticities @ at,
+            point.ratios + point.elasticities @ changes,
             point.elasticities,
-            np.array([each.spread for each in point.kernels]),
-            np.array([each.likely(record) for each in point.numbers]),
-            np.array([each.most(record) for each in point.numbers]),
+            np.array([kernel.spread for kernel in point.kernels]),
+            np.array([number.likely(record) for number in point.numbers]),
+            np.array([number.most(record) for number in point.numbers]),
         ),
         lenient,
     )
 
 
-def _alike(before: Mapping[Parameter, float], after: Mapping[Parameter, float]) -> bool:
-    return before.keys() == after.keys() and all(abs(after[each] - before[each]) < _SETTLED for each in after)
+def _is_converged(before: Mapping[Parameter, float], after: Mapping[Parameter, float]) -> bool:
+    """Return whether two sets of changes have the same numbers and differ slightly at most."""
+    return before.keys() == after.keys() and all(
+        abs(after[number] - before[number]) < _SETTLED for number in after
+    )
 
 
-def _reported(
+def _make_calibration(
     record: Hardware,
     first: _Point,
     last: _Point,
-    found: Found,
+    solution: Solution,
     kernels: Sequence[Measurement],
     skipped: Sequence[Skipped],
 ) -> Calibration:
+    """Return the calibration of a solution, with errors and predicted times before and after."""
     before, after = (np.abs(np.expm1(-point.ratios)) for point in (first, last))
     contradictions = []
-    for place, change, error, instead in zip(found.numbers, found.changes, found.errors, found.instead):
-        heard = np.abs(last.elasticities[:, place]) >= DEPENDS
-        number = last.numbers[place]
+    for index, change, error, instead in zip(
+        solution.numbers, solution.changes, solution.errors, solution.instead
+    ):
+        is_dependent = np.abs(last.elasticities[:, index]) >= DEPENDS
+        number = last.numbers[index]
         contradictions.append(
             Contradiction(
                 number,
                 number.value(record),
                 float(change),
                 float(error),
-                int(heard.sum()),
-                float(np.median(before[heard])),
-                float(np.median(after[heard])),
-                tuple(last.numbers[each] for each in instead),
+                int(is_dependent.sum()),
+                float(np.median(before[is_dependent])),
+                float(np.median(after[is_dependent])),
+                tuple(last.numbers[index] for index in instead),
             )
         )
     decided = {
-        last.numbers[each] for each in np.flatnonzero((np.abs(last.elasticities) >= DEPENDS).any(axis=0))
+        last.numbers[index] for index in np.flatnonzero((np.abs(last.elasticities) >= DEPENDS).any(axis=0))
     }
     return Calibration(
         record,
         {
-            each.name: (each.measured_ns, math.exp(one), math.exp(other))
-            for each, one, other in zip(kernels, first.logs, last.logs)
+            kernel.name: (kernel.measured_ns, math.exp(first_log), math.exp(last_log))
+            for kernel, first_log, last_log in zip(kernels, first.logs, last.logs)
         },
-        tuple(sorted(contradictions, key=lambda each: -abs(each.change))),
-        tuple(kernels[each].name for each in found.outliers),
-        tuple(each for each in parameters(record) if each not in decided),
+        tuple(sorted(contradictions, key=lambda contradiction: -abs(contradiction.change))),
+        tuple(kernels[index].name for index in solution.outliers),
+        tuple(number for number in list_parameters(record) if number not in decided),
         tuple(skipped),
     )

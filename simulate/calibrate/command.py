@@ -1,4 +1,4 @@
-"""The command `calibrate`: results of bundles, or files of measured times, against the hardware records."""
+"""The command `calibrate`: compares results of bundles, or files of measured times, with the hardware records."""
 
 from __future__ import annotations
 
@@ -17,66 +17,75 @@ from nkw.terminal import error, show
 from simulate.bind import install
 from simulate.bundle.entries import Skipped
 from simulate.calibrate.calibration import Calibration, calibrate
-from simulate.calibrate.entries import measurements
+from simulate.calibrate.entries import read_measurements
 from simulate.calibrate.measurement import Measurement
-from simulate.calibrate.report import document, parts
+from simulate.calibrate.report import make_document, make_parts
 from simulate.hardware import use_overlay
 from simulate.timing import Reading
 
 
 def calibrate_command(options: argparse.Namespace) -> int:
-    """Calibrate every chip that was measured, print and write what was found; returns the exit status."""
+    """Calibrate every measured chip, print the report and write the requested files; return the exit status."""
     try:
         if options.hardware is not None:
             use_overlay(options.hardware)
         install("simulate")
-        outputs = Outputs(lambda: [*_inputs(options), *imported_files()])
+        outputs = Outputs(lambda: [*_list_inputs(options), *imported_files()])
         out = outputs.claim(options.out, "overlay", "NKW-CALIBRATE")
         with json_document(options.json, outputs, "calibrate") as contents:
             with user_output(to_stderr=True):
-                by_target, skipped = _measured(options)
-            found = [calibrate(target, by_target[target]) for target in TARGETS if target in by_target]
-            for each in found:
-                show([*parts(each), ""])
-            for left in skipped:
-                show([f"left out: {left.name}: {left.why}"])
-            contents["chips"] = [document(each) for each in found]
-            contents["skipped"] = [{"name": each.name, "why": each.why} for each in skipped]
+                by_target, skipped = _load_measurements(options)
+            calibrations = [calibrate(target, by_target[target]) for target in TARGETS if target in by_target]
+            for calibration in calibrations:
+                show([*make_parts(calibration), ""])
+            for skip in skipped:
+                show([f"left out: {skip.name}: {skip.why}"])
+            contents["chips"] = [make_document(calibration) for calibration in calibrations]
+            contents["skipped"] = [{"name": skip.name, "why": skip.why} for skip in skipped]
             if out is not None:
-                _write(out, found, options)
+                _write_overlay(out, calibrations, options)
     except NkwError as refused:
         error(refused)
         return 2
     return 0
 
 
-def _inputs(options: argparse.Namespace) -> list[str]:
-    """The files that the command reads."""
+def _list_inputs(options: argparse.Namespace) -> list[str]:
+    """Return the files that the command reads."""
     folders = [path for path in options.results if is_folder(path)]
     read = [folder / name for folder in folders for name in ("bundle.json", "result/result.json")]
     overlay = os.environ.get(HARDWARE_VARIABLE)
     return [*map(str, [*options.results, *read]), *([overlay] if overlay else [])]
 
 
-def _measured(options: argparse.Namespace) -> tuple[dict[str, list[Measurement]], list[Skipped]]:
-    """The measurements of all results by chip. Raises InvalidArgument where there are none."""
+def _load_measurements(options: argparse.Namespace) -> tuple[dict[str, list[Measurement]], list[Skipped]]:
+    """Return the measurements of all results by chip, and the skipped kernels.
+
+    Raises:
+        InvalidArgument: If no measurement is usable.
+    """
     by_target: dict[str, list[Measurement]] = defaultdict(list)
     skipped: list[Skipped] = []
-    for place in options.results:
-        found, left = measurements(place, Reading(options.reading))
-        skipped += left
-        for each in found:
-            by_target[each.target].append(each)
+    for path in options.results:
+        path_measurements, skips = read_measurements(path, Reading(options.reading))
+        skipped += skips
+        for measurement in path_measurements:
+            by_target[measurement.target].append(measurement)
     if not by_target:
-        why = "; ".join(f"{each.name}: {each.why}" for each in skipped[:3])
-        raise InvalidArgument("NKW-CALIBRATE", "no kernel was measured" + (f" ({why})" if why else ""))
+        reasons = "; ".join(f"{skip.name}: {skip.why}" for skip in skipped[:3])
+        raise InvalidArgument(
+            "NKW-CALIBRATE",
+            "the results contain no usable measurement of a kernel" + (f" ({reasons})" if reasons else ""),
+        )
     return by_target, skipped
 
 
-def _write(out: OutputFile, found: Sequence[Calibration], options: argparse.Namespace) -> None:
-    """Write the overlay and say what it replaces."""
-    source = "nkw calibrate of " + ", ".join(each.name or str(each) for each in options.results)
-    content: dict[str, Any] = {each.record.name: each.overlay(source) for each in found}
+def _write_overlay(out: OutputFile, calibrations: Sequence[Calibration], options: argparse.Namespace) -> None:
+    """Write the overlay and print the number of replaced numbers."""
+    source = "nkw calibrate of " + ", ".join(path.name or str(path) for path in options.results)
+    content: dict[str, Any] = {
+        calibration.record.name: calibration.overlay(source) for calibration in calibrations
+    }
     with out.writing() as file:
         file.write(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     count = sum(map(len, content.values()))

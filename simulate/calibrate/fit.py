@@ -1,11 +1,13 @@
-"""Which changes of numbers explain ratios of times, by a regularised robust least squares.
+"""Regularised robust least squares for the changes of numbers that explain ratios of times.
 
-r = J x + e: r are the logarithms of measured over predicted times, x those of the changed over the recorded numbers, J
-the elasticities of the predicted times. Errors e have a Student distribution of 3 degrees of freedom, whose weight on a
-wild value falls off: no kernel far off the others decides anything. A change costs (x / likely)^2, so numbers that the
-vendor states move last. Numbers are taken in one by one, by what they gain once the kernel that gains most is left out:
-what only one kernel says may be that kernel's fault. The extended Bayesian information criterion (Chen and Chen,
-Biometrika 95, 2008) decides how many are kept.
+r = J x + e: r are the logarithms of measured over predicted times, x those of changed over recorded numbers,
+J the elasticities of the predicted times. The errors e have a Student distribution with 3 degrees of freedom.
+Its weight decreases for outliers, so that no outlier decides anything. A change costs (x / likely)^2, so
+numbers that the vendor documents move last.
+
+Numbers enter in sequence, by their gain without the kernel that gains most: a number supported by a single
+kernel may be an error of that kernel. The extended Bayesian information criterion (Chen and Chen, Biometrika
+95, 2008) decides how many numbers stay.
 """
 
 from __future__ import annotations
@@ -17,26 +19,27 @@ from dataclasses import dataclass
 import numpy as np
 
 FEWEST = 4
-"""Measurements below which no number can be told from an outlier."""
+"""Least number of measurements that distinguishes a wrong number from an outlier."""
 DEPENDS = 0.02
-"""The least elasticity with which a kernel's time says something of a number."""
-_FREEDOM = 3.0  # of the Student distribution
-_LEAST_SCALE = 0.002  # times repeat no better, so a smaller contradiction is none
+"""Least elasticity with which a kernel's time depends on a number."""
+_FREEDOM = 3.0  # degrees of freedom of the Student distribution
+_LEAST_SCALE = 0.002  # times repeat no better, so smaller contradictions are ignored
 _SCALES = np.geomspace(_LEAST_SCALE, 1.0, 32)
 _MOST_NUMBERS = 8
-_MOST_STEPS = 40  # of reweighted least squares
-_LOOK_AHEAD = 2  # numbers beyond the best so far: two may explain what one does not
-_ALIKE = 6.0  # in the criterion: what explains times nearly as well, odds of 1 to 20, cannot be ruled out
-_FAR = 5.0  # scales off the fit: an outlier
-_NOTICED = math.log(1.15)  # and at least 15 %
+_MOST_STEPS = 40  # most steps of reweighted least squares
+_LOOK_AHEAD = 2  # numbers tried after the best set: two may explain what a single number does not
+_ALIKE = 6.0  # difference of costs, odds of 1 to 20, up to which an alternative cannot be ruled out
+_FAR = 5.0  # distance of an outlier from the fit, in scales
+_NOTICED = math.log(1.15)  # least distance of an outlier: 15 %
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Ratios of times and what they may depend on.
+    """Ratios of times and the numbers on which they may depend.
 
-    ratios: log(measured / predicted), one per kernel. elasticities: kernels by numbers. spreads: relative, of each
-    time. likely: the standard deviation of each number's change, as a logarithm. most: its largest.
+    `ratios` are log(measured / predicted) by kernel. `elasticities` are [kernels, numbers]. `spreads` are the
+    relative spreads of the times. `likely` is the standard deviation of each number's change, `most` its
+    largest change, both logarithmic.
     """
 
     ratios: np.ndarray
@@ -47,11 +50,11 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Found:
-    """The numbers that changed, by their places: by how much, how sure that is, and what could stand in for each.
+class Solution:
+    """Solution: the changed numbers by index, their changes, standard errors and alternatives.
 
-    errors: standard errors of the changes. instead: for each number those others that explain the times nearly as well.
-    outliers: places of kernels that no change explains. scale: of the errors that are left.
+    `instead` lists for each number the alternatives that explain the times nearly as well. `outliers` are
+    indices of kernels that no change explains. `scale` is the scale of the remaining errors.
     """
 
     numbers: tuple[int, ...]
@@ -64,7 +67,10 @@ class Found:
 
 @dataclass(frozen=True)
 class _Fit:
-    """A set of numbers with their best changes; `costs` are those of the kernels, `total` counts the changes too."""
+    """A set of numbers with their best changes.
+
+    `costs` are those of the kernels; `total` includes those of the changes.
+    """
 
     numbers: tuple[int, ...]
     changes: np.ndarray
@@ -73,145 +79,173 @@ class _Fit:
     scale: float
 
 
-def solve(problem: Problem, lenient: bool = False) -> Found:
-    """The changes that the ratios call for. There are at least `FEWEST` kernels.
+def solve(problem: Problem, lenient: bool = False) -> Solution:
+    """Find the changes that explain the ratios of at least `FEWEST` kernels.
 
-    lenient: a number is taken in for less, which suits elasticities that do not hold as far as the changes reach.
+    Args:
+        lenient: Let numbers enter for a smaller gain. Suits elasticities that are inexact over the range of
+            the changes.
     """
     kernels, numbers = problem.elasticities.shape
-    fit = _fitted(problem, ())
-    path = best = [fit]
-    price = math.log(kernels) + (0.0 if lenient else 2.0 * math.log(max(numbers, 2)))
-    while len(fit.numbers) < min(_MOST_NUMBERS, kernels // 3) and len(path) - len(best) < _LOOK_AHEAD:
-        before = fit
-        tried = [_fitted(problem, (*fit.numbers, each), fit) for each in _free(problem, fit.numbers)]
-        if not tried:
+    fit = _fit_numbers(problem, ())
+    path = best_path = [fit]
+    penalty = math.log(kernels) + (0.0 if lenient else 2.0 * math.log(max(numbers, 2)))
+    while len(fit.numbers) < min(_MOST_NUMBERS, kernels // 3) and len(path) - len(best_path) < _LOOK_AHEAD:
+        previous = fit
+        fits = [
+            _fit_numbers(problem, (*fit.numbers, number), fit)
+            for number in _list_supported(problem, fit.numbers)
+        ]
+        if not fits:
             break
-        fit = _exchanged(problem, max(tried, key=lambda each: _gain(before, each)))
+        fit = _exchange_numbers(problem, max(fits, key=lambda after: _robust_gain(previous, after)))
         path = [*path, fit]
-        if fit.total + price * (len(path) - len(best)) < best[-1].total:
-            best = path
-    fit = _pruned(problem, best[-1], price)
-    chosen = fit.numbers
-    residuals = problem.ratios - problem.elasticities[:, chosen] @ fit.changes
-    far = np.hypot(fit.scale, problem.spreads) * _FAR
-    outliers = np.flatnonzero((np.abs(residuals) > far) & (np.abs(residuals) > _NOTICED))
-    return Found(
-        chosen,
+        if fit.total + penalty * (len(path) - len(best_path)) < best_path[-1].total:
+            best_path = path
+    fit = _prune_numbers(problem, best_path[-1], penalty)
+    numbers_in_fit = fit.numbers
+    residuals = problem.ratios - problem.elasticities[:, numbers_in_fit] @ fit.changes
+    outlier_distance = np.hypot(fit.scale, problem.spreads) * _FAR
+    outliers = np.flatnonzero((np.abs(residuals) > outlier_distance) & (np.abs(residuals) > _NOTICED))
+    return Solution(
+        numbers_in_fit,
         fit.changes,
-        _errors(problem, fit, residuals),
-        tuple(_instead(problem, fit, place) for place in range(len(chosen))),
+        _estimate_errors(problem, fit, residuals),
+        tuple(_find_alternatives(problem, fit, index) for index in range(len(numbers_in_fit))),
         tuple(map(int, outliers)),
         fit.scale,
     )
 
 
-def _free(problem: Problem, taken: Sequence[int]) -> list[int]:
-    """Numbers that at least two kernels depend on."""
-    enough = (np.abs(problem.elasticities) >= DEPENDS).sum(axis=0) >= 2
-    return [int(each) for each in np.flatnonzero(enough) if each not in taken]
+def _list_supported(problem: Problem, taken: Sequence[int]) -> list[int]:
+    """Return the numbers on which at least two kernels depend, without those in `taken`."""
+    has_support = (np.abs(problem.elasticities) >= DEPENDS).sum(axis=0) >= 2
+    return [int(index) for index in np.flatnonzero(has_support) if index not in taken]
 
 
-def _gain(before: _Fit, after: _Fit) -> float:
-    """What the costs fall by without the kernel whose own falls most."""
+def _robust_gain(before: _Fit, after: _Fit) -> float:
+    """Return the decrease of the cost between fits, without the kernel that gains most."""
     gains = before.costs - after.costs
     change = before.total - after.total
     return float(change - max(gains.max(), 0.0))
 
 
-def _exchanged(problem: Problem, fit: _Fit) -> _Fit:
-    """The fit with numbers exchanged one by one for others, as long as that explains more."""
+def _exchange_numbers(problem: Problem, fit: _Fit) -> _Fit:
+    """Exchange numbers of a fit for others, as long as that lowers the total cost."""
     for _ in range(_MOST_NUMBERS):
-        tried = [fit]
-        for left in fit.numbers:
-            rest = _fitted(problem, tuple(each for each in fit.numbers if each != left), fit)
-            tried += [_fitted(problem, (*rest.numbers, each), rest) for each in _free(problem, fit.numbers)]
-        best = min(tried, key=lambda each: each.total)
-        if best.total > fit.total - 1e-6:
+        fits = [fit]
+        for removed in fit.numbers:
+            reduced = _fit_numbers(problem, tuple(number for number in fit.numbers if number != removed), fit)
+            fits += [
+                _fit_numbers(problem, (*reduced.numbers, number), reduced)
+                for number in _list_supported(problem, fit.numbers)
+            ]
+        cheapest = min(fits, key=lambda fit: fit.total)
+        if cheapest.total > fit.total - 1e-6:
             break
-        fit = best
+        fit = cheapest
     return fit
 
 
-def _pruned(problem: Problem, fit: _Fit, price: float) -> _Fit:
-    """The fit without numbers whose gain does not outweigh their price."""
+def _prune_numbers(problem: Problem, fit: _Fit, penalty: float) -> _Fit:
+    """Remove numbers whose gain is below the penalty."""
     while fit.numbers:
-        without = [
-            _fitted(problem, tuple(each for each in fit.numbers if each != left), fit) for left in fit.numbers
+        reduced_fits = [
+            _fit_numbers(problem, tuple(number for number in fit.numbers if number != removed), fit)
+            for removed in fit.numbers
         ]
-        least = min(without, key=lambda each: _gain(each, fit))
-        if _gain(least, fit) >= price:
+        cheapest = min(reduced_fits, key=lambda reduced: _robust_gain(reduced, fit))
+        if _robust_gain(cheapest, fit) >= penalty:
             break
-        fit = least
+        fit = cheapest
     return fit
 
 
-def _fitted(problem: Problem, numbers: tuple[int, ...], start: _Fit | None = None) -> _Fit:
-    """The best changes of some numbers, from those of `start`, and from every value that explains one kernel."""
-    known = dict(zip(start.numbers, start.changes)) if start is not None else {}
-    begin = np.array([known.get(each, 0.0) for each in numbers])
+def _fit_numbers(problem: Problem, numbers: tuple[int, ...], start: _Fit | None = None) -> _Fit:
+    """Fit the changes of some numbers.
+
+    Starts from the changes of `start`, and from every change of the last number that explains a single
+    kernel.
+    """
+    start_changes = dict(zip(start.numbers, start.changes)) if start is not None else {}
+    initial = np.array([start_changes.get(number, 0.0) for number in numbers])
     if not numbers:
-        return _valued(problem, numbers, begin)
-    starts = [begin]
-    if numbers[-1] not in known:
+        return _evaluate(problem, numbers, initial)
+    starts = [initial]
+    if numbers[-1] not in start_changes:
         matrix = problem.elasticities[:, numbers]
         column = matrix[:, -1]
-        left = problem.ratios - matrix @ begin
-        heard = np.abs(column) >= DEPENDS
-        values = np.clip(left[heard] / column[heard], -problem.most[numbers[-1]], problem.most[numbers[-1]])
-        tried = [
-            _valued(problem, numbers, np.append(begin[:-1], value)) for value in np.unique(values.round(4))
+        residuals = problem.ratios - matrix @ initial
+        is_dependent = np.abs(column) >= DEPENDS
+        candidates = np.clip(
+            residuals[is_dependent] / column[is_dependent],
+            -problem.most[numbers[-1]],
+            problem.most[numbers[-1]],
+        )
+        fits = [
+            _evaluate(problem, numbers, np.append(initial[:-1], candidate))
+            for candidate in np.unique(candidates.round(4))
         ]
-        starts += [each.changes for each in sorted(tried, key=lambda each: each.total)[:2]]
-    return min((_descended(problem, numbers, each) for each in starts), key=lambda each: each.total)
+        starts += [fit.changes for fit in sorted(fits, key=lambda fit: fit.total)[:2]]
+    return min((_descend(problem, numbers, begin) for begin in starts), key=lambda fit: fit.total)
 
 
-def _descended(problem: Problem, numbers: tuple[int, ...], changes: np.ndarray) -> _Fit:
-    """Reweighted least squares from a start, until it no longer gets better."""
+def _descend(problem: Problem, numbers: tuple[int, ...], changes: np.ndarray) -> _Fit:
+    """Improve changes by reweighted least squares until the total cost no longer decreases."""
     matrix, prior = problem.elasticities[:, numbers], 1.0 / problem.likely[list(numbers)] ** 2
-    most = problem.most[list(numbers)]
-    fit = _valued(problem, numbers, changes)
+    largest = problem.most[list(numbers)]
+    fit = _evaluate(problem, numbers, changes)
     for _ in range(_MOST_STEPS):
-        weights = _weights(problem, fit)
-        normal = matrix.T @ (weights[:, None] * matrix) + np.diag(prior)
-        step = np.linalg.solve(normal, matrix.T @ (weights * problem.ratios))
-        after = _valued(problem, numbers, np.clip(step, -math.log(100.0), most))
-        if after.total > fit.total - 1e-6:
+        weights = _compute_weights(problem, fit)
+        normal_matrix = matrix.T @ (weights[:, None] * matrix) + np.diag(prior)
+        step = np.linalg.solve(normal_matrix, matrix.T @ (weights * problem.ratios))
+        next_fit = _evaluate(problem, numbers, np.clip(step, -math.log(100.0), largest))
+        if next_fit.total > fit.total - 1e-6:
             break
-        fit = after
+        fit = next_fit
     return fit
 
 
-def _weights(problem: Problem, fit: _Fit) -> np.ndarray:
-    left = problem.ratios - problem.elasticities[:, fit.numbers] @ fit.changes
-    return (_FREEDOM + 1.0) / (_FREEDOM * (fit.scale**2 + problem.spreads**2) + left**2)
+def _compute_weights(problem: Problem, fit: _Fit) -> np.ndarray:
+    """Return the weight of each kernel at a fit."""
+    residuals = problem.ratios - problem.elasticities[:, fit.numbers] @ fit.changes
+    return (_FREEDOM + 1.0) / (_FREEDOM * (fit.scale**2 + problem.spreads**2) + residuals**2)
 
 
-def _valued(problem: Problem, numbers: tuple[int, ...], changes: np.ndarray) -> _Fit:
-    """The costs of changes, at the scale of errors that makes them least."""
-    left = problem.ratios - problem.elasticities[:, numbers] @ changes
+def _evaluate(problem: Problem, numbers: tuple[int, ...], changes: np.ndarray) -> _Fit:
+    """Return the costs of changes, at the scale of errors that minimises them."""
+    residuals = problem.ratios - problem.elasticities[:, numbers] @ changes
     squares = _SCALES[:, None] ** 2 + problem.spreads**2
-    costs = (_FREEDOM + 1.0) * np.log1p(left**2 / (_FREEDOM * squares)) + np.log(squares)
-    best = int(np.argmin(costs.sum(axis=1)))
-    moved = float(((changes / problem.likely[list(numbers)]) ** 2).sum()) if numbers else 0.0
-    return _Fit(numbers, changes, costs[best], float(costs[best].sum()) + moved, float(_SCALES[best]))
+    costs = (_FREEDOM + 1.0) * np.log1p(residuals**2 / (_FREEDOM * squares)) + np.log(squares)
+    scale_index = int(np.argmin(costs.sum(axis=1)))
+    change_cost = float(((changes / problem.likely[list(numbers)]) ** 2).sum()) if numbers else 0.0
+    return _Fit(
+        numbers,
+        changes,
+        costs[scale_index],
+        float(costs[scale_index].sum()) + change_cost,
+        float(_SCALES[scale_index]),
+    )
 
 
-def _errors(problem: Problem, fit: _Fit, left: np.ndarray) -> np.ndarray:
-    """Standard errors from the curvature at the solution."""
+def _estimate_errors(problem: Problem, fit: _Fit, residuals: np.ndarray) -> np.ndarray:
+    """Return the standard errors of the changes from the curvature at the fit."""
     if not fit.numbers:
         return np.zeros(0)
     matrix = problem.elasticities[:, fit.numbers]
-    normal = matrix.T @ (_weights(problem, fit)[:, None] * matrix)
-    normal += np.diag(1.0 / problem.likely[list(fit.numbers)] ** 2)
-    return np.sqrt(np.diag(np.linalg.inv(normal)))
+    normal_matrix = matrix.T @ (_compute_weights(problem, fit)[:, None] * matrix)
+    normal_matrix += np.diag(1.0 / problem.likely[list(fit.numbers)] ** 2)
+    return np.sqrt(np.diag(np.linalg.inv(normal_matrix)))
 
 
-def _instead(problem: Problem, fit: _Fit, place: int) -> tuple[int, ...]:
-    """The numbers that explain the times nearly as well as the one at `place` does."""
-    rest = tuple(each for number, each in enumerate(fit.numbers) if number != place)
-    without = _fitted(problem, rest, fit)
-    tried = [_fitted(problem, (*rest, each), without) for each in _free(problem, fit.numbers)]
-    near = [each for each in tried if each.costs.sum() <= fit.costs.sum() + _ALIKE]
-    near.sort(key=lambda each: each.total)
-    return tuple(each.numbers[-1] for each in near)
+def _find_alternatives(problem: Problem, fit: _Fit, index: int) -> tuple[int, ...]:
+    """Return the numbers that explain the times nearly as well as the number at `index`."""
+    remaining = tuple(entry for number, entry in enumerate(fit.numbers) if number != index)
+    reduced = _fit_numbers(problem, remaining, fit)
+    fits = [
+        _fit_numbers(problem, (*remaining, number), reduced)
+        for number in _list_supported(problem, fit.numbers)
+    ]
+    alternatives = [near for near in fits if near.costs.sum() <= fit.costs.sum() + _ALIKE]
+    alternatives.sort(key=lambda fit: fit.total)
+    return tuple(fit.numbers[-1] for fit in alternatives)

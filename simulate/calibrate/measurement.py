@@ -1,4 +1,4 @@
-"""A measured time of a kernel that is known by name, and its prediction."""
+"""A measured time of a kernel by name, and its prediction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from nkw.errors import InvalidArgument
-from simulate.calibrate.numbers import Parameter, deciding, parameters
+from simulate.calibrate.numbers import Parameter, list_deciding, list_parameters
 from simulate.hardware import Hardware, hardware
 from simulate.kernel_by_name import call_of, callable_named, folder_of, importing_from
 from simulate.run import Launch, Mode
@@ -21,9 +21,9 @@ from simulate.world import launch
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured on a chip, and its prediction.
+    """A measurement on a chip, and its prediction.
 
-    target: the chip's name. spread: the standard deviation over the time, 0 where it is not known.
+    `target` is the chip's name. `spread` is the standard deviation over the time, 0 if unknown.
     """
 
     name: str
@@ -33,114 +33,130 @@ class Measurement:
     predict: Predictor
 
 
-def named_call(words: str, arguments: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The function that FILE.py:NAME or MODULE:NAME names, and the arguments that words stand for, by place.
+def resolve_call(kernel_name: str, arguments: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return the function that FILE.py:NAME or MODULE:NAME names, and its positional arguments.
 
-    Raises InvalidArgument for a kernel that is not there, for what is no argument, and for arguments that it does not
-    take.
+    Raises:
+        InvalidArgument: If the kernel does not exist, if a text is no argument, or if the kernel does not
+            accept the arguments.
     """
-    with importing_from(folder_of(words)):
-        kernel = unwrap_kernel(callable_named(words))
+    with importing_from(folder_of(kernel_name)):
+        kernel = unwrap_kernel(callable_named(kernel_name))
     try:
         texts = shlex.split(arguments)
     except ValueError as error:
-        raise InvalidArgument("NKW-KERNEL-ARGUMENT", f"{arguments!r:.60} are no arguments: {error}") from None
+        raise InvalidArgument(
+            "NKW-KERNEL-ARGUMENT",
+            f"{arguments!r:.60} cannot be split into arguments: {error}; check its quotes",
+        ) from None
     args, keywords = call_of(texts, Mode.dry)
     try:
         bound = inspect.signature(kernel).bind(*args, **keywords)
     except TypeError as error:
         raise InvalidArgument(
-            "NKW-KERNEL-CALL", f"{words:.60} does not take these arguments: {error}"
+            "NKW-KERNEL-CALL", f"{kernel_name:.60} does not take these arguments: {error}"
         ) from None
     bound.apply_defaults()
     if bound.kwargs:
         names = ", ".join(bound.kwargs)
         raise InvalidArgument(
-            "NKW-KERNEL-CALL", f"{words:.60} takes {names} by name only, and times are by place"
+            "NKW-KERNEL-CALL",
+            f"{kernel_name:.60} has keyword-only parameters {names}, which measured times cannot "
+            "pass; make them positional",
         )
     return kernel, bound.args
 
 
 class Predictor:
-    """The predicted time of what was measured, in ns, by the record that stands for the chip at that moment.
+    """Predicted time of a measured kernel in ns, by the record that currently represents the chip.
 
-    Its kernels are launched dry on the first call. Later calls time the same launches by the record of their moment, at
-    the costs that it gives: what overlays change decides no instruction.
+    The kernels are launched dry on the first call. Later calls time the same launches by the current record,
+    with its costs. Numbers that overlays change do not change instructions.
     """
 
     def __init__(
         self,
         chip: Callable[[], Hardware],
-        launched: Callable[[], Sequence[Launch]],
+        launch_kernels: Callable[[], Sequence[Launch]],
         reading: Reading,
-        read: Callable[[Hardware, Sequence[Launch], Sequence[Timeline]], float],
+        get_time: Callable[[Hardware, Sequence[Launch], Sequence[Timeline]], float],
     ) -> None:
-        """chip: the record of the moment. launched: makes the dry launches. read: what of their timelines was timed."""
+        """Store the functions of a prediction.
+
+        Args:
+            chip: Returns the current record.
+            launch_kernels: Makes the dry launches.
+            get_time: Returns the measured part of the timelines, in ns.
+        """
         self._chip = chip
-        self._launched = launched
+        self._launched = launch_kernels
         self._reading = reading
-        self._read = read
+        self._read = get_time
         self._remembered: tuple[list[tuple[Any, ...]], list[Timeline]] | None = None
 
     def __call__(self, remember: bool = False) -> float:
-        """The time in ns; with `remember`, later calls for which nothing is different place nothing in time again.
+        """Predict the time in ns. Errors of the launch pass through.
 
-        Raises what the launch raises.
+        Args:
+            remember: Keep the timelines, so that later calls with equal decisive numbers do not schedule
+                again.
         """
         chip = self._chip()
-        launches = [done.on(chip) for done, _ in self._recorded]
-        decided = [decided_by(done.streams, done.hardware) for done in launches]
-        if self._remembered is not None and self._remembered[0] == decided:
+        launches = [launch.on(chip) for launch, _ in self._recorded]
+        decisive_numbers = [decided_by(launch.streams, launch.hardware) for launch in launches]
+        if self._remembered is not None and self._remembered[0] == decisive_numbers:
             overhead_ns = chip.kernel_start_ns + chip.kernel_end_ns
-            timelines = [replace(each, overhead_ns=overhead_ns) for each in self._remembered[1]]
+            timelines = [replace(timeline, overhead_ns=overhead_ns) for timeline in self._remembered[1]]
         else:
             timelines = [
-                schedule(done.streams, done.hardware, self._reading, waits)
-                for done, (_, waits) in zip(launches, self._recorded)
+                schedule(launch.streams, launch.hardware, self._reading, waits)
+                for launch, (_, waits) in zip(launches, self._recorded)
             ]
         if remember:
-            self._remembered = decided, timelines
+            self._remembered = decisive_numbers, timelines
         return self._read(chip, launches, timelines)
 
     @property
     def instructions(self) -> int:
-        """Of all launches."""
-        return sum(len(stream) for done, _ in self._recorded for stream in done.streams)
+        """Number of instructions of all launches."""
+        return sum(len(stream) for launch, _ in self._recorded for stream in launch.streams)
 
-    def numbers(self) -> list[Parameter]:
-        """The numbers that may decide the time: those in the terms of costs, and all waits; without launches all."""
+    def list_numbers(self) -> list[Parameter]:
+        """Return the numbers that may decide the time; all numbers if nothing is launched."""
         chip = self._chip()
-        launches = [done.on(chip) for done, _ in self._recorded]
-        return deciding(chip, launches) if launches else parameters(chip)
+        launches = [launch.on(chip) for launch, _ in self._recorded]
+        return list_deciding(chip, launches) if launches else list_parameters(chip)
 
     @cached_property
     def _recorded(self) -> list[tuple[Launch, Dependences]]:
-        """The launches with their dependences; what the kernels returned is let go."""
+        """Launches with their dependences, without the outputs of the kernels."""
         every_read = self._reading is Reading.scheduled
         return [
-            (replace(done, outputs=[]), dependences(done.streams, every_read)) for done in self._launched()
+            (replace(launch, outputs=[]), dependences(launch.streams, every_read))
+            for launch in self._launched()
         ]
 
 
-def predictor(
-    words: str, arguments: str, target: str, cores: int, on_host: bool, reading: Reading
+def make_predictor(
+    kernel_name: str, arguments: str, target: str, cores: int, on_host: bool, reading: Reading
 ) -> Predictor:
-    """The predicted time of a kernel by name, with what a benchmark or a synchronous call adds.
+    """Return the predictor of a kernel by name, including the overhead of a benchmark or of a synchronous call.
 
-    Raises what `named_call` raises.
+    Raises:
+        InvalidArgument: As for `named_call`.
     """
-    kernel, own = named_call(words, arguments)
+    kernel, positional = resolve_call(kernel_name, arguments)
 
     def chip() -> Hardware:
         return hardware(target)
 
-    def launched() -> list[Launch]:
-        return [launch(kernel, [(own, {})], chip(), cores, Mode.dry, has_grid=cores > 1)]
+    def launch_kernels() -> list[Launch]:
+        return [launch(kernel, [(positional, {})], chip(), cores, Mode.dry, has_grid=cores > 1)]
 
-    def read(record: Hardware, _: Sequence[Launch], timelines: Sequence[Timeline]) -> float:
-        (placed,) = timelines
+    def get_time(record: Hardware, _: Sequence[Launch], timelines: Sequence[Timeline]) -> float:
+        (timeline,) = timelines
         if on_host:
-            return placed.length_ns + placed.overhead_ns + record.host_overhead_ns
-        return placed.length_ns + record.benchmark_overhead_ns
+            return timeline.length_ns + timeline.overhead_ns + record.host_overhead_ns
+        return timeline.length_ns + record.benchmark_overhead_ns
 
-    return Predictor(chip, launched, reading, read)
+    return Predictor(chip, launch_kernels, reading, get_time)

@@ -1,4 +1,4 @@
-"""Numbers of a hardware record as a calibration changes them: one value each, an entry of a table by itself."""
+"""Numbers of a hardware record as parameters of a calibration; every entry of a table is a separate parameter."""
 
 from __future__ import annotations
 
@@ -27,17 +27,22 @@ _WAITS = (
     "benchmark_overhead_ns",
     "host_overhead_ns",
 )
-"""What decides times between instructions, of a kernel as a whole, or of a core that works alone: no instruction's cost
-names these."""
+"""Numbers that decide waits between instructions, kernel overheads, or cores that work alone.
+
+No instruction's cost contains them.
+"""
 
 LIKELY = {Confidence.documented: 0.25, Confidence.derived: 0.5, Confidence.guessed: 1.0}
-"""By confidence of a number the change, as a natural logarithm, that counts as one standard deviation: a documented one
-is seldom off by more than a quarter, a guessed one often by a factor of two. These are guesses of this project."""
+"""Standard deviation of a number's change by its confidence, as a natural logarithm.
+
+Documented numbers are rarely wrong by more than a quarter, guessed ones often by a factor of two. These are
+guesses of this project.
+"""
 
 
 @dataclass(frozen=True, order=True)
 class Parameter:
-    """A field of the record; for a table by number of ranks, `ranks` is the entry."""
+    """A field of the record; for a table by number of ranks, `ranks` selects the entry."""
 
     field: str
     ranks: int | None = None
@@ -46,102 +51,105 @@ class Parameter:
         return self.field if self.ranks is None else f"{self.field}[{self.ranks}]"
 
     def value(self, record: Hardware) -> float:
-        """Its value in a record."""
-        value = getattr(record, self.field)
-        return float(value if self.ranks is None else value[self.ranks])
+        """Return the number in a record."""
+        field_content = getattr(record, self.field)
+        return float(field_content if self.ranks is None else field_content[self.ranks])
 
     def likely(self, record: Hardware) -> float:
-        """The standard deviation of its change, see `LIKELY`."""
+        """Return the standard deviation of the number's change, as in `LIKELY`."""
         return LIKELY[record.provenance[self.field].confidence]
 
     def most(self, record: Hardware) -> float:
-        """The largest change, as a logarithm: a share is at most 1."""
+        """Return the largest change as a logarithm; a share grows to 1 at most."""
         return -math.log(self.value(record)) if self.field.endswith("_fraction") else math.log(100.0)
 
     @property
     def slower(self) -> float:
-        """The sign of a change that makes a kernel slower: 1 for a time, -1 for a rate."""
+        """Sign of a change that makes a kernel slower: 1 for a time, -1 for a rate."""
         return -1.0 if self.field.endswith(_RATES) or "gb_per_s" in self.field else 1.0
 
 
-def changed(record: Hardware, changes: Mapping[Parameter, float]) -> Hardware:
-    """The record with each number multiplied by the exponential of its change; a change of 0 does nothing."""
+def change_record(record: Hardware, changes: Mapping[Parameter, float]) -> Hardware:
+    """Return the record with each number multiplied by the exponential of its change."""
     numbers: dict[str, Number] = {}
     for parameter, change in changes.items():
         if change:
-            before = numbers.get(parameter.field, record.provenance[parameter.field])
+            number = numbers.get(parameter.field, record.provenance[parameter.field])
             numbers[parameter.field] = replace(
-                before, value=_scaled(before.value, parameter, math.exp(change))
+                number, value=_scale_number(number.value, parameter, math.exp(change))
             )
     return record.with_numbers(**numbers) if numbers else record
 
 
-def _scaled(value: Any, parameter: Parameter, factor: float) -> Any:
+def _scale_number(number: Any, parameter: Parameter, factor: float) -> Any:
+    """Return a number, or a table with a single entry, multiplied by a factor."""
     if parameter.ranks is None:
-        return value * factor
-    return {**value, parameter.ranks: value[parameter.ranks] * factor}
+        return number * factor
+    return {**number, parameter.ranks: number[parameter.ranks] * factor}
 
 
-def deciding(record: Hardware, launches: Sequence[Launch]) -> list[Parameter]:
-    """The numbers that may decide the time of launches: all numbers in the terms of their costs, and all waits."""
-    named = {
+def list_deciding(record: Hardware, launches: Sequence[Launch]) -> list[Parameter]:
+    """Return the numbers that may decide the time of launches: those in the terms of their costs, and all waits."""
+    names = {
         number
-        for done in launches
-        for stream in done.streams
+        for launch in launches
+        for stream in launch.streams
         for cost in set(stream.costs)
         for term in cost.terms
         for number in term.numbers
     }
-    return parameters(record, [*named, *_WAITS])
+    return list_parameters(record, [*names, *_WAITS])
 
 
-def parameters(record: Hardware, names: Iterable[str] | None = None) -> list[Parameter]:
-    """The parameters of some fields, or of all, by name. Fields that do not decide times alone are left out."""
-    found: list[Parameter] = []
+def list_parameters(record: Hardware, names: Iterable[str] | None = None) -> list[Parameter]:
+    """Return the parameters of some fields, or of all, by name, without fields that an overlay cannot replace."""
+    parameters: list[Parameter] = []
     for name in sorted(set(record.provenance if names is None else names)):
         if not replaceable(name):
             continue
-        value = getattr(record, name)
-        if isinstance(value, Mapping):
-            found += [Parameter(name, ranks) for ranks in value]
+        content = getattr(record, name)
+        if isinstance(content, Mapping):
+            parameters += [Parameter(name, ranks) for ranks in content]
         else:
-            found.append(Parameter(name))
-    return found
+            parameters.append(Parameter(name))
+    return parameters
 
 
-def entries(
+def make_overlay(
     record: Hardware, changes: Mapping[Parameter, float], sources: Mapping[Parameter, str]
 ) -> dict[str, dict[str, Any]]:
-    """The numbers of an overlay: what changes, with its sources, and what `record` has from an overlay already."""
-    out: dict[str, dict[str, Any]] = {}
+    """Return the numbers of an overlay: changed numbers with sources, and numbers that `record` has from an overlay."""
+    rows: dict[str, dict[str, Any]] = {}
     for name in record.replaced:
         number = record.provenance[name]
-        out[name] = {
-            "value": _plain(number.value),
-            **_told(number.source, number.confidence.value, number.note),
+        rows[name] = {
+            "value": _to_json(number.value),
+            **_describe_number(number.source, number.confidence.value, number.note),
         }
     for parameter, change in sorted(changes.items()):
-        value = rounded(parameter, record, change)
+        new_number = round_number(parameter, record, change)
         note = f"{math.expm1(change):+.1%} off {parameter.value(record):g}"
-        entry = {"value": value, **_told(sources[parameter], Confidence.derived.value, note)}
+        row = {"value": new_number, **_describe_number(sources[parameter], Confidence.derived.value, note)}
         if parameter.ranks is not None:
-            before = out.get(parameter.field, {}).get("value", {})
-            entry["value"] = {**before, str(parameter.ranks): value}
-        out[parameter.field] = entry
-    return out
+            table = rows.get(parameter.field, {}).get("value", {})
+            row["value"] = {**table, str(parameter.ranks): new_number}
+        rows[parameter.field] = row
+    return rows
 
 
-def rounded(parameter: Parameter, record: Hardware, change: float) -> float:
-    """The changed value, to four digits; a whole number where the record has one."""
-    value = parameter.value(record) * math.exp(change)
-    own = getattr(record, parameter.field)
-    whole = isinstance(own if parameter.ranks is None else own[parameter.ranks], int)
-    return max(1, round(value)) if whole else float(f"{value:.4g}")
+def round_number(parameter: Parameter, record: Hardware, change: float) -> float:
+    """Return the changed number to four digits, as an integer if the record has an integer."""
+    number = parameter.value(record) * math.exp(change)
+    content = getattr(record, parameter.field)
+    is_integer = isinstance(content if parameter.ranks is None else content[parameter.ranks], int)
+    return max(1, round(number)) if is_integer else float(f"{number:.4g}")
 
 
-def _plain(value: Any) -> Any:
-    return {str(ranks): each for ranks, each in value.items()} if isinstance(value, Mapping) else value
+def _to_json(number: Any) -> Any:
+    """Return a number or a table with JSON keys."""
+    return {str(ranks): entry for ranks, entry in number.items()} if isinstance(number, Mapping) else number
 
 
-def _told(source: str, confidence: str, note: str) -> dict[str, str]:
+def _describe_number(source: str, confidence: str, note: str) -> dict[str, str]:
+    """Return the fields of an overlay's row that describe a number."""
     return {"source": source, "confidence": confidence, **({"note": note} if note else {})}

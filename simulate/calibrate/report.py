@@ -1,4 +1,4 @@
-"""The report of a calibration: text for a terminal, and the document of `--json`."""
+"""Report of a calibration: text for a terminal, and the document of `--json`."""
 
 from __future__ import annotations
 
@@ -8,77 +8,94 @@ from typing import Any
 
 from nkw.parts import Hanging, Part
 from simulate.calibrate.calibration import Calibration, Contradiction
-from simulate.calibrate.numbers import rounded
+from simulate.calibrate.numbers import round_number
 
 _MOST_NAMED = 6
 
 
-def parts(found: Calibration) -> list[Part]:
-    """The parts of the text of one chip."""
-    before, after = found.median_errors
-    head = f"{found.record.label}: {len(found.times_ns)} measured times, median error {before:.1%}"
-    out: list[Part] = [Hanging(f"{head}, {after:.1%} with what follows" if found.contradictions else head)]
-    out += [_number(each) for each in found.contradictions if each.determined]
-    if not found.contradictions:
+def make_parts(calibration: Calibration) -> list[Part]:
+    """Return the parts of the text of a chip."""
+    before, after = calibration.median_errors
+    head = (
+        f"{calibration.record.label}: {len(calibration.times_ns)} measured times, median error {before:.1%}"
+    )
+    out: list[Part] = [
+        Hanging(f"{head}, {after:.1%} with what follows" if calibration.contradictions else head)
+    ]
+    out += [
+        _describe_number(contradiction)
+        for contradiction in calibration.contradictions
+        if contradiction.determined
+    ]
+    if not calibration.contradictions:
         out.append("no number of the record is contradicted")
-    return [*out, *(Hanging(each) for each in _sentences(found))]
+    return [*out, *(Hanging(sentence) for sentence in _list_remarks(calibration))]
 
 
-def _number(each: Contradiction) -> Part:
-    """A number that is determined, and with what evidence."""
+def _describe_number(contradiction: Contradiction) -> Part:
+    """Return the sentence about a determined number, with its evidence."""
     return Hanging(
-        f"{each.number}: {each.measured:.4g} instead of {each.recorded:g}, {math.expm1(each.change):+.1%} with a "
-        f"standard error of {math.expm1(each.error):.1%}; {_evidence(each)}"
+        f"{contradiction.number}: {contradiction.measured:.4g} instead of {contradiction.recorded:g}, "
+        f"{math.expm1(contradiction.change):+.1%} with a standard error of "
+        f"{math.expm1(contradiction.error):.1%}; {_describe_evidence(contradiction)}"
     )
 
 
-def _evidence(each: Contradiction) -> str:
-    return f"{each.kernels} kernels depend on it, median error {each.before:.1%} before and {each.after:.1%} after"
+def _describe_evidence(contradiction: Contradiction) -> str:
+    """Return the sentence part about the kernels that support a change."""
+    return (
+        f"{contradiction.kernels} kernels depend on it, median error {contradiction.before:.1%} before and "
+        f"{contradiction.after:.1%} after"
+    )
 
 
-def _sentences(found: Calibration) -> Iterator[str]:
-    for each in found.contradictions:
-        if not each.determined:
-            names = [str(number) for number in (each.number, *each.instead)]
+def _list_remarks(calibration: Calibration) -> Iterator[str]:
+    """Yield the sentences about alternatives, outliers, skipped kernels and undecided numbers."""
+    for contradiction in calibration.contradictions:
+        if not contradiction.determined:
+            names = [str(number) for number in (contradiction.number, *contradiction.instead)]
             yield (
-                f"cannot be told apart: {_listed(names)}; {names[0]} by {math.expm1(each.change):+.1%} would do: "
-                f"{_evidence(each)}"
+                f"cannot be told apart: {_join_names(names)}; {names[0]} by "
+                f"{math.expm1(contradiction.change):+.1%} would do: {_describe_evidence(contradiction)}"
             )
-    for name in found.outliers:
-        measured, _, predicted = found.times_ns[name]
+    for name in calibration.outliers:
+        measured, _, predicted = calibration.times_ns[name]
         yield f"outlier: {name} took {measured / predicted:.3g} times its predicted time, and no number says why"
-    for skipped in found.skipped:
+    for skipped in calibration.skipped:
         yield f"left out: {skipped.name}: {skipped.why}"
-    if found.undecided:
-        yield f"not judged, because none of these times depends on them: {len(found.undecided)} numbers"
+    if calibration.undecided:
+        yield f"not judged, because none of these times depends on them: {len(calibration.undecided)} numbers"
 
 
-def _listed(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
+    """Return the first names, and the number of the remaining ones."""
     more = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def document(found: Calibration) -> dict[str, Any]:
-    """What the text says of one chip, with every kernel's times; errors and changes are parts of 1."""
-    before, after = found.median_errors
+def make_document(calibration: Calibration) -> dict[str, Any]:
+    """Return the report of a chip as JSON types, with every kernel's times; errors and changes are relative."""
+    before, after = calibration.median_errors
     return {
-        "target": found.record.name,
+        "target": calibration.record.name,
         "median_error_before": before,
         "median_error_after": after,
         "contradictions": [
             {
-                "number": str(each.number),
-                "determined": each.determined,
-                "instead": [str(number) for number in each.instead],
-                "recorded": each.recorded,
-                "measured": float(rounded(each.number, found.record, each.change)),
-                "change": math.expm1(each.change),
-                "standard_error": math.expm1(each.error),
-                "kernels": each.kernels,
-                "error_before": each.before,
-                "error_after": each.after,
+                "number": str(contradiction.number),
+                "determined": contradiction.determined,
+                "instead": [str(number) for number in contradiction.instead],
+                "recorded": contradiction.recorded,
+                "measured": float(
+                    round_number(contradiction.number, calibration.record, contradiction.change)
+                ),
+                "change": math.expm1(contradiction.change),
+                "standard_error": math.expm1(contradiction.error),
+                "kernels": contradiction.kernels,
+                "error_before": contradiction.before,
+                "error_after": contradiction.after,
             }
-            for each in found.contradictions
+            for contradiction in calibration.contradictions
         ],
         "kernels": [
             {
@@ -86,10 +103,10 @@ def document(found: Calibration) -> dict[str, Any]:
                 "measured_ns": measured,
                 "predicted_ns": predicted,
                 "calibrated_ns": calibrated,
-                "outlier": name in found.outliers,
+                "outlier": name in calibration.outliers,
             }
-            for name, (measured, predicted, calibrated) in found.times_ns.items()
+            for name, (measured, predicted, calibrated) in calibration.times_ns.items()
         ],
-        "skipped": [{"name": each.name, "why": each.why} for each in found.skipped],
-        "undecided": [str(each) for each in found.undecided],
+        "skipped": [{"name": skip.name, "why": skip.why} for skip in calibration.skipped],
+        "undecided": [str(number) for number in calibration.undecided],
     }

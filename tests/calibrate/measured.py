@@ -9,8 +9,8 @@ from typing import Any
 
 from simulate.bind import install
 from simulate.bundle.entries import DEVICE
-from simulate.calibrate.measurement import Measurement, predictor
-from simulate.calibrate.numbers import Parameter, changed
+from simulate.calibrate.measurement import Measurement, make_predictor
+from simulate.calibrate.numbers import Parameter, change_record
 from simulate.hardware import hardware
 from simulate.hardware.overlay import standing_in
 from simulate.timing import Reading
@@ -28,7 +28,7 @@ SMALL = (
 def prediction(arguments: str, target: str = "trn2") -> Callable[[], float]:
     """The predicted time of the kernel on one core."""
     install("simulate")
-    return predictor(KERNEL, arguments, target, 1, False, Reading.scheduled)
+    return make_predictor(KERNEL, arguments, target, 1, False, Reading.scheduled)
 
 
 def times(
@@ -36,7 +36,7 @@ def times(
 ) -> list[float]:
     """The times, in ns, of kernels on a chip whose numbers are `factors` times the record's."""
     changes = {Parameter(name): math.log(factor) for name, factor in factors.items()}
-    with standing_in(changed(hardware(target), changes)):
+    with standing_in(change_record(hardware(target), changes)):
         return [each() for each in predictions]
 
 

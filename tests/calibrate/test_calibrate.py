@@ -12,7 +12,7 @@ import pytest
 
 from nkw.errors import InvalidArgument
 from nkw.targets import HARDWARE_VARIABLE
-from simulate.calibrate.calibration import calibrate, elasticities
+from simulate.calibrate.calibration import calibrate, find_elasticities
 from simulate.calibrate.measurement import Measurement
 from simulate.calibrate.numbers import Parameter
 from simulate.cli import main
@@ -74,16 +74,16 @@ def test_elasticities_of_few_numbers_among_many_take_few_predictions(seed: int) 
         asked.append(len(some))
         return sum(truth.get(each, 0.0) for each in some)
 
-    assert elasticities(growth, numbers) == {each: truth.get(each, 0.0) for each in numbers}
+    assert find_elasticities(growth, numbers) == {each: truth.get(each, 0.0) for each in numbers}
     # Of each that counts at most two groups of every size, halved five times.
     assert len(asked) <= 1 + 3 * 2 * 5 < 32
-    assert elasticities(growth, []) == {}
+    assert find_elasticities(growth, []) == {}
 
 
 @pytest.mark.parametrize(("each", "found"), [(0.0049, 0), (0.0051, 2)])
 def test_together_numbers_are_slight_where_each_is(each: float, found: int) -> None:
     numbers = [Parameter("semaphore_ns"), Parameter("vector_clock_ghz")]
-    own = elasticities(lambda some: each * len(some) / 2 if len(some) == 2 else each, numbers)
+    own = find_elasticities(lambda some: each * len(some) / 2 if len(some) == 2 else each, numbers)
     assert sum(by != 0.0 for by in own.values()) == found
     assert list(own.values()) == ([each, -each] if found else [0.0, 0.0])
 
@@ -139,7 +139,7 @@ def test_an_overlay_is_written_that_makes_predictions_what_was_measured(capsys: 
         (None, "cannot be read: No such file or directory"),
         ("[", "is no JSON"),
         ("{}", "is neither the folder of a bundle nor a list of measurements"),
-        ("[]", "no kernel was measured"),
+        ("[]", "the results contain no usable measurement of a kernel"),
     ],
 )
 def test_files_without_measurements_are_refused(content: str | None, said: str, capsys: Capture) -> None:

@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 
 from nkw.errors import Unsupported
-from simulate.calibrate.numbers import changed, parameters
+from simulate.calibrate.numbers import change_record, list_parameters
 from simulate.hardware import Hardware, derived, hardware
 from simulate.isa import costs, dma_costs, plan_for
 from simulate.isa.enums import DgeMode, Engine
@@ -217,8 +217,8 @@ def test_fixed_terms_do_not_grow_with_the_elements() -> None:
 def test_a_cost_worked_out_again_is_that_of_planning_by_the_other_record(target: str, seed: int) -> None:
     """What a planner decides follows from no number of times; so launches are timed by other records as they are."""
     chip, generator = hardware(target), random.Random(seed)
-    other = changed(
-        chip, {each: math.log(generator.choice((0.5, 0.8, 1.25, 2.0))) for each in parameters(chip)}
+    other = change_record(
+        chip, {each: math.log(generator.choice((0.5, 0.8, 1.25, 2.0))) for each in list_parameters(chip)}
     )
     there, differ = 0, 0
     for name, made in CASES.items():

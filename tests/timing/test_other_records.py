@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from simulate.calibrate.numbers import changed, parameters
+from simulate.calibrate.numbers import change_record, list_parameters
 from simulate.hardware import TARGETS, hardware
 from simulate.hardware.overlay import standing_in
 from simulate.run import Launch
@@ -37,7 +37,9 @@ def lengths(done: Launch) -> list[float]:
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_launch_by_another_record_is_that_of_launching_by_it(target: str) -> None:
     chip, generator = hardware(target), random.Random(7)
-    other = changed(chip, {each: math.log(generator.uniform(0.5, 2.0)) for each in parameters(chip)})
+    other = change_record(
+        chip, {each: math.log(generator.uniform(0.5, 2.0)) for each in list_parameters(chip)}
+    )
     with standing_in(other):
         wanted = launches(target)
     for done, new in zip(launches(target), wanted, strict=True):
@@ -55,12 +57,12 @@ def test_records_that_decide_alike_give_equal_schedules(target: str) -> None:
     chip = hardware(target)
     for done in launches(target):
         before, decided, alike = lengths(done), decided_by(done.streams, done.hardware), 0
-        for number in parameters(chip):
-            other = done.on(changed(chip, {number: 0.25 * number.slower}))
+        for number in list_parameters(chip):
+            other = done.on(change_record(chip, {number: 0.25 * number.slower}))
             if decided_by(other.streams, other.hardware) == decided:
                 assert lengths(other) == before, number
                 alike += 1
-        assert 0 < alike < len(parameters(chip))
+        assert 0 < alike < len(list_parameters(chip))
 
 
 def test_waits_for_room_are_worked_out_once_and_are_part_of_no_other_reading() -> None:

@@ -6,14 +6,14 @@ from benchmarks.fidelity.case import Case, NotCovered, Run, Schedule, chip_of, q
 from benchmarks.fidelity.entry import Entry
 from nkw.errors import InvalidArgument
 from simulate.bind import install
-from simulate.calibrate.measurement import named_call
+from simulate.calibrate.measurement import resolve_call
 
 
 def build(entry: Entry) -> Case:
     """The case of a kernel by name; its order is the compiler's."""
     install("simulate")
     try:
-        kernel, arguments = named_call(entry.kernel, entry.shapes)
+        kernel, arguments = resolve_call(entry.kernel, entry.shapes)
     except InvalidArgument as refused:
         raise NotCovered(refused.message) from None
     run = Run(kernel, (arguments,), entry.cores)
