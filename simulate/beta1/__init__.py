@@ -28,7 +28,7 @@ baremetal = trace = nki_jit = profile = jit
 
 
 def benchmark(func: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """A kernel that also predicts its latency, in `benchmark_result`."""
+    """Return a kernel that also predicts its latency, in `benchmark_result`."""
     if func is None:
         return benchmark
     kernel = as_kernel(func)
@@ -41,7 +41,7 @@ def simulate_kernel(kernel: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def as_kernel(func: Any) -> Kernel:
-    """A jitted kernel unchanged, a plain function wrapped."""
+    """Return a kernel unchanged, and a plain function wrapped as a kernel."""
     return func if isinstance(func, Kernel) else Kernel(func)
 
 

@@ -19,7 +19,7 @@ _TRUTH = (*_COMPARISONS, "logical_and", "logical_or", "logical_xor")
 
 
 def binary(name: str, x: Any, y: Any, dtype: Any = None, mask: Any = None) -> Tile:
-    """x `name` y. Tiles broadcast by numpy's rule, over the partitions by a copy.
+    """Return x `name` y. Tiles broadcast by NumPy's rule, over the partitions by a copy.
 
     The result has the dtype of the wider operand, float before integer (bfloat16 with float16: float32); a
     number counts only if it is a fraction beside an integer tile, then as float32. Quotients of integers are
@@ -93,13 +93,13 @@ def update(name: str, target: Tile, value: Any) -> Tile:
 
 
 def where(condition: Tile, x: Any, y: Any, dtype: Any = None, mask: Any = None) -> Tile:
-    """x where the condition is not 0, else y: a copy of y, and tensor_copy_predicated from x."""
+    """Return x where the condition is not 0, else y: a copy of y, and tensor_copy_predicated from x."""
     program = current()
     condition = _predicate(condition)
     tiles = [value for value in (x, y) if isinstance(value, Tile)]
     natural = _wider(*(tile.dtype for tile in tiles)) if tiles else "float32"
 
-    def run(part: Region, box: Any) -> None:
+    def run(region: Region, box: Any) -> None:
         chosen, first, second = (
             program.readable(value.region.repeated(condition.shape).cut(box))
             if isinstance(value, Tile)
@@ -107,23 +107,23 @@ def where(condition: Tile, x: Any, y: Any, dtype: Any = None, mask: Any = None) 
             for value in (condition, x, y)
         )
         if isinstance(y, Tile):
-            issue("tensor_copy", dst=part.view(), src=second)
+            issue("tensor_copy", dst=region.view(), src=second)
         else:
-            issue("memset", dst=part.view(), value=second)
-        issue("tensor_copy_predicated", dst=part.view(), src=first, predicate=chosen)
+            issue("memset", dst=region.view(), value=second)
+        issue("tensor_copy_predicated", dst=region.view(), src=first, predicate=chosen)
 
     return defer_masked(condition.shape, natural, run, mask, dtype_given=dtype)
 
 
 def _predicate(condition: Tile) -> Tile:
-    """A condition in a dtype that predicates have: the bits of an integer one, else whether it is not 0."""
+    """Return a condition in a dtype of predicates: the bits of an integer condition, else whether it is not 0."""
     if condition.dtype.is_integer:
         return condition.bitcast({1: "uint8", 2: "uint16", 4: "uint32"}[condition.itemsize])
     return binary("not_equal", condition, 0.0, "uint8")
 
 
 def in_sbuf(tile: Tile) -> Tile:
-    """The tile itself, or a copy of one that lies in PSUM."""
+    """Return the tile, or an SBUF copy if it is in PSUM."""
     return copy(tile) if tile.buffer is MemoryRegion.psum else tile
 
 
@@ -136,16 +136,16 @@ def _streams_with_column(name: str, column: Tile) -> bool:
     return arithmetic and column.dtype == "float32" and name != "power"
 
 
-def _result_dtype(name: str, dtype: DType, *others: DType) -> DType:
+def _result_dtype(name: str, dtype: DType, *dtypes: DType) -> DType:
     if name in _TRUTH:
         return DTYPES["bool_"]
-    integers = dtype.is_integer and all(other.is_integer for other in others)
-    return DTYPES["float32"] if name == "divide" and integers else _wider(dtype, *others)
+    integers = dtype.is_integer and all(other.is_integer for other in dtypes)
+    return DTYPES["float32"] if name == "divide" and integers else _wider(dtype, *dtypes)
 
 
-def _wider(first: DType, *others: DType) -> DType:
+def _wider(first: DType, *dtypes: DType) -> DType:
     widest = first
-    for dtype in others:
+    for dtype in dtypes:
         if dtype == widest:
             continue
         if dtype.is_float != widest.is_float:

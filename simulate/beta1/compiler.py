@@ -54,12 +54,12 @@ psum = _Memory(MemoryRegion.psum, "base_bank")
 
 
 def skip_middle_end_transformations(func: F) -> F:
-    """A hint for the compiler; the kernel is returned unchanged."""
+    """Return the kernel unchanged; the name is a hint for the compiler."""
     return func
 
 
 def enable_stack_allocator(func: Any = None, **_: Any) -> Any:
-    """A hint for the compiler; the kernel is returned unchanged."""
+    """Return the kernel unchanged; the name is a hint for the compiler."""
     return (lambda kernel: kernel) if func is None else func
 
 
@@ -67,8 +67,8 @@ force_auto_alloc = skip_middle_end_transformations
 
 
 def no_reorder() -> None:
-    """A hint for a loop: program order is the meaning anyway."""
+    """Do nothing; the name is a hint for a loop, which runs in program order anyway."""
 
 
 def multi_buffer(*_: Any) -> None:
-    """A hint for a loop: how many iterations may overlap."""
+    """Do nothing; the name is a hint for the number of iterations that may overlap."""

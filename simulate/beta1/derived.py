@@ -53,7 +53,9 @@ def _streamed(tiles: str, columns: str = "") -> Run:
     return run
 
 
-def _whole(tiles: str, shape: Callable[[Values], tuple[int, ...]], result_dtype: str | None = None) -> Run:
+def _issue_whole(
+    tiles: str, shape: Callable[[Values], tuple[int, ...]], result_dtype: str | None = None
+) -> Run:
     """Issued once, on whole tiles; the dtype is `dtype=`, else `result_dtype`, else the first tile's."""
 
     def run(instruction: str, values: Values, mask: Any, dtype: Any) -> Tile:
@@ -91,7 +93,7 @@ def _operand(name: str, value: Any) -> Any:
 
 
 def _flags(predicate: Tile) -> NkiTensor:
-    """A predicate as 0.6 takes it: the bytes of a boolean tile are its numbers."""
+    """Return a predicate as NKI 0.6 takes it: the bytes of a boolean tile as uint8."""
     tensor = predicate.operand
     return tensor.view("uint8") if tensor.dtype == "bool_" else tensor
 
@@ -101,11 +103,11 @@ def _partitions(tile: str, *free: int) -> Callable[[Values], tuple[int, ...]]:
 
 
 def _gathered(values: Values) -> tuple[int, ...]:
-    partitions, index, each = values["src_buffer"].shape[0], values["index"], values["num_elem_per_idx"]
+    partitions, index, per_index = values["src_buffer"].shape[0], values["index"], values["num_elem_per_idx"]
     count = values["num_valid_indices"]
     if count is None:
         count = index.size // max(index.shape[0] // 16, 1)
-    return (partitions, count) if each == 1 else (partitions, count, each)
+    return (partitions, count) if per_index == 1 else (partitions, count, per_index)
 
 
 def _bounds_of_segments(values: Values) -> tuple[int, ...]:
@@ -151,21 +153,23 @@ _ROWS = {
         _streamed("on_true_tile", "bound0 bound1 reduce_res"),
     ),
     "tensor_partition_reduce": Row(
-        "op data *", _whole("data", lambda values: (1, *values["data"].shape[1:]))
+        "op data *", _issue_whole("data", lambda values: (1, *values["data"].shape[1:]))
     ),
-    "bn_stats": Row("data *", _whole("data", _partitions("data", _STATISTICS))),
-    "bn_aggr": Row("data *", _whole("data", _partitions("data", _MEAN_AND_VARIANCE))),
-    "max8": Row("* src", _whole("src", _partitions("src", _SLOTS))),
-    "nc_find_index8": Row("* data vals", _whole("data vals", _partitions("data", _SLOTS), "uint32")),
+    "bn_stats": Row("data *", _issue_whole("data", _partitions("data", _STATISTICS))),
+    "bn_aggr": Row("data *", _issue_whole("data", _partitions("data", _MEAN_AND_VARIANCE))),
+    "max8": Row("* src", _issue_whole("src", _partitions("src", _SLOTS))),
+    "nc_find_index8": Row("* data vals", _issue_whole("data vals", _partitions("data", _SLOTS), "uint32")),
     "nc_match_replace8": Row(
-        "* data vals imm dst_idx", _whole("data vals dst_idx", lambda values: values["data"].shape)
+        "* data vals imm dst_idx", _issue_whole("data vals dst_idx", lambda values: values["data"].shape)
     ),
     "local_gather": Row(
         "src_buffer index num_elem_per_idx num_valid_indices *",
-        _whole("src_buffer index", _gathered),
+        _issue_whole("src_buffer index", _gathered),
         common="mask name",
     ),
-    "sequence_bounds": Row("* segment_ids", _whole("segment_ids", _bounds_of_segments), common="dtype name"),
+    "sequence_bounds": Row(
+        "* segment_ids", _issue_whole("segment_ids", _bounds_of_segments), common="dtype name"
+    ),
     "nc_stream_shuffle": Row("src dst shuffle_mask *", _into_dst(returns_dst=False), common="mask name"),
     "tensor_scalar_cumulative": Row(
         "* src dst op0 op1 imm0 imm1 reduce_cmd", _cumulative, common="mask name"
@@ -184,12 +188,14 @@ _ROWS = {
 def _function(name: str, row: Row) -> Callable[..., Any]:
     planner = INSTRUCTIONS[row.planner or name]
     planned = inspect.signature(planner).parameters
-    positional, keywords = (part.split() for part in row.parameters.split("*"))
-    own, common = (*positional, *keywords), row.common.split()
-    defaults = {p: row.defaults.get(p, planned[p].default) for p in own} | dict.fromkeys(common)
+    positional, keywords = (words.split() for words in row.parameters.split("*"))
+    names, common = (*positional, *keywords), row.common.split()
+    defaults = {p: row.defaults.get(p, planned[p].default) for p in names} | dict.fromkeys(common)
     required = [p for p, default in defaults.items() if default is _REQUIRED]
     # The op of an activation is a function of the Scalar engine and no ALU operator.
-    operators = [p for p in own if p.rstrip("01").endswith("op") and (p != "op" or "activation" not in name)]
+    operators = [
+        p for p in names if p.rstrip("01").endswith("op") and (p != "op" or "activation" not in name)
+    ]
 
     def function(*args: Any, **kwargs: Any) -> Any:
         values = {**defaults, **dict(zip(positional, args))}
@@ -238,7 +244,7 @@ gather_flattened = _function(
     "gather_flattened",
     Row(
         "data indices *",
-        _whole("data indices", lambda values: values["indices"].shape),
+        _issue_whole("data indices", lambda values: values["indices"].shape),
         common="mask dtype",
         planner="nc_n_gather",
     ),

@@ -26,7 +26,7 @@ def elementwise(
     natural: Any = None,
     buffer: MemoryRegion = MemoryRegion.sbuf,
 ) -> Tile:
-    """The result of an instruction that streams `tiles`, with (P, 1) operands or numbers in `columns`.
+    """Issue an instruction that streams `tiles`, with (P, 1) operands or numbers in `columns`; return its result.
 
     `tiles` are repeated along free dims of size 1; a (P, 1) tile beside more dims has one value per partition. The
     dtype is `dtype`, else `natural`, else the first tile's.
@@ -41,21 +41,21 @@ def elementwise(
     first = next(iter(tiles.values()))
     program = current()
 
-    def run(part: Region, box: Box) -> None:
+    def run(region: Region, box: Box) -> None:
         streams = [tile.region.repeated(shape).cut(box) for tile in tiles.values()]
         rows = {name: _rows(value, box) for name, value in columns.items()}
         dims_max = program.core.hardware.dims_max
-        if len(part.shape) > dims_max:
+        if len(region.shape) > dims_max:
             one_pass(instruction, rows)
-        for dst, *sources in pieces((part, *streams), dims_max):
-            operands = {name: program.readable(region) for name, region in zip(tiles, sources)}
+        for dst, *sources in pieces((region, *streams), dims_max):
+            operands = {name: program.readable(source) for name, source in zip(tiles, sources)}
             issue(instruction, dst=dst.view(), **operands, **rows, **attributes)
 
     return defer_masked(shape, first.dtype if natural is None else natural, run, mask, dtype, buffer)
 
 
 def copy(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
-    """A copy in SBUF."""
+    """Copy a tile to SBUF."""
     return elementwise("tensor_copy", {"src": src}, {}, {}, dtype, mask)
 
 
@@ -67,7 +67,7 @@ def issued_once(
     natural: Any = None,
     dtype: Any = None,
 ) -> Tile:
-    """The result, of `shape()`, of an instruction that is issued once, on whole tiles; a tile may be None.
+    """Issue an instruction once, on whole tiles, and return its result of `shape()`; a tile may be None.
 
     The dtype is `dtype`, else `natural`, else the first tile's.
     """
@@ -84,7 +84,7 @@ def issued_once(
 
 
 def _rows(value: Any, box: Box) -> Any:
-    """A (P, 1) operand of the partitions of a box."""
+    """Return a (P, 1) operand for the partitions of a box."""
     if not isinstance(value, Tile):
         return value
     region = value.region
@@ -94,24 +94,24 @@ def _rows(value: Any, box: Box) -> Any:
 
 
 def partition_broadcast(tile: Tile, partitions: int) -> Tile:
-    """A (1, …) tile on all partitions: nc_stream_shuffle with a mask of zeros, quadrant by quadrant."""
+    """Repeat a (1, …) tile on all partitions by nc_stream_shuffle with a mask of zeros, one quadrant at a time."""
 
     def emit(dst: Region) -> None:
         source = tile.operand
         for start in range(0, partitions, _QUADRANT):
             end = min(start + _QUADRANT, partitions)
-            part = dst.cut(((start, end), *((0, size) for size in dst.shape[1:])))
-            issue("nc_stream_shuffle", dst=part.view(), src=source, shuffle_mask=[0] * _QUADRANT)
+            region = dst.cut(((start, end), *((0, size) for size in dst.shape[1:])))
+            issue("nc_stream_shuffle", dst=region.view(), src=source, shuffle_mask=[0] * _QUADRANT)
 
     shape = (partitions, *tile.shape[1:])
     return defer(shape, tile.dtype, emit, memories=(MemoryRegion.sbuf,), dtype_given=tile.dtype)
 
 
 def broadcast_to(tile: Tile, shape: tuple[int, ...]) -> Tile:
-    """A tile repeated to `shape`: free dims by stride 0, partitions by `partition_broadcast`."""
+    """Repeat a tile to `shape`: free dims by stride 0, partitions by `partition_broadcast`."""
     if tile.shape[0] == 1 and shape[0] > 1:
         tile = partition_broadcast(tile, shape[0])
-    return type(tile).at(tile.region.repeated(tuple(shape)))
+    return type(tile).from_region(tile.region.repeated(tuple(shape)))
 
 
 @rule("NKW-BETA1-TILE")

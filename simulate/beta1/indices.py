@@ -26,18 +26,18 @@ class Index(NKIObject):
     offset: int
 
     def aligned(self, rank: int) -> tuple[int, ...]:
-        """The steps on a grid of more axes; numpy adds axes in front."""
+        """Return the steps for a grid of more axes; NumPy adds axes in front."""
         return (0,) * (rank - len(self.steps)) + self.steps
 
     def __getitem__(self, key: Any) -> Index:
-        parts = key if isinstance(key, tuple) else (key,)
-        kept = [part for part in parts if part is not None]
-        if any(part != slice(None) for part in kept) or len(kept) != len(self.shape):
+        keys = key if isinstance(key, tuple) else (key,)
+        kept = [element for element in keys if element is not None]
+        if any(element != slice(None) for element in kept) or len(kept) != len(self.shape):
             raise RuleViolation(new_axes_only, f"index [{key!r:.60}]", hint="nl.arange(n)[:, None]")
         sizes, steps = iter(self.shape), iter(self.steps)
         return Index(
-            tuple(1 if part is None else next(sizes) for part in parts),
-            tuple(0 if part is None else next(steps) for part in parts),
+            tuple(1 if element is None else next(sizes) for element in keys),
+            tuple(0 if element is None else next(steps) for element in keys),
             self.offset,
         )
 
@@ -94,7 +94,7 @@ class Index(NKIObject):
 
 
 def broadcast(shape: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that two shapes have together, by numpy's rule."""
+    """Return the common shape of two shapes by NumPy's broadcasting rule."""
     rank = max(len(shape), len(other))
     pairs = zip((1,) * (rank - len(shape)) + shape, (1,) * (rank - len(other)) + other)
     sizes = []
@@ -106,7 +106,7 @@ def broadcast(shape: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]
 
 
 def arange(*bounds: int) -> Index:
-    """The numbers start … stop in steps, as a 1-D index: give it its axes with `[:, None]` or `[None, :]`."""
+    """Return the numbers start … stop as a 1-D index, which gets its axes by `[:, None]` or `[None, :]`."""
     start, stop, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}.get(len(bounds), (0, 0, 1))
     return _axis(slice(start, stop, step), "nl.arange", 1, 0)
 
@@ -125,8 +125,8 @@ class _MeshGrid:
     """`nl.mgrid[0:128, 0:512]`: dense indices over all axes, as `numpy.mgrid` has them."""
 
     def __getitem__(self, key: Any) -> Grid:
-        parts = key if isinstance(key, tuple) else (key,)
-        axes = [_axis(part, "nl.mgrid", len(parts), axis) for axis, part in enumerate(parts)]
+        keys = key if isinstance(key, tuple) else (key,)
+        axes = [_axis(element, "nl.mgrid", len(keys), axis) for axis, element in enumerate(keys)]
         shape = tuple(index.shape[axis] for axis, index in enumerate(axes))
         return Grid(Index(shape, index.steps, index.offset) for index in axes)
 
@@ -134,17 +134,17 @@ class _MeshGrid:
 mgrid = _MeshGrid()
 
 
-def _axis(part: Any, where: str, rank: int, axis: int) -> Index:
-    well_formed = isinstance(part, slice) and part.stop is not None
+def _axis(element: Any, where: str, rank: int, axis: int) -> Index:
+    well_formed = isinstance(element, slice) and element.stop is not None
     start, stop, step = (
-        (_integer(part.start or 0), _integer(part.stop), _integer(part.step or 1))
+        (_integer(element.start or 0), _integer(element.stop), _integer(element.step or 1))
         if well_formed
         else (0, 0, 1)
     )
     count = len(range(start, stop, step)) if step else 0
     if not count:
         raise RuleViolation(
-            axis_has_elements, f"{where} over {part!r:.60}", hint="nl.mgrid[0:128, 0:512], nl.arange(128)"
+            axis_has_elements, f"{where} over {element!r:.60}", hint="nl.mgrid[0:128, 0:512], nl.arange(128)"
         )
     return Index(
         tuple(count if j == axis else 1 for j in range(rank)),

@@ -36,7 +36,7 @@ class nc_version(IntEnum):
 
 
 def get_nc_version() -> nc_version:
-    """The generation of the core that the kernel is specialised for."""
+    """Return the generation of the core for which the kernel is specialised."""
     return nc_version(current_core().hardware.generation)
 
 

@@ -45,18 +45,18 @@ def nc_matmul(
     mode = _PERF_MODES.get(perf_mode, perf_mode) or MatmulPerfMode.none
     double = mode in (MatmulPerfMode.double_row, "double_row")
     first = 2 if double else 1
-    held, moved = in_sbuf(stationary), in_sbuf(moving)
+    stationary_tile, moved = in_sbuf(stationary), in_sbuf(moving)
     shape = (views.count(stationary.shape[first:]), views.count(moving.shape[first:]))
     exact = current().core.hardware.matmul_transpose_mode
 
     def matmul(dst: Region, accumulate: bool | None) -> None:
         if skip:
             return
-        moves_bits = is_transpose and (dst.tensor.dtype == held.dtype or not exact)
+        moves_bits = is_transpose and (dst.tensor.dtype == stationary_tile.dtype or not exact)
         issue(
             "nc_matmul",
             dst=dst.view(),
-            stationary=held.operand,
+            stationary=stationary_tile.operand,
             moving=moved.operand,
             is_stationary_onezero=is_stationary_onezero,
             is_moving_onezero=is_moving_onezero,
@@ -89,7 +89,7 @@ def nc_transpose(
     name: str | None = None,
     **_: Any,
 ) -> Tile:
-    """data transposed: by the Tensor engine into PSUM, or with engine=vector into SBUF."""
+    """Transpose data: the Tensor engine writes to PSUM, and with engine=vector the Vector engine to SBUF."""
     is_tile("data", data)
     shape = (views.count(data.shape[1:]), data.shape[0])
     if _skipped("nc_transpose", mask):

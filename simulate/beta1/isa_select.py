@@ -25,20 +25,20 @@ def memset(
     name: str | None = None,
     **_: Any,
 ) -> Tile:
-    """A tile filled with a value."""
+    """Return a tile filled with a value."""
 
-    def fill(part: Region, box: Box) -> None:
-        issue("memset", dst=part.view(), value=value, engine=engine, name=name)
+    def fill(region: Region, box: Box) -> None:
+        issue("memset", dst=region.view(), value=value, engine=engine, name=name)
 
     return defer_masked(tuple(shape), dtype, fill, mask, dtype_given=dtype)
 
 
 def iota(expr: Index, dtype: Any, *, mask: Any = None, name: str | None = None, **_: Any) -> Tile:
-    """The values of an index expression as a tile."""
+    """Return the values of an index expression as a tile."""
     is_index(expr)
 
-    def emit(part: Region, box: Box) -> None:
-        issue("iota", dst=part.view(), name=name, **affine(expr.steps, expr.offset, box))
+    def emit(region: Region, box: Box) -> None:
+        issue("iota", dst=region.view(), name=name, **affine(expr.steps, expr.offset, box))
 
     return defer_masked(expr.shape, dtype, emit, mask, dtype_given=dtype)
 
@@ -61,9 +61,9 @@ def affine_select(
     is_tile("on_true_tile", on_true_tile)
     kept = in_sbuf(on_true_tile)
 
-    def emit(part: Region, box: Box) -> None:
+    def emit(region: Region, box: Box) -> None:
         source = current().readable(kept.region.cut(box))
-        select(pred.conditions[0], box, part.view(), source, on_false_value, name)
+        select(pred.conditions[0], box, region.view(), source, on_false_value, name)
 
     return defer_masked(on_true_tile.shape, on_true_tile.dtype, emit, mask, dtype_given=dtype)
 

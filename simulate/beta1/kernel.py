@@ -38,7 +38,7 @@ class Kernel:
         self.func = _Body(func, grid)  # which `World.launch` runs
 
     def __getitem__(self, grid: Any) -> Kernel:
-        """The kernel over a grid: integers, nl.nc(n) or nl.spmd_dim(…), one per axis.
+        """Return the kernel over a grid: integers, nl.nc(n) or nl.spmd_dim(…), one per axis.
 
         `kernel[0]` occurs in public kernels for "one program" and is taken so.
         """
@@ -56,7 +56,7 @@ class Kernel:
         return self.launched(args, kwargs).outputs[0]
 
     def launched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launch:
-        """The launch itself, with its stream."""
+        """Run the kernel and return its launch with the stream."""
         return launch(self.func, for_all_ranks(args, kwargs))
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ class Benchmarked(Kernel):
     benchmark_result: SimpleNamespace
 
     def __getitem__(self, grid: Any) -> Benchmarked:
-        """The kernel over a grid."""
+        """Return the kernel over a grid."""
         return Benchmarked(self.function, super().__getitem__(grid).grid)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -115,7 +115,7 @@ class _Body:
 
 
 def _wrapped(value: Any) -> Any:
-    return OperatorTile.at(Region.of(value)) if isinstance(value, NkiTensor) else value
+    return OperatorTile.from_region(Region.from_tensor(value)) if isinstance(value, NkiTensor) else value
 
 
 def _unwrapped(value: Any) -> Any:

@@ -62,7 +62,7 @@ class par_dim(int):
 
 
 def ndarray(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any) -> Tile | BlockTensor:
-    """An uninitialised tensor.
+    """Allocate an uninitialised tensor.
 
     A placement made with `nki.compiler` counts as its memory; its place is worked out from the stream.
     """
@@ -76,14 +76,14 @@ def ndarray(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: 
     if len(marked) > 1:
         raise InvalidArgument("NKW-SHAPE", f"shape {shape!r:.80} has more than one nl.par_dim")
     on_chip = isinstance(memory, MemoryRegion) and memory.on_chip
-    at = marked[0] if marked and on_chip else 0
+    axis = marked[0] if marked and on_chip else 0
     program = current()
     program.settle()
-    return make(numbers, at, lambda tile: program.fresh(tile, dtype, memory, name))
+    return make(numbers, axis, lambda tile: program.fresh(tile, dtype, memory, name))
 
 
 def zeros(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any) -> Tile | BlockTensor:
-    """A tensor of zeros. In PSUM it is the start of an accumulation: the first matmul overwrites it."""
+    """Allocate a tensor of zeros. In PSUM it starts an accumulation: the first matmul overwrites it."""
     tensor = ndarray(shape, dtype, buffer=buffer, name=name)
     if tensor.buffer is not MemoryRegion.psum:
         return _filled(tensor, 0)
@@ -93,14 +93,14 @@ def zeros(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: An
 
 
 def ones(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any) -> Tile | BlockTensor:
-    """A tensor of ones."""
+    """Allocate a tensor of ones."""
     return full(shape, 1, dtype, buffer=buffer, name=name)
 
 
 def full(
     shape: Any, fill_value: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any
 ) -> Tile | BlockTensor:
-    """A tensor filled with one value, by memset."""
+    """Allocate a tensor filled with one value by memset."""
     return _filled(ndarray(shape, dtype, buffer=buffer, name=name), fill_value)
 
 
@@ -110,34 +110,34 @@ def _filled(tensor: Tile | BlockTensor, value: Any) -> Tile | BlockTensor:
 
 
 def zeros_like(a: Any, dtype: Any = None, *, buffer: Any = None, name: str = "", **_: Any) -> Any:
-    """A tensor of zeros of the shape (and dtype and memory, unless given) of another."""
+    """Allocate a tensor of zeros with the shape of another, and its dtype and memory unless they are given."""
     return zeros(_shape_of(a), dtype or a.dtype, buffer=buffer or a.buffer, name=name)
 
 
 def empty_like(a: Any, dtype: Any = None, *, buffer: Any = None, name: str = "", **_: Any) -> Any:
-    """An uninitialised tensor of the shape (and dtype and memory, unless given) of another."""
+    """Allocate an uninitialised tensor with the shape of another, and its dtype and memory unless given."""
     return ndarray(_shape_of(a), dtype or a.dtype, buffer=buffer or a.buffer, name=name)
 
 
 def _shape_of(a: Any) -> tuple[int, ...]:
     if not isinstance(a, BlockTensor):
         return a.shape
-    at = len(a.blocks)
-    return (*a.shape[:at], par_dim(a.shape[at]), *a.shape[at + 1 :])
+    axis = len(a.blocks)
+    return (*a.shape[:axis], par_dim(a.shape[axis]), *a.shape[axis + 1 :])
 
 
 def expand_dims(data: Tile, axis: int) -> Tile:
-    """A view with a dim of size 1 before `axis`."""
+    """Return a view with a dim of size 1 before `axis`."""
     return data.expand_dims(axis)
 
 
 def broadcast_to(src: Tile, *, shape: Any, **_: Any) -> Tile:
-    """A tile repeated to `shape`, over partitions too."""
+    """Repeat a tile to `shape`, over partitions too."""
     return elementwise.broadcast_to(src, tuple(shape))
 
 
 def transpose(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
-    """A 2-D tile transposed, in PSUM."""
+    """Transpose a 2-D tile into PSUM."""
     return nc_transpose(x, mask=mask, dtype=dtype)
 
 
@@ -147,21 +147,21 @@ def dropout(x: Tile, rate: Any, *, dtype: Any = None, mask: Any = None, **_: Any
 
 
 def rand(shape: Any, dtype: Any = "float32", **_: Any) -> Tile:
-    """A tile of uniform numbers in [0, 1), from the generator that nl.rand of 0.6 has; the bits are not Beta 1's."""
+    """Return a tile of uniform numbers in [0, 1) from nl.rand's generator of NKI 0.6; the bits are not Beta 1's."""
     program = current()
     program.settle()
-    return program.tile.at(Region.of(uniform(shape, dtype)))
+    return program.tile.from_region(Region.from_tensor(uniform(shape, dtype)))
 
 
 def static_cast(value: Any, dtype: Any) -> Any:
-    """A numpy array in a dtype of this module; used outside of kernels."""
+    """Return a NumPy array in a dtype of this module; for use outside of kernels."""
     if isinstance(value, Tile):
         return copy(value, dtype=dtype)
     return np.asarray(value).astype(as_dtype(dtype).storage)
 
 
 def shared_identity_matrix(n: int, dtype: Any = "uint8", **_: Any) -> Tile:
-    """An n x n identity matrix in HBM."""
+    """Return an n x n identity matrix in HBM."""
     return shared_constant(np.identity(n, np.float32), dtype)
 
 
@@ -180,7 +180,7 @@ class FloatLimits:
 
 
 def finfo(dtype: Any) -> FloatLimits:
-    """The limits of a floating-point dtype."""
+    """Return the limits of a floating-point dtype."""
     element = as_dtype(dtype)
     if not element.is_float:
         raise InvalidArgument("NKW-DTYPE", f"nl.finfo({element}); it takes a floating-point dtype")
@@ -218,7 +218,7 @@ def _reduction(name: str, operator: str) -> Callable[..., Tile]:
 def mean(
     x: Tile, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False, **_: Any
 ) -> Tile:
-    """The mean over free dims, summed in float32."""
+    """Compute the mean over free dims, summed in float32."""
     return reductions.mean(x, axis, dtype, mask, keepdims)
 
 

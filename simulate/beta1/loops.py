@@ -17,7 +17,7 @@ class LoopVariable(int):
     first: bool
 
     def __new__(cls, value: int, first: bool) -> LoopVariable:
-        """The value of a loop's variable in one iteration."""
+        """Create the value of a loop variable in one iteration."""
         self = super().__new__(cls, value)
         self.first = first
         return self
@@ -28,13 +28,13 @@ class nc(int):
 
 
 def affine_range(*bounds: int, **_: Any) -> Iterator[LoopVariable]:
-    """A loop without carried dependences; options for the compiler's schedule change nothing."""
+    """Iterate without carried dependences; options for the compiler's schedule change nothing."""
     for number, value in enumerate(independent(range(*bounds))):
         yield LoopVariable(value, number == 0)
 
 
 def sequential_range(*bounds: int, **_: Any) -> Iterator[LoopVariable]:
-    """A loop with carried dependences."""
+    """Iterate with carried dependences."""
     for number, value in enumerate(range(*bounds)):
         yield LoopVariable(value, number == 0)
 
@@ -43,18 +43,18 @@ static_range = sequential_range
 """A loop that is unrolled, as every loop is here."""
 
 
-def spmd_dim(*parts: int) -> int:
+def spmd_dim(*sizes: int) -> int:
     """One grid dim made of several: as many programs as their product."""
-    return math.prod(parts)
+    return math.prod(sizes)
 
 
 def program_id(axis: int) -> int:
-    """The place of this program on an axis of the grid."""
+    """Return the index of this program on an axis of the grid."""
     return _on_axis(current().ids, axis, "program_id")
 
 
 def num_programs(axes: Any = 0) -> Any:
-    """The size of the grid on an axis, or on several."""
+    """Return the size of the grid on an axis, or on several axes."""
     sizes = current().sizes
     if isinstance(axes, (tuple, list)):
         return tuple(_on_axis(sizes, axis, "num_programs") for axis in axes)
@@ -62,7 +62,7 @@ def num_programs(axes: Any = 0) -> Any:
 
 
 def program_ndim() -> int:
-    """The number of axes of the grid."""
+    """Return the number of axes of the grid."""
     return len(current().sizes)
 
 

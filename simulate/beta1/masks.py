@@ -69,13 +69,13 @@ class Mask(NKIObject):
     __or__ = __ror__ = __xor__ = __invert__ = __bool__ = _refuse
 
     def boxes(self, shape: tuple[int, ...]) -> list[Box]:
-        """Rectangles that together cover exactly what the mask selects of an access of `shape`."""
+        """Return rectangles that together cover the elements that the mask selects from an access of `shape`."""
         box = [(0, size) for size in shape]
-        whole = tuple(box)
-        rest = False
+        extent = tuple(box)
+        is_irregular = False
         for condition in self.conditions:
             fits_access(condition, shape)
-            truth = condition.within(whole)
+            truth = condition.within(extent)
             axes = [axis for axis, size in enumerate(truth.shape) if size > 1]
             chosen = np.flatnonzero(truth)
             if not len(chosen):
@@ -85,10 +85,10 @@ class Mask(NKIObject):
                 start, end = box[axes[0]]
                 box[axes[0]] = max(start, int(chosen[0])), min(end, int(chosen[-1]) + 1)
             elif axes:
-                rest = True
+                is_irregular = True
         if any(start >= end for start, end in box):
             return []
-        if not rest:
+        if not is_irregular:
             return [tuple(box)]
         truth = np.ones(tuple(end - start for start, end in box), bool)
         for condition in self.conditions:
@@ -99,12 +99,12 @@ class Mask(NKIObject):
 
 
 def normalised(mask: Any) -> Mask | None:
-    """What was passed as `mask=`: None and True select everything, False nothing."""
+    """Return the value of `mask=` as a mask: None and True select everything, False nothing."""
     return None if mask is None or mask is True else _mask(mask)
 
 
 def bounding(boxes: list[Box]) -> Box:
-    """The smallest box around boxes."""
+    """Return the smallest box that contains all boxes."""
     return tuple((min(start for start, _ in axis), max(end for _, end in axis)) for axis in zip(*boxes))
 
 

@@ -38,5 +38,5 @@ NOT_IN_BETA1: dict[str, dict[str, str]] = {
 
 
 def not_in_beta1(module: str, name: str) -> Callable[..., NoReturn]:
-    """A function that raises Unsupported when it is called; AttributeError for a name nobody documents."""
+    """Return a function that raises Unsupported when called; raise AttributeError for an unknown name."""
     return not_yet(module, name, NOT_IN_BETA1)

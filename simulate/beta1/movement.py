@@ -24,7 +24,7 @@ from simulate.numerics import as_dtype, from_float32
 
 
 def load(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
-    """A new SBUF tile with a part of an HBM tensor; a 1-D part becomes (n, 1).
+    """Load a region of an HBM tensor into a new SBUF tile; a 1-D region becomes (n, 1).
 
     Elements that the mask leaves out are undefined in a new tile, and keep their value in an assignment's
     target.
@@ -32,7 +32,7 @@ def load(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
     lies_in_hbm("src", src)
     selected = normalised(mask)
     shape = src.shape if src.ndim > 1 else (*src.shape, 1)
-    source = src.region if src.ndim > 1 else Region.of(src.tensor.expand_dim(1))
+    source = src.region if src.ndim > 1 else Region.from_tensor(src.tensor.expand_dim(1))
 
     def emit(dst: Region) -> None:
         _copy(dst, source, selected)
@@ -62,19 +62,21 @@ def store(dst: Tile, value: Any, *, mask: Any = None, **_: Any) -> None:
 def _copy(dst: Region, src: Region, mask: Mask | None, **options: Any) -> None:
     """dma_copy of the elements that a mask selects, one rectangle after another."""
     for box in [None] if mask is None else mask.boxes(dst.shape):
-        to, part = (dst, src) if box is None else (dst.cut(box), src.cut(box))
-        issue("dma_copy", dst=to.view(), src=current().readable(part), **options)
+        to, source = (dst, src) if box is None else (dst.cut(box), src.cut(box))
+        issue("dma_copy", dst=to.view(), src=current().readable(source), **options)
 
 
 def load_transpose2d(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
-    """A 2-D part of an HBM tensor, transposed on the Tensor engine after the load, 128 rows at a time."""
+    """Load a 2-D region of an HBM tensor and transpose it on the Tensor engine, 128 rows at a time."""
     program, at_once = current(), current().core.hardware.partitions
     if src.ndim != 2 or src.shape[0] <= at_once or normalised(mask) is not None:
         loaded = load(src, mask=mask, dtype=dtype)
         return copy(transpose(loaded))
     program.settle()
     rows, columns = src.shape
-    result: Tile = program.tile.at(program.fresh((columns, rows), dtype or src.dtype, MemoryRegion.sbuf))
+    result: Tile = program.tile.from_region(
+        program.fresh((columns, rows), dtype or src.dtype, MemoryRegion.sbuf)
+    )
     for start in range(0, rows, at_once):
         end = min(start + at_once, rows)
         result[:, start:end] = transpose(load(src[start:end, :], dtype=dtype))
@@ -92,7 +94,7 @@ def dma_transpose(
     name: str | None = None,
     **_: Any,
 ) -> Tile:
-    """src with its dims in the order `axes`, by default all of them turned round, moved by the DMA engines.
+    """Transpose src by the DMA engines: its dims in the order `axes`, by default reversed.
 
     Two dims by default; (2, 1, 0) and (3, 1, 2, 0) for more.
     """
@@ -157,43 +159,43 @@ def loop_reduce(
     first = all(index.first for index in loop_indices)
     reduction = alu(op)
 
-    def run(part: Region, box: Box) -> None:
+    def run(region: Region, box: Box) -> None:
         source = current().readable(x.region.cut(box))
         if first:
-            issue("tensor_copy", dst=part.view(), src=source)
+            issue("tensor_copy", dst=region.view(), src=source)
         else:
-            issue("tensor_tensor", dst=part.view(), data1=part.view(), data2=source, op=reduction)
+            issue("tensor_tensor", dst=region.view(), data1=region.view(), data2=source, op=reduction)
 
     return defer_masked(x.shape, x.dtype, run, mask, dtype_given=dtype, target_needed=True)
 
 
 def matmul(x: Tile, y: Tile, *, transpose_x: bool = False, mask: Any = None, **_: Any) -> Tile:
-    """x @ y in PSUM, or x.T @ y with transpose_x, which needs no transpose on the chip."""
+    """Return x @ y in PSUM, or x.T @ y with transpose_x, which needs no transpose on the chip."""
     stationary = in_sbuf(x) if transpose_x else in_sbuf(transpose(x))
     return nc_matmul(stationary, in_sbuf(y), mask=mask)
 
 
 def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Tile:
-    """An HBM tensor with values known when the kernel is specialised."""
+    """Return an HBM tensor with values that are known when the kernel is specialised."""
     values = np.asarray(constant)
     if values.ndim == 0 or not values.size:
         raise InvalidArgument("NKW-SHAPE", f"nl.shared_constant of an array of shape {values.shape}")
     core = current().core
     element = core.stored_dtype(as_dtype(values.dtype if dtype is None else dtype))
-    held = (
+    content = (
         from_float32(values.astype(np.float32), element)
         if element.is_float
         else values.astype(element.storage)
     )
     storage = Storage(
-        values.shape, element, MemoryRegion.private_hbm, "shared_constant", np.ascontiguousarray(held)
+        values.shape, element, MemoryRegion.private_hbm, "shared_constant", np.ascontiguousarray(content)
     )
     core.rank.tensors.add(storage)
-    return current().tile.at(Region.of(NkiTensor(values.shape, element, storage)))
+    return current().tile.from_region(Region.from_tensor(NkiTensor(values.shape, element, storage)))
 
 
 def mean_square_norm(x: Tile, w: Tile, axis: Any, n: int, epsilon: float = 1e-6, dtype: Any = None) -> Tile:
-    """x / sqrt(sum(x * x) / n + epsilon) * w, the norm over the last dim (RMS norm)."""
+    """Compute x / sqrt(sum(x * x) / n + epsilon) * w, the RMS norm over the last dim."""
     total = reduce(np.add, binary("multiply", x, x, "float32"), axis, "float32", keepdims=True)
     inverse = unary("rsqrt", binary("add", binary("multiply", total, 1.0 / n), epsilon))
     return binary("multiply", binary("multiply", x, inverse, "float32"), w, dtype or x.dtype)

@@ -60,7 +60,7 @@ _NUMPY = {
 
 
 def operator(op: Any) -> Any:
-    """An operator argument as the instruction book takes it; None stays None."""
+    """Return an operator argument in the form of the instruction book; None stays None."""
     name = getattr(op, "nki_operator", None)
     if isinstance(name, str) and name not in ALU_OPERATORS and name in BINARY:
         return BINARY[name]
@@ -71,5 +71,5 @@ def operator(op: Any) -> Any:
 
 
 def alu(op: Any) -> AluOperator:
-    """The ALU operator that an argument names. Raises InvalidArgument for anything else."""
+    """Return the ALU operator that an argument names; raise InvalidArgument for anything else."""
     return alu_operator(operator(op))

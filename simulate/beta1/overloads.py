@@ -49,15 +49,15 @@ class OperatorTile(Tile):
         return unary("invert", self)
 
     def broadcast_to(self, shape: Any, **_: Any) -> Any:
-        """The tile repeated to `shape`, over partitions too."""
+        """Repeat the tile to `shape`, over partitions too."""
         return elementwise.broadcast_to(self, tuple(shape))
 
     def astype(self, dtype: Any) -> Any:
-        """A copy in another dtype."""
+        """Return a copy in another dtype."""
         return elementwise.copy(self, dtype=dtype)
 
     def __bool__(self) -> bool:
-        """An HBM tensor is true for being there, as `nl.load(bias) if bias else None` asks it."""
+        """Return True for an HBM tensor, as `nl.load(bias) if bias else None` expects."""
         if self.buffer.on_chip:
             raise RuleViolation(
                 tile_is_no_condition, "a tile in `if`, `while`, `and` or `or`", hint="use mask= or nl.where"

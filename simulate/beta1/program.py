@@ -61,7 +61,7 @@ class Pending:
         self.region = region
         emit = self.accumulate if accumulate else self.emit
         assert emit is not None
-        with at(self.line):
+        with at_line(self.line):
             emit(region)
 
 
@@ -90,7 +90,7 @@ class Program:
         self._masked: dict[int, NkiTensor] = {}
 
     def allocate(self, shape: Any, dtype: Any, buffer: MemoryRegion, name: str = "") -> NkiTensor:
-        """A fresh tensor; shared HBM is the same tensor for every program of the grid."""
+        """Allocate a tensor; shared HBM is the same tensor for every program of the grid."""
         if buffer is not MemoryRegion.shared_hbm:
             return self.core.allocate(shape, dtype, buffer, name)
         taken, self._shared_taken = self._shared_taken, self._shared_taken + 1
@@ -108,11 +108,11 @@ class Program:
         self._zeroed[id(tensor.storage)] = tensor
 
     def leave_undefined(self, tensor: NkiTensor) -> None:
-        """A masked instruction writes a part of this tensor; the rest may be read, and is undefined."""
+        """Mark a tensor of which a masked instruction writes a part; its other elements are undefined but readable."""
         self._masked[id(tensor.storage)] = tensor
 
     def readable(self, region: Region) -> NkiTensor:
-        """A region as an instruction's operand. Elements that a mask left out read as NaN, or as all bits set."""
+        """Return a region as an operand; elements that a mask left out read as NaN, or as all bits set."""
         view = region.view()
         if view.dynamic is None and id(view.storage) in (self._zeroed.keys() | self._masked.keys()):
             empty = np.equal(view.storage.validity.states(*view.byte_view()[1:]), EMPTY)
@@ -128,7 +128,7 @@ class Program:
         if pending is None:
             return
         try:
-            with at(pending.line):
+            with at_line(pending.line):
                 if pending.target_needed:
                     raise InvalidArgument(
                         "NKW-LOOP-REDUCE", "nl.loop_reduce is assigned to a tile: t[...] = nl.loop_reduce(…)"
@@ -139,12 +139,12 @@ class Program:
             self.waiting = None
 
     def fresh(self, shape: tuple[int, ...], dtype: Any, buffer: MemoryRegion, name: str = "") -> Region:
-        """A fresh tensor of any number of dims; on chip, free dims beyond the hardware's five are laid out as one."""
+        """Allocate a tensor of any number of dims; on chip, free dims beyond the hardware's five become one dim."""
         joined = (
             isinstance(buffer, MemoryRegion) and buffer.on_chip and len(shape) > self.core.hardware.dims_max
         )
         stored = (shape[0], views.count(shape[1:])) if joined else shape
-        return Region.of(self.allocate(stored, dtype, buffer, name), shape if joined else None)
+        return Region.from_tensor(self.allocate(stored, dtype, buffer, name), shape if joined else None)
 
     def divide(self, mask: Mask | None, dst: Region, run: Callable[[Region, Box], None]) -> None:
         """Run an on-chip operation for what `mask` selects of a result: `run(part of dst, box)`.
@@ -160,17 +160,17 @@ class Program:
         if not boxes:
             return
         box = bounding(boxes)
-        part = dst.cut(box)
+        region = dst.cut(box)
         if len(boxes) == 1:
-            run(part, box)
+            run(region, box)
             return
-        scratch = self.fresh(part.shape, dst.tensor.dtype, MemoryRegion.sbuf)
+        scratch = self.fresh(region.shape, dst.tensor.dtype, MemoryRegion.sbuf)
         run(scratch, box)
-        predicate = self.fresh(part.shape, "uint8", MemoryRegion.sbuf).view()
+        predicate = self.fresh(region.shape, "uint8", MemoryRegion.sbuf).view()
         issue("memset", dst=predicate, value=1)
         for condition in mask.conditions:
             select(condition, box, predicate, predicate, 0.0)
-        issue("tensor_copy_predicated", dst=part.view(), src=scratch.view(), predicate=predicate)
+        issue("tensor_copy_predicated", dst=region.view(), src=scratch.view(), predicate=predicate)
 
 
 def select(
@@ -195,7 +195,7 @@ def select(
 
 
 def affine(steps: tuple[int, ...], offset: int, box: Box) -> dict[str, Any]:
-    """An affine value over a box as instructions take it: pattern, channel_multiplier and offset."""
+    """Return an affine value over a box as arguments: pattern, channel_multiplier and offset."""
     starts = sum(start * step for (start, _), step in zip(box, steps))
     pattern = [[step, end - start] for step, (start, end) in zip(steps[1:], box[1:])]
     return {"pattern": pattern, "channel_multiplier": steps[0], "offset": offset + starts}
@@ -206,39 +206,39 @@ class _Here(threading.local):
     line: tuple[CodeType, int] | None = None
 
 
-_here = _Here()
+_thread = _Here()
 
 
 def current() -> Program:
-    """The program that the calling thread runs; raises outside of a kernel."""
-    if _here.program is None:
+    """Return the program that the calling thread runs; raise an error outside of a kernel."""
+    if _thread.program is None:
         raise NkwError(
             "NKW-NO-KERNEL",
             "a neuronxcc.nki call outside of a kernel; call a function decorated with @nki.jit, or "
             "nki.simulate_kernel(function, …)",
         )
-    return _here.program
+    return _thread.program
 
 
 def running() -> Program | None:
-    """The program that the calling thread runs, if any."""
-    return _here.program
+    """Return the program that the calling thread runs, or None."""
+    return _thread.program
 
 
 @contextmanager
 def entered(program: Program) -> Iterator[None]:
     """Make `program` the calling thread's program inside a `with` block."""
-    before, _here.program = _here.program, program
+    before, _thread.program = _thread.program, program
     try:
         yield
     finally:
-        _here.program = before
+        _thread.program = before
 
 
 @contextmanager
-def at(line: tuple[CodeType, int]) -> Iterator[None]:
+def at_line(line: tuple[CodeType, int]) -> Iterator[None]:
     """Give instructions and errors inside a `with` block a line of the kernel that ran earlier."""
-    before, _here.line = _here.line, line
+    before, _thread.line = _thread.line, line
     try:
         yield
     except NkwError as error:
@@ -246,12 +246,12 @@ def at(line: tuple[CodeType, int]) -> Iterator[None]:
             error.where = location(line)
         raise
     finally:
-        _here.line = before
+        _thread.line = before
 
 
 def issue(instruction: str, /, **arguments: Any) -> NkiInstruction:
     """Issue one instruction of the book, at the line of the statement that runs."""
-    return issue_call(INSTRUCTIONS[instruction], (), arguments, _here.line)
+    return issue_call(INSTRUCTIONS[instruction], (), arguments, _thread.line)
 
 
 def remark(code: str, seen: str) -> None:

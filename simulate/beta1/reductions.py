@@ -25,7 +25,7 @@ def reduce(
     keepdims: bool = False,
     name: str | None = None,
 ) -> Tile:
-    """op over the free dims `axis`, which need not be the last ones: the access is permuted so that they are.
+    """Reduce the free dims `axis` by op; the access is permuted so that they are the last dims.
 
     A result has at least two dims: all free dims reduced leave (P, 1).
     """
@@ -65,7 +65,7 @@ def reduce(
 
 
 def mean(x: Tile, axis: Any, dtype: Any = None, mask: Any = None, keepdims: bool = False) -> Tile:
-    """The sum in float32, times 1/count; with a mask, the count of the elements that it selects."""
+    """Compute the sum in float32, times 1 / count; with a mask, count is the number of selected elements."""
     selected = normalised(mask)
     boxes = [tuple((0, size) for size in x.shape)] if selected is None else selected.boxes(x.shape)
     rectangular_reduction(len(boxes))
@@ -77,7 +77,7 @@ def mean(x: Tile, axis: Any, dtype: Any = None, mask: Any = None, keepdims: bool
 
 
 def variance(x: Tile, axis: Any, dtype: Any = None, mask: Any = None) -> Tile:
-    """The population variance; reduced dims stay with size 1."""
+    """Compute the population variance; reduced dims keep size 1."""
     centre = mean(x, axis, "float32", mask, keepdims=True)
     distance = binary("subtract", x, centre, "float32", mask)
     return mean(binary("multiply", distance, distance), axis, dtype or x.dtype, mask, keepdims=True)
@@ -93,7 +93,7 @@ def softmax(x: Tile, axis: Any, dtype: Any = None, mask: Any = None) -> Tile:
 
 
 def transpose(data: Tile, dtype: Any = None, name: str | None = None) -> Tile:
-    """A 2-D tile transposed by the Tensor engine into PSUM; free dims count as one."""
+    """Transpose a 2-D tile into PSUM on the Tensor engine; free dims count as one."""
     source = in_sbuf(data)
     rows = source.size // source.shape[0]
 
@@ -111,9 +111,9 @@ def _padded(box: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def _axes(data: Tile, axis: Any) -> tuple[int, ...]:
-    given = axis if isinstance(axis, (tuple, list)) else (axis,)
-    well_formed = all(isinstance(a, int) and not isinstance(a, bool) for a in given)
-    axes = tuple(sorted(a + data.ndim if a < 0 else a for a in given)) if well_formed else ()
+    requested = axis if isinstance(axis, (tuple, list)) else (axis,)
+    well_formed = all(isinstance(a, int) and not isinstance(a, bool) for a in requested)
+    axes = tuple(sorted(a + data.ndim if a < 0 else a for a in requested)) if well_formed else ()
     free_axes(data, axis, axes)
     return axes
 

@@ -35,14 +35,14 @@ class Region:
     dynamic: Dynamic | None = None
 
     @staticmethod
-    def of(tensor: NkiTensor, shape: tuple[int, ...] | None = None) -> Region:
-        """All of a tensor; a fresh one may be given another shape."""
+    def from_tensor(tensor: NkiTensor, shape: tuple[int, ...] | None = None) -> Region:
+        """Return the region of a whole tensor; a new tensor may get another shape."""
         if shape is not None and shape != tensor.shape:
             return Region(tensor, shape, views.row_major(shape), tensor.offset)
         return Region(tensor, tensor.shape, tensor.strides, tensor.offset, (), tensor.dynamic)
 
     def view(self) -> NkiTensor:
-        """The region as a tensor. Raises OutOfBounds where it leaves the tensor it was taken from."""
+        """Return the region as a tensor; raise OutOfBounds if it leaves the tensor it was taken from."""
         for limit in self.limits:
             reaches = [(size - 1) * step for size, step in zip(self.shape, limit.steps)]
             low = limit.offset + sum(min(reach, 0) for reach in reaches)
@@ -59,7 +59,7 @@ class Region:
         )
 
     def cut(self, box: Box) -> Region:
-        """The part in a box; an axis of size 1 is repeated along the box and stays."""
+        """Return the region inside a box; an axis of size 1 is repeated along the box and stays."""
         if all(size == 1 or bounds == (0, size) for size, bounds in zip(self.shape, box)):
             return self
         starts = [0 if size == 1 else start for size, (start, _) in zip(self.shape, box)]
@@ -75,8 +75,8 @@ class Region:
             dynamic = replace(dynamic, index=rows)
         return replace(self, shape=shape, offset=offset, limits=limits, dynamic=dynamic)
 
-    def at(self, axis: int, position: int) -> Region:
-        """The region less one axis, at a position on it."""
+    def select(self, axis: int, position: int) -> Region:
+        """Return the region without one axis, at a position on this axis."""
         box = tuple((position, position + 1) if j == axis else (0, s) for j, s in enumerate(self.shape))
         one = self.cut(box)
 
@@ -87,14 +87,14 @@ class Region:
         return replace(one, shape=drop(one.shape), strides=drop(one.strides), limits=limits)
 
     def repeated(self, shape: tuple[int, ...]) -> Region:
-        """Axes of size 1 repeated up to `shape`, new ones added in front of the free dims."""
+        """Repeat axes of size 1 up to `shape`; new axes come before the free dims."""
         if shape == self.shape and 1 not in shape:
             return self
         added = len(shape) - len(self.shape)
         on_chip = self.tensor.buffer.on_chip
-        at = 1 if on_chip else 0
-        sizes = self.shape[:at] + (1,) * added + self.shape[at:]
-        strides = self.strides[:at] + (0,) * added + self.strides[at:]
+        axis = 1 if on_chip else 0
+        sizes = self.shape[:axis] + (1,) * added + self.shape[axis:]
+        strides = self.strides[:axis] + (0,) * added + self.strides[axis:]
         widths = tuple(zip(sizes, shape))
         wrong = added < 0 or any(size not in (1, wanted) for size, wanted in widths)
         if wrong or (on_chip and sizes[0] != shape[0]):
@@ -104,26 +104,27 @@ class Region:
                 hint="t.broadcast_to(shape) also repeats over partitions",
             )
         limits = tuple(
-            replace(limit, steps=limit.steps[:at] + (0,) * added + limit.steps[at:]) for limit in self.limits
+            replace(limit, steps=limit.steps[:axis] + (0,) * added + limit.steps[axis:])
+            for limit in self.limits
         )
         repeated = tuple(0 if size == 1 else stride for size, stride in zip(sizes, strides))
         return replace(self, shape=shape, strides=repeated, limits=limits)
 
     def reshaped(self, shape: tuple[int, ...]) -> Region | None:
-        """The same elements in another shape with the same partitions, or None if strides cannot do it."""
+        """Return the same elements in another shape with equal partitions, or None if strides cannot express it."""
         if shape == self.shape:
             return self
-        whole = self.view()
-        first = 1 if whole.buffer.on_chip else 0
-        if views.count(shape) != whole.size or shape[:first] != whole.shape[:first]:
+        view = self.view()
+        first = 1 if view.buffer.on_chip else 0
+        if views.count(shape) != view.size or shape[:first] != view.shape[:first]:
             return None
-        free = views.regroup(whole.shape[first:], whole.strides[first:], shape[first:])
+        free = views.regroup(view.shape[first:], view.strides[first:], shape[first:])
         if free is None:
             return None
-        return replace(self, shape=shape, strides=whole.strides[:first] + free, limits=())
+        return replace(self, shape=shape, strides=view.strides[:first] + free, limits=())
 
     def permuted(self, order: tuple[int, ...]) -> Region:
-        """The axes in another order."""
+        """Return the region with its axes in another order."""
         limits = tuple(replace(limit, steps=tuple(limit.steps[a] for a in order)) for limit in self.limits)
         return replace(
             self,
@@ -147,7 +148,7 @@ def pieces(regions: tuple[Region, ...], dims_max: int) -> Iterator[tuple[Region,
         yield regions
         return
     for position in range(regions[0].shape[1]):
-        yield from pieces(tuple(region.at(1, position) for region in regions), dims_max)
+        yield from pieces(tuple(region.select(1, position) for region in regions), dims_max)
 
 
 def indexed(tensor: NkiTensor, keys: tuple[Any, ...]) -> Region:
@@ -192,8 +193,12 @@ def sliced(tensor: NkiTensor, keys: tuple[Any, ...]) -> Region | None:
         return None
     bounds = []
     for key, extent in zip(keys, tensor.shape):
-        part = key if isinstance(key, slice) else slice(key, key + 1)
-        start, stop, step = part.start or 0, extent if part.stop is None else part.stop, part.step or 1
+        key_slice = key if isinstance(key, slice) else slice(key, key + 1)
+        start, stop, step = (
+            key_slice.start or 0,
+            extent if key_slice.stop is None else key_slice.stop,
+            key_slice.step or 1,
+        )
         if start < 0 or stop <= start or step < 1:
             return None
         bounds.append((start, (stop - start + step - 1) // step, step, not isinstance(key, slice)))

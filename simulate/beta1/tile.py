@@ -49,8 +49,8 @@ class Tile(NKIObject):
         self._pending = pending
 
     @classmethod
-    def at(cls: type[_Tile], region: Region) -> _Tile:
-        """The tile that lies at a region."""
+    def from_region(cls: type[_Tile], region: Region) -> _Tile:
+        """Return the tile at a region."""
         return cls(region.shape, region.tensor.dtype, region.tensor.buffer, region)
 
     @property
@@ -98,42 +98,50 @@ class Tile(NKIObject):
     # -- indexing --------------------------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Tile:
-        return type(self).at(self._part(key))
+        return type(self).from_region(self._region_of_key(key))
 
-    def _part(self, key: Any) -> Region:
+    def _region_of_key(self, key: Any) -> Region:
         keys = key if isinstance(key, tuple) else (key,)
-        if any(isinstance(part, EllipsisType) for part in keys):
+        if any(isinstance(element, EllipsisType) for element in keys):
             if len(keys) == 1:
                 return self.region
             keys = fill_ellipsis(keys, self.ndim)
-        if any(isinstance(part, (Index, Tile)) for part in keys):
-            plain = tuple(part.operand if isinstance(part, Tile) else part for part in keys)
+        if any(isinstance(element, (Index, Tile)) for element in keys):
+            plain = tuple(element.operand if isinstance(element, Tile) else element for element in keys)
             return indexed(self.tensor, plain)
-        return sliced(self.tensor, keys) or Region.of(self.tensor[keys])
+        return sliced(self.tensor, keys) or Region.from_tensor(self.tensor[keys])
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if isinstance(value, Tile) and value.pending is None and value.region.covers(self._part(key)):
+        if (
+            isinstance(value, Tile)
+            and value.pending is None
+            and value.region.covers(self._region_of_key(key))
+        ):
             return  # `t[key] += x` has written in place, and Python assigns the result to t[key]
-        assign(self._part(key), value)
+        assign(self._region_of_key(key), value)
 
     # -- views -----------------------------------------------------------------------------------------------
 
     def reshape(self, shape: Sequence[int]) -> Tile:
-        """The same elements in another shape; nothing is copied."""
+        """Return a view of the same elements in another shape."""
         tensor = self.tensor
         other = tensor.reshape(tuple(shape))
         filled = tensor.buffer.on_chip and tensor.storage.validity.uniform != EMPTY
         if filled and _extents(other.shape[1:]) > _extents(tensor.shape[1:]) > 0:
             remark("NKW-BETA1-RESHAPE", f"{tensor.describe()} is filled, and reshaped to {other.shape}")
-        return type(self).at(Region.of(other))
+        return type(self).from_region(Region.from_tensor(other))
 
     def expand_dims(self, axis: int) -> Tile:
-        """A view with a dim of size 1 before `axis`."""
-        return type(self).at(Region.of(self.tensor.expand_dim(axis if axis >= 0 else self.ndim + 1 + axis)))
+        """Return a view with a dim of size 1 before `axis`."""
+        return type(self).from_region(
+            Region.from_tensor(self.tensor.expand_dim(axis if axis >= 0 else self.ndim + 1 + axis))
+        )
 
     def view(self, dtype: Any) -> Tile:
-        """The same bytes as elements of another dtype."""
-        return type(self).at(Region.of(self.tensor.view(current().core.stored_dtype(as_dtype(dtype)))))
+        """Return a view of the same bytes as elements of another dtype."""
+        return type(self).from_region(
+            Region.from_tensor(self.tensor.view(current().core.stored_dtype(as_dtype(dtype))))
+        )
 
     bitcast = view
 
@@ -166,17 +174,17 @@ class BlockTensor(NKIObject):
 
     def __getitem__(self, key: Any) -> Any:
         keys = key if isinstance(key, tuple) else (key,)
-        if any(isinstance(part, EllipsisType) for part in keys):
+        if any(isinstance(element, EllipsisType) for element in keys):
             keys = fill_ellipsis(keys, self.ndim)
-        part: Any = self
+        block: Any = self
         depth = 0
         for name in keys[: len(self.blocks)]:
             if all(isinstance(other, slice) and other == slice(None) for other in keys[depth:]):
-                return part
+                return block
             block_by_number(name)
-            part = part._block(normalise_index(name, self.blocks[depth], depth))
+            block = block._block(normalise_index(name, self.blocks[depth], depth))
             depth += 1
-        return part[keys[depth:]] if keys[depth:] else part
+        return block[keys[depth:]] if keys[depth:] else block
 
     def _block(self, number: int) -> Any:
         per_block = len(self.tiles) // self.blocks[0]
@@ -184,15 +192,15 @@ class BlockTensor(NKIObject):
         return BlockTensor(self.blocks[1:], tiles) if self.blocks[1:] else tiles[0]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        part = self[key]
-        if not isinstance(part, BlockTensor):
-            part[...] = value
+        block = self[key]
+        if not isinstance(block, BlockTensor):
+            block[...] = value
             return
-        if isinstance(value, BlockTensor) and value.blocks == part.blocks:
-            for target, source in zip(part.tiles, value.tiles):
+        if isinstance(value, BlockTensor) and value.blocks == block.blocks:
+            for target, source in zip(block.tiles, value.tiles):
                 target[...] = source
             return
-        for target in part.tiles:
+        for target in block.tiles:
             target[...] = value
 
     def __iter__(self) -> Iterator[Any]:
@@ -210,10 +218,11 @@ def _extents(shape: Sequence[int]) -> int:
 def make(
     shape: tuple[int, ...], partition_dim: int, allocate: Callable[[tuple[int, ...]], Region]
 ) -> Tile | BlockTensor:
-    """An on-chip tensor; the dims before `partition_dim` are block dims."""
+    """Allocate an on-chip tensor; the dims before `partition_dim` are block dims."""
     blocks, tile = shape[:partition_dim], shape[partition_dim:]
     tiles = [
-        current().tile.at(allocate(tile)) for _ in itertools.product(*(range(count) for count in blocks))
+        current().tile.from_region(allocate(tile))
+        for _ in itertools.product(*(range(count) for count in blocks))
     ]
     return BlockTensor(blocks, tiles) if blocks else tiles[0]
 
@@ -226,8 +235,8 @@ def assign(target: Region, value: Any) -> None:
         program.settle()
         on_chip_target(target)
         assignable(value)
-        for (part,) in pieces((target,), dims_max):
-            _fill(part, value)
+        for (piece,) in pieces((target,), dims_max):
+            _fill(piece, value)
         return
     on_chip_target(target)
     pending = value.pending
@@ -239,17 +248,17 @@ def assign(target: Region, value: Any) -> None:
     source = value.region.repeated(target.shape) if _repeats(target, value) else value.region
     target_fits(target, source)
     same = target.shape == source.shape
-    for to, part in pieces((target, source), dims_max) if same else [(target, source)]:
-        issue("tensor_copy", dst=to.view(), src=program.readable(part))
+    for to, piece in pieces((target, source), dims_max) if same else [(target, source)]:
+        issue("tensor_copy", dst=to.view(), src=program.readable(piece))
 
 
-def _fill(part: Region, number: Any) -> None:
+def _fill(piece: Region, number: Any) -> None:
     """memset; from a partition where no engine starts, it fills a scratch tile, which a DMA copies there."""
-    program, view = current(), part.view()
+    program, view = current(), piece.view()
     if view.buffer is not MemoryRegion.sbuf or rules.may_start(program.core.hardware, view):
         issue("memset", dst=view, value=number)
         return
-    scratch = program.fresh(part.shape, view.dtype, MemoryRegion.sbuf).view()
+    scratch = program.fresh(piece.shape, view.dtype, MemoryRegion.sbuf).view()
     issue("memset", dst=scratch, value=number)
     issue("dma_copy", dst=view, src=scratch)
 
@@ -313,7 +322,7 @@ def defer(
     accumulate: Callable[[Region], None] | None = None,
     target_needed: bool = False,
 ) -> Tile:
-    """A tile that an instruction will write.
+    """Allocate the tile that an instruction will write.
 
     `dtype_given` is the `dtype=` of the call or None; `mask` is not None where the instruction may leave elements out.
     """
@@ -345,7 +354,7 @@ def defer_masked(
     memory: MemoryRegion = MemoryRegion.sbuf,
     target_needed: bool = False,
 ) -> Tile:
-    """A tile of which an instruction will write what `mask=` selects; `run` issues it, see `Program.divide`."""
+    """Allocate the tile of which `run` writes the elements that `mask=` selects, see `Program.divide`."""
     selected = normalised(mask)
 
     def emit(dst: Region) -> None:
@@ -357,7 +366,7 @@ def defer_masked(
 
 
 def nki_tensor(value: Any) -> Any:
-    """A Beta 1 value as an operand of the instruction book: a tile's tensor, other values unchanged."""
+    """Return a Beta 1 value as an operand of the instruction book: the tensor of a tile, other values unchanged."""
     return value.operand if isinstance(value, Tile) else value
 
 
