@@ -6,7 +6,8 @@ where e = ids[:, k], with biases where they are given. Rows and choices are thos
 tokens may choose an expert, none or all of them: none is dropped.
 
 Dimensions, arguments
-    those of `experts_decode`, for any number of tokens T
+    those of `experts_decode`, for any number of tokens T, and
+    expert_ranks  compile-time int: the ranks that divide the experts; each has room for its share of random choices
 
 Layout
     As in experts_decode; rows of tokens that chose one expert lie behind one another.
@@ -112,6 +113,7 @@ def experts_prefill(
     b_up=None,
     b_down=None,
     absent=False,
+    expert_ranks=1,
 ):
     """Compute the weighted sum of the experts of each token, plus the residual."""
     experts = expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
@@ -121,7 +123,7 @@ def experts_prefill(
     count, inner = w_gate.shape[0], w_gate.shape[2]
     choices_total = tokens * min(ids.shape[1], count)
     loops = nisa.get_nc_version() != nisa.nc_version.gen2
-    layout = plan_blocks(choices_total, count, hidden, inner, item_bytes(n.dtype), loops)
+    layout = plan_blocks(choices_total, count, hidden, inner, item_bytes(n.dtype), loops, expert_ranks)
     rows = block_total(layout) * layout.rows
     assert rows < MOST_ROWS, f"{choices_total} choices make {rows} rows of blocks; 2^24 are too many"
     y = nl.ndarray((tokens, hidden), dtype=n.dtype, buffer=nl.shared_hbm)
@@ -259,6 +261,7 @@ def experts_prefill_reference(
     b_up: np.ndarray | None = None,
     b_down: np.ndarray | None = None,
     absent: bool = False,
+    expert_ranks: int = 1,
 ) -> np.ndarray:
     """Compute y token by token in float32; for several ranks pass the intermediate columns of all of them."""
     routing = Routing(weights, ids, absent)

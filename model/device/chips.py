@@ -14,6 +14,12 @@ from simulate.hardware import Hardware, Instance, hardware, instance
 from simulate.hardware import use_overlay as hardware_overlay
 from simulate.isa.dma_costs import collective
 
+_COLUMNS_PER_GB_PER_S = 112 / 358.0
+"""Columns of an expert for each GB/s of HBM bandwidth: from dry launches on trn2, which agree with those on trn3."""
+
+_WITHOUT_LOOPS = 2
+"""The last generation without loops over registers."""
+
 
 def chip(target: str, lnc: int = 1) -> Hardware:
     """Return the record of a chip with the limits, clocks and bandwidths of its physical cores.
@@ -67,6 +73,20 @@ def limit_lnc(target: str, lnc: int | None, largest: bool = False) -> int:
     It is that of `choose_lnc`, and 1 on a chip that has no larger one, such as trn1.
     """
     return choose_lnc(target, lnc, largest) if len(chip(target).logical_core_sizes) > 1 else 1
+
+
+def find_sorted_expert_width(target: str) -> float:
+    """Return the width of a rank's part of an expert up to which sorting few rows by expert saves time on a chip.
+
+    It is the width at which the weights of an expert take as long to load as `experts_decode` takes to add the expert's
+    products to all rows. It is 0 on chips without loops over registers, where `experts_prefill` has blocks for the
+    worst distribution of rows.
+
+    Raises:
+        ModelError: No chip has the name `target`.
+    """
+    record = chip(target)
+    return _COLUMNS_PER_GB_PER_S * record.hbm_gb_per_s_per_core if record.generation > _WITHOUT_LOOPS else 0.0
 
 
 def divides_among(kernel: str, lnc: int) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 import simulate
 from model.device.binding import HostArrays, bind_nki, bind_rank_arguments, find_kernel, run_checked
-from model.device.chips import divides_among
+from model.device.chips import divides_among, find_sorted_expert_width
 from model.device.prediction import Pass, TimedLaunch
 from simulate.run.processes import Arrival, Processes
 
@@ -61,7 +61,7 @@ class DryDevice(HostArrays):
 
     def __init__(self, target: str, ranks: int, one_for_all: bool = False, lnc: int = 1) -> None:
         bind_nki("simulate")
-        self.ranks = ranks
+        self.ranks, self.sorted_expert_width = ranks, find_sorted_expert_width(target)
         self.local_ranks = range(1 if one_for_all else ranks)
         self._peers = EqualRanks(ranks) if one_for_all and ranks > 1 else None
         self._lnc = lnc

@@ -11,6 +11,7 @@ import numpy as np
 
 import simulate
 from model.device.binding import HostArrays, bind_nki, bind_rank_arguments, find_kernel, run_checked
+from model.device.chips import find_sorted_expert_width
 from model.errors import ModelError
 from simulate.replay import ReplayCache, ReplayOptions
 from simulate.run import environment
@@ -42,7 +43,7 @@ class SimulatedDevice(HostArrays):
         verify: bool = False,
     ) -> None:
         bind_nki("simulate")
-        self.ranks = ranks
+        self.ranks, self.sorted_expert_width = ranks, find_sorted_expert_width(target)
         self._mode = simulate.Mode.replay if replay else simulate.Mode.eager
         self._world = run_checked(
             lambda: simulate.World.of_processes(target) if processes else simulate.World(target, ranks)

@@ -23,10 +23,12 @@ class Device(Protocol):
     """A device that launches a kernel on several ranks at once.
 
     `local_ranks` are the ranks of this process: all ranks, or one if each rank is a process.
+    `sorted_expert_width` is that of `StepShape`.
     """
 
     ranks: int
     local_ranks: range
+    sorted_expert_width: float
 
     def dtype(self, name: str) -> Any:
         """Return a dtype in the form that kernels take as an argument, such as `nl.bfloat16`."""

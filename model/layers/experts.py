@@ -49,6 +49,13 @@ from model.layers.weight import Numbered, StackedRow, StackedWeight, Tensor, Wei
 EXPERT_IDS = "expert_ids"
 """Name of the expert ids that `router` returns, [rows, K] int32."""
 
+FEWEST_SORTED_EXPERTS = 32
+"""Fewest experts of a rank for which sorting rows takes less time than it saves; twice as many where ranks divide the
+experts, because a rank then sorts the rows of all ranks."""
+
+_SORTED_WIDTH_ROWS = 64
+"""Rows from which on `experts_decode` takes time for each row, so that sorting pays at proportionally larger widths."""
+
 
 @dataclass(frozen=True)
 class ExpertProjections:
@@ -258,8 +265,11 @@ class RoutedExperts(Stateless):
             chosen, residual, result = received, None, results.name
         return [*before, self.experts_launch(step, chosen[0].shape[0]), *after]
 
-    def experts_launch(self, step: StepShape, rows: int) -> Launch:
-        """Return the launch of a rank's experts for `rows` rows, which are gathered from all ranks of an exchange."""
+    def experts_launch(self, step: StepShape, rows: int, kernel: str | None = None) -> Launch:
+        """Return the launch of a rank's experts for `rows` rows, which are gathered from all ranks of an exchange.
+
+        `kernel` is `experts_decode` or `experts_prefill`; None takes the one that is predicted to be faster.
+        """
         divided, cut = step.expert_ranks > 1, step.sequence_ranks > 1
         name = "whole_" if cut else "all_" if divided else ""
         matrices = [weight.value(step) for weight in self._matrices]
@@ -283,8 +293,24 @@ class RoutedExperts(Stateless):
         work = LeastWork(choices * elements * 2.0, min(choices, local_experts) * nbytes)
         result = f"{name}expert_results" if name else self._sum_name
         launch = Launch("experts_decode", arguments, (result,), work, rows, growth=Growth.experts)
-        # experts_prefill sorts rows by expert and takes more rows than experts_decode.
-        return launch if launch.refusal is None else replace(launch, kernel="experts_prefill")
+        if kernel is None:
+            sorts = self._sorts_rows(step, rows, choices, matrices[0]) or launch.refusal is not None
+            kernel = "experts_prefill" if sorts else launch.kernel
+        if kernel == launch.kernel:
+            return launch
+        return replace(launch, kernel=kernel, arguments=arguments | {"expert_ranks": step.expert_ranks})
+
+    def _sorts_rows(self, step: StepShape, rows: int, choices: int, gate: Value) -> bool:
+        """Return whether `experts_prefill`, which sorts rows by expert, is predicted to be the faster kernel.
+
+        With more choices than experts `experts_decode` multiplies all rows by every expert. Its time for an expert
+        depends on the hidden size, and that of `experts_prefill` on the bytes of weights. So narrow experts are sorted.
+        The rule follows dry launches on all chips (tests/model/test_expert_kernels.py).
+        """
+        experts, _, width = gate.shape
+        if choices <= experts or experts < FEWEST_SORTED_EXPERTS * min(2, step.expert_ranks):
+            return False
+        return width <= step.sorted_expert_width * max(1.0, rows / _SORTED_WIDTH_ROWS)
 
     def resized(self, count: int, per_token: int, width: int) -> RoutedExperts:
         """Return the layer with other sizes, for predictions; all experts have the projections of the first one.

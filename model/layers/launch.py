@@ -154,6 +154,8 @@ class StepShape:
         decoding             the step of the sequences that decode together with the prompts of a prefill step, if any
         cache_dtype          name of the cache format (`CACHE_FORMATS`)
         lnc                  physical cores of a rank, among which kernels divide their work
+        sorted_expert_width  width of an expert on a rank up to which few rows are sorted by expert; 0 on chips without
+                             loops over registers (`find_sorted_expert_width`)
 
     The rows of `decoding` come before the rows of the prompts, and `tokens` counts both. `sequences`, `cache_length`
     and `prefix` describe the prompts.
@@ -182,6 +184,7 @@ class StepShape:
     slots: int = 0
     cache_dtype: str = "auto"
     lnc: int = 1
+    sorted_expert_width: float = 0.0
 
     def for_window(self, window: int | None) -> StepShape:
         """Return the step for layers with a window, with the sizes of the window's pages if it has its own.

@@ -88,5 +88,5 @@ def open_device(backend: str, target: str, ranks: int, **simulation: Any) -> Dev
     if backend == "neuron":
         from model.device.neuron import NeuronDevice
 
-        return NeuronDevice(ranks)
+        return NeuronDevice(ranks, target)
     raise ModelError(f"backend {backend!r}; an engine knows simulate and neuron")

@@ -1,8 +1,9 @@
-"""Times of routed experts from dry runs of fewer and narrower experts.
+"""Times of routed experts from dry runs of fewer and narrower experts, or of other numbers of rows.
 
-A launch of routed experts takes the same instructions for each expert, or block of rows of an expert, and for each
-chunk of the intermediate size. So its time is linear in their number, and launches at two small numbers give both
-coefficients.
+A launch of routed experts takes the same instructions for each chunk of the intermediate size, and `experts_decode` the
+same for each expert or choice. So its time is linear in their number, and launches at two small numbers give both
+coefficients. `experts_prefill` divides rows into blocks by the number of experts and choices: it is launched with all
+experts, at powers of two of rows, between which its time is interpolated.
 """
 
 from __future__ import annotations
@@ -10,60 +11,65 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from model.config.parts import Experts
-from model.plan.dry import ROWS_PERIOD, ROWS_TOGETHER, Time, extrapolate
+from model.plan.dry import Time, extrapolate
 
 FEW_EXPERTS = 8
-"""Experts of the smaller launch; the larger one has twice as many."""
+"""Experts of the smaller launch of `experts_decode`; the larger one has twice as many."""
 
 WIDTH_PERIOD = 1024
 """Intermediate size of a rank by which launches differ."""
 
+LISTED_ROWS = 8192
+"""Rows beyond which `experts_prefill` finds the rows of each expert in another way."""
 
-def time_experts(
-    measure: Callable[[int, int, int, int], Time], tokens: int, routing: Experts, ranks: int
-) -> Time:
-    """Return the time of a layer's routed experts.
+MeasureExperts = Callable[[int, int, int, int], Time]
+"""Function that times a launch for a number of rows, experts, experts of a token, and an intermediate size."""
+
+
+def time_few_rows(measure: MeasureExperts, rows: int, routing: Experts, ranks: int) -> Time:
+    """Return the time of `experts_decode`.
 
     Args:
-        measure: times the launch for a number of tokens, experts, experts of a token, and an intermediate size.
-        tokens: tokens of all sequences.
+        measure: times the launch.
+        rows: rows of all sequences, at most 128.
         routing: number and sizes of the experts of a rank.
         ranks: tensor-parallel ranks that divide the intermediate size.
     """
+    count, per_token = routing.count, routing.per_token
 
-    def time_narrow(rows: int, count: int, per_token: int) -> Time:
-        """Return the time of all chunks of the intermediate size, from one and two chunks."""
+    def time_narrow(count: int, per_token: int) -> Time:
+        return _time_width(measure, rows, count, per_token, routing.width, ranks)
 
-        def time_width(width: int) -> Time:
-            return measure(rows, count, per_token, width)
-
-        return extrapolate(time_width, routing.width, order=1, period=WIDTH_PERIOD * ranks)
-
-    def time_few(rows: int) -> Time:
-        """Return the time of all experts, from fewer experts of a rank or of a token."""
-        count, per_token = routing.count, routing.per_token
-        if rows > ROWS_TOGETHER:
-            fewest = max(per_token, FEW_EXPERTS, -(-(ROWS_TOGETHER + 1) * count // rows))
-            if 2 * fewest >= count:
-                return time_narrow(rows, count, per_token)
-            return interpolate(
-                lambda experts: time_narrow(rows * experts // count, experts, per_token), count, fewest
-            )
-        if rows * per_token <= count:  # all choices may be different experts, so the time follows the choices
-            if rows * per_token <= 2 * FEW_EXPERTS:
-                return time_narrow(rows, count, per_token)
-            return extrapolate(lambda chosen: time_narrow(rows, count, chosen), per_token, order=1, period=1)
-        choices = min(per_token, FEW_EXPERTS)
-        if count <= 2 * FEW_EXPERTS or rows * choices <= 2 * FEW_EXPERTS:
-            return time_narrow(rows, count, per_token)
-        return interpolate(lambda experts: time_narrow(rows, experts, choices), count, FEW_EXPERTS)
-
-    if tokens <= ROWS_TOGETHER:
-        return time_few(tokens)
-    return extrapolate(time_few, tokens, order=1, period=ROWS_PERIOD)
+    if rows * per_token <= count:  # all choices may be different experts, so the time follows the choices
+        if rows * per_token <= 2 * FEW_EXPERTS:
+            return time_narrow(count, per_token)
+        return extrapolate(lambda chosen: time_narrow(count, chosen), per_token, period=1)
+    choices = min(per_token, FEW_EXPERTS)
+    if count <= 2 * FEW_EXPERTS or rows * choices <= 2 * FEW_EXPERTS:
+        return time_narrow(count, per_token)
+    return _interpolate(lambda experts: time_narrow(experts, choices), count, FEW_EXPERTS, 2 * FEW_EXPERTS)
 
 
-def interpolate(measure: Callable[[int], Time], size: int, smaller: int) -> Time:
-    """Return the time at a size, which grows linearly, from the times at a smaller size and at twice that size."""
-    low, high = measure(smaller), measure(2 * smaller)
-    return low + (high - low) * ((size - smaller) / smaller)
+def time_sorted_rows(measure: MeasureExperts, rows: int, routing: Experts, ranks: int) -> Time:
+    """Return the time of `experts_prefill`, with the arguments of `time_few_rows` for any number of rows."""
+
+    def time_rows(rows: int) -> Time:
+        return _time_width(measure, rows, routing.count, routing.per_token, routing.width, ranks)
+
+    if rows > LISTED_ROWS:
+        return _interpolate(time_rows, rows, LISTED_ROWS + 1, 2 * LISTED_ROWS)
+    low = 1 << (rows.bit_length() - 1)
+    return time_rows(rows) if low == rows else _interpolate(time_rows, rows, low, 2 * low)
+
+
+def _time_width(
+    measure: MeasureExperts, rows: int, count: int, per_token: int, width: int, ranks: int
+) -> Time:
+    """Return the time of all chunks of an intermediate size, from one and two chunks."""
+    return extrapolate(lambda narrow: measure(rows, count, per_token, narrow), width, WIDTH_PERIOD * ranks)
+
+
+def _interpolate(measure: Callable[[int], Time], size: int, low: int, high: int) -> Time:
+    """Return the time at a size, on the line through the times at two sizes."""
+    first, last = measure(low), measure(high)
+    return first + (last - first) * ((size - low) / (high - low))

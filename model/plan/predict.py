@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from model.config import ModelConfig
-from model.device import chip, schedule_stages
+from model.device import chip, find_sorted_expert_width, schedule_stages
 from model.errors import ModelError
 from model.execution.launch_list import copies_of, copy_sizes, launches_of
 from model.execution.stages import SEND, divide_stages, find_sent_values, launch_send
@@ -31,7 +31,7 @@ from model.layers.sample import DRAWS
 from model.mesh import Mesh
 from model.network import Section
 from model.plan.dry import DryTimes, SizedLaunch, Time
-from model.plan.experts import time_experts
+from model.plan.experts import time_few_rows, time_sorted_rows
 from model.plan.roofline import compute_core_peaks
 from model.runners.bucket_length import bucket_length
 
@@ -153,6 +153,7 @@ class Predictor:
             cuts_sequence=cuts_sequence,
             expert_ranks=expert,
             lnc=lnc,
+            sorted_expert_width=find_sorted_expert_width(target),
         )
 
     def predict_prompts(self, tokens: int, batch: int = 1) -> PassTime:
@@ -373,10 +374,11 @@ class Predictor:
         def measure(rows: int, count: int, per_token: int, width: int) -> Time:
             """Time a launch of so many rows and local experts."""
             resized = layer.resized(count * groups, per_token, width)
-            return self._dry.time_launch(resized.experts_launch(step, rows))
+            return self._dry.time_launch(resized.experts_launch(step, rows, launch.kernel))
 
         routing = replace(layer.routing, count=layer.routing.count // groups)
-        return time_experts(measure, launch.rows, routing, step.ranks)
+        time = time_sorted_rows if launch.kernel == "experts_prefill" else time_few_rows
+        return time(measure, launch.rows, routing, step.ranks)
 
 
 def _sum_by_name(times: Iterable[LaunchTime]) -> tuple[LaunchTime, ...]:

@@ -69,6 +69,7 @@ class KernelModel:
             expert_ranks=mesh.expert,
             cache_dtype=kv_cache_dtype,
             lnc=lnc,
+            sorted_expert_width=device.sorted_expert_width,
         )
         self._sequences = sequences
         self._longest_short, self._limit = config.longest_short, config.context

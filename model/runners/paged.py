@@ -92,6 +92,7 @@ class PagedModel:
             buckets,
             candidates,
             kv_cache_dtype,
+            device.sorted_expert_width,
         )
         self._buckets = buckets.for_model(config, self._largest_step)
         self.use = BucketUse(self._buckets, ExpertLoad.for_model(config, mesh))
@@ -226,8 +227,12 @@ def largest_step(
     buckets: Buckets,
     candidates: int = 1,
     kv_cache_dtype: str = AUTO,
+    sorted_expert_width: float = 0.0,
 ) -> StepShape:
-    """Return the step that determines the sizes of states and constants; arguments as those of `PagedModel`."""
+    """Return the step that determines the sizes of states and constants; arguments as those of `PagedModel`.
+
+    `sorted_expert_width` is that of the device.
+    """
     return StepShape(
         Phase.decode,
         tokens=1,
@@ -245,4 +250,5 @@ def largest_step(
         slots=slots.count + 1 if slots else 0,
         expert_ranks=mesh.expert,
         cache_dtype=kv_cache_dtype,
+        sorted_expert_width=sorted_expert_width,
     )

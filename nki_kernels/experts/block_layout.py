@@ -68,17 +68,18 @@ def has_loop(layout):
     return layout.reserved > 0 and layout.dealt > 0
 
 
-def plan_blocks(choices, experts, hidden, inner, item_bytes, loops):
+def plan_blocks(choices, experts, hidden, inner, item_bytes, loops, expert_ranks=1):
     """Return the layout that makes the launch shortest.
 
-    Reserved blocks have room for the mean of choices and two standard deviations of random choices. loops: whether the
-    chip has loops over registers; without them all blocks are dealt beforehand.
+    Reserved blocks have room for the mean of choices and two standard deviations of random choices, of which as many
+    go to each of `expert_ranks`. loops: whether the chip has loops over registers; without them all blocks are dealt
+    beforehand.
     """
     rows = block_rows(choices, experts, hidden, inner, item_bytes)
     dealt = most_blocks(choices, experts, rows)
     least_ns = dealt * block_time(rows, hidden, inner, item_bytes)
     layout = BlockLayout(rows, experts, 0, dealt)
-    mean = choices / experts
+    mean = choices / (experts * expert_ranks)
     room = mean + 2.0 * mean**0.5
     for size in RESERVED_SIZES:
         reserved = int(-(-room // size))

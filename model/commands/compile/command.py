@@ -89,6 +89,8 @@ def compile_command(options: argparse.Namespace) -> int:
 
 def list_engine_graphs(setup: EngineSetup) -> list[Graph]:
     """Return all graphs of an engine. Of the weights, only the dtypes are read."""
+    from model.device import find_sorted_expert_width
+
     config, args = setup.config, setup.args
     model = LoadedModel.open(setup.folder, args.dtype, config)
     largest = largest_step(
@@ -100,6 +102,7 @@ def list_engine_graphs(setup: EngineSetup) -> list[Graph]:
         setup.slots,
         setup.buckets,
         kv_cache_dtype=args.kv_cache_dtype,
+        sorted_expert_width=find_sorted_expert_width(args.target),
     )
     groups = [*(pool.window for pool in setup.pools), *([STATES] if setup.slots else [])]
     return list_graphs(config, setup.buckets.for_model(config, largest), groups)

@@ -22,6 +22,7 @@ from model.device.binding import (
     nki_dtype,
     parameter_indices,
 )
+from model.device.chips import find_sorted_expert_width
 from model.device.neuron.framework import Named, Torch
 from model.device.neuron.host_group import gather_arrays
 from model.device.neuron.installed import Framework, installed_software
@@ -30,6 +31,7 @@ from model.device.neuron.tensors import to_numpy, to_torch
 from model.device.neuron.xla import XlaTorch
 from model.device.simulated import rank_of_this_process
 from model.errors import ModelError
+from nkw.targets import DEFAULT_TARGET
 
 FRAMEWORKS: dict[Framework, type[NativeTorch] | type[XlaTorch]] = {
     Framework.native: NativeTorch,
@@ -38,13 +40,13 @@ FRAMEWORKS: dict[Framework, type[NativeTorch] | type[XlaTorch]] = {
 
 
 class NeuronDevice:
-    """One of `ranks` ranks, on the NeuronCore of this process.
+    """One of `ranks` ranks, on the NeuronCore of this process. `target` is the name of its chip.
 
     Raises:
         ModelError: Packages are missing, or torchrun started another number of processes.
     """
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, target: str = DEFAULT_TARGET) -> None:
         self.software = installed_software()
         started = 1 if rank_of_this_process() is None else int(os.environ["WORLD_SIZE"])
         if started != ranks:
@@ -58,6 +60,7 @@ class NeuronDevice:
         self._torch.open(int(os.environ.get("LOCAL_RANK", "0")) if ranks > 1 else 0)
         rank = rank_of_this_process() or 0
         self.ranks, self.local_ranks = ranks, range(rank, rank + 1)
+        self.sorted_expert_width = find_sorted_expert_width(target)
 
     def dtype(self, name: str) -> Named:
         """Return a dtype of `nki.language` as a kernel argument."""
