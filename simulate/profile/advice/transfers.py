@@ -157,7 +157,7 @@ def _in_use(stream: Stream, used: Uses, members: Sequence[int], loads: bool) -> 
 
     That is so if an event between them uses the tile of a load, or writes the tile of a store.
     """
-    first, last = (members[0], members[-1]) if loads else (members[-2], members[-1])
+    begin_event, end_event = (members[0], members[-1]) if loads else (members[-2], members[-1])
     tiles = {
         tensor
         for event in (members[-1:] if loads else members[:-1])
@@ -167,7 +167,7 @@ def _in_use(stream: Stream, used: Uses, members: Sequence[int], loads: bool) -> 
     member_set = set(members)
     for tile in tiles:
         events = used[tile]
-        first, last = bisect_right(events, (first, True)), bisect_left(events, (last, False))
+        first, last = bisect_right(events, (begin_event, True)), bisect_left(events, (end_event, False))
         if any(
             (loads or writes) and event not in member_set for event, writes in islice(events, first, last)
         ):
