@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from model.device import chip, limit_lnc
 from model.layers import find_unsupported
+from model.plan.cells import format_mesh, format_ms, format_plural, format_ratios
 from model.plan.dry import Time
-from model.plan.memory import MeshShape
 from model.plan.meshes import Candidate, Estimate, describe_cores
 from model.plan.plan import Plan
 from model.plan.policy import Judged
@@ -18,7 +18,7 @@ from model.plan.roofline import LEAST, USUAL
 from model.plan.service import describe_service, describe_terms
 from model.plan.sizes import DTYPE_BYTES
 from model.plan.speech import compute_transcription
-from model.plan.stacks import Ratios, Served
+from model.plan.stacks import Served
 from nkw.parts import Hanging, Part, table
 from nkw.targets import TARGETS
 
@@ -109,7 +109,7 @@ def _format_instances(plan: Plan) -> list[Part]:
         needed, core = (size / 1e9 for size in (fit.footprint.bytes_with_one, fit.core_bytes))
         sequences = f"does not fit: {needed:,.2f} > {core:.2f} GB"
         if fit.tp:
-            axes = _format_mesh(fit.shape).removeprefix(f"tp {fit.shape.tp}").lstrip()
+            axes = format_mesh(fit.shape).removeprefix(f"tp {fit.shape.tp}").lstrip()
             sequences = f"{fit.sequences:,} with {axes}" if axes else f"{fit.sequences:,}"
         instance = fit.instance
         row = [instance.name, f"{fit.cores}", f"{fit.lnc}", f"{instance.hbm_bytes / 1e9:,.0f}"]
@@ -128,11 +128,11 @@ def _format_meshes(plan: Plan) -> list[Part]:
     assert plan.placement.peaks.memory_bytes is not None
     rows = [
         (
-            _format_mesh(mesh.shape),
+            format_mesh(mesh.shape),
             f"{mesh.copies}",
             f"{mesh.needed_bytes / 1e9:,.2f}",
-            "" if mesh.step is None else _format_ms(mesh.step.step_ns),
-            _format_ms(predicted[mesh].mean_itl_ns) if mesh in predicted else "",
+            "" if mesh.step is None else format_ms(mesh.step.step_ns),
+            format_ms(predicted[mesh].mean_itl_ns) if mesh in predicted else "",
             *(_format_shares(mesh.step) if mesh.step else ("", "", "")),
             _find_limit(mesh, best),
         )
@@ -158,24 +158,18 @@ def describe_choice(judged: Sequence[Judged]) -> Iterator[str]:
     level = chosen.level
     if level.is_bounded:
         least = "" if chosen.predicted else "at least, as rooflines: "
-        times = f"{least}TTFT {_format_ms(chosen.ttft_ns)} ms, ITL {_format_ms(chosen.mean_itl_ns)} ms"
+        times = f"{least}TTFT {format_ms(chosen.ttft_ns)} ms, ITL {format_ms(chosen.mean_itl_ns)} ms"
         if chosen.excesses:
-            yield f"no mesh keeps {level}; {_format_mesh(chosen.mesh.shape)} is nearest: {times}"
+            yield f"no mesh keeps {level}; {format_mesh(chosen.mesh.shape)} is nearest: {times}"
         else:
-            yield f"{_format_mesh(chosen.mesh.shape)} keeps {level}: {times}"
+            yield f"{format_mesh(chosen.mesh.shape)} keeps {level}: {times}"
     if runners_up:
         runner_up = runners_up[0]
         exceeds = f", over {', '.join(runner_up.excesses)}" if runner_up.excesses else ""
         yield (
-            f"runner-up: {_format_mesh(runner_up.mesh.shape)}, {runner_up.cost_ns / chosen.cost_ns:.2f} times the cost"
+            f"runner-up: {format_mesh(runner_up.mesh.shape)}, {runner_up.cost_ns / chosen.cost_ns:.2f} times the cost"
             f"{exceeds}"
         )
-
-
-def _format_mesh(shape: MeshShape) -> str:
-    """Return the sizes of a mesh, without axes of size 1 but for tp."""
-    sizes = (("pp", shape.pp), ("ep", shape.ep))
-    return " ".join([f"tp {shape.tp}", *(f"{axis} {size}" for axis, size in sizes if size > 1)])
 
 
 def _format_shares(step: Estimate) -> tuple[str, str, str]:
@@ -203,14 +197,14 @@ def _format_phases(plan: Plan) -> list[Part]:
     """Return the placement, warnings about memory, and the table of rooflines."""
     placement, batch = plan.placement, plan.request.batch
     shape, peaks, weight_bytes = placement.shape, placement.peaks, placement.mesh.weight_bytes
-    ranks = _format_plural(shape.tp, "device")
+    ranks = format_plural(shape.tp, "device")
     if placement.instance is not None:
         suffix = " with sp" if plan.request.sp else ""
         cores = describe_cores(placement.instance.physical_cores // placement.lnc, placement.lnc)
-        ranks = f"{_format_mesh(shape)}{suffix} of {cores}, {_format_copies(plan)}"
+        ranks = f"{format_mesh(shape)}{suffix} of {cores}, {_format_copies(plan)}"
     out: list[Part] = [
         _sentence(
-            f"{placement.name}: {ranks}; a prompt of {plan.prompt:,}, then {_format_plural(plan.generate, 'token')}; "
+            f"{placement.name}: {ranks}; a prompt of {plan.prompt:,}, then {format_plural(plan.generate, 'token')}; "
             f"batch {batch:,}"
         )
     ]
@@ -272,14 +266,14 @@ def _format_service(plan: Plan) -> list[list[Part]]:
         return []
     first = "first token" if batch == 1 else f"{batch:,} first tokens"
     rows = [
-        (first, *_format_served(service.first_token), _format_ratios(service.ratios["ttft"])),
-        ("one step", *_format_served(service.step), _format_ratios(service.ratios["tpot"])),
+        (first, *_format_served(service.first_token), format_ratios(service.ratios["ttft"])),
+        ("one step", *_format_served(service.step), format_ratios(service.ratios["tpot"])),
         (
             "tokens/s",
             "",
             "",
             f"{service.tokens_per_s:,.1f}",
-            _format_ratios(service.ratios["throughput"]),
+            format_ratios(service.ratios["throughput"]),
         ),
     ]
     out: list[Part] = [
@@ -305,15 +299,8 @@ def _format_service(plan: Plan) -> list[list[Part]]:
 
 def _format_served(served: Served) -> tuple[str, str, str]:
     """Return the time of the device, that of the engine, and their sum with its bounds."""
-    device, engine_ns = _format_ms(served.device.program_ns), _format_ms(served.engine_ns)
+    device, engine_ns = format_ms(served.device.program_ns), format_ms(served.engine_ns)
     return device, engine_ns, _format_time(served.time)
-
-
-def _format_ratios(ratios: Ratios | None) -> str:
-    """Return the range of published over predicted values, and how many of its runs are near."""
-    if ratios is None:
-        return "no runs"
-    return f"{ratios.low:.2f}..{ratios.high:.2f}, {ratios.near}/{ratios.runs} near"
 
 
 def _format_launches(predicted: PassTime) -> Iterator[tuple[str, ...]]:
@@ -380,8 +367,8 @@ def describe_kernel_changes(plan: Plan) -> Iterator[str]:
         for name, time_ns in times.items():
             if later_times.get(name, time_ns) < time_ns * (1 - _SAME_TIME):
                 yield (
-                    f"from batch {batch:,} on {name} works in another way: {_format_ms(later_times[name])} ms, "
-                    f"{_format_ms(time_ns)} at batch {smaller:,}"
+                    f"from batch {batch:,} on {name} works in another way: {format_ms(later_times[name])} ms, "
+                    f"{format_ms(time_ns)} at batch {smaller:,}"
                 )
 
 
@@ -414,7 +401,7 @@ def _format_transcription(plan: Plan) -> list[Part]:
     encoder = "" if speed.encoder is None else f"its encoder takes {_format_time(speed.encoder)} ms, "
     return [
         _sentence(
-            f"a window of {speed.window_s:g} s: {encoder}all of it with {_format_plural(plan.generate, 'token')} "
+            f"a window of {speed.window_s:g} s: {encoder}all of it with {format_plural(plan.generate, 'token')} "
             f"{_format_time(speed.time)} ms: real-time factor {speed.real_time_factor:.2g}; {_format_copies(plan)} "
             f"with batch {plan.request.batch:,} each transcribe {speed.speech_per_s:,.0f} s of speech in a second"
         ),
@@ -500,21 +487,10 @@ def _format_copies(plan: Plan) -> str:
     return f"{copies} cop{'ies' if copies > 1 else 'y'}"
 
 
-def _format_plural(count: int, noun: str) -> str:
-    """Return a count with its noun."""
-    return f"{count:,} {noun}{'s' if count > 1 else ''}"
-
-
 def _format_time(time: Time) -> str:
     """Return the program reading in ms, and the bounds in brackets."""
-    low, middle, high = map(_format_ms, (time.dataflow_ns, time.program_ns, time.serial_ns))
+    low, middle, high = map(format_ms, (time.dataflow_ns, time.program_ns, time.serial_ns))
     return f"{middle} ({low}..{high})"
-
-
-def _format_ms(time_ns: float) -> str:
-    """Return milliseconds with two decimals; without decimals from 10 s on, which fill a column."""
-    milliseconds = time_ns / 1e6
-    return f"{milliseconds:,.2f}" if milliseconds < 10_000 else f"{milliseconds:,.0f}"
 
 
 def _format_gb(size: float) -> str:
