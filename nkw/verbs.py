@@ -151,7 +151,7 @@ MODEL_VERBS = {
     "plan": Verb(
         "what a model needs and would do on a chip, from its config.json",
         "plan model/pretrained --tp 2",
-        "0 done, 1 the batch does not fit there, 2 wrong input",
+        "0 done, 1 the batch does not fit there, or no instance keeps the load, 2 wrong input",
         function="model.commands.plan.command:plan_command",
         options="model.commands.plan.arguments:OPTIONS",
         description="From a config.json alone: parameters, bytes, what fits where, and the predicted times of a prompt "

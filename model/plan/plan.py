@@ -280,10 +280,9 @@ def make_plan(model: ModelSizes, request: Request) -> Plan:
         raise ModelError(
             "a plan is for an instance or for an accelerator, not for both: leave one of the two out"
         )
-    if request.batch > _MAX_BATCH:
-        raise ModelError(f"a batch of {request.batch}; a plan takes at most {_MAX_BATCH:,}")
+    check_batch(request.batch)
     dtype = request.dtype or model.config.dtype or "bfloat16"
-    prompt, generate = _choose_tokens(model, request)
+    prompt, generate = choose_tokens(model, request)
     context = prompt + generate
     if request.accelerator is None:
         placement = _place_on_instance(model, request, dtype, prompt, generate)
@@ -459,7 +458,13 @@ def _check_sequence(model: ModelSizes, placement: Placement) -> None:
     check_sequence(True, placement.shape.tp)
 
 
-def _choose_tokens(model: ModelSizes, request: Request) -> tuple[int, int]:
+def check_batch(batch: int) -> None:
+    """Raise ModelError for a batch above the largest one of a plan."""
+    if batch > _MAX_BATCH:
+        raise ModelError(f"a batch of {batch}; a plan takes at most {_MAX_BATCH:,}")
+
+
+def choose_tokens(model: ModelSizes, request: Request) -> tuple[int, int]:
     """Return the tokens of the prompt and the generated ones: as requested, or within the model's context.
 
     Raises:

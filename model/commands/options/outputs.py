@@ -51,6 +51,11 @@ ROWS: Rows = {
         type=Path,
         help="folder of the compiled graphs, and of graphs.json, which lists them",
     ),
+    "--bench-script": dict(
+        metavar="FILE",
+        type=Path,
+        help="write the shell commands that check the prediction on a real server; - is stdout",
+    ),
     "--html": dict(metavar="FILE", type=Path, help="write that as a page, with a profile of every kernel"),
     "--json": dict(metavar="FILE", type=Path, help="write the results as JSON; - is stdout"),
 }

@@ -52,6 +52,10 @@ ROWS: Rows = {
         default="ttft=500ms,itl=50ms",
         help="the service level of a request: ttft, itl (its mean) and e2e (default: %(default)s)",
     ),
+    "--recommend": dict(
+        action="store_true",
+        help="compare instances for the load of --rate: how many of each keep --sla, and what they cost",
+    ),
     "--compare": dict(
         action="store_true",
         help="serve the same requests in other ways: static batches, whole prompts, no prefix cache, half the "

@@ -4,7 +4,14 @@ from model.commands.options import option, options
 from model.commands.options.device import PLANNED_LNC
 
 OPTIONS = options(
-    "--hardware --instance --accelerator",
+    "--hardware",
+    option(
+        "--instance",
+        action="append",
+        help="instance type, or several over EFA: '4 x trn1.32xlarge' (default: trn2.48xlarge); with --recommend, "
+        "names with commas between them (default: all)",
+    ),
+    "--accelerator",
     option(
         "--tp",
         default=None,
@@ -13,7 +20,15 @@ OPTIONS = options(
     option("--lnc", help=PLANNED_LNC),
     option("--pp", default=None, help="pipeline stages (default: as --tp, else 1)"),
     option("--ep", default=None, help="groups that divide routed experts (default: as --pp)"),
-    "--stack --sp --batch --prompt=N --generate",
+    "--stack --sp",
+    option(
+        "--batch",
+        default=None,
+        help="sequences decoded together (default: 1; with --recommend, up to 128 as they keep --sla)",
+    ),
+    "--prompt=N --generate",
     option("--sla", help="service level that the mesh should keep: ttft, itl and e2e (default: %(default)s)"),
-    "config --as --dtype=PLANNED --price --prices --json",
+    "--recommend",
+    option("--rate", help="requests a second of --recommend, at random"),
+    "config --as --dtype=PLANNED --price --prices --bench-script --json",
 )

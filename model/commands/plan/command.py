@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from pathlib import Path
 
 from model.commands.plan.arguments import OPTIONS
 from model.config import Config, ModelConfig
@@ -11,13 +15,17 @@ from model.config.published import describe_config
 from model.device import choose_lnc, find_instance
 from model.errors import ModelError
 from model.families import read_record
+from model.plan.bench_script import script_plan, script_recommendation
 from model.plan.document import build_document
 from model.plan.plan import DEFAULT_INSTANCE, Request, make_plan
+from model.plan.recommend import recommend
+from model.plan.recommend_document import build_recommendation
+from model.plan.recommend_text import format_recommendation
 from model.plan.service_level import ServiceLevel
 from model.plan.single_step import plan_step
-from model.plan.sizes import load_model
+from model.plan.sizes import ModelSizes, load_model
 from model.plan.text import format_plan
-from nkw.files import Outputs, json_document
+from nkw.files import STDOUT, Outputs, json_document
 from nkw.process import collector_off
 from nkw.terminal import show, show_lines, working
 
@@ -30,14 +38,23 @@ def plan_command(options: argparse.Namespace) -> int:
     if not isinstance(config, ModelConfig):
         return _plan_step(options, config)
     model = load_model(options.config, config)
+    names = _list_instances(options)
+    if options.recommend and options.rate is None:
+        raise ModelError("--recommend compares instances for a load: give --rate, its requests a second")
+    if not options.recommend and options.rate is not None:
+        raise ModelError("--rate is the load of --recommend: add --recommend, or leave --rate out")
+    if not options.recommend and len(names) > 1:
+        raise ModelError(f"a plan is for one instance, not for {len(names)}: --recommend compares them")
+    if options.bench_script is not None and options.accelerator is not None:
+        raise ModelError("--bench-script starts a server on an instance: leave --accelerator out")
     request = Request(
-        instance=options.instance,
+        instance=next(iter(names), None),
         accelerator=options.accelerator,
         tp=options.tp,
         pp=options.pp,
         ep=options.ep,
         sp=options.sp,
-        batch=options.batch,
+        batch=options.batch or 1,
         prompt=options.prompt,
         generate=options.generate,
         dtype=None if options.dtype == "auto" else options.dtype,
@@ -47,15 +64,75 @@ def plan_command(options: argparse.Namespace) -> int:
         stack=options.stack,
         lnc=options.lnc,
     )
+    outputs = Outputs(lambda: _list_inputs(options))
+    if options.recommend:
+        return _recommend(options, model, request, names, outputs)
     name = describe_config(options.config)
-    outputs = Outputs(lambda: list_model_files(options.config))
-    with json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents:
+    with (
+        _bench_script(options, outputs) as script,
+        json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents,
+    ):
         with working(lambda: f"plan of {name}: dry runs of its kernels"), collector_off():
             plan = make_plan(model, request)
         contents.update(build_document(plan, name))
         show_lines(f"{name}:")
         show(format_plan(plan))
+        if options.bench_script is not None and plan.rate.fits:
+            script.append(script_plan(plan, options.config))
     return 0 if plan.rate.fits else 1
+
+
+def _recommend(
+    options: argparse.Namespace, model: ModelSizes, request: Request, names: Sequence[str], outputs: Outputs
+) -> int:
+    """Compare instances for a load and return the exit status: 1 if none keeps the service level."""
+    name, progress = describe_config(options.config), ["instances"]
+    with (
+        _bench_script(options, outputs) as script,
+        json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents,
+    ):
+        with working(lambda: f"plan of {name}: {progress[-1]}"), collector_off():
+            recommendation = recommend(model, request, names, options.rate, options.batch, progress.append)
+        contents.update(build_recommendation(recommendation, name))
+        show_lines(f"{name}:")
+        show(format_recommendation(recommendation))
+        if options.bench_script is not None and recommendation.chosen is not None:
+            script.append(script_recommendation(recommendation, options.config))
+    return 0 if recommendation.chosen is not None else 1
+
+
+def _list_instances(options: argparse.Namespace) -> list[str]:
+    """Return the names of --instance, which may be repeated and have commas between names."""
+    return [name.strip() for names in options.instance or () for name in names.split(",")]
+
+
+def _list_inputs(options: argparse.Namespace) -> list[Path]:
+    """Return the files that a plan reads."""
+    return [*list_model_files(options.config), *([] if options.prices is None else [options.prices])]
+
+
+@contextmanager
+def _bench_script(options: argparse.Namespace, outputs: Outputs) -> Iterator[list[str]]:
+    """Yield a list whose text is written as the script when the block ends, unless it is empty.
+
+    With `-` the script goes to stdout, and all other output of the block to stderr.
+
+    Raises:
+        ModelError: Both the script and the document go to stdout.
+        InvalidArgument: The file cannot be written.
+    """
+    to_stdout = str(options.bench_script) == STDOUT
+    if to_stdout and str(options.json) == STDOUT:
+        raise ModelError("--bench-script and --json cannot both go to stdout: give one of them a file")
+    output = None if to_stdout else outputs.claim(options.bench_script, "script", "NKW-PLAN-FILE")
+    script: list[str] = []
+    with redirect_stdout(sys.stderr) if to_stdout else nullcontext():
+        yield script
+    if to_stdout:
+        print(*script, sep="", end="")
+    elif output is not None and script:
+        with output.writing() as file:
+            file.write("".join(script))
 
 
 def _plan_step(options: argparse.Namespace, config: Config) -> int:
@@ -77,14 +154,20 @@ def _plan_step(options: argparse.Namespace, config: Config) -> int:
         "prices",
         "sla",
         "stack",
+        "recommend",
+        "rate",
+        "bench_script",
     )
     for name in unread:
         if (getattr(options, name) or None) != _DEFAULTS.get(name):
             raise ModelError(
-                f"--{name}: a step of a {config.model_type} has one size, and is planned on one rank"
+                f"--{name.replace('_', '-')}: a step of a {config.model_type} has one size, and is planned on one rank"
             )
-    target = find_instance(options.instance or DEFAULT_INSTANCE).target
-    name, outputs = describe_config(options.config), Outputs(lambda: list_model_files(options.config))
+    names = _list_instances(options)
+    if len(names) > 1:
+        raise ModelError(f"a step of a {config.model_type} is planned on one instance, not on {len(names)}")
+    target = find_instance(next(iter(names), DEFAULT_INSTANCE)).target
+    name, outputs = describe_config(options.config), Outputs(lambda: _list_inputs(options))
     with json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents:
         plan = plan_step(config, target, options.dtype, choose_lnc(target, options.lnc, largest=True))
         contents.update(plan.document(name))
