@@ -34,6 +34,7 @@ from tests.model.folders import TINY
 from tests.step_shapes import decode_shape, prompt_shape
 
 CHIPS = ("trn1", "inf2", "trn2", "trn3")
+STORIES_MOE = Path(__file__).parents[2] / "model" / "pretrained" / "stories-moe"
 
 
 def tiny(folder: Path, **changes: Any) -> ModelSizes:
@@ -422,3 +423,13 @@ def test_a_refused_attention_block_is_timed_by_its_three_launches() -> None:
     assert names == ["embedding", "qkv_projection", "attention_decode", "output_projection", "mlp", "lm_head"]
     assert "decoder_layer_decode" in [kernel.name for kernel in longer.kernels]
     assert shorter.time.program_ns <= longer.time.program_ns
+
+
+def test_routed_experts_of_a_step_are_timed_by_their_kernel() -> None:
+    """A step of one token reaches 2 of 8 experts, and one of 8 tokens reaches more."""
+    model = load_model(STORIES_MOE)
+    alone, eight = (named(predictor(model, context=32).predict_step(batch)) for batch in (1, 8))
+    for kernels in (alone, eight):
+        assert kernels["experts_decode"].refusal == ""
+        assert kernels["experts_decode"].time.program_ns > kernels["experts_decode"].floor_ns > 0
+    assert eight["experts_decode"].time.program_ns > alone["experts_decode"].time.program_ns

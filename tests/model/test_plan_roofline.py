@@ -205,3 +205,12 @@ def test_operations_of_prompts_are_twice_their_products() -> None:
     layer = 4 * 4096 * 4096 + 3 * 4096 * 11008 + 2 * 4096
     attention = 2 * 4096 * (1 + 10) * 10 // 2
     assert work.operations == 2 * 3 * (32 * (10 * layer + attention) + 32000 * 4096)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("llama-2-13b", 819_200), ("qwen3-next-80b-a3b", 2 * 12 * 2 * 2 * 256), ("mamba-130m", 0)],
+)
+def test_a_further_token_adds_keys_and_values_and_no_state(name, size) -> None:
+    plan = make_plan(model(name), Request(accelerator="h100", dtype="bfloat16", prompt=8, generate=1))
+    assert plan.cache_bytes_per_token == size
