@@ -41,7 +41,7 @@ from simulate.beta1.tile import BlockTensor, Tile, make
 from simulate.memory import MemoryRegion
 from simulate.nki.language import ds, tile_size
 from simulate.nki.language import rand as uniform
-from simulate.nki.operators import named
+from simulate.nki.operators import name_operator
 from simulate.numerics import ALU_OPERATORS, DTYPES, as_dtype
 
 globals().update(DTYPES)
@@ -194,7 +194,7 @@ def _binary(name: str) -> Callable[..., Tile]:
     def function(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
         return arithmetic.binary(name, x, y, dtype, mask)
 
-    return named(
+    return name_operator(
         function, name, f"x {name} y, element by element with broadcasting; also an operator argument."
     )
 
@@ -203,7 +203,7 @@ def _unary(name: str) -> Callable[..., Tile]:
     def function(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
         return arithmetic.unary(name, x, dtype, mask)
 
-    return named(function, name, f"{name}(x), element by element; also an operator argument.")
+    return name_operator(function, name, f"{name}(x), element by element; also an operator argument.")
 
 
 def _reduction(name: str, operator: str) -> Callable[..., Tile]:
@@ -212,7 +212,7 @@ def _reduction(name: str, operator: str) -> Callable[..., Tile]:
     ) -> Tile:
         return reductions.reduce(ALU_OPERATORS[operator], x, axis, dtype, mask, keepdims=keepdims)
 
-    return named(function, operator, f"The {name} over free dims; also an operator argument.")
+    return name_operator(function, operator, f"The {name} over free dims; also an operator argument.")
 
 
 def mean(

@@ -8,7 +8,7 @@ from typing import Any
 
 from nkw.errors import InvalidArgument
 from simulate.beta1.program import current
-from simulate.nki.affine import independent
+from simulate.nki.affine import iterate_independently
 
 
 class LoopVariable(int):
@@ -29,7 +29,7 @@ class nc(int):
 
 def affine_range(*bounds: int, **_: Any) -> Iterator[LoopVariable]:
     """Iterate without carried dependences; options for the compiler's schedule change nothing."""
-    for number, value in enumerate(independent(range(*bounds))):
+    for number, value in enumerate(iterate_independently(range(*bounds))):
         yield LoopVariable(value, number == 0)
 
 

@@ -119,7 +119,7 @@ class Values:
         function = argument.function
         if function.domain is None:
             return
-        values = np.asarray(argument.of(*operands))
+        values = np.asarray(argument.compute(*operands))
         outside = ~function.in_domain(values)
         if function.name == "sqrt":
             outside &= values != 0  # the root of zero is exact, whatever the documented lower end

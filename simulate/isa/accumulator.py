@@ -20,14 +20,14 @@ from simulate.numerics import AluOperator
 FLOATS = ("float8_e4m3", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "tfloat32")
 
 
-def started(
+def start_registers(
     registers: np.ndarray,
     rows: int,
     command: ReduceCmd,
     operator: AluOperator,
     initial: np.ndarray | np.float32 | float,
 ) -> np.ndarray:
-    """The registers (rows, 1) with which an instruction begins to accumulate."""
+    """Return the registers (rows, 1) with which an instruction begins to accumulate."""
     if command is ReduceCmd.reduce:
         return registers[:rows]
     if command is ReduceCmd.load_reduce:
@@ -35,41 +35,41 @@ def started(
     return np.full((rows, 1), operator.identity, np.float32)
 
 
-def accumulated(
+def accumulate(
     registers: np.ndarray,
     command: ReduceCmd,
     operator: AluOperator,
     results: np.ndarray,
     initial: np.ndarray | np.float32 | float = 0.0,
 ) -> np.ndarray:
-    """All registers after an instruction with float32 `results`: op(op over a partition, before).
+    """Return all registers after an instruction with float32 `results`: op(op over a partition, before).
 
     The later element is the operator's first argument, within an instruction and from one to the next.
     """
     rows = results.shape[0]
     if command is ReduceCmd.idle:
-        return replaced(registers, np.full((rows, 1), np.nan, np.float32))
+        return replace_rows(registers, np.full((rows, 1), np.nan, np.float32))
     assert operator.reduce is not None
     reduced = operator.reduce(flat(results), 1).reshape(rows, 1)
-    return replaced(
-        registers, operator.function(reduced, started(registers, rows, command, operator, initial))
+    return replace_rows(
+        registers, operator.function(reduced, start_registers(registers, rows, command, operator, initial))
     )
 
 
-def written(
+def collect_results(
     result: np.ndarray, registers: np.ndarray, reduce_res: NkiTensor | None
 ) -> tuple[np.ndarray, ...]:
-    """What an instruction gives back: its result, the registers of its partitions for reduce_res, and all registers."""
+    """Return what an instruction writes: its result, its partitions' registers for reduce_res, and all registers."""
     if reduce_res is None:
         return result, registers
     return result, registers[: result.shape[0]], registers
 
 
-def replaced(registers: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The registers with those of the first partitions replaced."""
-    updated = registers.copy()
-    updated[: rows.shape[0]] = rows
-    return updated
+def replace_rows(registers: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Replace the registers of the first partitions, in a copy."""
+    updated_registers = registers.copy()
+    updated_registers[: rows.shape[0]] = rows
+    return updated_registers
 
 
 @rule("NKW-VECTOR-REDUCE-CMD")
@@ -79,7 +79,7 @@ def command_among(command: ReduceCmd, *allowed: ReduceCmd) -> None:
         raise RuleViolation(
             command_among,
             f"reduce_cmd={command.name if isinstance(command, ReduceCmd) else command!r}",
-            limit=", ".join(one.name for one in allowed),
+            limit=", ".join(member.name for member in allowed),
             hint=f"nisa.reduce_cmd.{allowed[0].name}",
         )
 
@@ -87,12 +87,12 @@ def command_among(command: ReduceCmd, *allowed: ReduceCmd) -> None:
 @rule(
     "NKW-VECTOR-REDUCE-INIT", hint="reduce_cmd=nisa.reduce_cmd.load_reduce and an initial value, or neither"
 )
-def initial_with_load_only(operand: str, given: bool, command: ReduceCmd) -> None:
+def initial_with_load_only(operand: str, is_given: bool, command: ReduceCmd) -> None:
     """The initial value of the registers is given with reduce_cmd load_reduce and with no other."""
-    if given != (command is ReduceCmd.load_reduce):
+    if is_given != (command is ReduceCmd.load_reduce):
         raise RuleViolation(
             initial_with_load_only,
-            f"{operand} is {'given' if given else 'missing'}, reduce_cmd={command.name}",
+            f"{operand} is {'given' if is_given else 'missing'}, reduce_cmd={command.name}",
         )
 
 
@@ -104,7 +104,7 @@ def reduction_among(operator: AluOperator, *allowed: str) -> None:
 
 
 def check_result(hardware: Hardware, reduce_res: NkiTensor, data: NkiTensor, *dtypes: str) -> None:
-    """The rules of the (P, 1) tile that receives the registers."""
+    """Check the rules of the (P, 1) tile that receives the registers."""
     rules.check_tile(hardware, "reduce_res", reduce_res)
     rules.is_column("reduce_res", reduce_res, data)
     rules.not_packed("reduce_res", reduce_res)

@@ -19,7 +19,7 @@ _PAIRS_MAX = 4
 def affine(
     dst: NkiTensor, pattern: Any, offset: Any, channel_multiplier: Any
 ) -> tuple[tuple[NkiTensor, ...], Callable[[Sequence[np.ndarray]], np.ndarray]]:
-    """The registers to read, and a function of their cells that gives the int32 values (P, elements).
+    """Return the registers to read, and a function of their cells that gives the int32 values (P, elements).
 
     pattern lists up to four [step, num] pairs, the outermost first; the product of the nums is dst's elements per
     partition. Partition p counts from the first of dst [not documented]. The arithmetic is int32; overflow, which is

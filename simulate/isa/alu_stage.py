@@ -11,7 +11,7 @@ import numpy as np
 from nkw.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import rules
-from simulate.isa.broadcast import read_of, value_of
+from simulate.isa.broadcast import broadcast_value, operand_tiles
 from simulate.isa.immediates import float32_number, integer_within
 from simulate.memory import NkiTensor
 from simulate.numerics import AluOperator
@@ -30,7 +30,7 @@ class Stage:
     reads: tuple[NkiTensor, ...]
 
     def apply(self, values: np.ndarray, operands: Iterator[np.ndarray]) -> np.ndarray:
-        """The stage's results; takes its tile, if it has one, from `operands`."""
+        """Apply the stage to a tile; its own tile, if it has one, comes from `operands`."""
         function = self.operator.function
         if self.operator.arity == 1:
             return function(values)
@@ -38,7 +38,7 @@ class Stage:
         if rules.is_bitvec(self.operator) and not self.reads:
             other = self.operand
         else:
-            other = value_of(self.operand, operands, values.ndim)
+            other = broadcast_value(self.operand, operands, values.ndim)
         return function(other, values) if self.reverse else function(values, other)
 
 
@@ -67,10 +67,10 @@ def stage(
             operator,
             operand,
             bool(reverse),
-            read_of(hardware, name, operand, data, *(dtypes or ("float32",))),
+            operand_tiles(hardware, name, operand, data, *(dtypes or ("float32",))),
         )
     if isinstance(operand, NkiTensor):
-        reads = read_of(hardware, name, operand, data, str(data.dtype))
+        reads = operand_tiles(hardware, name, operand, data, str(data.dtype))
         return Stage(operator, operand, bool(reverse), reads)
     return Stage(operator, _bits(name, operand, data), bool(reverse), ())
 

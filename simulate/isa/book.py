@@ -29,19 +29,19 @@ class CallError(InvalidArgument, TypeError):
 
 
 def instruction(planner: Planner) -> Planner:
-    """Enter a planner into the book of `nki.isa`."""
+    """Register a planner in the book of `nki.isa`."""
     INSTRUCTIONS[planner.__name__] = planner
     return planner
 
 
 def collective(planner: Planner) -> Planner:
-    """Enter a planner into the book of `nki.collectives`; its second parameter is the rank that asks."""
+    """Register a planner in the book of `nki.collectives`; its second parameter is the rank that calls."""
     COLLECTIVES[planner.__name__] = planner
     return planner
 
 
 def documented_signature(planner: Planner, hidden: int = 1) -> inspect.Signature:
-    """A planner's signature as NKI documents it: without the `hidden` leading parameters."""
+    """Return a planner's signature as NKI documents it: without the `hidden` leading parameters."""
     signature = inspect.signature(planner)
     return signature.replace(
         parameters=list(signature.parameters.values())[hidden:], return_annotation=inspect.Signature.empty
@@ -59,14 +59,14 @@ def bind(
     kwargs: dict[str, Any],
     memo: Memo = MEMO,
 ) -> tuple[Template, tuple[NkiTensor, ...], tuple[NkiTensor, ...]]:
-    """The template of one call, and the tensors that the instruction reads and writes.
+    """Return the template of one call, and the tensors that the instruction reads and writes.
 
     Raises RuleViolation for a broken rule, with the instruction's name and its operands; CallError for arguments that
     do not fit the signature.
     """
-    found = key_of(planner, context, args, kwargs)
-    if found is not None:
-        key, tensors = found
+    known = key_of(planner, context, args, kwargs)
+    if known is not None:
+        key, tensors = known
         call = memo.calls.get(key)
         if call is None:
             try:
@@ -77,8 +77,8 @@ def bind(
                 memo.add(key, call)
         if call is not None and call.template is not None:
             return call.template, *call.operands(tensors)
-    made = _planned(planner, context, args, kwargs)
-    return Template(planner.__name__, made.template()), made.reads, made.writes
+    call_plan = _plan_call(planner, context, args, kwargs)
+    return Template(planner.__name__, call_plan.template()), call_plan.reads, call_plan.writes
 
 
 def plan(planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
@@ -87,7 +87,7 @@ def plan(planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwar
     return template.plan.over(reads, writes)
 
 
-def _planned(
+def _plan_call(
     planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Plan:
     try:
@@ -101,11 +101,11 @@ def _planned(
         except TypeError as mismatch:
             parameters = documented_signature(planner, len(context)).parameters
             unknown = [name for name in kwargs if name not in parameters]
-            said = f"got an unexpected keyword argument {unknown[0]!r}" if unknown else str(mismatch)
+            problem = f"got an unexpected keyword argument {unknown[0]!r}" if unknown else str(mismatch)
             meant = did_you_mean(unknown[0], parameters, suffix="=") if unknown else ""
             raise CallError(
                 "NKW-CALL",
-                f"{planner.__name__}: {said}{meant or ';'} its parameters are {', '.join(parameters)}",
+                f"{planner.__name__}: {problem}{meant or ';'} its parameters are {', '.join(parameters)}",
             ) from None
         raise error
 
@@ -114,10 +114,10 @@ def undocumented(
     planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[RuleViolation, ...]:
     """Return the undocumented uses of one call, with the instruction's name and the operands of the call."""
-    found = _planned(planner, context, args, kwargs).undocumented
-    for violation in found:
+    violations = _plan_call(planner, context, args, kwargs).undocumented
+    for violation in violations:
         name_operands(violation, planner, len(context), args, kwargs)
-    return found
+    return violations
 
 
 def name_operands(
@@ -132,24 +132,24 @@ def name_operands(
 def _operands(planner: Planner, hidden: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
     bound = documented_signature(planner, hidden).bind(*args, **kwargs)
     return {
-        name: value.describe() if isinstance(value, NkiTensor) else _plain(value)
+        name: value.describe() if isinstance(value, NkiTensor) else _shorten(value)
         for name, value in bound.arguments.items()
         if value is not None
     }
 
 
-def _plain(value: Any) -> str:
-    if isinstance(value, (list, tuple)) and any(isinstance(part, NkiTensor) for part in value):
-        return f"[{', '.join(p.describe() if isinstance(p, NkiTensor) else _plain(p) for p in value)}]"
+def _shorten(value: Any) -> str:
+    if isinstance(value, (list, tuple)) and any(isinstance(element, NkiTensor) for element in value):
+        return f"[{', '.join(p.describe() if isinstance(p, NkiTensor) else _shorten(p) for p in value)}]"
     text = getattr(value, "__name__", None) or repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def plan_for(name: str, hardware: Hardware, *args: Any, **kwargs: Any) -> Plan:
     """Plan an instruction of the book without any machine, under the rules of the chip; what the limit tests use."""
-    made = plan(INSTRUCTIONS[name], (hardware,), args, kwargs)
-    for violation in made.undocumented:
+    full_plan = plan(INSTRUCTIONS[name], (hardware,), args, kwargs)
+    for violation in full_plan.undocumented:
         if Rules.chip.refuse(violation.code):
             name_operands(violation, INSTRUCTIONS[name], 1, args, kwargs)
             raise violation
-    return made
+    return full_plan

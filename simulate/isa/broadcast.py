@@ -16,10 +16,10 @@ from simulate.memory import NkiTensor
 from simulate.numerics import AluOperator
 
 
-def read_of(
+def operand_tiles(
     hardware: Hardware, operand: str, value: Any, like: NkiTensor, *dtypes: str
 ) -> tuple[NkiTensor, ...]:
-    """The tile to read for this operand: one, or none for a number. Without `dtypes` every dtype will do."""
+    """Return the tile to read for an operand, or none for a number; without `dtypes` every dtype is allowed."""
     if not isinstance(value, NkiTensor):
         float32_number(operand, value)
         return ()
@@ -31,8 +31,8 @@ def read_of(
     return (value,)
 
 
-def value_of(value: Any, operands: Iterator[np.ndarray], ndim: int) -> np.ndarray | np.float32:
-    """What `compute` broadcasts over an `ndim`-dimensional tile; if it is a tile, the next operand."""
+def broadcast_value(value: Any, operands: Iterator[np.ndarray], ndim: int) -> np.ndarray | np.float32:
+    """Return what `compute` broadcasts over an `ndim`-dimensional tile; if it is a tile, the next operand."""
     return column(next(operands), ndim) if isinstance(value, NkiTensor) else np.float32(value)
 
 

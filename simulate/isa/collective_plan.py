@@ -33,17 +33,23 @@ _INTEGER: dict[str, Callable[..., np.ndarray]] = {"add": np.add, "minimum": np.m
 
 
 def members(
-    hardware: Hardware, rank: int, kind: str, srcs: Any, dsts: Any, replica_group: Any, priority: int | None
+    hardware: Hardware,
+    rank: int,
+    operation: str,
+    srcs: Any,
+    dsts: Any,
+    replica_group: Any,
+    priority: int | None,
 ) -> tuple[int, ...]:
     """Check a collective's tensors and group; returns the list of ranks that `rank` belongs to."""
-    check_tensors(hardware, kind, srcs, dsts, priority)
+    check_tensors(hardware, operation, srcs, dsts, priority)
     is_replica_group(replica_group)
-    return replica_group.of(rank)
+    return replica_group.find_group(rank)
 
 
-def check_tensors(hardware: Hardware, kind: str, srcs: Any, dsts: Any, priority: int | None) -> None:
-    """The rules of srcs and dsts."""
-    tensor_lists(kind, srcs, dsts)
+def check_tensors(hardware: Hardware, operation: str, srcs: Any, dsts: Any, priority: int | None) -> None:
+    """Check the rules of srcs and dsts."""
+    tensor_lists(operation, srcs, dsts)
     for operand, tensors in (("srcs", srcs), ("dsts", dsts)):
         for tensor in tensors:
             rules.is_tensor(operand, tensor)
@@ -57,15 +63,15 @@ def check_tensors(hardware: Hardware, kind: str, srcs: Any, dsts: Any, priority:
         priority_on_chip(hardware, priority)
 
 
-def in_hbm(kind: str, srcs: Tensors, dsts: Tensors) -> None:
+def in_hbm(operation: str, srcs: Tensors, dsts: Tensors) -> None:
     """Refuse SBUF tensors where only HBM is supported."""
     for tensor in (*srcs, *dsts):
-        rules.lies_in(f"a tensor of {kind}", tensor, *rules.HBM)
+        rules.lies_in(f"a tensor of {operation}", tensor, *rules.HBM)
 
 
-def planned(
+def plan_collective(
     hardware: Hardware,
-    kind: str,
+    operation: str,
     group: tuple[int, ...],
     reads: Tensors,
     writes: Tensors,
@@ -76,7 +82,21 @@ def planned(
     undocumented: tuple[RuleViolation, ...] = (),
     **terms: Any,
 ) -> Plan:
-    """The plan of a collective over `group`, whose members must agree on kind and `terms`; `hops` is its cost's."""
+    """Plan a collective.
+
+    Args:
+        hardware: Record of the chip.
+        operation: Name of the collective.
+        group: Ranks of the members, which must agree on operation and terms.
+        reads: Tensors that this rank reads.
+        writes: Tensors that this rank writes.
+        exchange: Function from the operands of all members to the results of each.
+        name: Name that the user gave to the instruction.
+        key: Identity of the rendezvous; None for the operation's group.
+        hops: Scale of payload and steps in the cost, as `dma_costs.collective` has it.
+        undocumented: Violations of rules that the rules of the launch judge.
+        terms: Further terms that the members must agree on.
+    """
     total = max(sum(tensor.size * tensor.dtype.itemsize for tensor in tensors) for tensors in (reads, writes))
     return Plan(
         engine=Engine.dma,
@@ -91,7 +111,7 @@ def planned(
             key=key or ("collective", group),
             by_rank=True,
             members=group,
-            terms={"operation": kind, "replica group": list(group), **terms},
+            terms={"operation": operation, "replica group": list(group), **terms},
             exchange=exchange,
         ),
         undocumented=undocumented,
@@ -99,43 +119,48 @@ def planned(
     )
 
 
-def signatures(**lists: Tensors) -> dict[str, Any]:
-    """Shapes and dtypes of tensor lists, for members to agree on."""
-    return {name: [(each.shape, str(each.dtype)) for each in tensors] for name, tensors in lists.items()}
+def tensor_signatures(**lists: Tensors) -> dict[str, Any]:
+    """Return shapes and dtypes of tensor lists, for members to agree on."""
+    return {
+        name: [(listed_tensor.shape, str(listed_tensor.dtype)) for listed_tensor in tensors]
+        for name, tensors in lists.items()
+    }
 
 
 def reduction(op: Any) -> AluOperator:
-    """The operator of a reducing collective."""
+    """Return the operator of a reducing collective."""
     operator = alu_operator(op)
     collective_reduction(operator)
     return operator
 
 
-def reduced(operator: AluOperator, parts: Sequence[np.ndarray], source: DType, target: DType) -> np.ndarray:
-    """op over arrays in their order: floats in float32 with one rounding at the end, integers exactly."""
+def reduce_arrays(
+    operator: AluOperator, arrays: Sequence[np.ndarray], source: DType, target: DType
+) -> np.ndarray:
+    """Reduce arrays in their order: floats in float32 with one rounding at the end, integers exactly."""
     if source.is_integer:
-        total = parts[0].copy()
-        for part in parts[1:]:
-            total = _INTEGER[operator.name](total, part)
+        total = arrays[0].copy()
+        for array in arrays[1:]:
+            total = _INTEGER[operator.name](total, array)
         return cast(total, source, target)
-    total = parts[0].astype(np.float32)
-    for part in parts[1:]:
-        total = operator.function(total, part.astype(np.float32))
+    total = arrays[0].astype(np.float32)
+    for array in arrays[1:]:
+        total = operator.function(total, array.astype(np.float32))
     return cast(total, _FLOAT32, target)
 
 
-def expect_shape(kind: str, ranks: int, src: NkiTensor, dst: NkiTensor, expected: Sequence[int]) -> None:
+def expect_shape(operation: str, ranks: int, src: NkiTensor, dst: NkiTensor, expected: Sequence[int]) -> None:
     """Refuse a dst that has not the shape that the movement gives."""
     if dst.shape != tuple(expected):
         raise RuleViolation(
             collective_shapes,
-            f"{kind} over {ranks} ranks: src {src.shape}, dst {dst.shape}",
+            f"{operation} over {ranks} ranks: src {src.shape}, dst {dst.shape}",
             limit=f"dst of shape {tuple(expected)}",
         )
 
 
-def divided(src: NkiTensor, ranks: int, dim: int) -> list[int]:
-    """The shape of one of `ranks` equal chunks of src along `dim`."""
+def chunk_shape(src: NkiTensor, ranks: int, dim: int) -> list[int]:
+    """Return the shape of one of `ranks` equal chunks of src along `dim`."""
     if src.shape[dim] % ranks:
         raise RuleViolation(
             collective_shapes, f"src {src.shape} does not divide into {ranks} chunks along dim {dim}"
@@ -146,23 +171,25 @@ def divided(src: NkiTensor, ranks: int, dim: int) -> list[int]:
 
 
 @rule("NKW-COLLECTIVE-LISTS")
-def tensor_lists(kind: str, srcs: Any, dsts: Any) -> None:
+def tensor_lists(operation: str, srcs: Any, dsts: Any) -> None:
     """srcs and dsts are lists of equal, non-zero length."""
     for operand, tensors in (("srcs", srcs), ("dsts", dsts)):
         if not isinstance(tensors, (list, tuple)) or not tensors:
             raise RuleViolation(
-                tensor_lists, f"{operand}={type(tensors).__name__} for {kind}", hint=f"{operand}=[tensor]"
+                tensor_lists,
+                f"{operand}={type(tensors).__name__} for {operation}",
+                hint=f"{operand}=[tensor]",
             )
     if len(srcs) != len(dsts):
         raise RuleViolation(tensor_lists, f"{len(srcs)} srcs, {len(dsts)} dsts")
 
 
 @rule("NKW-COLLECTIVE-ONE-TENSOR", limit="1")
-def single_tensors(kind: str, *lists: Tensors) -> None:
+def single_tensors(operation: str, *lists: Tensors) -> None:
     """This collective takes one tensor per list."""
     for tensors in lists:
         if len(tensors) != 1:
-            raise RuleViolation(single_tensors, f"{len(tensors)} tensors in a list of {kind}")
+            raise RuleViolation(single_tensors, f"{len(tensors)} tensors in a list of {operation}")
 
 
 @rule("NKW-COLLECTIVE-MEMORY", hint="put all operands in HBM, or use one 2D SBUF src and one 2D SBUF dst")

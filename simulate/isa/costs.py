@@ -23,7 +23,7 @@ _Function = Callable[Concatenate[Hardware, _P], Cost]
 
 
 def cost_function(function: _Function[_P]) -> _Function[_P]:
-    """A function whose costs can be worked out again by another record; equal arguments give one object.
+    """Make a function whose costs can be computed again by another record; equal arguments give one object.
 
     What numbers of times decide, such as which of two phases is the longer one, is decided in such functions and never
     in a planner. So a launch can be timed by another record without being planned again.
@@ -48,7 +48,7 @@ def vector(
     accumulates: bool = False,
     fast_mode: bool = False,
 ) -> Cost:
-    """Vector engine: the elements of one partition at the pace that a number of the record gives, else one per cycle.
+    """Return Vector's cost: elements of a partition at the pace that a number of the record gives, else 1 per cycle.
 
     At least the minimum interval. In a fast mode, several elements per cycle, more time passes between instructions;
     `fast_mode` tells that there is one where that pace is above one.
@@ -76,7 +76,7 @@ def vector(
 def scalar(
     hardware: Hardware, elements: int, table: str | None, accumulates: bool = False, from_psum: bool = True
 ) -> Cost:
-    """Scalar engine: one element per lane and cycle; functions from a table have a longer pipeline than a copy.
+    """Return the cost on Scalar: one element per lane and cycle; a table's functions have a longer pipeline.
 
     That pipeline is longer still for an operand in SBUF; a copy's is the same from both memories.
     """
@@ -120,7 +120,7 @@ def _streamed(
     interval: float,
     latency: float,
 ) -> tuple[Term, ...]:
-    """The terms of an engine that streams elements in so many cycles, paced by `number`.
+    """Return the terms of an engine that streams elements in so many cycles, paced by `number`.
 
     `between` and `pipeline` name the overheads of the interval and of the latency, in nanoseconds.
     """
@@ -141,13 +141,13 @@ def _streamed(
 
 
 def _pipeline(interval: float, latency: float, clock: float, *numbers: str) -> Term:
-    """The rest of the latency, once the engine is free."""
+    """Return the part of the latency after the engine is free."""
     return Term(Phase.pipeline, numbers, max(latency - interval, 0.0) / clock, False)
 
 
 @cost_function
 def gpsimd(hardware: Hardware, elements: float) -> Cost:
-    """GpSimd: a fixed start and then one element per partition and cycle at best."""
+    """Return the cost on GpSimd: a fixed start, then one element per partition and cycle at best."""
     streamed = elements * hardware.gpsimd_cycles_per_element
     return _gpsimd(
         hardware, "gpsimd_fixed_cycles", hardware.gpsimd_fixed_cycles, "gpsimd_cycles_per_element", streamed
@@ -156,7 +156,7 @@ def gpsimd(hardware: Hardware, elements: float) -> Cost:
 
 @cost_function
 def gathered(hardware: Hardware, elements: int, starts: int) -> Cost:
-    """GpSimd's gather: one element per partition and cycle, and its fixed start `starts` times more."""
+    """Return the cost of GpSimd's gather: one element per partition and cycle, and `starts` more fixed starts."""
     return gpsimd(
         hardware, elements + starts * (hardware.gpsimd_fixed_cycles / hardware.gpsimd_cycles_per_element)
     )
@@ -164,7 +164,7 @@ def gathered(hardware: Hardware, elements: int, starts: int) -> Cost:
 
 @cost_function
 def largest(hardware: Hardware, searched: int, kept: int) -> Cost:
-    """GpSimd's search for the largest elements: passes over all of them, and a cycle for each that is kept."""
+    """Return the cost of GpSimd's search for the largest elements: passes, and a cycle for each element kept."""
     streamed = hardware.gpsimd_topk_cycles_per_element * searched
     return _gpsimd(hardware, "gpsimd_clock_ghz", kept, "gpsimd_topk_cycles_per_element", streamed)
 
@@ -183,23 +183,23 @@ def _gpsimd(hardware: Hardware, start: str, start_cycles: float, number: str, st
 
 
 def on_engine(hardware: Hardware, engine: Engine, elements: int, number: str | None = None) -> Cost:
-    """Elements that Vector or GpSimd streams; `number` is the pace of the Vector engine, as in `vector`."""
+    """Return the cost of elements that Vector or GpSimd streams; `number` is the pace of Vector, as in `vector`."""
     return gpsimd(hardware, elements) if engine is Engine.gpsimd else vector(hardware, elements, number)
 
 
 @cost_function
 def cleared(hardware: Hardware, engine: Engine, elements: int, number: str | None = None) -> Cost:
-    """Elements as in `on_engine`, all of them zeros that matmuls may accumulate onto."""
+    """Return the cost of elements as in `on_engine`, all of them zeros that matmuls may accumulate onto."""
     return replace(on_engine(hardware, engine, elements, number), clears=True)
 
 
 @cost_function
 def fixed(hardware: Hardware, engine: Engine, number: str, rendezvous: bool = False) -> Cost:
-    """An instruction that holds its engine for one time of the record: with a `rendezvous`, once all members wait."""
+    """Return the cost of one time of the record on an engine; with a `rendezvous`, from when all members wait."""
     ns = getattr(hardware, number)
     cycles = ns * clock_ghz(hardware, engine)
-    held = Term(Phase.issue, (number,), ns, False)
-    return Cost(cycles, cycles, rendezvous_ns=ns if rendezvous else 0.0, explain=lambda: (held,))
+    term = Term(Phase.issue, (number,), ns, False)
+    return Cost(cycles, cycles, rendezvous_ns=ns if rendezvous else 0.0, explain=lambda: (term,))
 
 
 @cost_function
@@ -213,7 +213,7 @@ def matmul(
     stationary: tuple[int, ...] | None = None,
     cells: tuple[int, ...] = (),
 ) -> Cost:
-    """Tensor engine: `columns` of the stationary tile, `rows` streamed; float32 takes several passes.
+    """Return the cost on the Tensor engine: `columns` stationary, `rows` streamed; float32 takes several passes.
 
     The stationary tile is loaded while the matmul before streams, one row of it at a time: a stream shorter than the
     contraction does not hide the load, which then sets the pace (products of a matrix and a vector), unless the array
@@ -262,7 +262,7 @@ def matmul(
 
 
 def copied(hardware: Hardware, engine: Engine, dst: NkiTensor, src: NkiTensor) -> Cost:
-    """A copy or tensor_scalar; on the Vector engine later chips do 16-bit tiles at 4x and 32-bit ones at 2x in SBUF."""
+    """Return the cost of a copy or tensor_scalar; later chips' Vector does 16-bit tiles at 4x, 32-bit at 2x in SBUF."""
     if engine is Engine.scalar:
         return scalar(hardware, src.free_size, "copy")
     if engine is Engine.gpsimd:
@@ -279,7 +279,7 @@ def copied(hardware: Hardware, engine: Engine, dst: NkiTensor, src: NkiTensor) -
 
 
 def tensor_tensor(hardware: Hardware, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor) -> Cost:
-    """A two-operand instruction on the Vector engine: two SBUF inputs share a port on the first generation.
+    """Return the cost of two operands on Vector: two SBUF inputs share a port on the first generation.
 
     Traces show no fast mode where an operand is repeated along the free axis.
     """
@@ -293,7 +293,7 @@ def tensor_tensor(hardware: Hardware, dst: NkiTensor, data1: NkiTensor, data2: N
 
 
 def clock_ghz(hardware: Hardware, engine: Engine) -> float:
-    """The clock of an engine's instruction stream."""
+    """Return the clock of an engine's instruction stream in GHz."""
     if engine is Engine.tensor:
         return hardware.tensor_clock_ghz
     if engine is Engine.vector:

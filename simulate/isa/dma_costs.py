@@ -30,36 +30,48 @@ def dma(
     result_bytes: int = 0,
     fraction: str = "",
 ) -> Cost:
-    """One DMA: triggered on `engine`'s stream, cut into descriptors, spread over the core's DMA engines.
+    """Return the cost of a DMA: triggered on `engine`, cut into descriptors, spread over the core's DMA engines.
 
-    `mode` tells who writes the descriptors: nobody (a static ring prepared at load time), the hardware, or GpSimd.
-    `piece_bytes` is the length of a piece: bytes that lie together on both sides. A piece is cut at the descriptor
-    limit; up to eight short pieces share a descriptor within it: traces show it for prepared rings, counts of packets
-    for those that software writes. Every piece but the first of a descriptor takes at least `dma_piece_ns`, which
-    pieces of 256 bytes exceed. Pieces that lie `apart` in HBM take `dma_piece_ns` on top of their bytes at the engine's
-    peak. Hardware writes a descriptor for every piece, and so does GpSimd for rows that lie anywhere (`by_row`). GpSimd
-    works out addresses for the next descriptors meanwhile, which takes longer where they follow from data
-    (`at_run_time`). The longer of the two counts: a scatter of 128 rows of 4 bytes takes 2 us on gen2, 15 ns each, and
-    no further microsecond.
+    A piece is a run of bytes that are contiguous on both sides. A piece is cut at the descriptor limit. Up to eight
+    short pieces share a descriptor within the limit: traces show this for prepared rings, counts of packets for rings
+    that software writes. Every piece but the first of a descriptor takes at least `dma_piece_ns`, which pieces of 256
+    bytes exceed.
 
-    `total_bytes` pass through the engines: of source and destination the longer one. `hbm_bytes` are read from HBM and
-    written to it (default: the bytes of one side). However many engines move them, DMAs of one core take their bytes
-    from its share of HBM, so a DMA holds the pool for no less than its bytes take there. The engines do not start
-    together, but none starts later than the first one would have finished its part. Where the dtype changes on the way
-    (`casts`) the engines are slower. `fraction` names the part of the copying rate at which they write the
-    `result_bytes` of a DMA that transposes or adds.
+    Hardware writes a descriptor for every piece, and so does GpSimd for rows at arbitrary addresses (by_row). Meanwhile
+    GpSimd computes addresses for the next descriptors. The longer of the two times counts: a scatter of 128 rows of 4
+    bytes takes 2 us on gen2, 15 ns for each row, and no further microsecond.
+
+    The DMAs of a core take their bytes from its share of HBM's bandwidth, however many engines move them. A DMA
+    therefore occupies the pool for at least the time of its bytes in HBM. The engines do not start together, but every
+    engine starts before the first engine could have finished its share.
+
+    Args:
+        hardware: Record of the chip.
+        engine: Engine whose stream triggers the DMA.
+        mode: Writer of the descriptors: nobody (a static ring prepared at load time), the hardware, or GpSimd.
+        total_bytes: Bytes that pass through the engines, of the larger of source and destination.
+        piece_bytes: Length of a piece in bytes.
+        load: Whether the destination is on chip.
+        hbm_bytes: Bytes read from HBM and written to it; None for total_bytes.
+        casts: Whether the dtype changes on the way, which makes the engines slower.
+        by_row: Whether GpSimd writes a descriptor for every row.
+        at_run_time: Whether addresses come from operands, which takes GpSimd longer.
+        apart: Whether pieces are separate in HBM and take `dma_piece_ns` on top of their bytes at the engine's peak.
+        result_bytes: Bytes that a DMA writes that transposes or adds.
+        fraction: Field of the record: the fraction of the copying rate at which result_bytes are written. Empty for a
+            copy.
     """
     piece = max(min(piece_bytes, hardware.dma_descriptor_bytes_max), 1)
     shared = 1
     if mode is not DgeMode.hwdge and not by_row:
         shared = min(max(hardware.dma_descriptor_bytes_max // piece, 1), _PIECES_MAX)
     descriptors = ceil(total_bytes / (piece * shared))
-    rate, at = "dma_cast_bytes_per_ns" if casts else "dma_engine_bytes_per_ns", tuple[str, ...]()
+    rate, fraction_fields = "dma_cast_bytes_per_ns" if casts else "dma_engine_bytes_per_ns", tuple[str, ...]()
     data_ns = total_bytes / getattr(hardware, rate)
     if fraction:
         result_ns = result_bytes / hardware.dma_engine_bytes_per_ns / getattr(hardware, fraction)
         if result_ns >= data_ns:
-            rate, at, data_ns = "dma_engine_bytes_per_ns", (fraction,), result_ns
+            rate, fraction_fields, data_ns = "dma_engine_bytes_per_ns", (fraction,), result_ns
     pieces = min(shared, ceil(total_bytes / piece))
     piece_ns = data_ns / descriptors / pieces
     apart_ns = piece / hardware.dma_piece_bytes_per_ns if apart else 0.0
@@ -67,19 +79,7 @@ def dma(
     if short:
         data_ns = descriptors * (piece_ns + (pieces - 1) * (hardware.dma_piece_ns + apart_ns))
     each_ns = hardware.dma_descriptor_ns + data_ns / descriptors  # from one queued descriptor to the next
-    gpsimd_ns = 0.0
-    if mode is DgeMode.swdge:
-        trigger_ns, first_ns = hardware.dma_swdge_trigger_ns, hardware.dma_swdge_first_ns
-        gpsimd_ns = hardware.dma_swdge_gpsimd_ns if at_run_time else hardware.dma_swdge_known_gpsimd_ns
-        gpsimd_ns = max(gpsimd_ns, descriptors * hardware.dma_swdge_descriptor_ns)
-    elif mode is DgeMode.hwdge:
-        beyond = max(descriptors - hardware.dma_hwdge_descriptors_free, 0)
-        trigger_ns = hardware.dma_hwdge_trigger_ns + beyond * hardware.dma_hwdge_descriptor_ns
-        # Published from the start of the trigger; in the schedule first bytes come after its end.
-        first_ns = max(hardware.dma_hwdge_first_ns - hardware.dma_hwdge_trigger_ns, 0.0)
-    else:
-        trigger_ns = hardware.dma_static_trigger_ns
-        first_ns = hardware.dma_static_first_ns if load else hardware.dma_static_store_first_ns
+    trigger_ns, first_ns, gpsimd_ns = _time_start(hardware, mode, load, at_run_time, descriptors)
     used = min(descriptors, hardware.dma_engines)
     moving_ns = ceil(descriptors / hardware.dma_engines) * each_ns
     skew_ns = min(hardware.dma_load_skew_ns if load else hardware.dma_store_skew_ns, moving_ns)
@@ -91,7 +91,7 @@ def dma(
     clock = clock_ghz(hardware, engine)
     issue_ns = trigger_ns + gpsimd_ns
     latency = (issue_ns + first_ns + transfer_ns + hardware.dma_completion_ns) * clock
-    parts = DmaCost(
+    phases = DmaCost(
         bytes=total_bytes,
         descriptors=descriptors,
         trigger_ns=trigger_ns,
@@ -116,41 +116,65 @@ def dma(
             if apart:
                 data.append((("dma_piece_bytes_per_ns",), more * apart_ns, True))
             queued_ns += more * (hardware.dma_piece_ns + apart_ns)
-        data.append(((rate, *at), moving_ns - queued_ns, True))
+        data.append(((rate, *fraction_fields), moving_ns - queued_ns, True))
         if sum(ns for _, ns, _ in data) < hbm_ns:
             data = [(("hbm_gb_per_s_per_core",), hbm_ns, True)]
         return (
-            *_start(hardware, mode, load, at_run_time, parts),
+            *_list_start_terms(hardware, mode, load, at_run_time, phases),
             *[Term(Phase.data, numbers, ns, grows) for numbers, ns, grows in data],
             Term(Phase.completion, ("dma_completion_ns",), hardware.dma_completion_ns, False),
         )
 
-    return Cost(interval_cycles=issue_ns * clock, latency_cycles=latency, dma=parts, explain=explain)
+    return Cost(interval_cycles=issue_ns * clock, latency_cycles=latency, dma=phases, explain=explain)
 
 
-def _start(
-    hardware: Hardware, mode: DgeMode, load: bool, at_run_time: bool, parts: DmaCost
+def _time_start(
+    hardware: Hardware, mode: DgeMode, load: bool, at_run_time: bool, descriptors: int
+) -> tuple[float, float, float]:
+    """Return the times of a DMA in ns until its first byte moves: (trigger, trigger to first byte, GpSimd's work)."""
+    gpsimd_ns = 0.0
+    if mode is DgeMode.swdge:
+        trigger_ns, first_ns = hardware.dma_swdge_trigger_ns, hardware.dma_swdge_first_ns
+        gpsimd_ns = hardware.dma_swdge_gpsimd_ns if at_run_time else hardware.dma_swdge_known_gpsimd_ns
+        gpsimd_ns = max(gpsimd_ns, descriptors * hardware.dma_swdge_descriptor_ns)
+    elif mode is DgeMode.hwdge:
+        beyond = max(descriptors - hardware.dma_hwdge_descriptors_free, 0)
+        trigger_ns = hardware.dma_hwdge_trigger_ns + beyond * hardware.dma_hwdge_descriptor_ns
+        # Published from the start of the trigger; in the schedule first bytes come after its end.
+        first_ns = max(hardware.dma_hwdge_first_ns - hardware.dma_hwdge_trigger_ns, 0.0)
+    else:
+        trigger_ns = hardware.dma_static_trigger_ns
+        first_ns = hardware.dma_static_first_ns if load else hardware.dma_static_store_first_ns
+    return trigger_ns, first_ns, gpsimd_ns
+
+
+def _list_start_terms(
+    hardware: Hardware, mode: DgeMode, load: bool, at_run_time: bool, phases: DmaCost
 ) -> tuple[Term, ...]:
-    """The terms of a DMA until its first byte moves: on the stream that triggers it, on GpSimd, and after them."""
-    kind = {DgeMode.swdge: "swdge", DgeMode.hwdge: "hwdge"}.get(mode, "static")
-    trigger = f"dma_{kind}_trigger_ns"
+    """Return the terms of a DMA until its first byte moves: on the triggering stream, on GpSimd, and after them."""
+    descriptor_type = {DgeMode.swdge: "swdge", DgeMode.hwdge: "hwdge"}.get(mode, "static")
+    trigger = f"dma_{descriptor_type}_trigger_ns"
     trigger_ns = getattr(hardware, trigger)
     terms = [Term(Phase.issue, (trigger,), trigger_ns, False)]
-    if parts.trigger_ns > trigger_ns:
-        beyond_ns = parts.trigger_ns - trigger_ns
+    if phases.trigger_ns > trigger_ns:
+        beyond_ns = phases.trigger_ns - trigger_ns
         terms.append(Term(Phase.issue, ("dma_hwdge_descriptor_ns",), beyond_ns, True))
     if mode is DgeMode.swdge:
         addresses = "dma_swdge_gpsimd_ns" if at_run_time else "dma_swdge_known_gpsimd_ns"
-        grows = parts.gpsimd_ns > getattr(hardware, addresses)
+        grows = phases.gpsimd_ns > getattr(hardware, addresses)
         number = "dma_swdge_descriptor_ns" if grows else addresses
-        terms.append(Term(Phase.issue, (number,), parts.gpsimd_ns, grows))
-    first = f"dma_{kind}_first_ns" if load or kind != "static" else "dma_static_store_first_ns"
-    return (*terms, Term(Phase.first_byte, (first,), parts.first_byte_ns, False))
+        terms.append(Term(Phase.issue, (number,), phases.gpsimd_ns, grows))
+    first = (
+        f"dma_{descriptor_type}_first_ns"
+        if load or descriptor_type != "static"
+        else "dma_static_store_first_ns"
+    )
+    return (*terms, Term(Phase.first_byte, (first,), phases.first_byte_ns, False))
 
 
 @cost_function
 def exchanged(hardware: Hardware, total_bytes: int, row_bytes: int, by_gpsimd: bool) -> Cost:
-    """Tiles that two cores exchange: by GpSimd at a rate of its own, else as a DMA after a core barrier."""
+    """Return the cost of tiles that two cores exchange: by GpSimd, at its rate, else a DMA after a core barrier."""
     if by_gpsimd:
         moving_ns = total_bytes / hardware.sendrecv_gb_per_s
         whole_ns = hardware.sendrecv_latency_ns + moving_ns
@@ -170,7 +194,7 @@ def exchanged(hardware: Hardware, total_bytes: int, row_bytes: int, by_gpsimd: b
 
 @cost_function
 def collective(hardware: Hardware, ranks: int, total_bytes: int, hops: float) -> Cost:
-    """A collective over `ranks` ranks: the latency and the rate of its range of sizes.
+    """Return the cost of a collective over `ranks` ranks: the latency and the rate of its range of sizes.
 
     Up to the switch size every rank exchanges with every other one in one step, above it data passes round a ring,
     whose steps take time as well. `hops` scales payload and steps: 1 for an all-reduce (reduce-scatter and all-gather

@@ -14,12 +14,12 @@ from simulate.numerics import random
 
 
 def vector_generator(hardware: Hardware) -> State:
-    """The Vector engine's: shift registers, and from gen4 on four XORWOW generators per lane."""
+    """Return the Vector engine's generator: shift registers, and from gen4 on four XORWOW generators per lane."""
     return State.vector_xorwow if hardware.vector_random_state else State.vector_lfsr
 
 
 def draw(generator: State, state: np.ndarray, tile: NkiTensor) -> tuple[np.ndarray, np.ndarray]:
-    """32 random bits per element (P, elements) for the lanes of a tile, and all lanes' state after it."""
+    """Draw 32 random bits per element (P, elements) for the lanes of a tile; return them and all lanes' next state."""
     rows = tile.shape[0]
     advance = random.lfsr if generator is State.vector_lfsr else random.xorwow
     words, lanes = advance(state[:rows], tile.free_size)
@@ -29,7 +29,7 @@ def draw(generator: State, state: np.ndarray, tile: NkiTensor) -> tuple[np.ndarr
 
 
 def stateful(hardware: Hardware, engine: Engine) -> tuple[Engine, State]:
-    """The engine whose generator state is moved; unknown means GpSimd, which has one wherever any has."""
+    """Return the engine whose generator state is moved; unknown means GpSimd, which has one wherever any has."""
     generator_state_on_chip(hardware)
     if engine is Engine.unknown:
         engine = Engine.gpsimd

@@ -17,7 +17,7 @@ _ROUNDS_TO_INFINITY = _FLOAT32.max + 2.0 ** (127 - 24)  # half a unit in the las
 
 
 def float32_number(operand: str, value: Any) -> np.float32:
-    """A number as float32."""
+    """Return a number as float32."""
     is_number(operand, value)
     if not _rounds_to_float32(value):
         raise RuleViolation(fits_float32, f"{operand}={value!r:.60}", limit=f"{_FLOAT32.max}")
@@ -33,7 +33,7 @@ def _rounds_to_float32(value: Any) -> bool:
 
 
 def integer_within(value: Any, low: int, high: int) -> int | None:
-    """The value as a Python integer, or None if it is none or lies outside low … high."""
+    """Return the value as a Python integer, or None if it is no integer or outside low … high."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -14,12 +14,12 @@ from simulate.memory.indirection import TENSOR_ENGINE_GROUP, offsets_in_index, o
 
 
 def is_indirect(tile: NkiTensor) -> bool:
-    """Whether a tile is a view made by .indirect."""
+    """Return whether a tile is a view made by .indirect."""
     return tile.dynamic is not None and tile.dynamic.group > 0
 
 
 def check(hardware: Hardware, engine: Engine, dst: NkiTensor, data: NkiTensor, *engines: Engine) -> None:
-    """The rules of an instruction that gathers `data` or scatters `dst`; `engines` have such instructions."""
+    """Check the rules of an instruction that gathers `data` or scatters `dst`; `engines` have such instructions."""
     gathers, scatters = is_indirect(data), is_indirect(dst)
     if not (gathers or scatters):
         return
@@ -37,14 +37,14 @@ def check(hardware: Hardware, engine: Engine, dst: NkiTensor, data: NkiTensor, *
 
 
 def check_gather(hardware: Hardware, data: NkiTensor) -> None:
-    """The rules of an operand that may be gathered."""
+    """Check the rules of an operand that may be gathered."""
     if is_indirect(data):
         _check_list(hardware, data)
         starts_with_index("data", data, data)
 
 
 def on_tensor_engine(tile: NkiTensor) -> NkiTensor:
-    """The view as the Tensor engine reads it, whose groups have 32 partitions."""
+    """Return the view as the Tensor engine reads it, whose groups have 32 partitions."""
     dynamic = tile.dynamic
     if dynamic is None or not dynamic.group:
         return tile

@@ -45,7 +45,7 @@ class _View:
     dynamic: Dynamic | None
     index: int  # the argument that is the index of `dynamic`
 
-    def of(self, tensors: list[NkiTensor]) -> NkiTensor:
+    def select(self, tensors: list[NkiTensor]) -> NkiTensor:
         dynamic = self.dynamic
         if dynamic is not None:
             dynamic = replace(dynamic, index=tensors[self.index])
@@ -70,21 +70,21 @@ class KnownCall:
         stand_ins: dict[int, Any] = {}
         storages: dict[int, Storage] = {}
 
-        def stood_in(value: Any) -> Any:
+        def replace_tensors(value: Any) -> Any:
             if type(value) is list:
-                return [stood_in(each) for each in value] if _tensors_of(value) else value
+                return [replace_tensors(element) for element in value] if _tensors_of(value) else value
             if type(value) is NkiTensor or isinstance(value, VirtualRegister):
-                made = stand_ins.get(id(value))
-                if made is None:
-                    made = stand_ins[id(value)] = _stand_in_of(value, storages)
-                return made
+                replacement = stand_ins.get(id(value))
+                if replacement is None:
+                    replacement = stand_ins[id(value)] = _make_stand_in(value, storages)
+                return replacement
             return value
 
-        given = [stood_in(value) for value in args]
-        named = {name: stood_in(value) for name, value in kwargs.items()}
-        plan = complete(planner(*context, *given, **named))
+        positional = [replace_tensors(value) for value in args]
+        keywords = {name: replace_tensors(value) for name, value in kwargs.items()}
+        plan = complete(planner(*context, *positional, **keywords))
         arguments = _with_indices(
-            [each for value in (*given, *named.values()) for each in _tensors_of(value)]
+            [element for value in (*positional, *keywords.values()) for element in _tensors_of(value)]
         )
         self._reads = [_operand(tensor, arguments) for tensor in plan.reads]
         self._writes = [_operand(tensor, arguments) for tensor in plan.writes]
@@ -95,12 +95,12 @@ class KnownCall:
         self.template = Template(planner.__name__, plan) if shared and None not in operands else None
 
     def operands(self, tensors: list[NkiTensor]) -> tuple[Tensors, Tensors]:
-        """What the instruction reads and what it writes, where it is called with these tensors."""
+        """Return what the instruction reads and what it writes, where it is called with these tensors."""
         if self._are_arguments:
-            at = tensors.__getitem__
-            return tuple(map(at, self._reads)), tuple(map(at, self._writes))  # type: ignore[arg-type]
+            get_tensor = tensors.__getitem__
+            return tuple(map(get_tensor, self._reads)), tuple(map(get_tensor, self._writes))  # type: ignore[arg-type]
         reads, writes = (
-            tuple([tensors[each] if type(each) is int else each.of(tensors) for each in side])  # type: ignore[union-attr]
+            tuple([tensors[operand] if type(operand) is int else operand.select(tensors) for operand in side])  # type: ignore[union-attr]
             for side in (self._reads, self._writes)
         )
         return reads, writes
@@ -114,7 +114,7 @@ class Memo:
         self.calls: dict[tuple[Any, ...], KnownCall] = {}
 
     def add(self, key: tuple[Any, ...], call: KnownCall) -> None:
-        """Remember a call."""
+        """Record a call."""
         if len(self.calls) >= self.capacity:
             self.calls.clear()
         self.calls[key] = call
@@ -123,66 +123,66 @@ class Memo:
 def key_of(
     planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], list[NkiTensor]] | None:
-    """The key of a call and its tensors, each followed by its index; None for a call that is planned anew."""
-    parts: list[Any] = [planner, len(args), *kwargs]
+    """Return the key of a call, and its tensors with their indices; None for a call that is planned again."""
+    items: list[Any] = [planner, len(args), *kwargs]
     tensors: list[NkiTensor] = []
     storages: list[int] = []
 
     def add(tensor: NkiTensor) -> bool:
         storage = id(tensor.storage)
-        parts.append(tensor.layout)
+        items.append(tensor.layout)
         if storage in storages:  # views of one allocation are another call than views of two
-            parts.append(storages.index(storage))
+            items.append(storages.index(storage))
         storages.append(storage)
         tensors.append(tensor)
         dynamic = tensor.dynamic
         if dynamic is None:
             return True
-        parts.extend((dynamic.step, dynamic.extent, dynamic.per_partition, dynamic.group))
+        items.extend((dynamic.step, dynamic.extent, dynamic.per_partition, dynamic.group))
         return type(dynamic.index) is NkiTensor and add(dynamic.index)
 
     for value in (*context, *args, *kwargs.values()):
-        kind = type(value)
-        if kind is NkiTensor:
+        value_type = type(value)
+        if value_type is NkiTensor:
             if not add(value):
                 return None
-        elif kind in _BY_VALUE:
-            parts += kind, value  # 1 is no True
-        elif kind in _BY_IDENTITY:
-            parts.append(id(value))
-        elif kind is float:
-            parts += kind, value or repr(value)  # 0.0 is no -0.0
-        elif kind is tuple and all(type(part) is int for part in value):
-            parts += kind, value
-        elif issubclass(kind, Enum):
-            _BY_IDENTITY.add(kind)
-            parts.append(id(value))
-        elif issubclass(kind, VirtualRegister):
-            parts += kind, value.frozen
+        elif value_type in _BY_VALUE:
+            items += value_type, value  # 1 is no True
+        elif value_type in _BY_IDENTITY:
+            items.append(id(value))
+        elif value_type is float:
+            items += value_type, value or repr(value)  # 0.0 is no -0.0
+        elif value_type is tuple and all(type(entry) is int for entry in value):
+            items += value_type, value
+        elif issubclass(value_type, Enum):
+            _BY_IDENTITY.add(value_type)
+            items.append(id(value))
+        elif issubclass(value_type, VirtualRegister):
+            items += value_type, value.frozen
             add(value.cell)
-        elif kind is ReplicaGroup:
-            parts.append(value)
-        elif kind is list and _tensors_of(value):
-            parts += kind, len(value)
-            if not all(add(each) for each in value):
+        elif value_type is ReplicaGroup:
+            items.append(value)
+        elif value_type is list and _tensors_of(value):
+            items += value_type, len(value)
+            if not all(add(element) for element in value):
                 return None
         else:
             return None
-    return tuple(parts), tensors
+    return tuple(items), tensors
 
 
 def _tensors_of(value: Any) -> list[NkiTensor]:
-    """The tensors of an argument: itself, the cell of a register, or the elements of a list of tensors."""
+    """Return the tensors of an argument: itself, the cell of a register, or the elements of a list of tensors."""
     if type(value) is NkiTensor:
         return [value]
     if isinstance(value, VirtualRegister):
         return [value.cell]
-    if type(value) is list and all(type(each) is NkiTensor for each in value):
+    if type(value) is list and all(type(element) is NkiTensor for element in value):
         return value
     return []
 
 
-def _stand_in_of(
+def _make_stand_in(
     value: NkiTensor | VirtualRegister, storages: dict[int, Storage]
 ) -> NkiTensor | VirtualRegister:
     if isinstance(value, NkiTensor):
@@ -191,23 +191,23 @@ def _stand_in_of(
 
 
 def _with_indices(tensors: list[NkiTensor]) -> list[NkiTensor]:
-    """Tensors, each followed by the index of its run-time address, in the order of `key_of`."""
-    found: list[NkiTensor] = []
+    """Return tensors, each followed by the index of its run-time address, in the order of `key_of`."""
+    indexed: list[NkiTensor] = []
     for tensor in tensors:
-        found.append(tensor)
-        while (dynamic := found[-1].dynamic) is not None:
-            found.append(dynamic.index)
-    return found
+        indexed.append(tensor)
+        while (dynamic := indexed[-1].dynamic) is not None:
+            indexed.append(dynamic.index)
+    return indexed
 
 
 def _operand(tensor: NkiTensor, arguments: list[NkiTensor]) -> int | _View | None:
-    """Which argument an operand of a plan is, or which view of which one; None if it is neither."""
+    """Return which argument an operand of a plan is, or which view of which argument; None if it is neither."""
     for number, argument in enumerate(arguments):
         if argument is tensor:
             return number
     index = -1
     if tensor.dynamic is not None:
-        index = next((n for n, each in enumerate(arguments) if each is tensor.dynamic.index), -1)
+        index = next((n for n, candidate in enumerate(arguments) if candidate is tensor.dynamic.index), -1)
         if index < 0:
             return None
     for number, argument in enumerate(arguments):

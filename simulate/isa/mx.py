@@ -24,7 +24,7 @@ _SCALE_STARTS = (0, 4, 8, 12)
 
 
 def check_scale(hardware: Hardware, operand: str, scale: NkiTensor, data: NkiTensor, columns: int) -> None:
-    """The rules of the scale tile that belongs to `data` with `columns` packed elements per partition."""
+    """Check the rules of the scale tile that belongs to `data` with `columns` packed elements per partition."""
     rules.is_tensor(operand, scale)
     rules.lies_in(operand, scale, MemoryRegion.sbuf)
     rules.partitions_within_limit(hardware, operand, scale)
@@ -35,7 +35,7 @@ def check_scale(hardware: Hardware, operand: str, scale: NkiTensor, data: NkiTen
 
 
 def scale_rows(hardware: Hardware, scale: NkiTensor, data: NkiTensor, columns: int) -> tuple[NkiTensor, ...]:
-    """The parts of a scale tile that hold scales of `data`: one per quadrant, (4, columns) or fewer rows."""
+    """Return the views of a scale tile with the scales of `data`: one per quadrant, (4, columns) or fewer rows."""
     width = hardware.partitions_per_quadrant
     groups = data.shape[0] // GROUP_PARTITIONS
     per_quadrant = width // GROUP_PARTITIONS
@@ -46,8 +46,8 @@ def scale_rows(hardware: Hardware, scale: NkiTensor, data: NkiTensor, columns: i
 
 
 def scale_bytes(rows: tuple[np.ndarray, ...]) -> np.ndarray:
-    """Biased exponents (groups, columns) from the rows of a scale tile, as int32."""
-    joined = np.concatenate([flat(part) for part in rows], axis=0)
+    """Return biased exponents (groups, columns) from the rows of a scale tile, as int32."""
+    joined = np.concatenate([flat(row_view) for row_view in rows], axis=0)
     if joined.dtype == np.float32:  # NKI_PRECISE_FP=0, see stored_scale
         exponents = np.frexp(joined)[1] - 1 + SCALE_BIAS
         return np.where(np.isnan(joined), SCALE_NAN, exponents).astype(np.int32)
@@ -55,13 +55,13 @@ def scale_bytes(rows: tuple[np.ndarray, ...]) -> np.ndarray:
 
 
 def scale_values(biased: np.ndarray) -> np.ndarray:
-    """The float32 scales that biased exponents stand for."""
+    """Return the float32 scales that biased exponents stand for."""
     powers = np.ldexp(np.float32(1), biased - SCALE_BIAS)
     return np.where(biased == SCALE_NAN, np.float32(np.nan), powers)
 
 
 def stored_scale(biased: np.ndarray, dtype: DType) -> np.ndarray:
-    """Biased exponents as the scale tile stores them."""
+    """Return biased exponents as the scale tile stores them."""
     if dtype.storage == np.float32:  # how NKI_PRECISE_FP=0 keeps float8_e8m0fnu
         return scale_values(biased)
     return biased.astype(np.uint8).view(dtype.storage)

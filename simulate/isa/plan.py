@@ -46,7 +46,7 @@ class State(Enum):
     gpsimd_xorwow = "gpsimd_xorwow"
 
     def initial(self, partitions: int) -> np.ndarray:
-        """The state that a kernel finds before it has set it.
+        """Return the state that a kernel finds before it has set it.
 
         Nothing is documented. The Scalar accumulators are zero; the Vector ones count as undefined (NaN), as they do
         after every instruction that leaves them idle; generators are seeded with 0, so that runs repeat.
@@ -147,7 +147,7 @@ class Cost:
         return self.explain()
 
     def on(self, hardware: Hardware) -> Cost:
-        """The cost of the same instruction by another record of the chip, whose numbers of times differ."""
+        """Return the cost of the same instruction by another record of the chip, whose numbers of times differ."""
         assert self.again is not None, "the cost of an instruction comes from a cost function"
         return self.again(hardware)
 
@@ -194,7 +194,7 @@ class Argument:
     """The argument of a table function: `of` computes it from the operands of `reads`."""
 
     function: ActivationFunction
-    of: Callable[..., np.ndarray]
+    compute: Callable[..., np.ndarray]
 
 
 class RandomUse(Enum):
@@ -300,11 +300,11 @@ class Plan:
     """Facts for detectors and reports. Equal effects are one object, so that a stream keeps each once."""
 
     def over(self, reads: tuple[NkiTensor, ...], writes: tuple[NkiTensor, ...]) -> Plan:
-        """The same instruction on other tensors of the same layouts."""
+        """Return the same instruction on other tensors of the same layouts."""
         return Plan(self.engine, reads, writes, *_facts(self))
 
     def template(self) -> Plan:
-        """The same instruction on stand-ins: what a stream keeps, since it holds no memory of a launch."""
+        """Return the same instruction on stand-ins: what a stream keeps, since it has no memory of a launch."""
         storages: dict[int, Storage] = {}
         made = {id(tensor): stand_in(tensor, storages) for tensor in (*self.reads, *self.writes)}
         return self.over(
@@ -349,7 +349,7 @@ _NO_BYTES = np.empty(0, np.uint8)
 
 
 def stand_in(tensor: NkiTensor, storages: dict[int, Storage]) -> NkiTensor:
-    """A tensor of the same layout, over an allocation that has no bytes.
+    """Return a tensor of the same layout, over an allocation that has no bytes.
 
     `storages` has the allocations without bytes so far, by the id of the one they stand for: tensors that share an
     allocation share its stand-in, because rules may ask whether they do.

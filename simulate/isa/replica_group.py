@@ -19,12 +19,12 @@ class ReplicaGroup(NKIObject):
         well_formed_group(self.groups)
         object.__setattr__(self, "groups", tuple(tuple(int(rank) for rank in group) for group in self.groups))
 
-    def of(self, rank: int) -> tuple[int, ...]:
-        """The list that holds `rank`."""
+    def find_group(self, rank: int) -> tuple[int, ...]:
+        """Return the list of ranks that contains `rank`."""
         for group in self.groups:
             if rank in group:
                 return group
-        from_one = rank == 0 and min(each for group in self.groups for each in group) == 1
+        from_one = rank == 0 and min(member for group in self.groups for member in group) == 1
         raise RuleViolation(
             rank_in_group,
             f"rank {rank}, which calls it, lies outside every group: {[list(g) for g in self.groups]}",

@@ -27,13 +27,13 @@ def violations(*applications: tuple[Any, ...]) -> tuple[RuleViolation, ...]:
     For rules of `simulate.level.UNDOCUMENTED` and `WARNED`: the plan's `undocumented` carries the violations to the
     launch, whose rules refuse or tolerate them.
     """
-    found = []
+    caught = []
     for apply, *arguments in applications:
         try:
             apply(*arguments)
         except RuleViolation as violation:
-            found.append(violation.with_traceback(None))
-    return tuple(found)
+            caught.append(violation.with_traceback(None))
+    return tuple(caught)
 
 
 @rule("NKW-FLAG", limit="True or False", hint="pass True or False")
@@ -86,7 +86,7 @@ def starts_on_quadrant(hardware: Hardware, operand: str, tile: NkiTensor) -> Non
 
 
 def may_start(hardware: Hardware, tile: NkiTensor) -> bool:
-    """Whether an engine can access a tile from the partition at which it starts."""
+    """Return whether an engine can access a tile from the partition at which it starts."""
     start, count = first_partition(tile), tile.shape[0]
     return start % _start_step(count) == 0 and start + count <= hardware.partitions
 
@@ -133,7 +133,7 @@ def free_size_within_limit(hardware: Hardware, operand: str, tile: NkiTensor) ->
 
 
 def _stored_elements(tile: NkiTensor) -> int:
-    """The elements per partition that take memory."""
+    """Return the elements per partition that take memory."""
     return math.prod(size for size, stride in zip(tile.shape[1:], tile.strides[1:]) if stride)
 
 
@@ -213,7 +213,7 @@ def not_indirect(operand: str, tile: NkiTensor) -> None:
 def check_tile(
     hardware: Hardware, operand: str, tile: Any, *allowed: MemoryRegion, indirect: bool = False
 ) -> None:
-    """The layout rules of one on-chip operand; `indirect` where the reference lists it for tensor indirection.
+    """Check the layout rules of one on-chip operand; `indirect` where the reference lists it for tensor indirection.
 
     One run-time offset for the whole tile, as `.ap(scalar_offset=…)` and `.select` give, is a register in the
     access pattern of any engine and always allowed.
@@ -240,7 +240,7 @@ def check_tile(
 
 
 def check_unpacked(hardware: Hardware, *allowed: MemoryRegion, indirect: bool = False, **tiles: Any) -> None:
-    """The layout rules of several on-chip operands, as `check_tile` has them; none has a packed dtype."""
+    """Check the layout rules of several on-chip operands, as `check_tile` does; none has a packed dtype."""
     for operand, tile in tiles.items():
         check_tile(hardware, operand, tile, *allowed, indirect=indirect)
         not_packed(operand, tile)
@@ -279,13 +279,13 @@ def gpsimd_stays_in_sbuf(engine: Engine, **tiles: Any) -> None:
 )
 def same_partitions(first: str, tile: NkiTensor, second: str, other: NkiTensor) -> None:
     """All operands of an instruction have the same number of partitions."""
-    rows, others = tile.shape[0], other.shape[0]
-    if rows != others:
+    rows, other_rows = tile.shape[0], other.shape[0]
+    if rows != other_rows:
         hint = ""
-        if 1 in (rows, others):
-            hint = repeated_row(first if rows == 1 else second, max(rows, others))
+        if 1 in (rows, other_rows):
+            hint = repeated_row(first if rows == 1 else second, max(rows, other_rows))
         raise RuleViolation(
-            same_partitions, f"{first} has {rows} partitions, {second} has {others}", hint=hint
+            same_partitions, f"{first} has {rows} partitions, {second} has {other_rows}", hint=hint
         )
 
 
@@ -300,24 +300,24 @@ def repeated_row(operand: str, partitions: int) -> str:
 @rule("NKW-ELEMENTS-AGREE", hint="slice or broadcast the free dims so that the counts agree")
 def same_free_size(first: str, tile: NkiTensor, second: str, other: NkiTensor) -> None:
     """Operands are streamed element by element, so they have the same number of elements per partition."""
-    size, others = tile.free_size, other.free_size
-    if size != others:
+    size, other_size = tile.free_size, other.free_size
+    if size != other_size:
         hint = ""
-        if 1 in (size, others) and tile.shape[0] == other.shape[0]:
+        if 1 in (size, other_size) and tile.shape[0] == other.shape[0]:
             column = first if size == 1 else second
             hint = (
                 f"{column} has one value per partition: give it as operand0 to nisa.tensor_scalar, or repeat it with "
-                f"{column}.broadcast(1, {max(size, others)})"
+                f"{column}.broadcast(1, {max(size, other_size)})"
             )
         raise RuleViolation(
             same_free_size,
-            f"{first} has {size} elements per partition, {second} has {others}",
+            f"{first} has {size} elements per partition, {second} has {other_size}",
             hint=hint,
         )
 
 
 def same_elements(first: str, tile: NkiTensor, second: str, other: NkiTensor) -> None:
-    """Same partitions and same elements per partition."""
+    """Check that tiles have the same partitions and the same elements per partition."""
     if tile.shape != other.shape:
         same_partitions(first, tile, second, other)
         same_free_size(first, tile, second, other)
@@ -421,12 +421,12 @@ def binary(operand: str, operator: AluOperator) -> None:
 
 
 def is_bitvec(operator: AluOperator) -> bool:
-    """Whether an operator works on raw bits."""
+    """Return whether an operator works on raw bits."""
     return operator.family is OperatorFamily.bitvec
 
 
 def first_partition(tile: NkiTensor) -> int:
-    """The partition at which an on-chip view starts."""
+    """Return the partition at which an on-chip view starts."""
     storage = tile.storage
     per_partition = storage.nbytes // storage.shape[0]
     return tile.offset * tile.dtype.storage.itemsize // per_partition

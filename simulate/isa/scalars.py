@@ -41,7 +41,7 @@ def scalar_arithmetic(
     left: NkiTensor | int,
     right: NkiTensor | int,
 ) -> Plan:
-    """dst = left operator right, (1, 1) cells or numbers of dst's width, on the Sync stream.
+    """Compute dst = left operator right, (1, 1) cells or numbers of dst's width, on the Sync stream.
 
     Cost: none is published; one of an instruction between registers, as for register_move.
     """

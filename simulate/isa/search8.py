@@ -14,31 +14,31 @@ from simulate.memory import NkiTensor
 INDEX_DTYPES = ("uint16", "uint32")
 
 
-def take_matches(
-    rows: np.ndarray, wanted: np.ndarray, slots: Iterable[int]
+def match_in_slot_order(
+    rows: np.ndarray, targets: np.ndarray, slots: Iterable[int]
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """For each slot in turn: the slot, whether each partition has its value left, and where it stands first.
+    """Yield each slot in turn: the slot, whether each partition has its value free, and its first position.
 
     A position is taken once. Comparison is float32 equality: -0 equals 0, and NaN equals nothing, so that a taken
     position can be marked with it.
     """
-    left = rows.copy()
+    unmatched = rows.copy()
     partitions = np.arange(rows.shape[0])
     for slot in slots:
-        matches = left == wanted[:, slot : slot + 1]
-        at = matches.argmax(axis=1)
-        found = matches[partitions, at]
-        left[partitions[found], at[found]] = np.nan
-        yield slot, found, at
+        matches = unmatched == targets[:, slot : slot + 1]
+        first_positions = matches.argmax(axis=1)
+        matched = matches[partitions, first_positions]
+        unmatched[partitions[matched], first_positions[matched]] = np.nan
+        yield slot, matched, first_positions
 
 
 def all_ones(index: NkiTensor) -> np.float32:
-    """The index of a value that is missing. For 32 bits it is 2**32 - 1 after saturation."""
+    """Return the index of a value that is missing. For 32 bits it is 2**32 - 1 after saturation."""
     return np.float32(np.iinfo(index.dtype.storage).max)
 
 
 def check_searched(hardware: Hardware, operand: str, tile: NkiTensor) -> None:
-    """The rules of the tile that max8 and nc_find_index8 search."""
+    """Check the rules of the tile that max8 and nc_find_index8 search."""
     rules.check_tile(hardware, operand, tile)
     rules.not_packed(operand, tile)
     searchable(hardware, operand, tile)

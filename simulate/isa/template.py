@@ -19,7 +19,7 @@ class Template:
     __slots__ = ("boxes", "direct", "op", "operands", "plan", "reads", "writes")
 
     def __init__(self, op: str, plan: Plan) -> None:
-        """`plan` is one over stand-ins: a template outlives the launches that use it."""
+        """Create a template of a plan over stand-ins, since it is used after the launches that made it."""
         self.op = op
         self.plan = plan
         self.operands: list[NkiTensor] = []
@@ -29,22 +29,22 @@ class Template:
         self.reads: list[int] = []
         self.writes: list[int] = []
         adds = plan.accumulate is not None and plan.accumulate is not Accumulate.overwrite
-        for kind, tensors, places in (
+        for mode, tensors, indices in (
             (READ, plan.reads, self.reads),
             (ACCUMULATE if adds else WRITE, plan.writes, self.writes),
         ):
             for tensor in tensors:
-                places.append(len(self.operands))
-                self._add(kind, tensor)
+                indices.append(len(self.operands))
+                self._add(mode, tensor)
         self.direct = len(self.operands) == len(self.reads) + len(self.writes)
 
-    def _add(self, kind: int, tensor: NkiTensor) -> None:
+    def _add(self, mode: int, tensor: NkiTensor) -> None:
         self.operands.append(tensor)
         if tensor.dynamic is None:
-            self.boxes.append((kind, *tensor.layout.rows))
+            self.boxes.append((mode, *tensor.layout.rows))
             return
         form, index = tensor.layout.form, tensor.dynamic.index
         rows = form.size * form.dtype.itemsize // form.row_bytes
-        self.boxes.append((kind, 0, rows, 0, form.row_bytes))
+        self.boxes.append((mode, 0, rows, 0, form.row_bytes))
         self.operands.append(index)
         self.boxes.append((READ, *index.layout.rows))

@@ -29,24 +29,25 @@ def jit(
     """
     configs = {"compile_config": compile_config, "specialization_config": specialization_config}
     classes = (compiler.CompileConfig, compiler.SpecializationConfig)
-    for (name, config), kind in zip(configs.items(), classes):
+    for (name, config), config_type in zip(configs.items(), classes):
         if config is not None:
             Level.of().require(f"nki.jit({name}=…)")
-            if not isinstance(config, kind):
+            if not isinstance(config, config_type):
                 raise InvalidArgument(
-                    "NKW-COMPILE-CONFIG", f"{name}={config!r:.60}; give an nki.compiler.{kind.__name__}"
+                    "NKW-COMPILE-CONFIG",
+                    f"{name}={config!r:.60}; give an nki.compiler.{config_type.__name__}",
                 )
     overrides = specialization_config is not None and specialization_config.allow_nested_config_override
 
-    def made(function: Callable[..., Any]) -> Kernel:
+    def decorate(function: Callable[..., Any]) -> Kernel:
         kernel = as_kernel(function)
         return kernel.configured(compile_config, overrides) if compile_config or overrides else kernel
 
-    return made if fn is None else made(fn)
+    return decorate if fn is None else decorate(fn)
 
 
 def simulate(kernel: Any) -> Kernel:
-    """The kernel, or a plain function as a kernel, to be called in the simulator: `nki.simulate(k)(a, b)`."""
+    """Return the kernel, or a plain function as a kernel, to be called in the simulator: `nki.simulate(k)(a, b)`."""
     return as_kernel(kernel)
 
 

@@ -9,8 +9,8 @@ from simulate.run.machine import running_core
 from simulate.run.stream import Iteration
 
 
-def independent(values: Sequence[int]) -> Iterator[int]:
-    """The values, one per iteration; inside a kernel the events of an iteration are marked with it."""
+def iterate_independently(values: Sequence[int]) -> Iterator[int]:
+    """Yield the values, one per iteration; inside a kernel the events of an iteration are marked with it."""
     core = running_core()
     if core is None:
         yield from values
@@ -35,11 +35,11 @@ class AffineRange(Sequence[int]):
     def __len__(self) -> int:
         return len(self._range)
 
-    def __getitem__(self, at: Any) -> Any:
-        return self._range[at]
+    def __getitem__(self, index: Any) -> Any:
+        return self._range[index]
 
     def __iter__(self) -> Iterator[int]:
-        return independent(self._range)
+        return iterate_independently(self._range)
 
     def __eq__(self, other: object) -> bool:
         return self._range == (other._range if isinstance(other, AffineRange) else other)

@@ -41,7 +41,7 @@ def judge(function: str, *applications: tuple[Any, ...]) -> None:
         current_core().rank.report_violation(violation, function)
 
 
-def dtype_or_that_of(like: NkiTensor, dtype: Any) -> DType:
+def resolve_dtype(like: NkiTensor, dtype: Any) -> DType:
     """Return the dtype of an optional argument, or that of a tile where the argument is None."""
     return like.dtype if dtype is None else as_dtype(dtype)
 

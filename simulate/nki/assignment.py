@@ -9,14 +9,15 @@ from simulate.level import ASSIGNMENT
 from simulate.memory import NkiTensor
 from simulate.memory.view_rules import tensors_are_assigned
 from simulate.nki import isa
-from simulate.nki.operators import repeated
+from simulate.nki.operators import repeat_to
 from simulate.run import running_level
 
 
 def assign(tensor: NkiTensor, key: Any, value: Any) -> None:
-    """A tensor_copy between tensors on chip, a DMA where one of them lies in HBM. Raises what these raise.
+    """Copy to a part of a tensor: by tensor_copy between tensors on chip, by a DMA where one of them is in HBM.
 
-    Up to level 0.3 a number is assigned by memset, and dims of size 1 of a tile are repeated.
+    Raises what these instructions raise. Up to level 0.3 a number is assigned by memset, and dims of size 1 of a tile
+    are repeated.
     """
     level, is_tensor = running_level(), isinstance(value, NkiTensor)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and tensor.buffer.on_chip
@@ -33,7 +34,7 @@ def assign(tensor: NkiTensor, key: Any, value: Any) -> None:
         return
     on_chip = target.buffer.on_chip and value.buffer.on_chip
     if on_chip and level.has(ASSIGNMENT) and value.shape != target.shape and value.ndim == target.ndim:
-        value = repeated(value, target.shape)
+        value = repeat_to(value, target.shape)
     (isa.tensor_copy if on_chip else isa.dma_copy)(dst=target, src=value)
 
 

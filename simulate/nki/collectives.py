@@ -34,7 +34,7 @@ globals().update({name: _collective(planner) for name, planner in COLLECTIVES.it
 
 
 def rank_id(name: str | None = None) -> VirtualRegister:
-    """A register with the number of the rank that runs this kernel."""
+    """Return a register that contains the number of the rank that runs this kernel."""
     judge("rank_id", (name_is_text, name))
     return isa.register_alloc(current_core().rank.number)
 
@@ -42,7 +42,10 @@ def rank_id(name: str | None = None) -> VirtualRegister:
 def collective_permute_implicit_current_processing_rank_id(
     iteration_id: int, replica_group: ReplicaGroup, channel_id: int = 0, name: str | None = None
 ) -> VirtualRegister:
-    """A register with the rank whose data a ring processes: in iteration i the one i steps back, in 0 this rank."""
+    """Return a register that contains the rank whose data a ring processes.
+
+    In iteration i that is the rank i steps back, in iteration 0 this rank.
+    """
     is_replica_group(replica_group)
     is_iteration(iteration_id)
     judge(
@@ -51,7 +54,7 @@ def collective_permute_implicit_current_processing_rank_id(
         (is_channel, channel_id),
     )
     rank = current_core().rank.number
-    ring = replica_group.of(rank)
+    ring = replica_group.find_group(rank)
     return isa.register_alloc(ring[(ring.index(rank) - iteration_id) % len(ring)])
 
 
@@ -74,14 +77,14 @@ def _prepare(planner: Planner) -> Callable[..., NkiInstruction]:
         core = current_core()
         core.rank.level.require(f"ncc.{planner.__name__}_prepare")
         one_prepare(core.prepared)
-        made = prepare_collective(planner, args, kwargs)
-        core.prepared = Prepared(made, planner, args, {**kwargs, "name": None})
-        return made
+        instruction = prepare_collective(planner, args, kwargs)
+        core.prepared = Prepared(instruction, planner, args, {**kwargs, "name": None})
+        return instruction
 
     prepare.__name__ = prepare.__qualname__ = f"{planner.__name__}_prepare"
     prepare.__doc__ = (
-        f"The first half of {planner.__name__} (0.7): reads its metadata, which must be there; the data may come "
-        "later. One trigger must follow before the next prepare of any kind."
+        f"Prepare {planner.__name__} (0.7): read its metadata, which must be there; the data may come later. "
+        "One trigger must follow before the next prepare of any kind."
     )
     prepare.__signature__ = documented_signature(planner, 2)  # type: ignore[attr-defined]
     return prepare
@@ -97,9 +100,7 @@ def _trigger(planner: Planner) -> Callable[..., NkiInstruction]:
         return issue_collective(planner, prepared.args, {**prepared.kwargs, "name": name})
 
     trigger.__name__ = trigger.__qualname__ = f"{planner.__name__}_trigger"
-    trigger.__doc__ = (
-        f"The second half of {planner.__name__} (0.7), with the arguments of its prepare: moves the data."
-    )
+    trigger.__doc__ = f"Move the data of {planner.__name__} (0.7), with the arguments of its prepare."
     return trigger
 
 

@@ -44,7 +44,7 @@ class CompileConfig:
     nki_alloc_fallback: bool = True
 
     def __post_init__(self) -> None:
-        _checked(self)
+        _check_types(self)
         if self.prefetch_auto and os.environ.get(_RING_VARIABLE):
             raise InvalidArgument(
                 "NKW-COMPILE-CONFIG",
@@ -63,18 +63,18 @@ class SpecializationConfig:
     allow_nested_config_override: bool = False
 
     def __post_init__(self) -> None:
-        _checked(self)
+        _check_types(self)
 
 
-def _checked(config: CompileConfig | SpecializationConfig) -> None:
+def _check_types(config: CompileConfig | SpecializationConfig) -> None:
     name = type(config).__name__
     running_level().require(f"nki.compiler.{name}")
-    for each in fields(config):
-        value = getattr(config, each.name)
-        wanted = AddressRotation if each.name == "address_rotation" else bool
-        if not isinstance(value, wanted) and not (value is None and each.default is None):
+    for field in fields(config):
+        value = getattr(config, field.name)
+        expected = AddressRotation if field.name == "address_rotation" else bool
+        if not isinstance(value, expected) and not (value is None and field.default is None):
             raise InvalidArgument(
-                "NKW-COMPILE-CONFIG", f"{name}({each.name}={value!r:.40}); it takes a {wanted.__name__}"
+                "NKW-COMPILE-CONFIG", f"{name}({field.name}={value!r:.40}); it takes a {expected.__name__}"
             )
 
 

@@ -41,8 +41,8 @@ class _Dim:
     def coordinates(self) -> int:
         return -(-self.elements // self.unit)
 
-    def part(self, start: int, stop: int) -> _Dim:
-        """Coordinates start … stop."""
+    def select(self, start: int, stop: int) -> _Dim:
+        """Return the dim reduced to coordinates start … stop."""
         first = self.first + start * self.unit
         return replace(self, first=first, end=min(self.end, self.first + stop * self.unit))
 
@@ -55,27 +55,27 @@ class _Packed:
     counts: tuple[int, ...]
 
     def view(self, dims: tuple[_Dim, ...]) -> NkiTensor | None:
-        """The operand of a selection: one tile, or tiles of two dims side by side; None for any other."""
+        """Return the operand of a selection: one tile, or tiles of two dims side by side; None for any other."""
         tiled = [dim for dim in dims if dim.tile is not None]
-        places = [dim.first // (dim.tile or 1) for dim in dims]
+        coordinates = [dim.first // (dim.tile or 1) for dim in dims]
         several = [dim for dim in dims if dim.elements > (dim.tile or 1)]
-        number = 0
-        for place, count in zip(places, self.counts):
-            number = number * count + place
+        index = 0
+        for coordinate, count in zip(coordinates, self.counts):
+            index = index * count + coordinate
         rows, capacity = tiled[0].elements, self.backing.shape[2]
         if not several:
             sizes = [dim.elements for dim in tiled[1:]]
-            tile = self.backing[0:rows, number].reshape((rows, *(dim.tile or 1 for dim in tiled[1:])))
-            inside = (slice(None), *(slice(0, size) for size in sizes))
-            return tile[inside]
+            tile = self.backing[0:rows, index].reshape((rows, *(dim.tile or 1 for dim in tiled[1:])))
+            tile_slices = (slice(None), *(slice(0, size) for size in sizes))
+            return tile[tile_slices]
         if several == [dims[-1]] and len(tiled) == 2:
-            whole = self.backing.flatten_dims(1, 2)
-            return whole[0:rows, number * capacity : number * capacity + dims[-1].elements]
+            side_by_side = self.backing.flatten_dims(1, 2)
+            return side_by_side[0:rows, index * capacity : index * capacity + dims[-1].elements]
         return None
 
 
 class NkiGrid(NKIObject):
-    """What tile and block grids share. `nl.tiles`, `nl.blocks` and the allocations make grids."""
+    """Base class of tile and block grids. `nl.tiles`, `nl.blocks` and the allocations make grids."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class NkiGrid(NKIObject):
 
     @property
     def index_step_elements(self) -> tuple[int, ...]:
-        """How many source elements one step of each coordinate is."""
+        """Number of source elements in one step of each coordinate."""
         return tuple(dim.unit for dim in self._dims if not dim.indexed)
 
     @property
@@ -157,8 +157,8 @@ class NkiGrid(NKIObject):
                 coordinate_in_grid, f"{len(keys)} coordinates of a grid of {self.shape}", limit=f"{len(free)}"
             )
         dims = list(self._dims)
-        for number, each in zip(free, keys):
-            dims[number] = _chosen(dims[number], each, number)
+        for number, entry in zip(free, keys):
+            dims[number] = _chosen(dims[number], entry, number)
         return self._selected(tuple(dims))
 
     def __repr__(self) -> str:
@@ -179,7 +179,7 @@ class NkiBlockGrid(NkiGrid):
 
 
 def tiles(source: Any, *, tile_shape: tuple[int, ...] | None = None) -> NkiTileGrid:
-    """The tiles of a tensor, of a tile grid's selection or of a block; a view that issues no instruction.
+    """Return the tiles of a tensor, of a tile grid's selection or of a block: a view, which issues no instruction.
 
     `tile_shape` counts elements and applies to the trailing dims; without it, a grid keeps its own. Raises TypeError
     and ValueError as `alloc_tiles`.
@@ -191,7 +191,10 @@ def tiles(source: Any, *, tile_shape: tuple[int, ...] | None = None) -> NkiTileG
 def blocks(
     source: Any, *, tile_shape: tuple[int, ...] | None = None, block_shape: tuple[int, ...]
 ) -> NkiBlockGrid:
-    """Blocks of tiles of a tensor or of a grid's selection; `block_shape` counts tiles. As `tiles` otherwise."""
+    """Return blocks of tiles of a tensor or of a grid's selection.
+
+    `block_shape` counts tiles. Otherwise as `tiles`.
+    """
     running_level().require("nl.blocks")
     return NkiBlockGrid(*_split(source, tile_shape, block_shape))
 
@@ -205,13 +208,14 @@ def alloc_tiles(
     address: tuple[int, int] | None = None,
     name: str = "",
 ) -> NkiTileGrid:
-    """New storage as a grid of tiles: in HBM of `element_shape`; on chip all tiles side by side along the free dim.
+    """Allocate storage as a grid of tiles.
 
-    Raises TypeError for a shape that is no tuple of Python ints and for a buffer that is no memory, ValueError for
-    sizes below 1 and for shapes whose ranks do not fit, AssertionError for what the memory cannot hold.
+    In HBM it has `element_shape`; on chip all tiles are side by side along the free dim. Raises TypeError for a shape
+    that is no tuple of Python ints and for a buffer that is no memory, ValueError for sizes below 1 and for shapes
+    whose ranks do not fit, AssertionError for what the memory cannot hold.
     """
     running_level().require("nl.alloc_tiles")
-    return NkiTileGrid(*_allocated(tile_shape, None, element_shape, buffer, dtype, address, name))
+    return NkiTileGrid(*_allocate(tile_shape, None, element_shape, buffer, dtype, address, name))
 
 
 def alloc_blocks(
@@ -224,18 +228,21 @@ def alloc_blocks(
     address: tuple[int, int] | None = None,
     name: str = "",
 ) -> NkiBlockGrid:
-    """New storage as a grid of blocks of tiles; blocks do not change the order of tiles. As `alloc_tiles` otherwise."""
+    """Allocate storage as a grid of blocks of tiles.
+
+    Blocks do not change the order of tiles. Otherwise as `alloc_tiles`.
+    """
     running_level().require("nl.alloc_blocks")
-    return NkiBlockGrid(*_allocated(tile_shape, block_shape, element_shape, buffer, dtype, address, name))
+    return NkiBlockGrid(*_allocate(tile_shape, block_shape, element_shape, buffer, dtype, address, name))
 
 
-_Made = tuple[NkiTensor, tuple[_Dim, ...], tuple[int, ...], "_Packed | None"]
+_GridArguments = tuple[NkiTensor, tuple[_Dim, ...], tuple[int, ...], "_Packed | None"]
 
 
-def _allocated(
+def _allocate(
     tile_shape: Any, block_shape: Any, element_shape: Any, buffer: Any, dtype: Any, address: Any, name: str
-) -> _Made:
-    _shape("element_shape", element_shape)
+) -> _GridArguments:
+    _check_shape("element_shape", element_shape)
     _tile_shape(tile_shape, len(element_shape))
     if not isinstance(buffer, MemoryRegion):
         raise CallError(
@@ -252,18 +259,18 @@ def _allocated(
     return backing, dims, tile_shape, packed
 
 
-def _split(source: Any, tile_shape: Any, block_shape: Any) -> _Made:
+def _split(source: Any, tile_shape: Any, block_shape: Any) -> _GridArguments:
     if isinstance(source, NkiGrid):
-        own = source.tile_shape if tile_shape is None else tile_shape
+        new_shape = source.tile_shape if tile_shape is None else tile_shape
         if source._packed is not None:
-            if own != source.tile_shape:
+            if new_shape != source.tile_shape:
                 raise InvalidArgument(
                     "NKW-GRID-SHAPE",
-                    f"tile_shape={own} on tiles that were allocated as {source.tile_shape}; keep their shape",
+                    f"tile_shape={new_shape} on tiles that were allocated as {source.tile_shape}; keep their shape",
                 )
             dims = tuple(replace(dim, indexed=False) for dim in source._dims)
-            return source._source, _units(dims, block_shape), own, source._packed
-        source, tile_shape = source.data, own
+            return source._source, _units(dims, block_shape), new_shape, source._packed
+        source, tile_shape = source.data, new_shape
     if not isinstance(source, NkiTensor):
         raise CallError("NKW-GRID-SHAPE", f"a grid of {type(source).__name__}; give a tensor or a grid")
     if tile_shape is None:
@@ -282,7 +289,7 @@ def _dims(elements: tuple[int, ...], tile_shape: tuple[int, ...], block_shape: A
 def _units(dims: tuple[_Dim, ...], block_shape: Any) -> tuple[_Dim, ...]:
     tiled = [dim for dim in dims if dim.tile is not None]
     if block_shape is not None:
-        _shape("block_shape", block_shape)
+        _check_shape("block_shape", block_shape)
         if len(block_shape) != len(tiled):
             raise InvalidArgument(
                 "NKW-GRID-SHAPE",
@@ -292,7 +299,7 @@ def _units(dims: tuple[_Dim, ...], block_shape: Any) -> tuple[_Dim, ...]:
     return tuple(dim if dim.tile is None else replace(dim, unit=dim.tile * next(counts)) for dim in dims)
 
 
-def _shape(name: str, shape: Any) -> None:
+def _check_shape(name: str, shape: Any) -> None:
     if not isinstance(shape, tuple) or any(type(size) is not int for size in shape):
         raise CallError("NKW-GRID-SHAPE", f"{name}={shape!r:.60} is not a tuple of Python ints")
     if not shape or min(shape) < 1:
@@ -300,7 +307,7 @@ def _shape(name: str, shape: Any) -> None:
 
 
 def _tile_shape(tile_shape: Any, rank: int) -> None:
-    _shape("tile_shape", tile_shape)
+    _check_shape("tile_shape", tile_shape)
     if not 2 <= len(tile_shape) <= rank:
         raise InvalidArgument(
             "NKW-GRID-SHAPE",
@@ -314,9 +321,9 @@ def _chosen(dim: _Dim, key: Any, number: int) -> _Dim:
         start, stop, step = key.indices(count)
         inside = (key.start or 0) >= 0 and (key.stop is None or 0 <= key.stop <= count)
         if step == 1 and inside and start < stop:
-            return dim.part(start, stop)
+            return dim.select(start, stop)
     elif type(key) is int and 0 <= key < count:
-        return replace(dim.part(key, key + 1), indexed=True)
+        return replace(dim.select(key, key + 1), indexed=True)
     raise OutOfBounds(
         coordinate_in_grid,
         f"coordinate {key!r:.40} of dim {number}",

@@ -23,7 +23,7 @@ from simulate.nki.constants import (
 )
 from simulate.nki.loop_counts import Register
 from simulate.nki.missing import not_yet
-from simulate.nki.older import member, modern
+from simulate.nki.older import find_member, modernise
 from simulate.nki.scalars import NkiScalar, scalar_load, scalar_store
 from simulate.run import NkiInstruction, current_core
 from simulate.run.issue import issue_call
@@ -36,12 +36,12 @@ unknown_engine = engine.unknown
 
 
 def get_nc_version() -> nc_version:
-    """The generation of the core that the kernel is specialised for."""
+    """Return the generation of the core that the kernel is specialised for."""
     return nc_version(current_core().hardware.generation)
 
 
 def get_nc_sub_version() -> int:
-    """The stepping of the core's generation: 0 is the first; on gen4, 1 is the one that has `exponential`.
+    """Return the stepping of the core's generation: 0 is the first; on gen4, 1 is the one that has `exponential`.
 
     The reference prints no meaning; this is how public kernels use it.
     """
@@ -49,7 +49,7 @@ def get_nc_sub_version() -> int:
 
 
 def register_alloc(x: int | NkiTensor | None = None) -> VirtualRegister:
-    """A 32-bit register, with a value or without one.
+    """Allocate a 32-bit register, with a value or without one.
 
     The reference knows numbers only; the vendor's own kernels also give a one-element tensor, which is loaded.
     """
@@ -81,10 +81,10 @@ def _instruction(planner: Planner) -> Callable[..., NkiInstruction]:
 
     def instruction(*args: Any, **kwargs: Any) -> NkiInstruction:
         if not kwargs.keys() <= known:
-            kwargs = modern(planner.__name__, kwargs, known)
+            kwargs = modernise(planner.__name__, kwargs, known)
         for name, members in enums.items():
             if name in kwargs and type(kwargs[name]) is not members:
-                kwargs[name] = member(members, kwargs[name])
+                kwargs[name] = find_member(members, kwargs[name])
         return issue_call(planner, args, kwargs)
 
     instruction.__name__ = instruction.__qualname__ = planner.__name__

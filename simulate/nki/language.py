@@ -18,12 +18,12 @@ from simulate.nki import isa
 from simulate.nki.affine import AffineRange
 from simulate.nki.arguments import (
     axis_of_expanded_shape,
-    dtype_or_that_of,
     judge,
     lies_in_hbm,
     lies_in_memory,
     prints_a_tensor,
     range_is_of_integers,
+    resolve_dtype,
     slice_has_a_size,
 )
 from simulate.nki.grids import (
@@ -68,44 +68,44 @@ hbm = MemoryRegion.private_hbm
 
 
 def is_hbm(buffer: Any) -> bool:
-    """Whether a memory is HBM."""
+    """Return whether a memory is HBM."""
     return buffer in (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
 
 
 def is_on_chip(buffer: Any) -> bool:
-    """Whether a memory is SBUF or PSUM."""
+    """Return whether a memory is SBUF or PSUM."""
     return is_sbuf(buffer) or is_psum(buffer)
 
 
 def is_psum(buffer: Any) -> bool:
-    """Whether a memory is PSUM."""
+    """Return whether a memory is PSUM."""
     return buffer is MemoryRegion.psum
 
 
 def is_sbuf(buffer: Any) -> bool:
-    """Whether a memory is SBUF."""
+    """Return whether a memory is SBUF."""
     return buffer is MemoryRegion.sbuf
 
 
 def ndarray(
     shape: Any, dtype: Any, buffer: MemoryRegion = sbuf, name: str = "", address: Any = None
 ) -> NkiTensor:
-    """An uninitialised tensor; reading an element before it is written is refused."""
+    """Allocate an uninitialised tensor; reading an element before it is written is refused."""
     return current_core().allocate(shape, dtype, buffer, name, address)
 
 
 def zeros(shape: Any, dtype: Any, buffer: MemoryRegion = sbuf, name: str = "") -> NkiTensor:
-    """A tile of zeros."""
+    """Allocate a tile of zeros."""
     return full(shape, 0, dtype, buffer, name)
 
 
 def ones(shape: Any, dtype: Any, buffer: MemoryRegion = sbuf, name: str = "") -> NkiTensor:
-    """A tile of ones."""
+    """Allocate a tile of ones."""
     return full(shape, 1, dtype, buffer, name)
 
 
 def full(shape: Any, fill_value: Any, dtype: Any, buffer: MemoryRegion = sbuf, name: str = "") -> NkiTensor:
-    """A tile filled with one value, by memset."""
+    """Allocate a tile and fill it with one value, by memset."""
     tile = ndarray(shape, dtype, buffer, name)
     if not is_on_chip(buffer):
         on_chip_fill(tile)
@@ -116,20 +116,20 @@ def full(shape: Any, fill_value: Any, dtype: Any, buffer: MemoryRegion = sbuf, n
 def zeros_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
     """Return a tile of zeros with the shape and, unless another is given, the dtype of x; in SBUF by default."""
     is_tensor("x", x)
-    return zeros(x.shape, dtype_or_that_of(x, dtype), sbuf if buffer is None else buffer, name)
+    return zeros(x.shape, resolve_dtype(x, dtype), sbuf if buffer is None else buffer, name)
 
 
 def empty_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
-    """An uninitialised tensor of the shape (and dtype and memory, unless given) of another."""
+    """Allocate an uninitialised tensor with the shape of x, and with its dtype and memory unless others are given."""
     is_tensor("x", x)
-    return ndarray(x.shape, dtype_or_that_of(x, dtype), x.buffer if buffer is None else buffer, name)
+    return ndarray(x.shape, resolve_dtype(x, dtype), x.buffer if buffer is None else buffer, name)
 
 
 def load(src: NkiTensor, dtype: Any = None) -> NkiTensor:
     """Copy from HBM into a new SBUF tile."""
     is_tensor("src", src)
     judge("load", lies_in_hbm("src", src))
-    tile = ndarray(src.shape, dtype_or_that_of(src, dtype))
+    tile = ndarray(src.shape, resolve_dtype(src, dtype))
     isa.dma_copy(dst=tile, src=src)
     return tile
 
@@ -141,7 +141,7 @@ def store(dst: NkiTensor, value: NkiTensor) -> None:
 
 
 def expand_dims(x: NkiTensor, axis: int) -> NkiTensor:
-    """A view with a dim of size 1 before `axis`."""
+    """Return a view with a dim of size 1 before `axis`."""
     is_tensor("x", x)
     axis_of_expanded_shape(axis, x.ndim)
     return x.expand_dim(axis if axis >= 0 else x.ndim + 1 + axis)
@@ -155,47 +155,47 @@ def ds(start: int, size: int) -> slice:
 
 
 def affine_range(start: int, stop: int | None = None, step: int = 1) -> Sequence[int]:
-    """A loop without carried dependences; unrolled, like `range`."""
+    """Return the range of a loop without carried dependences; unrolled, like `range`."""
     running_level().notice("nl.affine_range")
     range_is_of_integers(start, stop, step)
     return AffineRange(start) if stop is None else AffineRange(start, stop, step)
 
 
 def sequential_range(start: int, stop: int | None = None, step: int = 1) -> range:
-    """A loop with carried dependences; unrolled, like `range`."""
+    """Return the range of a loop with carried dependences; unrolled, like `range`."""
     running_level().notice("nl.sequential_range")
     range_is_of_integers(start, stop, step)
     return range(start) if stop is None else range(start, stop, step)
 
 
 def static_range(start: int, stop: int | None = None, step: int = 1) -> range:
-    """An unrolled loop, like `range`."""
+    """Return the range of an unrolled loop, like `range`."""
     running_level().notice("nl.static_range")
     range_is_of_integers(start, stop, step)
     return range(start) if stop is None else range(start, stop, step)
 
 
 def program_id(axis: int = 0) -> int:
-    """The number of this physical core in its logical core."""
+    """Return the number of this physical core in its logical core."""
     if axis != 0:
         raise InvalidArgument("NKW-GRID", f"program_id(axis={axis}); the launch grid has one dim, axis 0")
     return current_core().number
 
 
 def num_programs(axes: int = 0) -> int:
-    """The number of physical cores that run this kernel together."""
+    """Return the number of physical cores that run this kernel together."""
     if axes not in (0, (0,), None):
         raise InvalidArgument("NKW-GRID", f"num_programs(axes={axes}); the launch grid has one dim, axis 0")
     return current_core().rank.logical_core_size
 
 
 def program_ndim() -> int:
-    """1 if the kernel was launched with a grid, else 0."""
+    """Return 1 if the kernel was launched with a grid, else 0."""
     return 1 if current_core().has_grid else 0
 
 
 def shared_identity_matrix(n: int, dtype: Any = DTYPES["uint8"], dst: NkiTensor | None = None) -> NkiTensor:
-    """An n x n identity matrix in SBUF, written on the chip: ones, then zeros off the diagonal by affine_select."""
+    """Make an n x n identity matrix in SBUF, on the chip: ones, then zeros off the diagonal by affine_select."""
     if dst is not None:
         is_tensor("dst", dst)
     tile = dst if dst is not None else ndarray((n, n), dtype)

@@ -24,12 +24,14 @@ class Register(VirtualRegister):
     def __bool__(self) -> bool:
         core, line = current_core(), kernel_line()
         if not _is_while(line):
-            return value_of(self) != 0
+            return read_register(self) != 0
         loop = core.conditions.get(line) or _While(len(core.stream), trip_count())
-        goes_on = loop.done < loop.trips if loop.trips is not None else value_of(self) != 0
+        goes_on = loop.done < loop.trips if loop.trips is not None else read_register(self) != 0
         core.conditions[line] = _While(loop.first, loop.trips, loop.done + 1) if goes_on else None
         if goes_on and is_too_long(loop.first, loop.done):
-            loop_is_bounded("`while`", loop.first, f"{named(self)} is not 0 after {loop.done:,} iterations")
+            loop_is_bounded(
+                "`while`", loop.first, f"{describe_register(self)} is not 0 after {loop.done:,} iterations"
+            )
         return goes_on
 
 
@@ -44,7 +46,7 @@ class _While:
 
 @lru_cache(maxsize=64)
 def _is_while(line: Line) -> bool:
-    """Whether a line is `while register:`; a line without source is taken for one."""
+    """Return whether a line is `while register:`; a line without source is taken for one."""
     body = body_of(line[0])
     tests = [node.test for node in inside(body) if isinstance(node, ast.While)]
     plain = (test.lineno for test in tests if isinstance(test, (ast.Name, ast.Attribute, ast.Subscript)))
@@ -52,13 +54,17 @@ def _is_while(line: Line) -> bool:
 
 
 def trip_count() -> int | None:
-    """The trip count that a dry launch was given for the running loop; None where the values of registers decide."""
+    """Return the trip count that a dry launch was given for the running loop; None where registers decide."""
     core = current_core()
     return core.rank.trip_count(kernel_line()) if core.dry else None
 
 
-def value_of(register: VirtualRegister) -> int:
-    """The value that a register holds. Raises Unsupported in a dry launch that does not know it."""
+def read_register(register: VirtualRegister) -> int:
+    """Return the value that a register contains.
+
+    Raises:
+        Unsupported: The launch is dry and does not know the value.
+    """
     core = current_core()
     if not core.dry or register.cell.storage.validity.uniform == EMPTY:
         return register.value  # which refuses a register without a value
@@ -72,14 +78,17 @@ def value_of(register: VirtualRegister) -> int:
     return int(known.uncounted_array[0, 0])
 
 
-def named(register: VirtualRegister) -> str:
-    """A register by the line that first uses it."""
+def describe_register(register: VirtualRegister) -> str:
+    """Return a description of a register by the line that first uses it."""
     stream, serial = current_core().stream, register.cell.storage.serial
     return f"the register that is first used at {stream.event(stream.first_use[serial]).where}"
 
 
 def is_too_long(loop: int, iterations: int = 0) -> bool:
-    """Whether the loop that began with event `loop` has issued more than the limit; iterations count where none is."""
+    """Return whether the loop that began with event `loop` has issued more than the limit of instructions.
+
+    Iterations count too, for a loop whose body issues none.
+    """
     return len(current_core().stream) - loop + iterations > max_loop_events()
 
 

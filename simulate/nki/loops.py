@@ -20,7 +20,13 @@ from simulate.isa.plan import Domain, Plan
 from simulate.level import RUN_TIME_SCALARS
 from simulate.memory.registers import VirtualRegister
 from simulate.nki.arguments import body_is_function, bound_is_integer_or_register
-from simulate.nki.loop_counts import is_too_long, loop_is_bounded, named, trip_count, value_of
+from simulate.nki.loop_counts import (
+    describe_register,
+    is_too_long,
+    loop_is_bounded,
+    read_register,
+    trip_count,
+)
 from simulate.nki.scalars import NkiScalar, not_a_comparison, thirty_two_bits
 from simulate.run import current_core, running_level
 from simulate.run.issue import issue_plan
@@ -32,27 +38,27 @@ def fori_loop(
     body_fun: Callable[[VirtualRegister], Any],
     step: int = 1,
 ) -> None:
-    """body_fun(i) for i in lower, lower+step, … below upper, on the device; i is read-only.
+    """Run body_fun(i) on the device for i = lower, lower + step, … below upper; i is read-only.
 
     i is a scalar that has arithmetic (0.7), unless a bound is a register: then it is a register too.
     """
     body_is_function(body_fun)
-    values = _counts(lower, upper, step, ("lower", "upper"))
+    values = _count_values(lower, upper, step, ("lower", "upper"))
     outside_no_reorder("fori_loop")
     loop = len(current_core().stream)
     plain = not running_level().has(RUN_TIME_SCALARS) or any(
         isinstance(b, VirtualRegister) and not isinstance(b, NkiScalar) for b in (lower, upper)
     )
     for number, value in enumerate(values):
-        with _inside(loop):
-            counter = _counter(value, number == 0)
+        with _mark_iteration(loop):
+            counter = _make_counter(value, number == 0)
             body_returns_nothing(body_fun(counter if plain else NkiScalar(counter)))
         if is_too_long(loop):
             loop_is_bounded("nl.fori_loop", loop, f"its counter is {value:,}")
 
 
 def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:
-    """r = init; while r is not 0: r = body_fun(r). The body returns the next register."""
+    """Run r = body_fun(r) on the device, from r = init, while r is not 0. The body returns the next register."""
     body_is_function(body_fun)
     outside_no_reorder("while_loop")
     loop = len(current_core().stream)
@@ -61,19 +67,23 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
     trips = trip_count()
     if trips is not None:
         for _ in range(trips):
-            condition = _iterated(loop, condition, body_fun)
+            condition = _iterate(loop, condition, body_fun)
         return
-    same, value = 0, value_of(condition)
+    unchanged, value = 0, read_register(condition)
     while value != 0:
-        condition = _iterated(loop, condition, body_fun)
-        before, value = value, value_of(condition)
-        same = same + 1 if value == before else 0
+        condition = _iterate(loop, condition, body_fun)
+        previous, value = value, read_register(condition)
+        unchanged = unchanged + 1 if value == previous else 0
         if is_too_long(loop):
-            loop_is_bounded("nl.while_loop", loop, f"{named(condition)} is {value} since {same:,} iterations")
+            loop_is_bounded(
+                "nl.while_loop",
+                loop,
+                f"{describe_register(condition)} is {value} since {unchanged:,} iterations",
+            )
 
 
-def _iterated(loop: int, condition: Any, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> Any:
-    with _inside(loop):
+def _iterate(loop: int, condition: Any, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> Any:
+    with _mark_iteration(loop):
         _issue_step(lambda: (), (), len(current_core().stream) == loop)
         condition = body_fun(condition)
     body_returns_register(condition)
@@ -81,22 +91,26 @@ def _iterated(loop: int, condition: Any, body_fun: Callable[[VirtualRegister], V
 
 
 def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[VirtualRegister]:
-    """Deprecated since 0.6: a loop over a register range; use fori_loop."""
+    """Loop over a register range (deprecated since 0.6; use fori_loop)."""
     running_level().notice("nl.dynamic_range")
     outside_no_reorder("dynamic_range")
     loop = len(current_core().stream)
     lower, upper = (0, start) if stop is None else (start, stop)
     names = ("start", "start") if stop is None else ("start", "stop")
-    for number, value in enumerate(_counts(lower, upper, step, names)):
-        with _inside(loop):
-            yield _counter(value, number == 0)
+    for number, value in enumerate(_count_values(lower, upper, step, names)):
+        with _mark_iteration(loop):
+            yield _make_counter(value, number == 0)
         if is_too_long(loop):
             loop_is_bounded("nl.dynamic_range", loop, f"its counter is {value:,}")
 
 
 @contextmanager
-def _inside(loop: int) -> Iterator[None]:
-    """One iteration of the device loop of that number; ordering requests may not lead out of it."""
+def _mark_iteration(loop: int) -> Iterator[None]:
+    """Mark the events of one iteration of a device loop; ordering requests may not lead out of it.
+
+    Args:
+        loop: The event before the loop.
+    """
     stream = current_core().stream
     stream.open_loops.append(len(stream))
     stream.iterations[len(stream)] = loop
@@ -106,7 +120,7 @@ def _inside(loop: int) -> Iterator[None]:
         stream.open_loops.pop()
 
 
-def _counts(lower: Any, upper: Any, step: int, names: tuple[str, str]) -> range:
+def _count_values(lower: Any, upper: Any, step: int, names: tuple[str, str]) -> range:
     """Return the values of a loop's counter; in a dry launch as many as its trip count, if registers bound it.
 
     `names` are those of the two bounds, for messages.
@@ -123,13 +137,13 @@ def _counts(lower: Any, upper: Any, step: int, names: tuple[str, str]) -> range:
         first = 0 if isinstance(lower, VirtualRegister) else operator.index(lower)
         return range(first, first + trips * step, step)
     first, end = (
-        value_of(bound) if isinstance(bound, VirtualRegister) else operator.index(bound)
+        read_register(bound) if isinstance(bound, VirtualRegister) else operator.index(bound)
         for bound in (lower, upper)
     )
     return range(first, end, operator.index(step))
 
 
-def _counter(value: int, first: bool) -> VirtualRegister:
+def _make_counter(value: int, first: bool) -> VirtualRegister:
     core = current_core()
     counter = core.allocate_register(frozen=True)
     _issue_step(lambda: (np.array([[value]], np.int32),), (counter.cell,), first)
@@ -138,7 +152,7 @@ def _counter(value: int, first: bool) -> VirtualRegister:
 
 def _issue_step(compute: Callable[[], tuple[Any, ...]], writes: tuple[Any, ...], first: bool) -> None:
     core = current_core()
-    number = "device_loop_first_iteration_ns" if first else "device_loop_iteration_ns"
+    cost_name = "device_loop_first_iteration_ns" if first else "device_loop_iteration_ns"
     issue_plan(
         core,
         "loop_iteration",
@@ -148,7 +162,7 @@ def _issue_step(compute: Callable[[], tuple[Any, ...]], writes: tuple[Any, ...],
             writes=writes,
             domain=Domain.bits,
             compute=compute,
-            cost=costs.fixed(core.hardware, Engine.sync, number),
+            cost=costs.fixed(core.hardware, Engine.sync, cost_name),
             name=None,
         ),
     )

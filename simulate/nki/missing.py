@@ -43,7 +43,11 @@ NOT_YET: dict[str, dict[str, str]] = {
 
 
 def not_yet(module: str, name: str, listed: dict[str, dict[str, str]] = NOT_YET) -> Callable[..., NoReturn]:
-    """A function that raises Unsupported when it is called; AttributeError for a name nobody documents."""
+    """Return a function that raises Unsupported when it is called.
+
+    Raises:
+        AttributeError: Nobody documents the name.
+    """
     reason = listed[module].get(name)
     if reason is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}{_suggestion(module, name)}")
@@ -63,17 +67,17 @@ def _suggestion(module: str, name: str) -> str:
     if module == "nki.isa" and name in ISA_HINTS:
         return in_nki(ISA_HINTS[name])
     for other, short in _SHORT_NAMES.items():
-        if other != module and name in _names_of(other):
+        if other != module and name in _public_names(other):
             return f"; did you mean {short}.{name}?"
     hint = in_nki(FUNCTION_HINTS.get(name, ""))
-    return hint or did_you_mean(name, _names_of(module), f"{_SHORT_NAMES[module]}.")
+    return hint or did_you_mean(name, _public_names(module), f"{_SHORT_NAMES[module]}.")
 
 
 _SHORT_NAMES = {"nki.isa": "nisa", "nki.language": "nl", "nki.collectives": "ncc"}
 """The names under which kernels import the modules."""
 
 
-def _names_of(module: str) -> set[str]:
+def _public_names(module: str) -> set[str]:
     """Return the public names of a simulated module, without what the module imports for itself."""
     names = vars(sys.modules[f"simulate.{module}"])
     public = {
@@ -86,19 +90,19 @@ def _names_of(module: str) -> set[str]:
 
 
 def absent_modules(present: set[str], listed: dict[str, dict[str, str]] = NOT_YET) -> dict[str, ModuleType]:
-    """A module for each listed one that is not `present`, its packages included, so that they can be imported."""
-    made: dict[str, ModuleType] = {}
-    for full in listed:
-        parts = full.split(".")
-        for depth in range(1, len(parts) + 1):
-            name = ".".join(parts[:depth])
-            if name in present or name in made:
+    """Make a module for each listed one that is not `present`, with its packages, so that they can be imported."""
+    modules: dict[str, ModuleType] = {}
+    for path in listed:
+        packages = path.split(".")
+        for depth in range(1, len(packages) + 1):
+            name = ".".join(packages[:depth])
+            if name in present or name in modules:
                 continue
             module = ModuleType(name, "Nothing of this module is simulated.")
             module.__path__ = []
             if name in listed:
                 module.__getattr__ = partial(not_yet, name, listed=listed)  # type: ignore[method-assign]
-            made[name] = module
-            if "." in name and (parent := made.get(name.rpartition(".")[0])) is not None:
-                setattr(parent, parts[depth - 1], module)
-    return made
+            modules[name] = module
+            if "." in name and (parent := modules.get(name.rpartition(".")[0])) is not None:
+                setattr(parent, packages[depth - 1], module)
+    return modules

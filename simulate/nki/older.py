@@ -76,10 +76,18 @@ OLDER: dict[str, Older] = {
 """Every parameter of an earlier release that is accepted."""
 
 
-def modern(instruction: str, kwargs: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """The keyword arguments as 0.6 names them; `known` are the documented parameters of the instruction.
+def modernise(instruction: str, kwargs: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    """Return the keyword arguments as 0.6 names them.
 
-    Raises RuleViolation for a value that 0.6 cannot express. A name that no release had stays in.
+    A name that no release had stays in.
+
+    Args:
+        instruction: Name of the instruction.
+        kwargs: The keyword arguments as the kernel gives them.
+        known: The documented parameters of the instruction.
+
+    Raises:
+        RuleViolation: 0.6 cannot express an argument.
     """
     result = dict(kwargs)
     for name in kwargs.keys() - known:
@@ -96,10 +104,10 @@ def modern(instruction: str, kwargs: dict[str, Any], known: frozenset[str]) -> d
     return result
 
 
-def member(members: type[Enum], value: Any) -> Any:
-    """The member of an enum with a documented number (`dge_mode=3`); anything else unchanged."""
+def find_member(members: type[Enum], value: Any) -> Any:
+    """Return the member of an enum with a documented number (`dge_mode=3`); anything else unchanged."""
     if type(value) is int:
-        for each in members:
-            if each.value == value:
-                return each
+        for member in members:
+            if member.value == value:
+                return member
     return value

@@ -18,7 +18,7 @@ from simulate.isa.rules import is_tensor, repeated_row
 from simulate.level import BROADCASTING
 from simulate.memory import NKIObject, NkiTensor
 from simulate.nki import isa
-from simulate.nki.arguments import dtype_or_that_of, one_is_a_tile
+from simulate.nki.arguments import one_is_a_tile, resolve_dtype
 from simulate.numerics import ACTIVATION_FUNCTIONS, ALU_OPERATORS
 from simulate.run import current_core, running_level
 
@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # 2 pi in three parts: the first two have so few bits that their products with a whole number of turns are exact.
 _TURN_PARTS = (6.28125, 0.00193500518798828125, 3.019916e-7)
-_WHOLE_FROM = 2.0**23  # float32 numbers of this magnitude and above are integers
+_INTEGERS_FROM = 2.0**23  # float32 numbers of this magnitude and above are integers
 _PI = float(np.nextafter(np.float32(math.pi), np.float32(0)))
 
 
@@ -37,7 +37,7 @@ def new_tile(like: NkiTensor, dtype: Any = None, shape: tuple[int, ...] | None =
     Raises RuleViolation where `like`, the function's argument, is no tile.
     """
     is_tensor("x", like)
-    return current_core().allocate(shape or like.shape, dtype_or_that_of(like, dtype))
+    return current_core().allocate(shape or like.shape, resolve_dtype(like, dtype))
 
 
 class Operator(NKIObject):
@@ -54,8 +54,8 @@ class Operator(NKIObject):
 _WITH_COLUMN = ("abs_max", "abs_min")
 
 
-def named(function: F, name: str, doc: str) -> F:
-    """A function of `nki.language` under its name, by which an instruction takes it as an operator."""
+def name_operator(function: F, name: str, doc: str) -> F:
+    """Give a function its name in `nki.language`, by which an instruction takes it as an operator; return it."""
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
     function.nki_operator = name  # type: ignore[attr-defined]
@@ -69,7 +69,7 @@ def _binary(name: str) -> Function:
         result = new_tile(tile, dtype)
         column = name in _WITH_COLUMN and isinstance(y, NkiTensor) and y.shape == (tile.shape[0], 1)
         if isinstance(x, NkiTensor) and isinstance(y, NkiTensor) and not column:
-            x, y = aligned(x, y)
+            x, y = broadcast_operands(x, y)
             result = result if result.shape == x.shape else new_tile(x, dtype)
             isa.tensor_tensor(dst=result, data1=x, data2=y, op=operator)
         else:
@@ -77,8 +77,8 @@ def _binary(name: str) -> Function:
             isa.tensor_scalar(dst=result, data=tile, op0=operator, operand0=number, reverse0=tile is y)
         return result
 
-    return named(
-        operator, name, f"x {name} y element by element, into a new SBUF tile; also an operator argument."
+    return name_operator(
+        operator, name, f"Compute x {name} y by element, into a new SBUF tile; also an operator argument."
     )
 
 
@@ -88,100 +88,106 @@ def _unary(name: str) -> Function:
         isa.activation(dst=result, op=operator, data=x)
         return result
 
-    return named(
-        operator, name, f"{name}(x) on the Scalar engine, into a new SBUF tile; also an operator argument."
+    return name_operator(
+        operator,
+        name,
+        f"Compute {name}(x) on the Scalar engine, into a new SBUF tile; also an operator argument.",
     )
 
 
 def copy(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """A copy of x in a new SBUF tile, by tensor_copy; also an operator argument."""
+    """Copy x to a new SBUF tile, by tensor_copy; also an operator argument."""
     result = new_tile(x, dtype)
     isa.tensor_copy(dst=result, src=x)
     return result
 
 
 def rsqrt(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """1 / sqrt(x) on GpSimd, which is more precise than the Scalar engine's table; also an operator argument."""
+    """Compute 1 / sqrt(x) on GpSimd, more precise than the Scalar engine's table; also an operator argument."""
     result = new_tile(x, dtype)
     isa.tensor_scalar(dst=result, data=x, op0=rsqrt, operand0=0.0)
     return result
 
 
 def invert(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Every bit of an integer tile inverted, as XOR with all ones; also an operator argument."""
+    """Invert every bit of an integer tile, as XOR with all ones; also an operator argument."""
     result = new_tile(x, dtype)
     isa.tensor_scalar(dst=result, data=x, op0=ALU_OPERATORS["bitwise_xor"], operand0=-1)
     return result
 
 
 def logical_not(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """XOR with 1, as documented: right for elements that are 0 or 1; use nl.equal(x, 0) for others."""
-    return scalar(x, "logical_xor", 1.0, dtype)
+    """Compute XOR with 1, as documented: correct for elements that are 0 or 1; use nl.equal(x, 0) for others."""
+    return apply_scalar(x, "logical_xor", 1.0, dtype)
 
 
 def negative(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """-x, as a multiplication by -1."""
-    return scalar(x, "multiply", -1.0, dtype)
+    """Compute -x, as a multiplication by -1."""
+    return apply_scalar(x, "multiply", -1.0, dtype)
 
 
 def floor(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """The largest integer not above each element: rounded through int32, then 1 less where that rounded up."""
-    return _whole(x, "greater", "subtract", dtype)
+    """Compute the largest integer <= each element: round through int32, then subtract 1 where that rounded up."""
+    return _round_to_integer(x, "greater", "subtract", dtype)
 
 
 def ceil(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """The smallest integer not below each element: rounded through int32, then 1 more where that rounded down."""
-    return _whole(x, "less", "add", dtype)
+    """Compute the smallest integer >= each element: round through int32, then add 1 where that rounded down."""
+    return _round_to_integer(x, "less", "add", dtype)
 
 
 def trunc(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Each element without its fraction: the floor of its positive and the ceiling of its negative part."""
-    positive, negative_part = (scalar(x, side, 0.0, "float32") for side in ("maximum", "minimum"))
-    return pair(floor(positive), ceil(negative_part), "add", dtype_or_that_of(x, dtype))
+    """Drop the fraction of each element: the floor of its positive and the ceiling of its negative part."""
+    positive, negative_part = (apply_scalar(x, side, 0.0, "float32") for side in ("maximum", "minimum"))
+    return apply_pair(floor(positive), ceil(negative_part), "add", resolve_dtype(x, dtype))
 
 
 def divide(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
-    """x / y as x * (1 / y): no engine divides, so a quotient may be off by a unit in its last place."""
+    """Compute x / y as x * (1 / y): no engine divides, so a quotient may be off by a unit in its last place."""
     one_is_a_tile(x, y)
     if not isinstance(y, NkiTensor):
         is_number("y", y)
-        return scalar(x, "multiply", 1 / y if y else math.copysign(math.inf, y), dtype)
+        return apply_scalar(x, "multiply", 1 / y if y else math.copysign(math.inf, y), dtype)
     inverse = new_tile(y, "float32")
     isa.reciprocal(dst=inverse, data=y)
     if isinstance(x, NkiTensor):
-        return pair(*aligned(x, inverse), "multiply", dtype_or_that_of(x, dtype))
-    return scalar(inverse, "multiply", x, dtype_or_that_of(y, dtype))
+        return apply_pair(*broadcast_operands(x, inverse), "multiply", resolve_dtype(x, dtype))
+    return apply_scalar(inverse, "multiply", x, resolve_dtype(y, dtype))
 
 
 def fmod(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
-    """The remainder of x / y with the sign of x, exact while the quotient times y fits 24 bits.
+    """Compute the remainder of x / y with the sign of x, exact while the quotient times y fits 24 bits.
 
     The quotient comes from a reciprocal, so the remainder of magnitudes is moved once into 0 to |y|.
     """
     one_is_a_tile(x, y)
-    result_dtype = dtype_or_that_of(x if isinstance(x, NkiTensor) else y, dtype)
-    dividend, divisor = _tiles(x, y)
-    size, step = (scalar(tile, "abs", None, "float32") for tile in (dividend, divisor))
-    rest = pair(size, pair(floor(divide(size, step)), step, "multiply"), "subtract")
-    rest = pair(rest, pair(scalar(rest, "less", 0.0), step, "multiply"), "add")
-    rest = pair(rest, pair(pair(rest, step, "greater_equal"), step, "multiply"), "subtract")
+    result_dtype = resolve_dtype(x if isinstance(x, NkiTensor) else y, dtype)
+    dividend, divisor = _float32_tiles(x, y)
+    size, step = (apply_scalar(tile, "abs", None, "float32") for tile in (dividend, divisor))
+    remainder = apply_pair(size, apply_pair(floor(divide(size, step)), step, "multiply"), "subtract")
+    remainder = apply_pair(
+        remainder, apply_pair(apply_scalar(remainder, "less", 0.0), step, "multiply"), "add"
+    )
+    remainder = apply_pair(
+        remainder, apply_pair(apply_pair(remainder, step, "greater_equal"), step, "multiply"), "subtract"
+    )
     sign = new_tile(dividend, "float32")
     isa.activation(dst=sign, op=ACTIVATION_FUNCTIONS["sign"], data=dividend)
-    return pair(rest, sign, "multiply", result_dtype)
+    return apply_pair(remainder, sign, "multiply", result_dtype)
 
 
 def mod(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
-    """The remainder of x / y with the sign of y: fmod, plus y where the signs differ."""
+    """Compute the remainder of x / y with the sign of y: fmod, plus y where the signs differ."""
     one_is_a_tile(x, y)
-    result_dtype = dtype_or_that_of(x if isinstance(x, NkiTensor) else y, dtype)
-    dividend, divisor = _tiles(x, y)
-    rest = fmod(dividend, divisor, "float32")
-    apart = scalar(pair(rest, divisor, "multiply"), "less", 0.0)
-    return pair(rest, pair(apart, divisor, "multiply"), "add", result_dtype)
+    result_dtype = resolve_dtype(x if isinstance(x, NkiTensor) else y, dtype)
+    dividend, divisor = _float32_tiles(x, y)
+    remainder = fmod(dividend, divisor, "float32")
+    signs_differ = apply_scalar(apply_pair(remainder, divisor, "multiply"), "less", 0.0)
+    return apply_pair(remainder, apply_pair(signs_differ, divisor, "multiply"), "add", result_dtype)
 
 
 def sin(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """sin(x), with whole turns taken off first, since the engine's sine is valid from -pi to pi only.
+    """Compute the sine of x; whole turns are subtracted first, since the engine's sine is valid from -pi to pi only.
 
     Also an operator argument, which then is the engine's own function. Turns are exact up to 2^16 of them.
     """
@@ -189,32 +195,32 @@ def sin(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 
 def cos(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """cos(x) = sin(x + pi / 2), with whole turns taken off first."""
+    """Compute the cosine of x as the sine of x + pi / 2; whole turns are subtracted first."""
     return _sine(x, 0.25, dtype)
 
 
 def tan(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """tan(x) = sin(x) / cos(x)."""
+    """Compute the tangent of x as its sine / its cosine."""
     is_tensor("x", x)
-    return divide(sin(x, "float32"), cos(x, "float32"), dtype_or_that_of(x, dtype))
+    return divide(sin(x, "float32"), cos(x, "float32"), resolve_dtype(x, dtype))
 
 
-def scalar(x: NkiTensor, operator: str, number: Any, dtype: Any = None) -> NkiTensor:
-    """A fresh SBUF tile of an ALU operator's results for x and a number, or a tile of one element per partition."""
+def apply_scalar(x: NkiTensor, operator: str, number: Any, dtype: Any = None) -> NkiTensor:
+    """Apply an ALU operator to x and a number, or a tile of one element per partition; return a new SBUF tile."""
     result = new_tile(x, dtype)
     isa.tensor_scalar(dst=result, data=x, op0=ALU_OPERATORS[operator], operand0=number)
     return result
 
 
-def pair(x: NkiTensor, y: NkiTensor, operator: str, dtype: Any = None) -> NkiTensor:
-    """A fresh SBUF tile of an ALU operator's results for two tiles of one shape."""
+def apply_pair(x: NkiTensor, y: NkiTensor, operator: str, dtype: Any = None) -> NkiTensor:
+    """Apply an ALU operator to two tiles of one shape; return a new SBUF tile."""
     result = new_tile(x, dtype)
     isa.tensor_tensor(dst=result, data1=x, data2=y, op=ALU_OPERATORS[operator])
     return result
 
 
-def _tiles(x: Any, y: Any) -> tuple[NkiTensor, NkiTensor]:
-    """Both operands as float32 tiles; a number fills one of the other's shape."""
+def _float32_tiles(x: Any, y: Any) -> tuple[NkiTensor, NkiTensor]:
+    """Return both operands as float32 tiles; a number fills a tile of the shape of the tile operand."""
     tiles = []
     for value, other in ((x, y), (y, x)):
         if isinstance(value, NkiTensor):
@@ -222,12 +228,12 @@ def _tiles(x: Any, y: Any) -> tuple[NkiTensor, NkiTensor]:
         else:
             tiles.append(new_tile(other, "float32"))
             isa.memset(dst=tiles[-1], value=value)
-    return aligned(*tiles)
+    return broadcast_operands(*tiles)
 
 
-def _whole(x: NkiTensor, wrong_side: str, correct: str, dtype: Any) -> NkiTensor:
+def _round_to_integer(x: NkiTensor, wrong_side: str, correct: str, dtype: Any) -> NkiTensor:
     nearest = copy(copy(x, "int32"), "float32")
-    moved = pair(nearest, pair(nearest, x, wrong_side), correct)
+    corrected = apply_pair(nearest, apply_pair(nearest, x, wrong_side), correct)
     small = new_tile(x, "uint8")
     isa.tensor_scalar(
         dst=small,
@@ -235,25 +241,27 @@ def _whole(x: NkiTensor, wrong_side: str, correct: str, dtype: Any) -> NkiTensor
         op0=ALU_OPERATORS["abs"],
         operand0=None,
         op1=ALU_OPERATORS["less"],
-        operand1=_WHOLE_FROM,
+        operand1=_INTEGERS_FROM,
     )
     result = copy(x, "float32")
-    isa.tensor_copy_predicated(dst=result, src=moved, predicate=small)
-    result_dtype = dtype_or_that_of(x, dtype)
+    isa.tensor_copy_predicated(dst=result, src=corrected, predicate=small)
+    result_dtype = resolve_dtype(x, dtype)
     return result if result_dtype == "float32" else copy(result, result_dtype)
 
 
 def _sine(x: NkiTensor, quarter: float, dtype: Any) -> NkiTensor:
-    """sin(x + quarter * 2 pi)."""
+    """Compute sin(x + quarter * 2 pi)."""
     turns = new_tile(x, "float32")
     multiply, add = ALU_OPERATORS["multiply"], ALU_OPERATORS["add"]
     isa.tensor_scalar(dst=turns, data=x, op0=multiply, operand0=0.5 / math.pi, op1=add, operand1=quarter)
-    whole = copy(copy(turns, "int32"), "float32")
+    whole_turns = copy(copy(turns, "int32"), "float32")
     angle = x
-    for part in _TURN_PARTS:
-        rest = new_tile(x, "float32")
-        isa.scalar_tensor_tensor(dst=rest, data=whole, op0=multiply, operand0=-part, op1=add, operand1=angle)
-        angle = rest
+    for turn_part in _TURN_PARTS:
+        reduced = new_tile(x, "float32")
+        isa.scalar_tensor_tensor(
+            dst=reduced, data=whole_turns, op0=multiply, operand0=-turn_part, op1=add, operand1=angle
+        )
+        angle = reduced
     inside = new_tile(x, "float32")
     isa.tensor_scalar(dst=inside, data=angle, op0=add, operand0=quarter * 2 * math.pi)
     isa.tensor_scalar(
@@ -269,39 +277,40 @@ def _sine(x: NkiTensor, quarter: float, dtype: Any) -> NkiTensor:
     return result
 
 
-def aligned(x: NkiTensor, y: NkiTensor) -> tuple[NkiTensor, NkiTensor]:
-    """Both operands with one shape. Where the level broadcasts, dims of size 1 are repeated by numpy's rule.
+def broadcast_operands(x: NkiTensor, y: NkiTensor) -> tuple[NkiTensor, NkiTensor]:
+    """Return both operands with one shape.
 
-    Free dims are repeated by a view, a single partition by nc_stream_shuffle.
+    Where the level broadcasts, dims of size 1 are repeated by numpy's rule: free dims by a view, a single partition by
+    nc_stream_shuffle.
     """
     if not (_broadcast_together(x, y) and running_level().has(BROADCASTING)):
         same_shape(x, y)
         return x, y
     shape = tuple(map(max, x.shape, y.shape))
-    first, second = (repeated(tile, shape) for tile in (x, y))
+    first, second = (repeat_to(tile, shape) for tile in (x, y))
     return first, second
 
 
 def _broadcast_together(x: NkiTensor, y: NkiTensor) -> bool:
-    """Whether shapes of one rank differ in dims of size 1 only."""
+    """Return whether shapes of one rank differ in dims of size 1 only."""
     return (
         x.shape != y.shape
         and x.ndim == y.ndim
-        and all(1 in pair or pair[0] == pair[1] for pair in zip(x.shape, y.shape))
+        and all(1 in sizes or sizes[0] == sizes[1] for sizes in zip(x.shape, y.shape))
     )
 
 
-def repeated(x: NkiTensor, shape: tuple[int, ...]) -> NkiTensor:
-    """A tile with dims of size 1 repeated to `shape`, of the same rank."""
-    rows = x if x.shape[0] == shape[0] else repeated_partition(x, shape[0])
+def repeat_to(x: NkiTensor, shape: tuple[int, ...]) -> NkiTensor:
+    """Return a tile with dims of size 1 repeated to `shape`, of the same rank."""
+    rows = x if x.shape[0] == shape[0] else repeat_partition(x, shape[0])
     for dim in range(1, len(shape)):
         if rows.shape[dim] != shape[dim]:
             rows = rows.broadcast(dim, shape[dim])
     return rows
 
 
-def repeated_partition(x: NkiTensor, partitions: int) -> NkiTensor:
-    """A tile on one partition repeated over `partitions` ones by nc_stream_shuffle, a quadrant at a time."""
+def repeat_partition(x: NkiTensor, partitions: int) -> NkiTensor:
+    """Repeat a tile on one partition over several by nc_stream_shuffle, a quadrant at a time."""
     rows = new_tile(x, None, (partitions, *x.shape[1:]))
     quadrant = current_core().hardware.partitions_per_quadrant
     for start in range(0, partitions, quadrant):

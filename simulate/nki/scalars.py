@@ -21,10 +21,10 @@ from simulate.run import current_core, running_level
 from simulate.run.issue import issue_call, issue_plan
 
 
-def _operator(which: ScalarOperator, swapped: bool = False) -> Callable[[Any, Any], NkiScalar]:
+def _operator(operation: ScalarOperator, swapped: bool = False) -> Callable[[Any, Any], NkiScalar]:
     def method(self: NkiScalar, other: Any) -> NkiScalar:
         left, right = (other, self) if swapped else (self, other)
-        return _joined(which, left, right)
+        return _combine(operation, left, right)
 
     return method
 
@@ -58,14 +58,14 @@ class NkiScalar(VirtualRegister):
     __hash__ = object.__hash__
 
     def __neg__(self) -> NkiScalar:
-        return _joined(ScalarOperator.subtract, 0, self)
+        return _combine(ScalarOperator.subtract, 0, self)
 
     def __bool__(self) -> bool:
         return bool(self._refuse())
 
 
 def scalar_load(src: NkiTensor) -> NkiScalar:
-    """A scalar with the one element of src, an int32 or int64 tensor in SBUF or HBM, of src's dtype."""
+    """Load the one element of src, an int32 or int64 tensor in SBUF or HBM, into a scalar of src's dtype."""
     running_level().require("nisa.scalar_load")
     one_element("src", src)
     scalar = NkiScalar(current_core().allocate_register(dtype=src.dtype))
@@ -83,24 +83,24 @@ def scalar_store(dst: NkiTensor, value: NkiScalar) -> None:
     issue_call(INSTRUCTIONS["register_store"], (dst, value), {})
 
 
-def _joined(which: ScalarOperator, left: Any, right: Any) -> NkiScalar:
+def _combine(operation: ScalarOperator, left: Any, right: Any) -> NkiScalar:
     core = current_core()
-    kinds = [side.cell.dtype for side in (left, right) if isinstance(side, VirtualRegister)]
-    same_width(kinds[0], kinds[-1])
-    if which.compares:
-        thirty_two_bits(kinds[0], "a comparison")
-    result = NkiScalar(core.allocate_register(dtype=kinds[0]), is_comparison=which.compares)
-    sides = [_side(side, kinds[0]) for side in (left, right)]
-    issue_plan(core, "scalar_arithmetic", scalar_arithmetic(core.hardware, which, result.cell, *sides))
+    dtypes = [operand.cell.dtype for operand in (left, right) if isinstance(operand, VirtualRegister)]
+    same_width(dtypes[0], dtypes[-1])
+    if operation.compares:
+        thirty_two_bits(dtypes[0], "a comparison")
+    result = NkiScalar(core.allocate_register(dtype=dtypes[0]), is_comparison=operation.compares)
+    operands = [_operand(operand, dtypes[0]) for operand in (left, right)]
+    issue_plan(core, "scalar_arithmetic", scalar_arithmetic(core.hardware, operation, result.cell, *operands))
     return result
 
 
-def _side(value: Any, kind: DType) -> NkiTensor | int:
+def _operand(value: Any, dtype: DType) -> NkiTensor | int:
     if isinstance(value, VirtualRegister):
         not_a_comparison(value)
         return value.cell
     whole_number(value)
-    return immediate(value, 8 * kind.itemsize)
+    return immediate(value, 8 * dtype.itemsize)
 
 
 @rule("NKW-SCALAR-TILE")
@@ -127,10 +127,10 @@ def same_width(one: DType, other: DType) -> None:
 
 
 @rule("NKW-SCALAR-64")
-def thirty_two_bits(kind: DType, what: str) -> None:
+def thirty_two_bits(dtype: DType, use: str) -> None:
     """A 64-bit scalar has +, - and * alone: it is not compared and bounds no loop."""
-    if kind.itemsize != 4:
-        raise RuleViolation(thirty_two_bits, f"{what} of {kind}", hint="load the value from an int32 tensor")
+    if dtype.itemsize != 4:
+        raise RuleViolation(thirty_two_bits, f"{use} of {dtype}", hint="load the value from an int32 tensor")
 
 
 @rule("NKW-SCALAR")

@@ -16,13 +16,13 @@ from simulate.nki import isa
 from simulate.nki.arguments import (
     constant_has_a_supported_dtype,
     constants_of_cores_agree,
-    dtype_or_that_of,
     judge,
     lies_in_hbm,
     moving_columns_within_limit,
+    resolve_dtype,
     selects_between_tiles,
 )
-from simulate.nki.operators import new_tile, repeated_partition, same_shape
+from simulate.nki.operators import new_tile, repeat_partition, same_shape
 from simulate.numerics import ALU_OPERATORS, as_dtype, cast
 from simulate.run import current_core
 from simulate.run.location import kernel_line
@@ -33,31 +33,31 @@ _SBUF, _PSUM = MemoryRegion.sbuf, MemoryRegion.psum
 
 
 def where(condition: NkiTensor, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
-    """x where the condition tile is not zero, else y; x and y are tiles or numbers."""
+    """Select x where the condition tile is not zero, else y; x and y are tiles or numbers."""
     tiles = [value for value in (x, y) if isinstance(value, NkiTensor)]
     is_tensor("condition", condition)
     judge("where", (selects_between_tiles, condition, x, y))
-    kind = dtype_or_that_of(tiles[0] if tiles else condition, dtype)
+    dst_dtype = resolve_dtype(tiles[0] if tiles else condition, dtype)
     for tile in tiles:
         same_shape(condition, tile)
-    chosen = new_tile(condition, "uint8")
-    isa.tensor_scalar(dst=chosen, data=condition, op0=ALU_OPERATORS["not_equal"], operand0=0.0)
-    result = new_tile(condition, kind)
+    condition_mask = new_tile(condition, "uint8")
+    isa.tensor_scalar(dst=condition_mask, data=condition, op0=ALU_OPERATORS["not_equal"], operand0=0.0)
+    result = new_tile(condition, dst_dtype)
     if isinstance(y, NkiTensor):
         isa.tensor_copy(dst=result, src=y)
     else:
         isa.memset(dst=result, value=y)
     if isinstance(x, NkiTensor):
-        x = _cast(x, kind)
-    isa.tensor_copy_predicated(dst=result, src=x, predicate=chosen)
+        x = _cast(x, dst_dtype)
+    isa.tensor_copy_predicated(dst=result, src=x, predicate=condition_mask)
     return result
 
 
 def dropout(x: NkiTensor, rate: Any, dtype: Any = None) -> NkiTensor:
-    """x with elements replaced by zero with probability `rate`, not scaled."""
+    """Replace elements of x by zero with probability `rate`; the others are not scaled."""
     result = new_tile(x)
     isa.dropout(dst=result, data=x, prob=rate)
-    return _cast(result, dtype_or_that_of(x, dtype))
+    return _cast(result, resolve_dtype(x, dtype))
 
 
 def random_seed(seed: NkiTensor) -> None:
@@ -66,7 +66,7 @@ def random_seed(seed: NkiTensor) -> None:
 
 
 def rand(shape: Any, dtype: Any, buffer: MemoryRegion = _SBUF, name: str = "") -> NkiTensor:
-    """A tile of uniform numbers, float32 in [0, 1) before the cast to dtype.
+    """Fill a tile with uniform numbers, float32 in [0, 1) before the cast to dtype.
 
     rand2 where the chip has it, else 24 of rng's bits; both in the Vector engine, so that random_seed has an effect on
     every chip.
@@ -84,43 +84,43 @@ def rand(shape: Any, dtype: Any, buffer: MemoryRegion = _SBUF, name: str = "") -
 
 
 def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTensor:
-    """x with dims of size 1 repeated to `shape`, of the same rank; x itself if nothing changes.
+    """Repeat dims of size 1 of x to `shape`, of the same rank; return x itself if nothing changes.
 
     A single partition is repeated by nc_stream_shuffle, a quadrant at a time.
     """
     is_tensor("x", x)
     lies_in("x", x, _SBUF, _PSUM)
-    sizes, kind = as_shape(shape), dtype_or_that_of(x, dtype)
+    sizes, dst_dtype = as_shape(shape), resolve_dtype(x, dtype)
     repeatable(x, sizes)
     if sizes == x.shape:
-        return _cast(x, kind)
+        return _cast(x, dst_dtype)
     view = x
     for dim in range(1, x.ndim):
         if x.shape[dim] != sizes[dim]:
             view = view.broadcast(dim, sizes[dim])
     if x.shape[0] == sizes[0]:
-        result = new_tile(x, kind, sizes)
+        result = new_tile(x, dst_dtype, sizes)
         isa.tensor_copy(dst=result, src=view)
         return result
-    return _cast(repeated_partition(view, sizes[0]), kind)
+    return _cast(repeat_partition(view, sizes[0]), dst_dtype)
 
 
 def transpose(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """A 2D SBUF tile with partitions and free dim swapped, in PSUM, on the Tensor engine."""
+    """Swap partitions and free dim of a 2D SBUF tile, on the Tensor engine, into PSUM."""
     is_tensor("x", x)
     core = current_core()
     shape = (x.shape[-1], x.shape[0])
-    turned = core.allocate(shape, x.dtype, _PSUM)
-    isa.nc_transpose(dst=turned, data=x, engine=isa.engine.tensor)
+    transposed = core.allocate(shape, x.dtype, _PSUM)
+    isa.nc_transpose(dst=transposed, data=x, engine=isa.engine.tensor)
     if dtype is None or as_dtype(dtype) == x.dtype:
-        return turned
+        return transposed
     result = core.allocate(shape, dtype, _PSUM)
-    isa.tensor_copy(dst=result, src=turned)
+    isa.tensor_copy(dst=result, src=transposed)
     return result
 
 
 def matmul(x: NkiTensor, y: NkiTensor, transpose_x: bool = False) -> NkiTensor:
-    """x @ y in PSUM; x is (M, K), or (K, M) with `transpose_x`, which saves the transpose."""
+    """Multiply x @ y into PSUM; x is (M, K), or (K, M) with `transpose_x`, which saves the transpose."""
     is_tensor("x", x)
     is_tensor("y", y)
     judge("matmul", (is_flag, "transpose_x", transpose_x), (moving_columns_within_limit, y))
@@ -134,7 +134,7 @@ def matmul(x: NkiTensor, y: NkiTensor, transpose_x: bool = False) -> NkiTensor:
 
 
 def no_reorder() -> AbstractContextManager[None]:
-    """Instructions of a `with` block run in program order; values never depend on it, only time does."""
+    """Run the instructions of a `with` block in program order; this changes time alone."""
     core = current_core()
     block = Block(kernel_line())
     core.stream.blocks.append(block)
@@ -154,16 +154,16 @@ def _in_order(stream: Stream, block: Block) -> Iterator[None]:
 
 
 def load_transpose2d(src: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """A 2D HBM tensor, transposed on its way into a new SBUF tile."""
+    """Load a 2D HBM tensor, transposed on its way into a new SBUF tile."""
     is_tensor("src", src)
     judge("load_transpose2d", lies_in_hbm("src", src))
     tile = current_core().allocate((src.shape[-1], src.shape[0]), src.dtype)
     isa.dma_transpose(dst=tile, src=src)
-    return _cast(tile, dtype_or_that_of(src, dtype))
+    return _cast(tile, resolve_dtype(src, dtype))
 
 
 def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: Any = None) -> NkiTensor:
-    """data[p, indices[p, ...]] over flattened free dims, by nc_n_gather; indices are uint32, or int32 bits.
+    """Gather data[p, indices[p, ...]] over flattened free dims, by nc_n_gather; indices are uint32, or int32 bits.
 
     What an `axis` other than 0 means is not documented.
     """
@@ -174,11 +174,11 @@ def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: 
     result = new_tile(data, None, indices.shape)
     numbers = indices.view("uint32") if indices.dtype == "int32" else indices
     isa.nc_n_gather(dst=result, data=data, indices=numbers)
-    return _cast(result, dtype_or_that_of(data, dtype))
+    return _cast(result, resolve_dtype(data, dtype))
 
 
 def shared_constant(constant: Any) -> NkiTensor:
-    """A shared HBM tensor that holds a numpy array, or the array in a .npy file, from the start of the kernel."""
+    """Make a shared HBM tensor that contains a numpy array, or the array in a .npy file, when the kernel starts."""
     core = current_core()
     array = _array(constant)
     dtype = as_dtype(array.dtype)
@@ -188,17 +188,21 @@ def shared_constant(constant: Any) -> NkiTensor:
         (constant_has_a_supported_dtype, dtype),
         (constants_of_cores_agree, core.rank, core.number, index, array),
     )
-    kept = core.stored_dtype(dtype)
+    stored_dtype = core.stored_dtype(dtype)
     shape = array.shape or (1,)
-    held = np.empty(0, np.uint8) if core.dry else np.array(cast(np.ascontiguousarray(array), dtype, kept))
-    storage = Storage(shape, kept, MemoryRegion.shared_hbm, "constant", array=held)
+    contents = (
+        np.empty(0, np.uint8)
+        if core.dry
+        else np.array(cast(np.ascontiguousarray(array), dtype, stored_dtype))
+    )
+    storage = Storage(shape, stored_dtype, MemoryRegion.shared_hbm, "constant", array=contents)
     core.rank.tensors.add(storage)
     if core.dry:
         core.rank.values.add_argument(storage, array)
     else:
         constants = core.rank.tensors.constants
-        constants[storage.serial] = Constant(held, from_file=not isinstance(constant, np.ndarray))
-    return NkiTensor(shape, kept, storage)
+        constants[storage.serial] = Constant(contents, from_file=not isinstance(constant, np.ndarray))
+    return NkiTensor(shape, stored_dtype, storage)
 
 
 def _array(constant: Any) -> np.ndarray:

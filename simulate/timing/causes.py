@@ -185,7 +185,7 @@ class Path:
 
         Args:
             event: The event that waits.
-            key: 2 * event for its start, 2 * event + 1 for its data phase.
+            key: 2 * event for its start, 2 * event + 1 for its transfer.
         """
         moving = self._causes.moving.get(key)
         if moving is None:

@@ -9,7 +9,7 @@ import numpy as np
 from nkw.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa.book import collective
-from simulate.isa.collective_plan import expect_shape, members, planned, signatures
+from simulate.isa.collective_plan import expect_shape, members, plan_collective, tensor_signatures
 from simulate.isa.plan import Plan
 from simulate.isa.replica_group import ReplicaGroup
 from simulate.memory import NkiTensor
@@ -27,22 +27,22 @@ def all_gather(
     priority: int | None = None,
     name: str | None = None,
 ) -> Plan:
-    """dst = the group's srcs one after the other along collective_dim (HBM: 0; SBUF: 0 or 1)."""
+    """Gather in dst the group's srcs one after the other along collective_dim (HBM: 0; SBUF: 0 or 1)."""
     group = members(hardware, rank, "all_gather", srcs, dsts, replica_group, priority)
     gathers_along(srcs[0], collective_dim)
     for src, dst in zip(srcs, dsts):
-        whole = list(src.shape)
-        whole[collective_dim] *= len(group)
-        expect_shape("all_gather", len(group), src, dst, whole)
+        gathered_shape = list(src.shape)
+        gathered_shape[collective_dim] *= len(group)
+        expect_shape("all_gather", len(group), src, dst, gathered_shape)
 
     def exchange(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
         gathered = [
-            cast(np.concatenate(parts, axis=collective_dim), src.dtype, dst.dtype)
-            for parts, src, dst in zip(zip(*operands), srcs, dsts)
+            cast(np.concatenate(rank_arrays, axis=collective_dim), src.dtype, dst.dtype)
+            for rank_arrays, src, dst in zip(zip(*operands), srcs, dsts)
         ]
         return [gathered] * len(operands)
 
-    return planned(
+    return plan_collective(
         hardware,
         "all_gather",
         group,
@@ -51,7 +51,7 @@ def all_gather(
         exchange,
         name,
         collective_dim=collective_dim,
-        **signatures(srcs=srcs, dsts=dsts),
+        **tensor_signatures(srcs=srcs, dsts=dsts),
     )
 
 

@@ -8,7 +8,14 @@ import numpy as np
 
 from simulate.hardware import Hardware
 from simulate.isa.book import collective
-from simulate.isa.collective_plan import expect_shape, members, planned, reduced, reduction, signatures
+from simulate.isa.collective_plan import (
+    expect_shape,
+    members,
+    plan_collective,
+    reduce_arrays,
+    reduction,
+    tensor_signatures,
+)
 from simulate.isa.plan import Plan
 from simulate.isa.replica_group import ReplicaGroup
 from simulate.memory import NkiTensor
@@ -25,7 +32,7 @@ def all_reduce(
     priority: int | None = None,
     name: str | None = None,
 ) -> Plan:
-    """dst = op over the group's ranks of src, the same on every rank.
+    """Compute dst = op over the group's ranks of src, the same on every rank.
 
     Reduces in the order of the rank list, floats in float32 with one rounding at the end, integers exactly
     (the order on hardware depends on the algorithm chosen for the size). op: add, minimum or maximum.
@@ -36,12 +43,13 @@ def all_reduce(
         expect_shape("all_reduce", len(group), src, dst, src.shape)
 
     def exchange(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
-        whole = [
-            reduced(operator, parts, s.dtype, d.dtype) for parts, s, d in zip(zip(*operands), srcs, dsts)
+        totals = [
+            reduce_arrays(operator, rank_arrays, s.dtype, d.dtype)
+            for rank_arrays, s, d in zip(zip(*operands), srcs, dsts)
         ]
-        return [whole] * len(operands)
+        return [totals] * len(operands)
 
-    return planned(
+    return plan_collective(
         hardware,
         "all_reduce",
         group,
@@ -51,5 +59,5 @@ def all_reduce(
         name,
         hops=1.0,
         op=operator.name,
-        **signatures(srcs=srcs, dsts=dsts),
+        **tensor_signatures(srcs=srcs, dsts=dsts),
     )

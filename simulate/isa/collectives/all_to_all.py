@@ -7,13 +7,13 @@ import numpy as np
 from simulate.hardware import Hardware
 from simulate.isa.book import collective
 from simulate.isa.collective_plan import (
-    divided,
+    chunk_shape,
     expect_shape,
     in_hbm,
     members,
-    planned,
-    signatures,
+    plan_collective,
     splits_along,
+    tensor_signatures,
 )
 from simulate.isa.plan import Plan
 from simulate.isa.replica_group import ReplicaGroup
@@ -32,7 +32,7 @@ def all_to_all(
     priority: int | None = None,
     name: str | None = None,
 ) -> Plan:
-    """dst's chunk s, along dim 0, = this rank's chunk of the src of the group's rank s. HBM only.
+    """Exchange chunks: dst's chunk s, along dim 0, = this rank's chunk of the src of rank s of the group. HBM only.
 
     dst has src's shape, whose dim 0 divides by the number of ranks. Different dtypes go through float32.
     """
@@ -40,19 +40,19 @@ def all_to_all(
     in_hbm("all_to_all", srcs, dsts)
     splits_along(collective_dim)
     for src, dst in zip(srcs, dsts):
-        divided(src, len(group), 0)
+        chunk_shape(src, len(group), 0)
         expect_shape("all_to_all", len(group), src, dst, src.shape)
 
     def exchange(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
         results: list[list[np.ndarray]] = [[] for _ in operands]
-        for parts, src, dst in zip(zip(*operands), srcs, dsts):
-            chunks = [np.split(part, len(operands), axis=0) for part in parts]
+        for rank_arrays, src, dst in zip(zip(*operands), srcs, dsts):
+            chunks = [np.split(rank_array, len(operands), axis=0) for rank_array in rank_arrays]
             for position, result in enumerate(results):
-                mine = np.concatenate([chunk[position] for chunk in chunks], axis=0)
-                result.append(cast(mine, src.dtype, dst.dtype))
+                rank_chunks = np.concatenate([chunk[position] for chunk in chunks], axis=0)
+                result.append(cast(rank_chunks, src.dtype, dst.dtype))
         return results
 
-    return planned(
+    return plan_collective(
         hardware,
         "all_to_all",
         group,
@@ -61,5 +61,5 @@ def all_to_all(
         exchange,
         name,
         collective_dim=collective_dim,
-        **signatures(srcs=srcs, dsts=dsts),
+        **tensor_signatures(srcs=srcs, dsts=dsts),
     )

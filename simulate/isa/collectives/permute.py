@@ -14,9 +14,9 @@ from simulate.isa.collective_plan import (
     check_tensors,
     expect_shape,
     in_hbm,
-    planned,
-    signatures,
+    plan_collective,
     single_tensors,
+    tensor_signatures,
 )
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
@@ -34,7 +34,7 @@ def collective_permute(
     priority: int | None = None,
     name: str | None = None,
 ) -> Plan:
-    """The target of each (source, target) pair gets the source's src in its dst.
+    """Send the source's src of each (source, target) pair to the target's dst.
 
     One src and one dst of one shape @ HBM. A rank that is no target keeps its dst, one that is in no pair
     takes no part (neither is documented). No rank is twice a source or twice a target, as in XLA's
@@ -61,14 +61,16 @@ def collective_permute(
         )
 
     def exchange(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
-        held = dict(zip(ranks, operands))
+        operands_by_rank = dict(zip(ranks, operands))
         return [
-            [cast(held[source_of[member]][0].copy(), src.dtype, dst.dtype)] if member in source_of else []
+            [cast(operands_by_rank[source_of[member]][0].copy(), src.dtype, dst.dtype)]
+            if member in source_of
+            else []
             for member in ranks
         ]
 
     sources = {source for source, _ in pairs}
-    return planned(
+    return plan_collective(
         hardware,
         "collective_permute",
         ranks,
@@ -77,22 +79,26 @@ def collective_permute(
         exchange,
         name,
         key=("collective_permute", pairs),
-        **signatures(srcs=srcs, dsts=dsts),
+        **tensor_signatures(srcs=srcs, dsts=dsts),
     )
 
 
-def _pairs(given: Any) -> tuple[tuple[int, int], ...]:
+def _pairs(source_target_pairs: Any) -> tuple[tuple[int, int], ...]:
     try:
-        pairs = tuple((int(source), int(target)) for source, target in given)
+        pairs = tuple((int(source), int(target)) for source, target in source_target_pairs)
     except (TypeError, ValueError):
         pairs = ()
-    distinct_ends(pairs, given)
+    distinct_ends(pairs, source_target_pairs)
     return pairs
 
 
 @rule("NKW-PERMUTE-PAIRS", hint="[(0, 1), (1, 0)]")
-def distinct_ends(pairs: tuple[tuple[int, int], ...], given: Any) -> None:
+def distinct_ends(pairs: tuple[tuple[int, int], ...], source_target_pairs: Any) -> None:
     """source_target_pairs lists (source, target) ranks, no source and no target twice."""
     flat = [end for pair in pairs for end in pair]
-    if not pairs or min(flat) < 0 or any(len({pair[at] for pair in pairs}) != len(pairs) for at in (0, 1)):
-        raise RuleViolation(distinct_ends, f"source_target_pairs={given!r:.80}")
+    if (
+        not pairs
+        or min(flat) < 0
+        or any(len({pair[end_index] for pair in pairs}) != len(pairs) for end_index in (0, 1))
+    ):
+        raise RuleViolation(distinct_ends, f"source_target_pairs={source_target_pairs!r:.80}")

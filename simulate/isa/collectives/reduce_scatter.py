@@ -9,14 +9,14 @@ import numpy as np
 from simulate.hardware import Hardware
 from simulate.isa.book import collective
 from simulate.isa.collective_plan import (
-    divided,
+    chunk_shape,
     expect_shape,
     members,
-    planned,
-    reduced,
+    plan_collective,
+    reduce_arrays,
     reduction,
-    signatures,
     splits_along,
+    tensor_signatures,
 )
 from simulate.isa.plan import Plan
 from simulate.isa.replica_group import ReplicaGroup
@@ -35,20 +35,21 @@ def reduce_scatter(
     priority: int | None = None,
     name: str | None = None,
 ) -> Plan:
-    """dst = this rank's chunk, along dim 0, of op over the group's ranks of src, reduced as in all_reduce."""
+    """Compute dst = this rank's chunk, along dim 0, of op over the group's ranks of src, as in all_reduce."""
     group = members(hardware, rank, "reduce_scatter", srcs, dsts, replica_group, priority)
     operator = reduction(op)
     splits_along(collective_dim)
     for src, dst in zip(srcs, dsts):
-        expect_shape("reduce_scatter", len(group), src, dst, divided(src, len(group), 0))
+        expect_shape("reduce_scatter", len(group), src, dst, chunk_shape(src, len(group), 0))
 
     def exchange(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
-        whole = [
-            reduced(operator, parts, s.dtype, d.dtype) for parts, s, d in zip(zip(*operands), srcs, dsts)
+        totals = [
+            reduce_arrays(operator, rank_arrays, s.dtype, d.dtype)
+            for rank_arrays, s, d in zip(zip(*operands), srcs, dsts)
         ]
-        return [list(chunks) for chunks in zip(*(np.split(w, len(operands), axis=0) for w in whole))]
+        return [list(chunks) for chunks in zip(*(np.split(w, len(operands), axis=0) for w in totals))]
 
-    return planned(
+    return plan_collective(
         hardware,
         "reduce_scatter",
         group,
@@ -58,5 +59,5 @@ def reduce_scatter(
         name,
         op=operator.name,
         collective_dim=collective_dim,
-        **signatures(srcs=srcs, dsts=dsts),
+        **tensor_signatures(srcs=srcs, dsts=dsts),
     )

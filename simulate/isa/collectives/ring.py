@@ -17,11 +17,11 @@ from simulate.isa.book import collective
 from simulate.isa.collective_plan import (
     check_tensors,
     expect_shape,
-    planned,
-    reduced,
+    plan_collective,
+    reduce_arrays,
     reduction,
-    signatures,
     single_tensors,
+    tensor_signatures,
 )
 from simulate.isa.plan import Plan
 from simulate.isa.replica_group import ReplicaGroup, is_replica_group
@@ -44,25 +44,27 @@ def collective_permute_implicit(
     priority: int | None = None,
     name: str | None = None,
 ) -> Plan:
-    """On every channel: src goes to the successor in the ring, the predecessor's src comes to dst.
+    """Send src to the successor in the ring and receive the predecessor's src in dst, on every channel.
 
     One src and one dst of one shape per channel, @ HBM or 2D @ SBUF. channel_ids: 0, 1, ..., at most 4 (2 for
     groups that are not all devices of a node, which a simulated group cannot know).
     """
-    kind = "collective_permute_implicit"
+    operation = "collective_permute_implicit"
     group = _group(
-        hardware, rank, kind, (srcs_by_channel,), dsts_by_channel, replica_group, channel_ids, priority
+        hardware, rank, operation, (srcs_by_channel,), dsts_by_channel, replica_group, channel_ids, priority
     )
     srcs, dsts = _first(srcs_by_channel), _first(dsts_by_channel)
 
     def exchange(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
-        held = [
-            [cast(part.copy(), src.dtype, dst.dtype) for part, src, dst in zip(parts, srcs, dsts)]
-            for parts in operands
+        by_sender = [
+            [cast(array.copy(), src.dtype, dst.dtype) for array, src, dst in zip(arrays, srcs, dsts)]
+            for arrays in operands
         ]
-        return held[-1:] + held[:-1]
+        return by_sender[-1:] + by_sender[:-1]
 
-    return planned(hardware, kind, group, srcs, dsts, exchange, name, **signatures(srcs=srcs, dsts=dsts))
+    return plan_collective(
+        hardware, operation, group, srcs, dsts, exchange, name, **tensor_signatures(srcs=srcs, dsts=dsts)
+    )
 
 
 @collective
@@ -78,14 +80,14 @@ def collective_permute_implicit_reduce(
     priority: int | None = None,
     name: str | None = None,
 ) -> Plan:
-    """On every channel: op(src0, src1) goes to the successor, the predecessor's result comes to dst.
+    """Send op(src0, src1) to the successor and receive the predecessor's result in dst, on every channel.
 
     As collective_permute_implicit, with op add, minimum or maximum: floats in float32 with one rounding,
     integers exactly.
     """
-    kind = "collective_permute_implicit_reduce"
+    operation = "collective_permute_implicit_reduce"
     sources = (srcs0_by_channel, srcs1_by_channel)
-    group = _group(hardware, rank, kind, sources, dsts_by_channel, replica_group, channel_ids, priority)
+    group = _group(hardware, rank, operation, sources, dsts_by_channel, replica_group, channel_ids, priority)
     operator = reduction(op)
     left, right, dsts = (_first(channels) for channels in (*sources, dsts_by_channel))
     for first, second in zip(left, right):
@@ -93,32 +95,37 @@ def collective_permute_implicit_reduce(
 
     def exchange(operands: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
         count = len(dsts)
-        held = [
+        by_sender = [
             [
-                reduced(operator, (parts[at], parts[count + at]), left[at].dtype, dsts[at].dtype)
-                for at in range(count)
+                reduce_arrays(
+                    operator,
+                    (arrays[channel], arrays[count + channel]),
+                    left[channel].dtype,
+                    dsts[channel].dtype,
+                )
+                for channel in range(count)
             ]
-            for parts in operands
+            for arrays in operands
         ]
-        return held[-1:] + held[:-1]
+        return by_sender[-1:] + by_sender[:-1]
 
-    return planned(
+    return plan_collective(
         hardware,
-        kind,
+        operation,
         group,
         (*left, *right),
         dsts,
         exchange,
         name,
         op=operator.name,
-        **signatures(srcs=(*left, *right), dsts=dsts),
+        **tensor_signatures(srcs=(*left, *right), dsts=dsts),
     )
 
 
 def _group(
     hardware: Hardware,
     rank: int,
-    kind: str,
+    operation: str,
     sources: tuple[Channels, ...],
     dsts: Channels,
     replica_group: Any,
@@ -127,12 +134,12 @@ def _group(
 ) -> tuple[int, ...]:
     consecutive_channels(channel_ids, *sources, dsts)
     is_replica_group(replica_group)
-    group = replica_group.of(rank)
+    group = replica_group.find_group(rank)
     for channels in sources:
         for srcs, targets in zip(channels, dsts):
-            check_tensors(hardware, kind, srcs, targets, priority)
-            single_tensors(kind, srcs, targets)
-            expect_shape(kind, len(group), srcs[0], targets[0], srcs[0].shape)
+            check_tensors(hardware, operation, srcs, targets, priority)
+            single_tensors(operation, srcs, targets)
+            expect_shape(operation, len(group), srcs[0], targets[0], srcs[0].shape)
     return group
 
 

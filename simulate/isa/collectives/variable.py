@@ -16,7 +16,7 @@ from nkw.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import rules
 from simulate.isa.book import collective
-from simulate.isa.collective_plan import in_hbm, members, planned, signatures, single_tensors
+from simulate.isa.collective_plan import in_hbm, members, plan_collective, single_tensors, tensor_signatures
 from simulate.isa.plan import Masked, Plan
 from simulate.isa.replica_group import ReplicaGroup
 from simulate.memory import MemoryRegion, NkiTensor
@@ -38,7 +38,7 @@ def all_gather_v(
     priority: int | None = None,
     name: str | None = None,
 ) -> Plan:
-    """Every rank sends src[displ : displ + count] to all, by column 0 of its metadata; slot s is sender s's.
+    """Send src[displ : displ + count] to all ranks, by column 0 of the metadata; slot s of dst is sender s's.
 
     One src and one dst @ HBM. Slots are dst's elements over the number of ranks. Exactly 4 ranks per list, no
     has_rdispls. The required logical core size of 2 belongs to the launch and is not checked.
@@ -65,7 +65,7 @@ def all_to_all_v(
     priority: int | None = None,
     name: str | None = None,
 ) -> Plan:
-    """Rank r gets src[displs[r] : displs[r] + counts[r]]; what rank s sends lands in slot s, or by row 3.
+    """Send src[displs[r] : displs[r] + counts[r]] to rank r; what rank s sends is in slot s of dst, or by row 3.
 
     One src and one dst @ HBM, of different sizes if need be; dst is of one size on all ranks. Without
     has_rdispls slots are equally spaced. Which ranks may form a list depends on the wiring of the machine,
@@ -92,7 +92,7 @@ def all_to_all_v(
 
 def _plan(
     hardware: Hardware,
-    kind: str,
+    operation: str,
     group: tuple[int, ...],
     srcs: list[NkiTensor],
     dsts: list[NkiTensor],
@@ -103,8 +103,8 @@ def _plan(
     name: str | None,
     undocumented: tuple[RuleViolation, ...],
 ) -> Plan:
-    single_tensors(kind, srcs, dsts)
-    in_hbm(kind, srcs, dsts)
+    single_tensors(operation, srcs, dsts)
+    in_hbm(operation, srcs, dsts)
     metadata_shape(metadata, 4 if has_rdispls else 3, len(group))
     src, dst = srcs[0], dsts[0]
     rows = [metadata[..., row : row + 1, :] for row in range(metadata.shape[-2])]
@@ -136,13 +136,13 @@ def _plan(
 
     reads = (src, sends, rows[3]) if has_rdispls else (src, sends)
     writes = (dst,) if counts_known else (dst, rows[2])
-    return planned(
-        *(hardware, kind, group, reads, writes, exchange, name),
+    return plan_collective(
+        *(hardware, operation, group, reads, writes, exchange, name),
         recv_counts_known=counts_known,
         has_rdispls=has_rdispls,
         src_dtype=str(src.dtype),
         undocumented=undocumented,
-        **signatures(dsts=dsts),
+        **tensor_signatures(dsts=dsts),
     )
 
 

@@ -44,7 +44,7 @@ def activate2(
     reduce_cmd: ReduceCmd = ReduceCmd.idle,
     name: str | None = None,
 ) -> Plan:
-    """dst = op(op1(op0(data, imm0), imm1)) in float32 on the Scalar engine, with an optional reduction. gen4.
+    """Compute dst = op(op1(op0(data, imm0), imm1)) in float32 on the Scalar engine, with an optional reduction. gen4.
 
     dst, data: [P, ...] @ SBUF or PSUM. imm0, imm1, relu_param: a number or a [P, 1] tile, both immediates of
     one dtype if both are tiles. (op0, op1): (multiply, add), (multiply, subtract), (multiply, bypass), (add,
@@ -70,21 +70,21 @@ def activate2(
         reverses_an_operator(operand, operator, reverse)
     reads: tuple[NkiTensor, ...] = (data,)
     if first.name != "bypass":
-        reads += broadcast.read_of(hardware, "imm0", imm0, data)
+        reads += broadcast.operand_tiles(hardware, "imm0", imm0, data)
     if second.name != "bypass":
-        reads += broadcast.read_of(hardware, "imm1", imm1, data)
+        reads += broadcast.operand_tiles(hardware, "imm1", imm1, data)
         immediates_agree(imm0, imm1)
     if function.relu_param:
-        reads += broadcast.read_of(hardware, "relu_param", relu_param, data)
+        reads += broadcast.operand_tiles(hardware, "relu_param", relu_param, data)
     reduction = _reduction(reduce_op, reduce_cmd)
     if reduce_res is not None:
         accumulator.check_result(hardware, reduce_res, data)
 
-    def argument(values: np.ndarray, *others: np.ndarray) -> np.ndarray:
-        operand = iter(others)
+    def argument(values: np.ndarray, *immediates: np.ndarray) -> np.ndarray:
+        operand = iter(immediates)
         for operator, immediate, reverse in ((first, imm0, reverse0), (second, imm1, reverse1)):
             if operator.name != "bypass":
-                other = broadcast.value_of(immediate, operand, values.ndim)
+                other = broadcast.broadcast_value(immediate, operand, values.ndim)
                 values = operator.function(other, values) if reverse else operator.function(values, other)
         return values
 
@@ -92,7 +92,7 @@ def activate2(
         values = argument(*operands)
         if not function.relu_param:
             return function.function(values)
-        slope = broadcast.value_of(relu_param, iter(operands[-1:]), values.ndim)
+        slope = broadcast.broadcast_value(relu_param, iter(operands[-1:]), values.ndim)
         return function.function(values, slope)
 
     def compute(*operands: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -103,10 +103,10 @@ def activate2(
         rows = result.shape[0]
         updated = registers
         if reduce_cmd in (ReduceCmd.reduce, ReduceCmd.reset_reduce):
-            updated = accumulator.accumulated(registers, reduce_cmd, reduction, result)
+            updated = accumulator.accumulate(registers, reduce_cmd, reduction, result)
         elif reduce_cmd is ReduceCmd.reset:
-            updated = accumulator.replaced(registers, np.full((rows, 1), reduction.identity, np.float32))
-        return accumulator.written(result, updated, reduce_res)
+            updated = accumulator.replace_rows(registers, np.full((rows, 1), reduction.identity, np.float32))
+        return accumulator.collect_results(result, updated, reduce_res)
 
     uses_registers = reduce_cmd is not ReduceCmd.idle or reduce_res is not None
     return Plan(

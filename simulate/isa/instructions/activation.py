@@ -31,7 +31,7 @@ def activation(
     reduce_cmd: ReduceCmd = ReduceCmd.idle,
     name: str | None = None,
 ) -> Plan:
-    """dst = op(data * scale + bias) in float32 on the Scalar engine, with an optional running sum per partition.
+    """Compute dst = op(data * scale + bias) in float32 on Scalar, with an optional running sum per partition.
 
     dst, data: [P, ...] @ SBUF or PSUM. scale: a number or a float32 [P, 1] tile. bias: None (0), a [P, 1] tile, or
     from gen3 on a number. reduce_res: [P, 1], gets the Scalar accumulator registers after this instruction.
@@ -96,7 +96,7 @@ def activation(
             updated[:rows] = 0.0
         if reduce_cmd in (ReduceCmd.reduce, ReduceCmd.reset_reduce):
             updated[:rows] += np.add.reduce(flat(result), axis=1, dtype=np.float32, keepdims=True)
-        return accumulator.written(result, updated, reduce_res)
+        return accumulator.collect_results(result, updated, reduce_res)
 
     uses_registers = reduces or reduce_res is not None
     return Plan(
@@ -135,7 +135,7 @@ def activation_reduce(
     scale: NkiTensor | float = 1.0,
     name: str | None = None,
 ) -> Plan:
-    """activation with reduce_cmd=reset_reduce: dst, and the sum of dst per partition in reduce_res."""
+    """Run activation with reduce_cmd=reset_reduce: dst, and the sum of dst per partition in reduce_res."""
     return activation(
         hardware, dst, op, data, bias, scale, reduce_op, reduce_res, ReduceCmd.reset_reduce, name
     )

@@ -39,7 +39,7 @@ def affine_select(
     offset: Any = 0,
     name: str | None = None,
 ) -> Plan:
-    """dst = on_true_tile where cmp_op(a, 0), else on_false_value, on GpSimd; a is the affine value of iota.
+    """Select on_true_tile where cmp_op(a, 0), else on_false_value, on GpSimd; a is the affine value of iota.
 
     dst, on_true_tile: [P, ...] @ SBUF; same partitions and elements per partition. pattern, channel_multiplier and
     offset as for iota. cmp_op: one of the six comparisons. on_false_value: a float32 number, rounded to dst's dtype.

@@ -15,7 +15,7 @@ from simulate.memory import NkiTensor
 
 @instruction
 def bn_aggr(hardware: Hardware, dst: NkiTensor, data: NkiTensor, name: str | None = None) -> Plan:
-    """Per partition: mean and population variance from (count, mean, count * variance) triples, on Vector.
+    """Combine (count, mean, count * variance) triples per partition into mean and population variance, on Vector.
 
     data: [P, 3 n] @ SBUF or PSUM, what n / 2 bn_stats wrote. dst: [P, 2] @ SBUF or PSUM: mean, variance.
     Float32.

@@ -18,7 +18,7 @@ _STATISTICS = 6
 
 @instruction
 def bn_stats(hardware: Hardware, dst: NkiTensor, data: NkiTensor, name: str | None = None) -> Plan:
-    """Per partition: count, mean, count * variance of the even elements, then of the odd ones, on Vector.
+    """Compute count, mean, count * variance per partition of the even elements, then of the odd ones, on Vector.
 
     data: [P, ...] @ SBUF or PSUM, at most 512 elements per partition. dst: [P, 6] @ SBUF or PSUM. Computes in
     float32 with the population variance; elements are even or odd by their place in streaming order. A single
@@ -48,13 +48,15 @@ def _compute(values: np.ndarray) -> tuple[np.ndarray]:
     rows = flat(values)
     result = np.zeros((rows.shape[0], _STATISTICS), np.float32)
     for parity in range(min(2, rows.shape[1])):
-        part = rows[:, parity::2]
-        mean = np.add.reduce(part, axis=1, dtype=np.float32, keepdims=True) / np.float32(part.shape[1])
-        away = part - mean
-        at = 3 * parity
-        result[:, at] = part.shape[1]
-        result[:, at + 1] = mean[:, 0]
-        result[:, at + 2] = np.add.reduce(away * away, axis=1, dtype=np.float32)
+        elements = rows[:, parity::2]
+        mean = np.add.reduce(elements, axis=1, dtype=np.float32, keepdims=True) / np.float32(
+            elements.shape[1]
+        )
+        deviation = elements - mean
+        column = 3 * parity
+        result[:, column] = elements.shape[1]
+        result[:, column + 1] = mean[:, 0]
+        result[:, column + 2] = np.add.reduce(deviation * deviation, axis=1, dtype=np.float32)
     return (result,)
 
 

@@ -44,7 +44,7 @@ def core_barrier(
     rules.not_indirect("data", data)
     both_cores(cores)
     rules.engine_can(engine, Engine.gpsimd, Engine.tensor, Engine.vector, Engine.scalar, Engine.sync)
-    which = "" if data.buffer.on_chip else f", tensor {data.storage.serial}"
+    tensor_label = "" if data.buffer.on_chip else f", tensor {data.storage.serial}"
     return Plan(
         engine=engine,
         reads=(),
@@ -57,7 +57,7 @@ def core_barrier(
             key=("core_barrier",),
             by_rank=False,
             members=_CORES,
-            terms={"operation": "core_barrier", "data": f"{data.summary()}{which}"},
+            terms={"operation": "core_barrier", "data": f"{data.summary()}{tensor_label}"},
             exchange=_nothing_moves,
         ),
         effects=_EFFECTS,

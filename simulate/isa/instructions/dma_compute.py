@@ -35,7 +35,7 @@ def dma_compute(
     oob_mode: OobMode = OobMode.error,
     name: str | None = None,
 ) -> Plan:
-    """dst = the sum of srcs, element by element, in float32 and with one rounding to dst's dtype.
+    """Sum srcs by element into dst, in float32 and with one rounding to dst's dtype.
 
     dst, srcs: any shapes of one element count @ HBM or SBUF; 1 to 16 sources, added in their order.
     reduce_op: add. scales: None or 1.0 for every source.
@@ -70,11 +70,11 @@ def dma_compute(
         skip_needs_rows()
 
     def compute(*operands: np.ndarray | Masked) -> tuple[np.ndarray | Masked]:
-        parts = [part.values if isinstance(part, Masked) else part for part in operands]
-        total = reduce(np.add, [part.reshape(dst.shape) for part in parts])
-        for part in operands:
-            if isinstance(part, Masked):
-                return (Masked(total, np.broadcast_to(part.chosen, part.values.shape)),)
+        addends = [element.values if isinstance(element, Masked) else element for element in operands]
+        total = reduce(np.add, [element.reshape(dst.shape) for element in addends])
+        for element in operands:
+            if isinstance(element, Masked):
+                return (Masked(total, np.broadcast_to(element.chosen, element.values.shape)),)
         return (total,)
 
     mode = DgeMode.swdge if by_row else DgeMode.none
@@ -82,7 +82,7 @@ def dma_compute(
     total_bytes = sum(source.size * source.dtype.itemsize for source in sources)
     piece = min(contiguous_bytes(tensor) for tensor in (dst, *sources))
     result_bytes = dst.size * dst.dtype.itemsize
-    hbm_bytes = sum(each.size * each.dtype.itemsize for each in (dst, *sources) if not each.buffer.on_chip)
+    hbm_bytes = sum(end.size * end.dtype.itemsize for end in (dst, *sources) if not end.buffer.on_chip)
     cost = dma_costs.dma(
         hardware,
         trigger,
@@ -139,8 +139,8 @@ def unit_scales(scales: Any, sources: int) -> None:
 def read_modify_write(dst: NkiTensor, sources: tuple[NkiTensor, ...]) -> None:
     """With row numbers dst is one of two sources: scatter dst[i] += data, or gather dst += src[i]."""
     fits = len(sources) == 2 and any(
-        _same_view(dst, own) and (other.dynamic is None) != (dst.dynamic is None) and _in_sbuf(dst, other)
-        for own, other in (sources, sources[::-1])
+        _same_view(dst, source) and (other.dynamic is None) != (dst.dynamic is None) and _in_sbuf(dst, other)
+        for source, other in (sources, sources[::-1])
     )
     if not fits:
         raise RuleViolation(

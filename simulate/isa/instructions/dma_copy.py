@@ -88,9 +88,9 @@ def dma_copy(
     else:
         trigger = Engine.sync if load or mode is DgeMode.hwdge else Engine.gpsimd
     piece = min(contiguous_bytes(dst), contiguous_bytes(src))
-    hbm_bytes = sum(each.size * each.dtype.itemsize for each in (dst, src) if not each.buffer.on_chip)
+    hbm_bytes = sum(end.size * end.dtype.itemsize for end in (dst, src) if not end.buffer.on_chip)
     total = src.size * max(src.dtype.itemsize, dst.dtype.itemsize)
-    apart = any(contiguous_bytes(each) == piece for each in (dst, src) if not each.buffer.on_chip)
+    apart = any(contiguous_bytes(end) == piece for end in (dst, src) if not end.buffer.on_chip)
     return Plan(
         engine=Engine.dma,
         reads=(src,),

@@ -33,7 +33,7 @@ def dma_transpose(
     oob_mode: OobMode = OobMode.error,
     name: str | None = None,
 ) -> Plan:
-    """dst = src with its dims permuted, result dim i being source dim axes[i]; bits are kept.
+    """Permute the dims of src into dst, dst's dim i being source dim axes[i]; bits are kept.
 
     src: 2 to 4 dims @ HBM or SBUF. dst: exactly the permuted shape @ SBUF, src's dtype. axes: (1, 0), (2, 1,
     0) or (3, 1, 2, 0), by the number of dims.
@@ -72,12 +72,17 @@ def dma_transpose(
             hardware_transpose(hardware, src)
             mode = DgeMode.hwdge
 
-    def compute(*parts: np.ndarray | Masked) -> tuple[np.ndarray | Masked]:
-        values = np.concatenate([part.values if isinstance(part, Masked) else part for part in parts])
-        if not any(isinstance(part, Masked) for part in parts):
+    def compute(*operands: np.ndarray | Masked) -> tuple[np.ndarray | Masked]:
+        values = np.concatenate(
+            [operand.values if isinstance(operand, Masked) else operand for operand in operands]
+        )
+        if not any(isinstance(operand, Masked) for operand in operands):
             return (values.transpose(order),)
-        inside = [part.chosen if isinstance(part, Masked) else np.ones(part.shape, bool) for part in parts]
-        return (Masked(values.transpose(order), np.concatenate(inside).transpose(order)),)
+        masks = [
+            operand.chosen if isinstance(operand, Masked) else np.ones(operand.shape, bool)
+            for operand in operands
+        ]
+        return (Masked(values.transpose(order), np.concatenate(masks).transpose(order)),)
 
     width = src.dtype.itemsize
     piece = min(contiguous_bytes(src), src.shape[-1] * width)
@@ -103,7 +108,7 @@ def dma_transpose(
 
 
 def _gathers(src: NkiTensor) -> tuple[NkiTensor, ...]:
-    """One gather per column of the index tile, since its list runs down the columns."""
+    """Return one gather per column of the index tile, since its list runs down the columns."""
     dynamic = src.dynamic
     assert dynamic is not None
     index, rows = dynamic.index, src.shape[0]
@@ -122,8 +127,8 @@ def _gathers(src: NkiTensor) -> tuple[NkiTensor, ...]:
 @rule("NKW-DMA-TRANSPOSE-AXES", hint="permute the view, or use several transposes")
 def documented_axes(src: NkiTensor, axes: Sequence[int] | None, order: tuple[int, ...]) -> None:
     """dma_transpose permutes two dims by (1, 0), three by (2, 1, 0) and four by (3, 1, 2, 0)."""
-    given = tuple(axes) if isinstance(axes, (tuple, list)) else axes
-    if not order or given not in (None, order):
+    requested = tuple(axes) if isinstance(axes, (tuple, list)) else axes
+    if not order or requested not in (None, order):
         raise RuleViolation(
             documented_axes, f"axes={axes} of {src.ndim} dims", limit="; ".join(map(str, _AXES.values()))
         )

@@ -20,7 +20,7 @@ from simulate.numerics import random, to_float32
 def dropout(
     hardware: Hardware, dst: NkiTensor, data: NkiTensor, prob: NkiTensor | float, name: str | None = None
 ) -> Plan:
-    """dst = 0 with probability `prob`, else data unchanged and unscaled, on the Vector engine.
+    """Replace elements by 0 with probability `prob`, others unchanged and unscaled, on the Vector engine.
 
     dst, data: [P, ...] @ SBUF or PSUM, one dtype. prob: a number from 0 to 1, or a [P, 1] tile: float32 for
     integer data, of any float dtype otherwise. An element is dropped when a 24-bit uniform number of the
@@ -33,7 +33,7 @@ def dropout(
     rules.same_elements("dst", dst, "data", data)
     rules.same_dtype("dst", dst, "data", data)
     allowed = ("float32",) if data.dtype.is_integer else accumulator.FLOATS
-    reads = (data, *broadcast.read_of(hardware, "prob", prob, data, *allowed))
+    reads = (data, *broadcast.operand_tiles(hardware, "prob", prob, data, *allowed))
     if not isinstance(prob, NkiTensor):
         is_probability(prob)
 

@@ -43,7 +43,7 @@ def exponential(
     reduce_init: NkiTensor | float = 0.0,
     name: str | None = None,
 ) -> Plan:
-    """dst = exp(src - max_value) in float32 on the Vector engine, with an optional running sum. gen4.
+    """Compute dst = exp(src - max_value) in float32 on the Vector engine, with an optional running sum. gen4.
 
     dst, src: [P, ...] @ SBUF or PSUM, up to four dims; fp8_e4m3, fp8_e5m2, fp16, bf16, float32, int8 to
     int32, uint8 or uint16, dst also tfloat32 and src also uint32. max_value, reduce_init: a number or a
@@ -63,9 +63,9 @@ def exponential(
     rules.same_elements("dst", dst, "src", src)
     indirection.check(hardware, Engine.vector, dst, src)
     accumulator.command_among(reduce_cmd, *_COMMANDS)
-    reads = (src, *broadcast.read_of(hardware, "max_value", max_value, src, "float32"))
+    reads = (src, *broadcast.operand_tiles(hardware, "max_value", max_value, src, "float32"))
     if reduce_cmd is ReduceCmd.load_reduce:
-        reads += broadcast.read_of(hardware, "reduce_init", reduce_init, src, "float32")
+        reads += broadcast.operand_tiles(hardware, "reduce_init", reduce_init, src, "float32")
     else:
         no_initial_sum(reduce_init, reduce_cmd)
     if reduce_res is not None:
@@ -74,10 +74,10 @@ def exponential(
     def compute(registers: np.ndarray, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
         operand = iter(operands)
         values = next(operand)
-        result = np.exp(values - broadcast.value_of(max_value, operand, values.ndim))
-        initial = broadcast.value_of(reduce_init, operand, 2)
-        updated = accumulator.accumulated(registers, reduce_cmd, _ADD, result, initial)
-        return accumulator.written(result, updated, reduce_res)
+        result = np.exp(values - broadcast.broadcast_value(max_value, operand, values.ndim))
+        initial = broadcast.broadcast_value(reduce_init, operand, 2)
+        updated = accumulator.accumulate(registers, reduce_cmd, _ADD, result, initial)
+        return accumulator.collect_results(result, updated, reduce_res)
 
     return Plan(
         engine=Engine.vector,

@@ -26,7 +26,7 @@ def iota(
     channel_multiplier: int = 0,
     name: str | None = None,
 ) -> Plan:
-    """dst[p, w, z, y, x] = offset + p * channel_multiplier + w*step_w + z*step_z + y*step_y + x*step_x, on GpSimd.
+    """Write offset + p*channel_multiplier + w*step_w + z*step_z + y*step_y + x*step_x to dst[p, w, z, y, x], on GpSimd.
 
     dst: [P, ...] @ SBUF, any dtype but x4. pattern: up to four [step, num] pairs, the outermost first, shorter ones
     padded with dims of size 1; the nums multiply to dst's elements per partition. offset: an integer or a register.

@@ -29,7 +29,7 @@ def local_gather(
     num_valid_indices: int | None = None,
     name: str | None = None,
 ) -> Plan:
-    """dst[p, j, e] = src_buffer[p, list[j] + e] for e < num_elem_per_idx, on GpSimd; bits are kept.
+    """Gather dst[p, j, e] = src_buffer[p, list[j] + e] for e < num_elem_per_idx, on GpSimd; bits are kept.
 
     src_buffer: [P, ...] @ SBUF, free dims flattened, P a multiple of 16. index: [P, ...] uint16 @ SBUF. dst:
     [P, ...] @ SBUF, src_buffer's dtype, num_valid_indices * num_elem_per_idx elements per partition. The list
@@ -70,11 +70,13 @@ def local_gather(
             .astype(np.int64)
         )
         offsets_inside(lists.max() + num_elem_per_idx - 1, elements)
-        places = (lists[:, :, None] + np.arange(num_elem_per_idx)).reshape(cores, 1, -1)
+        positions = (lists[:, :, None] + np.arange(num_elem_per_idx)).reshape(cores, 1, -1)
         rows = data.reshape(cores, lanes, elements)
-        return (np.take_along_axis(rows, np.broadcast_to(places, (cores, lanes, places.shape[2])), axis=2),)
+        return (
+            np.take_along_axis(rows, np.broadcast_to(positions, (cores, lanes, positions.shape[2])), axis=2),
+        )
 
-    together = min(4 / src_buffer.dtype.itemsize, num_elem_per_idx)
+    read_together = min(4 / src_buffer.dtype.itemsize, num_elem_per_idx)
     batch = _BATCH * num_elem_per_idx
     return Plan(
         engine=Engine.gpsimd,
@@ -82,7 +84,7 @@ def local_gather(
         writes=(dst,),
         domain=Domain.bits,
         compute=compute,
-        cost=costs.gpsimd(hardware, count * num_elem_per_idx * (28 + batch) / batch / together),
+        cost=costs.gpsimd(hardware, count * num_elem_per_idx * (28 + batch) / batch / read_together),
         name=name,
         propagate=propagation.by_partition,
     )

@@ -16,7 +16,7 @@ from simulate.memory import NkiTensor
 
 @instruction
 def max8(hardware: Hardware, dst: NkiTensor, src: NkiTensor, name: str | None = None) -> Plan:
-    """dst = the eight largest elements of each partition of src in descending order, duplicates kept, on Vector.
+    """Find the eight largest elements of each partition of src, in descending order, duplicates kept, on Vector.
 
     src: [P, ...] @ SBUF or PSUM, up to three dims, 8 to 16384 elements per partition. dst: [P, 8], float32 values
     rounded to its dtype. NaN is not documented; it counts as larger than every number, as the ALU's maximum lets it

@@ -25,7 +25,7 @@ def memset(
     engine: Engine = Engine.unknown,
     name: str | None = None,
 ) -> Plan:
-    """Every element of dst = value, on the Vector or GpSimd engine.
+    """Set every element of dst to value, on the Vector or GpSimd engine.
 
     dst: [P, ...] @ SBUF or PSUM (GpSimd: SBUF). value: for an integer tile an integer in the dtype's range, for a
     float tile a number, for an x4 tile 0.
@@ -62,7 +62,7 @@ def memset(
 
 
 def _element(dtype: DType, value: Any) -> np.ndarray:
-    """The value as an array of one element in the dtype's storage type."""
+    """Return the value as an array of one element in the dtype's storage type."""
     if dtype.is_packed:
         packed_is_zero(dtype, value)
         return np.zeros(1, dtype.storage)

@@ -16,7 +16,7 @@ from simulate.isa.search8 import (
     check_searched,
     is_eight_wide,
     is_matrix,
-    take_matches,
+    match_in_slot_order,
 )
 from simulate.isa.shapes import flat
 from simulate.memory import NkiTensor
@@ -26,7 +26,7 @@ from simulate.memory import NkiTensor
 def nc_find_index8(
     hardware: Hardware, dst: NkiTensor, data: NkiTensor, vals: NkiTensor, name: str | None = None
 ) -> Plan:
-    """dst[p, i] = the position of vals[p, i] in partition p of data, free dims flattened, on the Vector engine.
+    """Find the position of vals[p, i] in partition p of data, free dims flattened, on the Vector engine.
 
     data: [P, ...] @ SBUF or PSUM, up to three dims, 8 to 16384 elements per partition. vals: [P, 8]. dst: [P, 8]
     uint16 or uint32.
@@ -45,10 +45,10 @@ def nc_find_index8(
     rules.dtype_among("dst", dst, *INDEX_DTYPES)
     missing = all_ones(dst)
 
-    def compute(values: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray]:
+    def compute(values: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray]:
         positions = np.full((values.shape[0], 8), missing, np.float32)
-        for slot, found, at in take_matches(flat(values), flat(wanted), range(8)):
-            positions[found, slot] = at[found]
+        for slot, matched, first_positions in match_in_slot_order(flat(values), flat(targets), range(8)):
+            positions[matched, slot] = first_positions[matched]
         return (positions,)
 
     return Plan(

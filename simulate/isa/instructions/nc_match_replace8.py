@@ -10,7 +10,7 @@ from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.immediates import float32_number
 from simulate.isa.plan import Domain, Plan
-from simulate.isa.search8 import INDEX_DTYPES, all_ones, is_eight_wide, take_matches
+from simulate.isa.search8 import INDEX_DTYPES, all_ones, is_eight_wide, match_in_slot_order
 from simulate.isa.shapes import flat
 from simulate.memory import NkiTensor
 
@@ -25,7 +25,7 @@ def nc_match_replace8(
     dst_idx: NkiTensor | None = None,
     name: str | None = None,
 ) -> Plan:
-    """dst = data with one occurrence of each of vals replaced by imm; their positions in dst_idx; on the Vector engine.
+    """Replace one occurrence of each of vals in data by imm; their positions go to dst_idx; on the Vector engine.
 
     dst, data: [P, ...] @ SBUF or PSUM. vals: [P, 8]. imm: a float32 number. dst_idx: None or [P, 8] uint16 or uint32.
 
@@ -47,13 +47,13 @@ def nc_match_replace8(
         rules.dtype_among("dst_idx", dst_idx, *INDEX_DTYPES)
         missing = all_ones(dst_idx)
 
-    def compute(values: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, ...]:
+    def compute(values: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, ...]:
         rows = flat(values)
         replaced = rows.copy()
         positions = np.full((rows.shape[0], 8), missing, np.float32)
-        for slot, found, at in take_matches(rows, flat(wanted), range(7, -1, -1)):
-            replaced[found, at[found]] = replacement
-            positions[found, slot] = at[found]
+        for slot, matched, first_positions in match_in_slot_order(rows, flat(targets), range(7, -1, -1)):
+            replaced[matched, first_positions[matched]] = replacement
+            positions[matched, slot] = first_positions[matched]
         return (replaced,) if dst_idx is None else (replaced, positions)
 
     return Plan(

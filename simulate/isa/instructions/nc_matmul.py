@@ -38,7 +38,7 @@ def nc_matmul(
     perf_mode: MatmulPerfMode | str = MatmulPerfMode.none,
     name: str | None = None,
 ) -> Plan:
-    """dst[m, n] (+)= sum over k of stationary[k, m] * moving[k, n], on the Tensor engine.
+    """Compute dst[m, n] (+)= sum over k of stationary[k, m] * moving[k, n], on the Tensor engine.
 
     stationary: [K, M] @ SBUF, K <= 128, M <= 128. moving: [K, N] @ SBUF, N <= 512 (gen4: more). dst: [M, N] @ PSUM,
     float32 (gen4: or bfloat16), inside one 2 KiB bank per partition except on gen4. Free dims are flattened.
@@ -143,14 +143,14 @@ def nc_matmul(
 def _loaded(
     stationary: NkiTensor, position: tuple[int, ...], size: tuple[int, ...], is_transpose: bool
 ) -> tuple[int, ...] | None:
-    """How the stationary tile is read, and where in the array it lies."""
+    """Return how the stationary tile is read, and its position in the array."""
     if is_transpose or stationary.dynamic is not None:
         return None
     return (*(position or ()), *(size or ()), *stationary.shape, *stationary.strides)
 
 
 def _cells(hardware: Hardware, position: tuple[int, ...], size: tuple[int, ...]) -> tuple[int, ...]:
-    """The cells of the array that a tile of it takes, numbered row by row; none for the whole array."""
+    """Return the cells of the array that a tile of it takes, numbered row by row; none for the whole array."""
     edge, side = min(hardware.matmul_tile_sizes), hardware.contraction_max
     if not size or min(size) >= side:
         return ()
@@ -164,17 +164,17 @@ def _cells(hardware: Hardware, position: tuple[int, ...], size: tuple[int, ...])
 
 def same_contraction(stationary: NkiTensor, moving: NkiTensor) -> None:
     """Refuse operands of different contractions, and name the operand whose layout is transposed if there is one."""
-    rows, others = stationary.shape[0], moving.shape[0]
-    if rows == others:
+    rows, moving_rows = stationary.shape[0], moving.shape[0]
+    if rows == moving_rows:
         return
     limit = "stationary [K, M], moving [K, N], dst [M, N]: the contraction K lies on the partitions of both operands"
-    seen = f"stationary has {rows} partitions, moving has {others}"
+    seen = f"stationary has {rows} partitions, moving has {moving_rows}"
     hint = "slice both operands to the same rows of the contraction"
-    if stationary.free_size == others:
-        seen += f"; stationary ({rows}, {others}) has the layout [M, K]"
+    if stationary.free_size == moving_rows:
+        seen += f"; stationary ({rows}, {moving_rows}) has the layout [M, K]"
         hint = _transposed("stationary", stationary)
     elif moving.free_size == rows:
-        seen += f"; moving ({others}, {rows}) has the layout [N, K]"
+        seen += f"; moving ({moving_rows}, {rows}) has the layout [N, K]"
         hint = _transposed("moving", moving)
     raise RuleViolation(rules.same_partitions, seen, limit, hint)
 
@@ -292,7 +292,7 @@ def inside_one_bank(hardware: Hardware, dst: NkiTensor) -> None:
 
 
 def _inside_a_bank(first: int, end: int, bank: int, dtype: str) -> str:
-    """How to write elements first to end-1 of a partition with results that lie inside banks of so many elements."""
+    """Return a hint to write elements first to end-1 of a partition by results inside banks of so many elements."""
     if end - first > bank:
         return f"write at most {bank} {dtype} per matmul, from element 0, {bank}, … of the partition on"
     border = -(-(first + 1) // bank) * bank

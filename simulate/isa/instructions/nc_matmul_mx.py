@@ -42,7 +42,7 @@ def nc_matmul_mx(
     accumulate: bool | None = None,
     name: str | None = None,
 ) -> Plan:
-    """dst[m, n] (+)= sum over k, q: S[k, m, q] 2^(ss[k//8, m] - 127) M[k, n, q] 2^(ms[k//8, n] - 127). gen4.
+    """Sum S[k, m, q] 2^(ss[k//8, m] - 127) M[k, n, q] 2^(ms[k//8, n] - 127) over k, q into dst[m, n]. gen4.
 
     q runs over the four values of an x4 element, the first in its lowest bits. stationary: [K, M] @ SBUF, K a
     multiple of 32, M even and at most 128. moving: [K, N] @ SBUF. Each float8_e5m2_x4, float8_e4m3fn_x4 or
@@ -102,14 +102,14 @@ def nc_matmul_mx(
 
 
 def _dequantized(packed: np.ndarray, dtype: DType, biased: np.ndarray) -> np.ndarray:
-    """The values of an operand as float32, one row per partition and packed value, scales applied."""
+    """Return the values of an operand as float32, one row per partition and packed value, scales applied."""
     values = unpacked(flat(packed), dtype)
     values *= np.repeat(mx.scale_values(biased), mx.GROUP_PARTITIONS, axis=0)[..., None]
     return values.transpose(0, 2, 1).reshape(-1, values.shape[1])
 
 
 def unpacked(packed: np.ndarray, dtype: DType) -> np.ndarray:
-    """The four float32 values of every x4 element, in a new last dim."""
+    """Return the four float32 values of every x4 element, in a new last dim."""
     if dtype == "float4_e2m1fn_x4":
         nibbles = packed[..., None] >> np.arange(0, 16, 4, dtype=np.uint16)
         return _FP4_VALUES[nibbles & 0xF]

@@ -20,7 +20,7 @@ _GROUP = 512
 def nc_n_gather(
     hardware: Hardware, dst: NkiTensor, data: NkiTensor, indices: NkiTensor, name: str | None = None
 ) -> Plan:
-    """dst[p, j] = data[p, indices[p, j]] over flattened free dims, on the GpSimd engine; bits are kept.
+    """Gather dst[p, j] = data[p, indices[p, j]] over flattened free dims, on the GpSimd engine; bits are kept.
 
     data: [P, ...] @ SBUF. indices: [P, ...] uint32 @ SBUF. dst: [P, ...] @ SBUF, data's dtype, as many
     elements as indices. An index beyond data's elements is documented as invalid and refused when the
@@ -37,9 +37,9 @@ def nc_n_gather(
     rules.same_elements("dst", dst, "indices", indices)
     limit = data.free_size
 
-    def compute(values: np.ndarray, places: np.ndarray) -> tuple[np.ndarray]:
-        indices_inside(int(places.max()), limit)
-        return (np.take_along_axis(flat(values), flat(places).astype(np.int64), axis=1),)
+    def compute(values: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray]:
+        indices_inside(int(positions.max()), limit)
+        return (np.take_along_axis(flat(values), flat(positions).astype(np.int64), axis=1),)
 
     starts = -(-dst.free_size // _GROUP) - 1
     return Plan(

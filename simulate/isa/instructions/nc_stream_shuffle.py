@@ -24,7 +24,7 @@ _UNMODIFIED = 255
 def nc_stream_shuffle(
     hardware: Hardware, dst: NkiTensor, src: NkiTensor, shuffle_mask: Sequence[int], name: str | None = None
 ) -> Plan:
-    """dst[32 q + i] = src[32 q + shuffle_mask[i]] for every quadrant q, on the Vector engine; bits are kept.
+    """Copy src[32 q + shuffle_mask[i]] to dst[32 q + i] for every quadrant q, on the Vector engine; bits are kept.
 
     dst, src: [P, ...] @ SBUF or PSUM, same dtype and elements per partition. shuffle_mask: 32 entries, each 0
     to 31 or 255, which leaves that partition of dst unmodified. src may lie in another quadrant than dst, be
@@ -80,13 +80,13 @@ def _well_formed(hardware: Hardware, shuffle_mask: Any) -> list[int]:
 
 
 @rule("NKW-SHUFFLE-MASK")
-def mask_of_quadrant(hardware: Hardware, mask: list[int], given: Any) -> None:
+def mask_of_quadrant(hardware: Hardware, mask: list[int], shuffle_mask: Any) -> None:
     """shuffle_mask has one entry per partition of a quadrant, each the number of one or 255."""
     width = hardware.partitions_per_quadrant
     if len(mask) != width or any(entry != _UNMODIFIED and not 0 <= entry < width for entry in mask):
         raise RuleViolation(
             mask_of_quadrant,
-            f"shuffle_mask={given!r:.80}",
+            f"shuffle_mask={shuffle_mask!r:.80}",
             limit=f"{width} integers, each 0 to {width - 1} or {_UNMODIFIED}",
         )
 

@@ -23,7 +23,7 @@ def nc_transpose(
     engine: Engine = Engine.unknown,
     name: str | None = None,
 ) -> Plan:
-    """dst[f, p] = data[p, f], free dims flattened, on the Tensor or the Vector engine.
+    """Transpose dst[f, p] = data[p, f], free dims flattened, on the Tensor or the Vector engine.
 
     Tensor: data [P, F] @ SBUF, P and F <= 128; dst [F, P] @ PSUM, inside one bank except on gen4. Vector: data
     [P, F] @ SBUF or PSUM, P and F <= 32; dst [F, P] @ SBUF or PSUM. dst and data have one dtype. With engine=unknown
@@ -89,15 +89,15 @@ def _transposed(values: np.ndarray) -> tuple[np.ndarray]:
 
 
 def _times_identity(values: np.ndarray) -> tuple[np.ndarray]:
-    """The product data.T @ identity: sums of one element times 1 and the rest of its row times 0, from 0 on."""
+    """Compute data.T @ identity: sums of one element times 1 and the other elements of its row times 0, from 0 on."""
     rows = flat(values).T
     product = rows + np.float32(0)
     if rows.shape[1] == 1:
         return (product,)
     broken = ~np.isfinite(rows)
     if broken.any():
-        others = broken.sum(axis=1, keepdims=True) - broken
-        product[others > 0] = np.nan
+        other_columns = broken.sum(axis=1, keepdims=True) - broken
+        product[other_columns > 0] = np.nan
     return (product,)
 
 

@@ -24,7 +24,7 @@ def nonzero_with_count(
     padding_val: int = -1,
     name: str | None = None,
 ) -> Plan:
-    """Per GpSimd core: ascending positions of the nonzero elements + index_offset, padding, a count. gen3.
+    """Find the nonzero elements per GpSimd core: ascending positions + index_offset, padding, a count. gen3.
 
     src: [P, ...] float32 or int32 @ SBUF with T elements per partition. dst: [P, ...] int32 @ SBUF with T +
     1. Each core works on the first of its 16 partitions: partitions 0, 16, ..., 112 are read and written, the
@@ -47,10 +47,10 @@ def nonzero_with_count(
     def compute(*rows: np.ndarray) -> list[np.ndarray]:
         results = []
         for row in rows:
-            found = np.flatnonzero(row)
+            positions = np.flatnonzero(row)
             result = np.full(elements + 1, padding_val, np.int32)
-            result[: found.size] = found.astype(np.int32) + np.int32(index_offset)
-            result[elements] = found.size
+            result[: positions.size] = positions.astype(np.int32) + np.int32(index_offset)
+            result[elements] = positions.size
             results.append(result)
         return results
 
@@ -88,6 +88,6 @@ def room_for_count(dst: NkiTensor, src: NkiTensor) -> None:
 @rule("NKW-NONZERO-INT32", limit="-2**31 to 2**31 - 1")
 def is_int32(operand: str, value: Any) -> None:
     """index_offset and padding_val are int32 numbers."""
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not whole or not -(2**31) <= value < 2**31:
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_integer or not -(2**31) <= value < 2**31:
         raise RuleViolation(is_int32, f"{operand}={value!r:.40}")

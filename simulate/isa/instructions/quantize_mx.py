@@ -23,7 +23,7 @@ _VALUES_OF = {"float8_e4m3fn_x4": DTYPES["float8_e4m3fn"], "float8_e5m2_x4": DTY
 def quantize_mx(
     hardware: Hardware, dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor, name: str | None = None
 ) -> Plan:
-    """dst, dst_scale = src as MXFP8, in groups of 8 partitions x 4 elements, on the Vector engine. gen4.
+    """Convert src to MXFP8 in dst and dst_scale, in groups of 8 partitions x 4 elements, on the Vector engine. gen4.
 
     src: [P, F] float16 or bfloat16 @ SBUF, P a multiple of 32, F of 4. dst: [P, F / 4] float8_e4m3fn_x4 or
     float8_e5m2_x4 @ SBUF, element f packing src elements 4 f to 4 f + 3, the first in the lowest byte.

@@ -28,7 +28,7 @@ def rand2(
     max: NkiTensor | float,
     name: str | None = None,
 ) -> Plan:
-    """dst = float32 numbers uniform on [min, max], from the Vector engine's generators, cast to dst. gen4.
+    """Draw float32 numbers uniform on [min, max] from the Vector engine's generators, cast to dst. gen4.
 
     dst: [P, ...] @ SBUF or PSUM. min, max: numbers or float32 [P, 1] tiles, min below max. A number is min +
     u * (max - min) with u of 24 random bits in [0, 1), so max itself appears only by rounding. Element i of a
@@ -40,8 +40,8 @@ def rand2(
     rules.check_tile(hardware, "dst", dst)
     rules.dtype_among("dst", dst, *_DTYPES)
     reads = (
-        *broadcast.read_of(hardware, "min", min, dst, "float32"),
-        *broadcast.read_of(hardware, "max", max, dst, "float32"),
+        *broadcast.operand_tiles(hardware, "min", min, dst, "float32"),
+        *broadcast.operand_tiles(hardware, "max", max, dst, "float32"),
     )
     if not isinstance(min, NkiTensor) and not isinstance(max, NkiTensor):
         range_not_empty(np.float32(min), np.float32(max))
@@ -49,7 +49,9 @@ def rand2(
 
     def compute(state: np.ndarray, *bounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         operand = iter(bounds)
-        low, high = (np.asarray(broadcast.value_of(bound, operand, 2), np.float64) for bound in (min, max))
+        low, high = (
+            np.asarray(broadcast.broadcast_value(bound, operand, 2), np.float64) for bound in (min, max)
+        )
         range_not_empty(low, high)
         words, state = draw(generator, state, dst)
         # float64, because max - min of two float32 numbers may not be one.

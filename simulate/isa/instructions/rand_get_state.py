@@ -26,7 +26,7 @@ def rand_get_state(
     Raises RuleViolation. Cost: none is published; one word per cycle.
     """
     rules.check_tile(hardware, "dst", dst)
-    asked = engine
+    requested = engine
     engine, generator = stateful(hardware, engine)
     rules.gpsimd_stays_in_sbuf(engine, dst=dst)
     state_into_psum(hardware, dst)
@@ -44,7 +44,7 @@ def rand_get_state(
         cost=costs.on_engine(hardware, engine, dst.free_size),
         name=name,
         state=generator,
-        undocumented=rules.violations((names_engine, asked)),
+        undocumented=rules.violations((names_engine, requested)),
     )
 
 

@@ -25,14 +25,14 @@ def rand_set_state(
     Raises RuleViolation. Cost: none is published; one word per cycle.
     """
     rules.check_tile(hardware, "src_seeds", src_seeds, MemoryRegion.sbuf)
-    asked = engine
+    requested = engine
     engine, generator = stateful(hardware, engine)
     state_words("src_seeds", src_seeds, engine)
 
     def compute(state: np.ndarray, words: np.ndarray) -> tuple[np.ndarray]:
-        after = state.copy()
-        after[: words.shape[0]] = words
-        return (after,)
+        loaded = state.copy()
+        loaded[: words.shape[0]] = words
+        return (loaded,)
 
     return Plan(
         engine=engine,
@@ -44,5 +44,5 @@ def rand_set_state(
         name=name,
         state=generator,
         effects=SEEDS,
-        undocumented=rules.violations((names_engine, asked)),
+        undocumented=rules.violations((names_engine, requested)),
     )

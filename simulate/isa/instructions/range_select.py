@@ -37,7 +37,7 @@ def range_select(
     on_false_value: float = FLOAT32_MIN,
     name: str | None = None,
 ) -> Plan:
-    """dst = on_true_tile where comp_op0(i, bound0) and comp_op1(i, bound1), else float32 minimum, on Vector.
+    """Select on_true_tile where comp_op0(i, bound0) and comp_op1(i, bound1), else float32 minimum, on Vector.
 
     i is range_start plus the element's position in its partition, as float32. dst, on_true_tile: [P, ...] @
     SBUF or PSUM, on_true_tile of a float dtype. bound0, bound1: [P, 1] float32. From gen3 on.
@@ -76,8 +76,8 @@ def range_select(
     ) -> tuple[np.ndarray, ...]:
         inside = (first.function(positions, flat(low)) != 0) & (second.function(positions, flat(high)) != 0)
         selected = np.where(inside, flat(values), fill)
-        updated = accumulator.accumulated(registers, reduce_cmd, maximum, selected)
-        return accumulator.written(selected, updated, reduce_res)
+        updated = accumulator.accumulate(registers, reduce_cmd, maximum, selected)
+        return accumulator.collect_results(selected, updated, reduce_res)
 
     return Plan(
         engine=Engine.vector,
@@ -111,8 +111,8 @@ def compares(operand: str, operator: AluOperator) -> None:
 def exact_positions(hardware: Hardware, range_start: Any, elements: int) -> None:
     """range_start is an integer, and every position is exact in float32: its magnitude stays below 2**24."""
     limit = hardware.exact_float_integer_max
-    whole = isinstance(range_start, (int, np.integer)) and not isinstance(range_start, bool)
-    if not whole or range_start <= -limit or range_start + elements > limit:
+    is_integer = isinstance(range_start, (int, np.integer)) and not isinstance(range_start, bool)
+    if not is_integer or range_start <= -limit or range_start + elements > limit:
         raise RuleViolation(
             exact_positions,
             f"range_start={range_start!r:.40} with {elements} elements",

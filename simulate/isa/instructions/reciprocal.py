@@ -17,7 +17,7 @@ _FUNCTION = ALU_OPERATORS["reciprocal"].function
 
 @instruction
 def reciprocal(hardware: Hardware, dst: NkiTensor, data: NkiTensor, name: str | None = None) -> Plan:
-    """dst = 1 / data in float32 on the Vector engine.
+    """Compute dst = 1 / data in float32 on the Vector engine.
 
     dst, data: [P, ...] @ SBUF or PSUM, any dtype; same partitions and elements per partition. 1/0 is infinity with
     the sign of the zero.

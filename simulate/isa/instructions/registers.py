@@ -22,7 +22,7 @@ from simulate.numerics import DType, as_dtype
 
 @instruction
 def register_move(hardware: Hardware, dst: VirtualRegister, src: VirtualRegister | int) -> Plan:
-    """dst = src, a register or a number of 32 bits.
+    """Copy src, a register or a number of 32 bits, to dst.
 
     The 0.3 notes allow only a register as src, the 0.6 stub a number too; both are taken. On the Sync stream.
     """
@@ -36,7 +36,7 @@ def register_move(hardware: Hardware, dst: VirtualRegister, src: VirtualRegister
 
 @instruction
 def register_load(hardware: Hardware, dst: VirtualRegister, src: NkiTensor) -> Plan:
-    """dst = the one element of src, a tensor of at most 32 bits per element in SBUF or HBM.
+    """Load the one element of src, a tensor of at most 32 bits per element in SBUF or HBM, into dst.
 
     Any dtype but the packed ones (0.7 lists them). Integers keep their value; of floats the register takes the bits,
     the upper ones 0. The reference says neither; a sequencer has no float arithmetic.
@@ -44,20 +44,20 @@ def register_load(hardware: Hardware, dst: VirtualRegister, src: NkiTensor) -> P
     is_register("dst", dst)
     writable(dst)
     one_element("src", src, dst)
-    found = rules.violations((has_scalar_shape, "src", src))
-    return _plan(hardware, (src,), dst.cell, _to_register(src.dtype), found)
+    undocumented = rules.violations((has_scalar_shape, "src", src))
+    return _plan(hardware, (src,), dst.cell, _to_register(src.dtype), undocumented)
 
 
 @instruction
 def register_store(hardware: Hardware, dst: NkiTensor, src: VirtualRegister) -> Plan:
-    """The one element of dst, a tensor of at most 32 bits per element in SBUF or HBM, = the low bits of src.
+    """Store the low bits of src in the one element of dst, a tensor of at most 32 bits per element in SBUF or HBM.
 
     Any dtype but the packed ones (0.7 lists them); a float gets its bits from the register.
     """
     is_register("src", src)
     one_element("dst", dst, src)
-    found = rules.violations((has_scalar_shape, "dst", dst))
-    return _plan(hardware, (src.cell,), dst, _from_register(dst.dtype), found)
+    undocumented = rules.violations((has_scalar_shape, "dst", dst))
+    return _plan(hardware, (src.cell,), dst, _from_register(dst.dtype), undocumented)
 
 
 def _plan(
@@ -82,7 +82,7 @@ def _plan(
 
 
 def _to_register(dtype: DType) -> Callable[[np.ndarray], tuple[np.ndarray]]:
-    """How an element of a dtype becomes a word of a register."""
+    """Return a function that makes a word of a register of an element of a dtype."""
     if dtype == "int64":
         return unchanged
     bits, word = _bits(dtype)
@@ -93,7 +93,7 @@ def _to_register(dtype: DType) -> Callable[[np.ndarray], tuple[np.ndarray]]:
 
 
 def _from_register(dtype: DType) -> Callable[[np.ndarray], tuple[np.ndarray]]:
-    """How a word of a register becomes an element of a dtype."""
+    """Return a function that makes an element of a dtype of a word of a register."""
     if dtype == "int64":
         return unchanged
     bits, word = _bits(dtype)
@@ -103,12 +103,12 @@ def _from_register(dtype: DType) -> Callable[[np.ndarray], tuple[np.ndarray]]:
 
 
 def _bits(dtype: DType) -> tuple[np.dtype[Any], np.dtype[Any]]:
-    """An element as the chip has it, where the host may keep float32; and the unsigned integer of its width."""
+    """Return the chip's dtype of an element, where the host may keep float32, and the unsigned integer of its width."""
     return as_dtype(str(dtype)).storage, np.dtype(f"u{dtype.itemsize}")
 
 
 def immediate(value: Any, bits: int = 32) -> int:
-    """A number as the word of a register of so many bits, two's complement."""
+    """Return a number as the word of a register of so many bits, two's complement."""
     half = 2 ** (bits - 1)
     try:
         number = operator.index(value)

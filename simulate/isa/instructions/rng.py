@@ -17,7 +17,7 @@ _INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
 
 @instruction
 def rng(hardware: Hardware, dst: NkiTensor, engine: Engine = Engine.vector, name: str | None = None) -> Plan:
-    """dst = random bits: of 32 per element the lowest that fit dst's dtype, on the Vector or GpSimd engine.
+    """Draw random bits: of 32 per element the lowest that fit dst's dtype, on the Vector or GpSimd engine.
 
     dst: [P, ...] @ SBUF or PSUM, an integer dtype. GpSimd from gen3 on and into SBUF only; engine=unknown
     means Vector. Each lane has a generator of its own, which keeps its state until the kernel ends. Its bit
@@ -27,7 +27,7 @@ def rng(hardware: Hardware, dst: NkiTensor, engine: Engine = Engine.vector, name
     """
     rules.check_tile(hardware, "dst", dst)
     rules.dtype_among("dst", dst, *_INTEGERS)
-    asked = engine
+    requested = engine
     if engine is Engine.unknown:
         engine = Engine.vector
     rules.engine_can(engine, Engine.vector, *((Engine.gpsimd,) if hardware.gpsimd_random else ()))
@@ -49,5 +49,5 @@ def rng(hardware: Hardware, dst: NkiTensor, engine: Engine = Engine.vector, name
         name=name,
         state=generator,
         effects=DRAWS,
-        undocumented=rules.violations((names_engine, asked)),
+        undocumented=rules.violations((names_engine, requested)),
     )

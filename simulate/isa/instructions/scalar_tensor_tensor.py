@@ -30,7 +30,7 @@ def scalar_tensor_tensor(
     reverse1: bool = False,
     name: str | None = None,
 ) -> Plan:
-    """dst = op1(op0(data, operand0), operand1) in float32 on the Vector engine; arithmetic operators only.
+    """Compute dst = op1(op0(data, operand0), operand1) in float32 on Vector; arithmetic operators only.
 
     dst, data, operand1: [P, ...] @ SBUF or PSUM; data and operand1 not both in PSUM. operand0: a number or a
     [P, 1] tile of float32, bfloat16 or float16 [the reference names no dtype]; None or 0 for a unary op0. reverse0 and

@@ -34,7 +34,7 @@ def select_reduce(
     reverse_pred: bool = False,
     name: str | None = None,
 ) -> Plan:
-    """dst = on_true where the predicate is not zero, else on_false; and its maximum per partition, on Vector.
+    """Select on_true where the predicate is not zero, else on_false; and its maximum per partition, on Vector.
 
     dst, predicate, on_true: [P, ...] @ SBUF or PSUM, same elements per partition (ranks may differ); on_true
     and predicate not both in PSUM. predicate: int8, uint8, int16 or uint16. on_true: any dtype but tfloat32,
@@ -55,7 +55,7 @@ def select_reduce(
     rules.same_elements("on_true", on_true, "predicate", predicate)
     rules.same_elements("dst", dst, "on_true", on_true)
     rules.at_most_one_in_psum("on_true", on_true, "predicate", predicate)
-    reads = (predicate, on_true, *broadcast.read_of(hardware, "on_false", on_false, on_true))
+    reads = (predicate, on_true, *broadcast.operand_tiles(hardware, "on_false", on_false, on_true))
     maximum = alu_operator(reduce_op)
     accumulator.reduction_among(maximum, "maximum")
     accumulator.command_among(reduce_cmd, *_COMMANDS)
@@ -67,10 +67,10 @@ def select_reduce(
         chosen = next(operand) != 0
         values = next(operand)
         chosen = chosen.reshape(values.shape)
-        other = broadcast.value_of(on_false, operand, values.ndim)
+        other = broadcast.broadcast_value(on_false, operand, values.ndim)
         result = np.where(~chosen if reverse_pred else chosen, values, other)
-        updated = accumulator.accumulated(registers, reduce_cmd, maximum, result)
-        return accumulator.written(result, updated, reduce_res)
+        updated = accumulator.accumulate(registers, reduce_cmd, maximum, result)
+        return accumulator.collect_results(result, updated, reduce_res)
 
     return Plan(
         engine=Engine.vector,

@@ -31,7 +31,7 @@ def sendrecv(
     dma_engine: DmaEngine = DmaEngine.dma,
     name: str | None = None,
 ) -> Plan:
-    """My src goes to the other core's dst, its src to my dst. gen3 on, two physical cores per logical core.
+    """Send src to the other core's dst and receive its src in dst. gen3 on, two physical cores per logical core.
 
     src, dst: one shape and dtype @ SBUF. send_to_rank, recv_from_rank: 0 or 1; each core receives what is
     sent to it, so with two cores the two are equal and name the other core. Calls with one pipe_id pair up: both
@@ -89,7 +89,7 @@ def sendrecv(
 
 
 def _copied(values: np.ndarray | Masked) -> np.ndarray | Masked:
-    """A copy: the core that goes on first may overwrite its src before the other one has taken it."""
+    """Return a copy: the core that goes on first may overwrite its src before the other core has taken it."""
     if isinstance(values, Masked):
         return Masked(values.values.copy(), values.chosen.copy())
     return values.copy()

@@ -17,7 +17,7 @@ from simulate.memory import MemoryRegion, NkiTensor
 def sequence_bounds(
     hardware: Hardware, dst: NkiTensor, segment_ids: NkiTensor, name: str | None = None
 ) -> Plan:
-    """dst[0, 0, i] = first index of element i's segment, dst[0, 1, i] = one past its last, on GpSimd.
+    """Find bounds of element i's segment: first index in dst[0, 0, i], one past its last in dst[0, 1, i], on GpSimd.
 
     segment_ids: [1, n] @ SBUF, non-negative. dst: [1, 2, n] @ SBUF. Both float32 or int32. A segment is a run
     of equal adjacent ids, as in the published test; id 0 is padding with start n and end -1. Negative ids are

@@ -25,7 +25,7 @@ def tensor_copy_predicated(
     reverse_pred: bool = False,
     name: str | None = None,
 ) -> Plan:
-    """dst = src where the predicate is not zero, on the Vector engine; the rest of dst keeps its value.
+    """Copy src to dst where the predicate is not zero, on Vector; elsewhere dst is unchanged.
 
     dst, src, predicate: [P, ...] @ SBUF or PSUM, same elements per partition; src and predicate not both in
     PSUM. src: dst's dtype, or a number, which is rounded to it through float32. predicate: uint8, uint16 or
@@ -71,7 +71,7 @@ def tensor_copy_predicated(
 
 
 def predicated_pace(data: NkiTensor, predicate: NkiTensor) -> str | None:
-    """The number that paces a stream of data beside a stream of predicates, which share a port in SBUF."""
+    """Return the number that paces a stream of data beside a stream of predicates, which share a port in SBUF."""
     if data.buffer is MemoryRegion.psum or predicate.buffer is MemoryRegion.psum:
         return None
     return "vector_copy_predicated_sbuf_cycles_per_element"

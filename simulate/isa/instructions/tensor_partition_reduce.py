@@ -25,7 +25,7 @@ _EFFECTS = Effects(contraction=Contraction.rows)
 def tensor_partition_reduce(
     hardware: Hardware, dst: NkiTensor, op: Any, data: NkiTensor, name: str | None = None
 ) -> Plan:
-    """dst[0, f] = op over all partitions p of data[p, f], on the GpSimd engine.
+    """Reduce dst[0, f] = op over all partitions p of data[p, f], on the GpSimd engine.
 
     data: [P, ...] @ SBUF. dst: [1, ...] @ SBUF, as many elements as a partition of data. op: add, average,
     maximum (nl.max), bitwise_or or bitwise_and.

@@ -28,7 +28,7 @@ def tensor_reduce(
     keepdims: bool = False,
     name: str | None = None,
 ) -> Plan:
-    """dst = op over the trailing dims `axis` of data, on the Vector engine.
+    """Reduce the trailing dims `axis` of data by op into dst, on the Vector engine.
 
     data: [P, ...] @ SBUF or PSUM. dst: [P, ...] @ SBUF or PSUM with one element per partition and element not
     reduced. axis: dims as written, 0 being the partition dim, which cannot be reduced; one dim or several that follow
@@ -86,10 +86,10 @@ def _pace(dst: NkiTensor, data: NkiTensor, operator: AluOperator) -> str | None:
 
 def _axes(data: NkiTensor, axis: Any) -> tuple[int, ...]:
     try:
-        given = [python_operator.index(a) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))]
+        requested = [python_operator.index(a) for a in (axis if isinstance(axis, (tuple, list)) else (axis,))]
     except TypeError:
-        given = []
-    axes = tuple(sorted(a + data.ndim if a < 0 else a for a in given))
+        requested = []
+    axes = tuple(sorted(a + data.ndim if a < 0 else a for a in requested))
     trailing_dims(data, axis, axes)
     return axes
 

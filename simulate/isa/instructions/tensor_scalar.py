@@ -37,7 +37,7 @@ def tensor_scalar(
     engine: Engine = Engine.unknown,
     name: str | None = None,
 ) -> Plan:
-    """dst = op1(op0(data, operand0), operand1), on the Vector, Scalar or GpSimd engine.
+    """Compute dst = op1(op0(data, operand0), operand1), on the Vector, Scalar or GpSimd engine.
 
     dst, data: [P, ...] @ SBUF or PSUM. operand0, operand1: a number, or a [P, 1] tile with one value per partition:
     float32, bfloat16 or float16 for arithmetic operators, of data's dtype for bitvec operators. reverse0 and reverse1
@@ -142,10 +142,10 @@ def scalar_engine_multiplies_and_adds(names: tuple[str, ...]) -> None:
 
 
 @rule("NKW-TENSOR-SCALAR-COLUMN", limit="float32", hint="cast it with nisa.tensor_copy")
-def column_is_float32(number: int, part: Stage) -> None:
+def column_is_float32(number: int, stage: Stage) -> None:
     """operand0 and operand1 of arithmetic operators are float32."""
-    tile = part.operand
-    if isinstance(tile, NkiTensor) and not rules.is_bitvec(part.operator) and tile.dtype != "float32":
+    tile = stage.operand
+    if isinstance(tile, NkiTensor) and not rules.is_bitvec(stage.operator) and tile.dtype != "float32":
         raise RuleViolation(column_is_float32, f"operand{number} is {tile.dtype}")
 
 

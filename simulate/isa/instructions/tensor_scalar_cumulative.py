@@ -41,7 +41,7 @@ def tensor_scalar_cumulative(
     reduce_cmd: ReduceCmd = ReduceCmd.reset_reduce,
     name: str | None = None,
 ) -> Plan:
-    """Per partition, in streaming order: reg = op1(op0(src[i], imm0), reg); dst[i] = reg, on Vector.
+    """Compute reg = op1(op0(src[i], imm0), reg); dst[i] = reg per partition, in streaming order, on Vector.
 
     dst, src: [P, ...] @ SBUF or PSUM, any float or integer dtype of up to 16 bits, or float32. imm0, imm1: a
     number or a float32 [P, 1] tile. op0: any arithmetic operator of two operands; op1: add, subtract,
@@ -65,19 +65,19 @@ def tensor_scalar_cumulative(
     accumulator.reduction_among(scan_operator, *_SCANS)
     accumulator.command_among(reduce_cmd, *_COMMANDS)
     accumulator.initial_with_load_only("imm1", imm1 is not None, reduce_cmd)
-    reads = (src, *broadcast.read_of(hardware, "imm0", imm0, src, "float32"))
+    reads = (src, *broadcast.operand_tiles(hardware, "imm0", imm0, src, "float32"))
     if imm1 is not None:
-        reads += broadcast.read_of(hardware, "imm1", imm1, src, "float32")
+        reads += broadcast.operand_tiles(hardware, "imm1", imm1, src, "float32")
     scan = _SCANS[scan_operator.name]
     alternates = scan_operator.name == "subtract"
 
     def compute(registers: np.ndarray, *operands: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         operand = iter(operands)
         values = next(operand)
-        elements = flat(map_operator.function(values, broadcast.value_of(imm0, operand, values.ndim)))
-        initial = broadcast.value_of(imm1, operand, 2) if imm1 is not None else np.float32(0)
+        elements = flat(map_operator.function(values, broadcast.broadcast_value(imm0, operand, values.ndim)))
+        initial = broadcast.broadcast_value(imm1, operand, 2) if imm1 is not None else np.float32(0)
         rows = elements.shape[0]
-        start = accumulator.started(registers, rows, reduce_cmd, scan_operator, initial)
+        start = accumulator.start_registers(registers, rows, reduce_cmd, scan_operator, initial)
         steps = np.concatenate((start, elements), axis=1, dtype=np.float32)
         if alternates:
             # x - reg in turn is a running sum with its odd terms, and then its odd results, negated.
@@ -85,7 +85,7 @@ def tensor_scalar_cumulative(
         scanned = scan.accumulate(steps, axis=1)
         if alternates:
             scanned[:, 1::2] *= -1
-        return scanned[:, 1:], accumulator.replaced(registers, scanned[:, -1:])
+        return scanned[:, 1:], accumulator.replace_rows(registers, scanned[:, -1:])
 
     return Plan(
         engine=Engine.vector,

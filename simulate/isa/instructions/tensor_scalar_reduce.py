@@ -35,7 +35,7 @@ def tensor_scalar_reduce(
     reduce_res_negate: bool = False,
     name: str | None = None,
 ) -> Plan:
-    """dst = op0(data, operand0); reduce_res = reduce_op over a partition's results, on the Vector engine.
+    """Compute dst = op0(data, operand0); reduce_res = reduce_op over a partition's results, on Vector.
 
     dst, data: [P, ...] @ SBUF or PSUM. operand0: a number or a float32 [P, 1] tile; None or 0 where op0 is
     unary. reduce_op: add, multiply, maximum or minimum. reduce_res: [P, 1]. reduce_init: a number or a
@@ -61,15 +61,17 @@ def tensor_scalar_reduce(
     first = stage(hardware, 0, operator, operand0, False, data)
     reads = (data, *first.reads)
     if reduce_init is not None:
-        reads += broadcast.read_of(hardware, "reduce_init", reduce_init, data, "float32")
+        reads += broadcast.operand_tiles(hardware, "reduce_init", reduce_init, data, "float32")
     if reduce_res is not None:
         accumulator.check_result(hardware, reduce_res, data)
 
     def compute(registers: np.ndarray, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
         operand = iter(operands)
         result = first.apply(next(operand), operand)
-        initial = broadcast.value_of(reduce_init, operand, 2) if reduce_init is not None else np.float32(0)
-        updated = accumulator.accumulated(registers, reduce_cmd, reduction, result, initial)
+        initial = (
+            broadcast.broadcast_value(reduce_init, operand, 2) if reduce_init is not None else np.float32(0)
+        )
+        updated = accumulator.accumulate(registers, reduce_cmd, reduction, result, initial)
         if reduce_res is None:
             return result, updated
         rows = updated[: result.shape[0]]

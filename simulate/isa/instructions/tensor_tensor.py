@@ -34,7 +34,7 @@ def tensor_tensor(
     engine: Engine = Engine.unknown,
     name: str | None = None,
 ) -> Plan:
-    """dst = op(data1, data2), element by element, on the Vector or GpSimd engine.
+    """Compute dst = op(data1, data2), element by element, on the Vector or GpSimd engine.
 
     dst, data1, data2: [P, ...] @ SBUF or PSUM; data1 and data2 not both in PSUM.
 

@@ -29,7 +29,7 @@ def tensor_tensor_scan(
     reverse1: bool = False,
     name: str | None = None,
 ) -> Plan:
-    """Per partition: state = op1(op0(data0[i], state), data1[i]); dst[i] = state, from `initial`, on Vector.
+    """Compute state = op1(op0(data0[i], state), data1[i]); dst[i] = state per partition, from `initial`, on Vector.
 
     dst, data0, data1: [P, ...] @ SBUF or PSUM, any dtype; data0 and data1 not both in PSUM. initial: a number
     or a [P, 1] tile. op0, op1: arithmetic operators of two operands. `reverse0` gives op0(state, data0[i]),
@@ -49,12 +49,12 @@ def tensor_tensor_scan(
     for operand, operator in (("op0", first), ("op1", second)):
         rules.binary(operand, operator)
         broadcast.arithmetic_on_vector(hardware, operand, operator)
-    reads = (data0, data1, *broadcast.read_of(hardware, "initial", initial, data0))
+    reads = (data0, data1, *broadcast.operand_tiles(hardware, "initial", initial, data0))
 
     def compute(*operands: np.ndarray) -> tuple[np.ndarray]:
         operand = iter(operands)
         rows0, rows1 = flat(next(operand)), flat(next(operand))
-        state = np.broadcast_to(broadcast.value_of(initial, operand, 1), (rows0.shape[0],))
+        state = np.broadcast_to(broadcast.broadcast_value(initial, operand, 1), (rows0.shape[0],))
         # One contiguous row per step instead of one strided column.
         left, right = np.ascontiguousarray(rows0.T), np.ascontiguousarray(rows1.T)
         states = np.empty(left.shape, np.float32)

@@ -28,7 +28,7 @@ def topk(
     n: int,
     name: str | None = None,
 ) -> Plan:
-    """The K largest of n elements per group of 16 partitions, ascending, and their positions, on GpSimd.
+    """Find the K largest of n elements per group of 16 partitions, ascending, and their positions, on GpSimd.
 
     src: [P, >= ceil(n / 16)] bfloat16 @ SBUF, P a multiple of 16: element j of a group lies in its partition
     j % 16, column j // 16 (the snake layout). val_dst: [P, K] bfloat16, idx_dst: [P, K] uint32, both @ SBUF.
@@ -100,8 +100,10 @@ def whole_groups(lanes: int, src: NkiTensor) -> None:
 @rule("NKW-TOPK-LIMITS")
 def within_limits(n: Any, count: int) -> None:
     """8 <= n < 65536, 1 <= K < 32768 and K <= n, where K is the free size of val_dst."""
-    whole = isinstance(n, (int, np.integer)) and not isinstance(n, bool)
-    if not (whole and _ELEMENTS[0] <= n < _ELEMENTS[1] and _RESULTS[0] <= count < _RESULTS[1] and count <= n):
+    is_integer = isinstance(n, (int, np.integer)) and not isinstance(n, bool)
+    if not (
+        is_integer and _ELEMENTS[0] <= n < _ELEMENTS[1] and _RESULTS[0] <= count < _RESULTS[1] and count <= n
+    ):
         raise RuleViolation(within_limits, f"n={n!r:.40}, K={count}")
 
 
