@@ -53,14 +53,14 @@ def plan_shares() -> Iterator[tuple[str, str, float, float, float]]:
             lnc = choose_lnc(chip(instance).name, None, largest=True)
             predictor = Predictor(model.config, instance, ranks, "bfloat16", _TOKENS, lnc=lnc)
             passes = [predictor.predict_prompts(_TOKENS), *map(predictor.predict_step, _BATCHES)]
-            prompt, single, batched = (each.floor_ns / each.time.program_ns for each in passes)
+            prompt, single, batched = (pass_time.floor_ns / pass_time.time.program_ns for pass_time in passes)
             yield name, instance, prompt, single, batched
 
 
 def publish_shares() -> Iterator[tuple[float | None, float]]:
     """Yield the shares of the peaks that prompts and steps of the fitted half reach, without the fitted engine time.
 
-    Prompts of smaller models are None: their attention takes 26 times as long in that stack.
+    Prompts of smaller models are None: their attention takes 32 times as long in that stack.
     """
     stack = TRANSFORMERS_NEURONX
     for run in read_published().runs:

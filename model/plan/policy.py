@@ -137,10 +137,10 @@ class Choice:
                 break
         else:
             index = min(range(len(best)), key=lambda number: max(best[number].excesses.values()))
-        others = (
+        predicted = (
             judged for judged in best if not self._has_idle_ranks(judged.mesh) and judged is not best[index]
         )
-        return (best[index], *others, *busy[PREDICTED:])
+        return (best[index], *predicted, *busy[PREDICTED:])
 
     def _has_idle_ranks(self, mesh: Candidate) -> bool:
         """Return whether a mesh that was not requested has more tensor-parallel ranks than the model has heads."""

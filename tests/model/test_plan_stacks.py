@@ -66,7 +66,7 @@ def test_a_plan_of_another_stack_says_that_no_run_is_near(rooflines, capsys) -> 
 def test_a_plan_of_a_fitted_stack_prints_published_over_predicted(rooflines, capsys) -> None:
     arguments = [rooflines, "--stack", "transformers-neuronx"]
     text = " ".join(printed(capsys, *arguments, "--instance", "trn1.32xlarge").split())
-    assert "0.54..1.98, 0/13 near" in text
+    assert "0.42..2.15, 0/13 near" in text
     assert "no runs" in " ".join(printed(capsys, *arguments, "--instance", "trn2.48xlarge").split())
 
 
