@@ -14,7 +14,7 @@ from simulate.hardware import Hardware, Instance, hardware, instance
 from simulate.hardware import use_overlay as hardware_overlay
 from simulate.isa.dma_costs import collective
 
-_COLUMNS_PER_GB_PER_S = 112 / 358.0
+_COLUMNS_PER_GB_PER_S = 113 / 358.0
 """Columns of an expert for each GB/s of HBM bandwidth: from dry launches on trn2, which agree with those on trn3."""
 
 _WITHOUT_LOOPS = 2

@@ -93,7 +93,7 @@ NAMED = [
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("rows", [32, 64, 128])
+@pytest.mark.parametrize("rows", [48, 64, 128])
 @pytest.mark.parametrize(("name", "target", "tp", "ep", "lnc"), NAMED)
 def test_few_rows_of_published_models_take_the_faster_kernel(
     name: str, target: str, tp: int, ep: int, lnc: int, rows: int
@@ -113,8 +113,8 @@ def check_choice(predictor: Predictor, rows: int, kernel: str) -> None:
 
 def test_chips_without_loops_sort_no_rows_that_experts_decode_takes() -> None:
     assert [find_sorted_expert_width(target) for target in ("trn1", "inf2")] == [0.0, 0.0]
-    assert find_sorted_expert_width("trn2") == pytest.approx(112)
-    assert find_sorted_expert_width("trn3") == pytest.approx(112 * 612.5 / 358)
+    assert find_sorted_expert_width("trn2") == pytest.approx(113)
+    assert find_sorted_expert_width("trn3") == pytest.approx(113 * 612.5 / 358)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ STAND_INS: dict[str, dict[str, Any]] = {
         num_key_value_heads=1,
     ),
     "mixtral-8x7b": dict(
-        intermediate_size=512, hidden_size=512, num_attention_heads=4, num_key_value_heads=1
+        intermediate_size=512, hidden_size=1024, num_attention_heads=4, num_key_value_heads=1
     ),
     "qwen3-8b": dict(hidden_size=512, intermediate_size=1024, num_attention_heads=4, num_key_value_heads=1),
 }
