@@ -166,12 +166,13 @@ class Offer:
     @property
     def mean_itl_ns(self) -> float:
         """Mean time between tokens while all slots are used, with the prompts of other requests; 0 for one token."""
-        return (self.cycle_ns - self.prompt_ns) / max(1, self.load.generate - 1)
+        steps = self.load.generate - 1
+        return (self.cycle_ns - self.prompt_ns) / steps if steps else 0.0
 
     @property
     def e2e_ns(self) -> float:
         """Mean time of a request."""
-        return self.wait_ns + self.cycle_ns
+        return self._time_request(self.wait_ns).e2e_ns
 
     @property
     def excesses(self) -> dict[str, float]:
@@ -209,8 +210,12 @@ class Offer:
 
     def _list_excesses(self, wait_ns: float) -> dict[str, float]:
         """Return the bounds that requests exceed after a wait."""
-        times = _Times(wait_ns + self.prompt_ns, self.mean_itl_ns, wait_ns + self.cycle_ns)
-        return self.load.level.list_excesses(times)
+        return self.load.level.list_excesses(self._time_request(wait_ns))
+
+    def _time_request(self, wait_ns: float) -> _Times:
+        """Return the times of a request after a wait."""
+        ttft_ns, itl_ns = wait_ns + self.prompt_ns, self.mean_itl_ns
+        return _Times(ttft_ns, itl_ns, ttft_ns + (self.load.generate - 1) * itl_ns)
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def _format_offer(offer: Offer) -> Sequence[Part]:
     """Return the row of an offer; ! marks one that does not keep the service level."""
     return (
         *(_wrap(offer.instance.name), format_mesh(offer.shape), f"{offer.batch}", f"{offer.instances:,}"),
-        *(format_ms(offer.ttft_ns), format_ms(offer.mean_itl_ns), f"{offer.tokens_per_s:,.0f}"),
+        *(format_ms(offer.ttft_ns), format_ms(offer.mean_itl_ns), _shorten(offer.tokens_per_s, 0)),
         *(*_format_dollars(offer), "" if offer.is_kept else "!"),
     )
 
@@ -145,14 +145,19 @@ def _format_dollars(offer: Offer) -> tuple[str, str, str]:
     dollars, per_million = offer.dollars_per_hour, offer.dollars_per_million
     if dollars is None or per_million is None:
         return "-", "-", "-"
-    return f"{dollars:,.2f}", f"{per_million[0]:,.3f}", f"{per_million[1]:,.3f}"
+    return _shorten(dollars, 2), _shorten(per_million[0], 3), _shorten(per_million[1], 3)
+
+
+def _shorten(number: float, decimals: int) -> str:
+    """Return a number with decimals, or with an exponent if it is too long for a column."""
+    return f"{number:,.{decimals}f}" if number < 10 ** (7 - decimals) else f"{number:.2e}"
 
 
 def _wrap(name: str) -> Part:
-    """Return a name that takes several lines in a narrow column."""
+    """Return a name that takes several lines in a narrow column, and is not cut."""
     from rich.text import Text
 
-    return Text(name)
+    return Text(name, overflow="fold")
 
 
 def _format_frontier(recommendation: Recommendation) -> list[Part]:

@@ -86,7 +86,8 @@ def test_a_cycle_has_a_request_of_every_slot() -> None:
     groups = make_offer(shape=MeshShape(8, ep=4))
     assert groups.cycle_ns == pytest.approx(2 * 100e6 + 100 * 7e6)
     single = make_offer(load=Load(3.0, 512, 1, ANY))
-    assert (single.cycle_ns, single.mean_itl_ns) == (pytest.approx(800e6), pytest.approx(700e6))
+    assert (single.cycle_ns, single.mean_itl_ns) == (pytest.approx(800e6), 0.0)
+    assert single.e2e_ns == single.ttft_ns == pytest.approx(single.wait_ns + 100e6)
 
 
 @pytest.mark.parametrize(
@@ -309,6 +310,21 @@ def test_a_family_without_kernels_gets_rooflines_with_a_range(tmp_path, capsys, 
     assert "Times are rooflines, because no kernel of this project computes" in text
     document = json.loads(Path("plan.json").read_text(encoding="utf-8"))
     assert not document["cheapest"]["predicted"]
+
+
+@pytest.mark.parametrize("rate", ["1e-6", "1e9"])
+def test_extreme_loads_have_finite_numbers_and_whole_names(small, capsys, rate) -> None:
+    words = small, "--recommend", "--rate", rate, "--prompt", "1", "--generate", "2", "--sla", "itl=9s"
+    text = printed(capsys, *words, "--instance", "inf2.xlarge,trn2.3xlarge", "--json", "plan.json")
+    document = json.loads(Path("plan.json").read_text(encoding="utf-8"))
+    json.dumps(document, allow_nan=False)
+    assert "…" not in text and "cheapest: " in text
+    offers = [row["offer"] for row in document["instances"]]
+    if rate == "1e9":
+        assert [offer["keeps_sla"] for offer in offers] == [offer["instances"] <= 10**6 for offer in offers]
+        assert not offers[0]["keeps_sla"] and "instances, more than 1,000,000" in text
+    else:
+        assert [offer["instances"] for offer in offers] == [1, 1]
 
 
 @pytest.mark.parametrize(
