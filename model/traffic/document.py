@@ -6,6 +6,7 @@ import platform
 from dataclasses import asdict
 from typing import Any
 
+from model.config.published import describe_config
 from model.layers.launch import Phase, StepShape
 from model.plan.document import describe_judged
 from model.traffic.report import PERCENTILES, Percentiles, Summary
@@ -35,7 +36,7 @@ def build_document(traffic: Traffic, name: str) -> dict[str, Any]:
         "kinds": [asdict(page_kind) for page_kind in deployment.page_kinds],
         "prefill_replicas": setup.prefill_replicas,
         "link": None if deployment.link is None else asdict(deployment.link),
-        "draft_model": None if request.draft_model is None else str(request.draft_model),
+        "draft_model": None if request.draft_model is None else describe_config(request.draft_model),
         "options": asdict(setup.options),
         "requests": len(workload.queries),
         "left_out": workload.left_out,

@@ -13,6 +13,7 @@ import safetensors.numpy
 
 import benchmarks.fidelity.__main__ as fidelity
 from model.config.published import PUBLISHED
+from model.families import FAMILIES as MODEL_TYPES
 from nkw import commands as model_cli
 from simulate import cli as simulate_cli
 from tests.hostile import mutate
@@ -214,6 +215,8 @@ def plan(draw: random.Random, folder: Path) -> Case:
     sound = json.loads(draw.choice(sorted(PUBLISHED.glob("*.json"))).read_text())
     (folder / "c.json").write_bytes(mutate.document(draw, sound))
     words = ["plan", "c.json", "--json", "out.json"]
+    if draw.random() < 0.4:
+        words += ["--as", draw.choice((*MODEL_TYPES, "none"))]
     return Case("plan", model_cli.main, words, json_output=folder / "out.json", statuses=(0, 1, 2))
 
 

@@ -103,3 +103,26 @@ def test_the_page_lists_all_names() -> None:
     page = (ROOT / "docs" / "model" / "planning.md").read_text(encoding="utf-8")
     section = page.partition("## Published models")[2].partition("\n## ")[0]
     assert [name for name in re.findall(r"`([^`]+)`", section) if name in NAMES] == NAMES
+
+
+@pytest.mark.slow
+def test_traffic_calls_both_models_by_their_names(capsys, tmp_path) -> None:
+    written = tmp_path / "traffic.json"
+    words = ["traffic", "smollm2-135m", "--draft-model", "HuggingFaceTB/SmolLM2-135M", "--acceptance", "0.5"]
+    words += [
+        "--speculative-tokens",
+        "1",
+        "--tp",
+        "1",
+        "--rate",
+        "1",
+        "--requests",
+        "1",
+        "--instance",
+        "inf2.xlarge",
+    ]
+    words += ["--prompt-lengths", "16", "--output-lengths", "2"]
+    assert main([*words, "--json", str(written)]) == 0
+    assert capsys.readouterr().out.startswith("smollm2-135m:\n")
+    document = json.loads(written.read_text())
+    assert (document["config"], document["draft_model"]) == ("smollm2-135m", "smollm2-135m")
