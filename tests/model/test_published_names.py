@@ -114,7 +114,7 @@ def test_traffic_calls_both_models_by_their_names(capsys, tmp_path) -> None:
         "1",
         "--tp",
         "1",
-        "--rate",
+        "--users",
         "1",
         "--requests",
         "1",

@@ -174,37 +174,45 @@ def test_a_qwen3_5_without_gate_is_planned_and_not_computed(tmp_path) -> None:
 TEXT = {name: value for name, value in TINY.items() if name not in ("architectures", "torch_dtype")}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"tie_word_embeddings": True},
+MISTRAL3: dict[str, Any] = {
+    "text_config": {**TEXT, "model_type": "mistral", "head_dim": 8},
+    "tie_word_embeddings": False,
+    "vision_config": {
+        "model_type": "pixtral",
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_channels": 3,
+        "patch_size": 4,
+        "image_size": 16,
+    },
+}
+MISTRAL3_COUNTS: list[tuple[dict[str, Any], int]] = [
+    ({"tie_word_embeddings": True}, 40_880),
+    (
         {"vision_feature_layer": [-2, -1], "multimodal_projector_bias": True, "spatial_merge_size": 3},
-        {"text_config": {**TEXT, "model_type": "ministral3", "head_dim": 12}},
-    ],
-)
-def test_parameters_of_mistral_3_are_those_of_transformers(tmp_path, changes) -> None:
+        54_192,
+    ),
+    ({"text_config": {**TEXT, "model_type": "ministral3", "head_dim": 12}}, 53_552),
+]
+"""Changes of the config and the parameters of the model that transformers 5.20.2 builds from it."""
+
+
+@pytest.mark.parametrize(("changes", "count"), MISTRAL3_COUNTS)
+def test_parameters_of_mistral_3(tmp_path, changes, count) -> None:
+    assert load_model(write(tmp_path, {**MISTRAL3, **changes, "model_type": "mistral3"})).total == count
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("changes", "count"), MISTRAL3_COUNTS)
+def test_parameters_of_mistral_3_are_those_of_transformers(changes, count) -> None:
     torch = pytest.importorskip("torch", reason="torch is an extra of development (dev)")
     transformers = pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
-    fields: dict[str, Any] = {
-        "text_config": {**TEXT, "model_type": "mistral", "head_dim": 8},
-        "tie_word_embeddings": False,
-        "vision_config": {
-            "model_type": "pixtral",
-            "hidden_size": 24,
-            "intermediate_size": 40,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_channels": 3,
-            "patch_size": 4,
-            "image_size": 16,
-        },
-        **changes,
-    }
     with torch.device("meta"):
-        model = transformers.Mistral3ForConditionalGeneration(transformers.Mistral3Config(**fields))
-    planned = load_model(write(tmp_path, {**fields, "model_type": "mistral3"}))
-    assert planned.total == sum(parameter.numel() for parameter in model.parameters())
+        config = transformers.Mistral3Config(**MISTRAL3 | changes)
+        model = transformers.Mistral3ForConditionalGeneration(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
 
 
 AFMOE: dict[str, Any] = {

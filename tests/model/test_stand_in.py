@@ -222,7 +222,7 @@ def test_plan_says_it_in_text_and_json(tmp_path, capsys) -> None:
 @pytest.mark.slow
 def test_traffic_says_it_in_text_and_json(tmp_path, capsys) -> None:
     path, written = write(tmp_path, EXPERTS), tmp_path / "traffic.json"
-    words = ["traffic", str(path), "--as", "mixtral", "--tp", "1", "--rate", "1", "--requests", "2"]
+    words = ["traffic", str(path), "--as", "mixtral", "--tp", "1", "--users", "1", "--requests", "1"]
     words += ["--prompt-lengths", "16", "--output-lengths", "2", "--instance", "inf2.xlarge"]
     assert main([*words, "--json", str(written)]) == 0
     text = capsys.readouterr().out
