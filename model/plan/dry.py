@@ -129,16 +129,14 @@ class DryTimes:
             rows: rows of the launch.
             ranks: ranks that cut the rows among them.
         """
-        if rows > ROWS_TOGETHER:
-            period = ROWS_PERIOD // ranks * ranks
-            return extrapolate(lambda size: self.time_launch(build_launch(size)), rows, period)
-        if ranks > 1 or rows in _LAUNCHED_ROWS:
+
+        def measure(rows: int) -> Time:
             return self.time_launch(build_launch(rows))
-        low, high = next((low, high) for low, high in pairwise(_LAUNCHED_ROWS) if low < rows < high)
-        share = (rows - low) / (high - low)
-        return (
-            self.time_launch(build_launch(low)) * (1 - share) + self.time_launch(build_launch(high)) * share
-        )
+
+        if ranks > 1:
+            period = ROWS_PERIOD // ranks * ranks
+            return measure(rows) if rows <= ROWS_TOGETHER else extrapolate(measure, rows, period)
+        return extrapolate(lambda size: _interpolate(measure, size), rows, ROWS_PERIOD)
 
     def time_prompt(self, build_launch: SizedLaunch, tokens: int, window: int | None) -> Time:
         """Return the time of a prompt's attention, which beyond a window repeats itself for every token.
@@ -150,9 +148,16 @@ class DryTimes:
         """
         full = min(-(-(window or 0) // _TOKENS_PERIOD) * _TOKENS_PERIOD, tokens)
         repeats = _TOKENS_REPEATS if window is None else _TOKENS_REPEATS[1:]
-        return extrapolate(
-            lambda size: self.time_launch(build_launch(full + size)), tokens - full, _TOKENS_PERIOD, repeats
-        )
+
+        def measure(length: int) -> Time:
+            return self.time_launch(build_launch(length))
+
+        def measure_beyond(size: int) -> Time:
+            """Time a prompt of so many tokens beyond the window; one of more than a tile on a line of two."""
+            length = full + size
+            return measure(length) if length <= ROWS_TOGETHER else _interpolate(measure, length)
+
+        return extrapolate(measure_beyond, tokens - full, _TOKENS_PERIOD, repeats)
 
 
 def create_stand_in(argument: Argument, device: Device, mesh: Mesh) -> Any:
@@ -162,6 +167,20 @@ def create_stand_in(argument: Argument, device: Device, mesh: Mesh) -> Any:
     if isinstance(argument, Value):
         return np.broadcast_to(np.zeros((), argument.dtype), argument.shape)
     return convert_argument(argument, device, mesh)
+
+
+def _interpolate(measure: Callable[[int], Time], rows: int) -> Time:
+    """Return the time of a number of rows, on the line between two that are measured.
+
+    These are 1, 16 or 128 rows; of more than one tile, the first row of the last tile and all of its rows.
+    """
+    above = (rows - 1) // ROWS_TOGETHER * ROWS_TOGETHER
+    sizes = (above + 1, above + ROWS_TOGETHER) if above else _LAUNCHED_ROWS
+    if rows in sizes:
+        return measure(rows)
+    low, high = next((low, high) for low, high in pairwise(sizes) if low < rows < high)
+    share = (rows - low) / (high - low)
+    return measure(low) * (1 - share) + measure(high) * share
 
 
 def extrapolate(

@@ -30,7 +30,7 @@ from model.layers.paged import STATES, CacheGroup
 from model.layers.sample import DRAWS
 from model.mesh import Mesh
 from model.network import Section
-from model.plan.dry import DryTimes, SizedLaunch, Time
+from model.plan.dry import DryTimes, Time, extrapolate
 from model.plan.experts import time_few_rows, time_sorted_rows
 from model.plan.roofline import compute_core_peaks
 from model.runners.bucket_length import bucket_length
@@ -39,6 +39,15 @@ BUBBLE = "bubble"
 """In a pass of a pipeline, the time in which a stage waits."""
 
 MAX_MICRO_BATCHES = 16
+
+SHORT_PROMPT = 16
+"""Tokens of the prompt beside which sequences that decode are timed: the smallest size of an engine's buckets."""
+
+PROMPTS_PERIOD = 2
+"""Prompts after which their attention repeats itself: the most cores of a rank, which divide prompts."""
+
+SEQUENCES_PERIOD = 16
+"""Sequences after which attention of decoding sequences repeats itself."""
 
 _ENCODER = "encoder: "
 """Beginning of the names of an encoder's kernels."""
@@ -351,20 +360,41 @@ class Predictor:
         """
         if launch.refusal is not None:
             raise ModelError(launch.refusal)
-        rows = 0 if step.decoding is None else step.decoding.tokens
+        if step.decoding is not None:
+            return self._time_mixed(section, launch, step, step.decoding)
 
-        def resize(count: int) -> SizedLaunch:
-            """Return the builder of the launch of `count` prompts, for the length of the prompts."""
-            return lambda tokens: _find_launch(
-                section, replace(step, tokens=rows + count * tokens, sequences=count), launch.title
-            )
+        def measure(count: int) -> Time:
+            """Time the launch of so many prompts."""
 
-        first = self._dry.time_prompt(resize(1), step.new_tokens, launch.window)
-        if step.sequences == 1:
-            return first
-        # Each further prompt adds what the second one adds to the first.
-        pair = self._dry.time_prompt(resize(2), step.new_tokens, launch.window)
-        return first + (pair - first) * (step.sequences - 1)
+            def resize(tokens: int) -> Launch:
+                """Build the launch for a length of the prompts."""
+                return _find_launch(
+                    section, replace(step, tokens=count * tokens, sequences=count), launch.title
+                )
+
+            return self._dry.time_prompt(resize, step.new_tokens, launch.window)
+
+        return extrapolate(measure, step.sequences, PROMPTS_PERIOD)
+
+    def _time_mixed(self, section: Section, launch: Launch, step: StepShape, decoding: StepShape) -> Time:
+        """Return the time of attention of prompts and of the sequences that decode beside them.
+
+        The kernel takes one sequence after another. So sequences that decode add to any prompts what they add to a
+        short one.
+        """
+        short = replace(step.prompts, tokens=SHORT_PROMPT, sequences=1, prefix=0)
+
+        def measure(sequences: int) -> Time:
+            """Time the launch of a short prompt beside so many sequences that decode."""
+            beside = replace(decoding, tokens=sequences * decoding.new_tokens, sequences=sequences)
+            beside_short = replace(short, tokens=SHORT_PROMPT + beside.tokens, decoding=beside)
+            return self._dry.time_launch(_find_launch(section, beside_short, launch.title))
+
+        mixed = extrapolate(measure, decoding.sequences, SEQUENCES_PERIOD)
+        prompts, alone = (
+            self._time_prompts(section, _find_square(section, step), step) for step in (step.prompts, short)
+        )
+        return prompts + (mixed - alone)
 
     def _time_experts(self, section: Section, launch: Launch, step: StepShape) -> Time:
         """Return the time of routed experts on a rank."""
@@ -421,6 +451,11 @@ def _average_stages(
 def _find_launch(section: Section, step: StepShape, title: str) -> Launch:
     """Return the launch of a title in a step, which another launch may have fused."""
     return next(launch for launch in _with_fused(launches_of(section, step)) if launch.title == title)
+
+
+def _find_square(section: Section, step: StepShape) -> Launch:
+    """Return the launch of a step whose work grows with the square of its prompts."""
+    return next(launch for launch in launches_of(section, step) if launch.growth is Growth.square)
 
 
 def _with_fused(launches: Iterable[Launch]) -> Iterator[Launch]:
