@@ -175,7 +175,7 @@ def _describe_stack(plan: Plan) -> dict[str, Any] | None:
     return {
         "name": stack.name,
         "date": stack.date,
-        "terms": {name: _describe_term(term) for name, term in stack.list_terms()},
+        "terms": {name: describe_term(term) for name, term in stack.list_terms()},
         "first_token": _describe_served(service.first_token),
         "step": _describe_served(service.step),
         "tokens_per_s": service.tokens_per_s,
@@ -186,7 +186,7 @@ def _describe_stack(plan: Plan) -> dict[str, Any] | None:
     }
 
 
-def _describe_term(term: HostTime | Scale | Fact) -> dict[str, Any]:
+def describe_term(term: HostTime | Scale | Fact) -> dict[str, Any]:
     """Return the object of a term of a record, with its source and confidence."""
     value: dict[str, Any]
     if isinstance(term, HostTime):

@@ -25,6 +25,8 @@ from model.plan.memory import (
 from model.plan.meshes import describe_cores
 from model.plan.predict import Predictor
 from model.plan.sizes import ModelSizes
+from model.plan.stack_records import STACKS, THIS
+from model.plan.stacks import Padding
 from model.state import INTERVAL, PagePool, SlotPool, WindowPool
 from model.traffic.clock import PredictedClock
 from model.traffic.drafts import DraftProposer, Speculation
@@ -36,6 +38,9 @@ from model.traffic.service import serve
 from model.traffic.workload import Workload
 
 LIMITS = SchedulerOptions()
+
+_LENGTHS = 128
+"""Lengths of caches are in multiples of the positions of a tile."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Setup:
     | `prefill_replicas` | replicas that only compute prompts, while the others decode; with 0 each does both |
     | `lnc` | physical cores of a rank |
     | `speculation` | outcomes of the speculative_tokens of `options` |
+    | `stack` | name of the serving stack, whose padding decides the sizes unless they are pages |
     """
 
     instance: str
@@ -69,6 +75,7 @@ class Setup:
     speculation: Speculation | None = None
     ep: int = 1
     lnc: int = 1
+    stack: str = THIS.name
 
     @property
     def bucket_limits(self) -> BucketLimits:
@@ -95,13 +102,29 @@ class Setup:
     @property
     def buckets(self) -> Buckets:
         """Sizes to which steps are rounded up."""
-        sizes = self.sizes or self.bucket_limits.powers
+        sizes = self.sizes or self._pad_lengths(self.bucket_limits.powers)
         if not self.few_buckets:
             return sizes
         sequences, tokens, context = (
             axis[::-2][::-1] for axis in (sizes.sequences, sizes.tokens, sizes.context)
         )
         return replace(sizes, sequences=sequences, tokens=tokens, context=context)
+
+    def _pad_lengths(self, sizes: Buckets) -> Buckets:
+        """Return sizes with the prompt and cache lengths of the serving stack; those of pages keep powers of two.
+
+        A stack that pads to lengths computes prompts and decodes in separate launches.
+        """
+        stack = STACKS[self.stack]
+        if stack.cache_padding.value is Padding.pages:
+            return sizes
+        longest = -(-(self.max_model_len + self.options.speculative_tokens) // _LENGTHS) * _LENGTHS
+        lengths = [min(size, longest) for size in sizes.context]
+        tokens, context = (
+            tuple(sorted({pad(length, longest) for length in lengths}))
+            for pad in (stack.pad_prompt, stack.pad_cache)
+        )
+        return replace(sizes, tokens=tokens, context=context, mixes=False)
 
 
 class Deployment:
@@ -162,8 +185,10 @@ class Deployment:
                 setup.buckets.for_model(model.config, predictor.on_pages(pages, setup.block_size)),
                 tuple(pages),
                 setup.ep,
+                # The host's time of a draft model's passes is part of the step that verifies the drafts.
+                STACKS[setup.stack] if number == 0 else None,
             )
-            for model, predictor in zip(models, self.predictors)
+            for number, (model, predictor) in enumerate(zip(models, self.predictors))
         ]
         self.link: Link | None = None
         if setup.prefill_replicas:

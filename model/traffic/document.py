@@ -8,7 +8,7 @@ from typing import Any
 
 from model.config.published import describe_config
 from model.layers.launch import Phase, StepShape
-from model.plan.document import describe_judged
+from model.plan.document import describe_judged, describe_term
 from model.traffic.report import PERCENTILES, Percentiles, Summary
 from model.traffic.text import describe_basis
 from model.traffic.traffic import Traffic
@@ -31,6 +31,7 @@ def build_document(traffic: Traffic, name: str) -> dict[str, Any]:
         "replicas": deployment.replicas,
         "dtype": setup.dtype,
         "max_model_len": setup.max_model_len,
+        "stack": _build_stack(traffic),
         "pages": deployment.pages,
         "block_size": setup.block_size,
         "kinds": [asdict(page_kind) for page_kind in deployment.page_kinds],
@@ -66,6 +67,20 @@ def build_document(traffic: Traffic, name: str) -> dict[str, Any]:
         ],
         "basis": " ".join(describe_basis(traffic)),
         "versions": {DISTRIBUTION: version(), "python": platform.python_version()},
+    }
+
+
+def _build_stack(traffic: Traffic) -> dict[str, Any]:
+    """Return the object of the serving stack: its record, and published over predicted values."""
+    stack = traffic.stack
+    return {
+        "name": stack.name,
+        "date": stack.date,
+        "terms": {name: describe_term(term) for name, term in stack.list_terms()},
+        "published_over_predicted": {
+            metric: None if ratios is None else asdict(ratios) for metric, ratios in traffic.ratios.items()
+        },
+        "note": stack.note,
     }
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from model.device import chip
+from model.plan.cells import format_ratios
 from model.plan.service_level import SHARE, ServiceLevel
+from model.plan.stacks import Padding
 from model.plan.text import describe_choice
 from model.traffic.deployment import Deployment
 from model.traffic.report import PERCENTILES, Summary
@@ -189,6 +191,24 @@ def build_comparison(traffic: Traffic) -> list[Part]:
     return [table(heads, rows, gap=1), *build_sentences(refusals)]
 
 
+def describe_stack(traffic: Traffic) -> Iterator[str]:
+    """Yield sentences about the serving stack: its engine time, its padding, and published runs near the prediction."""
+    stack = traffic.stack
+    for words, host in (("a step", stack.step_engine), ("prompts", stack.prompt_engine)):
+        yield (
+            f"engine, {words}: {host.base_ms:g} ms + {host.slot_ms:g} ms a sequence "
+            f"({host.origin.confidence.value}: {host.origin.source})."
+        )
+    if stack.cache_padding.value is not Padding.pages:
+        yield f"padding of prompts: {stack.prompt_padding.text}; of caches: {stack.cache_padding.text}."
+    ratios = {metric: ratios for metric, ratios in traffic.ratios.items() if ratios is not None}
+    if any(ratio.near for ratio in ratios.values()):
+        words = ", ".join(f"{metric} {format_ratios(ratio)}" for metric, ratio in ratios.items())
+        yield f"Published over predicted, of runs of this stack: {words}."
+    else:
+        yield f"No published run of {stack.title} is near.{f' {stack.note}' if stack.note else ''}"
+
+
 def describe_basis(traffic: Traffic) -> Iterator[str]:
     """Yield sentences about the basis of the times: dry runs, rooflines, bandwidths, and the chip."""
     deployment, stand_in = traffic.deployment, traffic.model.config.stand_in
@@ -196,8 +216,10 @@ def describe_basis(traffic: Traffic) -> Iterator[str]:
         yield from stand_in.describe()
     yield (
         f"Times of steps are dry runs of this project's kernels ({_count(len(deployment.clock.shapes), 'shape')}), "
-        "program reading; the scheduler and the host take no time. Requests go to the replicas in turn."
+        f"program reading, served by {traffic.stack.title} (record of {traffic.stack.date}). Requests go to the "
+        "replicas in turn."
     )
+    yield from describe_stack(traffic)
     if traffic.breaking_rate is not None:
         requests, replicas = SAMPLE * deployment.decoding_per_unit, deployment.replicas // deployment.units
         yield (

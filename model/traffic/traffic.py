@@ -23,6 +23,8 @@ from model.plan.policy import Choice, Judged, Question
 from model.plan.prices import Price, find_price
 from model.plan.service_level import ServiceLevel
 from model.plan.sizes import ModelSizes, load_model
+from model.plan.stack_records import STACKS, THIS
+from model.plan.stacks import METRICS, Ratios, Stack
 from model.speech.recording import SECONDS_OF_COLUMN
 from model.speech.rules import BEGINNING_TOKENS
 from model.state import check_block_size
@@ -100,6 +102,7 @@ class Request:
     draft_model: Path | None = None
     curve: bool = False
     lnc: int | None = None
+    stack: str = THIS.name
 
     def __post_init__(self) -> None:
         if [self.users, self.rate, self.share].count(None) < 2:
@@ -109,6 +112,11 @@ class Request:
         for count, noun in ((self.requests, "requests"), (self.users, "users")):
             if count is not None and count > MOST_REQUESTS:
                 raise ModelError(f"{count} {noun}; a run takes at most {MOST_REQUESTS:,}")
+        if self.buckets is not None and self.stack != THIS.name:
+            raise ModelError(
+                f"--stack {self.stack} pads to its own sizes, and --buckets are for --stack {THIS.name}: leave one "
+                "of the two out"
+            )
         check_block_size(self.block_size)
         self._check_drafts()
 
@@ -152,6 +160,21 @@ class Traffic:
     curve: tuple[RatePoint, ...] = ()
 
     @property
+    def stack(self) -> Stack:
+        """The serving stack."""
+        return STACKS[self.request.stack]
+
+    @property
+    def ratios(self) -> dict[str, Ratios | None]:
+        """Published over predicted values by metric, near the mean prompt and the most requests that a replica runs."""
+        run, deployment = self.summary, self.deployment
+        running = max(slice.running for slice in run.slices) / deployment.replicas
+        sizes = self.model.total / 1e9, max(1, round(running)), max(1, run.prompt_tokens // run.requests)
+        return {
+            metric: self.stack.find_ratios(metric, deployment.instance.target, *sizes) for metric in METRICS
+        }
+
+    @property
     def window_s(self) -> float | None:
         """Seconds of speech of each request, or None if requests are texts."""
         shape = self.model.config.spectrum
@@ -187,8 +210,9 @@ def predict_traffic(request: Request, report_progress: Callable[[str], None]) ->
         options=request.options,
         prefill_replicas=request.prefill_replicas,
         speculation=_make_speculation(request, model),
+        stack=request.stack,
     )
-    if not setup.options.chunked_prefill:
+    if not setup.options.chunked_prefill or request.stack != THIS.name:  # other stacks pad whole prompts
         setup = setup.with_whole_prompts()
     if request.buckets is not None:
         setup = replace(setup, sizes=_choose_buckets(request.buckets, setup.bucket_limits, offered))

@@ -15,6 +15,8 @@ from model.engine import SchedulerOptions
 from model.plan.memory import compute_footprint
 from model.plan.service_level import ServiceLevel
 from model.plan.sizes import ModelSizes, load_model
+from model.plan.stack_records import THIS
+from model.traffic.clock import serve_pass
 from model.traffic.deployment import Deployment, Setup
 from model.traffic.lengths import Lengths
 from model.traffic.report import Summary, summarize
@@ -55,7 +57,11 @@ def test_a_request_alone_takes_the_sum_of_its_passes(deployment: Deployment) -> 
         *[decode_shape(1, 1, 512, step)] * 2,
         *[decode_shape(1, 1, 1024, step)] * 3,
     ]
-    passes = [predictor.paged(shape).time.program_ns for shape in shapes]
+    sequences = [(0, 1), *[(1, 0)] * 5]
+    passes = [
+        serve_pass(THIS, predictor.paged(shape), *counts).time.program_ns
+        for shape, counts in zip(shapes, sequences)
+    ]
     assert timeline.ttft_ns == round(passes[0])
     assert timeline.e2e_ns == sum(map(round, passes))
 
@@ -177,7 +183,8 @@ def test_the_document_holds_what_the_text_says(small: str, capsys: Any, tmp_path
     printed(capsys, small, *words)
     document = json.loads((tmp_path / "out.json").read_text())
     keys = (
-        "schema command config model_type instance lnc tp ep replicas dtype max_model_len pages block_size kinds "
+        "schema command config model_type stand_in instance lnc tp ep replicas dtype max_model_len stack pages "
+        "block_size kinds "
         "prefill_replicas link draft_model options "
         "requests left_out rate users window_s think_s seed sla_ns compared breaking_rate price price_basis run "
         "variants curve shapes basis versions"

@@ -14,7 +14,9 @@ from model.errors import ModelError
 from model.loading.shipped import model_path
 from model.plan.memory import compute_footprint
 from model.plan.sizes import load_model
+from model.plan.stack_records import THIS
 from model.state import PagePool
+from model.traffic.clock import serve_pass
 from model.traffic.deployment import Deployment, Setup
 from model.traffic.record import Record
 from model.traffic.replica import Replica
@@ -57,8 +59,13 @@ def test_requests_on_both_groups_take_the_time_of_one(deployment: Deployment) ->
     predictor = deployment.predictors[0]
     step = predictor.on_pages({None: deployment.page_kinds[0].pages}, 16)
     shapes = [prompt_shape(1, 16, 128, model_step=step), *[decode_shape(1, 1, 128, step)] * 3]
-    passes = [round(predictor.paged(shape).time.program_ns) for shape in shapes]
+    predicted = list(map(predictor.paged, shapes))
     for count in (1, 2):
+        sequences = [(0, count), *[(count, 0)] * 3]
+        passes = [
+            round(serve_pass(THIS, kernels, *counts).time.program_ns)
+            for kernels, counts in zip(predicted, sequences)
+        ]
         record = served(deployment, *[Query(15, 4)] * count)
         assert [timeline.e2e_ns for timeline in record.timelines] == [sum(passes)] * count
         assert record.padding == 2 * 19 - count * 18

@@ -20,7 +20,9 @@ from model.loading.weights import shard_weights
 from model.plan.memory import compute_footprint
 from model.plan.predict import PassTime
 from model.plan.sizes import load_model
+from model.plan.stack_records import THIS
 from model.runners.contiguous import KernelModel
+from model.traffic.clock import serve_pass
 from model.traffic.deployment import Deployment, Setup
 from model.traffic.workload import Query, Workload
 from nkw.commands import main
@@ -49,6 +51,11 @@ def passes(deployment: Deployment, *shapes: StepShape) -> list[PassTime]:
     return [predictor.paged(step.resize(shape.sizes)) for shape in shapes]
 
 
+def served_ns(kernels: PassTime, decoding: int, prompts: int) -> int:
+    """Return the time of a pass with the engine's time."""
+    return round(serve_pass(THIS, kernels, decoding, prompts).time.program_ns)
+
+
 def of_encoder(each: PassTime) -> float:
     """The time of the encoder's kernels."""
     return sum(part.time.program_ns for part in each.kernels if part.name.startswith("encoder: "))
@@ -59,8 +66,8 @@ def test_a_request_alone_takes_its_window_its_prompt_and_its_steps(deployment: D
     """A prompt of 4 tokens is padded to 16; the steps read 128 positions, and 128 of the window."""
     ((timeline,),) = (each.timelines for each in deployment.serve_unit(Workload((Query(4, 6),), (0,))))
     first, *later = passes(deployment, prompt_shape(1, 16, 128), *[decode_shape(1, 1, 128)] * 5)
-    assert timeline.ttft_ns == round(first.time.program_ns)
-    assert timeline.e2e_ns == sum(round(each.time.program_ns) for each in (first, *later))
+    assert timeline.ttft_ns == served_ns(first, 0, 1)
+    assert timeline.e2e_ns == served_ns(first, 0, 1) + sum(served_ns(each, 1, 0) for each in later)
     assert of_encoder(first) > 0 and not any(map(of_encoder, later))
 
 
@@ -80,12 +87,12 @@ def test_windows_wait_for_one_another_and_decode_together(deployment: Deployment
     """Of four at one moment each has its first token one window later than the one before."""
     (record,) = deployment.serve_unit(Workload((Query(4, 6),) * 4, (0,) * 4))
     (window,) = passes(deployment, prompt_shape(1, 16, 128))
-    step_ns = round(window.time.program_ns)
+    step_ns = served_ns(window, 0, 1)
     assert [timeline.ttft_ns for timeline in record.timelines] == [
         step_ns * number for number in (1, 2, 3, 4)
     ]
     (together,) = passes(deployment, decode_shape(4, 1, 128))
-    assert record.timelines[-1].e2e_ns == 4 * step_ns + 5 * round(together.time.program_ns)
+    assert record.timelines[-1].e2e_ns == 4 * step_ns + 5 * served_ns(together, 4, 0)
 
 
 @pytest.mark.parametrize("tp", [1, 3])

@@ -12,6 +12,7 @@ OPTIONS = options(
         help="tensor-parallel ranks of a replica (default: of the cheapest mesh that meets --sla)",
     ),
     option("--lnc", help=PLANNED_LNC),
+    "--stack",
     option(
         "--ep",
         default=None,

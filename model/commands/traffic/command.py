@@ -60,6 +60,7 @@ def traffic_command(options: argparse.Namespace) -> int:
         draft_model=options.draft_model,
         curve=options.html is not None,
         lnc=options.lnc,
+        stack=options.stack,
     )
     name = describe_config(options.config)
     outputs = Outputs(lambda: _list_inputs(options))
