@@ -320,7 +320,7 @@ def live_tiles_fit(
     smaller = "make tiles smaller"
     if fitting > 0:
         now, then = size(largest[0].serial, largest[0].bytes), size(largest[0].serial, fitting)
-        smaller = f"{then} per partition in place of {now} fit with the other tiles"
+        smaller = f"{then} per partition in place of {now} fit beside the other tiles"
     raise RuleViolation(
         live_tiles_fit,
         f"{len(placement.peak)} live tiles take {placement.live_bytes} bytes per partition of {buffer.value}, "

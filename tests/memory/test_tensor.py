@@ -262,9 +262,9 @@ def test_dtype_view_scales_the_last_dim() -> None:
 
 def test_whole_means_every_element_once() -> None:
     x = tensor((4, 4))
-    assert x.whole and x.permute((1, 0)).whole and x[:, :].whole
-    assert not x[0:3].whole
-    assert not x.ap([[1, 4], [1, 4]]).whole
+    assert x.covers_storage and x.permute((1, 0)).covers_storage and x[:, :].covers_storage
+    assert not x[0:3].covers_storage
+    assert not x.ap([[1, 4], [1, 4]]).covers_storage
 
 
 def test_get_pattern_and_contiguity() -> None:

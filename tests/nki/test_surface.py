@@ -134,7 +134,10 @@ def test_a_class_without_an_initialiser_gets_one_from_its_fields() -> None:
     assert vars(Plain(3)) == {"rows": 3, "scale": 2.0, "weights": None}
     assert vars(Plain(scale=4.0)) == {"rows": None, "scale": 4.0, "weights": None}
     assert Wider(1).total == 8 and Wider(1, extra=2).total == 3
-    with pytest.raises(InvalidArgument, match=r"NKW-OBJECT.*Plain has the fields .*; 4 values were given"):
+    with pytest.raises(
+        InvalidArgument,
+        match=r"NKW-OBJECT.*Plain has the fields .*, and 4 values were given; pass at most one",
+    ):
         Plain(1, 2.0, None, 4)
 
 

@@ -167,7 +167,7 @@ def test_refuses_what_is_no_dtype(value: object) -> None:
     with pytest.raises(InvalidArgument) as refusal:
         as_dtype(value)
     assert refusal.value.code == "NKW-DTYPE"
-    assert refusal.value.message == f"{value!r} is no dtype of a NeuronCore; known are {', '.join(DTYPES)}"
+    assert refusal.value.message == f"{value!r} is no dtype of a NeuronCore; pass one of {', '.join(DTYPES)}"
 
 
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.is_float]

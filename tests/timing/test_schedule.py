@@ -340,7 +340,7 @@ def test_refuses_a_reading_by_its_name() -> None:
     with pytest.raises(InvalidArgument) as refused:
         schedule(stream, EXACT, "serial")
     assert refused.value.message == (
-        "'serial' is no reading; there are Reading.serial, Reading.program, Reading.scheduled, Reading.dataflow"
+        "'serial' is no reading; pass Reading.serial, Reading.program, Reading.scheduled, Reading.dataflow"
     )
 
 
