@@ -28,6 +28,7 @@ from simulate.bundle.generation import (
     Step,
     WeightFile,
     Weights,
+    rename_fields,
 )
 from simulate.bundle.manifest import LAYER, MODEL
 from simulate.bundle.reading import DTYPES
@@ -219,6 +220,9 @@ def check_recipes(files: Sequence[Path], weights: Weights) -> None:
     for operand in weights.operands:
         names = {piece.tensor for piece in operand.pieces} & recipes.keys()
         try:
-            prepared(asdict(operand), tensors | {name: drawn(recipes[name]) for name in names})
+            prepared(
+                asdict(operand, dict_factory=rename_fields),
+                tensors | {name: drawn(recipes[name]) for name in names},
+            )
         except ValueError as error:
             raise ModelError(f"the recipe of a weight is wrong: {error}") from None

@@ -1,10 +1,11 @@
-"""Bundles: kernels that travel to a chip in a folder, and what comes back.
+"""Bundles: folders that take kernels to a chip, and the results that come back.
 
-`command` has the commands `bundle` and `compare`. `build` makes a case of a bundle, `cases` gathers all of them,
-`chain` makes cases of the launches of a generation, whose weights, prompts and tokens are records of `generation`;
-`sources` collects the source files that they need, `folder` writes it all. `run` is the program that goes along and
-runs on the instance, with `run_model`, `run_chain` and `run_weights` as further parts; nothing else of this package
-does. `manifest` and `result` read a bundle and its result, whatever has become of their files on the way; `values`
-compares outputs, `comparison` has cases and steps as they came back, `compare` and `steps` report them, and `blame`
-says where a fault is to be looked for. docs/bundle.md has the format.
+`command` has the commands `bundle` and `compare`. `build` makes a case of a bundle, and `cases` collects the
+cases. `chain` makes cases of the launches of a generation; `generation` has the records of its weights,
+prompts and tokens. `sources` collects source files, and `folder` writes the bundle.
+
+`run` is the program that runs on the instance, with the modules `run_model`, `run_chain` and `run_weights`;
+no further module of this package runs there. `manifest` and `result` read a bundle and its result as
+untrusted input. `values` compares outputs. `comparison` has the records of compared cases and steps,
+`compare` and `steps` report them, and `blame` locates faults. docs/bundle.md has the format.
 """

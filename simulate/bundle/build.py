@@ -1,4 +1,4 @@
-"""A case of a bundle: a kernel is launched here, its results held against its reference, its time predicted."""
+"""Cases of a bundle: launches a kernel, compares its outputs with its reference, and predicts its time."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from simulate.bundle.manifest import (
     Predicted,
     Tolerance,
 )
-from simulate.bundle.reading import DTYPES, refused
+from simulate.bundle.reading import DTYPES, make_error
 from simulate.bundle.run import LANGUAGE
-from simulate.bundle.sources import Sources, collect, module_of
+from simulate.bundle.sources import Sources, collect_sources, find_module
 from simulate.check import collect_findings, fails_a_check, gathered
 from simulate.hardware import Hardware
 from simulate.kernel_by_name import call_of, callable_named, launch_on
@@ -56,41 +56,48 @@ from simulate.verification.inputs import Call, convert_results
 from simulate.verification.judging import find_reference
 
 MOST_CASE_BYTES = 10_000_000
-"""The largest arrays of one case, so that a bundle of one kernel stays below 10 MB."""
+"""Most bytes of the arrays of a case, so that a bundle of one kernel stays below 10 MB."""
 _TILE_ROWS, _TILE_COLUMNS = 128, 512
-"""Partitions, and the float32 columns of one PSUM bank: how kernels cut their results most of the time."""
+"""Partitions, and float32 columns of a PSUM bank: the usual tile of kernels."""
 _MOST_LINES = 40
 
 Arrays = dict[str, np.ndarray]
 
 
 def build_case(
-    words: str, arguments: Sequence[str], name: str, sources: Sources, reference: Reference | None = None
+    kernel_name: str,
+    arguments: Sequence[str],
+    name: str,
+    sources: Sources,
+    reference: Reference | None = None,
 ) -> tuple[Case, Arrays]:
-    """A case for the kernel that `words` name on the arguments that stand for `launch_by_name`, and its arrays by file.
+    """Build the case of a kernel by name on arguments given as text; return it and its arrays by file.
 
-    The kernel's files are added to `sources`. Without a reference, `<kernel>_reference` of the kernel's module is it;
-    where there is none, outputs have no tolerance. Raises InvalidArgument for several ranks, arrays of more than 10 MB,
-    arguments that cannot travel, a kernel whose result its reference contradicts; and what the launch raises.
+    The kernel's files are added to `sources`. Without a reference, `<kernel>_reference` of the kernel's
+    module is used. If there is none, outputs have no tolerance.
+
+    Raises:
+        InvalidArgument: For several ranks, arrays above 10 MB, arguments that cannot be stored, or outputs
+            that the reference contradicts. Errors of the launch pass through.
     """
     if read_rank_count() > 1:
-        raise refused("a bundle holds launches of one rank; leave --ranks and NKW_RANKS out")
-    kernel = unwrap_kernel(callable_named(words))
-    return case_of(kernel, words, Call(*call_of(arguments)), name, sources, reference)
+        raise make_error("a bundle holds launches of one rank; leave --ranks and NKW_RANKS out")
+    kernel = unwrap_kernel(callable_named(kernel_name))
+    return make_case(kernel, kernel_name, Call(*call_of(arguments)), name, sources, reference)
 
 
 class Program:
-    """A kernel on arguments of certain shapes: one launch on copies of the first ones, and what all have in common.
+    """A kernel with arguments of certain shapes: a launch on copies of its first arguments, and common properties.
 
-    `outputs` are what this launch returned; `written` names for each the argument that it is, or is empty. Chip and
-    physical cores are the environment's where they are None. Without a reference, `<kernel>_reference` of the kernel's
-    module is it. The kernel's files are added to `sources`.
+    `outputs` are those of this launch. `written` names for each output the argument that it overwrites, or is
+    empty. Chip and physical cores default to those of the environment. Without a reference,
+    `<kernel>_reference` of the kernel's module is used. The kernel's files are added to `sources`.
     """
 
     def __init__(
         self,
         kernel: Callable[..., Any],
-        words: str,
+        kernel_name: str,
         call: Call,
         sources: Sources,
         reference: Reference | None = None,
@@ -98,25 +105,27 @@ class Program:
         cores: int | None = None,
     ) -> None:
         self._kernel, self._reference = kernel, reference
-        self.name = words.rpartition(":")[2]
-        self.module, file = module_of(kernel, words)
-        self.imports = collect(sources, self.module, file)
+        self.name = kernel_name.rpartition(":")[2]
+        self.module, file = find_module(kernel, kernel_name)
+        self.imports = collect_sources(sources, self.module, file)
         self.cores = read_core_count(kernel.__name__, None, Level.of()) if cores is None else cores
-        own = call.copy_arrays()
+        copied = call.copy_arrays()
         with gathered() as seen:
-            launch = launch_on(kernel, words, [(own.args, own.keywords)], Mode.eager, chip=chip, cores=cores)
+            launch = launch_on(
+                kernel, kernel_name, [(copied.args, copied.keywords)], Mode.eager, chip=chip, cores=cores
+            )
         self.outputs = convert_results(launch.outputs[0])
-        self.written = [_argument_of(each, kernel, own) for each in self.outputs]
-        self.predicted = predicted(launch, file.parents[self.module.count(".")])
-        self.instructions = instructions(launch.streams)
-        # Warnings that right kernels get as well blame no kernel for a wrong result.
+        self.written = [_find_written_argument(output, kernel, copied) for output in self.outputs]
+        self.predicted = predict(launch, file.parents[self.module.count(".")])
+        self.instructions = describe_instructions(launch.streams)
+        # Warnings that correct kernels get too do not indicate a fault of the kernel.
         failing = [finding for finding in collect_findings(seen) if fails_a_check(finding, tolerant=False)]
         self.findings = tuple(sorted({finding.code for finding in failing}))
         self._streams, self._chain = launch.streams, longest_chain(launch.streams)
         self._contractions: Sequence[int] | None = None
 
     def case(self, name: str, arguments: tuple[Argument, ...], outputs: tuple[Output, ...]) -> Case:
-        """A launch of it as a case."""
+        """Return a launch of the program as a case."""
         return Case(
             name,
             self.name,
@@ -134,49 +143,57 @@ class Program:
     def tolerances(
         self, call: Call, outputs: Sequence[np.ndarray], name: str
     ) -> tuple[list[Tolerance | None], str]:
-        """The tolerance of every output of a launch, derived as `nkw verify` does, or the reason why there is none.
+        """Derive the tolerance of every output of a launch as `nkw verify` does, or return the reason for none.
 
-        `call` has the arguments as they were before it. Raises InvalidArgument for a result that the reference
-        contradicts.
+        Args:
+            call: The arguments before the launch.
+
+        Raises:
+            InvalidArgument: If the reference contradicts an output.
         """
         try:
             reference = self._reference or find_reference(self._kernel, self._kernel.__name__)
         except NkwError:
-            own = self._kernel.__name__
-            return [None] * len(outputs), f"there is no {own}_reference beside {own}"
+            kernel_name = self._kernel.__name__
+            return [None] * len(outputs), f"there is no {kernel_name}_reference beside {kernel_name}"
         try:
             if self._contractions is None:
                 self._contractions = count_contractions(
                     reference, call.copy_arrays(), answer(reference, call.copy_arrays())
                 )
             truth = compute_truth(reference, call, self._contractions)
-        except Exception as error:  # whatever the reference of a user does
+        except Exception as error:  # any error of the user's reference
             return [None] * len(outputs), f"the reference fails: {type(error).__name__}: {error!s:.100}"
         if len(truth.arrays) != len(outputs):
-            raise refused(f"{name} returns {len(outputs)} arrays, its reference {len(truth.arrays)}")
+            raise make_error(f"{name} returns {len(outputs)} arrays, its reference {len(truth.arrays)}")
         tolerances: list[Tolerance | None] = []
-        for number, (output, exact) in enumerate(zip(outputs, truth.arrays)):
-            terms = derive_terms(output, number, truth, call, self._streams, self._chain)
+        for index, (output, exact) in enumerate(zip(outputs, truth.arrays)):
+            terms = derive_terms(output, index, truth, call, self._streams, self._chain)
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", WeakComparison)
-                    found = compare(output, saturate(exact, output), *terms)
+                    comparison = compare(output, saturate(exact, output), *terms)
             except Mismatch as error:
-                raise refused(
-                    f"output {number} of {name} is wrong here already: {error}; nkw verify says more"
+                raise make_error(
+                    f"output {index} of {name} is wrong here already: {error}; nkw verify says more"
                 ) from None
             through = np.dtype(terms.through).name
             tolerances.append(
                 Tolerance(
-                    found.bound, found.error, terms.magnitude, terms.contraction, terms.roundings, through
+                    comparison.bound,
+                    comparison.error,
+                    terms.magnitude,
+                    terms.contraction,
+                    terms.roundings,
+                    through,
                 )
             )
         return tolerances, ""
 
 
-def case_of(
+def make_case(
     kernel: Callable[..., Any],
-    words: str,
+    kernel_name: str,
     call: Call,
     name: str,
     sources: Sources,
@@ -185,71 +202,76 @@ def case_of(
     cores: int | None = None,
     operands: Mapping[int, str] | None = None,
 ) -> tuple[Case, Arrays]:
-    """A case for the plain function that `words` name on the arguments of `call`, as `build_case` makes it.
+    """Build the case of a plain function on the arguments of a call, as `build_case` does.
 
-    The kernel is launched on copies, so that arrays that it writes to travel as they are before the launch. Chip and
-    physical cores are the environment's where they are None. Arrays whose identities are among `operands` are named and
-    do not travel.
+    The kernel is launched on copies, so that overwritten arrays are stored as they were before the launch.
+    Chip and physical cores default to those of the environment.
+
+    Args:
+        operands: Names of weights by the identity of their arrays, which are not stored.
     """
-    given, inputs = _arguments(kernel, call, name, operands or {})
+    arguments, inputs = _make_arguments(kernel, call, name, operands or {})
     _check_size(inputs, name)
-    program = Program(kernel, words, call, sources, reference, chip, cores)
-    outputs, expected = _outputs(program, call, name)
+    program = Program(kernel, kernel_name, call, sources, reference, chip, cores)
+    outputs, expected = _make_outputs(program, call, name)
     arrays = inputs | expected
     _check_size(arrays, name)
-    return program.case(name, given, outputs), arrays
+    return program.case(name, arguments, outputs), arrays
 
 
 def _check_size(arrays: Arrays, name: str) -> None:
-    nbytes = sum(each.nbytes for each in arrays.values())
+    """Raise InvalidArgument if the arrays of a case exceed MOST_CASE_BYTES."""
+    nbytes = sum(array.nbytes for array in arrays.values())
     if nbytes > MOST_CASE_BYTES:
-        raise refused(
+        raise make_error(
             f"{name} has {nbytes:,} bytes of arrays; a bundle takes {MOST_CASE_BYTES:,} for a kernel: "
             "give smaller shapes"
         )
 
 
-def _arguments(
+def _make_arguments(
     kernel: Callable[..., Any], call: Call, name: str, operands: Mapping[int, str]
 ) -> tuple[tuple[Argument, ...], Arrays]:
+    """Return the arguments of a case, and its input arrays by file."""
     arguments, arrays = [], {}
-    for parameter, value in named_arguments(kernel, call):
-        if id(value) in operands:
-            operand = operands[id(value)]
-            arguments.append(Argument(parameter, WEIGHT, "", value.shape, value.dtype.name, operand))
-        elif isinstance(value, np.ndarray):
+    for parameter, argument in name_arguments(kernel, call):
+        if id(argument) in operands:
+            operand = operands[id(argument)]
+            arguments.append(Argument(parameter, WEIGHT, "", argument.shape, argument.dtype.name, operand))
+        elif isinstance(argument, np.ndarray):
             file = f"inputs/{name}/{parameter}.npy"
-            arrays[file] = np.array(value, order="C")
-            arguments.append(Argument(parameter, ARRAY, file, value.shape, value.dtype.name))
+            arrays[file] = np.array(argument, order="C")
+            arguments.append(Argument(parameter, ARRAY, file, argument.shape, argument.dtype.name))
         else:
-            arguments.append(plain_argument(parameter, value, name))
+            arguments.append(make_plain_argument(parameter, argument, name))
     return tuple(arguments), arrays
 
 
-def named_arguments(kernel: Callable[..., Any], call: Call) -> list[tuple[str, Any]]:
-    """Return the arguments of a call with their parameters, first those by position."""
+def name_arguments(kernel: Callable[..., Any], call: Call) -> list[tuple[str, Any]]:
+    """Return the arguments of a call with their parameters, positional arguments first."""
     return [*zip(inspect.signature(kernel).parameters, call.args), *call.keywords.items()]
 
 
-def plain_argument(parameter: str, value: Any, name: str) -> Argument:
-    """An argument that is no array. Raises InvalidArgument for one that cannot travel."""
-    if isinstance(value, DType):
-        return Argument(parameter, DTYPE, text=f"{LANGUAGE}{value!s}")
-    if isinstance(value, (type, np.dtype)):
-        return Argument(parameter, DTYPE, text=np.dtype(value).name)
-    if isinstance(value, (bool, int, float, str, tuple, list, dict, type(None))):
-        return Argument(parameter, LITERAL, text=repr(value))
-    raise refused(f"the argument {parameter} of {name} is a {type(value).__name__}, which cannot travel")
+def make_plain_argument(parameter: str, content: Any, name: str) -> Argument:
+    """Return an argument that is no array. Raises InvalidArgument if it cannot be stored."""
+    if isinstance(content, DType):
+        return Argument(parameter, DTYPE, text=f"{LANGUAGE}{content!s}")
+    if isinstance(content, (type, np.dtype)):
+        return Argument(parameter, DTYPE, text=np.dtype(content).name)
+    if isinstance(content, (bool, int, float, str, tuple, list, dict, type(None))):
+        return Argument(parameter, LITERAL, text=repr(content))
+    raise make_error(f"the argument {parameter} of {name} is a {type(content).__name__}, which cannot travel")
 
 
-def _outputs(program: Program, call: Call, name: str) -> tuple[tuple[Output, ...], Arrays]:
+def _make_outputs(program: Program, call: Call, name: str) -> tuple[tuple[Output, ...], Arrays]:
+    """Return the outputs of a case, and their arrays by file."""
     tolerances, why = program.tolerances(call, program.outputs, name)
     outputs, files = [], {}
     for number, array in enumerate(program.outputs):
         check_dtype(array, number, name)
         file = f"expected/{name}/output-{number}.npy"
         files[file] = np.ascontiguousarray(array)
-        tile = tile_of(array.shape)
+        tile = get_tile(array.shape)
         outputs.append(
             Output(
                 f"output-{number}",
@@ -265,49 +287,52 @@ def _outputs(program: Program, call: Call, name: str) -> tuple[tuple[Output, ...
     return tuple(outputs), files
 
 
-def _argument_of(output: np.ndarray, kernel: Callable[..., Any], call: Call) -> str:
-    """The array argument that the kernel wrote to and returned as this output; empty for a new array."""
-    arrays = ((name, each) for name, each in named_arguments(kernel, call) if isinstance(each, np.ndarray))
-    return next((name for name, each in arrays if np.shares_memory(output, each)), "")
+def _find_written_argument(output: np.ndarray, kernel: Callable[..., Any], call: Call) -> str:
+    """Return the array argument that the kernel overwrites and returns as this output; empty for a new array."""
+    arrays = ((name, array) for name, array in name_arguments(kernel, call) if isinstance(array, np.ndarray))
+    return next((name for name, array in arrays if np.shares_memory(output, array)), "")
 
 
 def check_dtype(array: np.ndarray, number: int, name: str) -> None:
-    """Raise InvalidArgument for an output of a dtype that cannot travel."""
+    """Raise InvalidArgument for an output with a dtype that cannot be stored."""
     if array.dtype.name not in DTYPES:
-        raise refused(f"output {number} of {name} is {array.dtype}, which cannot travel")
+        raise make_error(f"output {number} of {name} is {array.dtype}, which cannot travel")
 
 
-def tile_of(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of the tiles of an output, whose leading dims are taken together as rows."""
+def get_tile(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return (rows, columns) of an output's tiles; leading dims are combined into rows."""
     return min(_TILE_ROWS, max(1, math.prod(shape[:-1]))), min(_TILE_COLUMNS, max(1, shape[-1]))
 
 
-def predicted(launch: Launch, root: Path) -> Predicted:
-    """The predicted times of a launch; lines are named by their path below `root`."""
-    seen = profile(launch.streams, launch.hardware, launch.kernel)
-    lengths = {each: float(line.length_ns) for each, line in seen.timelines.items()}
+def predict(launch: Launch, root: Path) -> Predicted:
+    """Return the predicted times of a launch; lines are named by their path below `root`."""
+    launch_profile = profile(launch.streams, launch.hardware, launch.kernel)
+    lengths = {reading: float(timeline.length_ns) for reading, timeline in launch_profile.timelines.items()}
     lines = []
-    for each in seen.lines[:_MOST_LINES]:
-        file = Path(location(each.line).file).resolve()
+    for confidence in launch_profile.lines[:_MOST_LINES]:
+        file = Path(location(confidence.line).file).resolve()
         shown = file.relative_to(root).as_posix() if file.is_relative_to(root) else file.name
-        lines.append(Line(shown, each.line[1], float(each.held_ns), float(each.path_ns)))
+        lines.append(Line(shown, confidence.line[1], float(confidence.held_ns), float(confidence.path_ns)))
     return Predicted(
         lengths[Reading.dataflow],
         lengths[Reading.scheduled],
         lengths[Reading.program],
         lengths[Reading.serial],
-        float(seen.timeline.overhead_ns),
-        {name: float(seen.timeline.busy_ns[name]) for name in seen.timeline.tracks},
-        {each.value: float(part) for each, part in seen.basis.by_confidence},
+        float(launch_profile.timeline.overhead_ns),
+        {name: float(launch_profile.timeline.busy_ns[name]) for name in launch_profile.timeline.tracks},
+        {
+            line_time.value: float(confidence_ns)
+            for line_time, confidence_ns in launch_profile.basis.by_confidence
+        },
         tuple(lines),
     )
 
 
-def instructions(streams: Sequence[Stream]) -> Instructions:
-    """Number, names and digest of the instructions of a launch.
+def describe_instructions(streams: Sequence[Stream]) -> Instructions:
+    """Return number, names and digest of the instructions of a launch.
 
-    The digest is over one line of text for every instruction: its core, name, engine, and the box of every operand in
-    its tensor, with the shape, dtype and memory of that tensor.
+    The digest is over a line of text for every instruction: its core, name, engine, and for every operand the
+    box in its tensor, with the tensor's shape, dtype and memory.
     """
     digest = hashlib.sha256()
     ops: Counter[str] = Counter()
@@ -316,9 +341,9 @@ def instructions(streams: Sequence[Stream]) -> Instructions:
             op = stream.op_names[number]
             ops[op] += 1
             operands = []
-            for each in stream.accesses(index):
-                tensor = stream.tensors[each.tensor]
-                operands.append((*each, *tensor.shape, tensor.dtype, tensor.buffer.value))
+            for access in stream.accesses(index):
+                tensor = stream.tensors[access.tensor]
+                operands.append((*access, *tensor.shape, tensor.dtype, tensor.buffer.value))
             line = f"{stream.rank}.{stream.core} {op} {stream.engines[index]} {operands}\n"
             digest.update(line.encode())
     return Instructions(sum(ops.values()), digest.hexdigest(), dict(sorted(ops.items())))

@@ -1,4 +1,4 @@
-"""The cases of a bundle that is being made, and the bundle once it is written."""
+"""Cases of a bundle in preparation, and the written bundle."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from nkw.parts import Hanging, Part
-from simulate.bundle.build import Arrays, build_case, case_of
-from simulate.bundle.folder import contents, write
+from simulate.bundle.build import Arrays, build_case, make_case
+from simulate.bundle.folder import collect_files, write_folder
 from simulate.bundle.generation import Generation, Weights
 from simulate.bundle.manifest import WEIGHT, Bundle, Case, Expects
 from simulate.bundle.sources import Sources
@@ -28,15 +28,18 @@ _BETA1_SDK = "2.20 to 2.27"
 
 @dataclass(frozen=True)
 class Written:
-    """A bundle in its folder; `nbytes` are those of all its files but the manifest."""
+    """A bundle in its folder; `nbytes` counts all of its files but the manifest."""
 
     folder: Path
     bundle: Bundle
     nbytes: int
 
     def report(self, left_out: Sequence[str] = ()) -> list[Part]:
-        """What was written and what was left out, for a terminal."""
-        count, lnc = several(len(self.bundle.cases)), max((case.lnc for case in self.bundle.cases), default=1)
+        """Return what was written and left out, as parts of a text."""
+        count, lnc = (
+            format_launch_count(len(self.bundle.cases)),
+            max((case.lnc for case in self.bundle.cases), default=1),
+        )
         command = f"python {self.folder.name}/run.py"
         command += " --weights FOLDER" if self.bundle.weights and self.bundle.weights.files else ""
         return [
@@ -44,12 +47,12 @@ class Written:
                 f"{self.folder}: {count} for {self.bundle.target} (LNC {lnc}), {self.nbytes:,} bytes",
                 style="bold",
             ),
-            *(Hanging(f"left out: {each}") for each in left_out),
+            *(Hanging(f"left out: {reason}") for reason in left_out),
             Hanging(f"on the instance: {command}; here, afterwards: nkw compare {self.folder}"),
         ]
 
     def document(self, left_out: Sequence[str] = ()) -> dict[str, Any]:
-        """The same as plain values."""
+        """Return what was written and left out, as JSON types."""
         cases = [
             {"name": case.name, "lnc": case.lnc, "instructions": case.instructions.count}
             for case in self.bundle.cases
@@ -65,17 +68,17 @@ class Written:
 
 @dataclass
 class Cases:
-    """Cases in their order, with their arrays by file and the source files that they need."""
+    """Cases in order, with their arrays by file and the source files that they need."""
 
     cases: list[Case] = field(default_factory=list)
     arrays: Arrays = field(default_factory=dict)
     sources: Sources = field(default_factory=Sources)
 
     def add(
-        self, words: str, arguments: Sequence[str], name: str, reference: Reference | None = None
+        self, kernel_name: str, arguments: Sequence[str], name: str, reference: Reference | None = None
     ) -> None:
-        """Add a kernel on the arguments that words stand for, see `build_case`."""
-        self._take(build_case(words, arguments, name, self.sources, reference))
+        """Build the case of a kernel on arguments given as text, and append it; see `build_case`."""
+        self._append(build_case(kernel_name, arguments, name, self.sources, reference))
 
     def add_launch(
         self,
@@ -92,11 +95,12 @@ class Cases:
         See `case_of`.
         """
         call = Call(args, {})
-        self._take(
-            case_of(kernel, words, call, name, self.sources, chip=chip, cores=cores, operands=operands)
+        self._append(
+            make_case(kernel, words, call, name, self.sources, chip=chip, cores=cores, operands=operands)
         )
 
-    def _take(self, built: tuple[Case, Arrays]) -> None:
+    def _append(self, built: tuple[Case, Arrays]) -> None:
+        """Append a case and its arrays."""
         case, arrays = built
         self.cases.append(case)
         self.arrays.update(arrays)
@@ -104,37 +108,50 @@ class Cases:
     def write(
         self,
         folder: Path,
-        kind: str,
+        bundle_kind: str,
         target: str,
         generation: Generation | None = None,
         weights: Weights | None = None,
     ) -> Written:
-        """Write all of it as a bundle of this kind, see `folder.write` for what is refused."""
+        """Write the cases as a bundle of this kind; see `write_folder` for refusals."""
         if weights is not None:
-            used = {each.text for case in self.cases for each in case.arguments if each.kind == WEIGHT}
-            operands = tuple(each for each in weights.operands if each.name in used)
-            tensors = {piece.tensor for each in operands for piece in each.pieces}
-            drawn = tuple(each for each in weights.drawn if each.name in tensors)
-            weights = replace(weights, operands=operands, drawn=drawn)
-        expects = _expects(target, self.cases, self.sources)
-        bundle = Bundle(kind, target, "", _versions(), expects, tuple(self.cases), generation, weights)
-        files = contents(bundle, self.sources.files, self.arrays)
-        return Written(folder, write(folder, bundle, files), sum(map(len, files.values())))
+            weight_names = {
+                argument.text
+                for case in self.cases
+                for argument in case.arguments
+                if argument.argument_kind == WEIGHT
+            }
+            operands = tuple(operand for operand in weights.operands if operand.name in weight_names)
+            tensors = {piece.tensor for operand in operands for piece in operand.pieces}
+            random_tensors = tuple(tensor for tensor in weights.drawn if tensor.name in tensors)
+            weights = replace(weights, operands=operands, drawn=random_tensors)
+        expects = _make_expectation(target, self.cases, self.sources)
+        bundle = Bundle(
+            bundle_kind, target, "", _read_versions(), expects, tuple(self.cases), generation, weights
+        )
+        files = collect_files(bundle, self.sources.files, self.arrays)
+        return Written(folder, write_folder(folder, bundle, files), sum(map(len, files.values())))
 
 
-def several(count: int) -> str:
-    """A number of kernel launches."""
+def format_launch_count(count: int) -> str:
+    """Format a number of kernel launches."""
     return f"{count} kernel launch{'' if count == 1 else 'es'}"
 
 
-def _versions() -> dict[str, str]:
+def _read_versions() -> dict[str, str]:
+    """Return the versions of this project and of numpy."""
     project = importlib.import_module(__name__.partition(".")[0])
     return {"nki-workbench": project.__version__, "numpy": np.__version__}
 
 
-def _expects(target: str, cases: Sequence[Case], sources: Sources) -> Expects:
-    instances = tuple(each.name for each in INSTANCES.values() if each.target == target and each.members == 1)
-    beta1 = any(each.imports != "nki" for each in cases)
+def _make_expectation(target: str, cases: Sequence[Case], sources: Sources) -> Expects:
+    """Return the environment that the cases need."""
+    instances = tuple(
+        instance.name
+        for instance in INSTANCES.values()
+        if instance.target == target and instance.members == 1
+    )
+    beta1 = any(case.imports != "nki" for case in cases)
     level = str(Level.of())
     sdk = _BETA1_SDK if beta1 else _SDK[level]
     return Expects(

@@ -13,12 +13,12 @@ from nkw.files import OutputFile, Outputs, json_document
 from nkw.parts import Hanging
 from nkw.terminal import error, show, working
 from simulate.bundle.blame import Comparison
-from simulate.bundle.cases import Cases, Written, several
-from simulate.bundle.compare import compare_bundle, document, report
-from simulate.bundle.entries import entries_of, write_entries
-from simulate.bundle.folder import check_free, names_of
+from simulate.bundle.cases import Cases, Written, format_launch_count
+from simulate.bundle.compare import compare_bundle, make_document, make_report
+from simulate.bundle.entries import make_entries, write_entries
+from simulate.bundle.folder import check_free, number_names
 from simulate.bundle.manifest import KERNELS
-from simulate.bundle.reading import refused
+from simulate.bundle.reading import make_error
 from simulate.isolated import NO_VERDICT, without_verdict
 from simulate.kernel_by_name import (
     InstructionCount,
@@ -34,29 +34,29 @@ from simulate.scripts import bound
 from simulate.tracebacks import print_of_the_user
 
 _EXAMPLES = "examples"
-"""The module of a package that gives its kernels arguments: `EXAMPLES` and `RANKS`, as `nki_kernels.examples`."""
+"""Module of a package with example arguments of its kernels: `EXAMPLES` and `RANKS`, as `nki_kernels.examples`."""
 
 
 def bundle_command(options: argparse.Namespace) -> int:
-    """Write a bundle; returns the exit status. What the kernels print goes to stderr."""
+    """Write a bundle and return the exit status. Output of the kernels goes to stderr."""
     outputs = Outputs(lambda: files_read(options))
     try:
         if (options.ranks or 1) > 1:
-            raise refused("a bundle holds launches of one rank; leave --ranks out")
+            raise make_error("a bundle holds launches of one rank; leave --ranks out")
         if options.catalogue == names_a_kernel(options.script):
-            raise refused(
+            raise make_error(
                 f"{options.script:.60} names a kernel; --catalogue takes a package"
                 if options.catalogue
                 else f"{options.script:.60} names no kernel; give FILE.py:NAME or MODULE:NAME, or --catalogue PACKAGE"
             )
         if options.out is None:
-            raise refused("--out DIR is missing: the folder to write")
+            raise make_error("--out DIR is missing: the folder to write")
         folder = Path(options.out)
         check_free(folder)
         with json_document(options.json, outputs, "bundle") as document:
             if not bound(options):
                 return 2
-            written, left_out = _bundled(options, folder)
+            written, left_out = _build_bundle(options, folder)
             show(written.report(left_out))
             document.update(written.document(left_out))
     except NoVerdict as failed:
@@ -71,33 +71,33 @@ def bundle_command(options: argparse.Namespace) -> int:
 
 
 def compare_command(options: argparse.Namespace) -> int:
-    """Print what came back against what was expected and predicted; returns the exit status."""
+    """Print results against expectations and predictions; return the exit status."""
     folder = Path(options.folder)
     outputs = Outputs(lambda: (path for path in folder.rglob("*") if path.is_file()))
     try:
-        place = outputs.claim(options.measurements, "measurements", "NKW-BUNDLE")
+        output_file = outputs.claim(options.measurements, "measurements", "NKW-BUNDLE")
         with json_document(options.json, outputs, "compare") as contents:
-            seen = compare_bundle(folder)
-            show(report(seen))
-            contents.update(document(seen))
-            if place is not None:
-                _write_measurements(place, folder, seen)
+            comparison = compare_bundle(folder)
+            show(make_report(comparison))
+            contents.update(make_document(comparison))
+            if output_file is not None:
+                _write_measurements(output_file, folder, comparison)
     except InvalidArgument as unread:
         error(unread)
         return 2
-    return 0 if seen.agrees else 1
+    return 0 if comparison.agrees else 1
 
 
-def _write_measurements(place: OutputFile, folder: Path, seen: Comparison) -> None:
-    """Write the measured times as entries of the fidelity bench, and say what has none."""
-    entries, skipped = entries_of(folder, seen.bundle, seen.result)
-    write_entries(place, entries)
-    show([f"measurements: {place.path.name}, {several(len(entries))}"])
-    show([Hanging(f"left out: {each.name}: {each.why}") for each in skipped])
+def _write_measurements(output_file: OutputFile, folder: Path, comparison: Comparison) -> None:
+    """Write the measured times as entries of the fidelity bench, and print the skipped kernels."""
+    entries, skipped = make_entries(folder, comparison.bundle, comparison.result)
+    write_entries(output_file, entries)
+    show([f"measurements: {output_file.path.name}, {format_launch_count(len(entries))}"])
+    show([Hanging(f"left out: {skip.name}: {skip.why}") for skip in skipped])
 
 
-def _bundled(options: argparse.Namespace, folder: Path) -> tuple[Written, list[str]]:
-    """Build and write; the bundle, and what of a catalogue was left out, with the reasons."""
+def _build_bundle(options: argparse.Namespace, folder: Path) -> tuple[Written, list[str]]:
+    """Build and write the bundle; return it, and the kernels left out of a catalogue with reasons."""
     count, cases = InstructionCount(), Cases()
     left_out: list[str] = []
     with (
@@ -109,40 +109,40 @@ def _bundled(options: argparse.Namespace, folder: Path) -> tuple[Written, list[s
         if options.catalogue:
             left_out = _add_catalogue(options, cases)
         else:
-            named = options.reference
+            reference_name = options.reference
             reference = None
-            if named:
-                with importing_from(folder_of(named)):
-                    reference = callable_named(named)
+            if reference_name:
+                with importing_from(folder_of(reference_name)):
+                    reference = callable_named(reference_name)
             cases.add(options.script, options.arguments, options.script.rpartition(":")[2], reference)
     return cases.write(folder, KERNELS, target_hardware().name), left_out
 
 
 def _add_catalogue(options: argparse.Namespace, cases: Cases) -> list[str]:
-    """Add the kernels of a package; returns which are left out, with the reasons."""
+    """Add the kernels of a package; return those left out, with reasons."""
     package, left_out = options.script, []
-    table, ranks = _examples(package)
-    names = names_of([each.rpartition(":")[2] for each in table])
+    table, ranks = _load_examples(package)
+    names = number_names([example.rpartition(":")[2] for example in table])
     for name, (kernel, arguments) in zip(names, table.items()):
-        words = f"{package}.{kernel}" if ":" in kernel else f"{package}:{kernel}"
+        kernel_name = f"{package}.{kernel}" if ":" in kernel else f"{package}:{kernel}"
         try:
             if kernel in ranks:
-                raise refused(f"it runs on {ranks[kernel]} ranks, and a bundle holds launches of one")
-            cases.add(words, arguments, name)
-        except NkwError as why:
-            left_out.append(f"{name}: {getattr(why, 'message', why)}")
+                raise make_error(f"it runs on {ranks[kernel]} ranks, and a bundle holds launches of one")
+            cases.add(kernel_name, arguments, name)
+        except NkwError as reason:
+            left_out.append(f"{name}: {getattr(reason, 'message', reason)}")
     if not cases.cases:
-        raise refused(
+        raise make_error(
             f"no kernel of {package} can be bundled; {left_out[0] if left_out else 'it lists none'}"
         )
     return left_out
 
 
-def _examples(package: str) -> tuple[Mapping[str, Sequence[str]], Mapping[str, int]]:
-    """The arguments of a package's kernels and the ranks of some, as its module `examples` lists them."""
+def _load_examples(package: str) -> tuple[Mapping[str, Sequence[str]], Mapping[str, int]]:
+    """Return the example arguments of a package's kernels, and the ranks of some, from its module `examples`."""
     try:
         module = importlib.import_module(f"{package}.{_EXAMPLES}")
         table: Mapping[str, Sequence[str]] = module.EXAMPLES
     except (ImportError, AttributeError, ValueError, TypeError) as missing:
-        raise refused(f"{package:.60} has no table of examples: {missing}") from None
+        raise make_error(f"{package:.60} has no table of examples: {missing}") from None
     return table, getattr(module, "RANKS", {})

@@ -1,4 +1,4 @@
-"""The report of `nkw compare`: what came back against what was expected and predicted, as text and as JSON."""
+"""Report of `nkw compare`: results against expectations and predictions, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -7,97 +7,115 @@ from typing import Any
 
 from nkw.errors import shown
 from nkw.parts import Hanging, Part, table
-from simulate.bundle.blame import Comparison, compared
+from simulate.bundle.blame import Comparison, compare_cases
 from simulate.bundle.comparison import CaseComparison
 from simulate.bundle.manifest import MANIFEST
-from simulate.bundle.profiled import document_of, parts_of
+from simulate.bundle.profiled import make_profile_document, make_profile_parts
 from simulate.bundle.reading import read_json
 from simulate.bundle.result import load
 from simulate.bundle.run import digest_of
-from simulate.bundle.steps import document_of_launch, document_of_step, parts_of_generation
+from simulate.bundle.steps import make_generation_parts, make_launch_document, make_step_document
 from simulate.bundle.values import Agreement, OutputComparison
 
-_MOST_SHOWN = 160  # characters of a message from the chip
+_MOST_SHOWN = 160  # characters of a chip's message, of which reports show twice as many
 
 
 def compare_bundle(folder: Path) -> Comparison:
-    """A bundle against the result that lies in it. Raises InvalidArgument (NKW-BUNDLE) where one cannot be read."""
+    """Compare a bundle with the result in its folder. Raises InvalidArgument (NKW-BUNDLE) if either cannot be read."""
     bundle, result = load(folder)
-    return compared(folder, bundle, result, _is_intact(folder, bundle.digest))
+    return compare_cases(folder, bundle, result, _is_intact(folder, bundle.digest))
 
 
 def _is_intact(folder: Path, digest: str) -> bool:
+    """Return whether the files of a bundle have its digest."""
     try:
         return digest_of(folder, dict(read_json(folder, MANIFEST).values)) == digest
     except (OSError, ValueError, TypeError, RecursionError):
         return False
 
 
-def report(seen: Comparison) -> list[Part]:
-    """The parts of the text, for a terminal."""
-    packages = seen.result.environment.packages
-    where = [
-        seen.result.environment.instance or "instance unknown",
-        f"launcher {seen.result.launcher or 'none'}",
+def make_report(comparison: Comparison) -> list[Part]:
+    """Return the parts of the text, for a terminal."""
+    packages = comparison.result.environment.packages
+    origin = [
+        comparison.result.environment.instance or "instance unknown",
+        f"launcher {comparison.result.launcher or 'none'}",
     ]
-    where += [
+    origin += [
         f"{name} {packages[name]}"
         for name in ("nki", "neuronx-cc", "torch-neuronx", "nrtpy")
         if name in packages
     ]
-    parts: list[Part] = [
-        Hanging(f"{_verdict(seen)} ({seen.bundle.target}; {', '.join(map(_short, where))})", style="bold"),
+    report_parts: list[Part] = [
+        Hanging(
+            f"{_format_verdict(comparison)} ({comparison.bundle.target}; {', '.join(map(_shorten, origin))})",
+            style="bold",
+        ),
     ]
-    if seen.bundle.generated is not None:
-        parts += parts_of_generation(seen, _details, _closeness)
+    if comparison.bundle.generated is not None:
+        report_parts += make_generation_parts(comparison, _describe_case, _measure_closeness)
     else:
         columns = "case|values|of bound|ulps|us|predicted|inside"
-        rows = [_row(each) for each in seen.cases]
-        parts.append(table(columns, rows, left=(0, 1), firm=(1, 2, 3, 4, 5, 6)))
-        parts += [part for each in seen.cases for part in _details(each)]
-    for each in seen.cases:
-        if each.profile is not None:
-            parts += parts_of(each.case.name, each.profile)
-    parts += [Hanging(_short(f"{stage}: {message}")) for stage, message in seen.result.failures]
-    for likely in seen.likely:
-        concerned = f" ({', '.join(likely.cases)})" if likely.cases else ""
-        parts.append(
-            Hanging(_short(f"likely {likely.fault.value}{concerned}: {likely.why} (rule {likely.rule})"))
-        )
-    return parts
-
-
-def _details(each: CaseComparison) -> list[Part]:
-    """Where the outputs of a case differ first, and how it failed."""
-    parts: list[Part] = [
-        Hanging(f"{each.case.name} {sentence}") for sentence in map(_first, each.outputs) if sentence
+        rows = [_make_row(case) for case in comparison.cases]
+        report_parts.append(table(columns, rows, left=(0, 1), firm=(1, 2, 3, 4, 5, 6)))
+        report_parts += [detail for case in comparison.cases for detail in _describe_case(case)]
+    for case in comparison.cases:
+        if case.profile is not None:
+            report_parts += make_profile_parts(case.case.name, case.profile)
+    report_parts += [
+        Hanging(_shorten(f"{stage}: {message}")) for stage, message in comparison.result.failures
     ]
-    if each.result is not None and each.result.error is not None:
-        kind, message = each.result.error
-        parts.append(Hanging(_short(f"{each.case.name} failed at {each.result.stage}: {kind}: {message}")))
-    return parts
+    for diagnosis in comparison.likely:
+        concerned = f" ({', '.join(diagnosis.cases)})" if diagnosis.cases else ""
+        report_parts.append(
+            Hanging(
+                _shorten(
+                    f"likely {diagnosis.fault.value}{concerned}: {diagnosis.why} (rule {diagnosis.rule})"
+                )
+            )
+        )
+    return report_parts
 
 
-def _verdict(seen: Comparison) -> str:
-    agree = sum(each.agrees for each in seen.tried)
-    what = "cases" if seen.bundle.generated is None else "launches"
-    if seen.agrees:
-        equal = all(each.agreement is Agreement.equal for each in seen.tried)
-        return f"all {len(seen.tried)} {what} {'are equal' if equal else 'agree'}"
-    untried = len(seen.cases) - len(seen.tried)
-    return f"{agree} of {len(seen.tried)} {what} agree" + (f", {untried} not tried" if untried else "")
+def _describe_case(case: CaseComparison) -> list[Part]:
+    """Return the sentences about the first differences of a case's outputs, and about its failure."""
+    report_parts: list[Part] = [
+        Hanging(f"{case.case.name} {sentence}")
+        for sentence in map(_describe_first_difference, case.outputs)
+        if sentence
+    ]
+    if case.result is not None and case.result.error is not None:
+        error_type, message = case.result.error
+        report_parts.append(
+            Hanging(_shorten(f"{case.case.name} failed at {case.result.stage}: {error_type}: {message}"))
+        )
+    return report_parts
 
 
-def _row(each: CaseComparison) -> tuple[str, ...]:
-    low, high = (f"{ns / 1e3:.1f}" for ns in each.bracket_ns)
-    worst = max(each.outputs, key=_closeness, default=None)
-    times = each.result.times if each.result else None
-    values = each.agreement.name if each.agreement else (each.result.status if each.result else "not tried")
-    inside = {None: "" if times is None else "(host)", True: "yes", False: "NO"}[each.inside]
+def _format_verdict(comparison: Comparison) -> str:
+    """Return how many cases agree."""
+    agree = sum(case.agrees for case in comparison.tried)
+    noun = "cases" if comparison.bundle.generated is None else "launches"
+    if comparison.agrees:
+        equal = all(case.agreement is Agreement.equal for case in comparison.tried)
+        return f"all {len(comparison.tried)} {noun} {'are equal' if equal else 'agree'}"
+    untried = len(comparison.cases) - len(comparison.tried)
+    return f"{agree} of {len(comparison.tried)} {noun} agree" + (f", {untried} not tried" if untried else "")
+
+
+def _make_row(case: CaseComparison) -> tuple[str, ...]:
+    """Return the table row of a case."""
+    low, high = (f"{ns / 1e3:.1f}" for ns in case.bracket_ns)
+    worst = max(case.outputs, key=_measure_closeness, default=None)
+    times = case.result.times if case.result else None
+    verdict = case.agreement.name if case.agreement else (case.result.status if case.result else "not tried")
+    inside = {None: "" if times is None else "(host)", True: "yes", False: "NO"}[case.inside]
     return (
-        each.case.name,
-        values,
-        "" if worst is None or not worst.allowed or worst.error is None else f"{_closeness(worst):.2g}",
+        case.case.name,
+        verdict,
+        ""
+        if worst is None or not worst.allowed or worst.error is None
+        else f"{_measure_closeness(worst):.2g}",
         "" if worst is None or worst.most_ulps is None else f"{worst.most_ulps:,}",
         "" if times is None else f"{times.median_ns / 1e3:.1f}",
         f"{low} to {high}",
@@ -105,86 +123,98 @@ def _row(each: CaseComparison) -> tuple[str, ...]:
     )
 
 
-def _closeness(each: OutputComparison) -> float:
-    return (each.error or 0.0) / each.allowed if each.allowed else each.error or 0.0
+def _measure_closeness(output: OutputComparison) -> float:
+    """Return the error of an output relative to its bound, or absolute without a bound."""
+    return (output.error or 0.0) / output.allowed if output.allowed else output.error or 0.0
 
 
-def _first(each: OutputComparison) -> str:
-    """Where an output differs first; empty for an equal one."""
-    if each.agreement is Agreement.equal:
+def _describe_first_difference(output: OutputComparison) -> str:
+    """Return a sentence about the first difference of an output; empty if it is equal."""
+    if output.agreement is Agreement.equal:
         return ""
-    head = f"{each.name} is {each.agreement.value}"
-    if each.tile is None:
-        return f"{head}: {each.why}"
-    said = f"{head}: first tile {each.tile}"
-    if each.first is not None:
-        index = ", ".join(map(str, each.first.index))
-        apart = "NaN or infinite" if each.first.ulps is None else _ulps(each.first.ulps)
-        said += f", first element ({index}): {each.first.seen:.9g} for {each.first.expected:.9g}, {apart}"
-    said += f"; {each.wrong_tiles} of {each.tiles} tiles"
-    if each.agreement is Agreement.wrong:
-        said += f", {each.beyond:,} of {each.size:,} elements beyond the bound"
-    return f"{said}; {each.why}" if each.why else said
+    head = f"{output.name} is {output.agreement.value}"
+    if output.tile is None:
+        return f"{head}: {output.why}"
+    sentence = f"{head}: first tile {output.tile}"
+    if output.first is not None:
+        index = ", ".join(map(str, output.first.index))
+        apart = "NaN or infinite" if output.first.ulps is None else _format_ulps(output.first.ulps)
+        sentence += (
+            f", first element ({index}): {output.first.seen:.9g} for {output.first.expected:.9g}, {apart}"
+        )
+    sentence += f"; {output.wrong_tiles} of {output.tiles} tiles"
+    if output.agreement is Agreement.wrong:
+        sentence += f", {output.beyond:,} of {output.size:,} elements beyond the bound"
+    return f"{sentence}; {output.why}" if output.why else sentence
 
 
-def _ulps(count: int) -> str:
+def _format_ulps(count: int) -> str:
+    """Format a distance in ulps."""
     return f"{count:,} ulp{'' if count == 1 else 's'} apart"
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
+    """Shorten a message of the chip to a line."""
     text = " ".join(shown(text).split())
     return text if len(text) <= _MOST_SHOWN * 2 else f"{text[: _MOST_SHOWN * 2]} …"
 
 
-def document(seen: Comparison) -> dict[str, Any]:
-    """The comparison as plain values; docs/json.md has the schema."""
+def make_document(comparison: Comparison) -> dict[str, Any]:
+    """Return the comparison as JSON types; docs/json.md has the schema."""
     return {
-        "target": seen.bundle.target,
-        "agrees": seen.agrees,
-        "intact": seen.intact,
-        "launcher": seen.result.launcher,
-        "packages": seen.result.environment.packages,
-        "instance": seen.result.environment.instance,
-        "cases": [_case(each) for each in seen.cases],
-        "steps": [document_of_step(each) for each in seen.steps],
-        "failures": [{"stage": stage, "message": message} for stage, message in seen.result.failures],
+        "target": comparison.bundle.target,
+        "agrees": comparison.agrees,
+        "intact": comparison.intact,
+        "launcher": comparison.result.launcher,
+        "packages": comparison.result.environment.packages,
+        "instance": comparison.result.environment.instance,
+        "cases": [_make_case_document(case) for case in comparison.cases],
+        "steps": [make_step_document(step) for step in comparison.steps],
+        "failures": [{"stage": stage, "message": message} for stage, message in comparison.result.failures],
         "likely": [
-            {"fault": each.fault.name, "rule": each.rule, "why": each.why, "cases": list(each.cases)}
-            for each in seen.likely
+            {
+                "fault": diagnosis.fault.name,
+                "rule": diagnosis.rule,
+                "why": diagnosis.why,
+                "cases": list(diagnosis.cases),
+            }
+            for diagnosis in comparison.likely
         ],
     }
 
 
-def _case(each: CaseComparison) -> dict[str, Any]:
-    times = each.result.times if each.result else None
+def _make_case_document(case: CaseComparison) -> dict[str, Any]:
+    """Return a compared case as JSON types."""
+    times = case.result.times if case.result else None
     return {
-        "name": each.case.name,
-        "status": each.result.status if each.result else "not tried",
-        "stage": each.result.stage if each.result else None,
-        "values": each.agreement.name if each.agreement else None,
+        "name": case.case.name,
+        "status": case.result.status if case.result else "not tried",
+        "stage": case.result.stage if case.result else None,
+        "values": case.agreement.name if case.agreement else None,
         "measured_ns": times.median_ns if times else None,
         "spread_ns": times.spread_ns if times else None,
         "clock": times.clock if times else None,
-        "bracket_ns": list(each.bracket_ns),
-        "inside": each.inside,
-        "outputs": [_output(output) for output in each.outputs],
-        "profile": document_of(each.profile) if each.profile else None,
-        **document_of_launch(each),
+        "bracket_ns": list(case.bracket_ns),
+        "inside": case.inside,
+        "outputs": [_make_output_document(output) for output in case.outputs],
+        "profile": make_profile_document(case.profile) if case.profile else None,
+        **make_launch_document(case),
     }
 
 
-def _output(each: OutputComparison) -> dict[str, Any]:
-    first = each.first
+def _make_output_document(output: OutputComparison) -> dict[str, Any]:
+    """Return a compared output as JSON types."""
+    first = output.first
     return {
-        "name": each.name,
-        "values": each.agreement.name,
-        "why": each.why,
-        "error": _finite(each.error),
-        "allowed": each.allowed,
-        "most_ulps": each.most_ulps,
-        "differing": each.differing,
-        "beyond": each.beyond,
-        "tile": list(each.tile) if each.tile else None,
+        "name": output.name,
+        "values": output.agreement.name,
+        "why": output.why,
+        "error": _finite(output.error),
+        "allowed": output.allowed,
+        "most_ulps": output.most_ulps,
+        "differing": output.differing,
+        "beyond": output.beyond,
+        "tile": list(output.tile) if output.tile else None,
         "index": list(first.index) if first else None,
         "seen": _finite(first.seen) if first else None,
         "expected": _finite(first.expected) if first else None,
@@ -192,6 +222,6 @@ def _output(each: OutputComparison) -> dict[str, Any]:
     }
 
 
-def _finite(value: float | None) -> float | None:
-    """A number for JSON, which has no NaN and no infinity."""
-    return value if value is not None and abs(value) < float("inf") else None
+def _finite(number: float | None) -> float | None:
+    """Return a number for JSON, None for NaN and infinity."""
+    return number if number is not None and abs(number) < float("inf") else None

@@ -1,4 +1,4 @@
-"""A case, and a step of a generation, as it came back, against what was expected and predicted."""
+"""Compared cases, and compared steps of a generation."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from simulate.bundle.values import Agreement, OutputComparison
 _WORST_FIRST = (Agreement.wrong, Agreement.missing, Agreement.unbounded, Agreement.within)
 
 
-def worst(found: Iterable[Agreement]) -> Agreement:
-    """The agreement that is least, equal where there is none."""
-    seen = set(found)
-    return next((each for each in _WORST_FIRST if each in seen), Agreement.equal)
+def find_worst(agreements: Iterable[Agreement]) -> Agreement:
+    """Return the worst agreement; equal if there is none."""
+    seen = set(agreements)
+    return next((agreement for agreement in _WORST_FIRST if agreement in seen), Agreement.equal)
 
 
 @dataclass(frozen=True)
 class CaseComparison:
-    """One case: what should have come back, what came, and how its outputs agree."""
+    """A case with its outcome and the comparison of its outputs."""
 
     case: Case
     result: CaseResult | None
@@ -31,106 +31,108 @@ class CaseComparison:
 
     @property
     def ran(self) -> bool:
-        """Whether it returned something."""
+        """Whether the kernel returned outputs."""
         return self.result is not None and self.result.status == RAN
 
     @property
     def agreement(self) -> Agreement | None:
-        """The agreement of the output that agrees least; None where it did not run."""
+        """Agreement of the worst output; None if the case did not run."""
         if not self.ran:
             return None
-        return worst(each.agreement for each in self.outputs)
+        return find_worst(output.agreement for output in self.outputs)
 
     @property
     def bracket_ns(self) -> tuple[float, float]:
-        """The shortest reading, and the longest with the overhead of starting and ending the kernel."""
+        """Shortest reading, and longest reading plus the overhead of starting and ending the kernel."""
         low, high = self.case.predicted.bracket_ns
         return low, high + self.case.predicted.overhead_ns
 
     @property
     def device_ns(self) -> float | None:
-        """The median time on the device; None where only the host's clock, or none, was read."""
+        """Median time on the device; None if only the host's clock was used, or none."""
         times = self.result.times if self.result else None
         return times.median_ns if times and times.clock == DEVICE else None
 
     @property
     def inside(self) -> bool | None:
-        """Whether the time on the device lies in the bracket; None where there is none."""
+        """Whether the time on the device is inside the bracket; None without such a time."""
         low, high = self.bracket_ns
         return None if self.device_ns is None else low <= self.device_ns <= high
 
     @property
     def program(self) -> str:
-        """The first case of the same kernel on arguments of the same shapes."""
+        """Name of the first case of the same kernel with arguments of the same shapes."""
         return self.case.like or self.case.name
 
     @property
     def agrees(self) -> bool:
-        """Whether its values agree as far as that can be known, and its time is not outside."""
+        """Whether the outputs agree as far as known, and the time is not outside its bracket."""
         return self.agreement in (Agreement.equal, Agreement.within) and self.inside is not False
 
 
 @dataclass(frozen=True)
 class StepComparison:
-    """A step of a generation with its launches, of which the head's chooses the token."""
+    """A step of a generation with its launches; the head's launch chooses the token."""
 
     step: Step
     cases: tuple[CaseComparison, ...]
 
     @property
     def head(self) -> CaseComparison | None:
-        """The launch that chooses the token; None where it was not tried."""
-        return next((each for each in self.tried if each.case.name == self.step.case), None)
+        """Launch that chooses the token; None if it was not requested."""
+        return next((launch for launch in self.tried if launch.case.name == self.step.case), None)
 
     @property
     def tried(self) -> tuple[CaseComparison, ...]:
-        """The launches that were to run."""
-        return tuple(each for each in self.cases if each.result is not None)
+        """Launches that were requested."""
+        return tuple(launch for launch in self.cases if launch.result is not None)
 
     @property
     def token(self) -> int | None:
-        """The token that was chosen; None where none was."""
+        """Chosen token, or None."""
         return self.head.result.token if self.head is not None and self.head.result is not None else None
 
     @property
     def moved(self) -> float:
-        """How far the largest logits are from those expected, as far as that is known."""
-        head, place = self.head, self.step.values
+        """Error of the largest logits; 0 if unknown."""
+        head, index = self.head, self.step.values
         if head is None or head.result is None:
             return 0.0
-        if place < len(head.result.drift):
-            return head.result.drift[place]
-        return head.outputs[place].error or 0.0 if place < len(head.outputs) else 0.0
+        if index < len(head.result.drift):
+            return head.result.drift[index]
+        return head.outputs[index].error or 0.0 if index < len(head.outputs) else 0.0
 
     @property
     def is_tie(self) -> bool:
-        """Whether the two largest logits lie so close that rounding alone can exchange them."""
+        """Whether rounding alone can exchange the two largest logits."""
         return self.step.margin <= 2.0 * self.moved
 
     @property
     def agrees(self) -> bool:
-        """Whether the expected token was chosen, or another one for rounding; or no token was to be."""
+        """Whether the expected token was chosen, or another within rounding; true if no token was requested."""
         return self.head is None or self.token == self.step.token or (self.token is not None and self.is_tie)
 
     @property
     def bracket_ns(self) -> tuple[float, float]:
-        """The brackets of all launches together."""
-        lows, highs = zip(*(each.bracket_ns for each in self.cases))
+        """Sum of the brackets of all launches."""
+        lows, highs = zip(*(launch.bracket_ns for launch in self.cases))
         return sum(lows), sum(highs)
 
     @property
     def measured_ns(self) -> float | None:
-        """The median times of all launches together; None where one has none."""
-        times = [each.result.times if each.result else None for each in self.cases]
-        known = [each.median_ns for each in times if each is not None]
+        """Sum of the median times of all launches; None if a launch has none."""
+        times = [launch.result.times if launch.result else None for launch in self.cases]
+        known = [launch_times.median_ns for launch_times in times if launch_times is not None]
         return sum(known) if len(known) == len(times) else None
 
 
-def steps_of(bundle: Bundle, cases: Sequence[CaseComparison]) -> tuple[StepComparison, ...]:
-    """The steps of a generation; none in a bundle without."""
+def group_steps(bundle: Bundle, cases: Sequence[CaseComparison]) -> tuple[StepComparison, ...]:
+    """Group compared cases by the steps of a generation; empty in a bundle without a generation."""
     if bundle.generated is None:
         return ()
     launches: list[list[CaseComparison]] = [[] for _ in bundle.generated.steps]
-    for each in cases:
-        launches[each.case.step].append(each)
-    return tuple(StepComparison(step, tuple(own)) for step, own in zip(bundle.generated.steps, launches))
+    for case in cases:
+        launches[case.case.step].append(case)
+    return tuple(
+        StepComparison(step, tuple(step_cases)) for step, step_cases in zip(bundle.generated.steps, launches)
+    )

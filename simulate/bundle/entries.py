@@ -1,8 +1,8 @@
 """Measured times of a bundle as entries of the fidelity bench, for `nkw fidelity` and `nkw calibrate`.
 
-An entry of the family `kernel` names a kernel and its arguments as the commands take them: `kernel` is MODULE:NAME or
-FILE.py:NAME, `shapes` its arguments, `cores` the physical cores of its logical core. The other fields are those of
-`benchmarks/fidelity/entry.py`.
+An entry of the family `kernel` names a kernel and its arguments as the commands do. `kernel` is MODULE:NAME
+or FILE.py:NAME, `shapes` its arguments, `cores` the physical cores of its logical core. The remaining fields
+are those of `benchmarks/fidelity/entry.py`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 
 from nkw.files import MOST_SOURCE_BYTES, OutputFile, read_text
 from simulate.bundle.manifest import ARRAYS, DTYPE, Argument, Bundle, Case
-from simulate.bundle.reading import refused
+from simulate.bundle.reading import make_error
 from simulate.bundle.result import DEVICE as DEVICE_CLOCK
 from simulate.bundle.result import CaseResult, Result, Times
 from simulate.kernel_by_name import DTYPES
 
 DEVICE = "device, nki.benchmark latency, median"
 HOST = "host clock around a synchronous call, median"
-"""How a time was taken, in the words by which the fidelity bench knows what it holds."""
+"""Methods of measurement, in the words of the fidelity bench."""
 
 FAMILY = "kernel"
 _STEADY, _UNSTEADY = 0.05, 0.2
-"""Interquartile range over median up to which a time of the device is of high, and any time of medium confidence."""
+"""Largest interquartile range over median for high confidence (device times), and for medium confidence (all times)."""
 _SHORT = {str(dtype.__name__): short for short, dtype in DTYPES.items()}
 
 Entry = dict[str, Any]
@@ -36,110 +36,117 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class Skipped:
-    """A kernel without a measurement that can be used, and why."""
+    """A kernel without a usable measurement, and the reason."""
 
     name: str
     why: str
 
 
-def entries_of(folder: Path, bundle: Bundle, result: Result) -> tuple[list[Entry], list[Skipped]]:
-    """The entries of the fidelity bench for the measured cases of a bundle in `folder`, and the cases that have none.
+def make_entries(folder: Path, bundle: Bundle, result: Result) -> tuple[list[Entry], list[Skipped]]:
+    """Return the entries of the measured cases of a bundle in `folder`, and the skipped cases.
 
-    Of a model there is one for each program, for the launch that was timed as kernels are.
-    Raises InvalidArgument where the result is that of another bundle.
+    A program of a model has a single entry, for the launch that was timed like a kernel.
+
+    Raises:
+        InvalidArgument: If the result belongs to another bundle.
     """
     if result.bundle != bundle.digest or result.target != bundle.target:
-        raise refused(
-            f"the result in {folder} is that of another bundle: run it again and bring it back whole"
+        raise make_error(
+            f"the result in {folder} belongs to another bundle: run this bundle again and copy its whole folder back"
         )
     entries, skipped = [], []
-    for each in result.cases:
-        case = bundle.case(each.name)
+    for case_result in result.cases:
+        case = bundle.case(case_result.name)
         assert case is not None, "a result has cases of its bundle only"
         if case.like:
             continue
-        why = _unmeasured(each) or _unlike(folder, case)
-        if why:
-            skipped.append(Skipped(f"{folder.name}/{each.name}", why))
+        reason = _explain_missing_time(case_result) or _explain_mismatch(folder, case)
+        if reason:
+            skipped.append(Skipped(f"{folder.name}/{case_result.name}", reason))
         else:
-            assert each.times is not None
-            entries.append(_entry(folder, bundle, result, case, each.times))
+            assert case_result.times is not None
+            entries.append(_make_entry(folder, bundle, result, case, case_result.times))
     return entries, skipped
 
 
-def write_entries(place: OutputFile, entries: Sequence[Entry]) -> None:
+def write_entries(output_file: OutputFile, entries: Sequence[Entry]) -> None:
     """Write entries as a file that `nkw fidelity --measurements` and `nkw calibrate` read."""
-    with place.writing() as file:
+    with output_file.writing() as file:
         file.write(json.dumps(list(entries), indent=1, ensure_ascii=False) + "\n")
 
 
-def _unmeasured(found: CaseResult) -> str:
-    """Why a case has no time, or none."""
-    if found.times is None:
-        return f"it was not timed ({found.status}{f' at {found.stage}' if found.stage else ''})"
-    if not found.times.median_ns > 0.0:
+def _explain_missing_time(case_result: CaseResult) -> str:
+    """Return why a case has no time, or an empty string."""
+    if case_result.times is None:
+        return f"it was not timed ({case_result.status}{f' at {case_result.stage}' if case_result.stage else ''})"
+    if not case_result.times.median_ns > 0.0:
         return "its median time is 0"
     return ""
 
 
-def _unlike(folder: Path, case: Case) -> str:
-    """Why a case cannot be predicted here, or none."""
+def _explain_mismatch(folder: Path, case: Case) -> str:
+    """Return why a case cannot be predicted with the installed sources, or an empty string."""
     if any(
-        each.kind == DTYPE or (each.kind in ARRAYS and each.dtype not in _SHORT) for each in case.arguments
+        argument.argument_kind == DTYPE or (argument.argument_kind in ARRAYS and argument.dtype not in _SHORT)
+        for argument in case.arguments
     ):
         return "an argument has no form on a command line"
-    installed = _installed(case.module)
+    installed = _find_installed_file(case.module)
     if installed is None:
         return ""
     path = folder / "sources" / Path(*case.module.split(".")).with_suffix(".py")
     try:
-        same = read_text(path, MOST_SOURCE_BYTES) == read_text(installed, MOST_SOURCE_BYTES)
+        is_same = read_text(path, MOST_SOURCE_BYTES) == read_text(installed, MOST_SOURCE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         return f"its source cannot be read: {error}"
-    return "" if same else f"{case.module} here is not the one that was measured"
+    return "" if is_same else f"{case.module} here is not the one that was measured"
 
 
-def _installed(module: str) -> Path | None:
-    """The file of a kernel of this project; None for a user's."""
+def _find_installed_file(module: str) -> Path | None:
+    """Return the file of a kernel of this project; None for a user's kernel."""
     if module.partition(".")[0] != "nki_kernels":
         return None
-    found = importlib.util.find_spec(module)
-    return Path(found.origin) if found is not None and found.origin is not None else Path(module)
+    spec = importlib.util.find_spec(module)
+    return Path(spec.origin) if spec is not None and spec.origin is not None else Path(module)
 
 
-def _entry(folder: Path, bundle: Bundle, result: Result, case: Case, times: Times) -> Entry:
-    place = case.module
-    if _installed(case.module) is None:
-        place = str((folder / "sources" / Path(*case.module.split("."))).resolve()) + ".py"
+def _make_entry(folder: Path, bundle: Bundle, result: Result, case: Case, times: Times) -> Entry:
+    """Return the entry of a measured case."""
+    module_or_file = case.module
+    if _find_installed_file(case.module) is None:
+        module_or_file = str((folder / "sources" / Path(*case.module.split("."))).resolve()) + ".py"
     packages = ", ".join(f"{name} {version}" for name, version in sorted(result.environment.packages.items()))
     on_device = times.clock == DEVICE_CLOCK
     return {
         "id": f"{case.name}-{bundle.digest[:12]}",
         "family": FAMILY,
-        "kernel": f"{place}:{case.function}",
-        "shapes": shlex.join(map(_word, case.arguments)),
-        "dtype": next((each.dtype for each in case.arguments if each.kind in ARRAYS), "-"),
+        "kernel": f"{module_or_file}:{case.function}",
+        "shapes": shlex.join(map(_format_argument, case.arguments)),
+        "dtype": next(
+            (argument.dtype for argument in case.arguments if argument.argument_kind in ARRAYS), "-"
+        ),
         "target": bundle.target,
         "instance": result.environment.instance or "",
         "cores": case.lnc,
         "latency_us": times.median_ns / 1e3,
         "measured": DEVICE if on_device else HOST,
         "source": f"bundle {bundle.digest[:12]}, run {result.started} launched by {result.launcher} ({packages})",
-        "confidence": _confidence(times, on_device),
+        "confidence": _rate_confidence(times, on_device),
         "metrics": {"spread_us": times.spread_ns / 1e3, "repetitions": len(times.repetitions_ns)},
     }
 
 
-def _confidence(times: Times, on_device: bool) -> str:
+def _rate_confidence(times: Times, on_device: bool) -> str:
+    """Return the confidence of a measurement by its spread and its clock."""
     spread = times.spread_ns / times.median_ns
     if spread > _UNSTEADY:
         return "low"
     return "high" if on_device and spread <= _STEADY else "medium"
 
 
-def _word(argument: Argument) -> str:
+def _format_argument(argument: Argument) -> str:
     """Return an argument by name, as a command line has it."""
     text = argument.text
-    if argument.kind in ARRAYS:
+    if argument.argument_kind in ARRAYS:
         text = f"{_SHORT[argument.dtype]}[{','.join(map(str, argument.shape))}]"
     return f"{argument.name}={text}"

@@ -1,4 +1,4 @@
-"""Writing a bundle: all of its folder or nothing."""
+"""Writing of a bundle's folder: all files or none."""
 
 from __future__ import annotations
 
@@ -15,80 +15,85 @@ import numpy as np
 
 from simulate.bundle import run, run_chain, run_model, run_weights
 from simulate.bundle.manifest import MANIFEST, Bundle
-from simulate.bundle.reading import bits_of, refused
-from simulate.bundle.readme import readme
+from simulate.bundle.reading import get_storage_dtype, make_error
+from simulate.bundle.readme import make_readme
 
 MOST_BYTES = 10_000_000
-"""The largest bundle of one kernel; one of several may have as much for each."""
+"""Most bytes of a bundle, for each kernel in it."""
 
 
-def contents(
+def collect_files(
     bundle: Bundle, sources: Mapping[str, str], arrays: Mapping[str, np.ndarray]
 ) -> dict[str, bytes]:
-    """The files of a bundle but its manifest, by their names."""
+    """Return the files of a bundle by name, without its manifest."""
     files = {f"sources/{name}": text.encode() for name, text in sources.items()}
     for name, array in arrays.items():
         buffer = io.BytesIO()
-        np.save(buffer, array.view(bits_of(array.dtype)), allow_pickle=False)
+        np.save(buffer, array.view(get_storage_dtype(array.dtype)), allow_pickle=False)
         files[name] = buffer.getvalue()
     files["run.py"] = Path(run.__file__).read_bytes()
-    further = [run_weights] if bundle.weights is not None else []
-    for module in [*further, run_chain, run_model] if bundle.generated is not None else further:
+    modules = [run_weights] if bundle.weights is not None else []
+    for module in [*modules, run_chain, run_model] if bundle.generated is not None else modules:
         path = Path(str(module.__file__))
         files[path.name] = path.read_bytes()
-    files["README.md"] = readme(bundle).encode()
+    files["README.md"] = make_readme(bundle).encode()
     return files
 
 
 def check_free(folder: Path) -> None:
-    """Raise InvalidArgument where a bundle cannot be written: the folder has to be absent or empty."""
+    """Raise InvalidArgument unless the folder is absent or empty."""
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise refused(f"{folder} is there already; a bundle is written into a new folder")
+            raise make_error(f"{folder} exists already; give a new or empty folder")
     except OSError as error:
-        raise refused(f"{folder} cannot be written: {error.strerror or error}") from None
+        raise make_error(f"{folder} cannot be written: {error.strerror or error}") from None
 
 
-def write(folder: Path, bundle: Bundle, files: Mapping[str, bytes]) -> Bundle:
-    """Write the folder of a bundle; returns the bundle with its digest.
+def write_folder(folder: Path, bundle: Bundle, files: Mapping[str, bytes]) -> Bundle:
+    """Write the folder of a bundle, and return the bundle with its digest.
 
-    Raises InvalidArgument where the folder holds something, cannot be written, or would be larger than 10 MB a kernel.
+    Raises:
+        InvalidArgument: If the folder is not empty or cannot be written, or if the bundle exceeds 10 MB per
+            kernel.
     """
     check_free(folder)
-    size, most = sum(map(len, files.values())), MOST_BYTES * max(1, len(bundle.cases))
-    if size > most:
-        raise refused(f"the bundle would have {size:,} bytes, and it may have {most:,}; give smaller shapes")
+    size, max_bytes = sum(map(len, files.values())), MOST_BYTES * max(1, len(bundle.cases))
+    if size > max_bytes:
+        raise make_error(
+            f"the bundle would have {size:,} bytes, and it may have {max_bytes:,}; give smaller shapes"
+        )
     folder = folder.resolve()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
-            done = _fill(partial, bundle, files)
+            written = _fill_folder(partial, bundle, files)
             partial.chmod(0o755)
             os.replace(partial, folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
-        raise refused(f"{folder} cannot be written: {error.strerror or error}") from None
-    return done
+        raise make_error(f"{folder} cannot be written: {error.strerror or error}") from None
+    return written
 
 
-def _fill(folder: Path, bundle: Bundle, files: Mapping[str, bytes]) -> Bundle:
+def _fill_folder(folder: Path, bundle: Bundle, files: Mapping[str, bytes]) -> Bundle:
+    """Write the files and the manifest, and return the bundle with its digest."""
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     bundle = replace(bundle, digest="")
-    # As it will be read: JSON has lists in the place of tuples.
-    values = json.loads(json.dumps(bundle.as_json(), allow_nan=False))
-    bundle = replace(bundle, digest=run.digest_of(folder, values))
-    text = json.dumps({**values, "digest": bundle.digest}, indent=1, allow_nan=False)
+    # Digest of the JSON types: lists instead of tuples.
+    json_fields = json.loads(json.dumps(bundle.as_json(), allow_nan=False))
+    bundle = replace(bundle, digest=run.digest_of(folder, json_fields))
+    text = json.dumps({**json_fields, "digest": bundle.digest}, indent=1, allow_nan=False)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
     return bundle
 
 
-def names_of(kernels: Sequence[str]) -> list[str]:
-    """Names of cases: the kernels', with a number where one occurs again."""
+def number_names(kernels: Sequence[str]) -> list[str]:
+    """Return the names of cases: names of kernels, with a number if a name repeats."""
     return [
-        name if kernels.count(name) == 1 else f"{name}-{kernels[: place + 1].count(name)}"
-        for place, name in enumerate(kernels)
+        name if kernels.count(name) == 1 else f"{name}-{kernels[: index + 1].count(name)}"
+        for index, name in enumerate(kernels)
     ]

@@ -1,15 +1,24 @@
-"""What a bundle of a model holds beside its launches: weights by reference, and a generation's prompts and tokens."""
+"""Records of a bundle of a model, in addition to its launches: weights by reference, prompts and tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from simulate.bundle.reading import DTYPES, Fields, refused
+from simulate.bundle.reading import DTYPES, Fields, make_error
+
+_JSON_NAMES = {"argument_kind": "kind", "bundle_kind": "kind", "model_part": "part", "origin": "at"}
+"""Names in the manifest of fields that have longer names here."""
+
+
+def rename_fields(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a record under their names in the manifest."""
+    return {_JSON_NAMES.get(name, name): member for name, member in members}
 
 
 @dataclass(frozen=True)
 class WeightFile:
-    """A .safetensors file that the instance has to have: its name in the folder, its size, its SHA-256."""
+    """A .safetensors file that the instance needs: its name in the folder, its size, its SHA-256."""
 
     name: str
     nbytes: int
@@ -18,9 +27,9 @@ class WeightFile:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A tensor of a model without weights: `count` values from `shift` - `scale` to `shift` + `scale` by a seed.
+    """A random tensor of a model without weights: `count` numbers in [`shift` - `scale`, `shift` + `scale`] by a seed.
 
-    `run_weights.drawn` says how.
+    `run_weights` defines the generator.
     """
 
     name: str
@@ -33,24 +42,24 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Piece:
-    """A box of an operand, from `at` on and as large as `shape`, and where its elements stand in a tensor.
+    """A box of an operand that begins at `origin`, and the position of its elements in a tensor of a file.
 
-    start, strides: in elements of the tensor as the file holds it, row by row; there is a stride for each axis of the
-    box. So a piece can be a slice, a transpose, every so many rows, and what of these a loader puts together.
+    `start` and `strides` count elements of the tensor in row-major order; there is a stride for each axis of
+    the box. So a piece can be a slice, a transpose, or every n-th row.
     """
 
     tensor: str
     start: int
     strides: tuple[int, ...]
-    at: tuple[int, ...]
+    origin: tuple[int, ...]
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A weight as kernels take it: put together from pieces, 0 elsewhere, rounded to `dtype` where that is another.
+    """A weight as kernels take it: assembled from pieces, 0 elsewhere, rounded to `dtype` if needed.
 
-    sha256 is that of its bytes, row by row.
+    `sha256` is that of its bytes in row-major order.
     """
 
     name: str
@@ -62,7 +71,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights that are not in the bundle: the files that have them, or the tensors that are drawn, and the operands."""
+    """Weights outside of the bundle: files or random tensors, and the operands made of them."""
 
     files: tuple[WeightFile, ...]
     drawn: tuple[Drawn, ...]
@@ -79,10 +88,11 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Step:
-    """A step of the model for one prompt: number 0 takes the prompt, each later one the token before it.
+    """A step of the model for a prompt: number 0 processes the prompt, each later number the previous token.
 
-    case, values, tokens: the launch of the head, and which of its outputs are the largest logits and their tokens; the
-    likeliest of them is `token`, or the lowest of several alike. margin: how far the second largest logit is below.
+    `case` is the launch of the head. `values` and `tokens` are the indices of its outputs with the largest
+    logits and their tokens. `token` is the likeliest, the lowest of several equal ones. `margin` is the
+    distance to the second largest logit.
     """
 
     prompt: int
@@ -97,67 +107,68 @@ class Step:
 
 @dataclass(frozen=True)
 class Generation:
-    """Prompts, each continued by greedy choice."""
+    """Prompts with their greedy continuations."""
 
     prompts: tuple[Prompt, ...]
     steps: tuple[Step, ...]
 
 
-def weights_of(found: Fields) -> Weights:
-    """The records of a manifest. Raises InvalidArgument for one that cannot be used."""
+def parse_weights(fields: Fields) -> Weights:
+    """Parse the weights of a manifest. Raises InvalidArgument for malformed fields."""
     return Weights(
         tuple(
-            WeightFile(each.text("name"), each.count("nbytes"), each.text("sha256"))
-            for each in found.rows("files")
+            WeightFile(row.text("name"), row.count("nbytes"), row.text("sha256"))
+            for row in fields.rows("files")
         ),
         tuple(
             Drawn(
-                each.text("name"),
-                each.choice("dtype", tuple(DTYPES)),
-                each.count("count"),
-                each.count("seed"),
-                each.number("scale"),
-                each.number("shift"),
+                row.text("name"),
+                row.choice("dtype", tuple(DTYPES)),
+                row.count("count"),
+                row.count("seed"),
+                row.number("scale"),
+                row.number("shift"),
             )
-            for each in found.rows("drawn")
+            for row in fields.rows("drawn")
         ),
-        tuple(_operand(each) for each in found.rows("operands")),
+        tuple(_parse_operand(row) for row in fields.rows("operands")),
     )
 
 
-def generation_of(found: Fields) -> Generation:
-    """The records of a manifest. Raises InvalidArgument for one that cannot be used."""
+def parse_generation(fields: Fields) -> Generation:
+    """Parse the generation of a manifest. Raises InvalidArgument for malformed fields."""
     generation = Generation(
-        tuple(Prompt(each.text("text"), each.counts("ids")) for each in found.rows("prompts")),
+        tuple(Prompt(row.text("text"), row.counts("ids")) for row in fields.rows("prompts")),
         tuple(
             Step(
-                each.count("prompt"),
-                each.count("number"),
-                each.text("case"),
-                each.count("values"),
-                each.count("tokens"),
-                each.count("token"),
-                each.text("text"),
-                each.number("margin"),
+                row.count("prompt"),
+                row.count("number"),
+                row.text("case"),
+                row.count("values"),
+                row.count("tokens"),
+                row.count("token"),
+                row.text("text"),
+                row.number("margin"),
             )
-            for each in found.rows("steps")
+            for row in fields.rows("steps")
         ),
     )
-    if any(each.prompt >= len(generation.prompts) for each in generation.steps):
-        raise refused(f"{found.place}: a step is of a prompt that is not there")
+    if any(step.prompt >= len(generation.prompts) for step in generation.steps):
+        raise make_error(f"{fields.location}: a step is of a prompt that is not there")
     return generation
 
 
-def _operand(found: Fields) -> Operand:
+def _parse_operand(fields: Fields) -> Operand:
+    """Parse an operand."""
     pieces = tuple(
         Piece(
-            each.text("tensor"),
-            each.count("start"),
-            each.counts("strides"),
-            each.counts("at"),
-            each.shape("shape"),
+            row.text("tensor"),
+            row.count("start"),
+            row.counts("strides"),
+            row.counts("at"),
+            row.shape("shape"),
         )
-        for each in found.rows("pieces")
+        for row in fields.rows("pieces")
     )
-    dtype = found.choice("dtype", tuple(DTYPES))
-    return Operand(found.text("name"), dtype, found.shape("shape"), found.text("sha256"), pieces)
+    dtype = fields.choice("dtype", tuple(DTYPES))
+    return Operand(fields.text("name"), dtype, fields.shape("shape"), fields.text("sha256"), pieces)

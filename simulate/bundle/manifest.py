@@ -1,4 +1,4 @@
-"""The manifest of a bundle, `bundle.json`: what its kernels are given, what they should return, how long they take."""
+"""Manifest of a bundle, `bundle.json`: arguments, expected outputs and predicted times of its kernels."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nkw.targets import TARGETS
-from simulate.bundle.generation import Generation, Weights, generation_of, weights_of
-from simulate.bundle.reading import DTYPES, Fields, read_json, refused
+from simulate.bundle.generation import Generation, Weights, parse_generation, parse_weights, rename_fields
+from simulate.bundle.reading import DTYPES, Fields, make_error, read_json
 
 SCHEMA = 3
 MANIFEST = "bundle.json"
@@ -18,21 +18,21 @@ KINDS = (KERNELS, LAYER, MODEL)
 DIALECTS = ("nki", "neuronxcc.nki")
 ARRAY, LITERAL, DTYPE = "array", "literal", "dtype"
 WEIGHT, ZEROS, RESULT = "weight", "zeros", "result"
-"""In a bundle of a model: an operand of weights, an array of zeros, what an earlier launch returned."""
+"""Only in bundles of a model: an operand of weights, an array of zeros, an output of an earlier launch."""
 ARRAYS = (ARRAY, WEIGHT, ZEROS, RESULT)
 
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a kernel: an array, a Python literal, or a dtype by its name.
+    """An argument of a kernel: an array, a Python literal, or a dtype by name.
 
-    name: the kernel's parameter, by which it is given. file: of an `array`. text: the literal, the dtype, the name of
-    an operand of weights, or the case that returned a `result`, whose number there is `output`; a launch is given the
-    last rows of a result that has more than `shape` says. Else they are empty.
+    `name` is the kernel's parameter. `file` is that of an `array`. `text` is the literal, the dtype, the name
+    of an operand of weights, or the case that returned a `result`; `output` is the index of that result. A
+    launch receives the last rows of a result with more rows than `shape`. Unused fields are empty.
     """
 
     name: str
-    kind: str
+    argument_kind: str
     file: str = ""
     shape: tuple[int, ...] = ()
     dtype: str = ""
@@ -42,11 +42,12 @@ class Argument:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far an output may lie from the expected one: `bound` and `error` together, as absolute errors.
+    """Tolerance of an output: it may differ from the expected output by `bound` + `error`, absolute.
 
-    bound: the error that a right kernel may have against the reference in float64 (`simulate.verification.bound`).
-    error: the largest error of the expected output against that reference. Two right outputs differ by no more than the
-    sum. magnitude, contraction, roundings, through: the terms of the bound, see `simulate.testing.tolerance`.
+    `bound` is the error of a correct kernel against the reference in float64 (`simulate.verification.bound`).
+    `error` is the largest error of the expected output against that reference. Two correct outputs differ by
+    the sum at most. `magnitude`, `contraction`, `roundings` and `through` are the terms of the bound, see
+    `simulate.testing.tolerance`.
     """
 
     bound: float
@@ -58,15 +59,16 @@ class Tolerance:
 
     @property
     def allowed(self) -> float:
-        """The largest difference of two right outputs."""
+        """Largest difference of two correct outputs."""
         return self.bound + self.error
 
 
 @dataclass(frozen=True)
 class Onto:
-    """An output that is an argument with some places along an axis written anew, as caches are.
+    """An output that is an argument with some positions along an axis overwritten, as caches are.
 
-    shape: of all of it. file: the places, int32, in rising order; the output's own shape and values are theirs alone.
+    `shape` is that of the whole argument. `file` has the positions, int32, ascending. The output's shape and
+    file describe these positions only.
     """
 
     argument: str
@@ -77,11 +79,12 @@ class Onto:
 
 @dataclass(frozen=True)
 class Output:
-    """What a kernel should return in one place; `file` holds what the simulator returned.
+    """An expected output; `file` has what the simulator returned.
 
-    tile: rows and columns of one tile, where the leading dims are taken together as rows. tolerance is None where the
-    kernel has no reference, with the reason in `why`. tiles: where values take too much room, and `file` is empty, the
-    SHA-256 of every tile. argument: the argument that the kernel writes to and returns here, empty for a new array.
+    `tile` is (rows, columns) of a tile, with the leading dims combined into rows. `tolerance` is None without
+    a reference; `why` gives the reason. `tiles` has the SHA-256 of every tile if the array is too large, and
+    `file` is then empty. `argument` is the argument that the kernel writes to and returns, empty for a new
+    array.
     """
 
     name: str
@@ -98,7 +101,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the kernel's source, how long its instructions are busy and their part of the critical path."""
+    """A line of the kernel's source: the time its instructions are busy, and its share of the critical path."""
 
     file: str
     line: int
@@ -108,9 +111,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predicted times, in ns: the lengths of the readings, the overhead on top of each, how long engines are busy.
+    """Predicted times in ns: lengths of the readings, overhead of the launch, busy times of engines.
 
-    basis: the parts of the critical path (program reading) that rest on numbers of each confidence.
+    `basis` has the parts of the critical path (program reading) by the confidence of their numbers.
     """
 
     dataflow_ns: float
@@ -124,14 +127,14 @@ class Predicted:
 
     @property
     def bracket_ns(self) -> tuple[float, float]:
-        """The shortest and the longest reading."""
+        """Shortest and longest reading."""
         lengths = (self.dataflow_ns, self.scheduled_ns, self.program_ns, self.serial_ns)
         return min(lengths), max(lengths)
 
 
 @dataclass(frozen=True)
 class Instructions:
-    """The instruction stream: how many, of which names, and the SHA-256 of the stream of every core in order."""
+    """The instruction stream: number of instructions, counts by name, and SHA-256 of all cores' streams in order."""
 
     count: int
     sha256: str
@@ -140,12 +143,12 @@ class Instructions:
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel on one set of arguments.
+    """A kernel on a set of arguments.
 
-    imports: the name under which its file imports NKI. lnc: physical cores of its logical core. findings: codes that
-    `nkw check` found when the bundle was made. In a bundle of a model, step: the number of its step in the
-    generation's list; part: of the model; like: the first case of the same kernel on arguments of the same shapes,
-    whose predicted times and instructions it has, else empty.
+    `imports` is the name under which its file imports NKI. `lnc` counts physical cores of its logical core.
+    `findings` are the codes that `nkw check` reported for the kernel. Only in bundles of a model: `step` is
+    the index in the generation's steps, and `model_part` names a part of the model. `like` is the first case of the
+    same kernel and shapes, whose prediction and instructions this case shares; else it is empty.
     """
 
     name: str
@@ -160,13 +163,13 @@ class Case:
     instructions: Instructions
     findings: tuple[str, ...] = ()
     step: int = 0
-    part: str = ""
+    model_part: str = ""
     like: str = ""
 
 
 @dataclass(frozen=True)
 class Expects:
-    """The environment a bundle is made for: instance types, releases of NKI and SDK, versions of Python, packages."""
+    """Environment that a bundle needs: instance types, releases of NKI and SDK, versions of Python, packages."""
 
     instances: tuple[str, ...]
     nki: str
@@ -179,7 +182,7 @@ class Expects:
 class Bundle:
     """A bundle; `digest` is the SHA-256 over its other files, by name and content, see docs/bundle.md."""
 
-    kind: str
+    bundle_kind: str
     target: str
     digest: str
     versions: dict[str, str]
@@ -189,7 +192,7 @@ class Bundle:
     weights: Weights | None = None
 
     def case(self, name: str) -> Case | None:
-        """The case of this name."""
+        """Return the case with a name, or None."""
         return self._case_by_name.get(name)
 
     @cached_property
@@ -197,157 +200,175 @@ class Bundle:
         return {case.name: case for case in self.cases}
 
     def as_json(self) -> dict[str, Any]:
-        """The manifest as plain values: arguments by the kernel's parameters; a case has nothing that `like` has."""
-        values = {"schema": SCHEMA, **asdict(self)}
-        for case in values["cases"]:
+        """Return the manifest as JSON types, with arguments by parameter; cases omit what they share with `like`."""
+        json_fields = {"schema": SCHEMA, **asdict(self, dict_factory=rename_fields)}
+        for case in json_fields["cases"]:
             case["arguments"] = {argument.pop("name"): argument for argument in case["arguments"]}
             if case["like"]:
                 del case["predicted"], case["instructions"]
-        return values
+        return json_fields
 
 
 def load_bundle(folder: Path) -> Bundle:
-    """The manifest of a bundle. Raises InvalidArgument (NKW-BUNDLE) for one that cannot be used."""
+    """Read the manifest of a bundle.
+
+    Raises:
+        InvalidArgument: (NKW-BUNDLE) If the manifest cannot be used.
+    """
     if not folder.is_dir():
-        raise refused(f"{folder} is not a folder")
-    found = read_json(folder, MANIFEST)
-    if found.count("schema") != SCHEMA:
-        raise refused(f"{found.place} has schema {found.count('schema')}; this version reads schema {SCHEMA}")
-    kind = found.choice("kind", KINDS)
+        raise make_error(f"{folder} is not a folder")
+    manifest = read_json(folder, MANIFEST)
+    if manifest.count("schema") != SCHEMA:
+        raise make_error(
+            f"{manifest.location} has schema {manifest.count('schema')}; this version reads schema {SCHEMA}"
+        )
+    bundle_kind = manifest.choice("kind", KINDS)
     cases: dict[str, Case] = {}
-    for each in found.rows("cases"):
-        case = _case(each, cases)
+    for fields in manifest.rows("cases"):
+        case = _parse_case(fields, cases)
         if case.name in cases:
-            raise refused(f"{found.place}: two cases have one name")
+            raise make_error(f"{manifest.location}: two cases are named {case.name!r:.80}; names must differ")
         cases[case.name] = case
-    generation = generation_of(found.fields("generated")) if kind == MODEL else None
+    generation = parse_generation(manifest.fields("generated")) if bundle_kind == MODEL else None
     if generation is not None:
-        _check_chain(found.place, tuple(cases.values()), generation)
+        _check_chain(manifest.location, tuple(cases.values()), generation)
     return Bundle(
-        kind,
-        found.choice("target", TARGETS),
-        found.text("digest"),
-        found.named_texts("versions"),
-        _expects(found.fields("expects")),
+        bundle_kind,
+        manifest.choice("target", TARGETS),
+        manifest.text("digest"),
+        manifest.named_texts("versions"),
+        _parse_expectation(manifest.fields("expects")),
         tuple(cases.values()),
         generation,
-        weights_of(found.fields("weights")) if found.has("weights") else None,
+        parse_weights(manifest.fields("weights")) if manifest.has("weights") else None,
     )
 
 
-def _check_chain(place: str, cases: tuple[Case, ...], generation: Generation) -> None:
-    """Raise InvalidArgument where a launch needs what no earlier one returns, or is of no step."""
-    before: dict[str, Case] = {}
+def _check_chain(location: str, cases: tuple[Case, ...], generation: Generation) -> None:
+    """Raise InvalidArgument if a launch needs an output that no earlier launch returns, or has no step."""
+    earlier_cases: dict[str, Case] = {}
     for case in cases:
-        for each in case.arguments:
-            source = before.get(each.text)
-            if each.kind == RESULT and (source is None or each.output >= len(source.outputs)):
-                raise refused(f"{place}: {case.name!r:.80} takes a result that no earlier case has")
-        names = {each.name for each in case.arguments if each.kind in ARRAYS}
+        for argument in case.arguments:
+            source = earlier_cases.get(argument.text)
+            if argument.argument_kind == RESULT and (
+                source is None or argument.output >= len(source.outputs)
+            ):
+                raise make_error(f"{location}: {case.name!r:.80} takes a result that no earlier case has")
+        names = {argument.name for argument in case.arguments if argument.argument_kind in ARRAYS}
         for output in case.outputs:
             onto = output.onto
             if onto is not None and (onto.argument not in names or onto.axis >= len(onto.shape)):
-                raise refused(f"{place}: {case.name!r:.80} writes to an argument that it does not have")
+                raise make_error(f"{location}: {case.name!r:.80} writes to an argument that it does not have")
         if case.step >= len(generation.steps):
-            raise refused(f"{place}: {case.name!r:.80} is of a step that is not there")
-        before[case.name] = case
+            raise make_error(f"{location}: {case.name!r:.80} is of a step that is not there")
+        earlier_cases[case.name] = case
     for number, step in enumerate(generation.steps):
-        head = before.get(step.case)
+        head = earlier_cases.get(step.case)
         if head is None or head.step != number or max(step.values, step.tokens) >= len(head.outputs):
-            raise refused(f"{place}: a step has no launch that chooses its token")
+            raise make_error(f"{location}: a step has no launch that chooses its token")
 
 
-def _expects(found: Fields) -> Expects:
+def _parse_expectation(fields: Fields) -> Expects:
+    """Parse the environment."""
     return Expects(
-        found.texts("instances"),
-        found.text("nki"),
-        found.text("sdk"),
-        found.text("python"),
-        found.texts("packages"),
+        fields.texts("instances"),
+        fields.text("nki"),
+        fields.text("sdk"),
+        fields.text("python"),
+        fields.texts("packages"),
     )
 
 
-def _case(found: Fields, before: dict[str, Case]) -> Case:
-    like, arguments = found.text("like", ""), found.fields("arguments")
-    if like and like not in before:
-        raise refused(f"{found.place}: it is like {like!r:.80}, which is no earlier case")
-    instructions = before[like].instructions if like else _instructions(found.fields("instructions"))
+def _parse_case(fields: Fields, earlier_cases: dict[str, Case]) -> Case:
+    """Parse a case."""
+    like, arguments = fields.text("like", ""), fields.fields("arguments")
+    if like and like not in earlier_cases:
+        raise make_error(f"{fields.location}: it is like {like!r:.80}, which is no earlier case")
+    instructions = (
+        earlier_cases[like].instructions if like else _parse_instructions(fields.fields("instructions"))
+    )
     return Case(
-        found.text("name"),
-        found.text("kernel"),
-        found.text("module"),
-        found.text("function"),
-        found.choice("imports", DIALECTS),
-        found.count("lnc", 1),
-        tuple(_argument(str(name), arguments.fields(name)) for name in arguments.values),
-        tuple(_output(each) for each in found.rows("outputs")),
-        before[like].predicted if like else _predicted(found.fields("predicted")),
+        fields.text("name"),
+        fields.text("kernel"),
+        fields.text("module"),
+        fields.text("function"),
+        fields.choice("imports", DIALECTS),
+        fields.count("lnc", 1),
+        tuple(_parse_argument(str(name), arguments.fields(name)) for name in arguments.values),
+        tuple(_parse_output(row) for row in fields.rows("outputs")),
+        earlier_cases[like].predicted if like else _parse_prediction(fields.fields("predicted")),
         instructions,
-        found.texts("findings"),
-        found.count("step"),
-        found.text("part", ""),
+        fields.texts("findings"),
+        fields.count("step"),
+        fields.text("part", ""),
         like,
     )
 
 
-def _instructions(found: Fields) -> Instructions:
-    ops = {name: int(often) for name, often in found.named_numbers("ops").items()}
-    return Instructions(found.count("count"), found.text("sha256"), ops)
+def _parse_instructions(fields: Fields) -> Instructions:
+    """Parse the instructions."""
+    ops = {name: int(count) for name, count in fields.named_numbers("ops").items()}
+    return Instructions(fields.count("count"), fields.text("sha256"), ops)
 
 
-def _argument(name: str, found: Fields) -> Argument:
-    kind = found.choice("kind", (*ARRAYS, LITERAL, DTYPE))
-    if kind not in ARRAYS:
-        return Argument(name, kind, text=found.text("text"))
-    dtype, file = found.choice("dtype", tuple(DTYPES)), found.text("file")
-    text, output = found.text("text", ""), found.count("output")
-    return Argument(name, kind, file, found.shape("shape"), dtype, text, output)
+def _parse_argument(name: str, fields: Fields) -> Argument:
+    """Parse an argument."""
+    argument_kind = fields.choice("kind", (*ARRAYS, LITERAL, DTYPE))
+    if argument_kind not in ARRAYS:
+        return Argument(name, argument_kind, text=fields.text("text"))
+    dtype, file = fields.choice("dtype", tuple(DTYPES)), fields.text("file")
+    text, output = fields.text("text", ""), fields.count("output")
+    return Argument(name, argument_kind, file, fields.shape("shape"), dtype, text, output)
 
 
-def _output(found: Fields) -> Output:
-    tile = found.shape("tile")
+def _parse_output(fields: Fields) -> Output:
+    """Parse an output."""
+    tile = fields.shape("tile")
     if len(tile) != 2 or min(tile) < 1:
-        raise refused(f"{found.place}: 'tile' is {list(tile)}; rows and columns are wanted")
+        raise make_error(f"{fields.location}: 'tile' is {list(tile)}; rows and columns are wanted")
     return Output(
-        found.text("name"),
-        found.text("file"),
-        found.shape("shape"),
-        found.choice("dtype", tuple(DTYPES)),
+        fields.text("name"),
+        fields.text("file"),
+        fields.shape("shape"),
+        fields.choice("dtype", tuple(DTYPES)),
         (tile[0], tile[1]),
-        _tolerance(found.fields("tolerance")) if found.has("tolerance") else None,
-        found.text("why", ""),
-        _onto(found.fields("onto")) if found.has("onto") else None,
-        found.texts("tiles"),
-        found.text("argument", ""),
+        _parse_tolerance(fields.fields("tolerance")) if fields.has("tolerance") else None,
+        fields.text("why", ""),
+        _parse_onto(fields.fields("onto")) if fields.has("onto") else None,
+        fields.texts("tiles"),
+        fields.text("argument", ""),
     )
 
 
-def _onto(found: Fields) -> Onto:
-    return Onto(found.text("argument"), found.count("axis"), found.shape("shape"), found.text("file"))
+def _parse_onto(fields: Fields) -> Onto:
+    """Parse the overwritten positions of an argument."""
+    return Onto(fields.text("argument"), fields.count("axis"), fields.shape("shape"), fields.text("file"))
 
 
-def _tolerance(found: Fields) -> Tolerance:
+def _parse_tolerance(fields: Fields) -> Tolerance:
+    """Parse a tolerance."""
     return Tolerance(
-        found.number("bound"),
-        found.number("error"),
-        found.number("magnitude"),
-        found.count("contraction"),
-        found.count("roundings"),
-        found.text("through"),
+        fields.number("bound"),
+        fields.number("error"),
+        fields.number("magnitude"),
+        fields.count("contraction"),
+        fields.count("roundings"),
+        fields.text("through"),
     )
 
 
-def _predicted(found: Fields) -> Predicted:
+def _parse_prediction(fields: Fields) -> Predicted:
+    """Parse the predicted times."""
     return Predicted(
-        dataflow_ns=found.number("dataflow_ns"),
-        scheduled_ns=found.number("scheduled_ns"),
-        program_ns=found.number("program_ns"),
-        serial_ns=found.number("serial_ns"),
-        overhead_ns=found.number("overhead_ns"),
-        engines=found.named_numbers("engines"),
-        basis=found.named_numbers("basis"),
+        dataflow_ns=fields.number("dataflow_ns"),
+        scheduled_ns=fields.number("scheduled_ns"),
+        program_ns=fields.number("program_ns"),
+        serial_ns=fields.number("serial_ns"),
+        overhead_ns=fields.number("overhead_ns"),
+        engines=fields.named_numbers("engines"),
+        basis=fields.named_numbers("basis"),
         lines=tuple(
-            Line(each.text("file"), each.count("line"), each.number("busy_ns"), each.number("path_ns"))
-            for each in found.rows("lines")
+            Line(line.text("file"), line.count("line"), line.number("busy_ns"), line.number("path_ns"))
+            for line in fields.rows("lines")
         ),
     )

@@ -1,4 +1,4 @@
-"""Device profiles that came back with a bundle, beside the predictions of its cases: engines, DMA queues and lines."""
+"""Device profiles in a bundle's result, compared with the predictions of its cases: engines, DMA queues and lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from nkw.errors import InvalidArgument, shown
 from nkw.parts import Hanging, Part
 from simulate.bundle.manifest import Case
-from simulate.bundle.reading import within
+from simulate.bundle.reading import resolve_inside
 from simulate.bundle.result import RESULT_FOLDER, CaseResult
 from simulate.profile.numbers import us
 from simulate.profile.vendor import DeviceProfile, read_profile
@@ -17,14 +17,14 @@ from simulate.profile.vendor.side_by_side import Pair, pair_amounts, pair_lines
 from simulate.profile.vendor.text import make_named_table, make_pairs_table, make_records
 
 _MOST_LINES = 8
-_TRACE = ".ntff"  # the profiler's own recording, which its `view` turns into tables
+_TRACE = ".ntff"  # the profiler's recording, which `neuron-explorer view` converts to tables
 
 
 @dataclass(frozen=True)
 class CaseProfile:
-    """One case: its length, active times of engines and queues, and held times of lines; in ns.
+    """Measured and predicted times of a case in ns: total, active times of engines and queues, times of lines.
 
-    `unread` says why there are none.
+    `unread` is the reason if there is no profile to compare.
     """
 
     total: Pair | None = None
@@ -33,51 +33,54 @@ class CaseProfile:
     unread: str = ""
 
 
-def profile_of(folder: Path, case: Case, result: CaseResult | None) -> CaseProfile | None:
-    """The profile of a case, read; None where none came back."""
+def read_case_profile(folder: Path, case: Case, result: CaseResult | None) -> CaseProfile | None:
+    """Read the profile of a case and pair it with the prediction; None if no profile came back."""
     if result is None or result.profile is None:
         return None
     if result.profile.endswith(_TRACE):
         return CaseProfile(unread="only the .ntff came back; neuron-explorer view makes tables of it")
     try:
-        found = read_profile(within(folder / RESULT_FOLDER, result.profile))
+        profile = read_profile(resolve_inside(folder / RESULT_FOLDER, result.profile))
     except InvalidArgument as broken:
         return CaseProfile(unread=broken.message)
-    return _paired(case, found)
+    return _pair_with_prediction(case, profile)
 
 
-def _paired(case: Case, found: DeviceProfile) -> CaseProfile:
-    """Engines of all cores of the profile are added up, as those of the prediction are."""
-    own = case.predicted
+def _pair_with_prediction(case: Case, profile: DeviceProfile) -> CaseProfile:
+    """Pair a profile with the prediction; engines of all cores are summed on both sides."""
+    predicted = case.predicted
     measured: dict[str, float] = {}
     for name, active_ns in (
-        *((each.name, each.active_ns) for each in found.engines),
-        *((each.name, each.active_ns) for each in found.dma.queues),
+        *((engine.name, engine.active_ns) for engine in profile.engines),
+        *((queue.name, queue.active_ns) for queue in profile.dma.queues),
     ):
         measured[name] = measured.get(name, 0.0) + active_ns
-    lines = [((each.file, each.line), each.busy_ns) for each in own.lines]
+    lines = [((line.file, line.line), line.busy_ns) for line in predicted.lines]
     return CaseProfile(
-        Pair("total_time", own.program_ns + own.overhead_ns, found.total_ns),
-        pair_amounts(own.engines, measured, keep_order=True),
-        pair_lines(lines, found) if found.lines else (),
+        Pair("total_time", predicted.program_ns + predicted.overhead_ns, profile.total_ns),
+        pair_amounts(predicted.engines, measured, keep_order=True),
+        pair_lines(lines, profile) if profile.lines else (),
     )
 
 
-def parts_of(name: str, seen: CaseProfile) -> list[Part]:
-    """The parts of the text."""
-    if seen.total is None:
-        return [Hanging(f"{name}: the profile cannot be compared: {shown(seen.unread)}")]
-    found: list[Part] = ["", make_pairs_table(f"{name}, active us", (seen.total, *seen.engines), us)]
-    if seen.lines:
-        found += ["", make_named_table(f"{name}, line, us", seen.lines, _MOST_LINES, us)]
-    return found
+def make_profile_parts(name: str, case_profile: CaseProfile) -> list[Part]:
+    """Return the parts of the text."""
+    if case_profile.total is None:
+        return [Hanging(f"{name}: the profile cannot be compared: {shown(case_profile.unread)}")]
+    report_parts: list[Part] = [
+        "",
+        make_pairs_table(f"{name}, active us", (case_profile.total, *case_profile.engines), us),
+    ]
+    if case_profile.lines:
+        report_parts += ["", make_named_table(f"{name}, line, us", case_profile.lines, _MOST_LINES, us)]
+    return report_parts
 
 
-def document_of(seen: CaseProfile) -> dict[str, Any]:
-    """As plain values."""
+def make_profile_document(case_profile: CaseProfile) -> dict[str, Any]:
+    """Return the pairs as JSON types."""
     return {
-        "unread": seen.unread,
-        "total": make_records((seen.total,), "_ns") if seen.total else [],
-        "engines": make_records(seen.engines, "_ns"),
-        "lines": make_records(seen.lines, "_ns"),
+        "unread": case_profile.unread,
+        "total": make_records((case_profile.total,), "_ns") if case_profile.total else [],
+        "engines": make_records(case_profile.engines, "_ns"),
+        "lines": make_records(case_profile.lines, "_ns"),
     }

@@ -1,4 +1,4 @@
-"""The README of a bundle, for a person who knows none of this project."""
+"""README of a bundle, for readers who do not know this project."""
 
 from __future__ import annotations
 
@@ -87,42 +87,45 @@ lists all of them in their order, with what each is given: weights, what comes w
 """
 
 
-def readme(bundle: Bundle) -> str:
-    """The text for a bundle."""
+def make_readme(bundle: Bundle) -> str:
+    """Return the README of a bundle."""
     expects, generation = bundle.expects, bundle.generated
     count = len(bundle.cases)
-    shown = [each for each in bundle.cases if not each.like]
+    shown = [case for case in bundle.cases if not case.like]
     weights = ""
-    of_files = bundle.weights is not None and bool(bundle.weights.files)
-    if bundle.weights is not None and of_files:
-        weights += _WEIGHTS.format(files=", ".join(f"`{each.name}`" for each in bundle.weights.files))
+    has_files = bundle.weights is not None and bool(bundle.weights.files)
+    if bundle.weights is not None and has_files:
+        weights += _WEIGHTS.format(files=", ".join(f"`{file.name}`" for file in bundle.weights.files))
     if generation is not None:
         prompts = len(generation.prompts)
         weights += _CHAIN.format(prompts="a prompt" if prompts == 1 else f"{prompts} prompts")
     return _TEXT.format(
         target=bundle.target,
-        order=_ORDER if bundle.kind == LAYER else _PROGRAMS if generation is not None else "",
-        command="python run.py" + (" --weights FOLDER" if of_files else ""),
+        order=_ORDER if bundle.bundle_kind == LAYER else _PROGRAMS if generation is not None else "",
+        command="python run.py" + (" --weights FOLDER" if has_files else ""),
         weights=weights,
         second="; so are the other files beside it" if bundle.weights is not None else "",
         columns="case" if generation is None else "first launch",
         count=f"{count} kernel launch{'' if count == 1 else 'es'}",
         instances=", ".join(expects.instances) or "any",
-        imports=" and ".join(sorted({each.imports for each in bundle.cases})) or "nki",
+        imports=" and ".join(sorted({case.imports for case in bundle.cases})) or "nki",
         nki=expects.nki,
         sdk=expects.sdk,
         python=expects.python,
         packages=", ".join(expects.packages) or "none",
-        cases="\n".join(map(_row, shown)),
+        cases="\n".join(map(_make_row, shown)),
     )
 
 
-def _row(case: Case) -> str:
+def _make_row(case: Case) -> str:
+    """Return the table row of a case."""
     arguments = " ".join(
-        f"{each.dtype}[{','.join(map(str, each.shape))}]" if each.kind in ARRAYS else f"`{each.text}`"
-        for each in case.arguments
+        f"{argument.dtype}[{','.join(map(str, argument.shape))}]"
+        if argument.argument_kind in ARRAYS
+        else f"`{argument.text}`"
+        for argument in case.arguments
     )
-    low, high = (f"{each / 1e3:.1f}" for each in case.predicted.bracket_ns)
+    low, high = (f"{time_ns / 1e3:.1f}" for time_ns in case.predicted.bracket_ns)
     kernel = f"{case.module}.{case.function}"
     return (
         f"| {case.name} | {kernel} | {arguments} | {case.lnc} | {low} to {high} | {case.instructions.count} |"

@@ -1,4 +1,4 @@
-"""What `run.py` brought back, `result/result.json`, as records; nothing of the files is taken for granted.
+"""Records of `result/result.json`, which `run.py` writes; the file is untrusted.
 
 bundle, result = load(Path("matmul-trn2"))
 for case in result.cases:
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from simulate.bundle.manifest import Bundle, Case, load_bundle
-from simulate.bundle.reading import DTYPES, Fields, read_array, read_json, refused, within
+from simulate.bundle.reading import DTYPES, Fields, make_error, read_array, read_json, resolve_inside
 
 RESULT_FOLDER = "result"
 RESULT = "result.json"
@@ -29,7 +29,7 @@ EXPECTED, OWN = INPUTS = ("expected", "own")
 
 @dataclass(frozen=True)
 class Environment:
-    """Where a bundle ran: versions of packages, instance type, device files, NEURON_* and NKI_* variables."""
+    """Environment of a run: versions of packages, instance type, device files, NEURON_* and NKI_* variables."""
 
     python: str
     platform: str
@@ -41,9 +41,10 @@ class Environment:
 
 @dataclass(frozen=True)
 class Values:
-    """What a kernel returned in one place: its values in a file, the SHA-256 of every tile row by row, or neither.
+    """A returned output: its array in a file, the SHA-256 of every tile in row-major order, or neither.
 
-    stray: where the output is an argument written to in part, the first place that differs and should be as it was.
+    `stray` is the first index that was overwritten but should not be, for an argument that is written in
+    part.
     """
 
     name: str
@@ -56,9 +57,9 @@ class Values:
 
 @dataclass(frozen=True)
 class Times:
-    """Measured times of one case, in ns; `clock` is "device" or "host", whose times include starting the kernel.
+    """Measured times of a case in ns; `clock` is "device", or "host", whose times include starting the kernel.
 
-    spread_ns: the interquartile range of the repetitions.
+    `spread_ns` is the interquartile range of the repetitions.
     """
 
     warmup: int
@@ -70,12 +71,13 @@ class Times:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """What became of one case: `stage` and `error` say where it failed and how; it may have run and failed later.
+    """Outcome of a case. `stage` and `error` describe a failure, possibly after the kernel ran.
 
-    log, profile: files of the result folder, or None. In a bundle of a model, inputs: whether the outputs are those of
-    the `expected` inputs, or of the launch's `own`, which differ from them within tolerances; drift: where outputs of
-    its own inputs were beyond the tolerance, and the launch was made again with the expected ones, how far each was;
-    token: the likeliest token, where it is the head.
+    `log` and `profile` are files of the result folder, or None. The remaining fields are for bundles of a
+    model. `inputs` tells whether the outputs belong to the `expected` inputs or to the launch's `own` inputs,
+    which differ within tolerances. `drift` has the error of each output of own inputs beyond the tolerance,
+    after which the launch was repeated with the expected inputs. `token` is the likeliest token if the launch
+    is the head.
     """
 
     name: str
@@ -93,7 +95,7 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class Result:
-    """What came back: `bundle` is the digest of the bundle that ran, `finished` None where run.py was cut short."""
+    """Result of a run: `bundle` is the digest of the bundle that ran; `finished` is None if run.py was interrupted."""
 
     bundle: str
     target: str
@@ -105,7 +107,7 @@ class Result:
     failures: tuple[tuple[str, str], ...]
 
     def case(self, name: str) -> CaseResult | None:
-        """The result of the case of this name."""
+        """Return the result of the case with a name, or None."""
         return self._case_by_name.get(name)
 
     @cached_property
@@ -114,91 +116,103 @@ class Result:
 
 
 def load(folder: Path) -> tuple[Bundle, Result]:
-    """A bundle and its result. Raises InvalidArgument (NKW-BUNDLE) with one sentence where either cannot be used."""
+    """Read a bundle and its result.
+
+    Raises:
+        InvalidArgument: (NKW-BUNDLE) If either cannot be used, with a sentence.
+    """
     bundle = load_bundle(folder)
-    if not within(folder, f"{RESULT_FOLDER}/{RESULT}").exists():
-        raise refused(
+    if not resolve_inside(folder, f"{RESULT_FOLDER}/{RESULT}").exists():
+        raise make_error(
             f"{folder} has no result yet: run `python run.py` in it on the instance, copy its folder "
             f"{RESULT_FOLDER} back to {folder / RESULT_FOLDER}, then compare"
         )
-    found = read_json(folder, f"{RESULT_FOLDER}/{RESULT}")
-    if found.count("schema") != SCHEMA:
-        raise refused(f"{found.place} has schema {found.count('schema')}; this version reads schema {SCHEMA}")
-    cases = tuple(_case(each) for each in found.rows("cases"))
+    document = read_json(folder, f"{RESULT_FOLDER}/{RESULT}")
+    if document.count("schema") != SCHEMA:
+        raise make_error(
+            f"{document.location} has schema {document.count('schema')}; this version reads schema {SCHEMA}"
+        )
+    cases = tuple(_parse_case(row) for row in document.rows("cases"))
     names: set[str] = set()
     for case in cases:
         if bundle.case(case.name) is None or case.name in names:
-            raise refused(f"{found.place}: {case.name!r:.60} is no case of the bundle, or there twice")
+            raise make_error(
+                f"{document.location}: {case.name!r:.60} is no case of the bundle, or there twice"
+            )
         names.add(case.name)
     return bundle, Result(
-        found.text("bundle"),
-        found.text("target"),
-        found.text("started"),
-        found.optional_text("finished"),
-        _environment(found.fields("environment")),
-        found.choice("launcher", LAUNCHERS) if found.has("launcher") else None,
+        document.text("bundle"),
+        document.text("target"),
+        document.text("started"),
+        document.optional_text("finished"),
+        _parse_environment(document.fields("environment")),
+        document.choice("launcher", LAUNCHERS) if document.has("launcher") else None,
         cases,
-        tuple((each.text("stage"), each.text("message")) for each in found.rows("failures")),
+        tuple((failure.text("stage"), failure.text("message")) for failure in document.rows("failures")),
     )
 
 
-def values_of(folder: Path, values: Values) -> np.ndarray:
-    """The values that a kernel returned on the chip, in their dtype. Raises InvalidArgument for unreadable ones."""
+def read_output(folder: Path, values: Values) -> np.ndarray:
+    """Read an output that a kernel returned on the chip, in its dtype. Raises InvalidArgument if it cannot be read."""
     if values.file is None:
-        raise refused(f"the values of {values.name} were not written")
+        raise make_error(f"the values of {values.name} were not written")
     return read_array(folder / RESULT_FOLDER, values.file, values.dtype, values.shape)
 
 
-def expected_of(folder: Path, case: Case, number: int) -> np.ndarray:
-    """What output `number` of a case should be. Raises InvalidArgument where it cannot be read."""
+def read_expected(folder: Path, case: Case, number: int) -> np.ndarray:
+    """Read the expected output of a case by index. Raises InvalidArgument if it cannot be read."""
     output = case.outputs[number]
     return read_array(folder, output.file, output.dtype, output.shape)
 
 
-def _environment(found: Fields) -> Environment:
+def _parse_environment(fields: Fields) -> Environment:
+    """Parse the environment."""
     return Environment(
-        found.text("python"),
-        found.text("platform"),
-        found.named_texts("packages"),
-        found.optional_text("instance"),
-        found.texts("devices"),
-        found.named_texts("variables"),
+        fields.text("python"),
+        fields.text("platform"),
+        fields.named_texts("packages"),
+        fields.optional_text("instance"),
+        fields.texts("devices"),
+        fields.named_texts("variables"),
     )
 
 
-def _case(found: Fields) -> CaseResult:
-    error = found.fields("error") if found.has("error") else None
+def _parse_case(fields: Fields) -> CaseResult:
+    """Parse the outcome of a case."""
+    error = fields.fields("error") if fields.has("error") else None
     return CaseResult(
-        found.text("name"),
-        found.choice("status", STATUSES),
-        found.choice("stage", STAGES) if found.has("stage") else None,
+        fields.text("name"),
+        fields.choice("status", STATUSES),
+        fields.choice("stage", STAGES) if fields.has("stage") else None,
         (error.text("type"), error.text("message")) if error else None,
-        found.optional_text("log"),
-        tuple(_values(each) for each in found.rows("outputs")),
-        _times(found.fields("times")) if found.has("times") else None,
-        found.optional_text("profile"),
-        found.choice("inputs", INPUTS) if found.has("inputs") else EXPECTED,
-        found.numbers("drift") if found.has("drift") else (),
-        found.count("token") if found.has("token") else None,
+        fields.optional_text("log"),
+        tuple(_parse_output(row) for row in fields.rows("outputs")),
+        _parse_times(fields.fields("times")) if fields.has("times") else None,
+        fields.optional_text("profile"),
+        fields.choice("inputs", INPUTS) if fields.has("inputs") else EXPECTED,
+        fields.numbers("drift") if fields.has("drift") else (),
+        fields.count("token") if fields.has("token") else None,
     )
 
 
-def _values(found: Fields) -> Values:
+def _parse_output(fields: Fields) -> Values:
+    """Parse a returned output."""
     return Values(
-        found.text("name"),
-        found.choice("dtype", tuple(DTYPES)),
-        found.shape("shape"),
-        found.optional_text("file"),
-        found.texts("tiles") if found.has("tiles") else None,
-        found.count("stray") if found.has("stray") else None,
+        fields.text("name"),
+        fields.choice("dtype", tuple(DTYPES)),
+        fields.shape("shape"),
+        fields.optional_text("file"),
+        fields.texts("tiles") if fields.has("tiles") else None,
+        fields.count("stray") if fields.has("stray") else None,
     )
 
 
-def _times(found: Fields) -> Times:
+def _parse_times(fields: Fields) -> Times:
+    """Parse the measured times."""
     return Times(
-        found.count("warmup"),
-        found.numbers("repetitions_ns"),
-        found.number("median_ns"),
-        found.number("spread_ns"),
-        found.choice("clock", CLOCKS),
+        fields.count("warmup"),
+        fields.numbers("repetitions_ns"),
+        fields.number("median_ns"),
+        fields.number("spread_ns"),
+        fields.choice("clock", CLOCKS),
     )

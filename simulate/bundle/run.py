@@ -55,8 +55,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 SCHEMA = 2
-RESERVE_BYTES = 4_000_000  # kept free for result.json, should the disk become full
-LOG_BYTES = 400_000  # the end of a case's output that is kept
+RESERVE_BYTES = 4_000_000  # reserved for result.json on a full disk
+LOG_BYTES = 400_000  # most bytes of a case's output, from its end
 LAUNCHER_NAMES = ("nki", "torchneuron", "torch_xla", "neuronxcc")
 PACKAGES = (
     "nki neuronx-cc nrtpy torch torch-neuronx torch-xla libneuronxla jax-neuronx numpy ml_dtypes"
@@ -64,17 +64,17 @@ PACKAGES = (
 ).split()
 TOOLS = ("neuron-explorer", "neuron-profile")
 TOOLS_FOLDER = "/opt/aws/neuron/bin"
-NRTPY_PYTHON = "~/nrtpy_venv/bin/python"  # where the page "Get started with nrtpy" puts it
+NRTPY_PYTHON = "~/nrtpy_venv/bin/python"  # path in the page "Get started with nrtpy"
 TORCH_BITS = {"bfloat16": "int16", "float8_e4m3fn": "int8", "float8_e4m3": "int8", "float8_e5m2": "int8"}
-"""Dtypes that numpy lacks, and the integers under which torch takes their bits."""
-LANGUAGE = "nl."  # before the name of a dtype that is one of NKI's language
+"""Dtypes that numpy lacks, and the integers as which torch reads their bits."""
+LANGUAGE = "nl."  # prefix of the dtypes of NKI's language
 Json = dict[str, Any]
 
 
 def digest_of(folder: Path, manifest: Json) -> str:
-    """The SHA-256 of a bundle: its files by name, size and content, without results, and its manifest."""
+    """Return the SHA-256 of a bundle: its files by name, size and content, without results, and its manifest."""
     total = hashlib.sha256()
-    for path in sorted(folder.rglob("*"), key=lambda each: each.relative_to(folder).as_posix()):
+    for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).as_posix()):
         name = path.relative_to(folder).as_posix()
         skipped = name == "bundle.json" or name.startswith("result") or "__pycache__" in name
         if skipped or not path.is_file():
@@ -88,9 +88,9 @@ def digest_of(folder: Path, manifest: Json) -> str:
 
 
 def tiles(array: Any, rows: int, columns: int) -> Iterator[tuple[int, int, Any]]:
-    """The tiles of an array, row by row: place of the first row, of the first column, and the part.
+    """Yield the tiles of an array row by row: (first row, first column, tile).
 
-    The leading dims are taken together as rows; an array without dims is one row of one column.
+    Leading dims are combined into rows; an array without dims is a row with a single column.
     """
     flat = array.reshape(-1, array.shape[-1] if array.ndim else 1) if array.size else array.reshape(0, 1)
     for row in range(0, flat.shape[0], rows):
@@ -99,29 +99,29 @@ def tiles(array: Any, rows: int, columns: int) -> Iterator[tuple[int, int, Any]]
 
 
 def tile_digests(bits: Any, rows: int, columns: int) -> list[str]:
-    """The SHA-256 of every tile of an array of numpy's own dtypes."""
-    return [hashlib.sha256(part.tobytes()).hexdigest() for _, _, part in tiles(bits, rows, columns)]
+    """Return the SHA-256 of every tile of an array with a dtype of numpy."""
+    return [hashlib.sha256(tile.tobytes()).hexdigest() for _, _, tile in tiles(bits, rows, columns)]
 
 
 # -- the environment -------------------------------------------------------------------------------------------------
 
 
 def versions() -> dict[str, str]:
-    """The versions of the installed packages of PACKAGES."""
-    from importlib import metadata  # slow to import, and this file is also read where nothing runs
+    """Return the versions of the installed packages of PACKAGES."""
+    from importlib import metadata  # imports slowly, and this module is also imported without running
 
-    found = {}
+    versions = {}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def environment() -> Json:
-    """Where this runs. Of the variables only those named NEURON_* and NKI_*."""
-    kind = ""
+    """Return the environment of the run; of its variables only those named NEURON_* and NKI_*."""
+    instance_type = ""
     with contextlib.suppress(OSError):
-        kind = (
+        instance_type = (
             Path("/sys/devices/virtual/dmi/id/product_name")
             .read_text(encoding="ascii", errors="replace")
             .strip()
@@ -130,8 +130,8 @@ def environment() -> Json:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": versions(),
-        "instance": kind if re.fullmatch(r"[a-z0-9-]+\.[a-z0-9-]+", kind) else None,
-        "devices": sorted(str(each) for each in Path("/dev").glob("neuron*")),
+        "instance": instance_type if re.fullmatch(r"[a-z0-9-]+\.[a-z0-9-]+", instance_type) else None,
+        "devices": sorted(str(path) for path in Path("/dev").glob("neuron*")),
         "variables": {
             name: os.environ[name] for name in sorted(os.environ) if name.startswith(("NEURON_", "NKI_"))
         },
@@ -139,13 +139,13 @@ def environment() -> Json:
 
 
 def number(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version."""
-    return tuple(int(each) for each in re.findall(r"\d+", version)[:2])
+    """Return the first two numbers of a version."""
+    return tuple(int(digits) for digits in re.findall(r"\d+", version)[:2])
 
 
-def usable_launcher(dialect: str, found: dict[str, str]) -> tuple[str | None, str]:
-    """The launcher for kernels that import `dialect`, and what is wrong or remarkable about it."""
-    nki, compiler = found.get("nki"), found.get("neuronx-cc")
+def usable_launcher(dialect: str, packages: dict[str, str]) -> tuple[str | None, str]:
+    """Return the launcher for kernels that import `dialect`, or None, and a remark or the reason."""
+    nki, compiler = packages.get("nki"), packages.get("neuronx-cc")
     if dialect == "neuronxcc.nki":
         if compiler is None:
             return (
@@ -163,10 +163,10 @@ def usable_launcher(dialect: str, found: dict[str, str]) -> tuple[str | None, st
         )
     if number(nki) >= (0, 5):
         return "nki", ""
-    torch = number(found.get("torch-neuronx", "0"))
+    torch = number(packages.get("torch-neuronx", "0"))
     if torch >= (2, 13):
         return "torchneuron", f"nki {nki} takes no numpy arrays"
-    if torch and "torch-xla" in found:
+    if torch and "torch-xla" in packages:
         return "torch_xla", f"nki {nki} takes no numpy arrays"
     return (
         "nki",
@@ -178,20 +178,20 @@ def usable_launcher(dialect: str, found: dict[str, str]) -> tuple[str | None, st
 
 
 class Teller:
-    """Tells the parent process through a pipe how far this case has come."""
+    """Pipe to the parent process, for the progress of a case."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def say(self, **fields: Any) -> None:
-        """Send one line of JSON."""
+        """Send a line of JSON."""
         line = json.dumps(fields).encode() + b"\n"
         while line:
             line = line[os.write(self._descriptor, line) :]
 
 
 def dtype_named(name: str) -> Any:
-    """The dtype of this name: numpy's, or else that of ml_dtypes."""
+    """Return the dtype with a name, of numpy or else of ml_dtypes."""
     import numpy as np
 
     try:
@@ -201,22 +201,26 @@ def dtype_named(name: str) -> Any:
 
 
 def dtype_argument(name: str, dialect: str) -> Any:
-    """A dtype as a kernel is given it: `nl.<name>` of NKI's language, or else numpy's."""
+    """Return a dtype as an argument of a kernel: `nl.<name>` of NKI's language, else numpy's."""
     if not name.startswith(LANGUAGE):
         return dtype_named(name)
     return getattr(importlib.import_module(f"{dialect}.language"), name.removeprefix(LANGUAGE))
 
 
 Read = Callable[[Json], Any]
-"""Gives the bits of an argument that is an array, newly made where a kernel may write to it."""
+"""Function that returns the bits of an array argument, in a new array if the kernel may overwrite it."""
 
 
 def read_from(folder: Path, manifest: Json, weights: str | None) -> Read:
-    """Reads arguments from their files, and makes operands of weights, for which `weights` is the folder."""
+    """Return a function that reads arguments from files and makes operands of weights.
+
+    Args:
+        weights: Folder of the weights, or None.
+    """
     import numpy as np
 
-    known = manifest["weights"]
-    operands = importlib.import_module("run_weights").Weights(weights, known) if known else {}
+    records = manifest["weights"]
+    operands = importlib.import_module("run_weights").Weights(weights, records) if records else {}
 
     def read(argument: Json) -> Any:
         if argument["kind"] == "weight":
@@ -227,7 +231,7 @@ def read_from(folder: Path, manifest: Json, weights: str | None) -> Read:
 
 
 def arguments_of(case: Json, read: Read, array: Callable[[Any, str], Any]) -> Json:
-    """Return the arguments by the kernel's parameters; `array` makes one of the bits and the dtype of an array."""
+    """Return the arguments by the kernel's parameters; `array` makes an argument of bits and dtype."""
     arguments = {}
     for name, argument in case["arguments"].items():
         if argument["kind"] == "dtype":
@@ -240,13 +244,13 @@ def arguments_of(case: Json, read: Read, array: Callable[[Any, str], Any]) -> Js
 
 
 def kernel_of(folder: Path, case: Json) -> Any:
-    """The kernel of a case, imported from the bundle's own sources."""
+    """Return the kernel of a case, imported from the bundle's sources."""
     return imported(str(folder / "sources"), case["module"], case["function"], case["imports"])
 
 
 @functools.cache
 def imported(sources: str, module: str, function: str, dialect: str) -> Any:
-    """A kernel of a module, once, so that its later launches find what the first one compiled."""
+    """Import a kernel; cached, so that later launches reuse its compilation."""
     sys.path.insert(0, sources)
     kernel = getattr(importlib.import_module(module), function)
     package = importlib.import_module(dialect)
@@ -254,13 +258,13 @@ def imported(sources: str, module: str, function: str, dialect: str) -> Any:
 
 
 def on_cores(kernel: Any, case: Json) -> Any:
-    """The kernel for its logical core: up to NKI 0.6 a grid says so, later NEURON_LOGICAL_NC_CONFIG alone."""
+    """Return the kernel for its logical core: a grid up to NKI 0.6, later NEURON_LOGICAL_NC_CONFIG alone decides."""
     older = number(versions().get("nki", "0.0")) < (0, 7)
     return kernel[case["lnc"]] if case["lnc"] > 1 and older else kernel
 
 
 def by_numpy(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
-    """A function that launches the kernel on new copies of its numpy arguments (launcher nki)."""
+    """Return a function that launches the kernel on new copies of its numpy arguments (launcher nki)."""
     kernel = on_cores(kernel_of(folder, case), case)
     return lambda: kernel_call(
         kernel, arguments_of(case, read, lambda bits, dtype: bits.view(dtype_named(dtype)))
@@ -268,7 +272,7 @@ def by_numpy(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
 
 
 def by_baremetal(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
-    """The same through neuronxcc.nki.baremetal."""
+    """Return a function that launches the kernel through neuronxcc.nki.baremetal."""
     kernel = importlib.import_module("neuronxcc.nki").baremetal(kernel_of(folder, case))
     return lambda: kernel_call(
         kernel, arguments_of(case, read, lambda bits, dtype: bits.view(dtype_named(dtype)))
@@ -276,7 +280,7 @@ def by_baremetal(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
 
 
 def by_torch_xla(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
-    """The same with tensors on the XLA device."""
+    """Return a function that launches the kernel with tensors on the XLA device."""
     xla = importlib.import_module("torch_xla.core.xla_model")
     kernel, device = on_cores(kernel_of(folder, case), case), xla.xla_device()
 
@@ -290,47 +294,47 @@ def by_torch_xla(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
 
 
 def by_torchneuron(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
-    """The same through a custom operator that nki_op registers, with tensors on the device "neuron"."""
+    """Return a function that launches the kernel through a custom operator of nki_op, with tensors on "neuron"."""
     torch = importlib.import_module("torch")
     nki_op = importlib.import_module("torch_neuronx").nki_op
     kernel = on_cores(kernel_of(folder, case), case)
     names = list(arrays_of(case))
-    # Of a custom operator of torch: arguments that it writes to are named, and it returns new tensors only.
-    written = [each.get("argument", "") for each in case["outputs"]]
-    new = [place for place, argument in enumerate(written) if not argument]
-    several = tuple.__class_getitem__(tuple(torch.Tensor for _ in new))
+    # A custom operator of torch names the arguments that it overwrites, and returns only new tensors.
+    written = [output.get("argument", "") for output in case["outputs"]]
+    new = [index for index, argument in enumerate(written) if not argument]
+    annotations = tuple.__class_getitem__(tuple(torch.Tensor for _ in new))
 
     def launch() -> Any:
-        given = arguments_of(case, read, lambda bits, dtype: to_torch(bits, dtype).to("neuron"))
-        result = None if not new else torch.Tensor if len(new) == 1 else several
+        arguments = arguments_of(case, read, lambda bits, dtype: to_torch(bits, dtype).to("neuron"))
+        return_annotation = None if not new else torch.Tensor if len(new) == 1 else annotations
 
         def operator(*tensors: Any) -> Any:
-            outputs = kernel(**{**given, **dict(zip(names, tensors))})
-            every = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-            made = tuple(every[place] for place in new)
+            outputs = kernel(**{**arguments, **dict(zip(names, tensors))})
+            kernel_outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+            made = tuple(kernel_outputs[index] for index in new)
             return None if not made else made[0] if len(made) == 1 else made
 
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters = [inspect.Parameter(name, kind, annotation=torch.Tensor) for name in names]
-        operator.__signature__ = inspect.Signature(parameters, return_annotation=result)  # type: ignore[attr-defined]
-        operator.__annotations__ = {**dict.fromkeys(names, torch.Tensor), "return": result}
+        parameter_kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [inspect.Parameter(name, parameter_kind, annotation=torch.Tensor) for name in names]
+        operator.__signature__ = inspect.Signature(parameters, return_annotation=return_annotation)  # type: ignore[attr-defined]
+        operator.__annotations__ = {**dict.fromkeys(names, torch.Tensor), "return": return_annotation}
         name = f"nkw_bundle::{case['function']}_{time.monotonic_ns()}"
         made = nki_op(name, mutates_args=set(filter(None, written)))(operator)(
-            *(given[each] for each in names)
+            *(arguments[name] for name in names)
         )
-        rest = iter(made if len(new) > 1 else (made,))
-        return tuple(given[argument] if argument else next(rest) for argument in written)
+        new_outputs = iter(made if len(new) > 1 else (made,))
+        return tuple(arguments[argument] if argument else next(new_outputs) for argument in written)
 
     return launch
 
 
 def kernel_call(kernel: Any, arguments: Json) -> Any:
-    """One launch."""
+    """Launch a kernel."""
     return kernel(**arguments)
 
 
 def to_torch(bits: Any, dtype: str) -> Any:
-    """A torch tensor of an array's bits."""
+    """Return a torch tensor with the bits of an array. Raises TypeError if torch lacks the dtype."""
     torch = importlib.import_module("torch")
     integers = TORCH_BITS.get(dtype)
     if integers is None:
@@ -340,22 +344,26 @@ def to_torch(bits: Any, dtype: str) -> Any:
     return torch.from_numpy(bits.view(integers)).view(getattr(torch, dtype))
 
 
-def to_numpy(value: Any) -> tuple[Any, str]:
-    """The bits of what a kernel returned, under a dtype of numpy's own, and the name of its dtype."""
+def to_numpy(output: Any) -> tuple[Any, str]:
+    """Return the bits of a kernel's output under a dtype of numpy, and the name of its dtype.
+
+    Raises:
+        TypeError: If the kernel returned no array.
+    """
     import numpy as np
 
-    if hasattr(value, "detach"):  # a torch tensor; reading it waits for the device
-        value = value.detach().cpu()
-        name = str(value.dtype).removeprefix("torch.")
+    if hasattr(output, "detach"):  # a torch tensor; the copy waits for the device
+        output = output.detach().cpu()
+        name = str(output.dtype).removeprefix("torch.")
         integers = TORCH_BITS.get(name)
         torch = importlib.import_module("torch")
-        array = (value.view(getattr(torch, integers)) if integers else value).contiguous().numpy()
+        array = (output.view(getattr(torch, integers)) if integers else output).contiguous().numpy()
         return (array.view(f"u{integers}") if integers else array), name
-    array = np.ascontiguousarray(value).reshape(np.shape(value))
+    array = np.ascontiguousarray(output).reshape(np.shape(output))
     if array.dtype.hasobject:
-        raise TypeError(f"the kernel returned a {type(value).__name__}, no array")
-    foreign = array.dtype.kind == "V" or array.dtype.isbuiltin != 1
-    return (array.view(f"uint{8 * array.dtype.itemsize}") if foreign else array), array.dtype.name
+        raise TypeError(f"the kernel returned a {type(output).__name__}, no array")
+    is_foreign = array.dtype.kind == "V" or array.dtype.isbuiltin != 1
+    return (array.view(f"uint{8 * array.dtype.itemsize}") if is_foreign else array), array.dtype.name
 
 
 LAUNCHERS = {
@@ -367,7 +375,7 @@ LAUNCHERS = {
 
 
 def child(folder: Path, out: Path, manifest: Json, case: Json, options: argparse.Namespace) -> int:
-    """Run one case and tell the parent everything."""
+    """Run a case and send its progress to the parent; return the exit status."""
     teller = Teller(options.fd)
     try:
         teller.say(stage="import")
@@ -393,19 +401,19 @@ def child(folder: Path, out: Path, manifest: Json, case: Json, options: argparse
 
 
 def described(error: BaseException) -> Json:
-    """An error as its type and message."""
+    """Return an error as type and message."""
     return {"type": type(error).__name__, "message": str(error)[:4000]}
 
 
 def read_back(teller: Teller, out: Path, case: Json, several: Any) -> None:
-    """Tell the digests of what was returned, and write the values; a disk without room costs the values only."""
+    """Send the digests of returned outputs, and write their arrays; a full disk loses only the arrays."""
     import numpy as np
 
     outputs = []
-    for place, value in enumerate(several):
-        bits, dtype = to_numpy(value)
-        known = case["outputs"][place] if place < len(case["outputs"]) else {}
-        name, (rows, columns) = known.get("name", f"output-{place}"), known.get("tile", (128, 512))
+    for index, output in enumerate(several):
+        bits, dtype = to_numpy(output)
+        expected = case["outputs"][index] if index < len(case["outputs"]) else {}
+        name, (rows, columns) = expected.get("name", f"output-{index}"), expected.get("tile", (128, 512))
         file: str | None = f"values/{case['name']}/{name}.npy"
         try:
             (out / str(file)).parent.mkdir(parents=True, exist_ok=True)
@@ -425,55 +433,55 @@ def read_back(teller: Teller, out: Path, case: Json, several: Any) -> None:
 
 
 def timed(launch: Callable[[], Any], options: argparse.Namespace) -> Json:
-    """Times by this machine's clock: a launch with its start, and the copies to the device and back."""
+    """Measure launches with the clock of the host, including the copies from the device."""
     durations = []
     for repetition in range(options.warmup + options.repetitions):
-        begun = time.perf_counter_ns()
+        start_ns = time.perf_counter_ns()
         returned = launch()
-        for each in returned if isinstance(returned, (tuple, list)) else (returned,):
-            to_numpy(each)
+        for output in returned if isinstance(returned, (tuple, list)) else (returned,):
+            to_numpy(output)
         if repetition >= options.warmup:
-            durations.append(float(time.perf_counter_ns() - begun))
+            durations.append(float(time.perf_counter_ns() - start_ns))
     return summarised(durations, options.warmup, "host")
 
 
 def summarised(durations: list[float], warmup: int, clock: str) -> Json:
-    """Durations in ns with their median and interquartile range."""
-    parts = (
+    """Return durations in ns with their median and interquartile range."""
+    quartiles = (
         statistics.quantiles(durations, n=4, method="inclusive") if len(durations) > 1 else [0.0, 0.0, 0.0]
     )
     median = statistics.median(durations)
     times: Json = {"warmup": warmup, "repetitions_ns": durations, "clock": clock}
-    return {**times, "median_ns": median, "spread_ns": parts[2] - parts[0]}
+    return {**times, "median_ns": median, "spread_ns": quartiles[2] - quartiles[0]}
 
 
 def benchmarked(folder: Path, case: Json, read: Read, options: argparse.Namespace) -> Json:
-    """Times by neuronxcc.nki.benchmark, which gives percentiles in microseconds; of the quartiles only the first."""
+    """Measure launches with neuronxcc.nki.benchmark; the spread is twice the median less the first quartile."""
     benchmark = importlib.import_module("neuronxcc.nki").benchmark
     kernel = benchmark(warmup=options.warmup, iters=options.repetitions)(kernel_of(folder, case))
-    given = arguments_of(case, read, lambda bits, dtype: bits.view(dtype_named(dtype)))
-    kernel_call(kernel, given)
+    arguments = arguments_of(case, read, lambda bits, dtype: bits.view(dtype_named(dtype)))
+    kernel_call(kernel, arguments)
     latency = kernel.benchmark_result.nc_latency
-    first, median = (1e3 * float(latency.get_latency_percentile(each)) for each in (25, 50))
+    first, median = (1e3 * float(latency.get_latency_percentile(percentile)) for percentile in (25, 50))
     times: Json = {"warmup": options.warmup, "repetitions_ns": [], "clock": "device"}
     return {**times, "median_ns": median, "spread_ns": 2 * (median - first)}
 
 
 def nrtpy_child(case: Json, read: Read, options: argparse.Namespace) -> int:
-    """Time the NEFF of a case with nrtpy, in the environment that has it."""
+    """Measure the NEFF of a case with nrtpy, in the environment that has it; return the exit status."""
     teller = Teller(options.fd)
     try:
         nrtpy = importlib.import_module("nrtpy")
         model = nrtpy.NrtpyModel.load_from_neff(options.neff)
         names = list(model.input_tensors_info)
         by_name = arguments_of({"arguments": arrays_of(case)}, read, lambda bits, _: bits)
-        if set(names) != set(by_name):  # the compiler may name inputs by their order
+        if set(names) != set(by_name):  # the compiler can name inputs by their order
             by_name = dict(zip(names, by_name.values()))
-        inputs = {name: nrtpy.NrtpyTensor.from_numpy(value, name=name) for name, value in by_name.items()}
-        seen = model.benchmark(
+        inputs = {name: nrtpy.NrtpyTensor.from_numpy(array, name=name) for name, array in by_name.items()}
+        outcome = model.benchmark(
             inputs, warmup_iter=options.warmup, benchmark_iter=options.repetitions, mode="device"
         )
-        durations = [1e6 * float(each) for each in seen.durations_ms]
+        durations = [1e6 * float(duration_ms) for duration_ms in outcome.durations_ms]
         teller.say(times=summarised(durations, options.warmup, "device"))
     except BaseException as error:
         traceback.print_exc()
@@ -483,16 +491,16 @@ def nrtpy_child(case: Json, read: Read, options: argparse.Namespace) -> int:
 
 
 def arrays_of(case: Json) -> Json:
-    """Return the arguments of a case that are arrays, by name."""
+    """Return the array arguments of a case, by name."""
     plain = ("literal", "dtype")
-    return {name: each for name, each in case["arguments"].items() if each["kind"] not in plain}
+    return {name: argument for name, argument in case["arguments"].items() if argument["kind"] not in plain}
 
 
 # -- all cases, in this process --------------------------------------------------------------------------------------
 
 
 class Record:
-    """`result.json`: complete at any time, and written also where the disk is full."""
+    """The file `result.json`: complete at any time, and written even on a full disk."""
 
     def __init__(self, out: Path, bundle: str, target: str) -> None:
         self._out = out
@@ -513,15 +521,15 @@ class Record:
             self._reserve.write_bytes(bytes(RESERVE_BYTES))
 
     def failed(self, stage: str, message: str) -> None:
-        """Keep a failure that is not one of a case."""
+        """Add a failure that belongs to no case."""
         if {"stage": stage, "message": message} not in self.values["failures"]:
             self.values["failures"].append({"stage": stage, "message": message})
 
     def save(self) -> None:
-        """Write everything so far in place of what was written before.
+        """Replace the file by everything recorded so far.
 
-        Where there is no room, the reserve is given up, then the values of the cases, and in the end the record goes to
-        stdout.
+        On a full disk, first the reserve is deleted, then the arrays of outputs; at last the record is
+        printed to stdout.
         """
         for give_up in (lambda: None, lambda: self._reserve.unlink(missing_ok=True), self._give_up_values):
             with contextlib.suppress(OSError):
@@ -533,6 +541,7 @@ class Record:
         )
 
     def _write(self) -> None:
+        """Write the file atomically."""
         partial = self._file.with_name(".result.json.part")
         try:
             with open(partial, "w", encoding="utf-8") as file:
@@ -546,6 +555,7 @@ class Record:
             raise
 
     def _give_up_values(self) -> None:
+        """Delete the arrays of all outputs; their digests stay."""
         self.failed("write", "the disk is full: the values were given up, their digests are here")
         shutil.rmtree(self._out / "values", ignore_errors=True)
         for case in self.values["cases"]:
@@ -553,7 +563,7 @@ class Record:
                 output["file"] = None
 
     def close(self) -> None:
-        """Save for the last time."""
+        """Write the file for the last time."""
         self.values["finished"] = now()
         self.save()
         with contextlib.suppress(OSError):
@@ -561,15 +571,15 @@ class Record:
 
 
 def now() -> str:
-    """The time of day, in UTC."""
+    """Return the current time in UTC."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 class Process:
-    """A child process for one case: what it told, the end of its output, and how it ended.
+    """A child process for a case: its messages, the end of its output, and how it ended.
 
-    One with a listener, which gets whatever it tells, runs several launches: the time limit is that between two of
-    its words.
+    A process with a listener runs several launches; the listener gets every message. The time limit then
+    applies between two messages.
     """
 
     def __init__(
@@ -603,34 +613,34 @@ class Process:
         finally:
             os.close(write)
         threads = [
-            threading.Thread(target=each, daemon=True)
-            for each in (self._reads_log(process), self._reads(read))
+            threading.Thread(target=target, daemon=True)
+            for target in (self._reads_log(process), self._reads(read))
         ]
         for thread in threads:
             thread.start()
         try:
-            while process.poll() is None and (left := self._heard + seconds - time.monotonic()) > 0:
+            while process.poll() is None and (remaining := self._heard + seconds - time.monotonic()) > 0:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(left)
+                    process.wait(remaining)
             late = {"type": "Timeout", "message": f"ended after {seconds:g} s"}
             self.end = late if process.poll() is None else ended(process.returncode)
         finally:
             with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)  # with whatever it has started
+                os.killpg(process.pid, signal.SIGKILL)  # including processes that it started
             process.wait()
         for thread in threads:
             thread.join(10)
 
     @property
     def log(self) -> str:
-        """The end of what it printed."""
+        """End of the output."""
         return self._log.decode(errors="replace")
 
     @property
     def error(self) -> Json | None:
-        """Why it failed; None where it did not."""
-        found: Json | None = self.told.get("error") or self.end
-        return found
+        """Failure of the process, or None."""
+        failure: Json | None = self.told.get("error") or self.end
+        return failure
 
     def _reads_log(self, process: subprocess.Popen[bytes]) -> Callable[[], None]:
         def read() -> None:
@@ -657,7 +667,7 @@ class Process:
 
 
 def ended(status: int) -> Json | None:
-    """The error of a process by its exit status: a signal, or none where it says itself what is wrong."""
+    """Return the error of a process by its exit status: a signal, or a status without a message; None for 0."""
     if status >= 0:
         return (
             {"type": "Exit", "message": f"it ended with status {status} and told nothing"} if status else None
@@ -676,9 +686,10 @@ def start_child(
     record: Record,
     listener: Callable[[Json], None] | None = None,
 ) -> Process:
-    """Start a child process that runs a case and the ones after it. Wait for its end, and return it.
+    """Run a child process for a case and the cases after it; return it after its end.
 
-    `build` is the working folder of the process.
+    Args:
+        build: Working folder of the process.
     """
     try:
         build.mkdir(parents=True, exist_ok=True)
@@ -698,25 +709,33 @@ def start_child(
 
 
 def passed_on(out: Path, options: argparse.Namespace) -> list[str]:
-    """The options that the processes of cases take over."""
+    """Return the options that child processes inherit."""
     words = ["--out", str(out), "--warmup", str(options.warmup), "--repetitions", str(options.repetitions)]
     words += ["--weights", str(Path(options.weights).resolve())] if options.weights else []
     several = {"--only": options.only, "--leave-out": options.leave_out}
-    return [*words, *(word for name, own in several.items() if own for word in (name, *own))]
+    return [
+        *words,
+        *(
+            word
+            for name, words_of_option in several.items()
+            if words_of_option
+            for word in (name, *words_of_option)
+        ),
+    ]
 
 
 def run_case(out: Path, case: Json, launcher: str, options: argparse.Namespace, record: Record) -> Json:
-    """Compile, run, time and profile one case; returns its result."""
+    """Compile, run, time and profile a case; return its result."""
     build = out / "build" / case["name"]
-    done = start_child(out, case, build, launcher, options, record)
-    error, stage = done.error, done.told["stage"]
+    process = start_child(out, case, build, launcher, options, record)
+    error, stage = process.error, process.told["stage"]
     neff = newest(build, ".neff")
     if error is not None and stage == "compile" and neff is not None:
-        stage = "run"  # one call does both; what was compiled is there
-    for each in done.lost:
-        record.failed("write", each)
-    outputs, times = done.told.get("outputs", []), done.told.get("times")
-    log = done.log
+        stage = "run"  # a single call compiles and runs; the compiled file exists
+    for loss in process.lost:
+        record.failed("write", loss)
+    outputs, times = process.told.get("outputs", []), process.told.get("times")
+    log = process.log
     profile = None
     if outputs and neff is not None:
         times, more = on_device(neff, out, case, options, times, record)
@@ -735,7 +754,7 @@ def run_case(out: Path, case: Json, launcher: str, options: argparse.Namespace, 
 
 
 def kept(out: Path, name: str, text: str, record: Record) -> str | None:
-    """Write a text file of the result; returns its name, None where there is nothing to write or no room."""
+    """Write a text file of the result; return its name, or None if it is empty or the disk is full."""
     if not text:
         return None
     try:
@@ -750,15 +769,15 @@ def kept(out: Path, name: str, text: str, record: Record) -> str | None:
 
 
 def newest(folder: Path, suffix: str) -> Path | None:
-    """The file below a folder that was written last, of those with this suffix."""
-    found = [each for each in folder.rglob(f"*{suffix}") if each.is_file()]
-    return max(found, key=lambda each: each.stat().st_mtime_ns, default=None)
+    """Return the most recent file with a suffix below a folder, or None."""
+    paths = [path for path in folder.rglob(f"*{suffix}") if path.is_file()]
+    return max(paths, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
 def on_device(
     neff: Path, out: Path, case: Json, options: argparse.Namespace, times: Json | None, record: Record
 ) -> tuple[Json | None, str]:
-    """The times that nrtpy takes on the device, where it is there, else those given; and what it printed."""
+    """Return the times that nrtpy measures on the device, else `times`, and the output of nrtpy."""
     python = Path(os.path.expanduser(options.nrtpy or NRTPY_PYTHON))
     if not python.is_file():
         if options.nrtpy:
@@ -774,31 +793,31 @@ def on_device(
         *passed_on(out, options),
     ]
     try:
-        done = Process(command, {}, neff.parent, options.timeout)
+        process = Process(command, {}, neff.parent, options.timeout)
     except OSError as error:
         record.failed("time", f"{python} cannot be started: {error.strerror or error}")
         return times, ""
-    if done.error is not None or "times" not in done.told:
+    if process.error is not None or "times" not in process.told:
         record.failed(
             "time",
-            f"nrtpy cannot time {case['name']}: {(done.error or {}).get('message', 'it told nothing')}",
+            f"nrtpy cannot time {case['name']}: {(process.error or {}).get('message', 'it told nothing')}",
         )
-        return times, done.log
-    found: Json = done.told["times"]
-    return found, done.log
+        return times, process.log
+    device_times: Json = process.told["times"]
+    return device_times, process.log
 
 
 def profiled(neff: Path, out: Path, case: Json, options: argparse.Namespace, record: Record) -> str | None:
-    """Profile a NEFF; returns the folder of tables, else the summary, else the NTFF, in the result folder.
+    """Profile a NEFF; return the folder of tables, else the summary, else the NTFF, relative to the result folder.
 
-    Failures are recorded. neuron-explorer alone writes tables, which have the kernel's lines.
+    Failures are recorded. Only neuron-explorer writes tables, which include the kernel's lines.
     """
     tool = next(
         (
-            found
-            for each in TOOLS
-            for found in (shutil.which(each), f"{TOOLS_FOLDER}/{each}")
-            if found and Path(found).is_file()
+            executable
+            for name in TOOLS
+            for executable in (shutil.which(name), f"{TOOLS_FOLDER}/{name}")
+            if executable and Path(executable).is_file()
         ),
         None,
     )
@@ -812,43 +831,43 @@ def profiled(neff: Path, out: Path, case: Json, options: argparse.Namespace, rec
     pair = ["-n", str(neff), "-s"]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # The second execution: the first one has delays that later ones do not have.
+        # The second execution: the first execution has additional delays.
         quiet([tool, "capture", *pair, str(trace), "--profile-nth-exec=2"], options.timeout)
-        found = newest(folder, ".ntff")
-        if found is None:
+        artifact = newest(folder, ".ntff")
+        if artifact is None:
             raise RuntimeError("it wrote no .ntff file")
-        text = quiet([tool, "view", *pair, str(found), "--output-format", "summary-json"], options.timeout)
+        text = quiet([tool, "view", *pair, str(artifact), "--output-format", "summary-json"], options.timeout)
         begin = text.find("{")
         if begin < 0:
             raise RuntimeError("it printed no summary")
         summary.write_text(text[begin:], encoding="utf-8")
         if Path(tool).name == TOOLS[0]:
             tables = folder / "tables"
-            quiet([tool, "view", *pair, str(found), "--output-file", str(tables)], options.timeout)
+            quiet([tool, "view", *pair, str(artifact), "--output-file", str(tables)], options.timeout)
             if next(tables.rglob("*.parquet"), None) is not None:
                 return tables.relative_to(out).as_posix()
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         record.failed(
             "profile", f"{Path(tool).name} on {case['name']}: {getattr(error, 'strerror', None) or error}"
         )
-        found = summary if summary.is_file() else newest(folder, ".ntff")
-        return found.relative_to(out).as_posix() if found else None
+        artifact = summary if summary.is_file() else newest(folder, ".ntff")
+        return artifact.relative_to(out).as_posix() if artifact else None
     return summary.relative_to(out).as_posix()
 
 
 def quiet(command: list[str], seconds: float) -> str:
-    """What a tool prints. Raises RuntimeError with the end of its words where it fails."""
-    done = subprocess.run(
+    """Run a tool and return its output. Raises RuntimeError with the end of its output if it fails."""
+    process = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=seconds
     )
-    if done.returncode:
-        words = " ".join((done.stderr or done.stdout).split())[-500:]
-        raise RuntimeError(f"{command[1]} ended with status {done.returncode}: {words}")
-    return done.stdout
+    if process.returncode:
+        output_end = " ".join((process.stderr or process.stdout).split())[-500:]
+        raise RuntimeError(f"{command[1]} ended with status {process.returncode}: {output_end}")
+    return process.stdout
 
 
 def fresh(folder: Path, name: str) -> Path:
-    """An empty result folder; an earlier one of the name is kept under a number."""
+    """Create an empty result folder; an earlier folder of that name gets a number."""
     out = folder / name
     if out.exists():
         count = next(count for count in range(1, 10_000) if not (folder / f"{name}-{count}").exists())
@@ -858,43 +877,45 @@ def fresh(folder: Path, name: str) -> Path:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
-    found = argparse.ArgumentParser(
+    """Return the parser of the options."""
+    options = argparse.ArgumentParser(
         description="Run the kernels of this bundle and write result/.", allow_abbrev=False
     )
-    found.add_argument("--only", metavar="CASE", nargs="+", help="run these cases only")
-    found.add_argument("--weights", metavar="FOLDER", help="the model's folder, for a bundle of a model")
-    found.add_argument(
+    options.add_argument("--only", metavar="CASE", nargs="+", help="run these cases only")
+    options.add_argument("--weights", metavar="FOLDER", help="the model's folder, for a bundle of a model")
+    options.add_argument(
         "--launcher",
         choices=LAUNCHER_NAMES,
         help="what launches kernels (default: what is installed decides)",
     )
-    found.add_argument(
+    options.add_argument(
         "--warmup", type=int, default=5, metavar="N", help="launches before those that are timed"
     )
-    found.add_argument("--repetitions", type=int, default=20, metavar="N", help="launches that are timed")
-    found.add_argument(
+    options.add_argument("--repetitions", type=int, default=20, metavar="N", help="launches that are timed")
+    options.add_argument(
         "--timeout", type=float, default=900.0, metavar="SECONDS", help="the longest a case may take"
     )
-    found.add_argument("--nrtpy", metavar="PYTHON", help=f"a Python that has nrtpy (default: {NRTPY_PYTHON})")
-    found.add_argument("--no-profile", action="store_true", help="take no profiles")
-    for name in ("--child", "--nrtpy-child", "--neff", "--out"):  # between run.py and the processes of cases
-        found.add_argument(name, help=argparse.SUPPRESS)
-    found.add_argument("--leave-out", nargs="+", help=argparse.SUPPRESS)
-    found.add_argument("--fd", type=int, help=argparse.SUPPRESS)
-    return found
+    options.add_argument(
+        "--nrtpy", metavar="PYTHON", help=f"a Python that has nrtpy (default: {NRTPY_PYTHON})"
+    )
+    options.add_argument("--no-profile", action="store_true", help="take no profiles")
+    for name in ("--child", "--nrtpy-child", "--neff", "--out"):  # for the child processes of run.py
+        options.add_argument(name, help=argparse.SUPPRESS)
+    options.add_argument("--leave-out", nargs="+", help=argparse.SUPPRESS)
+    options.add_argument("--fd", type=int, help=argparse.SUPPRESS)
+    return options
 
 
 def stopped(number: int, frame: object) -> NoReturn:
-    """End as by an interrupt."""
+    """End as after an interrupt."""
     raise KeyboardInterrupt
 
 
 def main(folder: Path) -> int:
-    """Run all cases; returns 0 where all ran, 1 where something failed, 130 after an interrupt."""
+    """Run all cases; return 0 if all ran, 1 if any failed, 130 after an interrupt."""
     options = parser().parse_args()
     manifest: Json = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
-    cases = {each["name"]: each for each in manifest["cases"]}
+    cases = {case["name"]: case for case in manifest["cases"]}
     model = importlib.import_module("run_model") if manifest["kind"] == "model" else None
     if options.child:
         if model is not None:
@@ -906,26 +927,26 @@ def main(folder: Path) -> int:
         if model is not None:
             reads = model.run_chain.read_at(folder, manifest, name, options.weights)
         return nrtpy_child(cases[name], reads, options)
-    unknown = [each for each in options.only or () if each not in cases]
+    unknown = [name for name in options.only or () if name not in cases]
     if unknown or min(options.repetitions, options.timeout) < 1 or options.warmup < 0:
-        wrong = (
+        problem = (
             f"no case {unknown[0]}; there are {', '.join(cases)}"
             if unknown
             else "counts of 1 or more are wanted"
         )
-        parser().error(wrong)
+        parser().error(problem)
     signal.signal(signal.SIGTERM, stopped)
     out = fresh(folder, "result")
     record = Record(out, manifest["digest"], manifest["target"])
     if digest_of(folder, manifest) != manifest["digest"]:
         record.failed("read", "files of the bundle were changed: its digest is another one")
     try:
-        wrong = ""
+        problem = ""
         if manifest["weights"]:
             check = importlib.import_module("run_weights").check_weights
-            wrong = check(options.weights, manifest["weights"]["files"])
-        if wrong:
-            record.failed("read", wrong)
+            problem = check(options.weights, manifest["weights"]["files"])
+        if problem:
+            record.failed("read", problem)
         elif model is None:
             run_cases(out, cases, options, record)
         else:
@@ -934,19 +955,19 @@ def main(folder: Path) -> int:
         record.failed("run", "interrupted")
         record.close()
         return 130
-    except Exception as error:  # a result is written, whatever happens
+    except Exception as error:  # the result is written after any error
         traceback.print_exc()
         record.failed("run", f"{type(error).__name__}: {error}")
     record.close()
-    for each in record.values["failures"]:
-        print(f"{each['stage']}: {each['message']}")
+    for case in record.values["failures"]:
+        print(f"{case['stage']}: {case['message']}")
     print(f"{out} holds the result; take the whole folder of the bundle home, for `nkw compare`")
     ran = record.values["cases"]
-    return 0 if ran and all(each["status"] == "ran" for each in ran) else 1
+    return 0 if ran and all(failure["status"] == "ran" for failure in ran) else 1
 
 
 def run_cases(out: Path, cases: dict[str, Json], options: argparse.Namespace, record: Record) -> None:
-    """Run every case in a process of its own."""
+    """Run every case in a separate process."""
     for name, case in cases.items():
         if options.only and name not in options.only:
             continue
@@ -959,7 +980,7 @@ def run_cases(out: Path, cases: dict[str, Json], options: argparse.Namespace, re
 
 
 def launcher_of(case: Json, options: argparse.Namespace, record: Record) -> tuple[str | None, str]:
-    """The launcher of a case, which is recorded, and what is wrong or remarkable about it."""
+    """Choose and record the launcher of a case; return it, or None, and a remark or the reason."""
     launcher, remark = usable_launcher(case["imports"], versions())
     launcher = options.launcher or launcher
     if remark:
@@ -968,15 +989,15 @@ def launcher_of(case: Json, options: argparse.Namespace, record: Record) -> tupl
     return launcher, remark
 
 
-def skipped(name: str, why: str) -> Json:
-    """The result of a case that could not be tried."""
-    error = {"type": "Environment", "message": why}
+def skipped(name: str, reason: str) -> Json:
+    """Return the result of a case that could not run."""
+    error = {"type": "Environment", "message": reason}
     nothing: Json = {"log": None, "outputs": [], "times": None, "profile": None}
     return {"name": name, "status": "skipped", "stage": "import", "error": error, **nothing}
 
 
 def line_of(case: Json) -> str:
-    """One line about a case."""
+    """Return a line about the outcome of a case."""
     words = [f"{case['name']}: {case['status']}"]
     if case["times"]:
         words.append(f"median {case['times']['median_ns'] / 1e3:.1f} us ({case['times']['clock']} clock)")

@@ -1,6 +1,6 @@
-"""What the launches of a generation are given and should return, and how one output is judged, on the instance.
+"""Arguments and expected outputs of the launches of a generation, and the judgement of outputs, on the instance.
 
-`run_model.py` imports this file. Python's standard library and numpy only.
+`run_model.py` imports this module. It needs only Python's standard library and numpy.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ run_weights: Any = importlib.import_module(f"{__package__}.run_weights" if __pac
 
 Json = dict[str, Any]
 Place = tuple[str, int]
-"""An output: the name of its case and its number there."""
+"""An output: the name of its case and its index."""
 
 
 def float_errors(seen: Any, expected: Any) -> tuple[Any, Any, Any]:
-    """Of two arrays of one dtype: how far apart their elements are, in float64, which are equal, and which to the bit.
+    """Return, for two arrays of a dtype, the absolute differences in float64, equality, and bitwise equality.
 
-    Both NaN, or 0 and -0, are equal; beside a NaN any other value is infinitely far.
+    Two NaN, and 0 and -0, are equal; the difference between NaN and any number is infinite.
     """
     import numpy as np
 
@@ -29,23 +29,25 @@ def float_errors(seen: Any, expected: Any) -> tuple[Any, Any, Any]:
         wide, exact = seen.astype(np.float64), expected.astype(np.float64)
         errors = np.abs(wide - exact)
     unsigned = f"uint{8 * seen.dtype.itemsize}"
-    bits = [np.ascontiguousarray(each).view(unsigned).reshape(each.shape) for each in (seen, expected)]
+    bits = [np.ascontiguousarray(array).view(unsigned).reshape(array.shape) for array in (seen, expected)]
     same_bits = bits[0] == bits[1]
     same = same_bits | (wide == exact) | (np.isnan(wide) & np.isnan(exact))
     return np.where(same, 0.0, np.where(np.isnan(errors), np.inf, errors)), same, same_bits
 
 
-def written(whole: Any, onto: Json, places: Any) -> Any:
-    """The places of an array that a launch writes anew."""
+def written(array: Any, onto: Json, positions: Any) -> Any:
+    """Return the overwritten positions of an array."""
     import numpy as np
 
-    return np.ascontiguousarray(np.take(whole, places, axis=onto["axis"]))
+    return np.ascontiguousarray(np.take(array, positions, axis=onto["axis"]))
 
 
 class Chain:
-    """What the launches of a bundle are given and should return, in their order; arrays are of bits.
+    """Arguments and expected outputs of a bundle's launches, in order; arrays contain bits.
 
-    `expected` and `own` hold the outputs that later launches read; those of `differing` are not as expected to the bit.
+    `expected` has expected outputs, and the chip's outputs are stored separately, both only while later
+    launches read them. `differing` names the outputs of the chip that are not bitwise equal to the expected
+    ones.
     """
 
     def __init__(self, folder: Path, cases: list[Json], weights: Any) -> None:
@@ -53,121 +55,122 @@ class Chain:
         self._files: Json = {}
         self._last: dict[Place, int] = {}
         self.expected: dict[Place, Any] = {}
-        self.own: dict[Place, Any] = {}
+        self.chip_outputs: dict[Place, Any] = {}
         self.differing: set[Place] = set()
-        for number, case in enumerate(cases):
-            for each in case["arguments"].values():
-                if each["kind"] == "result":
-                    self._last[each["text"], each["output"]] = number
+        for index, case in enumerate(cases):
+            for argument in case["arguments"].values():
+                if argument["kind"] == "result":
+                    self._last[argument["text"], argument["output"]] = index
 
     def file(self, name: str) -> Any:
-        """The array of a file, which is kept: a table of rotations, or the places of one token in every cache."""
+        """Return the array of a file; cached, since several launches share files."""
         import numpy as np
 
         if name not in self._files:
             self._files[name] = np.load(self._folder / name, allow_pickle=False)
         return self._files[name]
 
-    def given(self, argument: Json, arrays: dict[Place, Any]) -> Any:
-        """The bits of an argument, of results those in `arrays`; KeyError where it is unknown what is expected."""
+    def resolve(self, argument: Json, arrays: dict[Place, Any]) -> Any:
+        """Return the bits of an argument, with outputs from `arrays`. Raises KeyError if an output is unknown."""
         import numpy as np
 
-        kind = argument["kind"]
-        if kind == "weight":
+        argument_kind = argument["kind"]
+        if argument_kind == "weight":
             return self._weights[argument["text"]]
-        if kind == "array":
+        if argument_kind == "array":
             return self.file(argument["file"]).copy()
-        if kind == "zeros":
+        if argument_kind == "zeros":
             return np.zeros(argument["shape"], bits_of(argument["dtype"]))
-        whole = arrays[argument["text"], argument["output"]]
-        return whole[-argument["shape"][0] :].copy() if argument["shape"] else whole.copy()
+        output = arrays[argument["text"], argument["output"]]
+        return output[-argument["shape"][0] :].copy() if argument["shape"] else output.copy()
 
     def expect(self, case: Json) -> list[tuple[Any, Any]]:
-        """The outputs of a launch as expected, as far as values travel, and of each what is compared of it."""
+        """Return (complete output, stored part) for every output of a launch, None where it is unknown."""
         import numpy as np
 
-        found: list[tuple[Any, Any]] = []
-        for number, output in enumerate(case["outputs"]):
-            part = np.load(self._folder / output["file"], allow_pickle=False) if output["file"] else None
-            whole, onto = part, output["onto"]
-            if onto is not None and part is not None:
+        outputs: list[tuple[Any, Any]] = []
+        for index, output in enumerate(case["outputs"]):
+            stored = np.load(self._folder / output["file"], allow_pickle=False) if output["file"] else None
+            complete, onto = stored, output["onto"]
+            if onto is not None and stored is not None:
                 argument = argument_of(case, onto)
-                whole = self.given(argument, self.expected) if self.knows(argument) else None
-                if whole is not None:
-                    np.moveaxis(whole, onto["axis"], 0)[self.file(onto["file"])] = np.moveaxis(
-                        part, onto["axis"], 0
+                complete = self.resolve(argument, self.expected) if self.knows(argument) else None
+                if complete is not None:
+                    np.moveaxis(complete, onto["axis"], 0)[self.file(onto["file"])] = np.moveaxis(
+                        stored, onto["axis"], 0
                     )
-            found.append((whole, part))
-            if whole is not None and (case["name"], number) in self._last:
-                self.expected[case["name"], number] = whole
-        return found
+            outputs.append((complete, stored))
+            if complete is not None and (case["name"], index) in self._last:
+                self.expected[case["name"], index] = complete
+        return outputs
 
     def knows(self, argument: Json) -> bool:
-        """Whether an argument's expected value is there."""
+        """Return whether the expected array of an argument is available."""
         return argument["kind"] != "result" or (argument["text"], argument["output"]) in self.expected
 
     def holds(self, argument: Json) -> bool:
-        """Whether an argument's own value is there."""
-        return argument["kind"] != "result" or (argument["text"], argument["output"]) in self.own
+        """Return whether the chip's array of an argument is available."""
+        return argument["kind"] != "result" or (argument["text"], argument["output"]) in self.chip_outputs
 
     def exact(self, case: Json) -> bool:
-        """Whether a launch's own arguments are the expected ones to the bit."""
+        """Return whether the chip's arguments of a launch are bitwise equal to the expected ones."""
         return not any(
-            each["kind"] == "result" and (each["text"], each["output"]) in self.differing
-            for each in case["arguments"].values()
+            argument["kind"] == "result" and (argument["text"], argument["output"]) in self.differing
+            for argument in case["arguments"].values()
         )
 
-    def keep(self, case: Json, place: int, value: Any, differs: bool) -> None:
-        """Note an own output where later launches read it; the expected one with None."""
-        key = case["name"], place
+    def keep(self, case: Json, index: int, bits: Any, differs: bool) -> None:
+        """Store an output of the chip if later launches read it; None stores the expected output."""
+        key = case["name"], index
         if key not in self._last:
             return
-        if value is None or not differs:
-            value = self.expected.get(key, value)
-        if value is not None:
-            self.own[key] = value
+        if bits is None or not differs:
+            bits = self.expected.get(key, bits)
+        if bits is not None:
+            self.chip_outputs[key] = bits
             if differs:
                 self.differing.add(key)
 
     def forget(self, number: int) -> None:
-        """Let go of what no case after this one reads."""
-        for arrays in (self.own, self.expected):
+        """Drop the outputs that no case after index `number` reads."""
+        for arrays in (self.chip_outputs, self.expected):
             for key in [key for key in arrays if self._last[key] <= number]:
                 del arrays[key]
 
 
 def bits_of(dtype: str) -> Any:
-    """The dtype of numpy's own under which arrays of a dtype are stored."""
-    found = run.dtype_named(dtype)
-    return f"uint{8 * found.itemsize}" if found.kind == "V" or found.isbuiltin != 1 else found
+    """Return the dtype of numpy as which arrays of a dtype are stored."""
+    element = run.dtype_named(dtype)
+    return f"uint{8 * element.itemsize}" if element.kind == "V" or element.isbuiltin != 1 else element
 
 
 def argument_of(case: Json, onto: Json) -> Json:
-    """The argument that an output is written onto."""
-    found: Json = case["arguments"][onto["argument"]]
-    return found
+    """Return the argument that an output overwrites in part."""
+    argument: Json = case["arguments"][onto["argument"]]
+    return argument
 
 
 def read_at(folder: Path, manifest: Json, name: str, weights: str | None) -> Callable[[Json], Any]:
-    """Reads the expected arguments of one case."""
+    """Return a function that reads the expected arguments of a case."""
     chain = Chain(folder, manifest["cases"], run_weights.Weights(weights, manifest["weights"]))
-    for number, case in enumerate(manifest["cases"]):
+    for index, case in enumerate(manifest["cases"]):
         if case["name"] == name:
             break
         chain.expect(case)
-        chain.forget(number - 1)
-    return lambda argument: chain.given(argument, chain.expected)
+        chain.forget(index - 1)
+    return lambda argument: chain.resolve(argument, chain.expected)
 
 
 class Judged:
-    """One output held against what is expected: its record, whether it is equal to the bit, whether it may be right.
+    """An output compared with the expected output: its record, bitwise equality, whether it may be correct.
 
-    `before` is the argument that it is written onto, with the places that are expected to be written, `part` what is
-    expected: None where only its digests travel, or no such output is expected. `error` is the largest difference.
+    `before` has the argument that the output overwrites and the expected positions. `part` is the stored
+    expectation, None if only its digests are stored, or if the output is unexpected. `error` is the largest
+    difference.
     """
 
     def __init__(
-        self, output: Json, bits: Any, dtype: str, before: tuple[Any, Any] | None, part: Any
+        self, output: Json, bits: Any, dtype: str, before: tuple[Any, Any] | None, stored: Any
     ) -> None:
         tolerance = output["tolerance"]
         allowed = 0.0 if tolerance is None else tolerance["bound"] + tolerance["error"]
@@ -186,22 +189,22 @@ class Judged:
         }
         alike = stray is None and dtype == output["dtype"] and list(bits.shape) == output["shape"]
         self.equal, self.right, self.error = False, alike, 0.0
-        if alike and part is None:
+        if alike and stored is None:
             self.equal = self.record["tiles"] == output["tiles"]
         elif alike:
             element = run.dtype_named(dtype)
-            errors, _, same_bits = float_errors(bits.view(element), part.view(element))
+            errors, _, same_bits = float_errors(bits.view(element), stored.view(element))
             self.equal, self.error = bool(same_bits.all()), float(errors.max(initial=0.0))
             self.right = self.error <= (0.0 if element.kind in "biu" else allowed)
 
 
-def strayed(bits: Any, before: Any, places: Any, output: Json, allowed: float) -> int | None:
-    """The first place along the axis that should be as it was and differs from the argument, beyond what is allowed."""
+def strayed(bits: Any, before: Any, positions: Any, output: Json, allowed: float) -> int | None:
+    """Return the first index along the axis that should be unchanged but differs by more than allowed."""
     import numpy as np
 
     axis, element = output["onto"]["axis"], run.dtype_named(output["dtype"])
     errors, _, _ = float_errors(bits.view(element), before.view(element))
-    most = np.moveaxis(errors, axis, 0).reshape(bits.shape[axis], -1).max(axis=1, initial=0.0)
-    most[places] = 0.0
-    astray = np.flatnonzero(most > allowed)
+    largest_errors = np.moveaxis(errors, axis, 0).reshape(bits.shape[axis], -1).max(axis=1, initial=0.0)
+    largest_errors[positions] = 0.0
+    astray = np.flatnonzero(largest_errors > allowed)
     return int(astray[0]) if len(astray) else None

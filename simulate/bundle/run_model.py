@@ -1,14 +1,14 @@
-"""Runs the generation of a bundle of a model: every launch of every step, with outputs feeding what follows.
+"""Runs the generation of a bundle of a model: every launch of every step, with outputs as arguments of later launches.
 
-`run.py` hands over to this file. Weights come from `--weights FOLDER`: its .safetensors files have to have the SHA-256
-of the bundle, and every operand that is made of them, by the recipe of the bundle, as well. A process of its own runs
-launch after launch; where it crashes or hangs, that launch is lost, and a new process goes on behind it.
+`run.py` calls this module. Weights come from `--weights FOLDER`. Its .safetensors files, and every operand
+made of them by the bundle's recipes, must have the SHA-256 in the bundle. A separate process runs the
+launches in order. If it crashes or hangs, that launch is lost, and a new process continues after it.
 
-A launch is given what the launches before it returned here. Its outputs are held against those expected, within the
-tolerance of the launch. Where one is beyond it, and the inputs were not the expected ones to the bit, rounding may
-have been carried on from earlier launches: then the launch is made again with the expected inputs, and those outputs
-are what is reported; `drift` says how far the first ones were off. What follows is given the expected values where the
-launch was wrong or lost, else its own. The token after a step is the expected one, also where another was chosen.
+A launch receives outputs of earlier launches on the chip. Its outputs are compared with the expected ones,
+within the launch's tolerance. An output beyond the tolerance may be due to rounding in earlier launches if
+its inputs were not bitwise as expected. Then the launch is repeated with the expected inputs, and those
+outputs are reported; `drift` has the errors of the first outputs. After a wrong or lost launch, later
+launches receive the expected outputs. The token after a step is always the expected token.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ run_weights: Any = importlib.import_module(f"{__package__}.run_weights" if __pac
 run_chain: Any = importlib.import_module(f"{__package__}.run_chain" if __package__ else "run_chain")
 
 MOST_VALUES_BYTES = 16_000_000
-"""The largest output whose values are brought back where they differ; of a larger one the digests of tiles are."""
+"""Largest output whose array is returned if it differs; of larger outputs, digests of tiles are."""
 MOST_CRASHES = 2
-"""Of one program, a kernel on arguments of the same shapes, before its later launches are left out."""
-MOST_DRIFT = 1e300  # stands for an infinite difference, which JSON has not
+"""Crashes of a program, a kernel with arguments of certain shapes, after which its later launches are skipped."""
+MOST_DRIFT = 1e300  # represents an infinite difference, which JSON lacks
 Json = dict[str, Any]
 
 
@@ -39,12 +39,12 @@ Json = dict[str, Any]
 
 
 class Runner:
-    """Runs the launches of a bundle one after another and tells what became of each."""
+    """Runs the launches of a bundle in order and sends the outcome of each to the parent."""
 
     def __init__(self, folder: Path, out: Path, manifest: Json, options: argparse.Namespace) -> None:
         self._folder, self._out, self._options = folder, out, options
         self._cases: list[Json] = manifest["cases"]
-        self._steps = {each["case"]: each for each in manifest["generated"]["steps"]}
+        self._steps = {step["case"]: step for step in manifest["generated"]["steps"]}
         self._teller = run.Teller(options.fd)
         self._chain = run_chain.Chain(
             folder, self._cases, run_weights.Weights(options.weights, manifest["weights"])
@@ -52,14 +52,15 @@ class Runner:
         self._seen: set[str] = set()
         self._stage = "import"
 
-    def _at(self, stage: str) -> None:
+    def _enter_stage(self, stage: str) -> None:
+        """Enter a stage and send it to the parent."""
         self._stage = stage
         self._teller.say(stage=stage)
 
     def run_from(self, name: str) -> None:
-        """Run this case and those behind it; before it everything is as expected."""
+        """Run a case and the cases after it; earlier launches count as expected."""
         begun = False
-        for number, case in enumerate(self._cases):
+        for index, case in enumerate(self._cases):
             begun = begun or case["name"] == name
             expected = self._chain.expect(case)
             if begun and (not self._options.only or case["name"] in self._options.only):
@@ -67,9 +68,10 @@ class Runner:
                 self._teller.say(result=self._run(case, expected))
             else:
                 self._forgo(case)
-            self._chain.forget(number)
+            self._chain.forget(index)
 
     def _run(self, case: Json, expected: list[tuple[Any, Any]]) -> Json:
+        """Run a launch and return its result."""
         result: Json = {
             "name": case["name"],
             "status": "failed",
@@ -84,19 +86,21 @@ class Runner:
             "token": None,
         }
         if (case["like"] or case["name"]) in (self._options.leave_out or ()):
-            why = f"{case['kernel']} on such arguments ended {MOST_CRASHES} processes before"
+            reason = f"{case['kernel']} on such arguments ended {MOST_CRASHES} processes before"
             self._forgo(case)
-            return {**run.skipped(case["name"], why), **MODEL_PART}
-        missing = [each["text"] for each in case["arguments"].values() if not self._chain.holds(each)]
+            return {**run.skipped(case["name"], reason), **MODEL_PART}
+        missing = [
+            argument["text"] for argument in case["arguments"].values() if not self._chain.holds(argument)
+        ]
         if missing:
-            why = f"what {missing[0]} should return did not travel, and what it returned is lost"
+            reason = f"what {missing[0]} should return did not travel, and what it returned is lost"
             self._forgo(case)
-            return {**run.skipped(case["name"], why), **MODEL_PART}
-        self._at("import")
+            return {**run.skipped(case["name"], reason), **MODEL_PART}
+        self._enter_stage("import")
         try:
             judged = self._judged(case, expected, result)
-            self._at("read")
-            result["outputs"] = [self._brought_back(case, each) for each in judged]
+            self._enter_stage("read")
+            result["outputs"] = [self._brought_back(case, output) for output in judged]
             result["status"] = "ran"
         except Exception as error:
             traceback.print_exc()
@@ -105,70 +109,80 @@ class Runner:
         return result
 
     def _forgo(self, case: Json) -> None:
-        """Go on behind a launch with the expected values."""
-        for place in range(len(case["outputs"])):
-            self._chain.keep(case, place, None, False)
+        """Continue after a launch with the expected outputs."""
+        for index in range(len(case["outputs"])):
+            self._chain.keep(case, index, None, False)
 
     def _judged(self, case: Json, expected: list[tuple[Any, Any]], result: Json) -> list[Any]:
-        """Launch with the own arguments, and where that is beyond the tolerance for their sake, the expected ones."""
-        returned, times = self._launched(case, self._chain.own)
+        """Launch with the chip's arguments, and again with the expected arguments if drift explains an error."""
+        returned, times = self._launched(case, self._chain.chip_outputs)
         result["times"] = times
-        judged = self._held(case, self._chain.own, returned, expected)
-        own = judged
+        judged = self._judge_outputs(case, self._chain.chip_outputs, returned, expected)
+        first_judged = judged
         if case["name"] in self._steps:
             result["token"] = chosen(self._steps[case["name"]], returned)
-        carried = not all(each.right for each in judged) and result["inputs"] == "own"
-        if carried and all(map(self._chain.knows, case["arguments"].values())):
-            result.update(inputs="expected", drift=[min(each.error, MOST_DRIFT) for each in judged])
+        may_be_drift = not all(judged_output.right for judged_output in judged) and result["inputs"] == "own"
+        if may_be_drift and all(map(self._chain.knows, case["arguments"].values())):
+            result.update(
+                inputs="expected", drift=[min(judged_output.error, MOST_DRIFT) for judged_output in judged]
+            )
             again, _ = self._launched(case, self._chain.expected)
-            judged = self._held(case, self._chain.expected, again, expected)
-        right = all(each.right for each in judged) and len(judged) == len(case["outputs"])
-        for place, ((bits, _), each) in enumerate(zip(returned, own)):
-            self._chain.keep(case, place, bits if right else None, right and not each.equal)
+            judged = self._judge_outputs(case, self._chain.expected, again, expected)
+        right = all(judged_output.right for judged_output in judged) and len(judged) == len(case["outputs"])
+        for index, ((bits, _), judged_output) in enumerate(zip(returned, first_judged)):
+            self._chain.keep(case, index, bits if right else None, right and not judged_output.equal)
         return judged
 
     def _launched(self, case: Json, arrays: Json) -> tuple[list[tuple[Any, str]], Json]:
-        """The bits and dtypes that a launch returns, and its times by the clock of the host.
+        """Launch a kernel; return bits and dtypes of its outputs, and times by the clock of the host.
 
-        Launches of a program that runs for the first time in this process are timed several times, later ones once.
+        The first launch of a program in this process is timed several times, later launches once.
         """
         launch = run.LAUNCHERS[self._options.launcher](
-            self._folder, case, lambda argument: self._chain.given(argument, arrays)
+            self._folder, case, lambda argument: self._chain.resolve(argument, arrays)
         )
         program = case["like"] or case["name"]
         first = program not in self._seen
         self._seen.add(program)
         before = time.time_ns()
-        self._at("compile" if first else "run")
+        self._enter_stage("compile" if first else "run")
         begun = time.perf_counter_ns()
         returned = launch()
         several = returned if isinstance(returned, (tuple, list)) else (returned,)
-        found = [run.to_numpy(each) for each in several]
+        outputs = [run.to_numpy(output) for output in several]
         spent = float(time.perf_counter_ns() - begun)
         if not first:
-            return found, run.summarised([spent], 0, "host")
+            return outputs, run.summarised([spent], 0, "host")
         neff = run.newest(Path.cwd(), ".neff")
         if neff is not None and neff.stat().st_mtime_ns >= before:
             self._teller.say(program=case["name"], neff=str(neff))
-        self._at("time")
-        return found, run.timed(launch, self._options)
+        self._enter_stage("time")
+        return outputs, run.timed(launch, self._options)
 
-    def _held(self, case: Json, arrays: Json, returned: list[tuple[Any, str]], expected: Any) -> list[Any]:
+    def _judge_outputs(
+        self, case: Json, arrays: Json, returned: list[tuple[Any, str]], expected: Any
+    ) -> list[Any]:
+        """Judge the outputs of a launch."""
         judged = []
-        for number, (bits, dtype) in enumerate(returned):
-            if number >= len(case["outputs"]):
-                more: Json = {"name": f"output-{number}", "tile": (128, 512), "tolerance": None, "dtype": ""}
-                judged.append(run_chain.Judged(more, bits, dtype, None, None))
+        for index, (bits, dtype) in enumerate(returned):
+            if index >= len(case["outputs"]):
+                unexpected: Json = {
+                    "name": f"output-{index}",
+                    "tile": (128, 512),
+                    "tolerance": None,
+                    "dtype": "",
+                }
+                judged.append(run_chain.Judged(unexpected, bits, dtype, None, None))
                 continue
-            output, before = case["outputs"][number], None
+            output, before = case["outputs"][index], None
             if output["onto"] is not None:
                 argument = run_chain.argument_of(case, output["onto"])
-                before = self._chain.given(argument, arrays), self._chain.file(output["onto"]["file"])
-            judged.append(run_chain.Judged(output, bits, dtype, before, expected[number][1]))
+                before = self._chain.resolve(argument, arrays), self._chain.file(output["onto"]["file"])
+            judged.append(run_chain.Judged(output, bits, dtype, before, expected[index][1]))
         return judged
 
     def _brought_back(self, case: Json, judged: Any) -> Json:
-        """The record of an output; its values are written where they are not equal to those expected."""
+        """Return the record of an output, and write its array unless it is bitwise as expected."""
         import numpy as np
 
         if not judged.equal and judged.bits.nbytes <= MOST_VALUES_BYTES:
@@ -178,9 +192,9 @@ class Runner:
                 np.save(self._out / file, judged.bits, allow_pickle=False)
                 judged.record["file"] = file
             except OSError as error:
-                why = error.strerror or error
+                reason = error.strerror or error
                 self._teller.say(
-                    lost=f"the values of {case['name']} {judged.record['name']} cannot be written: {why}"
+                    lost=f"the values of {case['name']} {judged.record['name']} cannot be written: {reason}"
                 )
                 with contextlib.suppress(OSError):
                     (self._out / file).unlink()
@@ -188,18 +202,18 @@ class Runner:
 
 
 def chosen(step: Json, returned: list[tuple[Any, str]]) -> int | None:
-    """The token with the largest logit, of equal ones the lowest; None where these outputs did not come."""
+    """Return the token with the largest logit, the lowest of equal ones; None if the outputs are missing."""
     if max(step["values"], step["tokens"]) >= len(returned):
         return None
     values, tokens = (returned[step[name]][0].reshape(-1) for name in ("values", "tokens"))
     if values.shape != tokens.shape or not values.size:
         return None
-    best = [int(token) for value, token in zip(values, tokens) if value == values.max()]
-    return min(best, default=None)
+    candidates = [int(token) for logit, token in zip(values, tokens) if logit == values.max()]
+    return min(candidates, default=None)
 
 
 def child(folder: Path, out: Path, manifest: Json, options: argparse.Namespace) -> int:
-    """Run the launches from `options.child` on and tell the parent of each."""
+    """Run the launches from `options.child` on and send each outcome to the parent; return the exit status."""
     teller = run.Teller(options.fd)
     try:
         Runner(folder, out, manifest, options).run_from(options.child)
@@ -215,12 +229,12 @@ def child(folder: Path, out: Path, manifest: Json, options: argparse.Namespace) 
 
 
 class Story:
-    """Listens to the processes that run launches, records what they tell, and knows which launch is next."""
+    """Records the messages of the processes that run launches, and tracks the next launch."""
 
     def __init__(self, out: Path, manifest: Json, options: argparse.Namespace, record: Any) -> None:
         self._out, self._options, self._record = out, options, record
         only = set(options.only or ())
-        self.left = [each for each in manifest["cases"] if not only or each["name"] in only]
+        self.left = [case for case in manifest["cases"] if not only or case["name"] in only]
         self.neffs: dict[str, str] = {}
         self._steps = manifest["generated"]["steps"]
         self._crashes: Counter[str] = Counter()
@@ -231,13 +245,13 @@ class Story:
             self.neffs[told["program"]] = told["neff"]
         result = told.get("result")
         if result is not None and self.left and result["name"] == self.left[0]["name"]:
-            self._take(result)
+            self._append(result)
 
     def lose(self, error: Json, stage: str, log: str) -> None:
-        """Record the launch that a process ended in, with the end of what it printed."""
+        """Record the launch in which a process ended, with the end of its output."""
         case = self.left[0]
         self._crashes[case["like"] or case["name"]] += 1
-        self._take(
+        self._append(
             {
                 **run.skipped(case["name"], ""),
                 **MODEL_PART,
@@ -250,10 +264,11 @@ class Story:
 
     @property
     def left_out(self) -> list[str]:
-        """The programs that ended too many processes, by their first cases."""
+        """Programs with too many crashes, by their first cases."""
         return [name for name, crashes in self._crashes.items() if crashes >= MOST_CRASHES]
 
-    def _take(self, result: Json) -> None:
+    def _append(self, result: Json) -> None:
+        """Record the result of the next launch."""
         case = self.left.pop(0)
         self._record.values["cases"].append(result)
         self._record.save()
@@ -262,44 +277,45 @@ class Story:
         if not self.left or self.left[0]["step"] != case["step"]:
             self._tell_step(case["step"])
 
-    def _tell_step(self, number: int) -> None:
-        step = self._steps[number]
-        ran = [each["token"] for each in self._record.values["cases"] if each["name"] == step["case"]]
+    def _tell_step(self, index: int) -> None:
+        """Print the chosen and the expected token of a step."""
+        step = self._steps[index]
+        ran = [case["token"] for case in self._record.values["cases"] if case["name"] == step["case"]]
         token = ran[0] if ran and ran[0] is not None else "none"
-        what = f"prompt {step['prompt'] + 1}, token {step['number'] + 1}"
-        print(f"{what}: {token}, expected {step['token']}", flush=True)
+        position = f"prompt {step['prompt'] + 1}, token {step['index'] + 1}"
+        print(f"{position}: {token}, expected {step['token']}", flush=True)
 
 
 MODEL_PART: Json = {"inputs": "expected", "drift": [], "token": None}
 
 
 def run_all(out: Path, manifest: Json, options: argparse.Namespace, record: Any) -> None:
-    """Run all launches, in as many processes as it takes; then time and profile each program on the device."""
+    """Run all launches in as many processes as needed, then time and profile each program on the device."""
     story = Story(out, manifest, options, record)
     for case in manifest["cases"]:
         launcher, remark = run.launcher_of(case, options, record)
         if launcher is None:
-            for each in story.left:
-                record.values["cases"].append({**run.skipped(each["name"], remark), **MODEL_PART})
+            for case_result in story.left:
+                record.values["cases"].append({**run.skipped(case_result["name"], remark), **MODEL_PART})
             return
         break
     build, logs = out / "build", ""
     while story.left:
         first, heard = story.left[0], len(story.left)
         options.leave_out = story.left_out
-        done = run.start_child(out, first, build, launcher, options, record, story.note)
-        for each in done.lost:
-            record.failed("write", each)
-        logs = (logs + done.log)[-run.LOG_BYTES :]
-        if not story.left or done.error is None:
+        process = run.start_child(out, first, build, launcher, options, record, story.note)
+        for loss in process.lost:
+            record.failed("write", loss)
+        logs = (logs + process.log)[-run.LOG_BYTES :]
+        if not story.left or process.error is None:
             break
-        if "begun" not in done.told and heard == len(story.left):
-            record.failed("read", f"{done.error['type']}: {done.error['message']}")
+        if "begun" not in process.told and heard == len(story.left):
+            record.failed("read", f"{process.error['type']}: {process.error['message']}")
             break
-        story.lose(done.error, done.told["stage"], done.log)
+        story.lose(process.error, process.told["stage"], process.log)
     run.kept(out, "logs/launches.txt", logs, record)
     for name, case, neff in timed_programs(manifest, story.neffs):
-        result = next((each for each in record.values["cases"] if each["name"] == name), None)
+        result = next((case for case in record.values["cases"] if case["name"] == name), None)
         if result is not None and result["status"] == "ran":
             result["times"], _ = run.on_device(neff, out, case, options, result["times"], record)
             if not options.no_profile:
@@ -308,7 +324,7 @@ def run_all(out: Path, manifest: Json, options: argparse.Namespace, record: Any)
 
 
 def timed_programs(manifest: Json, neffs: dict[str, str]) -> Iterator[tuple[str, Json, Path]]:
-    """The programs whose NEFFs are there, by the cases that ran them first."""
+    """Yield (name, case, NEFF) of every program whose NEFF exists."""
     for case in manifest["cases"]:
         if case["name"] in neffs:
             yield case["name"], case, Path(neffs[case["name"]])

@@ -1,6 +1,7 @@
-"""The weights of a bundle on the instance: from a folder that is known by its digests, or drawn; operands by recipes.
+"""Weights of a bundle on the instance: read from a folder with known digests, or random; operands by recipes.
 
-`run.py` imports this file where a bundle has weights by reference. Python's standard library and numpy only.
+`run.py` imports this module for bundles with weights by reference. It needs only Python's standard library
+and numpy.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Json = dict[str, Any]
 
 
 def check_weights(folder: str | None, files: list[Json]) -> str:
-    """What is wrong with a folder of weights, in one sentence; empty where the files are those of the bundle."""
+    """Return what is wrong with a folder of weights, or an empty string if its files are those of the bundle."""
     if not files:
         return ""
     if folder is None:
@@ -26,24 +27,24 @@ def check_weights(folder: str | None, files: list[Json]) -> str:
     if not root.is_dir():
         return f"--weights {folder} is no folder"
     for file in files:
-        path, seen = root / file["name"], hashlib.sha256()
+        path, digest = root / file["name"], hashlib.sha256()
         try:
             if path.stat().st_size != file["nbytes"]:
                 sizes = f"{path.stat().st_size:,} bytes, that of the bundle {file['nbytes']:,}"
                 return f"{path} is not the file that the bundle was made with: it has {sizes}"
             with open(path, "rb") as content:
-                while part := content.read(1 << 22):
-                    seen.update(part)
+                while block := content.read(1 << 22):
+                    digest.update(block)
         except OSError as error:
             return f"{path} cannot be read: {error.strerror or error}"
-        if seen.hexdigest() != file["sha256"]:
-            digests = f"its SHA-256 is {seen.hexdigest()}, that of the bundle {file['sha256']}"
+        if digest.hexdigest() != file["sha256"]:
+            digests = f"its SHA-256 is {digest.hexdigest()}, that of the bundle {file['sha256']}"
             return f"{path} is not the file that the bundle was made with: {digests}"
     return ""
 
 
 def tensors_of(path: Path) -> dict[str, tuple[Any, str]]:
-    """The tensors of a .safetensors file by name: their bits in the order of the file, mapped, and their dtype.
+    """Return the tensors of a .safetensors file by name: memory-mapped bits in file order, and dtype.
 
     The file begins with the length of a JSON header, 8 bytes, and the header; the tensors follow it.
     """
@@ -52,21 +53,22 @@ def tensors_of(path: Path) -> dict[str, tuple[Any, str]]:
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
-    found = {}
+    tensors = {}
     for name, about in header.items():
         if name != "__metadata__" and about["dtype"] in STORED:
             dtype = STORED[about["dtype"]]
             begin, end = about["data_offsets"]
             count = (end - begin) // np.dtype(BITS[dtype]).itemsize
             bits = np.memmap(path, BITS[dtype], "r", 8 + length + begin, (count,)) if count else None
-            found[name] = bits, dtype
-    return found
+            tensors[name] = bits, dtype
+    return tensors
 
 
 def rounded(bits: Any, dtype: str, into: str) -> Any:
-    """The bits of floats of one dtype in another: float32 holds all exactly, bfloat16 the nearest, of two the even one.
+    """Convert the bits of floats to another dtype; bfloat16 rounds to nearest, ties to even. float32 is exact.
 
-    Raises ValueError for another dtype.
+    Raises:
+        ValueError: If the target is neither float32 nor bfloat16.
     """
     import numpy as np
 
@@ -80,34 +82,35 @@ def rounded(bits: Any, dtype: str, into: str) -> Any:
     if into == "float32":
         return wide
     nearest = (wide + np.uint32(0x7FFF) + (wide >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
-    nan = (wide & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    return np.where(nan, wide >> np.uint32(16) | np.uint32(0x40), nearest).astype(np.uint16)
+    is_nan = (wide & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.where(is_nan, wide >> np.uint32(16) | np.uint32(0x40), nearest).astype(np.uint16)
 
 
 def drawn(tensor: Json) -> tuple[Any, str]:
-    """The bits and the dtype of a tensor that no file holds: even chances from `shift` - `scale` to `shift` + `scale`.
+    """Return the bits and the dtype of a random tensor, uniform in [`shift` - `scale`, `shift` + `scale`].
 
-    PCG64 of numpy with a seed gives 64 bits for each element, whose stream numpy promises to keep. The first 24 of them
-    are a whole number of 2**-23; less 1, times the scale, which is a power of two, plus the shift, all in float32. In
-    bfloat16 that is rounded to the nearest value and then to even.
+    numpy's PCG64 with a seed yields 64 bits for each element, a stream that numpy guarantees. Its first 24
+    bits are an integer multiple of 2**-23. That number less 1, times the scale (a power of two), plus the
+    shift, is computed in float32. bfloat16 is rounded to nearest, ties to even.
     """
     import numpy as np
 
     words = np.random.PCG64(tensor["seed"]).random_raw(tensor["count"])
     steps = (words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-23) - np.float32(1.0)
-    values = steps * np.float32(tensor["scale"]) + np.float32(tensor["shift"])
-    return rounded(values.view(np.uint32), "float32", tensor["dtype"]), tensor["dtype"]
+    floats = steps * np.float32(tensor["scale"]) + np.float32(tensor["shift"])
+    return rounded(floats.view(np.uint32), "float32", tensor["dtype"]), tensor["dtype"]
 
 
 def prepared(operand: Json, tensors: dict[str, tuple[Any, str]]) -> Any:
-    """The bits of an operand, put together from pieces of tensors.
+    """Return the bits of an operand, assembled from pieces of tensors.
 
-    Raises ValueError with a sentence where a tensor is missing or too short, or the result has another SHA-256.
+    Raises:
+        ValueError: If a tensor is missing or too short, or if the SHA-256 of the operand differs.
     """
     import numpy as np
 
     name, dtype = operand["name"], operand["dtype"]
-    found = np.zeros(operand["shape"], BITS[dtype])
+    operand_bits = np.zeros(operand["shape"], BITS[dtype])
     for piece in operand["pieces"]:
         tensor, stored = tensors.get(piece["tensor"], (None, ""))
         steps = list(zip(piece["shape"], piece["strides"]))
@@ -118,33 +121,37 @@ def prepared(operand: Json, tensors: dict[str, tuple[Any, str]]) -> Any:
         box = np.lib.stride_tricks.as_strided(
             tensor[piece["start"] :], piece["shape"], strides, writeable=False
         )
-        found[tuple(slice(at, at + size) for at, size in zip(piece["at"], piece["shape"]))] = rounded(
-            box, stored, dtype
-        )
-    digest = hashlib.sha256(found.tobytes()).hexdigest()
+        operand_bits[
+            tuple(slice(origin, origin + size) for origin, size in zip(piece["at"], piece["shape"]))
+        ] = rounded(box, stored, dtype)
+    digest = hashlib.sha256(operand_bits.tobytes()).hexdigest()
     if digest != operand["sha256"]:
         raise ValueError(
             f"the weight {name} has SHA-256 {digest} as it is made here, not {operand['sha256']}"
         )
-    return found
+    return operand_bits
 
 
 class Weights:
-    """The operands of a bundle, each made when it is asked for the first time; `folder` has the files, if any."""
+    """Operands of a bundle, each made at its first use; `folder` has the files, if any."""
 
     def __init__(self, folder: str | None, weights: Json) -> None:
         self._tensors: dict[str, tuple[Any, str]] = {}
         for file in weights["files"]:
             self._tensors.update(tensors_of(Path(folder or ".") / file["name"]))
-        self._drawn = {each["name"]: each for each in weights["drawn"]}
-        self._operands = {each["name"]: each for each in weights["operands"]}
+        self._drawn = {tensor["name"]: tensor for tensor in weights["drawn"]}
+        self._operands = {operand["name"]: operand for operand in weights["operands"]}
         self._made: Json = {}
 
     def __getitem__(self, name: str) -> Any:
-        """The bits of an operand."""
+        """Return the bits of an operand."""
         if name not in self._made:
             operand = self._operands[name]
-            named = {each["tensor"] for each in operand["pieces"]}
-            own = {each: drawn(self._drawn[each]) for each in named if each in self._drawn}
-            self._made[name] = prepared(operand, self._tensors | own)
+            tensor_names = {piece["tensor"] for piece in operand["pieces"]}
+            random_tensors = {
+                tensor_name: drawn(self._drawn[tensor_name])
+                for tensor_name in tensor_names
+                if tensor_name in self._drawn
+            }
+            self._made[name] = prepared(operand, self._tensors | random_tensors)
         return self._made[name]

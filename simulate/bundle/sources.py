@@ -1,4 +1,4 @@
-"""The source files that a kernel needs where this project is not installed: its own file and what it imports."""
+"""Source files that a kernel needs without this project: its own file and the files that it imports."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from types import CodeType
 from typing import Any
 
 from nkw.files import MOST_SOURCE_BYTES, read_text
-from simulate.bundle.reading import refused
+from simulate.bundle.reading import make_error
 
 _INSTALLED = frozenset({"nki", "neuronxcc", "numpy", "ml_dtypes", "torch"})
-"""Packages that are there with the vendor's SDK."""
+"""Packages that the vendor's SDK installs."""
 _SIMULATOR = "simulate"
 _EMPTY = '"""The package of these kernels; what it holds beside them stayed behind."""\n'
 _PACKAGES_FOLDERS = ("site-packages", "dist-packages")
@@ -23,88 +23,97 @@ _PACKAGES_FOLDERS = ("site-packages", "dist-packages")
 
 @dataclass
 class Sources:
-    """Files by their paths below `sources/`, and the packages that have to be installed beside the SDK."""
+    """Files by their paths below `sources/`, and the packages to install in addition to the SDK."""
 
     files: dict[str, str] = field(default_factory=dict)
     packages: set[str] = field(default_factory=set)
 
 
-def module_of(kernel: Callable[..., Any], words: str) -> tuple[str, Path]:
-    """The module that has to be imported for the function that FILE.py:NAME or MODULE:NAME names, and its file."""
-    place = words.rpartition(":")[0]
+def find_module(kernel: Callable[..., Any], kernel_name: str) -> tuple[str, Path]:
+    """Return the module to import for the function that FILE.py:NAME or MODULE:NAME names, and its file.
+
+    Raises:
+        InvalidArgument: If the kernel is no function of a file, or cannot be imported by its name.
+    """
+    module_or_file = kernel_name.rpartition(":")[0]
     code = getattr(kernel, "__code__", None)
     if not isinstance(code, CodeType):
-        raise refused(f"{words:.60} is no function of a file")
-    if place.endswith(".py"):
-        return Path(place).stem, Path(place).resolve()
-    found = sys.modules.get(kernel.__module__)
-    if found is None or not hasattr(found, code.co_name):
-        raise refused(f"{words:.60} cannot be imported by its name {kernel.__module__}.{code.co_name}")
+        raise make_error(f"{kernel_name:.60} is no function of a file")
+    if module_or_file.endswith(".py"):
+        return Path(module_or_file).stem, Path(module_or_file).resolve()
+    module = sys.modules.get(kernel.__module__)
+    if module is None or not hasattr(module, code.co_name):
+        raise make_error(
+            f"{kernel_name:.60} cannot be imported by its name {kernel.__module__}.{code.co_name}"
+        )
     return kernel.__module__, Path(code.co_filename).resolve()
 
 
-def collect(sources: Sources, module: str, file: Path) -> str:
-    """Add a module and everything that it imports to `sources`; returns the name under which it imports NKI.
+def collect_sources(sources: Sources, module: str, file: Path) -> str:
+    """Add a module and everything that it imports to `sources`; return the name under which it imports NKI.
 
-    Files travel as they are. The standard library and what the vendor's SDK brings stay behind; other packages that are
-    installed are listed. The `__init__` of a package that imports the simulator is replaced by an empty one. Raises
-    InvalidArgument where another file imports it, or cannot be read.
+    Files are copied unchanged. The standard library and packages of the SDK are left out; further installed
+    packages are listed. The `__init__` of a package that imports the simulator is replaced by an empty file.
+
+    Raises:
+        InvalidArgument: If a file cannot be read, or if a module imports the simulator.
     """
-    _add(sources, module, file, module.partition(".")[0])
-    names = set(_imports(ast.parse(read_text(file, MOST_SOURCE_BYTES)), module, False))
+    _add_file(sources, module, file, module.partition(".")[0])
+    names = set(_list_imports(ast.parse(read_text(file, MOST_SOURCE_BYTES)), module, False))
     return "neuronxcc.nki" if any(name.startswith("neuronxcc") for name in names) else "nki"
 
 
-def _add(sources: Sources, module: str, file: Path, own: str) -> None:
+def _add_file(sources: Sources, module: str, file: Path, kernel_package: str) -> None:
+    """Add a file and, recursively, the files that it imports."""
     is_package = file.name == "__init__.py"
     path = module.replace(".", "/") + ("/__init__.py" if is_package else ".py")
     if path in sources.files:
         return
     try:
         text = read_text(file, MOST_SOURCE_BYTES)
-        names = list(dict.fromkeys(_imports(ast.parse(text), module, is_package)))
+        names = list(dict.fromkeys(_list_imports(ast.parse(text), module, is_package)))
     except (OSError, SyntaxError, ValueError, RecursionError) as error:
-        raise refused(f"{file} cannot be read: {error}") from None
+        raise make_error(f"{file} cannot be read: {error}") from None
     if any(name.partition(".")[0] == _SIMULATOR for name in names):
         if not is_package:
-            raise refused(
+            raise make_error(
                 f"{file} imports the simulator, which is not there on an instance: import nki instead"
             )
         text, names = _EMPTY, []
     sources.files[path] = text
     parent = module.rpartition(".")[0]
     for name in [*([parent] if parent else []), *names]:
-        _add_imported(sources, name, own)
+        _add_imported(sources, name, kernel_package)
 
 
-def _add_imported(sources: Sources, name: str, own: str) -> None:
-    """Add an imported module, unless it comes with Python or the SDK, or is the name of something in a module."""
+def _add_imported(sources: Sources, name: str, kernel_package: str) -> None:
+    """Add an imported module, unless it is part of Python or the SDK, or the name of an object in a module."""
     top = name.partition(".")[0]
     if top in _INSTALLED or top in sys.stdlib_module_names:
         return
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
         return
-    if found is None or found.origin is None:
+    if spec is None or spec.origin is None:
         return
-    file = Path(found.origin).resolve()
-    if top != own and any(each in file.parts for each in _PACKAGES_FOLDERS):
+    file = Path(spec.origin).resolve()
+    if top != kernel_package and any(folder in file.parts for folder in _PACKAGES_FOLDERS):
         sources.packages.add(top)
     elif file.suffix == ".py":
-        _add(sources, name, file, own)
+        _add_file(sources, name, file, kernel_package)
 
 
-def _imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[str]:
-    """The absolute names of what a file imports; of `from a import b` both `a` and `a.b`, which may be a module."""
+def _list_imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[str]:
+    """Yield the absolute names of imported modules; for `from a import b` both `a` and `a.b`, which may be a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                parts = module.split(".")
-                kept = parts[: len(parts) - node.level + is_package]
-                base = ".".join([*kept, *([node.module] if node.module else [])])
+                name_parts = module.split(".")
+                parent_parts = name_parts[: len(name_parts) - node.level + is_package]
+                base = ".".join([*parent_parts, *([node.module] if node.module else [])])
             yield base
-            yield from (f"{base}.{each.name}" for each in node.names)
+            yield from (f"{base}.{alias.name}" for alias in node.names)

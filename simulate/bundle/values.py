@@ -1,4 +1,4 @@
-"""Outputs of a chip against those expected: the first tile and element that differ, by how much, and whether it may."""
+"""Comparison of a chip's outputs with the expected outputs: first difference, its size, and whether it is allowed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy as np
 
 from nkw.errors import InvalidArgument
 from simulate.bundle.manifest import Case, Output
-from simulate.bundle.reading import bits_of
-from simulate.bundle.result import CaseResult, Values, expected_of, values_of
+from simulate.bundle.reading import get_storage_dtype
+from simulate.bundle.result import CaseResult, Values, read_expected, read_output
 from simulate.bundle.run import tile_digests, tiles
 from simulate.bundle.run_chain import float_errors
 
 
 class Agreement(Enum):
-    """How an output agrees with the expected one.
+    """Agreement of an output with the expected output.
 
-    equal: the same bytes. within: the difference is one that two right kernels can have. unbounded: different, and
-    nothing says by how much it may be: there is no reference, or only digests came back. wrong: beyond the bound, or of
-    another shape or dtype. missing: it did not come back or cannot be read.
+    equal: the bytes are equal. within: two correct kernels can differ as much. unbounded: they differ, and no
+    bound is known, because there is no reference or only digests came back. wrong: beyond the bound, or
+    another shape or dtype. missing: the output is absent or unreadable.
     """
 
     equal = "equal"
@@ -34,10 +34,11 @@ class Agreement(Enum):
 
 
 @dataclass(frozen=True)
-class Place:
-    """One element: its tile as (row of tiles, column of tiles), its index, what was seen and expected, ulps between.
+class Element:
+    """An element of an output: its tile as (row of tiles, column of tiles), its index, both numbers, ulps between them.
 
-    ulps counts the values of the dtype that lie between; None where one of them is NaN and the other is not.
+    `ulps` counts steps between representable numbers of the dtype; None if exactly one of them is NaN or
+    infinite.
     """
 
     tile: tuple[int, int]
@@ -49,17 +50,18 @@ class Place:
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """One output: how it agrees, the first element that decides it, and how much of it differs.
+    """Comparison of an output: its agreement, the first decisive element, and the extent of differences.
 
-    first: the first element beyond the bound, else the first that differs. tile: of the first tile that differs, also
-    where only digests came back. beyond: elements beyond the bound; differing: elements with other bytes.
+    `first` is the first element beyond the bound, else the first that differs. `tile` is that of the first
+    difference, known from digests too. `beyond` counts elements beyond the bound, `differing` those with
+    other bytes.
     """
 
     name: str
     agreement: Agreement
     why: str = ""
     tile: tuple[int, int] | None = None
-    first: Place | None = None
+    first: Element | None = None
     wrong_tiles: int = 0
     tiles: int = 0
     beyond: int = 0
@@ -71,99 +73,118 @@ class OutputComparison:
 
 
 def compare_case(folder: Path, case: Case, result: CaseResult) -> tuple[OutputComparison, ...]:
-    """Every output of a case that ran against the expected one. Raises InvalidArgument where that cannot be read."""
-    found = {each.name: each for each in result.outputs}
-    compared = [
-        _compared(folder, output, found[output.name], _expected(folder, case, number))
-        if output.name in found
+    """Compare every output of a case that ran with the expected output.
+
+    Raises:
+        InvalidArgument: If an expected output cannot be read.
+    """
+    returned = {output.name: output for output in result.outputs}
+    comparisons = [
+        _compare_output(folder, output, returned[output.name], _read_expected_output(folder, case, number))
+        if output.name in returned
         else OutputComparison(output.name, Agreement.missing, "it did not come back")
         for number, output in enumerate(case.outputs)
     ]
-    more = [name for name in found if name not in {each.name for each in case.outputs}]
-    unexpected = [OutputComparison(name, Agreement.wrong, "the kernel should not return it") for name in more]
-    return (*compared, *unexpected)
+    unexpected_names = [name for name in returned if name not in {output.name for output in case.outputs}]
+    unexpected = [
+        OutputComparison(name, Agreement.wrong, "the kernel should not return it")
+        for name in unexpected_names
+    ]
+    return (*comparisons, *unexpected)
 
 
-def _expected(folder: Path, case: Case, number: int) -> np.ndarray | None:
-    """What output `number` should be; None where only its digests are in the bundle."""
-    return expected_of(folder, case, number) if case.outputs[number].file else None
+def _read_expected_output(folder: Path, case: Case, number: int) -> np.ndarray | None:
+    """Read the expected output; None if the bundle has only its digests."""
+    return read_expected(folder, case, number) if case.outputs[number].file else None
 
 
-def _compared(folder: Path, output: Output, values: Values, expected: np.ndarray | None) -> OutputComparison:
-    if (values.shape, values.dtype) != (output.shape, output.dtype):
-        why = f"it is {values.dtype}{list(values.shape)}, expected is {output.dtype}{list(output.shape)}"
-        return OutputComparison(output.name, Agreement.wrong, why, allowed=_allowed(output))
-    if values.stray is not None:
-        why = f"at {values.stray} it is not as it was, where the kernel should write nothing"
-        return OutputComparison(output.name, Agreement.wrong, why, allowed=_allowed(output))
-    if values.file is None or expected is None:
-        return _by_digests(output, values, expected)
+def _compare_output(
+    folder: Path, output: Output, returned: Values, expected: np.ndarray | None
+) -> OutputComparison:
+    """Compare a returned output with the expected output."""
+    if (returned.shape, returned.dtype) != (output.shape, output.dtype):
+        reason = (
+            f"it is {returned.dtype}{list(returned.shape)}, expected is {output.dtype}{list(output.shape)}"
+        )
+        return OutputComparison(output.name, Agreement.wrong, reason, allowed=_get_allowed(output))
+    if returned.stray is not None:
+        reason = f"at {returned.stray} it is not as it was, where the kernel should write nothing"
+        return OutputComparison(output.name, Agreement.wrong, reason, allowed=_get_allowed(output))
+    if returned.file is None or expected is None:
+        return _compare_digests(output, returned, expected)
     try:
-        seen = values_of(folder, values)
+        array = read_output(folder, returned)
     except InvalidArgument as unread:
         return OutputComparison(output.name, Agreement.missing, unread.message)
-    return compare_arrays(output, seen, expected)
+    return compare_arrays(output, array, expected)
 
 
-def _allowed(output: Output) -> float | None:
+def _get_allowed(output: Output) -> float | None:
+    """Return the largest allowed difference, or None without a tolerance."""
     return None if output.tolerance is None else output.tolerance.allowed
 
 
-def _by_digests(output: Output, values: Values, expected: np.ndarray | None) -> OutputComparison:
-    """By the digests of tiles, which tell that a tile differs but not by how much."""
-    wanted, size = list(output.tiles), math.prod(output.shape)
+def _compare_digests(output: Output, returned: Values, expected: np.ndarray | None) -> OutputComparison:
+    """Compare the digests of tiles, which show differing tiles but not the size of differences."""
+    digests, size = list(output.tiles), math.prod(output.shape)
     if expected is not None:
-        wanted = tile_digests(expected.view(bits_of(expected.dtype)), *output.tile)
-    if values.tiles is None or len(values.tiles) != len(wanted):
+        digests = tile_digests(expected.view(get_storage_dtype(expected.dtype)), *output.tile)
+    if returned.tiles is None or len(returned.tiles) != len(digests):
         return OutputComparison(
             output.name, Agreement.missing, "neither values nor digests of its tiles came back"
         )
-    differing = [number for number, (one, other) in enumerate(zip(values.tiles, wanted)) if one != other]
+    differing = [
+        index
+        for index, (digest, expected_digest) in enumerate(zip(returned.tiles, digests))
+        if digest != expected_digest
+    ]
     if not differing:
-        return OutputComparison(output.name, Agreement.equal, tiles=len(wanted), size=size)
-    across = -(-_columns(output.shape) // output.tile[1])
+        return OutputComparison(output.name, Agreement.equal, tiles=len(digests), size=size)
+    tiles_per_row = -(-_columns(output.shape) // output.tile[1])
     return OutputComparison(
         output.name,
         Agreement.unbounded,
         "only digests came back" if expected is not None else "only its digests are in the bundle",
-        divmod(differing[0], across),
+        divmod(differing[0], tiles_per_row),
         wrong_tiles=len(differing),
-        tiles=len(wanted),
+        tiles=len(digests),
         size=size,
-        allowed=_allowed(output),
+        allowed=_get_allowed(output),
     )
 
 
 def compare_arrays(output: Output, seen: np.ndarray, expected: np.ndarray) -> OutputComparison:
-    """Two arrays of the output's dtype and shape."""
+    """Compare two arrays of the output's dtype and shape."""
     dtype = expected.dtype
     errors, same, same_bits = float_errors(seen, expected)
     with np.errstate(invalid="ignore", over="ignore"):
-        wide, exact = seen.astype(np.float64), expected.astype(np.float64)
+        seen_values, expected_values = seen.astype(np.float64), expected.astype(np.float64)
     ulps = ulps_between(seen, expected)
-    bound = 0.0 if dtype.kind in "biu" else _allowed(output)
+    bound = 0.0 if dtype.kind in "biu" else _get_allowed(output)
     beyond = ~same if bound is None else errors > bound
-    decides = beyond if beyond.any() else ~same_bits
-    total = sum(1 for _ in tiles(same_bits, *output.tile))
-    if not decides.any():
+    is_decisive = beyond if beyond.any() else ~same_bits
+    num_tiles = sum(1 for _ in tiles(same_bits, *output.tile))
+    if not is_decisive.any():
         return OutputComparison(
-            output.name, Agreement.equal, tiles=total, size=expected.size, error=0.0, allowed=bound
+            output.name, Agreement.equal, tiles=num_tiles, size=expected.size, error=0.0, allowed=bound
         )
     wrong = [
-        (row // output.tile[0], column // output.tile[1], row, column, part)
-        for row, column, part in tiles(decides, *output.tile)
-        if part.any()
+        (row // output.tile[0], column // output.tile[1], row, column, tile_mask)
+        for row, column, tile_mask in tiles(is_decisive, *output.tile)
+        if tile_mask.any()
     ]
-    tile_row, tile_column, row, column, part = wrong[0]
-    at_row, at_column = (int(each) for each in np.argwhere(part)[0])
+    tile_row, tile_column, row, column, tile_mask = wrong[0]
+    at_row, at_column = (int(axis_index) for axis_index in np.argwhere(tile_mask)[0])
     flat = (row + at_row) * _columns(output.shape) + column + at_column
-    index = tuple(int(each) for each in np.unravel_index(flat, output.shape)) if output.shape else ()
-    comparable = np.isfinite(wide) & np.isfinite(exact)
-    place = Place(
+    index = (
+        tuple(int(axis_index) for axis_index in np.unravel_index(flat, output.shape)) if output.shape else ()
+    )
+    comparable = np.isfinite(seen_values) & np.isfinite(expected_values)
+    element = Element(
         (tile_row, tile_column),
         index,
-        float(wide[index]),
-        float(exact[index]),
+        float(seen_values[index]),
+        float(expected_values[index]),
         int(ulps[index]) if comparable[index] else None,
     )
     if bound is None and beyond.any():
@@ -174,10 +195,10 @@ def compare_arrays(output: Output, seen: np.ndarray, expected: np.ndarray) -> Ou
         output.name,
         agreement,
         output.why if bound is None else "",
-        place.tile,
-        place,
+        element.tile,
+        element,
         len(wrong),
-        total,
+        num_tiles,
         int(np.count_nonzero(beyond)) if bound is not None else 0,
         int(np.count_nonzero(~same_bits)),
         expected.size,
@@ -188,21 +209,25 @@ def compare_arrays(output: Output, seen: np.ndarray, expected: np.ndarray) -> Ou
 
 
 def _columns(shape: Sequence[int]) -> int:
+    """Return the size of the last dimension, 1 for a scalar."""
     return shape[-1] if shape else 1
 
 
-def ulps_between(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """How many steps from value to value of the dtype lie between two arrays' elements, as uint64.
+def ulps_between(seen: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Return the steps between representable numbers from each element to its counterpart, as uint64.
 
-    Floats are numbered by their bits, so that -0 and 0 are equal and the number of a value grows with it; NaN and
-    infinities have numbers as well, which mean nothing. Integers are their own numbers.
+    Floats are numbered by their bits in ascending order, with -0 equal to 0; the numbers of NaN and
+    infinities mean nothing. Integers are their own numbers.
     """
-    numbers, others = _numbers(one), _numbers(other)
+    seen_numbers, expected_numbers = _number_elements(seen), _number_elements(expected)
     # The difference of two int64 fits into uint64, whose subtraction is modulo 2**64.
-    return np.maximum(numbers, others).astype(np.uint64) - np.minimum(numbers, others).astype(np.uint64)
+    return np.maximum(seen_numbers, expected_numbers).astype(np.uint64) - np.minimum(
+        seen_numbers, expected_numbers
+    ).astype(np.uint64)
 
 
-def _numbers(array: np.ndarray) -> np.ndarray:
+def _number_elements(array: np.ndarray) -> np.ndarray:
+    """Return the number of each element in the ascending order of its dtype, as int64."""
     if array.dtype.kind in "biu":
         return array.astype(np.int64)
     width = 8 * array.dtype.itemsize
@@ -212,4 +237,5 @@ def _numbers(array: np.ndarray) -> np.ndarray:
 
 
 def _bits(array: np.ndarray) -> np.ndarray:
+    """Return the bits of each element as unsigned integers."""
     return np.ascontiguousarray(array).view(f"uint{8 * array.dtype.itemsize}").reshape(array.shape)

@@ -9,7 +9,7 @@ from typing import Any
 
 from nkw.errors import LONGEST_PATH, InvalidArgument, NkwError, shown
 from nkw.files import is_folder, read_text
-from simulate.bundle.entries import DEVICE, FAMILY, HOST, Entry, Skipped, entries_of
+from simulate.bundle.entries import DEVICE, FAMILY, HOST, Entry, Skipped, make_entries
 from simulate.bundle.result import load
 from simulate.calibrate.measurement import Measurement, make_predictor
 from simulate.hardware import hardware
@@ -32,7 +32,7 @@ def read_measurements(path: Path, reading: Reading) -> tuple[list[Measurement], 
         if folder.name == "result" and not (folder / "bundle.json").exists():
             folder = folder.parent
         bundle, result = load(folder)
-        entries, skipped = entries_of(folder, bundle, result)
+        entries, skipped = make_entries(folder, bundle, result)
     else:
         entries, skipped = _read_entries(path), []
         if any(not isinstance(entry, dict) or entry.get("family") != FAMILY for entry in entries):

@@ -160,9 +160,9 @@ def test_without_a_reference_there_is_no_bound_and_a_reason(bundled: Any, tmp_pa
         ),
         (
             ("mine.py:copied", "f32[8,16]", "--out", "full"),
-            "full is there already; a bundle is written into a new",
+            "full exists already; give a new or empty folder",
         ),
-        (("mine.py:copied", "f32[8,16]", "--out", "mine.py"), "mine.py is there already"),
+        (("mine.py:copied", "f32[8,16]", "--out", "mine.py"), "mine.py exists already"),
         (("mine.py:copied", "f32[8,16]", "--out", "mine.py/out"), "mine.py/out cannot be written: "),
         (
             ("mine.py:copied", "f32[1250,1001]", "--out", "out"),
@@ -252,7 +252,7 @@ def test_compare_before_a_run_says_what_to_run_first(
 def test_packages_that_bind_the_simulator_travel_with_an_empty_init(tmp_path: Path) -> None:
     found = sources.Sources()
     module, file = "nki_kernels.matmul", Path(build.__file__).parents[2] / "nki_kernels" / "matmul.py"
-    assert sources.collect(found, module, file) == "nki"
+    assert sources.collect_sources(found, module, file) == "nki"
     assert "simulate" not in found.files["nki_kernels/__init__.py"]
     assert found.files["nki_kernels/matmul.py"] == file.read_text()
     assert not any(name.startswith("simulate") for name in found.files)

@@ -18,7 +18,7 @@ import pytest
 from nkw.commands import main as of_models
 from nkw.errors import InvalidArgument
 from nkw.terminal import rendered
-from simulate.bundle.compare import compare_bundle, document, report
+from simulate.bundle.compare import compare_bundle, make_document, make_report
 from simulate.bundle.manifest import MANIFEST
 from simulate.bundle.reading import MOST_JSON_BYTES, Fields
 from simulate.bundle.result import load
@@ -71,8 +71,8 @@ def said(folder: Path) -> str:
     except InvalidArgument as error:
         refused = error
     else:
-        json.dumps(document(seen), allow_nan=False)
-        text = rendered(report(seen))
+        json.dumps(make_document(seen), allow_nan=False)
+        text = rendered(make_report(seen))
         assert max(map(len, text.splitlines())) <= 80
         return text
     assert refused.code == "NKW-BUNDLE"

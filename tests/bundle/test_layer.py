@@ -64,7 +64,7 @@ def bundled(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 @pytest.mark.slow
 def test_all_launches_of_the_layer_are_cases_in_their_order(layer: Path) -> None:
     bundle = load_bundle(layer)
-    assert (bundle.kind, bundle.target) == ("layer", "trn2")
+    assert (bundle.bundle_kind, bundle.target) == ("layer", "trn2")
     assert [each.name for each in bundle.cases] == LAUNCHES
     assert all(output.tolerance is not None for each in bundle.cases for output in each.outputs)
 
@@ -224,7 +224,7 @@ def test_weights_of_up_to_eight_megabytes_travel(
     assert status == 0 and ("--weights FOLDER" in text) == (not travel)
     bundle = load_bundle(tmp_path / "b")
     assert (bundle.weights is None) == travel
-    kinds = {each.kind for case in bundle.cases for each in case.arguments}
+    kinds = {each.argument_kind for case in bundle.cases for each in case.arguments}
     assert ("weight" in kinds) == (not travel)
     size = sum(path.stat().st_size for path in (tmp_path / "b").rglob("*") if path.is_file())
     assert (size > 8_000_000) == travel
@@ -281,6 +281,6 @@ def test_a_kernel_goes_to_the_command_of_kernels(tmp_path: Path, capsys: pytest.
     """And a folder that is not there, without the number of a layer, to that of kernels too."""
     words = ["nki_kernels:matmul", "f32[8,64]", "f32[64,8]", "--target", "trn2", "--out", str(tmp_path / "b")]
     assert bundled(capsys, *words)[0] == 0
-    assert load_bundle(tmp_path / "b").kind == "kernels"
+    assert load_bundle(tmp_path / "b").bundle_kind == "kernels"
     status, text = bundled(capsys, "none", "--out", str(tmp_path / "c"))
     assert status == 2 and "none names no kernel" in text

@@ -69,12 +69,16 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.slow
 def test_every_launch_of_every_step_is_a_case_in_order(generation: Path) -> None:
     bundle = load_bundle(generation)
-    assert (bundle.kind, bundle.target) == ("model", "trn2")
+    assert (bundle.bundle_kind, bundle.target) == ("model", "trn2")
     names = [each.name for each in bundle.cases]
     assert len(names) == 2 + LAYERS * PROMPT_LAUNCHES + 2 + LAYERS
     assert names[:2] == ["p1-t1-embedding-embedding", "p1-t1-layer-0-qkv_projection"]
     assert names[-2:] == ["p1-t2-layer-5-decoder_layer_decode", "p1-t2-head-lm_head"]
-    assert {each.part for each in bundle.cases} == {"embedding", "head", *(f"layer {n}" for n in range(6))}
+    assert {each.model_part for each in bundle.cases} == {
+        "embedding",
+        "head",
+        *(f"layer {n}" for n in range(6)),
+    }
     assert all(
         output.tolerance for each in bundle.cases for output in each.outputs if output.dtype != "int32"
     )

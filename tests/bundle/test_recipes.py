@@ -15,7 +15,7 @@ from model.device.bundling import check_recipes
 from model.errors import ModelError
 from model.llm.loaded import LoadedModel
 from model.mesh import Mesh
-from simulate.bundle.chain import Origins, places_written
+from simulate.bundle.chain import Origins, find_written_positions
 from simulate.bundle.run_weights import drawn, rounded
 from tests.model.family_folders import write_family
 
@@ -126,12 +126,12 @@ def test_places_written_are_along_the_axis_with_the_fewest() -> None:
     for axis, places in ((1, [5]), (1, [0, 127]), (2, [1]), (0, [1])):
         after = before.copy()
         np.moveaxis(after, axis, 0)[places] = 1.0
-        seen_axis, seen = places_written(before, after)
+        seen_axis, seen = find_written_positions(before, after)
         assert (seen_axis, seen.tolist(), seen.dtype) == (axis, places, np.int32)
-    assert places_written(before, before)[1].tolist() == [0]  # at least one
+    assert find_written_positions(before, before)[1].tolist() == [0]  # at least one
     signed = before.copy()
     signed[0, 9, 0] = -0.0
-    assert places_written(before, signed)[1].size == 1  # other bytes, an equal value
+    assert find_written_positions(before, signed)[1].size == 1  # other bytes, an equal value
 
 
 def test_an_origin_is_of_an_array_that_lives_and_is_unchanged() -> None:
@@ -139,9 +139,9 @@ def test_an_origin_is_of_an_array_that_lives_and_is_unchanged() -> None:
     array = np.arange(12, dtype=np.float32).reshape(4, 3)
     origins.note(array, "result", "case", 2)
     for seen in (array, array[-2:], array[-1:]):
-        found = origins.of(seen)
+        found = origins.find_origin(seen)
         assert found is not None and (found.text, found.output) == ("case", 2)
     for other in (array[:2], array.copy(), array.T, array.view(np.int32), array.reshape(3, 4)):
-        assert origins.of(other) is None
+        assert origins.find_origin(other) is None
     array[0, 0] = 7.0
-    assert origins.of(array) is None
+    assert origins.find_origin(array) is None

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from nkw.terminal import rendered
-from simulate.bundle.blame import Comparison, Fault, compared
-from simulate.bundle.compare import report
+from simulate.bundle.blame import Comparison, Fault, compare_cases
+from simulate.bundle.compare import make_report
 from simulate.bundle.manifest import Bundle, Output, Tolerance, load_bundle
 from simulate.bundle.result import CaseResult, Environment, Result, Times, Values
 from simulate.bundle.run import tile_digests, tiles
@@ -167,13 +167,15 @@ class Story:
         result = Result(
             self.bundle.digest, "trn2", "", "then", environment, "nki", tuple(self.cases.values()), ()
         )
-        return compared(self.folder, self.bundle, replace(result, **self.more), True)  # type: ignore[arg-type]
+        return compare_cases(self.folder, self.bundle, replace(result, **self.more), True)  # type: ignore[arg-type]
 
     def blamed(self) -> list[tuple[Fault, int, tuple[str, ...]]]:
         """Fault, rule and cases."""
         told = self.told()
         assert told.agrees == (not told.likely)
-        assert all(f"(rule {each.rule})" in " ".join(rendered(report(told)).split()) for each in told.likely)
+        assert all(
+            f"(rule {each.rule})" in " ".join(rendered(make_report(told)).split()) for each in told.likely
+        )
         return [(each.fault, each.rule, each.cases) for each in told.likely]
 
 
@@ -200,7 +202,7 @@ def story(bundle: Path) -> Story:
 
 def test_equal_digests_agree(story: Story) -> None:
     assert story.blamed() == []
-    assert rendered(report(story.told())).startswith("all 4 cases are equal")
+    assert rendered(make_report(story.told())).startswith("all 4 cases are equal")
 
 
 def test_two_wrong_kernels_with_an_instruction_of_their_own_blame_its_model(story: Story) -> None:
