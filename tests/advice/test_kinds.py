@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from simulate.nki import language as nl
 from simulate.profile import Profile, profile, text
 from simulate.profile.advice import AdviceKind
 from simulate.profile.advice.text import records
+from simulate.profile.advice.transfers import _in_use
 from tests.advice.ladders import dataflow, matmul, pairs, rmsnorm_swiglu, softmax
 from tests.timing import kernels
 
@@ -181,3 +183,14 @@ def test_each_tensor_that_is_loaded_again_is_advised_on_alone_and_all_where_that
     assert text(done, all_advice=True).count("what is loaded again") == 3
     both, b, a = (each.before_ns - each.length_ns for each in done.advice)
     assert both >= b + 0.02 * done.length_ns > a
+
+
+@pytest.mark.parametrize("written_tile", [0, 1])
+def test_stores_are_not_merged_across_a_write_of_any_of_their_tiles(written_tile: int) -> None:
+    # Tiles 0, 1 and 2 are stored by events 1, 3 and 9; event 5 writes one of the first two anew.
+    used = {tile: [(0, True), (event, False)] for tile, event in enumerate((1, 3, 9))}
+    tensors = [SimpleNamespace(buffer=SimpleNamespace(on_chip=True))] * 3
+    stream: Any = SimpleNamespace(tensors=tensors, tensors_of=lambda event: [(1, 3, 9).index(event)])
+    assert not _in_use(stream, used, (1, 3, 9), loads=False)
+    used[written_tile].append((5, True))
+    assert _in_use(stream, used, (1, 3, 9), loads=False)
