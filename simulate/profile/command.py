@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from nkw.errors import NkwError, NoVerdict
 from nkw.files import OutputFile, Outputs, json_document
-from nkw.parts import Part
 from nkw.terminal import error, progress, show, working
 from simulate.isolated import without_verdict
 from simulate.kernel_by_name import files_read, names_a_kernel, nothing_launched
@@ -70,14 +69,7 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
                 elif page is not None:
                     print(f"{profile.title}: {us(profile.length_ns)} us ({profile.reading.value} reading)")
             if trace is not None:
-                titles = [f"{launch.kernel} #{index}" for index, launch in enumerate(launches)]
-                launch_profiles = [profiles[profile_index] for profile_index in profile_indices]
-                processes = [
-                    (name, profile.streams, profile.timeline)
-                    for name, profile in zip(titles, launch_profiles)
-                ]
-                write_trace(trace, processes, measured_slices(baseline))
-                print(f"trace: {options.trace}")
+                _write_trace(trace, options, launches, profiles, profile_indices, baseline)
             if page is not None:
                 _write_page(page, options, launches, profiles, profile_indices)
             if options.json is not None:
@@ -86,26 +78,8 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
                     for launch, profile_index in zip(launches, profile_indices)
                 ]
                 contents["profiles"] = [make_document(profile) for profile in progress(profiles, "documents")]
-            if isinstance(baseline, DeviceProfile):
-                side_by_side = pair_launches(baseline, profiles, launches[0])
-                if options.json is not None:
-                    contents["measurement"] = vendor_text.make_contents(side_by_side)
-                return _compare(
-                    side_by_side,
-                    vendor_text.make_report(side_by_side),
-                    vendor_text.format_verdict(side_by_side),
-                    options.fail_above,
-                )
             if baseline is not None:
-                comparison = Comparison(sum_profiles(profiles, profile_indices), baseline)
-                if options.json is not None:
-                    contents["comparison"] = comparison_text.make_contents(comparison)
-                return _compare(
-                    comparison,
-                    comparison_text.make_report(comparison),
-                    comparison_text.format_verdict(comparison),
-                    options.fail_above,
-                )
+                return _compare(baseline, profiles, profile_indices, launches[0], options, contents)
     except NoVerdict as failed:
         return without_verdict(failed)
     except NkwError as refused:
@@ -115,17 +89,51 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
 
 
 def _compare(
-    comparison: Comparison | SideBySide,
-    report_parts: Sequence[Part],
-    verdict: str,
-    fail_above: Fraction | None,
+    baseline: Measured | DeviceProfile,
+    profiles: Sequence[Profile],
+    profile_indices: Sequence[int],
+    first: Launch,
+    options: argparse.Namespace,
+    contents: dict[str, Any],
 ) -> int:
-    """Show a comparison and return the exit status: 1 if the run is slower than `fail_above` allows, else 0."""
+    """Show the comparison of a run with its baseline, and add it to the JSON document.
+
+    Returns:
+        The exit status: 1 if the run is slower than `--fail-above` allows, else 0.
+    """
+    comparison: Comparison | SideBySide
+    if isinstance(baseline, DeviceProfile):
+        comparison = pair_launches(baseline, profiles, first)
+        document = {"measurement": vendor_text.make_contents(comparison)}
+        report_parts, verdict = vendor_text.make_report(comparison), vendor_text.format_verdict(comparison)
+    else:
+        comparison = Comparison(sum_profiles(profiles, profile_indices), baseline)
+        document = {"comparison": comparison_text.make_contents(comparison)}
+        report_parts = comparison_text.make_report(comparison)
+        verdict = comparison_text.format_verdict(comparison)
+    if options.json is not None:
+        contents.update(document)
     show(report_parts)
-    if fail_above is None or not comparison.slower_by_more_than(fail_above):
+    if options.fail_above is None or not comparison.slower_by_more_than(options.fail_above):
         return 0
-    print(f"slower by more than {float(100 * fail_above):g} %: {verdict}", file=sys.stderr)
+    print(f"slower by more than {float(100 * options.fail_above):g} %: {verdict}", file=sys.stderr)
     return 1
+
+
+def _write_trace(
+    trace: OutputFile,
+    options: argparse.Namespace,
+    launches: Sequence[Launch],
+    profiles: Sequence[Profile],
+    profile_indices: Sequence[int],
+    baseline: object,
+) -> None:
+    """Write a trace with every launch as a process, and the slices of a device profile."""
+    titles = [f"{launch.kernel} #{index}" for index, launch in enumerate(launches)]
+    launch_profiles = [profiles[profile_index] for profile_index in profile_indices]
+    processes = [(name, profile.streams, profile.timeline) for name, profile in zip(titles, launch_profiles)]
+    write_trace(trace, processes, measured_slices(baseline))
+    print(f"trace: {options.trace}")
 
 
 def _measure_baseline(
