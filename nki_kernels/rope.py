@@ -123,11 +123,11 @@ def rope_reference(
     x: np.ndarray, positions: np.ndarray, cos: np.ndarray, sin: np.ndarray, heads: int
 ) -> np.ndarray:
     """Compute Hugging Face's form, x * cos + rotate_half(x) * sin of the rotated elements, in float32."""
-    whole = widened(x).reshape(x.shape[0], heads, -1)
-    wide, rest = np.split(whole, [2 * cos.shape[1]], axis=2)
+    heads_of_rows = widened(x).reshape(x.shape[0], heads, -1)
+    wide, unrotated = np.split(heads_of_rows, [2 * cos.shape[1]], axis=2)
     cosines = np.tile(widened(cos)[positions], 2)
     sines = np.tile(widened(sin)[positions], 2)
     first, second = np.split(wide, 2, axis=2)
     rotated = np.concatenate([-second, first], axis=2)
-    result = np.concatenate([wide * cosines + rotated * sines, rest], axis=2)
+    result = np.concatenate([wide * cosines + rotated * sines, unrotated], axis=2)
     return result.reshape(x.shape).astype(x.dtype)

@@ -27,11 +27,11 @@ class StandIn:
 
     def describe(self) -> Iterator[str]:
         """Yield sentences: what is planned in place of what, and which fields are ignored."""
-        own = self.model_type or "a config without model_type"
+        type_name = self.model_type or "a config without model_type"
         if self.model_type == self.family:
             yield f"--as {self.family} is the config's own model type."
         else:
-            yield f"Planned is a {self.family} in place of {own} (--as): sizes and times are those of the family."
+            yield f"Planned is a {self.family} in place of {type_name} (--as): sizes and times are those of the family."
         if self.text_only:
             yield "Only its text decoder is planned."
         for meaning in self.meanings:

@@ -57,14 +57,16 @@ def read_glm4_moe_lite(fields: Fields) -> ModelConfig:
     """Read a config whose `mlp_layer_types` has "dense" or "sparse" for each layer, by default a first dense layer."""
     _refuse_biases(fields)
     count = read_layer_count(fields)
-    kinds = ["dense"] + ["sparse"] * (count - 1)
+    layer_types = ["dense"] + ["sparse"] * (count - 1)
     if "mlp_layer_types" in fields:
-        kinds = read_layer_types(fields, count, ("dense", "sparse"), "mlp_layer_types")
+        layer_types = read_layer_types(fields, count, ("dense", "sparse"), "mlp_layer_types")
     sparse = Block(
         _read_latent_attention(fields), read_sigmoid_experts(fields, 1.8), read_norms(fields, default=1e-5)
     )
-    mlp = read_gated_mlp(fields) if "dense" in kinds else None
-    blocks = tuple(replace(sparse, mlp=mlp) if kind == "dense" else sparse for kind in kinds)
+    mlp = read_gated_mlp(fields) if "dense" in layer_types else None
+    blocks = tuple(
+        replace(sparse, mlp=mlp) if layer_type == "dense" else sparse for layer_type in layer_types
+    )
     mtp_layers = read_count_or_zero(fields, "num_nextn_predict_layers")
     return ModelConfig(**read_common(fields), blocks=blocks, mtp_layers=mtp_layers)
 

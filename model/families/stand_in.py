@@ -128,11 +128,11 @@ def find_nearest_family(fields: Fields) -> str | None:
             read(name, attempt)
         except ModelError:
             continue
-        asked = attempt.asked_names
-        present = {field for field in asked if field in attempt}
+        known_fields = attempt.asked_names
+        present = {field for field in known_fields if field in attempt}
         if essential <= present:
             begins = len(name) if named.startswith(name) else 0
-            structure = [1 if field in present else -1 for field in asked if _STRUCTURE.search(field)]
+            structure = [1 if field in present else -1 for field in known_fields if _STRUCTURE.search(field)]
             scores[name] = (begins, sum(structure), len(present))
     return max(scores, key=lambda name: scores[name], default=None)
 

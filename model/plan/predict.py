@@ -386,9 +386,9 @@ class Predictor:
 
         def measure(sequences: int) -> Time:
             """Time the launch of a short prompt beside so many sequences that decode."""
-            beside = replace(decoding, tokens=sequences * decoding.new_tokens, sequences=sequences)
-            beside_short = replace(short, tokens=SHORT_PROMPT + beside.tokens, decoding=beside)
-            return self._dry.time_launch(_find_launch(section, beside_short, launch.title))
+            decoding_step = replace(decoding, tokens=sequences * decoding.new_tokens, sequences=sequences)
+            mixed_step = replace(short, tokens=SHORT_PROMPT + decoding_step.tokens, decoding=decoding_step)
+            return self._dry.time_launch(_find_launch(section, mixed_step, launch.title))
 
         mixed = extrapolate(measure, decoding.sequences, SEQUENCES_PERIOD)
         prompts, alone = (
