@@ -135,10 +135,10 @@ def progress(items: Sequence[T], doing: str, every: float = EVERY_SECONDS) -> It
 def working(describe: Callable[[], str], every: float = EVERY_SECONDS) -> Iterator[None]:
     """Show on stderr what `describe` returns while the block runs, for blocks that take seconds and print nothing.
 
-    A terminal shows one line, which is removed at the end. Other streams get a line every `every` seconds. A separate
-    thread calls `describe`.
+    A terminal shows one line, which is removed at the end. Other streams get a line every `every` seconds if it differs
+    from the last. A separate thread calls `describe`.
     """
-    ended, told = Event(), []
+    ended, told = Event(), list[str]()
     file = progress_stream()
     on_terminal = file.isatty()
 
@@ -148,8 +148,9 @@ def working(describe: Callable[[], str], every: float = EVERY_SECONDS) -> Iterat
             text = shown(describe())
             if on_terminal:
                 text = f"\r\x1b[K{text[: _console(file).width - 1]}"
-            with suppress(OSError, ValueError):
-                print(text, end="" if on_terminal else "\n", file=file, flush=True)
+            if on_terminal or told[-1:] != [text]:
+                with suppress(OSError, ValueError):
+                    print(text, end="" if on_terminal else "\n", file=file, flush=True)
             told.append(text)
             wait = _AGAIN_SECONDS if on_terminal else every
 

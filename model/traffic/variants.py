@@ -12,6 +12,9 @@ from model.traffic.deployment import Deployment, Setup
 from model.traffic.report import Summary, summarize
 from model.traffic.workload import Workload
 
+HALF_THE_BUCKETS = "half the buckets"
+"""Name of the variant whose steps round up to every second size."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -58,7 +61,7 @@ def _list_changes(base: Deployment, prompts_share: float) -> dict[str, Setup]:
     if not base.clock.takes_speech:  # a window's prompt is never cut, and windows share no prefix
         changes["whole prompts"] = setup.with_whole_prompts()
         changes["no prefix cache"] = replace(setup, options=replace(options, prefix_caching=False))
-    changes["half the buckets"] = replace(setup, few_buckets=True)
+    changes[HALF_THE_BUCKETS] = replace(setup, few_buckets=True)
     if setup.speculation is not None:
         changes["no drafts"] = setup.without_drafts()
     if setup.prefill_replicas:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,9 @@ from model.plan.stack_records import NXDI, OPTIMUM, STACKS, THIS
 from model.state import BlockTable
 from model.traffic.clock import PredictedClock
 from model.traffic.deployment import Setup
+from model.traffic.text import explain_half_the_buckets
 from model.traffic.traffic import Request as TrafficRequest
+from model.traffic.variants import HALF_THE_BUCKETS
 from tests.model.test_plan_parameters import CONFIGS
 from tests.traffic.clocks import Shapes
 
@@ -73,3 +76,11 @@ def test_sizes_of_another_stack_are_not_chosen() -> None:
     with pytest.raises(ModelError, match="--stack nxdi pads to its own sizes"):
         TrafficRequest(config, stack="nxdi", buckets="auto")
     assert TrafficRequest(config, buckets="auto").stack == "this"
+
+
+@pytest.mark.parametrize(("itl_ns", "explained"), [(14e6, 0), (15e6, 0), (16e6, 1)])
+def test_half_the_buckets_are_explained_where_they_are_slow(itl_ns, explained) -> None:
+    base, slow = (SimpleNamespace(itl={50: time_ns}, utilisation=0.7) for time_ns in (10e6, itl_ns))
+    sentences = list(explain_half_the_buckets([("as above", base), (HALF_THE_BUCKETS, slow), ("tp 4", slow)]))  # type: ignore[list-item]
+    assert len(sentences) == explained
+    assert all("16 times the positions in use" in sentence for sentence in sentences)
