@@ -124,7 +124,7 @@ def test_the_scheduled_reading_is_shorter_or_the_program_reading_itself(chip: Ha
         if listed.length_ns < program.length_ns:
             continue
         equal += 1
-        for column in ("event", "kind", "start_ns", "end_ns", "ready_ns"):
+        for column in ("event", "slice_kind", "start_ns", "end_ns", "ready_ns"):
             assert np.array_equal(getattr(listed, column), getattr(program, column)), (number, column)
         for column in ("event", "reason", "pool"):
             assert np.array_equal(getattr(listed.causes, column), getattr(program.causes, column)), number
