@@ -95,7 +95,7 @@ class Machine:
 
     @property
     def family(self) -> str | None:
-        """Instance family, which is a target of the simulator; None on other machines, or if unknown."""
+        """Instance family, which is a target of the simulator; None elsewhere, or if unknown."""
         texts = [text for path, text in sorted(self.files.items()) if _SYSFS.fullmatch(path)]
         for text in (*texts, self.files.get(PRODUCT, "")):
             match = _FAMILY.match(text.strip())
@@ -173,7 +173,7 @@ def find_generation(target: str) -> str | None:
 
 
 def _parse_devices(text: str) -> list[Device]:
-    """Parse the output of `neuron-ls --json-output` (Neuron LS user guide); empty for any other text."""
+    """Parse the output of `neuron-ls --json-output` (Neuron LS user guide); empty for text of another form."""
     try:
         rows: Any = json.loads(text)
     except (ValueError, RecursionError):

@@ -21,8 +21,8 @@ def occupancy(
 ) -> Occupancy:
     """Return the occupancy of SBUF and PSUM by `kernel(*arguments, **keywords)`, even if it does not fit.
 
-    The launch is dry, as for `simulate.profile`, which has the same keywords. Of several physical cores, the
-    result is the core with the largest live share of a memory's usable bytes, the first among equals. Sizes
+    The launch is dry, as for `simulate.profile`, which has the same keywords. Of several physical cores, it
+    describes the core with the largest live share of a memory's usable bytes, the first among equals. Sizes
     are in bytes per partition.
 
     Raises:

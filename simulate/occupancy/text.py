@@ -12,7 +12,7 @@ from simulate.occupancy.marks import assign_letters, format_call_chain, shorten_
 from simulate.occupancy.uses import Level, Memory, Occupancy
 
 _MAP_COLUMNS = 70  # most columns of a map
-_SCALE_COLUMNS = 10  # columns of the scale to the left of a map
+_SCALE_COLUMNS = 10  # columns of the scale next to a map
 _ROWS = 16
 _SOURCES = 16
 _MISFITS = 4
