@@ -254,7 +254,7 @@ def test_a_config_of_a_mistyped_family_is_told_the_likely_one(tmp_path, capsys, 
     monkeypatch.chdir(tmp_path)
     for name, meant in (("lama", "; did you mean llama? Known"), ("xyz", "; known")):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
-        assert f"model_type: '{name}' is not known{meant} are deepseek_v2" in refused(capsys, ".")
+        assert f"model_type: '{name}' is not known{meant} are afmoe, deepseek_v2" in refused(capsys, ".")
 
 
 @pytest.mark.slow
