@@ -152,7 +152,7 @@ class Machine:
         )
 
 
-def as_text(version: Version) -> str:
+def format_version(version: Version) -> str:
     """Format a version, such as 2.33.1."""
     return ".".join(map(str, version))
 

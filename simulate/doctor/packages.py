@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simulate.doctor.finding import Finder, Finding
-from simulate.doctor.machine import COLLECTIVES, RUNTIME, Machine, as_text, find_generation
+from simulate.doctor.machine import COLLECTIVES, RUNTIME, Machine, find_generation, format_version
 from simulate.doctor.releases import ARTIFACTS, find_installed, find_release, make_page_address
 from simulate.doctor.repair_commands import make_install_command
 from simulate.vendor_packages import FIRST_GENUINE, FIRST_TORCHNEURON, numbers
@@ -52,10 +52,10 @@ def find_unsupported_python(machine: Machine) -> Iterator[Finding]:
         if not oldest <= numbers(machine.python) <= newest:
             yield Finding(
                 "python-version",
-                f"{package} {as_text(version or ())} belongs to SDK {as_text(release.sdk)}, which supports Python "
-                f"{as_text(oldest)} to {as_text(newest)}; this is Python {machine.python}",
-                f"python{as_text(newest)} -m venv ~/neuron && ~/neuron/bin/{_PIP} install "
-                f"'{package}=={as_text(version or ())}.*'",
+                f"{package} {format_version(version or ())} belongs to SDK {format_version(release.sdk)}, which supports Python "
+                f"{format_version(oldest)} to {format_version(newest)}; this is Python {machine.python}",
+                f"python{format_version(newest)} -m venv ~/neuron && ~/neuron/bin/{_PIP} install "
+                f"'{package}=={format_version(version or ())}.*'",
                 ARTIFACTS,
             )
             return
@@ -74,9 +74,9 @@ def find_nki_mismatch(machine: Machine) -> Iterator[Finding]:
         newer = max(nki_release, compiler_release)
         yield Finding(
             "nki-and-compiler",
-            f"nki {as_text(versions['nki'])} belongs to SDK {as_text(nki_release.sdk)}, and neuronx-cc "
-            f"{as_text(versions['compiler'])} to SDK {as_text(compiler_release.sdk)}",
-            f"{_PIP} install 'neuronx-cc=={as_text(newer.compiler)}.*' 'nki=={as_text(newer.nki or ())}.*'",
+            f"nki {format_version(versions['nki'])} belongs to SDK {format_version(nki_release.sdk)}, and neuronx-cc "
+            f"{format_version(versions['compiler'])} to SDK {format_version(compiler_release.sdk)}",
+            f"{_PIP} install 'neuronx-cc=={format_version(newer.compiler)}.*' 'nki=={format_version(newer.nki or ())}.*'",
             ARTIFACTS,
         )
 
@@ -87,10 +87,10 @@ def find_missing_nki(machine: Machine) -> Iterator[Finding]:
     if compiler is None or compiler < _FIRST_WITHOUT_BETA1 or machine.version("nki"):
         return
     release = find_release("compiler", compiler)
-    requirement = f"'nki=={as_text(release.nki)}.*'" if release and release.nki else "nki"
+    requirement = f"'nki=={format_version(release.nki)}.*'" if release and release.nki else "nki"
     yield Finding(
         "no-nki",
-        f"neuronx-cc {as_text(compiler)} has no neuronxcc.nki any more, and nki is not installed: no kernel can be "
+        f"neuronx-cc {format_version(compiler)} has no neuronxcc.nki any more, and nki is not installed: no kernel can be "
         "compiled",
         f"{_PIP} install {requirement}",
         make_page_address("about-neuron/announcements/neuron2.x/announcement-end-of-support-neuronxcc-nki"),
@@ -103,8 +103,8 @@ def find_ended_transformers(machine: Machine) -> Iterator[Finding]:
     if machine.version("transformers-neuronx") and compiler and compiler > _LAST_WITH_TRANSFORMERS:
         yield Finding(
             "transformers-neuronx",
-            f"transformers-neuronx was last released with SDK 2.26, and neuronx-cc {as_text(compiler)} is newer",
-            f"{_PIP} install 'neuronx-cc=={as_text(_LAST_WITH_TRANSFORMERS)}.*'",
+            f"transformers-neuronx was last released with SDK 2.26, and neuronx-cc {format_version(compiler)} is newer",
+            f"{_PIP} install 'neuronx-cc=={format_version(_LAST_WITH_TRANSFORMERS)}.*'",
             ARTIFACTS,
         )
 
@@ -118,9 +118,9 @@ def find_torch_mismatch(machine: Machine) -> Iterator[Finding]:
     if torch_neuronx and torch and torch_neuronx != torch:
         yield Finding(
             "torch-version",
-            f"torch-neuronx {as_text(torch_neuronx)} is built for PyTorch {as_text(torch_neuronx)}, and PyTorch "
-            f"{as_text(torch)} is installed",
-            f"{_PIP} install 'torch=={as_text(torch_neuronx)}.*'",
+            f"torch-neuronx {format_version(torch_neuronx)} is built for PyTorch {format_version(torch_neuronx)}, and PyTorch "
+            f"{format_version(torch)} is installed",
+            f"{_PIP} install 'torch=={format_version(torch_neuronx)}.*'",
             make_page_address("release-notes/components/torchneuron"),
         )
 
@@ -131,7 +131,7 @@ def find_unsupported_torchneuron(machine: Machine) -> Iterator[Finding]:
     if torch_neuronx and torch_neuronx >= FIRST_TORCHNEURON and family and find_generation(family) == "trn1":
         yield Finding(
             "torchneuron-chip",
-            f"torch-neuronx {as_text(torch_neuronx)} is TorchNeuron, which supports Trn2 and Trn3, and this is "
+            f"torch-neuronx {format_version(torch_neuronx)} is TorchNeuron, which supports Trn2 and Trn3, and this is "
             f"{family}; torch-neuronx 2.9 with torch_xla is the last for it",
             f"{_PIP} install 'torch-neuronx==2.9.*'",
             make_page_address("release-notes/components/torchneuron"),
@@ -150,8 +150,8 @@ def find_newer_compiler(machine: Machine) -> Iterator[Finding]:
     if runtime is not None and compiler is not None and runtime < compiler:
         yield Finding(
             "compiler-and-runtime",
-            f"neuronx-cc {as_text(versions['compiler'])} belongs to SDK {as_text(compiler.sdk)} and is newer than the "
-            f"runtime {as_text(versions['runtime'])}, which may refuse what it compiles",
+            f"neuronx-cc {format_version(versions['compiler'])} belongs to SDK {format_version(compiler.sdk)} and is newer than the "
+            f"runtime {format_version(versions['runtime'])}, which may refuse what it compiles",
             make_install_command(machine, RUNTIME, COLLECTIVES, version=compiler.runtime),
             make_page_address("neuron-runtime/nrt-troubleshoot"),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from simulate.doctor.machine import Machine, as_text
+from simulate.doctor.machine import Machine, format_version
 from simulate.vendor_packages import Version, numbers
 
 _DOCUMENTATION = "https://awsdocs-neuron.readthedocs-hosted.com/en/latest/"
@@ -85,7 +85,8 @@ def describe_releases(machine: Machine) -> str | None:
         component: find_release(component, version) for component, version in find_installed(machine).items()
     }
     names = {
-        component: as_text(release.sdk) if release else "unknown" for component, release in releases.items()
+        component: format_version(release.sdk) if release else "unknown"
+        for component, release in releases.items()
     }
     if len(set(names.values())) == 1:
         return next(iter(names.values()))

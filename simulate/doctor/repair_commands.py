@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from simulate.doctor.machine import Machine, as_text
+from simulate.doctor.machine import Machine, format_version
 from simulate.vendor_packages import Version
 
 OS_RELEASE = "/etc/os-release"
@@ -19,7 +19,7 @@ def _has_dnf(machine: Machine) -> bool:
 def make_install_command(machine: Machine, *packages: str, version: Version | None = None) -> str:
     """Return the command that installs system packages, in the newest version or with these first two numbers."""
     dnf = _has_dnf(machine)
-    ending = "" if version is None else f"{'-' if dnf else '='}{as_text(version)}.*"
+    ending = "" if version is None else f"{'-' if dnf else '='}{format_version(version)}.*"
     return (
         f"sudo {'dnf' if dnf else 'apt-get'} install -y {' '.join(package + ending for package in packages)}"
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from nkw.targets import TARGET_VARIABLE
 from simulate.doctor.finding import Finder, Finding
-from simulate.doctor.machine import LNC, VIRTUAL, Machine, as_text, find_generation
+from simulate.doctor.machine import LNC, VIRTUAL, Machine, find_generation, format_version
 from simulate.doctor.releases import make_page_address
 from simulate.vendor_packages import numbers
 
@@ -164,7 +164,7 @@ def find_kernel_lnc_mismatch(machine: Machine) -> Iterator[Finding]:
     if unset and nki and nki >= _LNC_BY_ENVIRONMENT and _is_before_trn2(machine) is False:
         yield Finding(
             "lnc-kernels",
-            f"{LNC} is not set: kernels of nki {as_text(nki)} are compiled for LNC 1, and graphs on {machine.family} "
+            f"{LNC} is not set: kernels of nki {format_version(nki)} are compiled for LNC 1, and graphs on {machine.family} "
             "for LNC 2",
             f"export {LNC}=1",
             _LNC_KERNEL_PAGE,
