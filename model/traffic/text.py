@@ -201,8 +201,8 @@ def explain_half_the_buckets(runs: Sequence[tuple[str, Summary]]) -> Iterator[st
     Args:
         runs: The names of runs and their summaries; the run without a change is the first.
     """
-    (_, base), *others = runs
-    for name, run in others:
+    (_, base), *changed = runs
+    for name, run in changed:
         if name == HALF_THE_BUCKETS and run.itl[50] > _SLOWER * base.itl[50]:
             yield (
                 f"{name}: sequences and positions round up to sizes four times apart, so that attention reads "

@@ -52,8 +52,8 @@ def find_unsupported_python(machine: Machine) -> Iterator[Finding]:
         if not oldest <= numbers(machine.python) <= newest:
             yield Finding(
                 "python-version",
-                f"{package} {format_version(version or ())} belongs to SDK {format_version(release.sdk)}, which supports Python "
-                f"{format_version(oldest)} to {format_version(newest)}; this is Python {machine.python}",
+                f"{package} {format_version(version or ())} belongs to SDK {format_version(release.sdk)}, which "
+                f"supports Python {format_version(oldest)} to {format_version(newest)}; this is Python {machine.python}",
                 f"python{format_version(newest)} -m venv ~/neuron && ~/neuron/bin/{_PIP} install "
                 f"'{package}=={format_version(version or ())}.*'",
                 ARTIFACTS,
@@ -76,7 +76,8 @@ def find_nki_mismatch(machine: Machine) -> Iterator[Finding]:
             "nki-and-compiler",
             f"nki {format_version(versions['nki'])} belongs to SDK {format_version(nki_release.sdk)}, and neuronx-cc "
             f"{format_version(versions['compiler'])} to SDK {format_version(compiler_release.sdk)}",
-            f"{_PIP} install 'neuronx-cc=={format_version(newer.compiler)}.*' 'nki=={format_version(newer.nki or ())}.*'",
+            f"{_PIP} install 'neuronx-cc=={format_version(newer.compiler)}.*' "
+            f"'nki=={format_version(newer.nki or ())}.*'",
             ARTIFACTS,
         )
 
@@ -90,8 +91,8 @@ def find_missing_nki(machine: Machine) -> Iterator[Finding]:
     requirement = f"'nki=={format_version(release.nki)}.*'" if release and release.nki else "nki"
     yield Finding(
         "no-nki",
-        f"neuronx-cc {format_version(compiler)} has no neuronxcc.nki any more, and nki is not installed: no kernel can be "
-        "compiled",
+        f"neuronx-cc {format_version(compiler)} has no neuronxcc.nki any more, and nki is not installed: no "
+        "kernel can be compiled",
         f"{_PIP} install {requirement}",
         make_page_address("about-neuron/announcements/neuron2.x/announcement-end-of-support-neuronxcc-nki"),
     )
@@ -118,8 +119,8 @@ def find_torch_mismatch(machine: Machine) -> Iterator[Finding]:
     if torch_neuronx and torch and torch_neuronx != torch:
         yield Finding(
             "torch-version",
-            f"torch-neuronx {format_version(torch_neuronx)} is built for PyTorch {format_version(torch_neuronx)}, and PyTorch "
-            f"{format_version(torch)} is installed",
+            f"torch-neuronx {format_version(torch_neuronx)} is built for PyTorch {format_version(torch_neuronx)}, and "
+            f"PyTorch {format_version(torch)} is installed",
             f"{_PIP} install 'torch=={format_version(torch_neuronx)}.*'",
             make_page_address("release-notes/components/torchneuron"),
         )
@@ -150,8 +151,8 @@ def find_newer_compiler(machine: Machine) -> Iterator[Finding]:
     if runtime is not None and compiler is not None and runtime < compiler:
         yield Finding(
             "compiler-and-runtime",
-            f"neuronx-cc {format_version(versions['compiler'])} belongs to SDK {format_version(compiler.sdk)} and is newer than the "
-            f"runtime {format_version(versions['runtime'])}, which may refuse what it compiles",
+            f"neuronx-cc {format_version(versions['compiler'])} belongs to SDK {format_version(compiler.sdk)} and is "
+            f"newer than the runtime {format_version(versions['runtime'])}, which may refuse what it compiles",
             make_install_command(machine, RUNTIME, COLLECTIVES, version=compiler.runtime),
             make_page_address("neuron-runtime/nrt-troubleshoot"),
         )

@@ -164,8 +164,8 @@ def find_kernel_lnc_mismatch(machine: Machine) -> Iterator[Finding]:
     if unset and nki and nki >= _LNC_BY_ENVIRONMENT and _is_before_trn2(machine) is False:
         yield Finding(
             "lnc-kernels",
-            f"{LNC} is not set: kernels of nki {format_version(nki)} are compiled for LNC 1, and graphs on {machine.family} "
-            "for LNC 2",
+            f"{LNC} is not set: kernels of nki {format_version(nki)} are compiled for LNC 1, and graphs on "
+            f"{machine.family} for LNC 2",
             f"export {LNC}=1",
             _LNC_KERNEL_PAGE,
         )
