@@ -53,7 +53,8 @@ def find_unsupported_python(machine: Machine) -> Iterator[Finding]:
             yield Finding(
                 "python-version",
                 f"{package} {format_version(version or ())} belongs to SDK {format_version(release.sdk)}, which "
-                f"supports Python {format_version(oldest)} to {format_version(newest)}; this is Python {machine.python}",
+                f"supports Python {format_version(oldest)} to {format_version(newest)}; this is Python "
+                f"{machine.python}",
                 f"python{format_version(newest)} -m venv ~/neuron && ~/neuron/bin/{_PIP} install "
                 f"'{package}=={format_version(version or ())}.*'",
                 ARTIFACTS,
