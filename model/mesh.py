@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
-from model.config.parts import Experts, ModelConfig
+from model.config.blocks import Experts, ModelConfig
 from model.errors import ModelError
 from model.layers.launch import Axis
 from model.layers.shard import Shard

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, TypeVar
 
 from nkw.child import progress_stream
 from nkw.errors import LONGEST_MESSAGE, shown
-from nkw.parts import Hanging, Part, as_html
+from nkw.report import Hanging, Part, as_html
 
 if TYPE_CHECKING:
     from rich.console import Console

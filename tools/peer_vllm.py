@@ -33,7 +33,7 @@ from model.families import load_config
 from model.loading.shipped import PRETRAINED
 from model.loading.tokenizer import Tokenizer
 from model.state import PagePool
-from nkw.parts import Part, table
+from nkw.report import Part, table
 from nkw.terminal import show
 from tools.peer_vllm_worker import NO_VLLM
 

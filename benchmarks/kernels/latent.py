@@ -12,8 +12,8 @@ from math import prod
 
 from benchmarks.kernels.works import BFLOAT16, Shape, Work, step_of
 from model.config import ModelConfig
+from model.config.blocks import Block, Mlp, Norms
 from model.config.mixers import LatentAttention, Positions
-from model.config.parts import Block, Mlp, Norms
 from model.config.rope import RopeParameters
 from model.families import compose
 from model.layers.launch import Launch, LeastWork, Phase, StepShape

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from benchmarks.kernels.works import BFLOAT16, Shape, Work, step_of
 from model.config import ModelConfig
+from model.config.blocks import SWIGLU_OAI, Block, Experts, Norms
 from model.config.mixers import GroupedAttention
-from model.config.parts import SWIGLU_OAI, Block, Experts, Norms
 from model.families import compose
 from model.layers.launch import LeastWork, Phase
 

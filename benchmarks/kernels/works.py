@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 
 from model.config import ModelConfig
+from model.config.blocks import Block, Mlp, Norms
 from model.config.mixers import GroupedAttention, Positions
-from model.config.parts import Block, Mlp, Norms
 from model.config.rope import RopeParameters
 from model.families import compose
 from model.layers.joint import join_launches

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from model.config.blocks import Mlp, Norms
 from model.config.fields import Fields
 from model.config.mixers import GroupedAttention
-from model.config.parts import Mlp, Norms
 from model.config.rotary import read_positions
 
 _MOST_LAYERS = 10_000

@@ -21,8 +21,8 @@ from model.engine.faults import EngineFailed
 from model.engine.grammars import CompiledGrammar
 from model.engine.inputs import ModelInputs
 from model.engine.outputs import FinishReason, RequestOutput
-from model.engine.pace import Pace
 from model.engine.params import SamplingParams
+from model.engine.release_rate import ReleaseRate
 from model.engine.sampler import Logprob
 from model.errors import ModelError
 from model.layers.launch import StepShape
@@ -157,7 +157,7 @@ class AsyncEngine:
         self._watch = watch
         self._taken: dict[Stream, int] = {}
         self._occupied = 0
-        self._pace = Pace(time.monotonic)
+        self._pace = ReleaseRate(time.monotonic)
         self._steps, self._step_seconds = 0, 0.0
         self._step_sizes: Counter[int] = Counter()
         self._followed: dict[str, _Followed] = {}

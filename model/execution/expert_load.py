@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from model.config import ModelConfig
-from model.config.parts import Experts
+from model.config.blocks import Experts
 from model.mesh import Mesh
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from model.config.blocks import Block, Experts, ModelConfig
 from model.config.fields import Fields
 from model.config.mixers import HeadNorm
-from model.config.parts import Block, Experts, ModelConfig
 from model.config.reading import (
     alternate_windows,
     read_activation,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from model.config.blocks import Block, Experts, ModelConfig
 from model.config.fields import Fields
 from model.config.mixers import GroupedAttention, LatentAttention
-from model.config.parts import Block, Experts, ModelConfig
 from model.config.reading import (
     MOST_HEAD_DIM,
     MOST_HEADS,

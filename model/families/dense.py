@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from model.config.blocks import Block, Encoder, Experts, Mlp, ModelConfig, Norms, PerLayerInput
 from model.config.fields import Fields
 from model.config.mixers import GroupedAttention, HeadNorm, LatentAttention
-from model.config.parts import Block, Encoder, Experts, Mlp, ModelConfig, Norms, PerLayerInput
 from model.config.reading import read_common, read_dtype, read_gated_mlp, read_layer_count, read_norms
 from model.families.names import LLAMA, ExpertNames, Names, StackedExpertNames
 from model.families.tokens import token_network

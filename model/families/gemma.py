@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from model.config.blocks import Block, Encoder, ModelConfig
 from model.config.fields import Fields
 from model.config.mixers import GroupedAttention, HeadNorm, Positions
-from model.config.parts import Block, Encoder, ModelConfig
 from model.config.reading import (
     alternate_windows,
     read_attention,

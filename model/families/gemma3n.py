@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from model.config.blocks import Block, Mlp, ModelConfig, PerLayerInput, Streams
 from model.config.fields import Fields
 from model.config.mixers import GroupedAttention, HeadNorm
-from model.config.parts import Block, Mlp, ModelConfig, PerLayerInput, Streams
 from model.config.reading import (
     alternate_windows,
     read_activation,

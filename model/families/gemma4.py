@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from model.config.blocks import Block, Encoder, Experts, Mlp, ModelConfig, PerLayerInput
 from model.config.fields import Fields
 from model.config.mixers import GroupedAttention, HeadNorm, Positions
-from model.config.parts import Block, Encoder, Experts, Mlp, ModelConfig, PerLayerInput
 from model.config.reading import (
     MOST_HEAD_DIM,
     alternate_windows,

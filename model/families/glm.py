@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from model.config.blocks import ModelConfig
 from model.config.fields import Fields
 from model.config.mixers import GroupedAttention, HeadNorm
-from model.config.parts import ModelConfig
 from model.config.reading import read_attention, read_count_or_zero
 from model.families.deepseek import compose, read_first_dense, read_sigmoid_experts
 

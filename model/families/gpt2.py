@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from model.config.blocks import Block, Mlp, ModelConfig, Norms
 from model.config.fields import Fields
 from model.config.mixers import GroupedAttention
-from model.config.parts import Block, Mlp, ModelConfig, Norms
 from model.config.reading import MOST_HEADS, read_activation, read_dtype, read_layer_count
 from model.families import names
 

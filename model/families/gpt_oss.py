@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from model.config.blocks import SWIGLU_ALPHA, SWIGLU_LIMIT, SWIGLU_OAI, Experts, ModelConfig
 from model.config.fields import Fields
-from model.config.parts import SWIGLU_ALPHA, SWIGLU_LIMIT, SWIGLU_OAI, Experts, ModelConfig
 from model.config.reading import (
     alternate_windows,
     read_attention,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from model.config.blocks import ModelConfig
 from model.config.fields import Fields
-from model.config.parts import ModelConfig
 from model.config.reading import read_attention, read_biases, read_gated_mlp, read_norms
 from model.families.dense import read_blocks
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from model.config.blocks import Block, ModelConfig
 from model.config.fields import Fields
 from model.config.mixers import StateSpace
-from model.config.parts import Block, ModelConfig
 from model.config.reading import read_common, read_layer_count, read_norms
 from model.families.tokens import token_network
 from model.layers.embedding import Embedding

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import inf, isinf
 
+from model.config.blocks import Block, ModelConfig
 from model.config.fields import Fields
 from model.config.mixers import StateSpaceHeads
-from model.config.parts import Block, ModelConfig
 from model.config.reading import MOST_HEADS, read_common, read_layer_count, read_norms
 from model.families.mamba import build_network, check_activation, output_projection
 from model.layers.norm import Norm

@@ -5,8 +5,8 @@ Ministral 3 scales queries beyond its first context; Mistral 3 is a Mistral or a
 
 from __future__ import annotations
 
+from model.config.blocks import Encoder, ModelConfig
 from model.config.fields import Fields
-from model.config.parts import Encoder, ModelConfig
 from model.config.reading import read_attention, read_layer_count, read_window, read_windows
 from model.families.dense import read_blocks, with_tower
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from model.config.blocks import Experts, ModelConfig
 from model.config.fields import Fields
-from model.config.parts import Experts, ModelConfig
 from model.config.reading import read_activation, read_attention, read_experts_per_token, read_window
 from model.families import dense, names
 

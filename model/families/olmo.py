@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from model.config.blocks import ModelConfig
 from model.config.fields import Fields
 from model.config.mixers import HeadNorm
-from model.config.parts import ModelConfig
 from model.config.reading import read_attention, read_biases, read_norms
 from model.families import dense, names
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from model.config.blocks import Experts, ModelConfig
 from model.config.fields import Fields
 from model.config.mixers import HeadNorm
-from model.config.parts import Experts, ModelConfig
 from model.config.reading import (
     read_activation,
     read_attention,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from model.config.blocks import Block, Experts, Mlp, ModelConfig
 from model.config.fields import Fields
 from model.config.mixers import GroupedAttention, HeadNorm
-from model.config.parts import Block, Experts, Mlp, ModelConfig
 from model.config.reading import (
     read_activation,
     read_attention,

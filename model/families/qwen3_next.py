@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from model.config.blocks import Block, Encoder, Experts, Mlp, ModelConfig
 from model.config.fields import Fields
 from model.config.mixers import GatedDelta, GroupedAttention, HeadNorm
-from model.config.parts import Block, Encoder, Experts, Mlp, ModelConfig
 from model.config.reading import (
     read_attention,
     read_biases,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from model.config.blocks import Block, ModelConfig
 from model.config.fields import Fields
-from model.config.parts import Block, ModelConfig
 from model.config.reading import (
     read_attention,
     read_biases,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from model.config.parts import Block, Experts, Mlp, ModelConfig
+from model.config.blocks import Block, Experts, Mlp, ModelConfig
 
 
 def find_unsupported(config: ModelConfig) -> tuple[str, ...]:

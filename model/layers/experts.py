@@ -24,7 +24,7 @@ from math import prod
 
 import numpy as np
 
-from model.config.parts import SWIGLU_ALPHA, SWIGLU_LIMIT, SWIGLU_OAI, Experts
+from model.config.blocks import SWIGLU_ALPHA, SWIGLU_LIMIT, SWIGLU_OAI, Experts
 from model.layers.arithmetic import Arithmetic, Seen, Span
 from model.layers.launch import (
     INT32,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from model.config import ModelConfig
+from model.config.blocks import Mlp
 from model.config.heads import HeadLayout
 from model.config.mixers import GatedDelta, GroupedAttention, LatentAttention, StateSpaceHeads
-from model.config.parts import Mlp
 from model.layers.shard import Shard, even_span, vocabulary_span
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from model.config.parts import Experts
+from model.config.blocks import Experts
 from model.plan.dry import Time, extrapolate
 
 FEW_EXPERTS = 8

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 
+from model.config.blocks import SpeechEncoder
 from model.config.mixers import GroupedAttention
-from model.config.parts import SpeechEncoder
 from model.device import Hardware, Instance, chip, collective_ns, schedule_stages
 from model.errors import ModelError
 from model.execution.stages import divide_evenly

@@ -8,7 +8,7 @@ from functools import partial
 from model.layers import find_unsupported
 from model.plan.cells import format_mesh, format_ms, format_plural, format_ratios
 from model.plan.recommend import MOST_INSTANCES, Offer, Recommendation
-from nkw.parts import Hanging, Part, table
+from nkw.report import Hanging, Part, table
 
 _MAX_FRONTIER = 8
 """Rows of the table of cost against latency."""

@@ -27,7 +27,7 @@ import ml_dtypes
 import numpy as np
 
 from model.config import ModelConfig
-from model.config.parts import Experts
+from model.config.blocks import Experts
 from model.errors import ModelError
 from model.families import compose, read_config
 from model.layers.launch import Phase, StepShape, WeightDtypes

@@ -19,7 +19,7 @@ from model.plan.service import describe_service, describe_terms
 from model.plan.sizes import DTYPE_BYTES
 from model.plan.speech import compute_transcription
 from model.plan.stacks import Served
-from nkw.parts import Hanging, Part, table
+from nkw.report import Hanging, Part, table
 from nkw.targets import TARGETS
 
 _MAX_FITTING, _MAX_SHORT = 4, 2

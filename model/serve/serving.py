@@ -72,7 +72,7 @@ async def run_application(
     from model.serve.openai.tools import select_tool_parser
     from model.serve.pool import WorkerPool
     from model.serve.prediction import StepTimes
-    from model.serve.texts import Texts
+    from model.serve.text_jobs import Texts
 
     folder = Path(options.model).resolve()
     name = options.served_model_name or model_name(folder)
@@ -125,7 +125,7 @@ def make_server(
         on_listening: Called with the port once the server takes connections.
         on_shutdown: Called when the server takes no more connections.
     """
-    from model.serve.http.gate import Admission, Gate, Keys
+    from model.serve.http.admission import Admission, Gate, Keys
     from model.serve.http.origins import OriginPolicy, add_cors
     from model.serve.http.server import ConnectionLimits, Server
 

@@ -15,7 +15,7 @@ from model.traffic.search import RatePoint
 from model.traffic.text import build_comparison, build_report, build_sentences, describe_basis, format_ms
 from model.traffic.traffic import Traffic
 from model.traffic.workload import SECOND_NS
-from nkw.parts import as_html
+from nkw.report import as_html
 
 _STYLE = """
 svg { display: block; } .nkw-report p { white-space: normal; } .big { overflow-wrap: anywhere; }

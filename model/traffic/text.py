@@ -15,7 +15,7 @@ from model.traffic.search import SAMPLE
 from model.traffic.traffic import Traffic
 from model.traffic.variants import HALF_THE_BUCKETS
 from model.traffic.workload import SECOND_NS
-from nkw.parts import Hanging, Part, table
+from nkw.report import Hanging, Part, table
 
 _SLOWER = 1.5
 """Ratio of times between tokens above which a variant is explained."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nkw.parts import Hanging, Part
+from nkw.report import Hanging, Part
 from simulate.bundle.build import Arrays, build_case, make_case
 from simulate.bundle.folder import collect_files, write_folder
 from simulate.bundle.generation import Generation, Weights

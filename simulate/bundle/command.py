@@ -10,7 +10,7 @@ from pathlib import Path
 from nkw.child import user_output
 from nkw.errors import InvalidArgument, NkwError, NoVerdict
 from nkw.files import OutputFile, Outputs, json_document
-from nkw.parts import Hanging
+from nkw.report import Hanging
 from nkw.terminal import error, show, working
 from simulate.bundle.blame import Comparison
 from simulate.bundle.cases import Cases, Written, format_launch_count

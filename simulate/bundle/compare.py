@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nkw.errors import shown
-from nkw.parts import Hanging, Part, table
+from nkw.report import Hanging, Part, table
 from simulate.bundle.blame import Comparison, compare_cases
 from simulate.bundle.comparison import CaseComparison
 from simulate.bundle.manifest import MANIFEST

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nkw.errors import InvalidArgument, shown
-from nkw.parts import Hanging, Part
+from nkw.report import Hanging, Part
 from simulate.bundle.manifest import Case
 from simulate.bundle.reading import resolve_inside
 from simulate.bundle.result import RESULT_FOLDER, CaseResult

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from nkw.errors import shown
-from nkw.parts import Hanging, Part, table
+from nkw.report import Hanging, Part, table
 from simulate.bundle.blame import Comparison
 from simulate.bundle.comparison import CaseComparison, StepComparison, find_worst
 from simulate.bundle.result import EXPECTED

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from nkw.parts import Hanging, Part
+from nkw.report import Hanging, Part
 from simulate.calibrate.calibration import Calibration, Contradiction
 from simulate.calibrate.numbers import round_number
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from nkw.errors import InvalidArgument, NkwError
 from nkw.files import Outputs, imported_files, json_document
-from nkw.parts import Hanging, table
+from nkw.report import Hanging, table
 from nkw.targets import DEFAULT_TARGET, TARGET_VARIABLE
 from nkw.terminal import error, show, show_lines
 from simulate.bind import BACKEND_VARIABLE, install

@@ -7,7 +7,7 @@ from typing import Any
 
 from nkw.errors import InvalidArgument
 from nkw.files import Outputs, imported_files, json_document
-from nkw.parts import Hanging, table
+from nkw.report import Hanging, table
 from nkw.targets import TARGETS
 from nkw.terminal import error, show
 from simulate.hardware import hardware, use_overlay

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from nkw.parts import Hanging, as_html, table
+from nkw.report import Hanging, as_html, table
 from simulate.memory.validity import WRITTEN
 from simulate.numerics import DType
 

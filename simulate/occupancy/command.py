@@ -10,7 +10,7 @@ from typing import Any
 
 from nkw.errors import NkwError, NoVerdict
 from nkw.files import Outputs, json_document
-from nkw.parts import Drawn, Hanging
+from nkw.report import Drawn, Hanging
 from nkw.terminal import error, show, working
 from simulate.isolated import without_verdict
 from simulate.kernel_by_name import files_read, names_a_kernel, nothing_launched

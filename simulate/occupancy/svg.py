@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
-from nkw.parts import as_html
+from nkw.report import as_html
 from nkw.terminal import html_of
 from simulate.occupancy.lanes import choose_lanes
 from simulate.occupancy.loops import Loop

@@ -10,7 +10,7 @@ from typing import Any
 
 from nkw.child import user_output
 from nkw.errors import InvalidArgument, NkwError, code_of
-from nkw.parts import Hanging, Part, table
+from nkw.report import Hanging, Part, table
 from nkw.terminal import working
 from simulate.kernel_by_name import InstructionCount, launch_by_name, names_a_kernel, with_size
 from simulate.memory import MemoryRegion

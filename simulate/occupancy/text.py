@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from nkw.parts import Drawn, Hanging, Name, Part, table
+from nkw.report import Drawn, Hanging, Name, Part, table
 from nkw.terminal import rendered, report_of
 from simulate.occupancy.grid import draw_grid
 from simulate.occupancy.marks import assign_letters, format_call_chain, shorten_location

@@ -10,7 +10,7 @@ from typing import Any
 
 from nkw.errors import NkwError, NoVerdict
 from nkw.files import Outputs, json_document
-from nkw.parts import Drawn, Hanging, Part, as_html, table
+from nkw.report import Drawn, Hanging, Part, as_html, table
 from nkw.terminal import error, progress, show
 from simulate.isolated import without_verdict
 from simulate.kernel_by_name import files_read

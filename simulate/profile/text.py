@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
-from nkw.parts import Hanging, Name, Noted, Part, Table, shortened, table
+from nkw.report import Hanging, Name, Noted, Part, Table, shortened, table
 from nkw.terminal import rendered, report_of
 from simulate.profile.advice.text import advice_parts
 from simulate.profile.basis import CALLED

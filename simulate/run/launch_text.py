@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nkw.parts import Hanging, Name, Part, table
+from nkw.report import Hanging, Name, Part, table
 from nkw.terminal import report_of
 from simulate.memory import MemoryRegion
 from simulate.run.arguments import list_leaves

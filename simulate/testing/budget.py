@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nkw.errors import InvalidArgument
-from nkw.parts import Noted, Part, table
+from nkw.report import Noted, Part, table
 from nkw.targets import TARGETS
 from nkw.terminal import rendered
 from simulate.occupancy import Memory, occupancies

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from nkw.parts import Hanging, Part, table
+from nkw.report import Hanging, Part, table
 from simulate.profile.numbers import share, us
 from simulate.tune.parameters import Tunable
 from simulate.tune.search import SearchState, Trial

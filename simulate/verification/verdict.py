@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nkw.errors import shown
-from nkw.parts import Hanging, Part, table
+from nkw.report import Hanging, Part, table
 from nkw.terminal import rendered
 from simulate.check import Finding
 from simulate.check.formats import plain_findings

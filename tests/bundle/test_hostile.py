@@ -24,8 +24,8 @@ from simulate.bundle.reading import MOST_JSON_BYTES, Fields
 from simulate.bundle.result import load
 from simulate.cli import main
 from tests.bundle.returns import bring_back
+from tests.bytecode_count import count_bytecodes
 from tests.model.folders import write_folder
-from tests.work import count_bytecodes
 
 Json = dict[str, Any]
 

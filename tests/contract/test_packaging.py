@@ -54,7 +54,7 @@ NEED_AN_EXTRA = {
     "model/serve/openai/audio/answers.py",
     "model/serve/openai/audio/requests.py",
     "model/serve/http/app.py",
-    "model/serve/http/gate.py",
+    "model/serve/http/admission.py",
     "model/serve/openai/messages.py",
     "model/serve/metrics.py",
     "model/serve/http/origins.py",

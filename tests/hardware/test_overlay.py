@@ -21,7 +21,7 @@ from nkw.targets import HARDWARE_VARIABLE
 from simulate.hardware import TARGETS, Hardware, hardware, use_overlay
 from simulate.hardware.overlay import _object, replaceable
 from simulate.timing import schedule
-from tests.work import CountedName
+from tests.bytecode_count import CountedName
 
 Capture = pytest.CaptureFixture[str]
 GIVEN = {"source": "a test", "confidence": "derived"}

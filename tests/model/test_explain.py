@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from model.commands.generate.explain import TokenTrace, trace_token
-from model.config.parts import Experts
+from model.config.blocks import Experts
 from model.loading.shipped import PRETRAINED, SHIPPED, model_path
 from model.loading.tokenizer import Tokenizer
 from nkw.commands import main

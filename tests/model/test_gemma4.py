@@ -11,8 +11,8 @@ import pytest
 import safetensors.numpy
 
 from model.config import ModelConfig
+from model.config.blocks import Experts
 from model.config.mixers import GroupedAttention
-from model.config.parts import Experts
 from model.config.rope import RopeType
 from model.errors import ModelError
 from model.families import compose, load_config, read_config

@@ -26,7 +26,7 @@ from model.runners.bucket_length import positions_needed
 from model.runners.comparison import Difference
 from model.runners.reference import ReferenceSequence
 from model.sampling import StepOutput
-from nkw.parts import Part
+from nkw.report import Part
 from nkw.terminal import rendered
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from model.config import ModelConfig
-from model.config.parts import SpeechEncoder
+from model.config.blocks import SpeechEncoder
 from model.device import DryDevice, chip, find_instance
 from model.errors import ModelError
 from model.families import SPEECH, TEXT, compose, load_config, read_config

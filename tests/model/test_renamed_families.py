@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from model.config.blocks import Experts, Mlp
 from model.config.mixers import GatedDelta, GroupedAttention, HeadNorm, LatentAttention
-from model.config.parts import Experts, Mlp
 from model.config.published import PUBLISHED
 from model.errors import ModelError
 from model.families import load_config, read_config

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.config.parts import SpeechEncoder
+from model.config.blocks import SpeechEncoder
 from model.device import DryDevice, SimulatedDevice
 from model.errors import ModelError
 from model.families import SPEECH, load_config

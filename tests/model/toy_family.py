@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from model.config import Fields, ModelConfig
+from model.config.blocks import Block, Mlp, Norms
 from model.config.mixers import GroupedAttention, HeadNorm, Positions
-from model.config.parts import Block, Mlp, Norms
 from model.config.rope import RopeParameters
 from model.families.tokens import token_network
 from model.layers.attention import Attention

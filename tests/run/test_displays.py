@@ -14,7 +14,7 @@ import pytest
 import nki_kernels
 import simulate
 from nkw.errors import InvalidArgument, NkwError, RuleViolation
-from nkw.parts import Hanging, Name, Noted, as_html, table, verbatim
+from nkw.report import Hanging, Name, Noted, as_html, table, verbatim
 from nkw.terminal import rendered
 from simulate.isa.book import CallError
 from simulate.memory import MemoryRegion

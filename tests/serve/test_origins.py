@@ -14,7 +14,7 @@ pytest.importorskip("fastapi", reason="the server needs the extra serve")
 from starlette.testclient import TestClient
 
 from model.commands.options.readers import parse_origins
-from model.serve.http.gate import Admission, Gate, Keys
+from model.serve.http.admission import Admission, Gate, Keys
 from model.serve.http.origins import OriginPolicy, add_cors
 from tests.deep import deep_except
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from model.serve.http.gate import combine_salts, derive_salt
+from model.serve.http.admission import combine_salts, derive_salt
 from tests.serve.conftest import MODEL, Reached, Served
 from tests.serve.test_replicas import OPTIONS, process
 

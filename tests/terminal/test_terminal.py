@@ -17,7 +17,7 @@ from unicodedata import east_asian_width
 import pytest
 
 from model.commands.generate.command import create_prompt_progress
-from nkw.parts import Hanging, Name, Noted, shortened, table
+from nkw.report import Hanging, Name, Noted, shortened, table
 from nkw.terminal import progress, rendered, working
 from simulate.kernel_by_name import InstructionCount, launch_by_name
 from simulate.run.launch import Launch

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from model.commands.bundle.drawn import DrawnWeights, keep_layer
+from model.commands.bundle.random_weights import DrawnWeights, keep_layer
 from model.commands.bundle.recipe import build_operands, list_weight_files
 from model.commands.bundle.single_step import bundle_section, report_bundle
 from model.commands.generate.prompts import encode_prompt

@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 import safetensors
 
-from model.commands.bundle.drawn import DrawnWeights
+from model.commands.bundle.random_weights import DrawnWeights
 from model.config import ModelConfig
 from model.device.bundling import STORED, Operand, Piece, WeightFile
 from model.errors import ModelError

@@ -18,7 +18,7 @@ from model.layers.arithmetic import Arithmetic, Seen, Span
 from model.layers.layer import States
 from model.layers.precision import activation_dtype
 from model.loading.tokenizer import Tokenizer
-from nkw.parts import Hanging, Part, table
+from nkw.report import Hanging, Part, table
 
 _CANDIDATES = 5
 _PIECES = 12  # most pieces that the text shows, the last ones

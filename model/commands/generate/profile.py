@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from nkw.parts import Hanging, Part, table
+from nkw.report import Hanging, Part, table
 
 if TYPE_CHECKING:  # the numpy backend must not load the simulator
     from model.device import KernelTime, Pass

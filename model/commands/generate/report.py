@@ -16,7 +16,7 @@ from model.engine.sampler import Logprob
 from model.execution.expert_load import ExpertLoad
 from model.mesh import Mesh
 from model.runners.comparison import Difference
-from nkw.parts import Hanging, Part, table
+from nkw.report import Hanging, Part, table
 from nkw.version import DISTRIBUTION, version
 
 if TYPE_CHECKING:  # the numpy backend must not load the simulator

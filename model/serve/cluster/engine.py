@@ -13,7 +13,7 @@ from model.device import use_overlay
 from model.errors import ModelError
 from model.llm.llm import make_engine
 from model.serve.cluster.folder import folder_digest
-from model.serve.http.gate import KEY_SALT
+from model.serve.http.admission import KEY_SALT
 from model.serve.log import log_to_stderr
 from model.serve.replicas.backend import Answer, Call, Head, collect_answer
 from model.serve.serving import engine_args, run_application

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from model.engine.async_engine import EngineFailed, EngineFull, Stream
 from model.errors import ContextFull, ModelError
 from model.serve.errors import ApiError, engine_stopped_error, queue_full_error, server_stopping_error
-from model.serve.http.gate import KEY_SALT, combine_salts, error_response
+from model.serve.http.admission import KEY_SALT, combine_salts, error_response
 from model.serve.http.page import load_page
 from model.serve.log import LOG
 from model.serve.metrics import CONTENT_TYPE, Metrics

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from model.errors import ModelError
 from model.serve.errors import ApiError, server_stopping_error
-from model.serve.http.gate import encode_error
+from model.serve.http.admission import encode_error
 from nkw.process import INTERRUPTED, TERMINATED
 
 _MAX_HEADER_BYTES = 2**15

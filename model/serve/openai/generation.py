@@ -19,7 +19,7 @@ from model.serve.openai import answers
 from model.serve.openai.audio.speech_model import SpeechModel
 from model.serve.openai.messages import ChatMessage
 from model.serve.openai.requests import CompletionRequest
-from model.serve.texts import Texts
+from model.serve.text_jobs import Texts
 
 T = TypeVar("T")
 Output = TypeVar("Output", CompletionOutput, Update)

@@ -183,7 +183,7 @@ async def _follow_router(pipe: Connection, drain: Callable[[], None]) -> None:
 
 def _with_key_salt(app: ASGIApp) -> ASGIApp:
     """Return an application that stores the salt from the router's header in the scope, as `Admission` does."""
-    from model.serve.http.gate import KEY_SALT
+    from model.serve.http.admission import KEY_SALT
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         salt = dict(scope["headers"]).get(KEY_SALT_HEADER, b"").decode("ascii")

@@ -3,9 +3,9 @@
 A backend reaches the replicas: over sockets of this machine's processes (`sockets.py`), or through Ray Serve
 (`model/serve/cluster/`).
 
-Keys, hosts, sizes and slow clients are checked before the router (`gate.py`, `server.py`), arguments and queues in the
-replica: each once, and as with one server. `/health`, `/ready` and `/metrics` are answered for all replicas together.
-"""
+Keys, hosts, sizes and slow clients are checked before the router (`admission.py`, `server.py`), arguments and queues
+in the replica: each once, and as with one server. `/health`, `/ready` and `/metrics` are answered for all replicas
+together. """
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from model.serve.errors import ApiError, replica_ended_error, server_stopping_error
+from model.serve.http.admission import KEY_SALT, encode_error, error_response
 from model.serve.http.app import router as routes
-from model.serve.http.gate import KEY_SALT, encode_error, error_response
 from model.serve.log import LOG
 from model.serve.metrics import CONTENT_TYPE, Families
 from model.serve.openai.generation import ClientGone, run_while_connected

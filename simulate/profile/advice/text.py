@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nkw.parts import Hanging, Part, table
+from nkw.report import Hanging, Part, table
 from simulate.profile.numbers import share, us
 
 if TYPE_CHECKING:

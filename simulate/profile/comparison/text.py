@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nkw.parts import Hanging, Name, Noted, Part, table
+from nkw.report import Hanging, Name, Noted, Part, table
 from simulate.profile.comparison.compare import Cause, Comparison
 from simulate.profile.comparison.measured import Measured
 from simulate.profile.numbers import share, us

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nkw.errors import shown
-from nkw.parts import Hanging, Name, Noted, Part, Table, table
+from nkw.report import Hanging, Name, Noted, Part, Table, table
 from simulate.profile.numbers import share, us
 from simulate.profile.vendor.records import DeviceProfile
 from simulate.profile.vendor.side_by_side import Pair, SideBySide

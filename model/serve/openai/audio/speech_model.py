@@ -9,7 +9,7 @@ from pathlib import Path
 from model.config import ModelConfig
 from model.families import SPEECH, TEXT, load_config
 from model.serve.errors import ApiError
-from model.serve.texts import Texts
+from model.serve.text_jobs import Texts
 from model.speech.rules import Rules, first_token, previous_token, read_languages, read_rules
 
 ENGLISH = "en"

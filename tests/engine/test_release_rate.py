@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model.engine.pace import Pace
+from model.engine.release_rate import ReleaseRate
 
 
 class Clock:
@@ -14,7 +14,7 @@ class Clock:
 
 def test_rate_is_that_of_the_ends_since_the_first_place_was_taken() -> None:
     clock = Clock()
-    pace = Pace(clock)
+    pace = ReleaseRate(clock)
     assert pace.estimate_seconds(1) is None
     pace.take(4)
     pace.take(2)
@@ -30,7 +30,7 @@ def test_rate_is_that_of_the_ends_since_the_first_place_was_taken() -> None:
 
 def test_idle_time_does_not_count_and_the_last_rate_holds_until_the_next_end() -> None:
     clock = Clock()
-    pace = Pace(clock)
+    pace = ReleaseRate(clock)
     pace.take(1)
     clock.now = 2.0
     pace.free(1)
@@ -44,7 +44,7 @@ def test_idle_time_does_not_count_and_the_last_rate_holds_until_the_next_end() -
 
 def test_only_the_last_32_ends_count() -> None:
     clock = Clock()
-    pace = Pace(clock)
+    pace = ReleaseRate(clock)
     pace.take(65)
     for _ in range(32):
         clock.now += 10
@@ -60,7 +60,7 @@ def test_only_the_last_32_ends_count() -> None:
 
 
 def test_places_that_become_free_at_once_tell_no_rate() -> None:
-    pace = Pace(Clock())
+    pace = ReleaseRate(Clock())
     pace.take(1)
     pace.free(1)
     assert pace.estimate_seconds(1) is None

@@ -9,7 +9,7 @@ _MAX_ENDS = 32
 """Number of the last ends that the rate is measured from."""
 
 
-class Pace:
+class ReleaseRate:
     """The rate of ends of continuations, by a clock of seconds.
 
     Idle times, in which no continuation runs, do not count.
