@@ -5,7 +5,8 @@ A backend reaches the replicas: over sockets of this machine's processes (`socke
 
 Keys, hosts, sizes and slow clients are checked before the router (`admission.py`, `server.py`), arguments and queues
 in the replica: each once, and as with one server. `/health`, `/ready` and `/metrics` are answered for all replicas
-together. """
+together.
+"""
 
 from __future__ import annotations
 
