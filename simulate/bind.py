@@ -67,7 +67,7 @@ def install(backend: str | None = None, level: str | None = None, rules: str | N
 
 
 def real_package() -> bool:
-    """Whether the vendor's `nki` is installed, in a version that is known here, and not the placeholder."""
+    """Return whether the vendor's `nki` is installed, in a known version, and not the placeholder."""
     loaded = sys.modules.get("nki")
     if loaded is not None and loaded.__name__ != "simulate.nki":
         return True

@@ -140,7 +140,7 @@ def _print(record: Record) -> None:
 
 
 def _without_verdict(options: argparse.Namespace, reason: str) -> int:
-    """Say that a command has no verdict and why, on stderr and in its document; returns the exit status."""
+    """Print and document that a command has no verdict and why; return the exit status."""
     what = getattr(options, "script", options.command)
     try:
         with json_document(options.json, Outputs(tuple), options.command) as contents:

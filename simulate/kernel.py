@@ -95,7 +95,7 @@ class Kernel:
         return done.outputs[0]
 
     def _agree(self, launched: tuple[object, bool]) -> None:
-        """Hold the configuration of a nested kernel against that of the launched one."""
+        """Compare the configuration of a nested kernel with that of the launched kernel."""
         config, overrides = launched
         if self._config is None or self._config == config:
             return

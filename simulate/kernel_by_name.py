@@ -84,7 +84,7 @@ def files_read(options: argparse.Namespace) -> list[str]:
 
 
 def names_a_kernel(words: str) -> bool:
-    """Whether words have the form FILE.py:KERNEL or MODULE:KERNEL, and are not the path of a file."""
+    """Return whether words have the form FILE.py:KERNEL or MODULE:KERNEL, and are not the path of a file."""
     return _NAMED.fullmatch(words) is not None and not is_file(words)
 
 
@@ -228,7 +228,7 @@ def _refused_call(words: str, why: str) -> InvalidArgument:
 
 
 def with_size(arguments: Sequence[str], name: str, size: int) -> list[str]:
-    """Arguments with a size in the place of its name: where it is a dim of a tensor, or a whole argument.
+    """Replace the name of a size by its number, where it is a dim of a tensor or a whole argument.
 
     Raises InvalidArgument where the name stands in no argument.
     """

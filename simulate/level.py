@@ -47,7 +47,7 @@ class Level(NamedTuple):
         return found
 
     def has(self, feature: str) -> bool:
-        """Whether this release has a feature of the table."""
+        """Return whether this release has a feature of the table."""
         row = FEATURES[feature]
         return row.since <= self and (row.until is None or self < row.until)
 
@@ -63,7 +63,7 @@ class Level(NamedTuple):
         return f"{feature} exists {exists}; {LEVEL_VARIABLE} is {self}"
 
     def deprecates(self, feature: str) -> bool:
-        """Whether this release deprecates a feature of the table."""
+        """Return whether this release deprecates a feature of the table."""
         deprecated = FEATURES[feature].deprecated
         return deprecated is not None and deprecated <= self
 
@@ -209,7 +209,7 @@ class Rules(Enum):
             ) from None
 
     def refuse(self, code: str) -> bool:
-        """Whether breaking the rule with this code ends the launch."""
+        """Return whether breaking the rule with this code ends the launch."""
         if code in WARNED:
             return False
         return self is Rules.chip or code not in CHIP_ONLY | UNDOCUMENTED

@@ -48,13 +48,13 @@ def of_the_user(error: BaseException) -> TracebackType | None:
 
 
 def _commands(frames: Sequence[TracebackType]) -> int:
-    """How many of the first frames lead to the command that runs a script; none where a script runs itself."""
+    """Return how many of the first frames lead to the command that runs a script; 0 if a script runs itself."""
     entered = [place for place, each in enumerate(frames) if each.tb_frame.f_code.co_filename == _COMMANDS]
     return entered[-1] + 1 if entered else 0
 
 
 def _is_ours(trace: TracebackType) -> bool:
-    """Whether a frame belongs to this package, or to the module that runs scripts for it."""
+    """Return whether a frame belongs to this package, or to the module that runs scripts for it."""
     return trace.tb_frame.f_code.co_filename.startswith(PACKAGES) or _runs_scripts(trace)
 
 

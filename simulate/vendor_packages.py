@@ -40,5 +40,5 @@ def numbers(version: str) -> Version:
 
 
 def is_genuine(package: str, version: str) -> bool:
-    """Whether a package of the table has a version that no placeholder has; any version of another package."""
+    """Return whether a package's version is not that of a placeholder; True for packages without placeholders."""
     return numbers(version) >= FIRST_GENUINE.get(package, ())

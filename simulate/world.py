@@ -189,7 +189,7 @@ class World:
 
     @staticmethod
     def has_processes() -> bool:
-        """Whether torchrun started this process as one of several."""
+        """Return whether torchrun started this process as one of several."""
         return started_by_torchrun()
 
     @property

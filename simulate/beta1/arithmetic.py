@@ -62,7 +62,7 @@ def _remark_on_broadcast(name: str, x: Tile, y: Tile) -> None:
 
 
 def unary(name: str, x: Tile, dtype: Any = None, mask: Any = None) -> Tile:
-    """name(x), on the Scalar engine; `invert` on the Vector engine."""
+    """Apply a function to x on the Scalar engine; `invert` runs on the Vector engine."""
     if name in UNARY:
         return elementwise("activation", {"data": x}, {}, {"op": UNARY[name]}, dtype, mask)
     attributes = {"op0": ALU_OPERATORS[name], "operand0": None}
@@ -70,7 +70,7 @@ def unary(name: str, x: Tile, dtype: Any = None, mask: Any = None) -> Tile:
 
 
 def update(name: str, target: Tile, value: Any) -> Tile:
-    """`target += value` in place. A matmul's result adds to a PSUM tile inside the matmul."""
+    """Add `value` to `target` in place. A matmul's result adds to a PSUM tile inside the matmul."""
     program = current()
     pending = value.pending if isinstance(value, Tile) else None
     if (

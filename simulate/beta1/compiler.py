@@ -32,20 +32,20 @@ class _Memory:
     base: str
 
     def alloc(self, func: Callable[..., Any]) -> Placement:
-        """Placement by a function of block, partitions and bytes."""
+        """Return a placement by a function of block, partitions and bytes."""
         if not callable(func):
             raise InvalidArgument("NKW-PLACEMENT", f"alloc({func!r:.60}); it takes a function")
         return Placement(self.memory, {"alloc": func})
 
     def mod_alloc(self, **wanted: Any) -> Placement:
-        """Placement in tiles that are used in turn, from a base on."""
+        """Return a placement in tiles that are used in turn, from a base on."""
         base = wanted.get(self.base)
         if not isinstance(base, int) or base < 0:
             raise InvalidArgument("NKW-PLACEMENT", f"mod_alloc({self.base}={base!r:.60}); it is 0 or more")
         return Placement(self.memory, wanted)
 
     def auto_alloc(self) -> Placement:
-        """Placement by the compiler."""
+        """Return a placement by the compiler."""
         return Placement(self.memory, {})
 
 

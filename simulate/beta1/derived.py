@@ -44,7 +44,7 @@ class Row:
 
 
 def _streamed(tiles: str, columns: str = "") -> Run:
-    """One result element for each element of `tiles`; `columns` are numbers or (P, 1) tiles."""
+    """Return an issuer of one result element for each element of `tiles`; `columns` are numbers or (P, 1) tiles."""
 
     def run(instruction: str, values: Values, mask: Any, dtype: Any) -> Tile:
         streams, rows = ({name: values.pop(name) for name in names.split()} for names in (tiles, columns))
@@ -56,7 +56,7 @@ def _streamed(tiles: str, columns: str = "") -> Run:
 def _issue_whole(
     tiles: str, shape: Callable[[Values], tuple[int, ...]], result_dtype: str | None = None
 ) -> Run:
-    """Issued once, on whole tiles; the dtype is `dtype=`, else `result_dtype`, else the first tile's."""
+    """Return an issuer on whole tiles; the dtype is `dtype=`, else `result_dtype`, else the first tile's."""
 
     def run(instruction: str, values: Values, mask: Any, dtype: Any) -> Tile:
         no_mask(instruction, mask)
@@ -68,7 +68,7 @@ def _issue_whole(
 
 
 def _into_dst(returns_dst: bool) -> Run:
-    """Issued at once, into the tile that is passed as `dst`."""
+    """Return an issuer into the tile that is passed as `dst`."""
 
     def run(instruction: str, values: Values, mask: Any, dtype: Any) -> Tile | None:
         current().settle()
@@ -80,7 +80,7 @@ def _into_dst(returns_dst: bool) -> Run:
 
 
 def _cumulative(instruction: str, values: Values, mask: Any, dtype: Any) -> None:
-    """Into `dst`; imm1, which public examples always pass, counts for load_reduce only."""
+    """Issue into `dst`; imm1, which public examples always pass, counts for load_reduce only."""
     if values["reduce_cmd"] is not ReduceCmd.load_reduce:
         values["imm1"] = None
     _into_dst(returns_dst=False)(instruction, values, mask, dtype)

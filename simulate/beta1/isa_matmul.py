@@ -33,7 +33,7 @@ def nc_matmul(
     name: str | None = None,
     **_: Any,
 ) -> Tile:
-    """stationary.T @ moving in PSUM, float32. Assigned it overwrites, with `+=` it adds.
+    """Return stationary.T @ moving in PSUM, float32. An assignment overwrites, `+=` adds.
 
     The first `+=` to a location overwrites it. The Tensor engine reads SBUF: an operand in PSUM is copied
     before, as the compiler did. With is_transpose into a PSUM tile of another dtype than the data's, which
@@ -104,7 +104,7 @@ def nc_transpose(
 
 
 def _skipped(instruction: str, mask: Any) -> bool:
-    """Whether a mask of loop variables only, as `mask=i * 128 < n`, leaves the instruction out."""
+    """Return whether a mask of loop variables only, as `mask=i * 128 < n`, skips the instruction."""
     selected = normalised(mask)
     if selected is None:
         return False

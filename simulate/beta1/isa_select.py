@@ -53,7 +53,7 @@ def affine_select(
     name: str | None = None,
     **_: Any,
 ) -> Tile:
-    """on_true_tile where the comparison of an index expression holds, else on_false_value.
+    """Return on_true_tile where the comparison of an index expression holds, else on_false_value.
 
     GpSimd, which does this, does not reach PSUM: a tile there is copied to SBUF before.
     """

@@ -142,7 +142,7 @@ def transpose(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile
 
 
 def dropout(x: Tile, rate: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
-    """x, with each element set to 0 with probability `rate`."""
+    """Return x with each element set to 0 with probability `rate`."""
     return elementwise.elementwise("dropout", {"data": x}, {"prob": rate}, {}, dtype, mask)
 
 
@@ -223,12 +223,12 @@ def mean(
 
 
 def negative(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
-    """-x."""
+    """Return -x."""
     return arithmetic.binary("multiply", x, -1.0, dtype, mask)
 
 
 def logical_not(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
-    """1 where x is 0, else 0."""
+    """Return 1 where x is 0, else 0."""
     return arithmetic.binary("equal", x, 0, dtype, mask)
 
 

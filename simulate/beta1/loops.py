@@ -44,7 +44,7 @@ static_range = sequential_range
 
 
 def spmd_dim(*sizes: int) -> int:
-    """One grid dim made of several: as many programs as their product."""
+    """Return one grid dim made of several: as many programs as their product."""
     return math.prod(sizes)
 
 

@@ -38,7 +38,7 @@ class Condition:
     comparison: str
 
     def within(self, box: Box) -> np.ndarray:
-        """Where the condition holds in a box, as an array that broadcasts to the box's shape."""
+        """Return where the condition holds in a box, as an array that broadcasts to the box's shape."""
         steps = (0,) * (len(box) - len(self.steps)) + self.steps
         value: Any = np.int64(self.offset)
         for axis, ((start, end), step) in enumerate(zip(box, steps)):

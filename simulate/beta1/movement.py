@@ -60,7 +60,7 @@ def store(dst: Tile, value: Any, *, mask: Any = None, **_: Any) -> None:
 
 
 def _copy(dst: Region, src: Region, mask: Mask | None, **options: Any) -> None:
-    """dma_copy of the elements that a mask selects, one rectangle after another."""
+    """Copy the elements that a mask selects by dma_copy, one rectangle after another."""
     for box in [None] if mask is None else mask.boxes(dst.shape):
         to, source = (dst, src) if box is None else (dst.cut(box), src.cut(box))
         issue("dma_copy", dst=to.view(), src=current().readable(source), **options)
@@ -154,7 +154,7 @@ def dma_copy(
 def loop_reduce(
     x: Tile, op: Any, loop_indices: Any, *, dtype: Any = None, mask: Any = None, **_: Any
 ) -> Tile:
-    """`t[...] = nl.loop_reduce(x, op, [i])`: t is x in the first iteration of the loops, then op(t, x)."""
+    """Reduce over loops: in `t[...] = nl.loop_reduce(x, op, [i])`, t is x in the first iteration, then op(t, x)."""
     reduces_loops(loop_indices)
     first = all(index.first for index in loop_indices)
     reduction = alu(op)

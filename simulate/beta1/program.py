@@ -104,7 +104,7 @@ class Program:
         return tensor
 
     def start_at_zero(self, tensor: NkiTensor) -> None:
-        """`nl.zeros` in PSUM: the first matmul overwrites; a memset is issued if something reads before."""
+        """Mark `nl.zeros` in PSUM: the first matmul overwrites; a memset is issued if something reads before."""
         self._zeroed[id(tensor.storage)] = tensor
 
     def leave_undefined(self, tensor: NkiTensor) -> None:
@@ -181,7 +181,7 @@ def select(
     on_false: float,
     name: str | None = None,
 ) -> None:
-    """affine_select by one condition of a mask over a box."""
+    """Issue affine_select by one condition of a mask over a box."""
     steps = (0,) * (len(box) - len(condition.steps)) + condition.steps
     issue(
         "affine_select",

@@ -84,7 +84,7 @@ def variance(x: Tile, axis: Any, dtype: Any = None, mask: Any = None) -> Tile:
 
 
 def softmax(x: Tile, axis: Any, dtype: Any = None, mask: Any = None) -> Tile:
-    """exp(x - max) / sum over the free dims `axis`."""
+    """Compute exp(x - max) / sum over the free dims `axis`."""
     highest = reduce(ALU_OPERATORS["maximum"], x, axis, "float32", mask, keepdims=True)
     shifted = binary("subtract", x, highest, "float32", mask)
     powers = unary("exp", shifted, "float32", mask)

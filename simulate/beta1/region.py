@@ -134,7 +134,7 @@ class Region:
         )
 
     def covers(self, other: Region) -> bool:
-        """Whether two regions are the same elements in the same order."""
+        """Return whether two regions are the same elements in the same order."""
         return (
             self.tensor.storage is other.tensor.storage
             and (self.shape, self.strides, self.offset) == (other.shape, other.strides, other.offset)
@@ -143,7 +143,7 @@ class Region:
 
 
 def pieces(regions: tuple[Region, ...], dims_max: int) -> Iterator[tuple[Region, ...]]:
-    """Regions of one shape, cut along their first free axes until no piece has more than `dims_max` dims."""
+    """Cut regions of one shape along their first free axes into pieces of at most `dims_max` dims."""
     if len(regions[0].shape) <= dims_max:
         yield regions
         return
@@ -152,7 +152,7 @@ def pieces(regions: tuple[Region, ...], dims_max: int) -> Iterator[tuple[Region,
 
 
 def indexed(tensor: NkiTensor, keys: tuple[Any, ...]) -> Region:
-    """`tensor[keys]` with an Index or a (P, 1) tile of row numbers among the keys.
+    """Return `tensor[keys]` with an Index or a (P, 1) tile of row numbers among the keys.
 
     Slices cannot stand beside indices. On chip the partition index runs over the first axis in steps of one,
     and no other index uses that axis, because every partition has the same access pattern.
@@ -186,7 +186,7 @@ def indexed(tensor: NkiTensor, keys: tuple[Any, ...]) -> Region:
 
 
 def sliced(tensor: NkiTensor, keys: tuple[Any, ...]) -> Region | None:
-    """`tensor[keys]` with slices that end beyond their dims, for a mask to cut; None if none of them does."""
+    """Return `tensor[keys]` with slices that end beyond their dims, for a mask to cut; None if none does."""
     if not any(
         isinstance(k, slice) and isinstance(k.stop, int) and k.stop > n for k, n in zip(keys, tensor.shape)
     ):

@@ -211,7 +211,7 @@ class BlockTensor(NKIObject):
 
 
 def _extents(shape: Sequence[int]) -> int:
-    """How many dims of more than one element."""
+    """Return the number of dims with more than one element."""
     return sum(size > 1 for size in shape)
 
 
@@ -228,7 +228,7 @@ def make(
 
 
 def assign(target: Region, value: Any) -> None:
-    """`t[...] = value`: a number by memset, a result that waits by its instruction, a tile by tensor_copy."""
+    """Assign `t[...] = value`: a number by memset, a pending result by its instruction, a tile by tensor_copy."""
     program = current()
     dims_max = program.core.hardware.dims_max
     if not isinstance(value, Tile):
@@ -253,7 +253,7 @@ def assign(target: Region, value: Any) -> None:
 
 
 def _fill(piece: Region, number: Any) -> None:
-    """memset; from a partition where no engine starts, it fills a scratch tile, which a DMA copies there."""
+    """Fill by memset; at a partition where no engine starts, fill a scratch tile that a DMA copies there."""
     program, view = current(), piece.view()
     if view.buffer is not MemoryRegion.sbuf or rules.may_start(program.core.hardware, view):
         issue("memset", dst=view, value=number)

@@ -91,7 +91,7 @@ def _iterate(loop: int, condition: Any, body_fun: Callable[[VirtualRegister], Vi
 
 
 def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[VirtualRegister]:
-    """Loop over a register range (deprecated since 0.6; use fori_loop)."""
+    """Iterate over a register range (deprecated since 0.6; use fori_loop)."""
     running_level().notice("nl.dynamic_range")
     outside_no_reorder("dynamic_range")
     loop = len(current_core().stream)

@@ -74,7 +74,7 @@ class Cluster:
                 yield index, outcome
 
     def close(self) -> None:
-        """Leave the cluster and end the processes that this command started there."""
+        """End the processes that this command started on the cluster, and disconnect."""
         self._joined.close()
 
 

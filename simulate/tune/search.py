@@ -192,7 +192,7 @@ class Proposals:
         return self.enqueue(self._choose_at_random())
 
     def learn(self, trial: Any, outcome: Outcome) -> None:
-        """Tell optuna the time of a trial, or that it was refused."""
+        """Report the time of a trial to optuna, or that it was refused."""
         if outcome.length_ns is None:
             self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
         else:

@@ -14,16 +14,19 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("model", "nki_kernels", "nkw")
 VERBS = frozenset(
     """
-    Accept Add Adjust Advance Allocate Answer Append Apply Ask Assign Await Begin Bind Block Bring Broadcast
-    Build Bundle Cache Call Cancel Cast Check Choose Clean Clear Close Combine Compare Compile Complete
-    Compute Continue Convert Convolve Copy Count Create Cut Decode Deliver Describe Disable Divide Do Drain
-    Draw Drop Encode End Escape Estimate Exchange Execute Exit Fail Fill Find Finish Fit Follow Forget Free
-    Gate Gather Generate Give Import Index Issue Iterate Join Keep Kill Launch Let Limit List Load Log Make
-    Map Mark Measure Move Multiply Normalise Note Observe Open Order Parse Place Plan Predict Preempt
-    Prepare Print Put Queue Raise Read Receive Record Refuse Register Release Remove Rename Reopen Repeat
-    Replace Report Return Rotate Round Route Run Sample Scale Schedule Select Send Serve Set Share Show Skip
-    Split Spread Square Start Step Stop Store Submit Subtract Sum Summarize Take Time Transcribe Translate
-    Transpose Trigger Turn Use View Wait Weight Withdraw Write Yield Zero
+    Accept Add Adjust Advance Allocate Answer Append Apply Arrive Ask Assign Attribute Await Begin Bind
+    Block Bring Broadcast Build Bundle Cache Calibrate Call Cancel Carry Cast Change Check Choose Clean
+    Clear Close Collect Combine Compare Compile Complete Compute Continue Convert Convolve Copy Count Create
+    Cut Decode Delete Deliver Derive Describe Disable Discard Divide Do Drain Draw Drop Encode End Enter
+    Escape Estimate Exchange Execute Exit Extend Fail Fill Find Finish Fit Follow Forget Format Free Gate
+    Gather Generate Give Group Halve Handle Import Improve Index Insert Invert Issue Iterate Join Judge Keep
+    Kill Launch Let Limit List Load Log Make Map Mark Measure Merge Move Multiply Normalise Note Observe
+    Open Order Pair Parse Pass Permute Place Plan Predict Preempt Prepare Print Profile Provide Put Queue
+    Raise Read Rebuild Receive Recognise Record Reduce Refuse Register Release Remove Rename Reopen Repeat
+    Replace Report Request Resume Return Rotate Round Route Run Sample Scale Schedule Search Seed Select
+    Send Serve Set Share Shorten Show Skip Solve Split Spread Square Start Step Stop Store Submit Subtract
+    Sum Summarize Swap Take Time Trace Transcribe Translate Transpose Trigger Try Turn Update Use View Wait
+    Warn Weight Withdraw Write Yield Zero
     """.split()
 )
 NOUNS = ("property", "cached_property")
