@@ -16,29 +16,39 @@ Row = Mapping[str, Any]
 Rows = Mapping[str, Row]
 """Options of one subject by name."""
 
+_LEAST_GROUPS = 3
+"""Groups from which on the help of a command shows them."""
+
 
 class Option(NamedTuple):
-    """One option of a command: the name of its row, and the keywords of `add_argument`."""
+    """One option of a command: the name of its row, the keywords of `add_argument`, and its group in the help."""
 
     name: str
     keywords: Row
+    group: str = ""
 
-    def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """Add the option to a parser."""
+    @property
+    def is_positional(self) -> bool:
+        """Whether the option is a positional argument."""
+        return not self.name.startswith("-")
+
+    def add_to(self, parser: argparse._ActionsContainer) -> None:
+        """Add the option to a parser or to a group of one."""
         parser.add_argument(*self.name.partition("=")[0].split("|"), **self.keywords)
 
 
 class OptionTable:
-    """Rows of options by name. Raises ValueError if two groups have a row of the same name."""
+    """Rows of options by name, in groups with a title. Raises ValueError if two rows have the same name."""
 
-    def __init__(self, *groups: Rows) -> None:
-        self._rows = {name: row for group in groups for name, row in group.items()}
-        if len(self._rows) < sum(map(len, groups)):
+    def __init__(self, groups: Mapping[str, Rows]) -> None:
+        self._rows = {name: (row, title) for title, rows in groups.items() for name, row in rows.items()}
+        if len(self._rows) < sum(map(len, groups.values())):
             raise ValueError("two options have the same name")
 
     def option(self, name: str, **changes: Any) -> Option:
         """Return the option of a row, with some of its keywords changed."""
-        return Option(name, {**self._rows[name], **changes})
+        row, title = self._rows[name]
+        return Option(name, {**row, **changes}, title)
 
     def options(self, *rows: str | Option) -> tuple[Option, ...]:
         """Return the options of a command in the order of its help.
@@ -54,6 +64,12 @@ class OptionTable:
 
 
 def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
-    """Add options to a parser."""
+    """Add options to a parser, each in the group of its title; a command with few options has no groups."""
+    options = tuple(options)
+    titles = {option.group for option in options if not option.is_positional}
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for option in options:
-        option.add_to(parser)
+        title = "" if option.is_positional or len(titles) < _LEAST_GROUPS else option.group
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        option.add_to(groups[title])

@@ -256,7 +256,16 @@ _OUTPUTS: Rows = {
     ),
 }
 
-_TABLE = OptionTable(_MACHINE, _LAUNCHES, _JUDGEMENTS, _SEARCH, _INPUTS, _OUTPUTS)
+_TABLE = OptionTable(
+    {
+        "chip and process": _MACHINE,
+        "launches": _LAUNCHES,
+        "comparisons and findings": _JUDGEMENTS,
+        "search": _SEARCH,
+        "inputs": _INPUTS,
+        "reports": _OUTPUTS,
+    }
+)
 _option, _options = _TABLE.option, _TABLE.options
 _RUNNING = "--target --hardware --level --rules --time-limit --memory-limit --json"
 """Options of all commands that run scripts and kernels."""

@@ -26,7 +26,7 @@ def parse(table: OptionTable, rows: tuple[str, ...], *words: str) -> dict[str, o
 
 
 def test_rows_are_named_in_one_text_or_several() -> None:
-    table = OptionTable(RANKS, OUTPUTS)
+    table = OptionTable({"ranks": RANKS, "reports": OUTPUTS})
     words = ("here", "--tp", "2", "--out", "there", "--error", "all")
     expected = {"folder": "here", "tp": 2, "out": "there", "as_error": "all"}
     assert parse(table, ("folder --tp --out=DIR --as-error|--error",), *words) == expected
@@ -34,7 +34,7 @@ def test_rows_are_named_in_one_text_or_several() -> None:
 
 
 def test_a_command_changes_a_row_for_itself_alone() -> None:
-    table = OptionTable(RANKS, OUTPUTS)
+    table = OptionTable({"ranks": RANKS, "reports": OUTPUTS})
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_options(parser, table.options("--pp", table.option("--tp", default=4)))
     assert vars(parser.parse_args([])) == {"pp": None, "tp": 4}
@@ -42,14 +42,14 @@ def test_a_command_changes_a_row_for_itself_alone() -> None:
 
 
 def test_two_groups_share_no_name() -> None:
-    OptionTable(RANKS, OUTPUTS)
+    OptionTable({"ranks": RANKS, "reports": OUTPUTS})
     with pytest.raises(ValueError, match="two options have the same name"):
-        OptionTable(RANKS, {"--tp": dict()})
+        OptionTable({"ranks": RANKS, "more": {"--tp": dict()}})
 
 
 def test_an_unknown_row_is_refused() -> None:
     with pytest.raises(KeyError, match="--ep"):
-        OptionTable(RANKS).options("--tp --ep")
+        OptionTable({"ranks": RANKS}).options("--tp --ep")
 
 
 def list_functions(verbs: Mapping[str, Verb]) -> Iterator[str]:
@@ -74,3 +74,20 @@ def test_choices_are_those_that_the_simulator_knows() -> None:
     assert keywords["tune"]["--reading"]["default"] == WORSE
     assert f" or {LOCAL} to start one here" in keywords["tune"]["--cluster"]["help"]
     assert set(keywords["calibrate"]["--reading"]["choices"]) < set(keywords["time"]["--reading"]["choices"])
+
+
+def read_titles(parser: argparse.ArgumentParser) -> list[str]:
+    return [line[:-1] for line in parser.format_help().splitlines() if line.endswith(":") and line[0] != " "]
+
+
+def test_help_shows_the_groups_of_a_command_with_three_or_more() -> None:
+    table = OptionTable({"ranks": RANKS, "reports": OUTPUTS, "chip": {"--target": dict()}})
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_options(parser, table.options("folder --tp --out=DIR --pp --target"))
+    assert read_titles(parser)[-3:] == ["ranks", "reports", "chip"]
+    few = argparse.ArgumentParser(allow_abbrev=False)
+    add_options(few, table.options("folder --tp --out=DIR --pp"))
+    assert "ranks" not in read_titles(few)
+    assert vars(parser.parse_args(["here", "--tp", "2"])) == {
+        "folder": "here", "tp": 2, "out": None, "pp": None, "target": None,
+    }  # fmt: skip

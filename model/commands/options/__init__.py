@@ -4,8 +4,16 @@ from model.commands.options import client, device, engine, inputs, outputs, samp
 from nkw.options import OptionTable
 
 _TABLE = OptionTable(
-    *(inputs.ROWS, device.ROWS, sampling.ROWS, engine.ROWS, outputs.ROWS, server.ROWS, client.ROWS),
-    workload.ROWS,
+    {
+        "model and inputs": inputs.ROWS,
+        "chip, ranks and prices": device.ROWS,
+        "sampling": sampling.ROWS,
+        "engine": engine.ROWS,
+        "reports": outputs.ROWS,
+        "server": server.ROWS,
+        "client": client.ROWS,
+        "load": workload.ROWS,
+    }
 )
 option = _TABLE.option
 options = _TABLE.options
