@@ -86,7 +86,7 @@ def _tree(function: FunctionType) -> ast.AST:
 
 
 def _hardware_fields(function: FunctionType) -> set[str]:
-    """The fields that a function reads from a variable called `hardware`."""
+    """Return the fields that a function reads from a variable called `hardware`."""
     known = hardware(TARGETS[0]).provenance
     return {
         node.attr
@@ -99,7 +99,7 @@ def _hardware_fields(function: FunctionType) -> set[str]:
 
 
 def _named_numbers(function: FunctionType) -> set[str]:
-    """The numbers of a cost that a function names in a string, as pace or overhead."""
+    """Return the numbers of a cost that a function names in a string, as pace or overhead."""
     known = {
         name
         for name, number in hardware(TARGETS[0]).provenance.items()
@@ -109,7 +109,7 @@ def _named_numbers(function: FunctionType) -> set[str]:
 
 
 def _used(function: FunctionType) -> list[FunctionType]:
-    """The functions of the instruction book that a function names; of a class, its methods."""
+    """Return the functions of the instruction book that a function names, and the methods of named classes."""
     functions: list[FunctionType] = []
     for node in ast.walk(_tree(function)):
         value = _named(node, function)
@@ -122,7 +122,7 @@ def _used(function: FunctionType) -> list[FunctionType]:
 
 
 def _named(node: ast.AST, function: FunctionType) -> Any:
-    """What a name, or a name of a module, stands for in a function's file; None for anything else."""
+    """Return the object of a name, or of a module's attribute, in a function's file; None for other nodes."""
     if isinstance(node, ast.Name):
         return function.__globals__.get(node.id)
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -132,18 +132,18 @@ def _named(node: ast.AST, function: FunctionType) -> Any:
 
 
 def _written_in_the_book(function: FunctionType) -> bool:
-    """Methods that a dataclass generates have no file."""
+    """Return whether a function is in a file of the instruction book; a dataclass's methods have no file."""
     return function.__module__.startswith("simulate.isa.") and Path(function.__code__.co_filename).is_file()
 
 
 def chips_of(planner: Callable[..., Any]) -> tuple[str, ...]:
-    """The targets that pass the rules which every call applies to nothing but the chip."""
+    """Return the targets that pass the rules which every call applies to nothing but the chip."""
     rules = list(_chip_rules(_function(planner)))
     return tuple(target for target in TARGETS if all(_passes(rule, target) for rule in rules))
 
 
 def _chip_rules(function: FunctionType) -> Iterator[Callable[..., Any]]:
-    """Rules that a function applies as `rule(hardware)`, whatever its other arguments: not inside an `if` or a loop."""
+    """Yield the rules that a function applies as `rule(hardware)` unconditionally: not inside an `if` or a loop."""
     tree = _tree(function)
     assert isinstance(tree, ast.Module) and isinstance(tree.body[0], ast.FunctionDef)
     for statement in tree.body[0].body:
@@ -171,7 +171,7 @@ def _passes(rule: Callable[..., Any], target: str) -> bool:
 
 
 def page(name: str) -> str:
-    """The page of one instruction."""
+    """Return the page of one instruction."""
     planner = INSTRUCTIONS[name]
     source = Path(inspect.getsourcefile(_function(planner)) or "").name
     reached = reached_from(planner)
@@ -224,14 +224,14 @@ def _example(name: str) -> Iterator[str]:
 
 
 def signature(name: str) -> str:
-    """The documented signature, one parameter a line."""
+    """Return the documented signature, one parameter a line."""
     parameters = book.documented_signature(INSTRUCTIONS[name]).parameters.values()
     lines = [f"    {p.name}{_default(p)}," for p in parameters]
     return "\n".join([f"nki.isa.{name}(", *lines, ")"])
 
 
 def _default(parameter: inspect.Parameter) -> str:
-    """`=` and the default as a kernel would write it."""
+    """Return `=` and the default as a kernel would write it."""
     value = parameter.default
     if value is inspect.Parameter.empty:
         return ""
@@ -244,7 +244,7 @@ def _default(parameter: inspect.Parameter) -> str:
 
 
 def _numbers(title: str, fields: set[str]) -> Iterator[str]:
-    """A table of fields of the hardware record, their value on every chip and where the first value comes from."""
+    """Yield the lines of a table of fields of the hardware record: their value on every chip, and the sources."""
     if not fields:
         return
     yield from ("", f"## {title}", "", f"| field | {' | '.join(TARGETS)} | source |", "|---|---|---|---|---|")
@@ -266,7 +266,7 @@ def _cell(text: str) -> str:
 
 
 def index() -> str:
-    """The list of all pages, and the rules that hold for every instruction when it is issued."""
+    """Return the list of all pages, and the rules that hold for every instruction when it is issued."""
     rows = [
         f"| [{name}]({name}.md) | {_cell(_first_line(planner))} | {', '.join(chips_of(planner))} |"
         for name, planner in sorted(INSTRUCTIONS.items())
@@ -302,7 +302,7 @@ def _first_line(planner: Callable[..., Any]) -> str:
 
 
 def pages() -> dict[str, str]:
-    """File name to content of the whole folder."""
+    """Return the content of every page by its file name."""
     return {"README.md": index(), **{f"{name}.md": page(name) for name in sorted(INSTRUCTIONS)}}
 
 

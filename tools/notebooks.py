@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def executed(path: Path) -> nbformat.NotebookNode:
-    """A notebook after a run in a fresh kernel, without metadata that differ from run to run."""
+    """Run a notebook in a fresh kernel; return it without metadata that differ from run to run."""
     notebook = nbformat.read(path, as_version=4)
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(ROOT)  # a kernel is another process; it uses this checkout
@@ -76,7 +76,7 @@ def executed(path: Path) -> nbformat.NotebookNode:
 
 
 def _joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
-    """Outputs with the pieces of one text stream as one: where a stream is cut differs from run to run."""
+    """Join the pieces of each text stream, because where a stream is cut differs from run to run."""
     kept: list[nbformat.NotebookNode] = []
     for output in outputs:
         if output.output_type == "stream" and kept and kept[-1].get("name") == output.name:
@@ -87,7 +87,7 @@ def _joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]
 
 
 def printed(notebook: nbformat.NotebookNode) -> list[str]:
-    """The text that each cell prints, without pictures."""
+    """Return the text that each cell prints, without pictures."""
     return ["".join(output.get("text", "") for output in cell.get("outputs", [])) for cell in notebook.cells]
 
 

@@ -87,7 +87,7 @@ class PeerError(Exception):
 
 
 def jobs(model: Path) -> list[Job]:
-    """What both sides are asked about the model of a folder."""
+    """Return the jobs for both engines with the model of a folder."""
     tokenizer = Tokenizer(model, load_config(model).vocab_size)
     texts = [tokenizer.encode(text) for text in TEXTS]
     story = [tokenizer.encode(STORY + end) for end in ENDS]
@@ -121,13 +121,13 @@ def jobs(model: Path) -> list[Job]:
 
 
 def ours(job: Job) -> Answer:
-    """A job done by this project's engine."""
+    """Run a job with this project's engine."""
     llm = LLM(**job.arguments) if job.cases else None
     return Answer([_computed(llm, case) for case in job.cases], _timed(job) if job.load else None)
 
 
 def theirs(job: Job, python: str, timeout: float) -> Answer:
-    """A job done by vLLM, in a process of `python`; PeerError where it gives no answer."""
+    """Run a job with vLLM in a process of `python`; raise PeerError if it gives no answer."""
     with tempfile.TemporaryDirectory() as folder:
         job_file, answer_file = Path(folder, "job.json"), Path(folder, "answer.json")
         job_file.write_text(json.dumps(asdict(job)), encoding="utf-8")
@@ -153,7 +153,7 @@ def theirs(job: Job, python: str, timeout: float) -> Answer:
 
 
 def difference(local: dict[str, list[Any]], peer: dict[str, list[Any]]) -> str | None:
-    """The first difference of two answers to a case, in one sentence."""
+    """Return the first difference of two answers to a case, in one sentence."""
     for number, (local_values, peer_values) in enumerate(zip(local["tokens"], peer["tokens"], strict=True)):
         for position, (local_token, peer_token) in enumerate(
             zip_longest(local_values, peer_values, fillvalue="no token")
@@ -246,7 +246,7 @@ def _computed(llm: LLM | None, case: Case) -> dict[str, list[Any]]:
 
 
 def _timed(job: Job) -> dict[str, float]:
-    """The scheduler alone, its model replaced by one that always chooses token 1."""
+    """Measure the scheduler alone, with a model that always chooses token 1."""
     assert job.load is not None
     arguments, clock = job.arguments, time.perf_counter_ns
     options = SchedulerOptions(arguments["max_num_seqs"], arguments["max_num_batched_tokens"])

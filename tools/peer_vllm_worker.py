@@ -53,7 +53,7 @@ def main(job_path: str, answer_path: str) -> int:
 
 
 def computed(vllm, llm, case):
-    """The tokens that follow every prompt, and how many tokens of it were found in pages."""
+    """Return the tokens that follow every prompt, and how many tokens of it were found in pages."""
     if not llm.reset_prefix_cache():
         raise RuntimeError("requests of the case before hold pages")
     params = vllm.SamplingParams(temperature=0, max_tokens=case["max_tokens"], ignore_eos=True)
@@ -68,7 +68,7 @@ def computed(vllm, llm, case):
 
 
 def timed(vllm, llm, load):
-    """The scheduler alone, its model replaced by one that always chooses token 1."""
+    """Measure the scheduler alone, with a model that always chooses token 1."""
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
 

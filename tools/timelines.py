@@ -43,7 +43,7 @@ class Case:
 
 
 def cases() -> tuple[Case, ...]:
-    """Every kernel of the package and the first rung of the ladder, each at a shape of few instructions."""
+    """Return every kernel of the package and the first rung of the ladder, each at a shape of few instructions."""
     examples = []
     for name, words in EXAMPLES.items():
         ranks = RANKS.get(name, 1)
@@ -55,14 +55,14 @@ def cases() -> tuple[Case, ...]:
 
 
 def timeline(case: Case, target: str) -> str:
-    """The timeline of one kernel on one chip, from a launch that computes no numbers."""
+    """Return the timeline of one kernel on one chip, from a launch that computes no numbers."""
     world = simulate.World(target, case.ranks)
     launch = world.launch(case.kernel, [(case.arguments, {})] * case.ranks, mode=simulate.Mode.dry)
     return listing(launch.streams, schedule(launch.streams, launch.hardware))
 
 
 def timelines() -> dict[str, str]:
-    """The timelines of all cases on all chips, computed anew, by the name of their file."""
+    """Return the timelines of all cases on all chips, computed anew, by the name of their file."""
     every = [(case, target) for case in cases() for target in TARGETS]
     return {
         f"{case.name}-{target}.txt": timeline(case, target) for case, target in progress(every, "timelines")

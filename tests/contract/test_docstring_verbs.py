@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("model", "nki_kernels", "nkw")
+FOLDERS = ("model", "nki_kernels", "nkw", "tools")
 VERBS = frozenset(
     """
     Accept Add Adjust Advance Allocate Answer Append Apply Arrive Ask Assign Attribute Await Begin Bind

@@ -21,7 +21,7 @@ CAUGHT = 0.97
 
 
 def sampled(everything: list[Mutant], count: int, seed: int) -> list[Mutant]:
-    """`count` of the mutants in the order of the source: those whose keys have the smallest digests with the seed.
+    """Return `count` mutants in source order: those whose keys have the smallest digests with the seed.
 
     A changed line draws anew among the mutants of that line alone; a draw by place would change the whole sample.
     """

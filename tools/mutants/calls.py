@@ -32,7 +32,7 @@ class View:
 
     @classmethod
     def from_tile(cls, tile: NkiTensor, allocation: tuple[Any, ...]) -> View:
-        """The view of one operand."""
+        """Return the view of one operand."""
         form = tile.storage.form
         description = (str(tile.dtype), not tile.buffer.on_chip, tile.dynamic is not None)
         along = (
@@ -44,7 +44,7 @@ class View:
         return cls(allocation, (form.shape, str(form.dtype), tile.offset), raw, *description)
 
     def overlaps(self, other: View) -> bool:
-        """Whether they may share an element: no dim of the allocation tells them apart."""
+        """Return whether two views may share an element: no dim of the allocation separates them."""
         if self.is_dynamic or other.is_dynamic or not (self._goes_along and other._goes_along):
             return True
         return all(a[0] <= b[1] and b[0] <= a[1] for a, b in zip(self._ranges(), other._ranges()))
@@ -61,7 +61,7 @@ class View:
 def _along(
     tile: NkiTensor, shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, int, int], ...]] | None:
-    """`starts` and `steps` of a view whose dims each go along one dim of the allocation, inside it."""
+    """Return `starts` and `steps` of a view whose dims each go along one dim of its allocation, or None."""
     natural = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     offset, starts = tile.offset, []
     for stride in natural:

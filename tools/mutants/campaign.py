@@ -42,7 +42,7 @@ def run(
     processes: int = 2,
     progress: Callable[[Result], None] = lambda result: None,
 ) -> list[Result]:
-    """The results in the order of the mutants, whatever finished first."""
+    """Return the results in the order of the mutants, whatever finished first."""
     changed = {mutant.module for mutant in mutants}
     chosen = [index for index, case in enumerate(cases()) if changed & imported(case.kernel)]
     tried = [cases()[index] for index in chosen]
@@ -78,7 +78,7 @@ def run(
 
 @cache
 def _baseline(number: int) -> Baseline:
-    """Of a case by its number."""
+    """Judge a case without a mutant, by its number."""
     known = baseline(cases()[number])
     assert {module for module, _ in known.functions} <= imported(cases()[number].kernel)
     return known
@@ -87,7 +87,7 @@ def _baseline(number: int) -> Baseline:
 def _start(
     mutant: Mutant, tried: Sequence[Case], known: Sequence[Baseline], times: Mapping[str, str]
 ) -> tuple[int, int]:
-    """Fork a process that judges one mutant; returns its id and the pipe on which its verdict arrives."""
+    """Start a process that judges one mutant; return its id and the pipe on which its verdict arrives."""
     reading, writing = os.pipe()
     sys.stdout.flush()
     child = os.fork()
@@ -112,7 +112,7 @@ def _start(
 
 
 def _address_space_bytes() -> int:
-    """What this process has mapped; 0 where the system does not tell."""
+    """Return the bytes that this process has mapped, or 0 if the system does not report them."""
     try:
         with open("/proc/self/statm") as pages:
             return int(pages.read().split()[0]) * resource.getpagesize()

@@ -31,7 +31,7 @@ class _Values:
         return self._numbers.setdefault(value, len(self._numbers))
 
     def read(self, view: View) -> int:
-        """The value of a view: the stores that overlap it, each with its place."""
+        """Return the number of a view's value, which stands for the stores that overlap it."""
         loaded = [
             (store.starts, store.steps, store.dtype, value)
             for store, value in self.stored.get(view.allocation, [])
@@ -68,7 +68,7 @@ class _Values:
 
 
 def _without_tiles(value: Any) -> Any:
-    """Arguments that change a value, each tile reduced to shape, dtype and run-time index."""
+    """Return the arguments that change a value, with each tile reduced to shape, dtype and run-time index."""
     if not isinstance(value, tuple):
         return value
     if len(value) == 4 and value[0] == "tile":
@@ -80,7 +80,7 @@ def _without_tiles(value: Any) -> Any:
 
 
 def same_values(ours: Iterable[list[Call]], theirs: Iterable[list[Call]]) -> bool:
-    """Whether the calls of every rank leave the same values in HBM."""
+    """Return whether the calls of every rank leave the same values in HBM."""
     numbers: dict[Any, int] = {}
     return all(_in_hbm(one, numbers) == _in_hbm(other, numbers) for one, other in zip(ours, theirs))
 

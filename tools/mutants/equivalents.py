@@ -229,7 +229,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
 
 
 def reason(key: str) -> str | None:
-    """Why the mutant of this key is no fault; None where nothing is claimed."""
+    """Return why the mutant of a key is equivalent, or None."""
     for why, patterns in EQUIVALENTS.items():
         if any(matches(key, pattern) for pattern in patterns):
             return why
@@ -237,6 +237,6 @@ def reason(key: str) -> str | None:
 
 
 def matches(key: str, pattern: str) -> bool:
-    """Whether a pattern speaks of a key; brackets and question marks are themselves."""
+    """Return whether a pattern matches a key; brackets and question marks match themselves."""
     plain = {ord("["): "(", ord("]"): ")", ord("?"): "@"}
     return fnmatchcase(key.translate(plain), pattern.translate(plain))

@@ -73,7 +73,7 @@ class Baseline:
 
 
 def launched(case: Case) -> tuple[Outputs, list[Any]]:
-    """The outputs of every rank and what the detectors find; raises what the launch raises."""
+    """Return the outputs of every rank and the findings; errors of the launch are not caught."""
     kernel = getattr(sys.modules["nki_kernels"], case.kernel)
     world = simulate.World(case.target, case.ranks, case.cores)
     if case.judge is None:
@@ -92,7 +92,7 @@ def launched(case: Case) -> tuple[Outputs, list[Any]]:
 
 
 def _is_unread(finding: Finding, case: Case) -> bool:
-    """Whether a finding is of an input that the case says it has no use for."""
+    """Return whether a finding is about an input that the case does not use."""
     return finding.code == UNUSED.code and any(
         finding.message.startswith(f"input {name} ") for name in case.unread
     )
@@ -177,7 +177,7 @@ def judged(
 
 
 def _judge_times(kernels: set[str], known: Mapping[str, str]) -> Verdict | None:
-    """What a mutant's launches of the tables say: refused, or another time."""
+    """Judge a mutant by its launches of the tables: refused, or another time."""
     name = "the first row"
     try:
         for name, printed in printed_times(kernels):
@@ -213,7 +213,7 @@ def _same_bytes(outputs: Outputs, known: Outputs) -> bool:
 
 
 def _depends_on_poison(case: Case) -> bool:
-    """Whether the outputs change with what fresh memory holds: bytes are read that nobody wrote."""
+    """Return whether the outputs change with the content of fresh memory, so that unwritten bytes are read."""
     results = []
     for poison in (0x00, 0x3F):
         with _poisoned(poison):
@@ -226,7 +226,7 @@ def _depends_on_poison(case: Case) -> bool:
 
 @contextmanager
 def _poisoned(value: int) -> Iterator[None]:
-    """Fresh simulated memory holds one byte everywhere."""
+    """Fill fresh simulated memory with one byte inside a block."""
     plain = Storage.__init__
 
     def poisoned(self: Storage, *args: Any, **kwargs: Any) -> None:

@@ -74,7 +74,7 @@ def logged() -> Iterator[dict[int, list[Call]]]:
 
 
 def same_calls(ours: Mapping[int, list[Call]], theirs: Mapping[int, list[Call]]) -> str | None:
-    """Why two runs compute the same on any data: a word, or None if nothing here shows it.
+    """Return why two runs compute the same on any data: a word, or None if nothing here shows it.
 
     identical: call by call. memory: but for the memory that a tile lies in. repeated: but for instructions carried
     out a second time at once that read nothing they write. reordered: but for the order of instructions that
@@ -113,7 +113,7 @@ def _once(calls: list[Call]) -> Any:
 
 
 def _in_any_order(calls: list[Call]) -> Any:
-    """For every allocation the calls that touch it in order; the reads between two writes count as unordered."""
+    """Return the calls that touch each allocation in order; reads between two writes count as unordered."""
     histories: dict[Tile, list[Any]] = {}
     for call in calls:
         spelling = repr((call.name, call.arguments))

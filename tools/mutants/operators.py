@@ -64,7 +64,7 @@ _RANKS = "__import__('nki').collectives"
 
 
 def mutants() -> list[Mutant]:
-    """Every mutant of every kernel file, in the order of the source."""
+    """Return every mutant of every kernel file, in the order of the source."""
     candidates: list[Mutant] = []
     for module in MODULES:
         candidates += _constants(module)
@@ -86,7 +86,7 @@ def _docstring(function: ast.FunctionDef, number: int) -> bool:
 
 
 def _constants(module: str) -> Iterator[Mutant]:
-    """Tile sizes and fill values that a module names."""
+    """Yield tile sizes and fill values that a module names."""
     for number, node in enumerate(tree(module).body):
         if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):
             continue
@@ -105,7 +105,7 @@ def _constants(module: str) -> Iterator[Mutant]:
 
 
 def _in_blocks(module: str, function: ast.FunctionDef, path: Path_) -> Iterator[Mutant]:
-    """Dropping, repeating and exchanging statements, in every block of a function."""
+    """Yield mutants that drop, repeat and exchange statements, in every block of a function."""
     for block, where in _blocks(function, path):
         for number, node in enumerate(block):
             position = (*where, number)
@@ -152,14 +152,14 @@ def _blocks(node: ast.AST, path: Path_) -> Iterator[tuple[list[ast.stmt], Path_]
 
 
 def _acts(node: ast.stmt) -> bool:
-    """Whether a statement is an instruction, or a helper called for what it does."""
+    """Return whether a statement is an instruction, or a helper called for what it does."""
     if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
         return False
     return _name(node.value.func) not in guards()
 
 
 def _exchange(first: ast.stmt, second: ast.stmt) -> bool:
-    """Whether two statements can be exchanged without Python itself refusing, and one of them acts."""
+    """Return whether two statements can be exchanged without Python itself refusing, and one of them acts."""
     if isinstance(first, (ast.Assert, ast.Return)) or isinstance(second, (ast.Assert, ast.Return)):
         return False
     if not (_acts(first) or _acts(second)):
@@ -177,7 +177,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _below(module: str, function: str, node: ast.AST, path: Path_) -> Iterator[Mutant]:
-    """The mutants of an expression and of everything below it; guards are left alone."""
+    """Yield the mutants of an expression and of everything below it; guards are left alone."""
     if isinstance(node, ast.Assert) or (isinstance(node, ast.Call) and _name(node.func) in guards()):
         return
     for operator, look in _OPERATORS.items():
@@ -194,7 +194,7 @@ def _below(module: str, function: str, node: ast.AST, path: Path_) -> Iterator[M
 
 
 def _bound(node: ast.AST) -> Iterator[Change]:
-    """Slices and ranges that begin or end one too early or too late."""
+    """Yield slices and ranges that begin or end one too early or too late."""
     if isinstance(node, ast.Slice):
         for field in ("lower", "upper"):
             edge = getattr(node, field)
@@ -210,7 +210,7 @@ def _bound(node: ast.AST) -> Iterator[Change]:
 
 
 def _clamp(node: ast.AST) -> Iterator[Change]:
-    """min and max that take one of their arguments."""
+    """Yield min and max replaced by one of their arguments."""
     if isinstance(node, ast.Call) and _name(node.func) in ("min", "max") and len(node.args) == 2:
         for kept in (0, 1):
             new = ast.unparse(node.args[kept])
@@ -219,7 +219,7 @@ def _clamp(node: ast.AST) -> Iterator[Change]:
 
 
 def _size(node: ast.AST) -> Iterator[Change]:
-    """Tiles one element larger or smaller."""
+    """Yield tiles one element larger or smaller."""
     if _allocates(node) and isinstance(node.args[0], ast.Tuple):  # type: ignore[attr-defined]
         for number, extent in enumerate(node.args[0].elts):  # type: ignore[attr-defined]
             for step in ("+ 1", "- 1"):
@@ -258,7 +258,7 @@ def _dtype(node: ast.AST) -> Iterator[Change]:
 
 
 def _other_dtypes(old: str) -> tuple[str, ...]:
-    """What a dtype is exchanged for; bfloat16 is what most others are."""
+    """Return the dtypes that replace a dtype; most dtypes become bfloat16."""
     return _OTHER_DTYPE.get(old.removeprefix("nl."), ("bfloat16",))
 
 
@@ -293,7 +293,7 @@ def _condition(node: ast.AST) -> Iterator[Change]:
 
 
 def _value(node: ast.AST) -> Iterator[Change]:
-    """Numbers that an instruction is given."""
+    """Yield changes of the numbers that an instruction gets."""
     if isinstance(node, ast.keyword) and node.arg != "accumulate":
         old = node.value
         if isinstance(old, ast.Constant) and isinstance(old.value, bool):
@@ -311,7 +311,7 @@ def _value(node: ast.AST) -> Iterator[Change]:
 
 
 def _pattern(node: ast.AST) -> Iterator[Change]:
-    """Steps and counts of access patterns; the step of a dim that is written as of size 1 counts for nothing."""
+    """Yield changes of steps and counts of access patterns; the step of a dim of size 1 is left alone."""
     if isinstance(node, ast.List) and node.elts and isinstance(node.elts[0], ast.List):
         for pair, inner in enumerate(node.elts):
             assert isinstance(inner, ast.List)
@@ -327,7 +327,7 @@ def _pattern(node: ast.AST) -> Iterator[Change]:
 
 
 def _operands(node: ast.AST) -> Iterator[Change]:
-    """Operands exchanged: each becomes the other, one at a time, and arguments of helpers as well."""
+    """Yield exchanges of operands, one at a time, also of arguments of helpers."""
     if not isinstance(node, ast.Call):
         return
     names = {keyword.arg: number for number, keyword in enumerate(node.keywords)}
@@ -345,7 +345,7 @@ def _operands(node: ast.AST) -> Iterator[Change]:
 
 
 def _argument(node: ast.AST) -> Iterator[Change]:
-    """An optional argument left out; `None` stands for it."""
+    """Yield calls without an optional argument, which becomes None."""
     if (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)

@@ -24,7 +24,7 @@ TARGETS = {"trn2": (LARGEST, *SEQUENCES, WHOLE), "trn1": (LARGEST, *SEQUENCES)}
 
 @cache
 def _launches(target: str) -> tuple[Launch, ...]:
-    """Launches of few shapes at their smallest sizes: larger ones take longer, and no other code."""
+    """Yield the launches of few shapes at their smallest sizes: larger sizes run no other code."""
     chosen: list[Launch] = []
     for work in works_of(1):
         if work.shape in CHOSEN and work.rows in TARGETS[target] and work.positions <= MOST_POSITIONS:
@@ -33,7 +33,7 @@ def _launches(target: str) -> tuple[Launch, ...]:
 
 
 def printed_times(kernels: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Names of the launches of some kernels, with their times in both readings as the tables print them."""
+    """Yield names of the launches of some kernels, with their times in both readings as the tables print them."""
     for target in TARGETS:
         chip = shared(simulate.hardware(target))
         for number, launch in enumerate(_launches(target)):

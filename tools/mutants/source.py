@@ -74,12 +74,12 @@ class Mutant:
 
 @cache
 def tree(module: str) -> ast.Module:
-    """A module's tree; not to be changed."""
+    """Return a module's tree; not to be changed."""
     return _parsed(module)
 
 
 def _refuses(node: ast.stmt) -> bool:
-    """Whether a function refuses bad arguments and does nothing else: its name says so, and it returns nothing."""
+    """Return whether a function only refuses bad arguments: its name says so, and it returns nothing."""
     return (
         isinstance(node, ast.FunctionDef)
         and (node.name == "check" or node.name.startswith(("check_", "expect_")))
@@ -92,13 +92,13 @@ def _refuses(node: ast.stmt) -> bool:
 
 @cache
 def guards() -> frozenset[str]:
-    """Names of the functions that refuse bad arguments and issue nothing; the tests of the kernels try them."""
+    """Return names of the functions that refuse bad arguments and issue nothing; the tests of the kernels try them."""
     return frozenset(node.name for module in MODULES for node in tree(module).body if _refuses(node))  # type: ignore[attr-defined]
 
 
 @cache
 def imported(module: str) -> frozenset[str]:
-    """A module and those of nki_kernels that it imports, and that these import: a change elsewhere leaves it alone."""
+    """Return a module and the modules of nki_kernels that it imports, directly or not."""
     names = {module}
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -110,7 +110,7 @@ def imported(module: str) -> frozenset[str]:
 
 
 def file_of(module: str) -> Path:
-    """The file of a module of nki_kernels."""
+    """Return the file of a module of nki_kernels."""
     return FOLDER.joinpath(*module.split(".")).with_suffix(".py")
 
 
@@ -119,7 +119,7 @@ def _parsed(module: str) -> ast.Module:
 
 
 def mutated(mutant: Mutant) -> ast.Module:
-    """A module's tree with one change; every node keeps its line."""
+    """Return a module's tree with one change; every node keeps its line."""
     changed = _parsed(mutant.module)
     *way, last = mutant.path
     node: object = changed

@@ -19,7 +19,7 @@ COLUMNS = ("mutants", "refused", "python", "found", "numbers", "time", "limit", 
 
 
 def column(result: Result) -> str:
-    """Where a result is counted; `guarded` counts as refused, `poison` as numbers."""
+    """Return the column that counts a result; `guarded` counts as refused, `poison` as numbers."""
     fate = result.verdict.fate
     if fate in (Fate.refused, Fate.guarded):
         return "refused"
@@ -33,7 +33,7 @@ def column(result: Result) -> str:
 
 
 def equivalent(result: Result) -> str | None:
-    """Why a mutant that nothing noticed is no fault: shown by its calls, or argued in `equivalents`."""
+    """Return why a mutant that nothing noticed is no fault: shown by its calls, or argued in `equivalents`."""
     if result.verdict.fate in DEAD:
         return None
     shown = result.verdict.how != "identical" or result.mutant.operator in ("swap", "duplicate")
@@ -43,13 +43,13 @@ def equivalent(result: Result) -> str | None:
 
 
 def mortality(results: Iterable[Result]) -> tuple[int, int]:
-    """How many of the mutants that are not equivalent died, and how many these are."""
+    """Return how many mutants that are not equivalent died, and how many are not equivalent."""
     counted = Counter(column(result) == "survived" for result in results if column(result) != "equivalent")
     return counted[False], counted[True] + counted[False]
 
 
 def caught_without_numbers(results: Iterable[Result]) -> tuple[int, int]:
-    """Of the mutants that break a rule or an order, how many were caught without numbers, and how many these are.
+    """Return how many mutants that break a rule or an order were caught without numbers, and their number.
 
     Breaking a rule or an order are those that were refused or found, and those that only `poison` shows: their outputs
     depend on bytes that nobody wrote before they are read.
@@ -60,7 +60,7 @@ def caught_without_numbers(results: Iterable[Result]) -> tuple[int, int]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """Counts by kernel file and by operator, and the two shares."""
+    """Return counts by kernel file and by operator, and the two shares."""
     out = []
     for title, key in (("file", lambda r: r.mutant.module), ("operator", lambda r: r.mutant.operator)):
         out += [*_counts(title, results, key), ""]
@@ -91,7 +91,7 @@ def _counts(title: str, results: Sequence[Result], key: Callable[[Result], str])
 
 
 def as_json(results: Sequence[Result]) -> str:
-    """Every mutant with its fate."""
+    """Return every mutant with its fate."""
     return (
         json.dumps(
             [

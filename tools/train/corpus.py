@@ -12,15 +12,17 @@ WIDTHS = (128, 160, 192, 224, 256)  # row lengths in training
 
 
 def read(path: Path, tokenizer: Tokenizer) -> list[list[int]]:
-    """The texts of a corpus file, each as <|endoftext|> + text + <|endoftext|>."""
+    """Return the texts of a corpus file, each as <|endoftext|> + text + <|endoftext|>."""
     texts = path.read_text(encoding="utf-8").split("\n<|endoftext|>\n")[:-1]
     return [[EOT, *e.ids, EOT] for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
 def epoch(stories: list[list[int]], tokens: int, rng: np.random.Generator) -> list[Tensor]:
-    """One pass over the texts: batches (2, rows, width) of inputs and targets, in a new order each time.
+    """Return batches (2, rows, width) of inputs and targets for one pass over the texts, in a new order.
+
     A row holds one text, or a piece of one that is longer than a row (cut at a random place); rows of
-    like length make a batch of about `tokens` tokens, padded to one of a few widths."""
+    like length make a batch of about `tokens` tokens, padded to one of a few widths.
+    """
     groups: dict[int, list[list[int]]] = {width: [] for width in WIDTHS}
     for i in rng.permutation(len(stories)):
         ids = stories[i]

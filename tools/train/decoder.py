@@ -105,7 +105,7 @@ class MLP(nn.Module):
             self.gate = nn.Linear(width, sizes.experts, bias=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The output, and how unevenly the experts are chosen: 1 where evenly, as transformers counts it."""
+        """Return the output, and how unevenly the experts are chosen: 1 if evenly, as transformers counts it."""
         hidden = F.silu(self.gate_proj(x)) * self.up_proj(x)
         if not self.sizes.experts:
             return self.down_proj(hidden), x.new_zeros(())
@@ -138,8 +138,10 @@ class Layer(nn.Module):
 
 
 class Dropout:
-    """Dropout masks, cut at random from one pool: drawing millions of random numbers in every step
-    would take a third of the time."""
+    """Dropout masks, cut at random from one pool.
+
+    Drawing millions of random numbers in every step would take a third of the time.
+    """
 
     def __init__(self, p: float, sizes: Sizes, generator: np.random.Generator) -> None:
         self.rng, self.sizes = generator, sizes
@@ -173,7 +175,7 @@ class Decoder(nn.Module):
         self.register_buffer("sin", angle.sin(), persistent=False)
 
     def forward(self, ids: Tensor, targets: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Summed cross entropy of the targets; `keep` holds the dropout masks, if any.
+        """Return the summed cross entropy of the targets; `keep` holds the dropout masks, if any.
 
         In training the summed unevenness of the experts comes on top, as for a mean over the targets.
         """
@@ -192,7 +194,7 @@ class Decoder(nn.Module):
 
 
 def list_checkpoint_names(name: str, sizes: Sizes) -> list[str]:
-    """The names in a file of what the model holds as one matrix: one for each expert, or the name itself."""
+    """Return the checkpoint names of one matrix of the model: one for each expert, or the name itself."""
     stem, dot, last = name.rpartition(".mlp.")
     if not sizes.experts or not dot or last.startswith("gate.weight"):
         return [f"model.{name}"]
@@ -200,7 +202,7 @@ def list_checkpoint_names(name: str, sizes: Sizes) -> list[str]:
 
 
 def experts_axis(name: str) -> int:
-    """The axis on which the experts' matrices are stacked."""
+    """Return the axis on which the experts' matrices are stacked."""
     return 1 if name.endswith("down_proj.weight") else 0
 
 

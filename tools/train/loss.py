@@ -12,7 +12,7 @@ from tools.train.decoder import Decoder
 
 @torch.no_grad()
 def evaluate(model: Decoder, stories: list[list[int]], limit: int, batch: int = 16) -> tuple[float, int]:
-    """Summed loss and number of predicted tokens; every story alone, cut to `limit` tokens."""
+    """Return the summed loss and the number of predicted tokens; every story alone, cut to `limit` tokens."""
     total, count = 0.0, 0
     cut = sorted((s[:limit] for s in stories), key=len)
     for i in range(0, len(cut), batch):

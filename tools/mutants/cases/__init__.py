@@ -20,7 +20,7 @@ from tools.mutants.cases.recurrent import recurrent
 
 @lru_cache(maxsize=1)
 def cases() -> tuple[Case, ...]:
-    """All cases, the quick ones of every kernel first."""
+    """Return all cases, the quick ones of every kernel first."""
     return (
         *sums(),
         *passed_on(),

@@ -37,7 +37,7 @@ def _caches(heads: int, depth: int, positions: int, dtype: Any = np.float32) -> 
 def prompt(
     tokens: int, heads: int, kv_heads: int, depth: int, dtype: Any = np.float32
 ) -> tuple[np.ndarray, ...]:
-    """Queries, keys and values of some tokens."""
+    """Draw queries, keys and values of some tokens."""
     widths = heads * depth, kv_heads * depth, kv_heads * depth
     return tuple(normal(seed, tokens, width, dtype=dtype) for seed, width in enumerate(widths, 1))
 
@@ -77,7 +77,7 @@ def _step_with(
     firsts: tuple[int, ...] = (100, 128),
     capacity: int = 256,
 ) -> Case:
-    """Sequences of so many positions, in pages of `block` if that is not 0; window, cap, sinks."""
+    """Return a step of sequences with these positions, in pages of `block` if that is not 0; window, cap, sinks."""
     depth, pages, sequences = 16, capacity // (block or capacity), len(firsts)
     count = sequences * pages + 3
     table = np.random.default_rng(3).permutation(count)[: sequences * pages]
@@ -135,7 +135,7 @@ def _block(
 
 
 def _shard_of_block(reference_arguments: tuple[Any, ...], rank: int, ranks: int) -> tuple[Any, ...]:
-    """A rank's arguments of attention_block_decode, of those of one rank without norms of heads."""
+    """Return a rank's share of the arguments of attention_block_decode."""
     x, norm, w_qkv, eps, q_size, kv_size, *caches, row_positions, scale, w_o, kv, cos, sin, _, _ = (
         reference_arguments
     )
@@ -151,7 +151,7 @@ def _shard_of_block(reference_arguments: tuple[Any, ...], rank: int, ranks: int)
 
 
 def _caches_joined(outputs: Outputs) -> Outputs:
-    """Each rank's result, with the caches of all."""
+    """Return each rank's output with the joined caches of all ranks."""
     caches = [np.concatenate([output[index] for output in outputs], axis=1) for index in (1, 2)]
     return [(output[0], *caches) for output in outputs]
 
@@ -189,7 +189,7 @@ def _decode() -> list[Case]:
 
 
 def _in_rows(target: str, rows: tuple[int, ...], **settings: Any) -> Case:
-    """A step whose sequences have some rows of the caches."""
+    """Return a step whose sequences have some rows of the caches."""
     keywords = test_shared_caches.TestDecodeInRows.case.arguments(
         settings | test_shared_caches.in_rows(*rows)
     )
@@ -197,7 +197,7 @@ def _in_rows(target: str, rows: tuple[int, ...], **settings: Any) -> Case:
 
 
 def _turned_as(target: str, rows: np.ndarray) -> Case:
-    """A step whose tokens take other rows of the tables of rotations than those of their positions."""
+    """Return a step whose tokens take other rows of the tables of rotations than those of their positions."""
     case = _step_with(target, np.float32, 16, 50, None, None)
     angles = {name: normal(seed, 100, 8) for name, seed in (("cos", 6), ("sin", 7))}
     keywords = named(nki_kernels.attention_decode, case.arguments[0]) | angles
@@ -205,7 +205,7 @@ def _turned_as(target: str, rows: np.ndarray) -> Case:
 
 
 def _shared(case: Case) -> Case:
-    """The launch of a second layer, which reads the caches that the one of a case leaves."""
+    """Return the case of a second layer, which reads the caches that a case's launch leaves."""
     reference = getattr(nki_kernels, f"{case.kernel}_reference")
     _, k_cache, v_cache = reference(*copied(case.arguments[0]))
     keywords = named(reference, case.arguments[0]) | {
@@ -220,7 +220,7 @@ def _shared(case: Case) -> Case:
 
 
 def _divided(target: str, ranks: OverPositions, case: KernelCase = OVER_POSITIONS) -> Case:
-    """Ranks that divide the positions of the caches."""
+    """Return a case of ranks that divide the positions of the caches."""
     arguments = case.arguments(ranks.settings)
 
     def judge(outputs: Outputs) -> None:
@@ -258,7 +258,7 @@ def _whole_prompt(
 
 
 def _climbing(target: str, tokens: int, first: float, step: float) -> Case:
-    """Scores that are whole numbers far from 0: exact in float32, and in nothing narrower."""
+    """Return scores that are whole numbers far from 0: exact in float32, and in nothing narrower."""
     q, k, v = (
         np.zeros((tokens, 8), np.float32),
         np.zeros((tokens, 8), np.float32),
@@ -269,7 +269,7 @@ def _climbing(target: str, tokens: int, first: float, step: float) -> Case:
 
 
 def _last_key(tokens: int) -> tuple[Any, ...]:
-    """Only the last token may see its key, which a mask has to hide from all others."""
+    """Return the arguments of a prompt whose last key is hidden from all tokens but the last."""
     q, k, v = prompt(tokens, 1, 1, 8)
     k[-1] *= 3e10
     return q, *_caches(1, 8, tokens), 8**-0.5, k, v
@@ -278,7 +278,7 @@ def _last_key(tokens: int) -> tuple[Any, ...]:
 def _continued(
     target: str, dtype: Any, *options: Any, tokens: int = 40, depth: int = 8, pages: int = 26
 ) -> Case:
-    """Two sequences of 100 and 128 valid positions, or as many in pages; options from `prefix` on."""
+    """Return two sequences of 100 and 128 valid positions, or as many in pages; options from `prefix` on."""
     q, k, v = prompt(2 * tokens, 2, 1, depth, dtype)
     positions = np.concatenate([start + np.arange(tokens) for start in (100, 128)]).astype(np.int32)
     caches = normal(8, 2, 1, depth, 200, dtype=dtype), normal(9, 2, 1, 200, depth, dtype=dtype)
@@ -289,7 +289,7 @@ def _continued(
 
 
 def _padded(target: str, tokens: int, valid: int, dtype: Any) -> Case:
-    """Tokens from `valid` on are NaN or infinite, and the outputs of those before are as without them."""
+    """Return a prompt whose tokens from `valid` on are NaN or infinite; earlier outputs are as without them."""
     q, k, v = prompt(tokens, 1, 1, 8, dtype)
     cache_arguments = *_caches(1, 8, tokens, dtype), 0.3
     clean = q, *cache_arguments, k, v
@@ -306,7 +306,7 @@ def _padded(target: str, tokens: int, valid: int, dtype: Any) -> Case:
 
 
 def _pages(tokens: int, pages: int) -> tuple[np.ndarray, np.ndarray]:
-    """Slots and block tables for `tokens` new tokens of two sequences, whose pages of 16 positions lie anywhere."""
+    """Return slots and block tables for `tokens` new tokens of two sequences, in scattered pages of 16 positions."""
     tables = np.random.default_rng(3).permutation(pages).reshape(2, -1).astype(np.int32)
     row_positions = np.concatenate([start + np.arange(tokens) for start in (100, 128)])
     slots = tables[np.arange(2).repeat(tokens), row_positions // 16] * 16 + row_positions % 16
@@ -389,7 +389,7 @@ def _prefill() -> list[Case]:
 
 
 def _mixed() -> list[Case]:
-    """Sequences that decode and prompts, with and without what only one kind takes."""
+    """Return cases of decoding sequences beside prompts, with and without arguments of only one phase."""
     window = {"window": 60, "sinks": normal(6, 1, 4)}
     cases = [
         by_reference("attention_mixed", "trn2", *mixed()),
@@ -413,5 +413,5 @@ def _scaled_caches() -> list[Case]:
 
 
 def attention() -> list[Case]:
-    """A step and a prompt, contiguous and in pages, with every option, and both in one launch."""
+    """Return a step and a prompt, contiguous and in pages, with every option, and both in one launch."""
     return [*_decode(), *_decode_divided(), *_prefill(), *_mixed(), *_scaled_caches()]

@@ -42,7 +42,7 @@ class Case:
 
 
 def two_cores(case: Case) -> Case:
-    """The same case on logical cores of two physical ones."""
+    """Return the same case on logical cores of two physical ones."""
     return replace(case, cores=2)
 
 
@@ -87,7 +87,7 @@ def by_reference(
     ranks: Any = None,
     copies: bool = True,
 ) -> Case:
-    """A case judged by the kernel's reference; for several ranks `whole` has the arguments of the reference.
+    """Return a case judged by the kernel's reference; for several ranks `whole` has the arguments of the reference.
 
     The caches of attention hold copies, so they are compared byte by byte, unless it rotates keys.
     """
@@ -112,5 +112,5 @@ def by_reference(
 
 
 def weights(seed: int, rows: int, columns: int, dtype: Any = np.float32) -> np.ndarray:
-    """Weights whose products have the scale of their other operand."""
+    """Return weights whose products have the scale of their other operand."""
     return normal(seed, rows, columns, dtype=dtype, scale=rows**-0.5)

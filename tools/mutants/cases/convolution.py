@@ -18,7 +18,7 @@ def _convolved(
     *options: Any,
     dtype: Any = np.float32,
 ) -> Case:
-    """Images or sequences with weights in float32, and a bias if the first of the other arguments says so."""
+    """Return images or sequences with weights in float32, and a bias if the first of the other arguments says so."""
     biased, *epilogue = options
     weights = normal(2, *window, shape[1], outputs, scale=(shape[1] * np.prod(window)) ** -0.5)
     bias = normal(3, 1, outputs) if biased else None
@@ -27,7 +27,7 @@ def _convolved(
 
 
 def convolutions() -> list[Case]:
-    """Of small images and large ones, as images and as rows, with and without a bias and rows that are added."""
+    """Return convolutions of small and large images, as images and as rows, with and without bias and added rows."""
     rows = normal(4, 150, 20, dtype=BF16)
     return [
         _convolved("trn1", (2, 130, 7, 6), 129, (3, 2), True, (2, 1), (1, 1), "relu"),
@@ -58,7 +58,7 @@ def convolutions() -> list[Case]:
 
 
 def poolings() -> list[Case]:
-    """Of one group of channels and of several, with padding that counts and padding that does not."""
+    """Return poolings of one and several groups of channels, with padding that counts and that does not."""
     x, sequences = normal(1, 2, 70, 9, 11), normal(2, 3, 43, 1100, dtype=BF16)
     pools = ("max_pool", ()), ("average_pool", (True,)), ("average_pool", (False,))
     return [

@@ -13,7 +13,7 @@ from tools.mutants.cases.case import BF16, Case, Outputs, by_reference, two_core
 
 
 def delta() -> list[Case]:
-    """Prompts of one chunk and of several, ragged and with padding; steps; heads that share keys in both ways.
+    """Return prompts of one chunk and of several, ragged and with padding; steps; heads that share keys in both ways.
 
     Some prompts have more heads than a unit: one, two or five to a key head.
     """
@@ -37,7 +37,7 @@ def delta() -> list[Case]:
 
 
 def _rounded(case: Case) -> Case:
-    """The case judged token by token within the bound of bfloat16 products; its last sequence is padding alone."""
+    """Return the case judged by token within the bound of bfloat16 products; its last sequence is padding."""
     arguments = list(case.arguments[0])
     arguments[7], arguments[8] = arguments[7].copy(), arguments[8].copy()
     arguments[7][-1] = arguments[8][-1] = 0
@@ -66,7 +66,7 @@ def _case(
     heads: tuple[int, int, int, int],
     dtype: Any = np.float32,
 ) -> Case:
-    """heads: those of keys, those of values, and the elements of both."""
+    """Return a case; `heads` has the heads of keys, the heads of values, and the elements of both."""
     keys, values, depth, width = heads
     rows, slots = sequences * tokens, sequences + 1
     arguments = (

@@ -24,7 +24,7 @@ from tools.mutants.cases.case import (
 
 
 def experts() -> list[Case]:
-    """Every way to choose, experts for few tokens and for many, and ranks that divide them."""
+    """Return every way to choose, experts for few tokens and for many, and ranks that divide them."""
     return [*_routers(), *_decode(), *_prefill(), *_divided()]
 
 
@@ -62,7 +62,7 @@ def _routers() -> list[Case]:
 def _draw_arguments(
     sizes: Sequence[int], dtype: Any, weight_dtype: Any, biases: bool, activation: str | None = None
 ) -> dict[str, Any]:
-    """sizes: tokens, hidden, experts, intermediate, experts of a token."""
+    """Draw arguments; `sizes` has tokens, hidden, experts, intermediate and experts of a token."""
     tokens, hidden, count, inner, top_k = sizes
     rng = np.random.default_rng(tokens)
     rows = {"b_gate": (6, inner), "b_up": (7, inner), "b_down": (8, hidden)} if biases else {}
@@ -138,14 +138,14 @@ def _looped(
     biases: bool = False,
     activation: str | None = None,
 ) -> Case:
-    """Half of the tokens choose the same experts, more than have room in the blocks of their own: a loop follows."""
+    """Return a case where half of the tokens choose the same experts, more than fit in blocks: a loop follows."""
     arguments = _draw_arguments(sizes, dtype, weight_dtype, biases, activation)
     arguments["ids"][: sizes[0] // 2] = np.arange(sizes[4])
     return by_name("experts_prefill", target, arguments)
 
 
 def _absent(kernel: str, target: str, *sizes: int, residual: bool, biases: bool) -> Case:
-    """Choices of one expert more than there are are those of another rank, of weight 0."""
+    """Return a case where the number of experts as an id means another rank's expert, of weight 0."""
     tokens, _, count, _, top_k = sizes
     arguments, rng = _draw_arguments(sizes, np.float32, np.float32, biases), np.random.default_rng(tokens)
     ids = np.stack([rng.permutation(count + 3)[:top_k] for _ in range(tokens)])
@@ -155,7 +155,7 @@ def _absent(kernel: str, target: str, *sizes: int, residual: bool, biases: bool)
 
 
 def _absent_gate_of_nan() -> Case:
-    """The gate of the last own expert, which choices of other ranks load, is NaN: the mask drops the product."""
+    """Return a case where the last local expert, loaded for other ranks' choices, has a NaN gate that is masked."""
     arguments = _draw_arguments((2, 40, 4, 24, 2), np.float32, np.float32, False) | {
         "residual": None,
         "absent": True,
@@ -167,7 +167,7 @@ def _absent_gate_of_nan() -> Case:
 
 
 def _between_ranks(kernel: str, target: str, arrays: Mapping[str, list[Any]], **shared: Any) -> Case:
-    """Two ranks, of whose arrays the reference takes lists; other arguments are the same on both."""
+    """Return a case of two ranks; the reference takes lists of their arrays, other arguments are equal on both."""
     shared |= {"replica_group": ReplicaGroup([[0, 1]]), "ranks": 2}
     expected_outputs = getattr(nki_kernels, f"{kernel}_reference")(**arrays, **shared)
     ranks = [{name: values[rank] for name, values in arrays.items()} for rank in range(2)]
@@ -199,7 +199,7 @@ def _dispatched(target: str, tokens: int, count: int) -> Case:
 
 
 def _gathered(target: str, tokens: int) -> Case:
-    """A dispatch without `first`: each rank gets the rows and choices of all ranks unchanged."""
+    """Return a dispatch without `first`: each rank gets the rows and choices of all ranks unchanged."""
     rng = np.random.default_rng(tokens)
     rows = [normal(rank, tokens, 40) for rank in range(2)]
     shares = [rng.random((tokens, 3)).astype(np.float32) for _ in range(2)]
@@ -209,7 +209,7 @@ def _gathered(target: str, tokens: int) -> Case:
 
 
 def _combined_alone(target: str, tokens: int, biases: bool, absent: bool = False) -> Case:
-    """Sums without a residual, with biases or without; whole numbers, too."""
+    """Return sums without a residual, with biases or without; whole numbers, too."""
     results = [whole_numbers(rank, 2 * tokens, 40) for rank in range(2)]
     rng = np.random.default_rng(tokens)
     shares = [rng.integers(0, 3, (tokens, 3)).astype(np.float32) for _ in range(2)]
@@ -226,7 +226,7 @@ def _combined_alone(target: str, tokens: int, biases: bool, absent: bool = False
 
 
 def _combined(target: str, tokens: int) -> Case:
-    """Whole numbers, so that the order of sums does not matter."""
+    """Return sums of integers, so that the order of addition does not matter."""
     results = [whole_numbers(rank, 2 * tokens, 40) for rank in range(2)]
     rows = [whole_numbers(2 + rank, tokens, 40) for rank in range(2)]
     return _between_ranks("experts_combine", target, {"results": results, "residual": rows})

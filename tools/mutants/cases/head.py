@@ -13,7 +13,7 @@ from tools.mutants.cases.case import BF16, EPS, Case, Outputs, two_cores
 
 
 def _searched(target: str, *arguments: Any, ranks: int = 1, options: tuple[Any, ...] = ()) -> Case:
-    """lm_head: logits as near as numpy's, then exactly the largest of these logits, the lowest id first.
+    """Return a case of lm_head, judged by logits within a bound and exactly by their largest, lowest id first.
 
     options: softcap, norm_bias, norm_offset and scale, or the first of them.
     """
@@ -98,7 +98,7 @@ def _drawn(
     ranks: int = 1,
     has_candidates: bool = False,
 ) -> Case:
-    """sample with parameters of every kind, and as `adjusted` names bias, prompt counts and output counts.
+    """Return a case of sample with all parameters, and the bias and counts that `adjusted` names.
 
     The first rows have equal logits, where numbers lie on edges; then all are masked, all but three are missing, and
     weights are tiny beside the best, with the number 0.
@@ -174,5 +174,5 @@ def _samples() -> list[Case]:
 
 
 def head() -> list[Case]:
-    """Logits and their largest, and draws among them, on one rank and on several."""
+    """Return logits and their largest, and draws among them, on one rank and on several."""
     return [*_heads(), *_samples()]

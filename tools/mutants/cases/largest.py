@@ -11,7 +11,7 @@ from tools.mutants.cases.case import BF16, EPS, Case, arguments_of
 
 
 def largest() -> list[Case]:
-    """The largest sizes that the kernels promise, on the chip with the least memory."""
+    """Return the largest sizes that the kernels promise, on the chip with the least memory."""
 
     def empty(*shape: int, dtype: Any = BF16) -> np.ndarray:
         return np.empty(shape, dtype)

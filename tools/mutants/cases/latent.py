@@ -12,13 +12,13 @@ from tools.mutants.cases.case import BF16, Case, by_reference, two_cores
 
 
 def clamped(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Tables of angles of 70 positions; those of the tokens behind them are the last one."""
+    """Return arguments with angle tables of 70 positions; later tokens use the last position."""
     kv, cache, positions, norm, eps, cos, sin, *weights = arguments
     return (kv, cache, np.minimum(positions, 69), norm, eps, cos[:70], sin[:70], *weights)
 
 
 def latent() -> list[Case]:
-    """Absorbed decode steps, and keys and values of prompts."""
+    """Return absorbed decode steps, and keys and values of prompts."""
     small, wide = (3, 24, 8, 16, 12), (4, 136, 8, 16, 20)
     decode = [
         ("trn2", batch([0, 130], small, 172)),

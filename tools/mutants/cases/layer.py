@@ -14,7 +14,7 @@ from tools.mutants.cases.case import BF16, EPS, Case, by_name, weights
 def _layer(
     target: str, sequences: int, hidden: int, inner: int, dtype: Any, ranks: int = 1, biased: bool = False
 ) -> Case:
-    """A step of a layer: each rank has two query heads on the one key/value head, and its part of the MLP."""
+    """Return a step of a layer; each rank has two query heads, the one key/value head and its share of the MLP."""
     q, kv, positions = 2 * 16 * ranks, 16, 130
     caches = (
         normal(8, sequences, 1, 16, positions, dtype=dtype),
@@ -64,7 +64,7 @@ def _layer(
 
 
 def layer() -> list[Case]:
-    """Every case."""
+    """Return every case."""
     return [
         _layer("trn2", 3, 130, 72, np.float32),
         _layer("trn1", 5, 64, 130, BF16),

@@ -14,7 +14,7 @@ from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_reference, two
 
 
 def products() -> list[Case]:
-    """matmul in each order of its operands, around its tiles and banks."""
+    """Return matmul in each order of its operands, around its tiles and banks."""
     return [
         by_reference("matmul", "trn1", normal(1, 129, 20), normal(2, 129, 24), True),
         by_reference("matmul", "trn2", normal(1, 130, 200), normal(2, 200, 600)),
@@ -45,7 +45,7 @@ def products() -> list[Case]:
 
 
 def _divided_norm(target: str, tokens: int, width: int, ranks: int) -> Case:
-    """rmsnorm of rows that lie in parts on several ranks, each part twice on ranks that follow one another."""
+    """Return a case of rmsnorm whose rows are divided over ranks, each share twice on neighbouring ranks."""
     x, weight = normal(4, tokens, ranks * width), normal(5, 1, ranks * width)
     plain = nki_kernels.rmsnorm_reference(x, weight, EPS)
     exact = nki_kernels.rmsnorm_reference(in_float64(x), in_float64(weight), EPS)
@@ -64,7 +64,7 @@ def _divided_norm(target: str, tokens: int, width: int, ranks: int) -> Case:
 
 
 def _divided_table(target: str, ranks: int, *options: Any) -> Case:
-    """embedding of 129 rows of a table that ranks divide."""
+    """Return embedding of 129 rows of a table that ranks divide."""
     table, ids = normal(1, 100 * ranks, 12), np.random.default_rng(2).integers(0, 100 * ranks, (129, 1))
     arguments = (ids.astype(np.int32), table, nl.float32, *options)
     group = ReplicaGroup([list(range(ranks))])
@@ -82,7 +82,7 @@ def _divided_table(target: str, ranks: int, *options: Any) -> Case:
 
 
 def rows() -> list[Case]:
-    """embedding, rope and rmsnorm, of 128 rows, one more and two more."""
+    """Return embedding, rope and rmsnorm, of 128 rows, one more and two more."""
     rng = np.random.default_rng(2)
     table, ids = normal(1, 300, 12), rng.integers(0, 300, (130, 1)).astype(np.int32)
     ids[[0, 129]] = [[299], [0]]
@@ -129,7 +129,7 @@ def rows() -> list[Case]:
 
 
 def _scaled_norms() -> list[Case]:
-    """rmsnorm of a sum with a residual that a number multiplies, of few rows and of many."""
+    """Return rmsnorm of a sum with a residual that a number multiplies, of few rows and of many."""
     scale = np.array([[0.7]], np.float32)
     return [
         by_reference(
@@ -141,7 +141,7 @@ def _scaled_norms() -> list[Case]:
 
 
 def _per_layer_input(target: str, rows: int, hidden: int, width: int, *options: object, dtype: type) -> Case:
-    """The second of three layers."""
+    """Return the case of the second of three layers."""
     gate = normal(2, hidden, width, dtype=BF16, scale=hidden**-0.5)
     x, inputs = normal(1, rows, hidden, dtype=dtype), normal(3, rows, 3 * width, dtype=dtype)
     arguments = (x, gate, inputs, normal(4, width, hidden, dtype=BF16), width)
@@ -149,7 +149,7 @@ def _per_layer_input(target: str, rows: int, hidden: int, width: int, *options: 
 
 
 def gated_inputs() -> list[Case]:
-    """per_layer_input of one row, of more than a row tile, and of blocks and banks beyond the first."""
+    """Return per_layer_input of one row, of more than a row tile, and of blocks and banks beyond the first."""
     few = _per_layer_input("trn2", 1, 20, 10, "relu", dtype=np.float32)
     return [
         few,
@@ -161,7 +161,7 @@ def gated_inputs() -> list[Case]:
 
 
 def page_copies() -> list[Case]:
-    """copy_pages of a page that is written and read, of pieces and rows, of arrays apart, and of an only one."""
+    """Return cases of copy_pages: a page that is written and read, pieces and rows, several arrays, one array."""
     ends = np.int32([[3], [1], [0], [5]]), np.int32([[2], [3], [4], [1]])
     several = by_reference("copy_pages", "trn2", *(normal(seed, 7, 4, 2, 8) for seed in (1, 2)), *ends)
     return [
@@ -195,13 +195,13 @@ def _reduced(target: str, group: ReplicaGroup) -> Case:
 
 
 def sums() -> list[Case]:
-    """all_reduce over one group, and over two whose ranks are not in order."""
+    """Return all_reduce over one group, and over two whose ranks are not in order."""
     groups = [[0, 1]], [[0, 3], [2, 1]]
     return [_reduced(target, ReplicaGroup(group)) for target, group in zip(("trn1", "trn2"), groups)]
 
 
 def passed_on() -> list[Case]:
-    """send_receive along a chain, and round a ring of ranks that are not in order."""
+    """Return send_receive along a chain, and round a ring of ranks that are not in order."""
     chains = [(0, 1), (1, 2)], [(0, 2), (2, 1), (1, 0)]
     return [_passed(target, pairs) for target, pairs in zip(("trn1", "trn2"), chains)]
 

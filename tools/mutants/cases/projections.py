@@ -36,7 +36,7 @@ def _qkv_heads(
     heads: int = 3,
     depth: int = 8,
 ) -> Case:
-    """qkv_projection with some heads and 1 of `depth` elements, and what `options` name of bias, norms and rotation."""
+    """Return a case of qkv_projection with the bias, norms and rotation that `options` name."""
     arguments = {
         "x": normal(1, tokens, hidden, dtype=dtype),
         "head_dim": depth,
@@ -109,7 +109,7 @@ def _mlp(target: str, tokens: int, hidden: int, inner: int, ranks: int = 1, w: A
 def _over_sequence(
     kernel: str, target: str, tokens: int, hidden: int, width: int, ranks: int, row_gated: bool = False
 ) -> Case:
-    """A projection whose rows are cut along the sequence over ranks, each with `width` columns or rows of weights."""
+    """Return a projection with rows cut over ranks, each of which has `width` columns or rows of weights."""
     full = _feed_forward(tokens, hidden, width * ranks)
     axes = {"x": 0}
     if kernel == "qkv_projection":
@@ -141,7 +141,7 @@ def _over_sequence(
 
 
 def _forms() -> list[Case]:
-    """The forms of the two that no Llama has, in groups of rows and with a last block that shares the array."""
+    """Return forms of mlp and output_projection that no Llama has, in groups of rows, with a shared last block."""
 
     def form(
         target: str,
@@ -194,7 +194,7 @@ def _forms() -> list[Case]:
 
 
 def _bare_mlp(target: str, tokens: int, hidden: int, inner: int, ranks: int) -> Case:
-    """A plain mlp without a norm and without a residual, over ranks."""
+    """Return a plain mlp without a norm and without a residual, over ranks."""
     full = _feed_forward(tokens, hidden, inner) | {"activation": "relu", "residual": False}
     full |= {"w_gate": None, "norm_weight": None}
     return by_name("mlp", target, full, _cut(full, ranks, w_up=1, w_down=0))
@@ -203,19 +203,19 @@ def _bare_mlp(target: str, tokens: int, hidden: int, inner: int, ranks: int) -> 
 def _row_gated(
     target: str, tokens: int, hidden: int, inner: int, residual: bool = True, ranks: int = 1
 ) -> Case:
-    """mlp whose rows have gates."""
+    """Return mlp whose rows have gates."""
     full = _feed_forward(tokens, hidden, inner) | {"residual": residual, "row_gate": weights(6, hidden, 1)}
     return by_name("mlp", target, full, _cut(full, ranks, **MLP_AXES))
 
 
 def _gated_heads(tokens: int) -> dict[str, Any]:
-    """Arguments of qkv_projection for queries, keys, values, and gates as wide as the queries."""
+    """Return arguments of qkv_projection for queries, keys, values, and gates as wide as the queries."""
     weight = weights(3, 24, 16 + 8 + 8 + 16)
     return {"x": normal(1, tokens, 24), **_projection(24, 16, 8), "w_qkv": weight, "gate_size": 16}
 
 
 def projections() -> list[Case]:
-    """The three kernels around their tiles and banks, on one rank and on two."""
+    """Return the three kernels around their tiles and banks, on one rank and on two."""
     return [
         _qkv("trn2", 5, 172, 96, 24, w=BF16),
         _qkv("trn1", 130, 72, 40, 8),

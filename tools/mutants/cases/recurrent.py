@@ -9,7 +9,7 @@ from tools.mutants.cases.case import BF16, Case, by_reference, two_cores
 
 
 def recurrent() -> list[Case]:
-    """Every kernel for prompts and for one token of each sequence, around its tiles."""
+    """Return every kernel for prompts and for one token of each sequence, around its tiles."""
     return [*_convolutions(), *_selective_scans(), *_dualities()]
 
 
