@@ -90,9 +90,11 @@ def launch(
 
 
 def _replayed(request: LaunchRequest, options: ReplayOptions | None, replays: ReplayCache | None) -> Launch:
-    from simulate.replay import ReplayOptions, replayed  # most processes replay nothing
+    from simulate.replay import ReplayOptions, replay_or_record  # most processes replay nothing
 
-    return replayed(request, options or ReplayOptions.from_environment(), replays or process_replays())
+    return replay_or_record(
+        request, options or ReplayOptions.from_environment(), replays or process_replays()
+    )
 
 
 def _checked_trips(trips: int | Sequence[int]) -> tuple[int, ...]:

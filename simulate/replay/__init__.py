@@ -5,7 +5,7 @@ recorded, `fusion` rewrites it into few numpy calls, and `verify` compares a rep
 """
 
 from simulate.replay.cache import ReplayCache, ReplayReport
-from simulate.replay.launch import replayed
+from simulate.replay.launch import replay_or_record
 from simulate.replay.options import ReplayOptions
 from simulate.replay.program import Program, why_not_replayed
 from simulate.replay.verify import ReplayMismatch
@@ -16,6 +16,6 @@ __all__ = [
     "ReplayMismatch",
     "ReplayOptions",
     "ReplayReport",
-    "replayed",
+    "replay_or_record",
     "why_not_replayed",
 ]

@@ -19,25 +19,25 @@ _LINE = 64  # bytes of a cache line
 
 
 class Arena:
-    """A block of bytes that grows to the size of the largest program."""
+    """Block of host memory that grows to the size of the largest program."""
 
     def __init__(self) -> None:
         self.block = np.empty(0, np.uint8)
 
-    def at_least(self, size: int) -> np.ndarray:
-        """A view of at least `size` bytes; a smaller block is replaced."""
+    def reserve(self, size: int) -> np.ndarray:
+        """Return a block of at least `size` bytes, aligned to a cache line; a smaller block is replaced."""
         if self.block.size < size:
-            whole = np.empty(size + _LINE, np.uint8)
-            start = -whole.ctypes.data % _LINE  # a vector access across two cache lines costs two accesses
-            self.block = whole[start : start + size]
+            memory = np.empty(size + _LINE, np.uint8)
+            start = -memory.ctypes.data % _LINE  # a vector access across two cache lines costs two accesses
+            self.block = memory[start : start + size]
         return self.block
 
 
 class Tiles:
-    """The on-chip tiles of one program: for each, its offset in the arena and the views that the plans take."""
+    """On-chip tiles of one program; each has an offset in the arena and the views that the plans take of it."""
 
     def __init__(self, ranks: Sequence[Sequence[Plan]]) -> None:
-        self._places: list[tuple[Storage, int, list[NkiTensor]]] = []
+        self._placements: list[tuple[Storage, int, list[NkiTensor]]] = []
         self._block: np.ndarray | None = None
         self._unbound = False
         self.size = 0
@@ -48,13 +48,13 @@ class Tiles:
         views: dict[int, list[NkiTensor]] = {}
         storages: dict[int, Storage] = {}
         uses: dict[int, list[int]] = {}
-        for number, plan in enumerate(plans):
-            for tile in operands(plan):
+        for position, plan in enumerate(plans):
+            for tile in list_operands(plan):
                 if tile.buffer.on_chip:
                     key = id(tile.storage)
                     storages[key] = tile.storage
                     views.setdefault(key, []).append(tile)
-                    uses.setdefault(key, []).append(number)
+                    uses.setdefault(key, []).append(position)
         numbered = list(storages)
         tiles = [
             Tile(serial, -(-storages[key].nbytes // _LINE) * _LINE, uses[key][0], uses[key][-1], None)
@@ -62,28 +62,28 @@ class Tiles:
         ]
         placement = place_tiles(tiles)
         for serial, key in enumerate(numbered):
-            self._places.append((storages[key], self.size + placement.offsets[serial], views[key]))
+            self._placements.append((storages[key], self.size + placement.offsets[serial], views[key]))
         self.size += placement.high_water_bytes
 
     def bind(self, arena: Arena) -> None:
-        """Bind the tiles to the arena's bytes, unless they are bound to them."""
-        block = arena.at_least(self.size)
+        """Bind the tiles to the arena's bytes; do nothing if the tiles are bound to the arena's current block."""
+        block = arena.reserve(self.size)
         if block is self._block:
             return
         self._block = block
         self._unbound = False
-        for storage, offset, views in self._places:
+        for storage, offset, views in self._placements:
             storage.uncounted_array = block[offset : offset + storage.nbytes]
             for view in views:
                 view.forget_array()
 
     def unbind(self) -> None:
-        """Drop the tiles' bytes until the next `bind`; a rewritten program does not use most tiles."""
+        """Drop the tiles' bytes until the next `bind`, because a rewritten program does not use most tiles."""
         if self._unbound:
             return
         self._unbound = True
         self._block = None
-        for storage, _, views in self._places:
+        for storage, _, views in self._placements:
             storage.uncounted_array = NO_BYTES
             storage.float_views.clear()
             for view in views:
@@ -91,11 +91,11 @@ class Tiles:
 
     def drop_conversions(self) -> None:
         """Drop the float32 conversions of narrow tiles, whose bytes another program may write next."""
-        for storage, _, _ in self._places:
+        for storage, _, _ in self._placements:
             storage.float_views.clear()
 
 
-def operands(plan: Plan) -> list[NkiTensor]:
-    """The tensors that an instruction touches, those of its run-time indices included."""
+def list_operands(plan: Plan) -> list[NkiTensor]:
+    """Return the tensors that an instruction reads and writes, including the tensors of its run-time indices."""
     tiles = [*plan.reads, *plan.writes]
     return tiles + [tile.dynamic.index for tile in tiles if tile.dynamic is not None]

@@ -1,4 +1,4 @@
-"""The replay cache: programs by cache key, and a report on the launches in replay mode.
+"""Cache of programs by cache key, and a report on the launches in replay mode.
 
 The checks of an eager launch hold for every launch with the same key and unchanged guards, because the instructions of
 an NKI kernel do not depend on data. The cache keeps the streams of the eager launch. Its instructions run again on new
@@ -46,7 +46,7 @@ class ReplayReport:
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def add_rewriting(self, program: Program) -> None:
-        """Add a program's counts, or the reason why it was not rewritten."""
+        """Add the counts of a rewritten program, or count the reason why the program was not rewritten."""
         if program.fused is None:
             self.not_rewritten[program.why_not_fused or ""] += 1
             return
@@ -58,8 +58,8 @@ class ReplayReport:
             self.unlowered += rank.unlowered
 
     @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
-        """Add the time of a `with` block to a phase."""
+    def time_phase(self, phase: str) -> Iterator[None]:
+        """Add the time of a `with` block, in seconds, to a phase of `seconds`."""
         start = time.perf_counter()
         try:
             yield
@@ -67,7 +67,7 @@ class ReplayReport:
             self.seconds[phase] += time.perf_counter() - start
 
     def text(self) -> str:
-        """The report in some lines, for a command line."""
+        """Return the report as lines of text for a command line."""
         lines = [
             f"replay: {self.hits} launches replayed, {self.recorded} recorded, {sum(self.refusals.values())} refused, "
             f"{self.dropped} dropped, {self.verified} verified"
@@ -87,7 +87,7 @@ class ReplayReport:
 
 @dataclass
 class _Entry:
-    """An eager launch, the guards of its replays, and its program from the first replay on."""
+    """Eager launch with the guards of its replays; `program` is None until the first replay."""
 
     guards: Guards
     launch: Launch
@@ -96,9 +96,9 @@ class _Entry:
 
 
 class ReplayCache:
-    """Programs by key, at most `capacity`; the least recently used one is dropped first.
+    """Cache of at most `capacity` programs by key; the least recently used program is dropped first.
 
-    Programs share memory, so one runs at a time: `find` and `run` belong in one `session`.
+    Programs share memory, so one program runs at a time: call `find` and `run` inside one `session`.
     """
 
     def __init__(self, capacity: int = 256) -> None:
@@ -113,12 +113,12 @@ class ReplayCache:
 
     @property
     def programs(self) -> list[Program]:
-        """The programs that were replayed and are still kept."""
+        """Programs in the cache that were replayed at least once."""
         return [entry.program for entry in self._entries.values() if entry.program is not None]
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Hold the cache's lock in a `with` block, to find programs and run them.
+        """Hold the cache's lock during a `with` block that finds programs and runs them.
 
         Sessions nest. Guards are checked once until the outermost session ends or `forget_checks` is called: replays
         change nothing that a kernel depends on.
@@ -135,13 +135,13 @@ class ReplayCache:
                         self.release()
 
     def forget_checks(self) -> None:
-        """Check all guards again in the current session, because code besides replays has run."""
+        """Forget which guards were checked in this session; call it after code other than replays has run."""
         self._checked.clear()
 
     def release(self) -> None:
-        """Drop the arrays of earlier launches; without this call a program keeps the arrays of its last replay.
+        """Drop the arrays of earlier launches; otherwise each program keeps the arrays of its last replay.
 
-        A call during a replay, from a finalizer for instance, takes effect when the replay ends.
+        A call during a session, from a finalizer for instance, takes effect when the outermost session ends.
         """
         self._release_is_due = True
         if not self._sessions and self._lock.acquire(blocking=False):
@@ -153,7 +153,7 @@ class ReplayCache:
                 self._lock.release()
 
     def find(self, key: Any) -> tuple[Launch, Program] | None:
-        """The launch under a key and its program; None if there is none or its guards do not hold.
+        """Return the launch under a key and its program; None if there is no entry or its guards do not hold.
 
         An entry whose guards do not hold or whose program was interrupted is dropped: its memory may be half bound.
         """
@@ -172,7 +172,14 @@ class ReplayCache:
         return entry.launch, entry.program
 
     def keep(self, key: Any, guards: Guards, launch: Launch, narrow_matmuls: bool = False) -> None:
-        """Keep an eager launch, to be replayed under a key; `narrow_matmuls` as of Program."""
+        """Keep an eager launch so that requests with the same key replay it.
+
+        Args:
+            key: The `key` of the request's ReplayKey.
+            guards: The guards of the kernel, recorded before the launch.
+            launch: The eager launch.
+            narrow_matmuls: Whether its program multiplies bfloat16 matrices without widening them.
+        """
         with self._lock:
             self._entries[key] = _Entry(guards, launch, narrow_matmuls)
             self.report.recorded += 1
@@ -187,13 +194,24 @@ class ReplayCache:
         exact: bool,
         peers: Processes | None = None,
     ) -> list[Any]:
-        """Replay a program, rewritten (at its first replay) unless `exact`."""
+        """Replay a program and return each rank's output.
+
+        Args:
+            program: A program that `find` returned in this session.
+            arrays: The array arguments of each rank, in the order of recording.
+            exact: Whether to run the plans as recorded; otherwise the first replay rewrites the program.
+            peers: The processes of the other ranks, or None if this process has all ranks.
+
+        Raises:
+            InvalidArgument: The arrays do not have the recorded shapes, dtypes and layouts.
+            NkwError: A run-time index is out of bounds.
+        """
         self.report.hits += 1
         if not exact and not program.was_rewritten:
-            with self.report.timed("rewriting"):
+            with self.report.time_phase("rewriting"):
                 program.rewrite()
             self.report.add_rewriting(program)
-        with self.report.timed("replay"):
+        with self.report.time_phase("replay"):
             return program.run(arrays, exact, peers)
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""Guards: checks that all that a kernel reads besides its arguments is unchanged.
+"""Guards: checks that everything a kernel reads besides its arguments is unchanged.
 
 A kernel is a Python function: its defaults, closure and globals, those of every function it calls, and the classes of
 its objects decide its instructions. `Guards` records them; a launch is replayed only while they are unchanged. A value
@@ -48,15 +48,15 @@ _TRUSTED = frozenset(
     "simulate nkw nki neuronxcc numpy ml_dtypes _collections abc bisect builtins cmath collections contextlib copy "
     "dataclasses enum fractions functools heapq itertools math numbers operator re reprlib string types typing".split()
 )
-"""Packages without guards: this one, and those whose functions depend on their arguments only."""
+"""Packages without guards: the simulator, and packages whose functions depend on their arguments only."""
 _IMPURE = frozenset(
     "open input print breakpoint eval exec compile globals locals vars dir id __import__".split()
 )
-"""Built-in functions with side effects, or that read what no name in the code shows."""
+"""Built-in functions that have side effects or read state that no name in the code refers to."""
 _FUNCTION_PARTS = operator.attrgetter("__code__", "__defaults__")
-"""The parts of every function that are compared by identity."""
+"""Attributes of every function that are compared by identity."""
 _KEYWORD_DEFAULTS = operator.attrgetter("__kwdefaults__")
-"""A part of functions with keyword-only parameters; without them it has no effect."""
+"""Attribute that is compared for functions with keyword-only parameters; others ignore it."""
 _DYNAMIC_LOOKUPS = frozenset(("getattr", "hasattr", "__dict__"))
 """Names by which code may reach any attribute of a module."""
 _IGNORED_ATTRIBUTES = frozenset(
@@ -74,10 +74,18 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: unlike the classes of C code, it can
 
 
 class Guards:
-    """The guards of one kernel, with the values recorded before its launch."""
+    """Guards of one kernel, with the values recorded before its launch."""
 
     def __init__(self, kernel: Callable[..., Any], classes: Iterable[Any] = ()) -> None:
-        """`classes` are those of the arguments. Raises NotFixed."""
+        """Record everything that a kernel reads besides its arguments.
+
+        Args:
+            kernel: The kernel, as the launch request has it.
+            classes: The classes of the objects among the arguments.
+
+        Raises:
+            NotFixed: The kernel reads a value that may change without a guard noticing.
+        """
         self._names: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}
         self._functions: list[types.FunctionType] = []
         self._function_parts: list[Any] = []
@@ -89,24 +97,24 @@ class Guards:
         self._containers: list[Collection[Any]] = []
         self._elements: list[Any] = []
         self._seen: dict[Any, Any] = {}
-        self._random_before = _random_state()
+        self._random_before = _read_random_states()
         self._pending: list[tuple[Any, str, frozenset[str]]] = []
-        self._each((kernel,), "the kernel", frozenset())
-        self._each(classes, "an argument", frozenset())
+        self._queue((kernel,), "the kernel", frozenset())
+        self._queue(classes, "an argument", frozenset())
         while self._pending:
-            self._guard(*self._pending.pop())
+            self._guard_value(*self._pending.pop())
         self._sizes = list(map(len, self._containers))
         self._bound: list[tuple[Callable[[Mapping[str, Any]], Any], Mapping[str, Any]]] = []
         self._unbound: list[tuple[Callable[[Iterable[str]], bool], list[str]]] = []
         self._recorded: list[Any] = []
-        for held, kept in self._names.values():
-            bound = [name for name in kept if kept[name] is not _ABSENT]
+        for namespace, bindings in self._names.values():
+            bound = [name for name in bindings if bindings[name] is not _ABSENT]
             if bound:
                 names = [*bound, bound[0]]  # an itemgetter of one name returns no tuple
-                self._bound.append((operator.itemgetter(*names), held))
-                self._recorded += map(kept.get, names)
-            if len(bound) < len(kept):
-                self._unbound.append((held.keys().isdisjoint, [*kept.keys() - bound]))
+                self._bound.append((operator.itemgetter(*names), namespace))
+                self._recorded += map(bindings.get, names)
+            if len(bound) < len(bindings):
+                self._unbound.append((namespace.keys().isdisjoint, [*bindings.keys() - bound]))
         self._recorded += chain(self._function_parts, self._keyword_defaults, self._contents, self._elements)
 
     def unchanged(self) -> bool:
@@ -115,13 +123,13 @@ class Guards:
         One chain of C iterators reads everything that is guarded, because this runs before every replay.
         """
         try:
-            bindings = [values_of(held) for values_of, held in self._bound]
+            bindings = [values_of(namespace) for values_of, namespace in self._bound]
         except KeyError:  # a name was deleted
             return False
         current = chain(
             bindings,
             map(_FUNCTION_PARTS, self._functions),
-            (map(_KEYWORD_DEFAULTS, self._keyword_functions), map(_content, self._cells)),
+            (map(_KEYWORD_DEFAULTS, self._keyword_functions), map(_read_cell, self._cells)),
             self._containers,
         )
         return (
@@ -131,127 +139,136 @@ class Guards:
             and all(map(operator.is_, chain.from_iterable(current), self._recorded))
         )
 
-    def disturbance(self) -> str | None:
-        """The reason why the launch that just ran may not be replayed; None if there is none."""
+    def find_disturbance(self) -> str | None:
+        """Return the reason why the launch that just ran may not be replayed, or None if it may."""
         if not self.unchanged():
             return "the kernel changes what it depends on"
-        if self._random_before != _random_state():
+        if self._random_before != _read_random_states():
             return "random numbers were drawn while the kernel ran"
         return None
 
-    def _guard(self, value: Any, what: str, names: frozenset[str]) -> None:
-        kind = type(value)
-        if kind in _CONSTANTS or isinstance(value, _FIXED):
+    def _guard_value(self, value: Any, description: str, names: frozenset[str]) -> None:
+        """Guard a value and queue the values that it refers to; raise NotFixed if it may change unseen."""
+        cls = type(value)
+        if cls in _CONSTANTS or isinstance(value, _FIXED):
             return
-        key = id(value), names if kind is types.ModuleType else None
+        key = id(value), names if cls is types.ModuleType else None
         if key in self._seen:
             return
         self._seen[key] = value  # kept, so that its id stays its own
         if isinstance(value, types.FunctionType):
-            self._function(value)
+            self._guard_function(value)
         elif isinstance(value, types.ModuleType):
-            self._module(value, names)
+            self._guard_module(value, names)
         elif isinstance(value, type):
-            self._class(value, what, names)
-        elif kind in (list, set):
+            self._guard_class(value, description, names)
+        elif cls in (list, set):
             elements = tuple(value)
-            self._contain(value, elements)
-            self._each(elements, what, names)
-        elif kind in (tuple, frozenset) or (isinstance(value, tuple) and hasattr(value, "_fields")):
-            self._each(value, what, names)
-        elif kind is dict:
-            self._table(value, what, names)
+            self._guard_elements(value, elements)
+            self._queue(elements, description, names)
+        elif cls in (tuple, frozenset) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+            self._queue(value, description, names)
+        elif cls is dict:
+            self._guard_mapping(value, description, names)
         else:
-            parts = _parts(value, kind)
-            if parts is None:
-                raise NotFixed(f"{what} is a {kind.__name__}, which may change unseen")
-            self._each(parts, what, names)
+            components = _list_components(value, cls)
+            if components is None:
+                raise NotFixed(f"{description} is a {cls.__name__}, which may change unseen")
+            self._queue(components, description, names)
 
-    def _contain(self, container: Collection[Any], elements: Iterable[Any]) -> None:
-        """Guard the elements of a container, which has to have these ones in this order."""
+    def _guard_elements(self, container: Collection[Any], elements: Iterable[Any]) -> None:
+        """Require a container to keep these elements in this order."""
         self._containers.append(container)
         self._elements += elements
 
-    def _each(self, values: Iterable[Any], what: str, names: frozenset[str]) -> None:
-        """Queue values that code reaches; `names` are the attributes that this code may read of them."""
-        self._pending += ((value, what, names) for value in values)
+    def _queue(self, values: Iterable[Any], description: str, names: frozenset[str]) -> None:
+        """Queue values to be guarded.
 
-    def _table(self, table: Mapping[Any, Any], what: str, names: frozenset[str]) -> None:
-        kept = dict(table)
-        if not kept:
-            self._empty.append(table)
+        Args:
+            values: The values, which code of the kernel reaches.
+            description: How messages describe each value, such as "the global x".
+            names: The attributes that the code may read of a module among the values.
+        """
+        self._pending += ((value, description, names) for value in values)
+
+    def _guard_mapping(self, mapping: Mapping[Any, Any], description: str, names: frozenset[str]) -> None:
+        elements = dict(mapping)
+        if not elements:
+            self._empty.append(mapping)
             return
-        self._contain(table, kept)
-        self._contain(table.values(), kept.values())
-        self._each((part for pair in kept.items() for part in pair), what, names)
+        self._guard_elements(mapping, elements)
+        self._guard_elements(mapping.values(), elements.values())
+        self._queue((element for pair in elements.items() for element in pair), description, names)
 
-    def _function(self, function: types.FunctionType) -> None:
+    def _guard_function(self, function: types.FunctionType) -> None:
         module = function.__globals__.get("__name__")
         if _is_trusted(module):
             if module in ("contextlib", "functools"):  # a decorator around a function of another package
-                self._closure(function, frozenset())
+                self._guard_closure(function, frozenset())
             return
-        loaded, used, imported = _names_of(function.__code__)
+        loaded, used, imported = _collect_names(function.__code__)
         self._functions.append(function)
         self._function_parts += _FUNCTION_PARTS(function)
         if function.__code__.co_kwonlyargcount:
             self._keyword_functions.append(function)
             self._keyword_defaults.append(function.__kwdefaults__)
-        what = f"a default of {function.__name__}"
-        self._each((function.__defaults__, function.__kwdefaults__), what, used)
-        self._table(vars(function), f"an attribute of {function.__name__}", used)
-        self._closure(function, used)
+        description = f"a default of {function.__name__}"
+        self._queue((function.__defaults__, function.__kwdefaults__), description, used)
+        self._guard_mapping(vars(function), f"an attribute of {function.__name__}", used)
+        self._guard_closure(function, used)
         for name in loaded:
-            value = self._name(function.__globals__, name)
+            value = self._guard_name(function.__globals__, name)
             if value is not _ABSENT:
-                self._each((value,), f"the global {name}", used)
+                self._queue((value,), f"the global {name}", used)
             elif name in _IMPURE:
                 raise NotFixed(f"{function.__name__} calls {name}")
         for name in imported:
             if not _is_trusted(name):
                 raise NotFixed(f"{function.__name__} imports {name or 'a module'} while it runs")
 
-    def _closure(self, function: types.FunctionType, names: frozenset[str]) -> None:
+    def _guard_closure(self, function: types.FunctionType, names: frozenset[str]) -> None:
         for cell in function.__closure__ or ():
-            content = _content(cell)
+            content = _read_cell(cell)
             self._cells.append(cell)
             self._contents.append(content)
             if content is not _ABSENT:
-                self._each((content,), f"the closure of {function.__name__}", names)
+                self._queue((content,), f"the closure of {function.__name__}", names)
 
-    def _name(self, held: Mapping[str, Any], name: str) -> Any:
-        """The object that a name is bound to; from now on the binding is guarded."""
-        kept = self._names.setdefault(id(held), (held, {}))[1]
-        return kept.setdefault(name, held.get(name, _ABSENT))
+    def _guard_name(self, namespace: Mapping[str, Any], name: str) -> Any:
+        """Guard the binding of a name and return the bound object, or `_ABSENT` for an unbound name."""
+        bindings = self._names.setdefault(id(namespace), (namespace, {}))[1]
+        return bindings.setdefault(name, namespace.get(name, _ABSENT))
 
-    def _module(self, module: types.ModuleType, names: frozenset[str]) -> None:
+    def _guard_module(self, module: types.ModuleType, names: frozenset[str]) -> None:
         if _is_trusted(module.__name__):
             return
         if module.__name__.partition(".")[0] in sys.stdlib_module_names:
             raise NotFixed(f"the module {module.__name__} may give something else at every call")
-        held = vars(module)
-        reached = [name for name in held if not name.startswith("__")] if names & _DYNAMIC_LOOKUPS else names
+        namespace = vars(module)
+        reached = (
+            [name for name in namespace if not name.startswith("__")] if names & _DYNAMIC_LOOKUPS else names
+        )
         for name in reached:
-            if name in held:
-                self._each((self._name(held, name),), f"{module.__name__}.{name}", names)
+            if name in namespace:
+                self._queue((self._guard_name(namespace, name),), f"{module.__name__}.{name}", names)
 
-    def _class(self, cls: type, what: str, names: frozenset[str]) -> None:
-        for each in cls.__mro__:
-            ours = _is_trusted(each.__module__) and each.__module__ != "builtins"
-            if ours or not each.__flags__ & _HEAP_TYPE:
+    def _guard_class(self, cls: type, description: str, names: frozenset[str]) -> None:
+        for base in cls.__mro__:
+            is_trusted = _is_trusted(base.__module__) and base.__module__ != "builtins"
+            if is_trusted or not base.__flags__ & _HEAP_TYPE:
                 continue
-            held = vars(each)
-            self._contain(held, held)
-            self._contain(held.values(), held.values())
-            self._each(
-                (part for name, part in held.items() if name not in _IGNORED_ATTRIBUTES),
-                each.__name__,
+            attributes = vars(base)
+            self._guard_elements(attributes, attributes)
+            self._guard_elements(attributes.values(), attributes.values())
+            self._queue(
+                (attribute for name, attribute in attributes.items() if name not in _IGNORED_ATTRIBUTES),
+                base.__name__,
                 names,
             )
 
 
-def _parts(value: Any, kind: type) -> tuple[Any, ...] | None:
-    """The parts of an immutable object that need guards; None for an object that may change unseen."""
+def _list_components(value: Any, cls: type) -> tuple[Any, ...] | None:
+    """Return the components of an immutable object that need guards; None for an object that may change unseen."""
     if isinstance(value, types.MethodType):
         return value.__func__, value.__self__
     if isinstance(value, types.BuiltinFunctionType):
@@ -266,21 +283,21 @@ def _parts(value: Any, kind: type) -> tuple[Any, ...] | None:
         return value.fget, value.fset
     if isinstance(value, (staticmethod, classmethod)):
         return (value.__func__,)
-    if hasattr(value, "__wrapped__") and kind.__module__ == "functools":
+    if hasattr(value, "__wrapped__") and cls.__module__ == "functools":
         return (value.__wrapped__,)  # of lru_cache
     if isinstance(value, functools.cached_property):
         return (value.func,)
-    if _is_trusted(kind.__module__):
+    if _is_trusted(cls.__module__):
         if hasattr(value, "func"):
             return (vars(value),)  # a jitted kernel, or one with a schedule
         if isinstance(value, NKIObject):
-            return () if is_constant(kind) else None
-        root = kind.__module__.partition(".")[0]
+            return () if is_constant(cls) else None
+        root = cls.__module__.partition(".")[0]
         return (
-            () if root in ("simulate", "dataclasses", "enum", "typing") or hasattr(kind, "__get__") else None
+            () if root in ("simulate", "dataclasses", "enum", "typing") or hasattr(cls, "__get__") else None
         )
     if isinstance(value, (Enum, NKIObject)) or dataclasses.is_dataclass(value):
-        return (vars(value), kind) if hasattr(value, "__dict__") else None
+        return (vars(value), cls) if hasattr(value, "__dict__") else None
     return None
 
 
@@ -288,39 +305,39 @@ def _is_trusted(name: Any) -> bool:
     return isinstance(name, str) and name.partition(".")[0] in _TRUSTED
 
 
-def _content(cell: types.CellType) -> Any:
+def _read_cell(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # nothing was assigned yet, or it was deleted
         return _ABSENT
 
 
-def _random_state() -> tuple[Any, ...]:
-    """The states of the global random generators of Python and numpy."""
+def _read_random_states() -> tuple[Any, ...]:
+    """Return the states of the global random generators of Python and numpy."""
     import random
 
-    name, keys, *rest = np.random.get_state()  # noqa: NPY002  the global generator
-    return random.getstate(), name, bytes(np.asarray(keys)), *rest
+    name, keys, *counters = np.random.get_state()  # noqa: NPY002  the global generator
+    return random.getstate(), name, bytes(np.asarray(keys)), *counters
 
 
 @lru_cache(maxsize=4096)
-def _names_of(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """The globals that code and its nested functions load, every name that they may read of a module, what they import.
+def _collect_names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Return the names that code and its nested functions load as globals, read as attributes, and import.
 
-    A relative import counts as the module "".
+    The second set contains every name in the code. A relative import has the name "".
     """
     names: defaultdict[int, set[str]] = defaultdict(set)
     used: set[str] = set()
     codes = [code]
-    for each in codes:
-        codes += (constant for constant in each.co_consts if isinstance(constant, types.CodeType))
-        used |= {*each.co_names}
+    for nested_code in codes:
+        codes += (constant for constant in nested_code.co_consts if isinstance(constant, types.CodeType))
+        used |= {*nested_code.co_names}
         argument = 0
         # Faster than dis.get_instructions, which took a third of the time to the first token.
-        for opcode, low_byte in zip(each.co_code[::2], each.co_code[1::2]):
+        for opcode, low_byte in zip(nested_code.co_code[::2], nested_code.co_code[1::2]):
             argument = argument << 8 | low_byte
             if opcode in _NAME_SHIFTS:
-                names[opcode].add(each.co_names[argument >> _NAME_SHIFTS[opcode]])
+                names[opcode].add(nested_code.co_names[argument >> _NAME_SHIFTS[opcode]])
             argument = argument if opcode == dis.EXTENDED_ARG else 0
     imported = names.pop(dis.opmap["IMPORT_NAME"], set())
     return frozenset().union(*names.values()), frozenset(used), frozenset(imported)

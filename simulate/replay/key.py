@@ -1,4 +1,4 @@
-"""The cache key of a launch: kernel, chip, options, and its arguments without the numbers in their arrays."""
+"""Cache key of a launch: kernel, chip, options, and the arguments without the contents of arrays."""
 
 from __future__ import annotations
 
@@ -16,82 +16,93 @@ from simulate.run.launch import LaunchRequest
 
 
 class NotFixed(Exception):
-    """The reason why a launch cannot be replayed: a dependence of the kernel that cannot be compared later."""
+    """Reason why a launch cannot be replayed: the kernel depends on a value that cannot be compared later."""
 
 
-def is_constant(kind: type) -> bool:
-    """Whether objects of a class of this package are immutable and compare by value."""
-    return kind.__hash__ is not None and kind.__hash__ is not object.__hash__  # type: ignore[comparison-overlap]
+def is_constant(cls: type) -> bool:
+    """Return whether a class of the simulator has immutable objects that compare by value."""
+    return cls.__hash__ is not None and cls.__hash__ is not object.__hash__  # type: ignore[comparison-overlap]
 
 
 class Signature:
-    """The arrays of one rank's arguments, once each and in order, and the classes of the objects among them."""
+    """Distinct arrays among one rank's arguments, in order, and the classes of the objects among the arguments."""
 
     def __init__(self) -> None:
         self.arrays: list[np.ndarray] = []
         self.classes: list[Any] = []
-        self._places: dict[int, int] = {}
+        self._array_indices: dict[int, int] = {}
 
-    def key(self, value: Any) -> Any:
-        """The part of an argument that decides instructions, as a hashable key; 1, 1.0 and True have different keys.
+    def build_key(self, value: Any) -> Any:
+        """Return a hashable key of everything in an argument that may decide instructions, and collect its arrays.
 
-        Raises NotFixed for a value that cannot be compared.
+        1, 1.0 and True have different keys. The key of an array contains its index, not its contents.
+
+        Raises:
+            NotFixed: The argument contains a value that cannot be compared.
         """
-        kind = type(value)
+        cls = type(value)
         if isinstance(value, np.ndarray):
-            return self._array(value)
-        if value is None or kind in (bool, int, str, bytes) or isinstance(value, np.dtype):
-            return kind, value
-        if kind in (float, complex, range):
-            return kind, repr(value)
+            return self._build_array_key(value)
+        if value is None or cls in (bool, int, str, bytes) or isinstance(value, np.dtype):
+            return cls, value
+        if cls in (float, complex, range):
+            return cls, repr(value)
         if isinstance(value, np.generic):
-            return kind, value.tobytes()
-        if kind is list or isinstance(value, tuple):
+            return cls, value.tobytes()
+        if cls is list or isinstance(value, tuple):
             if hasattr(value, "_fields"):
-                self.classes.append(kind)
-            elif kind not in (list, tuple):
-                raise NotFixed(f"an argument is a {kind.__name__}")
-            return kind, tuple(map(self.key, value))
-        if kind is dict:
-            return kind, tuple((self.key(name), self.key(part)) for name, part in value.items())
+                self.classes.append(cls)
+            elif cls not in (list, tuple):
+                raise NotFixed(f"an argument is a {cls.__name__}")
+            return cls, tuple(map(self.build_key, value))
+        if cls is dict:
+            return cls, tuple(
+                (self.build_key(name), self.build_key(element)) for name, element in value.items()
+            )
         if isinstance(value, (Enum, type)):
             self.classes.append(value)
-            return kind, value
-        if kind.__module__.startswith("simulate.") and is_constant(kind):
-            return kind, value
+            return cls, value
+        if cls.__module__.startswith("simulate.") and is_constant(cls):
+            return cls, value
         if isinstance(value, NKIObject) or dataclasses.is_dataclass(value):
-            return self._object(value)
-        raise NotFixed(f"an argument is a {kind.__name__}")
+            return self._build_object_key(value)
+        raise NotFixed(f"an argument is a {cls.__name__}")
 
-    def _array(self, value: np.ndarray) -> Any:
+    def _build_array_key(self, value: np.ndarray) -> Any:
         flags, dtype = value.flags, value.dtype
         if not flags.c_contiguous or value.size == 0:
             raise NotFixed("an array is not contiguous")
         if not dtype.isnative:
             raise NotFixed("an array has another byte order")
-        place = self._places.setdefault(id(value), len(self.arrays))
-        if place == len(self.arrays):
+        index = self._array_indices.setdefault(id(value), len(self.arrays))
+        if index == len(self.arrays):
             self.arrays.append(value)
-        return "array", place, value.shape, dtype, flags.writeable
+        return "array", index, value.shape, dtype, flags.writeable
 
-    def _object(self, value: Any) -> Any:
-        """The key of an object: its class and attributes. Raises NotFixed for one with arrays, which it may return."""
-        kind = type(value)
+    def _build_object_key(self, value: Any) -> Any:
+        """Return the key of an object: its class and attributes.
+
+        Raises:
+            NotFixed: The object holds arrays, which the kernel might return, or attributes that cannot be compared.
+        """
+        cls = type(value)
         if not hasattr(value, "__dict__"):
-            raise NotFixed(f"an argument is a {kind.__name__}")
-        inside = Signature()
-        parts = tuple((name, inside.key(part)) for name, part in vars(value).items())
-        if inside.arrays:
-            raise NotFixed(f"an argument is a {kind.__name__} that holds arrays")
-        self.classes += [kind, *inside.classes]
-        return kind, parts
+            raise NotFixed(f"an argument is a {cls.__name__}")
+        attribute_signature = Signature()
+        attribute_keys = tuple(
+            (name, attribute_signature.build_key(attribute)) for name, attribute in vars(value).items()
+        )
+        if attribute_signature.arrays:
+            raise NotFixed(f"an argument is a {cls.__name__} that holds arrays")
+        self.classes += [cls, *attribute_signature.classes]
+        return cls, attribute_keys
 
 
 @dataclass(frozen=True, eq=False)
 class ReplayKey:
-    """The cache key of a launch, with its arrays in order, one list per rank.
+    """Cache key of a launch, with the array arguments of each rank in order.
 
-    `classes` are those of the objects among the arguments; the guards watch them.
+    `classes` are the classes of the objects among the arguments. The guards watch these classes.
     """
 
     key: tuple[Any, ...]
@@ -99,27 +110,32 @@ class ReplayKey:
     classes: list[Any]
 
     @classmethod
-    def of(cls, request: LaunchRequest, options: tuple[Any, ...]) -> ReplayKey:
-        """The key of a launch; `options` are further parts of the key. Raises NotFixed if there is no key."""
+    def from_request(cls, request: LaunchRequest, options: tuple[Any, ...]) -> ReplayKey:
+        """Return the key of a launch request; `options` are further elements of the key.
+
+        Raises:
+            NotFixed: The kernel or an argument cannot be compared later.
+        """
         signatures = [Signature() for _ in request.arguments]
-        if not _is_itself(request.kernel):
+        if not _has_fixed_behaviour(request.kernel):
             raise NotFixed(f"the kernel is a {type(request.kernel).__name__}, which may change unseen")
-        parts = tuple(
-            (own.key(args), own.key(kwargs)) for own, (args, kwargs) in zip(signatures, request.arguments)
+        argument_keys = tuple(
+            (signature.build_key(args), signature.build_key(kwargs))
+            for signature, (args, kwargs) in zip(signatures, request.arguments)
         )
-        classes = [each for own in signatures for each in own.classes]
-        key = (request.kernel, request.chip, options, parts)
-        return cls(key, [own.arrays for own in signatures], classes)
+        classes = [argument_class for signature in signatures for argument_class in signature.classes]
+        key = (request.kernel, request.chip, options, argument_keys)
+        return cls(key, [signature.arrays for signature in signatures], classes)
 
     def matches(self, request: LaunchRequest, options: tuple[Any, ...]) -> bool:
-        """Whether a request has this key."""
+        """Return whether a request has this key."""
         try:
-            return ReplayKey.of(request, options).key == self.key
+            return ReplayKey.from_request(request, options).key == self.key
         except NotFixed:
             return False
 
 
-def _is_itself(kernel: Any) -> bool:
-    """Whether equal kernels have equal behaviour; equal bound methods and objects may differ."""
-    own = type(kernel).__module__.startswith("simulate.")
-    return own or isinstance(kernel, (types.FunctionType, partial))
+def _has_fixed_behaviour(kernel: Any) -> bool:
+    """Return whether an equal kernel behaves equally; equal bound methods and callable objects may differ."""
+    is_simulator_class = type(kernel).__module__.startswith("simulate.")
+    return is_simulator_class or isinstance(kernel, (types.FunctionType, partial))

@@ -1,4 +1,4 @@
-"""Launches in replay mode: eager the first time, replayed from then on, verified on request."""
+"""Launches in replay mode: the first launch is eager, later launches are replayed and optionally verified."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from simulate.replay.verify import (
     Outcome,
     compare_exactly,
     compare_within_bound,
-    copied,
-    disturbance,
-    in_place_of,
+    copy_arrays,
+    make_disturbance,
+    replace_arrays,
 )
 from simulate.run.environment import PRECISE_VARIABLE
 from simulate.run.launch import Launch, LaunchRequest
@@ -27,99 +27,116 @@ from simulate.run.launcher import execute_launch
 from simulate.run.machine import Mode
 
 
-def replayed(request: LaunchRequest, options: ReplayOptions, replays: ReplayCache) -> Launch:
+def replay_or_record(request: LaunchRequest, options: ReplayOptions, replays: ReplayCache) -> Launch:
     """Replay a recorded launch; without one, launch eagerly and record the launch if it can be replayed.
 
-    Raises what an eager launch raises, and ReplayMismatch where replays are verified.
+    Args:
+        request: The launch; its mode is replay.
+        options: Whether to replay exactly, verify the replay, and multiply bfloat16 matrices with torch.
+        replays: The cache of recorded programs.
+
+    Returns:
+        The launch. A replay shares the streams of the recorded launch.
+
+    Raises:
+        ReplayMismatch: A verified replay differs from an eager launch.
+        NkwError: The eager launch fails, or a run-time index of the replay is out of bounds.
     """
-    launch_options = _launch_options(request, options)
+    launch_options = _collect_key_options(request, options)
     try:
         if request.logical_core_size != 1:
             raise NotFixed(SEVERAL_CORES)
-        key = ReplayKey.of(request, launch_options)
+        key = ReplayKey.from_request(request, launch_options)
     except NotFixed as error:
-        return _eager(request, replays, str(error))
+        return _launch_eagerly(request, replays, str(error))
     with replays.session():
-        found = replays.find(key.key)
-        if found is not None and not found[1].ranks_alias(key.arrays):
-            return _again(request, key, *found, options, replays)
-    if found is not None:
-        return _eager(request, replays, "ranks share memory that one of them writes")
+        recording = replays.find(key.key)
+        if recording is not None and not recording[1].has_aliased_ranks(key.arrays):
+            return _replay(request, key, *recording, options, replays)
+    if recording is not None:
+        return _launch_eagerly(request, replays, "ranks share memory that one of them writes")
     try:
         guards = Guards(request.kernel, key.classes)
     except NotFixed as error:
-        return _eager(request, replays, str(error))
-    done = _eager(request, replays)
-    reason = why_not_replayed(done) or guards.disturbance()
+        return _launch_eagerly(request, replays, str(error))
+    launch = _launch_eagerly(request, replays)
+    reason = why_not_replayed(launch) or guards.find_disturbance()
     if reason is None and not key.matches(request, launch_options):
         reason = "the kernel changes its arguments"
     if reason is None:
-        replays.keep(key.key, guards, replace(done, outputs=[]), options.speed)
+        replays.keep(key.key, guards, replace(launch, outputs=[]), options.speed)
     else:
         replays.report.refusals[reason] += 1
-    return done
+    return launch
 
 
-def _launch_options(request: LaunchRequest, options: ReplayOptions) -> tuple[Any, ...]:
-    """The parts of the cache key besides kernel, chip and arguments."""
+def _collect_key_options(request: LaunchRequest, options: ReplayOptions) -> tuple[Any, ...]:
+    """Return the elements of the cache key besides kernel, chip and arguments."""
     precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
     peers = request.peers
     world = (0, len(request.arguments)) if peers is None else (peers.rank, peers.ranks)
     return (*world, precise, options.speed, request.level, request.rules)
 
 
-def _eager(request: LaunchRequest, replays: ReplayCache, reason: str | None = None) -> Launch:
-    """Launch eagerly; with a reason, count the launch as refused."""
+def _launch_eagerly(request: LaunchRequest, replays: ReplayCache, reason: str | None = None) -> Launch:
+    """Launch eagerly; if there is a reason, count the launch as refused for that reason."""
     if reason is not None:
         replays.report.refusals[reason] += 1
     replays.forget_checks()
-    with replays.report.timed("eager"):
+    with replays.report.time_phase("eager"):
         return execute_launch(replace(request, mode=Mode.eager))
 
 
-def _again(
+def _replay(
     request: LaunchRequest,
     key: ReplayKey,
-    known: Launch,
+    recorded_launch: Launch,
     program: Program,
     options: ReplayOptions,
     replays: ReplayCache,
 ) -> Launch:
     if options.verify:
-        outputs = _verified(request, key.arrays, program, options, replays)
+        outputs = _replay_and_verify(request, key.arrays, program, options, replays)
     else:
         outputs = replays.run(program, key.arrays, options.exact, request.peers)
-    done = known.repeated(outputs)
+    launch = recorded_launch.repeated(outputs)
     for observer in request.observers:
-        observer.ended(done, ())
+        observer.ended(launch, ())
         replays.forget_checks()
-    return done
+    return launch
 
 
-def _verified(
+def _replay_and_verify(
     request: LaunchRequest,
     arrays: list[list[np.ndarray]],
     program: Program,
     options: ReplayOptions,
     replays: ReplayCache,
 ) -> list[Any]:
-    """Replay, launch eagerly on copies as well, and raise ReplayMismatch where the values differ."""
-    before, held = copied(arrays), copied(arrays)
-    given = [
-        (in_place_of(arrays, held, args), in_place_of(arrays, held, kw)) for args, kw in request.arguments
+    """Replay, launch eagerly on copies of the arrays, and return the replay's outputs.
+
+    Raises:
+        ReplayMismatch: The outputs or the array arguments differ by more than reordered sums explain.
+    """
+    initial_arrays, eager_arrays = copy_arrays(arrays), copy_arrays(arrays)
+    eager_arguments = [
+        (replace_arrays(arrays, eager_arrays, args), replace_arrays(arrays, eager_arrays, kwargs))
+        for args, kwargs in request.arguments
     ]
-    eager = _eager(replace(request, arguments=given, observers=()), replays)
+    eager = _launch_eagerly(replace(request, arguments=eager_arguments, observers=()), replays)
     outputs = replays.run(program, arrays, options.exact, request.peers)
-    wanted, got = Outcome(eager.outputs, held), Outcome(outputs, arrays)
+    eager_outcome, replay_outcome = Outcome(eager.outputs, eager_arrays), Outcome(outputs, arrays)
     if options.exact:
-        compare_exactly(eager.kernel, got, wanted)
+        compare_exactly(eager.kernel, replay_outcome, eager_outcome)
     else:
 
-        def disturbed(seed: int) -> Outcome:
-            own = copied(before)
-            runs = program.run(own, peers=request.peers, disturbance=disturbance(seed))
-            return Outcome(runs, own)
+        def run_disturbed(seed: int) -> Outcome:
+            run_arrays = copy_arrays(initial_arrays)
+            run_outputs = program.run(run_arrays, peers=request.peers, disturbance=make_disturbance(seed))
+            return Outcome(run_outputs, run_arrays)
 
-        compare_within_bound(eager.kernel, got, wanted, disturbed, single_process=request.peers is None)
+        compare_within_bound(
+            eager.kernel, replay_outcome, eager_outcome, run_disturbed, single_process=request.peers is None
+        )
     replays.report.verified += 1
     return outputs

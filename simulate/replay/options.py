@@ -1,4 +1,4 @@
-"""The switches of replay: exact or rewritten, verified or not, with numpy alone or with torch."""
+"""Switches of replay: exact or rewritten, verified or not, with numpy alone or with torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ VERIFY_VARIABLE = "NKW_VERIFY_REPLAY"
 class ReplayOptions:
     """Switches of replay; `from_environment` gives the defaults.
 
-    exact: replay instruction by instruction, for the bytes of an eager launch. Otherwise programs are rewritten, which
-    may change the order of the float32 sums of matmuls.
-    verify: launch eagerly as well, every time, and raise ReplayMismatch where a replay differs.
-    speed: multiply bfloat16 matrices with the CPU's bfloat16 instructions, through torch if it is installed.
+    Attributes:
+        exact: Replay instruction by instruction, with the bytes of an eager launch. Otherwise programs are rewritten,
+            which may change the order of the float32 sums of matmuls.
+        verify: Launch eagerly as well, every time, and raise ReplayMismatch where a replay differs.
+        speed: Multiply bfloat16 matrices with the CPU's bfloat16 instructions, through torch if it is installed.
     """
 
     exact: bool = False
@@ -26,7 +27,11 @@ class ReplayOptions:
 
     @classmethod
     def from_environment(cls) -> ReplayOptions:
-        """The options that NKW_EXACT_REPLAY, NKW_VERIFY_REPLAY and NKW_SPEED set. Raises InvalidArgument."""
+        """Read the options from NKW_EXACT_REPLAY, NKW_VERIFY_REPLAY and NKW_SPEED.
+
+        Raises:
+            InvalidArgument: A variable has another value than the documented ones.
+        """
         from simulate.replay.fusion import speed  # fusion is loaded when something is replayed
 
-        return cls(read_switch(EXACT_VARIABLE), read_switch(VERIFY_VARIABLE), speed.wanted())
+        return cls(read_switch(EXACT_VARIABLE), read_switch(VERIFY_VARIABLE), speed.is_enabled())

@@ -1,4 +1,4 @@
-"""A program: the instructions of a launch, run on other arrays exactly as recorded, or rewritten to be faster."""
+"""Programs: the instructions of a launch, run on other arrays as recorded or rewritten into fewer numpy calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nkw.errors import InvalidArgument, NkwError
 from simulate.isa.plan import Domain, Plan, State
 from simulate.memory import NkiTensor
 from simulate.replay.arena import Arena, Tiles
-from simulate.replay.external import External, refused
+from simulate.replay.external import External, build_arrays_error
 from simulate.replay.rendezvous import complete_rendezvous
 from simulate.run.arguments import list_leaves, map_leaves
 from simulate.run.execute import add_to_psum, execute_again, read_operands, write_result, write_results
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from simulate.replay.fusion import Fused
 
 Recorded = list[tuple[Plan, Any, bool]]
-"""Per instruction, in program order: plan, accumulate mask (see `repeat`), whether a result was written in part."""
+"""Plan, accumulate mask (see `execute_again`) and whether a result was masked, by instruction in program order."""
 
 Disturbance = Callable[[Plan, list[Any], np.ndarray], np.ndarray]
 
@@ -33,7 +33,7 @@ SEVERAL_CORES = "a logical core of several physical cores"
 
 
 def why_not_replayed(launch: Launch) -> str | None:
-    """The reason why a launch cannot be replayed on other arrays; None if it can."""
+    """Return the reason why a launch cannot be replayed on other arrays, or None if it can."""
     if launch.mode is not Mode.eager:
         return f"a launch in mode {launch.mode.value} has no values"
     if len(launch.streams) != len(launch.interfaces):
@@ -59,7 +59,7 @@ def why_not_replayed(launch: Launch) -> str | None:
 
 
 class ProgramMemory:
-    """The host memory that programs share: `tiles` for exact replays, `buffers` for rewritten programs."""
+    """Host memory that programs share: `tiles` for exact replays, `buffers` for rewritten programs."""
 
     def __init__(self) -> None:
         self.tiles = Arena()
@@ -67,56 +67,75 @@ class ProgramMemory:
 
 
 class Program:
-    """The instructions of every rank of one eager launch, bound to its arguments and results.
+    """Instructions of every rank of one eager launch, to be run on other arguments.
 
-    Every rank has one physical core. Programs that share `memory` run one at a time. Raises InvalidArgument for a
-    launch that cannot be replayed; `why_not_replayed` has the reasons.
+    Every rank has one physical core. Programs that share `memory` must run one at a time.
     """
 
     def __init__(
         self, launch: Launch, narrow_matmuls: bool = False, memory: ProgramMemory | None = None
     ) -> None:
+        """Rebuild the plans of a launch over new tensors.
+
+        Args:
+            launch: An eager launch.
+            narrow_matmuls: Whether the rewritten program multiplies bfloat16 matrices without widening them.
+            memory: Host memory to share with other programs; None allocates memory for this program alone.
+
+        Raises:
+            InvalidArgument: The launch cannot be replayed; `why_not_replayed` returns the reason.
+        """
         reason = why_not_replayed(launch)
         if reason is not None:
             raise InvalidArgument(
                 "NKW-REPLAY-LAUNCH",
                 f"a launch of {launch.kernel} cannot be replayed: {reason}; launch the kernel eagerly each time",
             )
-        made = Rebuilt(launch.streams)
+        rebuilt = Rebuilt(launch.streams)
         ranks = [stream.rank for stream in launch.streams]
         self._plans: list[Recorded] = [
             [
                 (plan, stream.accumulated.get(event), event in stream.masked)
                 for event, plan in enumerate(plans)
             ]
-            for stream, plans in zip(launch.streams, made.plans)
+            for stream, plans in zip(launch.streams, rebuilt.plans)
         ]
 
-        def tensor(value: Any, rank: int) -> Any:
-            return made.tensor(rank, value.serial, value.layout) if isinstance(value, Result) else value
+        def rebuild_tensor(value: Any, rank: int) -> Any:
+            return rebuilt.tensor(rank, value.serial, value.layout) if isinstance(value, Result) else value
 
         self._returned = [
-            map_leaves(partial(tensor, rank=rank), each.returned)
-            for each, rank in zip(launch.interfaces, ranks)
+            map_leaves(partial(rebuild_tensor, rank=rank), interface.returned)
+            for interface, rank in zip(launch.interfaces, ranks)
         ]
-        inputs = [[(rank, serial) for serial in each.inputs] for each, rank in zip(launch.interfaces, ranks)]
-        given = [key for keys in inputs for key in keys]
+        inputs = [
+            [(rank, serial) for serial in interface.inputs]
+            for interface, rank in zip(launch.interfaces, ranks)
+        ]
+        input_keys = [key for keys in inputs for key in keys]
         returned = [
-            (rank, result.serial) for each, rank in zip(launch.interfaces, ranks) for result in each.results()
+            (rank, result.serial)
+            for interface, rank in zip(launch.interfaces, ranks)
+            for result in interface.results()
         ]
         external = {
-            key: External(made.storage(*key), made.views[key]) for key in dict.fromkeys(given + returned)
+            key: External(rebuilt.storage(*key), rebuilt.views[key])
+            for key in dict.fromkeys(input_keys + returned)
         }
         self._private = [
-            External(storage, made.views[key])
-            for key, storage in made.storages.items()
+            External(storage, rebuilt.views[key])
+            for key, storage in rebuilt.storages.items()
             if not storage.buffer.on_chip and key not in external
         ]
         self._inputs = [[external[key] for key in keys] for keys in inputs]
-        self._results = [each for key, each in external.items() if key not in given]
+        self._results = [
+            external_tensor for key, external_tensor in external.items() if key not in input_keys
+        ]
         self._external = list(external.values())
-        self._tiles = Tiles(made.plans)
-        self._written = {id(tile.storage) for plans in made.plans for plan in plans for tile in plan.writes}
+        self._tiles = Tiles(rebuilt.plans)
+        self._written = {
+            id(tile.storage) for plans in rebuilt.plans for plan in plans for tile in plan.writes
+        }
         self._narrow_matmuls = narrow_matmuls
         self._memory = memory or ProgramMemory()
         self.fused: Fused | None = None
@@ -125,22 +144,24 @@ class Program:
 
     @property
     def was_rewritten(self) -> bool:
-        """Whether `rewrite` was called."""
+        """Whether `rewrite` was called, also if it failed."""
         return self.fused is not None or self.why_not_fused is not None
 
     def rewrite(self) -> None:
-        """Make the rewritten program, `fused`, or set `why_not_fused` to the reason why there is none."""
+        """Set `fused` to the rewritten program, or `why_not_fused` to the reason why there is none."""
         from simulate.replay.fusion import Fused, NotFused  # most processes replay nothing
 
-        constants = [own.storage for own in self._private if own.storage.uncounted_host is not None]
-        inputs = [[each.storage for each in given] for given in self._inputs]
+        constants = [
+            private.storage for private in self._private if private.storage.uncounted_host is not None
+        ]
+        inputs = [[tensor.storage for tensor in rank_inputs] for rank_inputs in self._inputs]
         external = [
             [
-                *given,
+                *rank_inputs,
                 *constants,
                 *(leaf.storage for leaf in list_leaves(value) if isinstance(leaf, NkiTensor)),
             ]
-            for given, value in zip(inputs, self._returned)
+            for rank_inputs, value in zip(inputs, self._returned)
         ]
         try:
             self.fused = Fused(self._plans, external, inputs, self._memory.buffers, self._narrow_matmuls)
@@ -154,13 +175,21 @@ class Program:
         peers: Processes | None = None,
         disturbance: Disturbance | None = None,
     ) -> list[Any]:
-        """Run the program on `arrays`, one list per rank in the order of recording; returns each rank's output.
+        """Run the program on new arrays and return each rank's output.
 
-        The plans run one by one as recorded with `exact`, before `rewrite`, with a `disturbance` of the products of
-        matmuls, and where the program writes an array that overlaps another. With `peers`, this process has one rank;
-        `peers` are the processes of the others. Raises InvalidArgument for arrays of other shapes or dtypes than those
-        recorded and for arrays that are not contiguous, NkwError for a run-time index out of bounds; another exception
-        than these leaves `was_interrupted` set.
+        The rewritten program runs if `rewrite` made one. The plans run one by one as recorded if `exact` is set, if
+        there is a `disturbance`, or if the program writes an array that overlaps another argument. Any exception
+        that is no NkwError leaves `was_interrupted` set.
+
+        Args:
+            arrays: The array arguments of each rank, in the order of recording.
+            exact: Whether to run the plans as recorded.
+            peers: The processes of the other ranks, or None if this process has all ranks.
+            disturbance: A function of plan, operands and product that returns the product a matmul shall have instead.
+
+        Raises:
+            InvalidArgument: An array does not have the recorded shape and dtype, or is not contiguous.
+            NkwError: A run-time index is out of bounds.
         """
         self.was_interrupted = True
         try:
@@ -179,25 +208,25 @@ class Program:
         disturbance: Disturbance | None,
     ) -> list[Any]:
         if len(arrays) != len(self._inputs):
-            raise refused(f"{len(arrays)} lists of arrays", f"{len(self._inputs)}, one per rank")
-        for inputs, given in zip(self._inputs, arrays):
-            if len(given) != len(inputs):
-                raise refused(f"{len(given)} arrays for a rank", str(len(inputs)))
-            for external, array in zip(inputs, given):
+            raise build_arrays_error(f"{len(arrays)} lists of arrays", f"{len(self._inputs)}, one per rank")
+        for inputs, rank_arrays in zip(self._inputs, arrays):
+            if len(rank_arrays) != len(inputs):
+                raise build_arrays_error(f"{len(rank_arrays)} arrays for a rank", str(len(inputs)))
+            for external, array in zip(inputs, rank_arrays):
                 if external.storage.uncounted_host is not array:
                     external.check(array)
                     external.bind(array)
         for external in self._results:
             external.bind(np.empty(external.storage.nbytes, np.uint8))
             external.storage.uncounted_host = None  # no array of the caller's
-        fused = None if exact or disturbance is not None or self._overlaps() else self.fused
+        fused = None if exact or disturbance is not None or self._has_overlaps() else self.fused
         with np.errstate(all="ignore"):
             if fused is not None:
                 self._tiles.unbind()
                 fused.run(peers)
             else:
-                for own in self._private:
-                    own.allocate()
+                for private in self._private:
+                    private.allocate()
                 for external in (*self._external, *self._private):
                     external.show()
                 self._tiles.bind(self._memory.tiles)
@@ -209,37 +238,38 @@ class Program:
             for external in inputs:
                 if id(external.storage) in self._written:
                     external.finish()
-        return [map_leaves(_to_output, value) for value in self._returned]
+        return [map_leaves(_read_output, value) for value in self._returned]
 
     def release(self) -> None:
-        """Drop the arguments and results of the last launch."""
+        """Drop the arrays of the arguments and results of the last launch."""
         for external in self._external:
             external.release()
         if self.fused is not None:
             self.fused.release()
 
-    def ranks_alias(self, arrays: Sequence[Sequence[np.ndarray]]) -> bool:
-        """Whether a rank writes to memory of another rank's arrays, so that values depend on the order of the ranks.
+    def has_aliased_ranks(self, arrays: Sequence[Sequence[np.ndarray]]) -> bool:
+        """Return whether a rank writes to another rank's arrays, so that values depend on the order of ranks.
 
         The core scheduler runs ranks in an order that a program does not keep.
         """
         return any(
-            one != other and any(np.may_share_memory(array, each) for each in arrays[other])
-            for one, (held, given) in enumerate(zip(self._inputs, arrays))
-            for external, array in zip(held, given)
+            rank != other_rank
+            and any(np.may_share_memory(array, other_array) for other_array in arrays[other_rank])
+            for rank, (inputs, rank_arrays) in enumerate(zip(self._inputs, arrays))
+            for external, array in zip(inputs, rank_arrays)
             if id(external.storage) in self._written
-            for other in range(len(arrays))
+            for other_rank in range(len(arrays))
         )
 
-    def _overlaps(self) -> bool:
-        """Whether an array that the program writes shares memory with another argument of its rank."""
-        for held in self._inputs:
-            for external in held:
+    def _has_overlaps(self) -> bool:
+        """Return whether an array that the program writes shares memory with another argument of its rank."""
+        for inputs in self._inputs:
+            for external in inputs:
                 if id(external.storage) not in self._written:
                     continue
-                for other in held:
-                    if other is not external and np.may_share_memory(
-                        external.storage.uncounted_array, other.storage.uncounted_array
+                for other_input in inputs:
+                    if other_input is not external and np.may_share_memory(
+                        external.storage.uncounted_array, other_input.storage.uncounted_array
                     ):
                         return True
         return False
@@ -248,16 +278,18 @@ class Program:
         ranks = [_Run(recorded, disturbance) for recorded in self._plans]
         while True:
             waiting = {
-                n: (rank.rendezvous, rank.operands) for n, rank in enumerate(ranks) if rank.to_rendezvous()
+                n: (rank.rendezvous, rank.operands)
+                for n, rank in enumerate(ranks)
+                if rank.run_to_rendezvous()
             }
             if not waiting:
                 return
-            for number, results in complete_rendezvous(waiting, peers).items():
-                ranks[number].leave(results)
+            for rank, results in complete_rendezvous(waiting, peers).items():
+                ranks[rank].finish_rendezvous(results)
 
 
 class _Run:
-    """One rank's exact replay, from rendezvous to rendezvous."""
+    """Exact replay of one rank, which stops at every rendezvous."""
 
     def __init__(self, recorded: Recorded, disturbance: Disturbance | None) -> None:
         self._recorded = recorded
@@ -267,8 +299,8 @@ class _Run:
         self.operands: list[Any] = []
         self.rendezvous: Any = None
 
-    def to_rendezvous(self) -> bool:
-        """Run up to the next rendezvous, or to the end; returns whether there is one."""
+    def run_to_rendezvous(self) -> bool:
+        """Run up to the next rendezvous or to the end; return whether a rendezvous was reached."""
         recorded = self._recorded
         for position in range(self._next, len(recorded)):
             plan, accumulate_mask, _ = recorded[position]
@@ -276,27 +308,27 @@ class _Run:
                 self._next, self.operands, self.rendezvous = position, read_operands(plan), plan.rendezvous
                 return True
             if self._disturbance is not None and accumulate_mask is not None and len(plan.reads) == 2:
-                self._disturbed(plan, accumulate_mask, self._disturbance)
+                self._execute_disturbed(plan, accumulate_mask, self._disturbance)
             else:
                 execute_again(plan, accumulate_mask, self._state, 128)
         self._next = len(recorded)
         return False
 
     @staticmethod
-    def _disturbed(plan: Plan, accumulate_mask: Any, disturbance: Disturbance) -> None:
-        """Run a matmul with a disturbed product."""
+    def _execute_disturbed(plan: Plan, accumulate_mask: Any, disturbance: Disturbance) -> None:
+        """Execute a matmul and write its disturbed product."""
         operands, tile = read_operands(plan), plan.writes[0]
         product = disturbance(plan, operands, plan.compute(*operands)[0])
         write_result(tile, add_to_psum(tile, product, accumulate_mask), plan.domain is Domain.float32, False)
 
-    def leave(self, results: Sequence[Any]) -> None:
-        """Write this rank's results of the rendezvous, and step past it."""
+    def finish_rendezvous(self, results: Sequence[Any]) -> None:
+        """Write this rank's results of the rendezvous, and continue after it."""
         write_results(self._recorded[self._next][0], results)
         self._next += 1
 
 
-def _to_output(value: Any) -> Any:
-    """The array of a tensor that the kernel returned, any other value unchanged."""
+def _read_output(value: Any) -> Any:
+    """Return the array of a tensor that the kernel returned; return any other value unchanged."""
     if not isinstance(value, NkiTensor):
         return value
     host = value.storage.uncounted_host

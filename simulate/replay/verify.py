@@ -1,4 +1,4 @@
-"""Verification: a replay is compared with an eager launch, within a bound for reordered float32 sums.
+"""Verification: comparison of a replay with an eager launch, within a bound for reordered float32 sums.
 
 A rewritten program takes the float32 sums of matmuls in another order. A sum of n products in any order is within
 gamma = n * 2**-24 / (1 - n * 2**-24) of the true sum, times the sum of the magnitudes of its terms (Higham, Accuracy
@@ -26,40 +26,53 @@ from simulate.run.arguments import map_leaves
 _UNIT = 2.0**-24  # half the distance from 1 to the next float32
 _RUNS = 2
 _NEAR_OVERFLOW = np.float32(2.0**120)
-"""From this magnitude on the order may decide whether a sum overflows, also a sum of up to 256 products in PSUM."""
+"""Magnitude from which the order may decide whether a sum of up to 256 products overflows."""
 
 
 class ReplayMismatch(NkwError):
-    """The values of a replay differ from those of an eager launch."""
+    """Difference between the values of a replay and those of an eager launch."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outputs of a launch and its array arguments afterwards, rank by rank."""
+    """Outputs of each rank of a launch, and the array arguments of each rank after the launch."""
 
     outputs: Sequence[Any]
     arrays: Sequence[Sequence[np.ndarray]]
 
-    def named(self) -> list[tuple[str, np.ndarray]]:
-        """Every array with its name in error messages."""
-        found: list[tuple[str, np.ndarray]] = []
+    def list_named_arrays(self) -> list[tuple[str, np.ndarray]]:
+        """Return every array of all ranks with its name in error messages."""
+        named_arrays: list[tuple[str, np.ndarray]] = []
         for rank, (output, arrays) in enumerate(zip(self.outputs, self.arrays)):
-            of_rank = f" of rank {rank}" if len(self.outputs) > 1 else ""
-            found += [(f"output {name}{of_rank}", array) for name, array in _leaves(output)]
-            found += [(f"array argument {number}{of_rank}", array) for number, array in enumerate(arrays)]
-        return found
+            rank_suffix = f" of rank {rank}" if len(self.outputs) > 1 else ""
+            named_arrays += [(f"output {name}{rank_suffix}", array) for name, array in _name_leaves(output)]
+            named_arrays += [
+                (f"array argument {index}{rank_suffix}", array) for index, array in enumerate(arrays)
+            ]
+        return named_arrays
 
 
 def compare_exactly(kernel: str, replayed: Outcome, eager: Outcome) -> None:
-    """Raise ReplayMismatch unless all bytes are equal."""
-    for (name, got), (_, wanted) in zip(replayed.named(), eager.named()):
-        if got.tobytes() != wanted.tobytes():
-            different = np.ascontiguousarray(got).reshape(-1).view(np.uint8).reshape(got.size, -1)
-            other = np.ascontiguousarray(wanted).reshape(-1).view(np.uint8).reshape(wanted.size, -1)
-            count = int((different != other).any(axis=1).sum())
+    """Raise ReplayMismatch unless all outputs and array arguments have equal bytes."""
+    for (name, replayed_array), (_, eager_array) in zip(
+        replayed.list_named_arrays(), eager.list_named_arrays()
+    ):
+        if replayed_array.tobytes() != eager_array.tobytes():
+            replayed_bytes = (
+                np.ascontiguousarray(replayed_array)
+                .reshape(-1)
+                .view(np.uint8)
+                .reshape(replayed_array.size, -1)
+            )
+            eager_bytes = (
+                np.ascontiguousarray(eager_array).reshape(-1).view(np.uint8).reshape(eager_array.size, -1)
+            )
+            count = int((replayed_bytes != eager_bytes).any(axis=1).sum())
             raise ReplayMismatch(
                 "NKW-REPLAY-MISMATCH",
-                f"{kernel}: {name} of an exact replay differs from the eager launch in {count} of {got.size} elements",
+                f"{kernel}: {name} of an exact replay differs from the eager launch in {count} of "
+                f"{replayed_array.size} elements; their bytes must be equal; report the kernel, "
+                "which shows a fault of the simulator",
             )
 
 
@@ -67,137 +80,174 @@ def compare_within_bound(
     kernel: str,
     replayed: Outcome,
     eager: Outcome,
-    disturbed: Callable[[int], Outcome],
+    run_disturbed: Callable[[int], Outcome],
     single_process: bool = True,
 ) -> None:
-    """Raise ReplayMismatch where a replay differs from the eager launch by more than reordered sums explain.
+    """Raise ReplayMismatch where a replay differs from an eager launch by more than reordered sums explain.
 
-    `disturbed` runs the recorded program with the disturbance of a seed. Without `single_process` it always runs,
-    because the ranks of other processes wait for it in their rendezvous.
+    Args:
+        kernel: The name of the kernel, for messages.
+        replayed: The outputs and arguments of the replay.
+        eager: The outputs and arguments of the eager launch.
+        run_disturbed: A function that runs the recorded program with the disturbance of a seed.
+        single_process: Whether this process has all ranks. Otherwise the disturbed runs always take place, because
+            ranks of other processes wait for them in their rendezvous.
     """
-    names = [name for name, _ in eager.named()]
-    got, wanted = ([array for _, array in each.named()] for each in (replayed, eager))
-    if single_process and all(a.tobytes() == b.tobytes() for a, b in zip(got, wanted)):
+    names = [name for name, _ in eager.list_named_arrays()]
+    replayed_arrays, eager_arrays = (
+        [array for _, array in outcome.list_named_arrays()] for outcome in (replayed, eager)
+    )
+    if single_process and all(
+        replayed_array.tobytes() == eager_array.tobytes()
+        for replayed_array, eager_array in zip(replayed_arrays, eager_arrays)
+    ):
         return
-    moved = [[array for _, array in disturbed(seed).named()] for seed in range(_RUNS)]
-    for place, name in enumerate(names):
-        _compare(kernel, name, got[place], wanted[place], [run[place] for run in moved])
+    disturbed_arrays = [
+        [array for _, array in run_disturbed(seed).list_named_arrays()] for seed in range(_RUNS)
+    ]
+    for index, name in enumerate(names):
+        _compare(
+            kernel,
+            name,
+            replayed_arrays[index],
+            eager_arrays[index],
+            [disturbed[index] for disturbed in disturbed_arrays],
+        )
 
 
-def _compare(kernel: str, name: str, got: np.ndarray, wanted: np.ndarray, moved: list[np.ndarray]) -> None:
-    if got.dtype.kind in "iub":
-        stable = all(np.array_equal(wanted, each) for each in moved)
-        if stable and not np.array_equal(got, wanted):
-            count = int(np.count_nonzero(got != wanted))
+def _compare(
+    kernel: str, name: str, replayed: np.ndarray, eager: np.ndarray, disturbed_arrays: list[np.ndarray]
+) -> None:
+    if replayed.dtype.kind in "iub":
+        stable = all(np.array_equal(eager, disturbed) for disturbed in disturbed_arrays)
+        if stable and not np.array_equal(replayed, eager):
+            count = int(np.count_nonzero(replayed != eager))
             raise ReplayMismatch(
                 "NKW-REPLAY-MISMATCH",
-                f"{kernel}: {name} differs from the eager launch in {count} of {got.size} elements",
+                f"{kernel}: {name} differs from the eager launch in {count} of {replayed.size} elements; "
+                "integers must be equal; set NKW_EXACT_REPLAY=1 and report the kernel",
             )
         return
-    wide = [each.astype(np.float64) for each in (got, wanted, *moved)]
-    finite = np.isfinite(wide[1]) & np.all([np.isfinite(each) for each in wide[2:]], axis=0)
+    wide = [array.astype(np.float64) for array in (replayed, eager, *disturbed_arrays)]
+    finite = np.isfinite(wide[1]) & np.all([np.isfinite(disturbed) for disturbed in wide[2:]], axis=0)
     with np.errstate(invalid="ignore"):
         bound = max(
-            (float(np.abs(each - wide[1])[finite].max(initial=0.0)) for each in wide[2:]), default=0.0
+            (float(np.abs(disturbed - wide[1])[finite].max(initial=0.0)) for disturbed in wide[2:]),
+            default=0.0,
         )
-    bound += last_place(wanted.dtype, float(np.abs(wide[1])[finite].max(initial=0.0)))
+    bound += compute_ulp(eager.dtype, float(np.abs(wide[1])[finite].max(initial=0.0)))
     with np.errstate(invalid="ignore"):
         errors = np.where(finite, np.abs(wide[0] - wide[1]), 0.0)
     errors[finite & ~np.isfinite(wide[0])] = np.inf
-    stays = ~np.isfinite(wide[1]) & np.all([_same(each, wide[1]) for each in wide[2:]], axis=0)
-    errors[stays & ~_same(wide[0], wide[1])] = np.inf
+    must_match = ~np.isfinite(wide[1]) & np.all(
+        [_is_equal(disturbed, wide[1]) for disturbed in wide[2:]], axis=0
+    )
+    errors[must_match & ~_is_equal(wide[0], wide[1])] = np.inf
     beyond = int(np.count_nonzero(errors > bound))
     if beyond:
         worst = np.unravel_index(int(np.argmax(errors)), errors.shape)
         raise ReplayMismatch(
             "NKW-REPLAY-MISMATCH",
-            f"{kernel}: {name} differs from the eager launch in {beyond} of {got.size} elements by more than "
+            f"{kernel}: {name} differs from the eager launch in {beyond} of {replayed.size} elements by more than "
             f"the {bound:.3g} that reordered sums explain; at {tuple(int(i) for i in worst)} the replay has "
-            f"{wide[0][worst]:.9g}, the eager launch {wide[1][worst]:.9g}",
+            f"{wide[0][worst]:.9g}, the eager launch {wide[1][worst]:.9g}; "
+            "set NKW_EXACT_REPLAY=1 and report the kernel",
         )
 
 
-def _same(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """A mask of the elements that are equal in two arrays; NaN equals NaN."""
-    same: np.ndarray = (one == other) | (np.isnan(one) & np.isnan(other))
-    return same
+def _is_equal(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return the mask of elements that are equal in two arrays; NaN equals NaN."""
+    equal: np.ndarray = (first == second) | (np.isnan(first) & np.isnan(second))
+    return equal
 
 
-def disturbance(seed: int) -> Callable[[Plan, list[Any], np.ndarray], np.ndarray]:
-    """A function that changes a matmul's product by the largest difference of two summation orders, up or down."""
+def make_disturbance(seed: int) -> Callable[[Plan, list[Any], np.ndarray], np.ndarray]:
+    """Return a function that shifts each element of a matmul's product by the largest rounding difference.
+
+    The difference is that of two float32 summation orders. Its signs are random and depend on `seed`.
+    """
     generator = np.random.default_rng(seed)
 
     def disturb(plan: Plan, operands: list[Any], product: np.ndarray) -> np.ndarray:
         terms = operands[0].size // max(1, product.shape[0])
         gamma = terms * _UNIT / (1 - terms * _UNIT)
         # An infinite or NaN term decides the sum in any order, unless the other terms overflow.
-        finite = [np.where(np.isfinite(each), np.abs(each), np.float32(0)) for each in operands]
+        finite = [np.where(np.isfinite(operand), np.abs(operand), np.float32(0)) for operand in operands]
         magnitude = plan.compute(*finite)[0]
         signs = generator.choice(np.array([-2, 2], np.float32), product.shape)
-        moved: np.ndarray = (product + signs * np.float32(gamma) * magnitude).astype(np.float32, copy=False)
+        disturbed_product: np.ndarray = (product + signs * np.float32(gamma) * magnitude).astype(
+            np.float32, copy=False
+        )
         overflows = ~(magnitude < _NEAR_OVERFLOW)
         if overflows.any():
-            moved[overflows] = (np.inf, np.nan)[seed % 2]
-        return moved
+            disturbed_product[overflows] = (np.inf, np.nan)[seed % 2]
+        return disturbed_product
 
     return disturb
 
 
-def last_place(dtype: np.dtype[Any], magnitude: float) -> float:
-    """The distance between neighbouring numbers of a float dtype at a magnitude."""
+def compute_ulp(dtype: np.dtype[Any], magnitude: float) -> float:
+    """Return the distance between neighbouring numbers of a float dtype at a magnitude."""
     details = ml_dtypes.finfo(dtype)
     if magnitude == 0.0:
         return float(details.smallest_subnormal)
     return float(2.0 ** np.floor(np.log2(magnitude)) * float(details.eps))
 
 
-def copied(arrays: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
-    """Copies of the arrays of every rank; the copies of arrays that share memory share memory as well."""
-    given = {id(array): array for rank in arrays for array in rank}
-    made: dict[int, np.ndarray] = {}
+def copy_arrays(arrays: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
+    """Copy the arrays of every rank; the copies of arrays that share memory share memory as well."""
+    arrays_by_id = {id(array): array for rank in arrays for array in rank}
+    copies_by_id: dict[int, np.ndarray] = {}
     block: list[np.ndarray] = []
     end = 0
-    for array in sorted(given.values(), key=_address):
-        if block and _address(array) >= end:
-            made.update(_copy_of_block(block, end))
+    for array in sorted(arrays_by_id.values(), key=_get_address):
+        if block and _get_address(array) >= end:
+            copies_by_id.update(_copy_block(block, end))
             block = []
         block.append(array)
-        end = max(end, _address(array) + array.nbytes)
+        end = max(end, _get_address(array) + array.nbytes)
     if block:
-        made.update(_copy_of_block(block, end))
-    return [[made[id(array)] for array in rank] for rank in arrays]
+        copies_by_id.update(_copy_block(block, end))
+    return [[copies_by_id[id(array)] for array in rank] for rank in arrays]
 
 
-def _address(array: np.ndarray) -> int:
-    """Where the bytes of a contiguous array begin."""
+def _get_address(array: np.ndarray) -> int:
+    """Return the address of the first byte of a contiguous array."""
     return int(array.__array_interface__["data"][0])
 
 
-def _copy_of_block(block: Sequence[np.ndarray], end: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Copies of contiguous arrays that overlap between the first one's address and `end`."""
-    start = _address(block[0])
-    held = np.empty(end - start, np.uint8)
+def _copy_block(block: Sequence[np.ndarray], end: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the id and the copy of each array of a block of overlapping contiguous arrays.
+
+    The block extends from the address of the first array to `end`. The copies overlap in the same way.
+    """
+    start = _get_address(block[0])
+    copied_bytes = np.empty(end - start, np.uint8)
     for array in block:
-        copy = np.ndarray(array.shape, array.dtype, held, _address(array) - start)
+        copy = np.ndarray(array.shape, array.dtype, copied_bytes, _get_address(array) - start)
         copy[...] = array
         yield id(array), copy
 
 
-def in_place_of(
+def replace_arrays(
     arrays: Sequence[Sequence[np.ndarray]], copies: Sequence[Sequence[np.ndarray]], value: Any
 ) -> Any:
-    """Arguments with copies in place of their arrays."""
-    copy_of = {id(array): copy for rank, held in zip(arrays, copies) for array, copy in zip(rank, held)}
-    return map_leaves(lambda part: copy_of[id(part)] if isinstance(part, np.ndarray) else part, value)
+    """Return arguments in which each array is replaced by its copy."""
+    copies_by_id = {
+        id(array): copy for rank, rank_copies in zip(arrays, copies) for array, copy in zip(rank, rank_copies)
+    }
+    return map_leaves(lambda leaf: copies_by_id[id(leaf)] if isinstance(leaf, np.ndarray) else leaf, value)
 
 
-def _leaves(value: Any, name: str = "") -> list[tuple[str, np.ndarray]]:
+def _name_leaves(value: Any, name: str = "") -> list[tuple[str, np.ndarray]]:
     if isinstance(value, np.ndarray):
         return [(name or "0", value)]
     if isinstance(value, dict):
-        return [leaf for key, part in value.items() for leaf in _leaves(part, f"{name}[{key!r}]")]
+        return [leaf for key, element in value.items() for leaf in _name_leaves(element, f"{name}[{key!r}]")]
     if isinstance(value, (tuple, list)):
         return [
-            leaf for i, part in enumerate(value) for leaf in _leaves(part, f"{name}.{i}" if name else str(i))
+            leaf
+            for i, element in enumerate(value)
+            for leaf in _name_leaves(element, f"{name}.{i}" if name else str(i))
         ]
     return []

@@ -12,7 +12,7 @@ import simulate
 from simulate.numerics import as_dtype
 from simulate.replay import Program, ReplayOptions
 from simulate.replay.arena import Arena
-from simulate.replay.fusion.blocked_matmul import LARGE, block_shape, multiply, scratch_elements
+from simulate.replay.fusion.blocked_matmul import LARGE, choose_block_shape, count_scratch_elements, multiply
 from simulate.world import process_replays
 from tests.replay.matmuls import assert_within_bound_of_sums, calls, tiled_product, whole
 
@@ -25,7 +25,7 @@ BF16 = ml_dtypes.bfloat16
 def multiplied(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """left @ right by blocks, into a part of a larger matrix whose other elements must not change."""
     (rows, depth), columns = left.shape, right.shape[1]
-    scratch = np.full(scratch_elements(rows, depth, columns), np.nan, np.float32)
+    scratch = np.full(count_scratch_elements(rows, depth, columns), np.nan, np.float32)
     around = np.full((rows + 2, columns + 2), 7.0, np.float32)
     multiply(as_dtype(right.dtype), left, right, around[1:-1, 1:-1], scratch)
     edges = around.copy()
@@ -38,7 +38,7 @@ def multiplied(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("edge", [-1, 0, 1])
 @pytest.mark.parametrize("turned", [False, True])
 def test_blocked_matmuls_equal_whole_ones(rows, edge, turned) -> None:
-    height, width = block_shape(rows, 300, 1 << 20)
+    height, width = choose_block_shape(rows, 300, 1 << 20)
     depth, columns = (300, width + edge) if rows >= 16 else (height + edge, width + edge)
     generator = np.random.default_rng(rows)
     left = generator.standard_normal((rows, depth), np.float32)
@@ -68,9 +68,10 @@ def test_elements_of_every_narrow_float_are_widened(dtype) -> None:
 @pytest.mark.parametrize("rows", [1, 128, 4096])
 @pytest.mark.parametrize(("depth", "columns"), [(2048, 128256), (128256, 2048), (8192, 8192)])
 def test_the_scratch_does_not_grow_with_the_matrix(rows, depth, columns) -> None:
-    block = np.prod(block_shape(rows, depth, columns))
+    block = np.prod(choose_block_shape(rows, depth, columns))
     assert block <= 2 * LARGE
-    assert scratch_elements(rows, depth, columns) - block in (0, rows * block_shape(rows, depth, columns)[1])
+    width = choose_block_shape(rows, depth, columns)[1]
+    assert count_scratch_elements(rows, depth, columns) - block in (0, rows * width)
 
 
 @pytest.mark.parametrize(("columns", "blocked"), [(1023, False), (1024, False), (1025, True)])
@@ -111,6 +112,6 @@ def test_rewriting_holds_the_tables_of_no_more_tiles_than_are_in_use() -> None:
 def test_the_memory_of_buffers_begins_at_a_cache_line_and_is_made_once() -> None:
     arena = Arena()
     for size in (1, 63, 64, 65, 4097):
-        block = arena.at_least(size)
+        block = arena.reserve(size)
         assert block.size >= size and block.ctypes.data % 64 == 0
-        assert arena.at_least(size) is block and arena.at_least(1) is block
+        assert arena.reserve(size) is block and arena.reserve(1) is block

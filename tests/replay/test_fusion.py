@@ -387,7 +387,7 @@ def test_a_rewritten_program_keeps_no_bytes_of_tiles(cache) -> None:
         result = launch(tiled_product, a, b, exact=exact)
         assert np.array_equal(result, a.T @ b)
     (program,) = cache.programs
-    tiles = {id(s): s for s, _, _ in program._tiles._places}
+    tiles = {id(s): s for s, _, _ in program._tiles._placements}
     assert len(tiles) >= 6 and all(storage.array.size == 1 for storage in tiles.values())
 
 

@@ -15,7 +15,7 @@ from nkw.errors import InvalidArgument
 from simulate.replay import ReplayOptions
 from simulate.replay.fusion import narrow_matmul as narrow
 from simulate.replay.fusion import speed
-from simulate.replay.fusion.blocked_matmul import block_shape
+from simulate.replay.fusion.blocked_matmul import choose_block_shape
 from simulate.world import process_replays
 from tests.replay.matmuls import assert_within_bound_of_sums, calls, tiled_product, whole
 
@@ -80,7 +80,7 @@ def test_torch_multiplies_in_blocks(depth, columns) -> None:
     left, right = normal(1, 64, depth).astype(BF16), normal(2, depth, columns).astype(BF16)
     around = np.full((66, columns + 2), 7.0, np.float32)
     before = torch.get_float32_matmul_precision()
-    speed.multiply_widened(left, right, around[1:-1, 1:-1], *block_shape(64, depth, columns))
+    speed.multiply_widened(left, right, around[1:-1, 1:-1], *choose_block_shape(64, depth, columns))
     assert torch.get_float32_matmul_precision() == before
     assert_within_bound_of_sums(around[1:-1, 1:-1], left, right)
     around[1:-1, 1:-1] = 7.0

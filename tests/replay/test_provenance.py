@@ -7,8 +7,8 @@ import pytest
 
 from simulate.numerics.dtypes import float32
 from simulate.replay.fusion.builder import Builder
-from simulate.replay.fusion.graph import NotFused, ValueKind, View
-from simulate.replay.fusion.provenance import Provenance, as_view, boxes_of, element_ids_of
+from simulate.replay.fusion.graph import NotFused, ValueLocation, View
+from simulate.replay.fusion.provenance import Provenance, as_view, compute_element_ids, split_into_boxes
 from simulate.replay.fusion.tracing import Tracer, Untraceable
 
 
@@ -16,13 +16,13 @@ from simulate.replay.fusion.tracing import Tracer, Untraceable
 def builder() -> Builder:
     made = Builder()
     for shape in ((5,), (4, 6, 10), (3, 1)):
-        made.value(ValueKind.buffer, shape, float32)
+        made.add_value(ValueLocation.buffer, shape, float32)
     return made
 
 
 @pytest.fixture
 def provenance(builder) -> Provenance:
-    return Provenance(View.whole(builder.values[1]))
+    return Provenance(View.full(builder.values[1]))
 
 
 KEYS = [
@@ -47,7 +47,7 @@ KEYS = [
 
 @pytest.mark.parametrize("key", KEYS, ids=str)
 def test_indexing_follows_numpy(provenance, key) -> None:
-    assert np.array_equal(provenance[key].element_ids(), provenance.element_ids()[key])
+    assert np.array_equal(provenance[key].get_element_ids(), provenance.get_element_ids()[key])
 
 
 @pytest.mark.parametrize("key", [4, -5, (0, 0, 0, 0), (..., ...)], ids=str)
@@ -59,9 +59,9 @@ def test_keys_that_numpy_refuses_are_refused(provenance, key) -> None:
 @pytest.mark.parametrize("shape", [(240,), (2, 2, 60), (4, -1), (24, 10, 1), (-1,), (8, 30), (40, 6)])
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
 def test_reshapes_after_transposes(provenance, shape, order) -> None:
-    moved, ids = provenance.transpose(order), provenance.element_ids().transpose(order)
-    assert np.array_equal(moved.reshape(shape).element_ids(), ids.reshape(shape))
-    assert np.array_equal(moved.reshape(*shape).element_ids(), ids.reshape(*shape))
+    moved, ids = provenance.transpose(order), provenance.get_element_ids().transpose(order)
+    assert np.array_equal(moved.reshape(shape).get_element_ids(), ids.reshape(shape))
+    assert np.array_equal(moved.reshape(*shape).get_element_ids(), ids.reshape(*shape))
 
 
 @pytest.mark.parametrize("shape", [(241,), (-1, -1), (0, -1)])
@@ -71,16 +71,16 @@ def test_a_reshape_to_another_size_is_refused(provenance, shape) -> None:
 
 
 def test_transposes_as_numpy_writes_them(provenance) -> None:
-    ids = provenance.element_ids()
+    ids = provenance.get_element_ids()
     for axes in ((), (None,), ((2, 0, 1),), (2, 0, 1), (-1, 0, 1)):
-        assert np.array_equal(provenance.transpose(*axes).element_ids(), ids.transpose(*axes))
+        assert np.array_equal(provenance.transpose(*axes).get_element_ids(), ids.transpose(*axes))
 
 
 @pytest.mark.parametrize("shape", [(4, 6, 10), (2, 4, 6, 10), (4, 6, 7)])
 def test_broadcasts_as_numpy_does(provenance, shape) -> None:
     column = provenance[:, :, 2:3]
     assert np.array_equal(
-        column.broadcast_to(shape).element_ids(), np.broadcast_to(column.element_ids(), shape)
+        column.broadcast_to(shape).get_element_ids(), np.broadcast_to(column.get_element_ids(), shape)
     )
 
 
@@ -94,7 +94,7 @@ def test_a_broadcast_that_does_not_fit_is_refused(provenance, shape) -> None:
 def test_any_chain_of_views(builder, provenance, seed) -> None:
     """numpy applies each step to the ids as well; at the end the view is found in the ids again."""
     generator = np.random.default_rng(seed)
-    ids = provenance.element_ids()
+    ids = provenance.get_element_ids()
     for _ in range(6):
         dim = int(generator.integers(provenance.ndim))
         move = generator.integers(3)
@@ -109,17 +109,17 @@ def test_any_chain_of_views(builder, provenance, seed) -> None:
             key = (*[slice(None)] * dim, slice(first, None, int(generator.integers(1, 3))))
             provenance, ids = provenance[key], ids[key]
         assert provenance.view is not None
-        assert np.array_equal(provenance.element_ids(), ids)
+        assert np.array_equal(provenance.get_element_ids(), ids)
     assert as_view(Provenance(ids), builder.values) == as_view(provenance, builder.values)
 
 
 def test_an_assignment_makes_element_ids(builder, provenance) -> None:
-    ids, other = provenance.element_ids(), Provenance(View.whole(builder.values[0]))
+    ids, other = provenance.get_element_ids(), Provenance(View.full(builder.values[0]))
     provenance[1, 2, 5:] = other
-    ids[1, 2, 5:] = element_ids_of(View.whole(builder.values[0]))
+    ids[1, 2, 5:] = compute_element_ids(View.full(builder.values[0]))
     assert provenance.view is None
-    assert np.array_equal(provenance.element_ids(), ids)
-    assert {view.value.number for _, view in boxes_of(provenance, builder.values)} == {0, 1}
+    assert np.array_equal(provenance.get_element_ids(), ids)
+    assert {view.value.number for _, view in split_into_boxes(provenance, builder.values)} == {0, 1}
 
 
 @pytest.mark.parametrize("of", ["the whole", "the part"])
@@ -130,12 +130,12 @@ def test_an_assignment_to_aliased_elements_is_not_traced(builder, provenance, of
         (tile if of == "the whole" else part)[...] = 1.0
     own = tile.copy()
     own[0][...] = 1.0  # numpy shows it in `own`, and so does its ids
-    assert len(boxes_of(own.provenance, builder.values)) == 2
-    assert as_view(tile.provenance, builder.values) == View.whole(builder.values[1])
+    assert len(split_into_boxes(own.provenance, builder.values)) == 2
+    assert as_view(tile.provenance, builder.values) == View.full(builder.values[1])
 
 
 def test_an_operand_with_unwritten_elements_is_refused(builder, provenance) -> None:
-    ids = provenance.element_ids()
+    ids = provenance.get_element_ids()
     assert as_view(Provenance(ids.copy()), builder.values) == provenance.view
     ids[0, 0, 0] = -1
     with pytest.raises(NotFused, match="that no instruction wrote"):

@@ -413,7 +413,7 @@ def test_a_replay_that_differs_is_refused_with_kernel_and_output(cache, monkeypa
         attention_launch(1, exact=True, verify=True)
     assert str(error.value) == (
         "[NKW-REPLAY-MISMATCH] attention_like: output 0 of an exact replay differs from the eager launch in 1 of 512 "
-        "elements"
+        "elements; their bytes must be equal; report the kernel, which shows a fault of the simulator"
     )
 
 
@@ -590,6 +590,9 @@ def test_a_launch_on_a_logical_core_of_two_physical_cores_has_no_program() -> No
         Program(done)
 
 
+ADVICE = "pass arrays of the recorded shapes and dtypes, or launch the kernel eagerly"
+
+
 @pytest.mark.parametrize("dtype", [np.float32, bool, np.int8])
 def test_a_program_takes_arrays_of_the_recorded_shape_and_dtype_only(dtype) -> None:
     def copied(x):
@@ -615,7 +618,7 @@ def test_a_program_takes_arrays_of_the_recorded_shape_and_dtype_only(dtype) -> N
                 program.run([[array]], exact)
             assert str(error.value) == (
                 f"[NKW-REPLAY-ARRAYS] a program got {seen}; its launch was recorded with "
-                f"a contiguous {right.dtype} (4, 6)"
+                f"a contiguous {right.dtype} (4, 6); {ADVICE}"
             )
         for arrays, seen in (
             ([], "0 lists of arrays; its launch was recorded with 1, one per rank"),
@@ -625,7 +628,7 @@ def test_a_program_takes_arrays_of_the_recorded_shape_and_dtype_only(dtype) -> N
         ):
             with pytest.raises(simulate.errors.InvalidArgument) as error:
                 program.run(arrays, exact)
-            assert str(error.value) == f"[NKW-REPLAY-ARRAYS] a program got {seen}"
+            assert str(error.value) == f"[NKW-REPLAY-ARRAYS] a program got {seen}; {ADVICE}"
         assert not program.was_interrupted
         program.rewrite()
 

@@ -10,7 +10,7 @@ import pytest
 
 import simulate
 from simulate.replay import ReplayOptions
-from simulate.replay.verify import copied
+from simulate.replay.verify import copy_arrays
 from simulate.world import process_replays
 
 simulate.install("simulate")
@@ -141,7 +141,7 @@ def test_ranks_that_write_to_each_others_memory_are_launched_eagerly(cache, writ
 def test_copies_lie_over_each_other_as_their_arrays_do() -> None:
     pool = np.arange(40, dtype=np.float32)
     one, two, three, apart = pool[0:8], pool[6:12], pool[12:16], np.ones(3, np.int8)
-    (first, second, third), (again, alone) = copied([[one, two, three], [one, apart]])
+    (first, second, third), (again, alone) = copy_arrays([[one, two, three], [one, apart]])
     assert again is first
     assert np.may_share_memory(first, second) and first[6] == second[0] == 6.0
     assert not np.may_share_memory(second, third) and not np.may_share_memory(first, one)

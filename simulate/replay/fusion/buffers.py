@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simulate.memory.placement import Tile, place_tiles
-from simulate.replay.fusion.graph import Op, Value, ValueKind
+from simulate.replay.fusion.graph import Op, Value, ValueLocation
 
 _LINE = 64  # bytes of a cache line
 
 
 def place_buffers(ops: Sequence[Op]) -> tuple[dict[int, int], int]:
-    """The byte offset of each buffer by its value's number, and the size of all in bytes."""
+    """Place all buffers of a program; return byte offsets by value number, and the size of all buffers in bytes."""
     live_ranges: dict[int, list[int]] = {}
     values: dict[int, Value] = {}
     for time, op in enumerate(ops):
         for view in (*op.reads, *op.writes):
-            if view.value.kind is ValueKind.buffer:
+            if view.value.location is ValueLocation.buffer:
                 values[view.value.number] = view.value
                 live_range = live_ranges.setdefault(view.value.number, [time, time])
                 live_range[1] = time

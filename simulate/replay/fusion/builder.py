@@ -1,4 +1,4 @@
-"""Building the operations of one rank, in program order, with common-subexpression elimination and constant folding."""
+"""Builder of one rank's operations, with common-subexpression elimination and constant folding."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 from simulate.memory import Storage
 from simulate.numerics import DType
 from simulate.numerics.dtypes import float32
-from simulate.replay.fusion.graph import Op, Opcode, Value, ValueKind, View
+from simulate.replay.fusion.graph import Op, Opcode, Value, ValueLocation, View
 from simulate.replay.fusion.opcodes import Copy, Widen
-from simulate.replay.fusion.provenance import Provenance, as_view, boxes_of, source_values
+from simulate.replay.fusion.provenance import Provenance, as_view, find_source_values, split_into_boxes
 
 EXACT_IN_FLOAT32 = ("float8_e4m3", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")
 
 _LARGE_CONSTANT = 1 << 12
-"""Bytes of constants above which equal ones are not looked for."""
+"""Size in bytes above which equal constants are not merged."""
 
 
 class Builder:
-    """The operations so far, and all values."""
+    """Operations added so far, in program order, and all values."""
 
     def __init__(self) -> None:
         self.values: list[Value] = []
@@ -31,119 +31,132 @@ class Builder:
 
     @property
     def sequence(self) -> int:
-        """The number that the next operation gets."""
+        """Sequence number of the next operation."""
         return len(self.ops)
 
-    def value(
+    def add_value(
         self,
-        kind: ValueKind,
+        location: ValueLocation,
         shape: tuple[int, ...],
         dtype: DType | np.dtype[Any],
         array: np.ndarray | None = None,
         storage: Storage | None = None,
     ) -> Value:
-        """A new value."""
-        made = Value(len(self.values), kind, shape, dtype, -1, array, storage)
-        self.values.append(made)
-        return made
+        """Add a new value."""
+        new_value = Value(len(self.values), location, shape, dtype, -1, array, storage)
+        self.values.append(new_value)
+        return new_value
 
-    def constant(self, array: np.ndarray, dtype: DType | np.dtype[Any]) -> View:
-        """A view of an array that is the same in every launch; small equal ones are one value."""
+    def add_constant(self, array: np.ndarray, dtype: DType | np.dtype[Any]) -> View:
+        """Return a view of a constant array; small equal constants share one value."""
         if array.size > 1 and not any(array.strides):  # one number, repeated
-            one = self.constant(array.reshape(-1)[:1].copy(), dtype)
-            return View(one.value, 0, array.shape, (0,) * array.ndim)
-        kept = np.ascontiguousarray(array)
-        if kept.nbytes > _LARGE_CONSTANT:
-            return View.whole(self.value(ValueKind.constant, kept.shape, dtype, kept))
-        key = kept.tobytes(), kept.shape, str(dtype), kept.dtype.str
+            element = self.add_constant(array.reshape(-1)[:1].copy(), dtype)
+            return View(element.value, 0, array.shape, (0,) * array.ndim)
+        contiguous = np.ascontiguousarray(array)
+        if contiguous.nbytes > _LARGE_CONSTANT:
+            return View.full(self.add_value(ValueLocation.constant, contiguous.shape, dtype, contiguous))
+        key = contiguous.tobytes(), contiguous.shape, str(dtype), contiguous.dtype.str
         if key not in self._constants:
-            self._constants[key] = self.value(ValueKind.constant, kept.shape, dtype, kept)
-        return View.whole(self._constants[key])
+            self._constants[key] = self.add_value(ValueLocation.constant, contiguous.shape, dtype, contiguous)
+        return View.full(self._constants[key])
 
-    def op(
+    def add_op(
         self, opcode: Opcode, reads: Sequence[View], shape: tuple[int, ...], dtype: DType | np.dtype[Any]
     ) -> View:
-        """The result of an operation; that of an equal earlier operation if there is one."""
-        key = (opcode, shape, str(dtype), *(identity(view) for view in reads))
+        """Return the result of an operation; add the operation unless an equal one was added before."""
+        key = (opcode, shape, str(dtype), *(identify(view) for view in reads))
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = self.results(opcode, reads, [(shape, dtype)])[0].value
-        return View.whole(known)
+            known = self._known[key] = self.add_results(opcode, reads, [(shape, dtype)])[0].value
+        return View.full(known)
 
-    def results(
+    def add_results(
         self,
         opcode: Opcode,
         reads: Sequence[View],
         results: Sequence[tuple[tuple[int, ...], DType | np.dtype[Any]]],
     ) -> list[View]:
-        """The results of a new operation, computed now if all its operands are constants."""
-        constant = all(view.value.kind is ValueKind.constant for view in reads)
-        kind = ValueKind.constant if constant else ValueKind.buffer
-        made = [View.whole(self.value(kind, shape, dtype)) for shape, dtype in results]
-        if constant:
-            for view in made:
+        """Add an operation with new result buffers; compute it now if all its operands are constants.
+
+        Args:
+            opcode: What the operation computes.
+            reads: The operands.
+            results: The shape and dtype of each result.
+
+        Returns:
+            Views of the new buffers, or of new constants.
+        """
+        is_constant = all(view.value.location is ValueLocation.constant for view in reads)
+        location = ValueLocation.constant if is_constant else ValueLocation.buffer
+        views = [View.full(self.add_value(location, shape, dtype)) for shape, dtype in results]
+        if is_constant:
+            for view in views:
                 view.value.array = np.empty(view.value.shape, view.value.element)
             with np.errstate(all="ignore"):
-                for function, arguments in opcode.calls(
-                    [v.value.array for v in made], list(map(array_of, reads))
+                for function, arguments in opcode.list_calls(
+                    [v.value.array for v in views], list(map(read_constant, reads))
                 ):
                     function(*arguments)
         else:
-            self.append(opcode, reads, made)
-        return made
+            self.append(opcode, reads, views)
+        return views
 
     def append(
         self, opcode: Opcode, reads: Sequence[View], writes: Sequence[View], has_effects: bool = False
     ) -> None:
-        """Add an operation that writes to given views."""
+        """Add an operation that writes to existing values."""
         sequence = self.sequence
         for view in writes:
             view.value.ready = sequence
         self.ops.append(Op(opcode, tuple(reads), tuple(writes), sequence, has_effects))
 
     def roll_back(self, sequence: int) -> None:
-        """Remove the operations from a sequence number on."""
+        """Remove the operations whose sequence number is at least `sequence`."""
         del self.ops[sequence:]
         self._known = {key: value for key, value in self._known.items() if value.ready < sequence}
 
-    def view_of(self, provenance: Provenance, dtype: DType | np.dtype[Any]) -> View:
-        """A view of elements in their own dtype; copies concatenate them, once, where they come from several views."""
+    def gather_view(self, provenance: Provenance, dtype: DType | np.dtype[Any]) -> View:
+        """Return a view of elements in the dtype of their values.
+
+        Elements of several values are copied to a new buffer, once for equal provenance. If their dtypes differ, the
+        buffer has `dtype`.
+        """
         view = as_view(provenance, self.values)
         if view is not None:
             return view
-        found = boxes_of(provenance, self.values)
-        dtypes = {str(piece.value.dtype): piece.value.dtype for _, piece in found}
-        kept = next(iter(dtypes.values())) if len(dtypes) == 1 else dtype
-        places = (tuple((s.start, s.stop) for s in box) for box, _ in found)
-        key = (provenance.shape, str(kept), *zip(places, (identity(piece) for _, piece in found)))
+        boxes = split_into_boxes(provenance, self.values)
+        dtypes = {str(view.value.dtype): view.value.dtype for _, view in boxes}
+        common_dtype = next(iter(dtypes.values())) if len(dtypes) == 1 else dtype
+        bounds = (tuple((s.start, s.stop) for s in box) for box, _ in boxes)
+        key = (provenance.shape, str(common_dtype), *zip(bounds, (identify(view) for _, view in boxes)))
         known = self._known.get(key)
         if known is not None:
-            return View.whole(known)
-        whole = View.whole(self.value(ValueKind.buffer, provenance.shape, kept))
-        for box, piece in found:
-            self.append(Copy(), [self.converted(piece, kept)], [whole.at(box)])
-        self._known[key] = whole.value
-        return whole
+            return View.full(known)
+        target = View.full(self.add_value(ValueLocation.buffer, provenance.shape, common_dtype))
+        for box, source in boxes:
+            self.append(Copy(), [self.convert(source, common_dtype)], [target.cut(box)])
+        self._known[key] = target.value
+        return target
 
     def read(self, provenance: Provenance, dtype: DType | np.dtype[Any]) -> View:
-        """A view of elements in `dtype`."""
-        return self.converted(self.view_of(provenance, dtype), dtype)
+        """Return a view of elements, converted to `dtype`."""
+        return self.convert(self.gather_view(provenance, dtype), dtype)
 
-    def converted(self, view: View, dtype: DType | np.dtype[Any]) -> View:
-        """A view converted to `dtype`; only narrow elements to float32 need a conversion."""
+    def convert(self, view: View, dtype: DType | np.dtype[Any]) -> View:
+        """Return a view of the same elements in `dtype`; the only conversion is from narrow dtypes to float32."""
         element = dtype.storage if isinstance(dtype, DType) else dtype
         if view.value.element == element:
             return view
         assert element == np.float32, f"{view.value.dtype} elements are read as {dtype}"
-        return self.op(Widen(view.value.dtype), [view], view.shape, float32)
+        return self.add_op(Widen(view.value.dtype), [view], view.shape, float32)
 
-    def dtypes(self, provenance: Provenance) -> list[DType | np.dtype[Any]]:
-        """The dtypes of the values that elements are copies from."""
-        return [value.dtype for value in source_values(provenance, self.values)]
+    def list_dtypes(self, provenance: Provenance) -> list[DType | np.dtype[Any]]:
+        """Return the dtypes of the values that the elements are copies of."""
+        return [value.dtype for value in find_source_values(provenance, self.values)]
 
 
-def array_of(view: View) -> np.ndarray:
-    """The elements of a view of a constant."""
+def read_constant(view: View) -> np.ndarray:
+    """Return the elements of a view of a constant, without a copy."""
     array = view.value.array
     assert array is not None
     width = array.itemsize
@@ -152,6 +165,6 @@ def array_of(view: View) -> np.ndarray:
     )
 
 
-def identity(view: View) -> tuple[Any, ...]:
-    """What two views have in common that have the same elements in the same order."""
+def identify(view: View) -> tuple[Any, ...]:
+    """Return a key that is equal for views of the same elements in the same order."""
     return view.value.number, view.offset, view.shape, view.strides

@@ -1,4 +1,4 @@
-"""Concatenated operands of matmuls: as one view of the value that they are parts of, or by copies."""
+"""Concatenation of matmul operands: as one view of a common value, or by copies into a new buffer."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from enum import Enum
 
 from simulate.replay.fusion.builder import Builder
-from simulate.replay.fusion.graph import Op, ValueKind, View
+from simulate.replay.fusion.graph import Op, ValueLocation, View
 from simulate.replay.fusion.opcodes import Copy
 
 
 class Order(Enum):
-    """In which order the elements of several views follow one another along an axis."""
+    """Order in which the elements of several views follow one another along an axis."""
 
     one_after_other = "all of the first view, then all of the second"
     interleaved = "the first of each view, then the second of each"
 
 
-def concatenated_view(first: View, second: View, axis: int) -> View | None:
-    """The view of two views that are adjacent along an axis; None if they are not."""
+def join_views(first: View, second: View, axis: int) -> View | None:
+    """Return one view of two views that are adjacent along an axis; None if they are not adjacent."""
     if first.value is not second.value:
         return None
     step = second.offset - first.offset
@@ -40,27 +40,27 @@ def concatenated_view(first: View, second: View, axis: int) -> View | None:
     return View(first.value, first.offset, tuple(shape), tuple(strides))
 
 
-def concatenated_views(views: Sequence[View], axis: int, order: Order) -> View | None:
-    """The view of several views along an axis; None if they are not parts of one matrix in this order."""
+def concatenate_views(views: Sequence[View], axis: int, order: Order) -> View | None:
+    """Return one view of several views along an axis; None if the views do not form one matrix in this order."""
     if order is Order.interleaved:
-        return _interleaved_view(views, axis)
+        return _interleave_views(views, axis)
     operand: View | None = views[0]
     for view in views[1:]:
-        operand = None if operand is None else concatenated_view(operand, view, axis)
+        operand = None if operand is None else join_views(operand, view, axis)
     return operand
 
 
-def _interleaved_view(views: Sequence[View], axis: int) -> View | None:
+def _interleave_views(views: Sequence[View], axis: int) -> View | None:
     first, count = views[0], len(views)
-    step, rest = divmod(first.strides[axis], count)
-    if rest or step <= 0 or first.shape[axis] == 1:
+    step, remainder = divmod(first.strides[axis], count)
+    if remainder or step <= 0 or first.shape[axis] == 1:
         return None
-    for place, view in enumerate(views):
+    for index, view in enumerate(views):
         same_layout = view.shape == first.shape and all(
-            extent == 1 or own == wanted
-            for extent, own, wanted in zip(view.shape, view.strides, first.strides)
+            extent == 1 or stride == first_stride
+            for extent, stride, first_stride in zip(view.shape, view.strides, first.strides)
         )
-        if view.value is not first.value or view.offset != first.offset + place * step or not same_layout:
+        if view.value is not first.value or view.offset != first.offset + index * step or not same_layout:
             return None
     shape, strides = list(first.shape), list(first.strides)
     shape[axis] *= count
@@ -68,41 +68,53 @@ def _interleaved_view(views: Sequence[View], axis: int) -> View | None:
     return View(first.value, first.offset, tuple(shape), tuple(strides))
 
 
-def parts_of(whole: View, extents: Sequence[int], axis: int, order: Order) -> list[View]:
-    """The views of so many elements each whose concatenation along an axis is `whole`."""
-    parts = []
+def split_view(view: View, extents: Sequence[int], axis: int, order: Order) -> list[View]:
+    """Split a view along an axis into views of the given extents, whose concatenation in `order` is the view."""
+    pieces = []
     start = 0
-    for place, extent in enumerate(extents):
-        shape, strides = list(whole.shape), list(whole.strides)
+    for index, extent in enumerate(extents):
+        shape, strides = list(view.shape), list(view.strides)
         shape[axis] = extent
-        first = place if order is Order.interleaved else start
+        first = index if order is Order.interleaved else start
         if order is Order.interleaved:
             strides[axis] *= len(extents)
-        offset = whole.offset + first * whole.strides[axis]
-        parts.append(View(whole.value, offset, tuple(shape), tuple(strides)))
+        offset = view.offset + first * view.strides[axis]
+        pieces.append(View(view.value, offset, tuple(shape), tuple(strides)))
         start += extent
-    return parts
+    return pieces
 
 
 def concatenate_by_copies(
     builder: Builder, views: Sequence[View], axis: int, order: Order, sequence: float, ops: list[Op]
 ) -> View | None:
-    """Views concatenated in a new buffer, by copies at a sequence number; None for several dtypes."""
+    """Concatenate views in a new buffer by copies.
+
+    Args:
+        builder: The builder of the new buffer.
+        views: The matrices.
+        axis: The axis of the concatenation.
+        order: The order of the elements along the axis.
+        sequence: The sequence number of the copies.
+        ops: The list to which the copies are appended.
+
+    Returns:
+        The view of the concatenated elements; None if the views have different dtypes.
+    """
     if len({str(view.value.dtype) for view in views}) > 1:
         return None
-    turned = any(abs(view.strides[0]) < abs(view.strides[1]) for view in views if 1 not in view.shape)
+    is_transposed = any(abs(view.strides[0]) < abs(view.strides[1]) for view in views if 1 not in view.shape)
     if all(1 in view.shape for view in views):
-        turned = axis == 1
+        is_transposed = axis == 1
     extents = [view.shape[axis] for view in views]
     shape = list(views[0].shape)
     shape[axis] = sum(extents)
-    kept = tuple(shape[::-1]) if turned else tuple(shape)
-    whole = View.whole(builder.value(ValueKind.buffer, kept, views[0].value.dtype))
-    if turned:
-        whole = whole.transposed()
-    for source, target in zip(views, parts_of(whole, extents, axis, order)):
-        if turned:
-            source, target = source.transposed(), target.transposed()
+    buffer_shape = tuple(shape[::-1]) if is_transposed else tuple(shape)
+    joined = View.full(builder.add_value(ValueLocation.buffer, buffer_shape, views[0].value.dtype))
+    if is_transposed:
+        joined = joined.transpose()
+    for source, target in zip(views, split_view(joined, extents, axis, order)):
+        if is_transposed:
+            source, target = source.transpose(), target.transpose()
         ops.append(Op(Copy(), (source,), (target,), sequence))
-    whole.value.ready = int(sequence) - 1  # the copies come between this number and the next
-    return whole
+    joined.value.ready = int(sequence) - 1  # the copies come between this number and the next
+    return joined

@@ -1,4 +1,4 @@
-"""Passes that remove operations: dead code, copies of results, and copies that concatenate."""
+"""Passes that eliminate dead code, copies of results, and copies that concatenate."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from simulate.memory import Storage, views
 from simulate.replay.fusion.builder import Builder
-from simulate.replay.fusion.graph import DefUse, Op, Value, ValueKind, View
+from simulate.replay.fusion.graph import DefUse, Op, Value, ValueLocation, View
 from simulate.replay.fusion.opcodes import Copy
 
 
 def eliminate_dead_code(builder: Builder) -> None:
-    """Keep operations with effects, and those whose results a kept operation reads."""
+    """Remove operations without effects whose results no remaining operation reads."""
     needed: set[int] = set()
     kept: list[Op] = []
     for op in reversed(builder.ops):
@@ -24,9 +24,14 @@ def eliminate_dead_code(builder: Builder) -> None:
 
 
 def eliminate_result_copies(builder: Builder, results: dict[int, Storage]) -> int:
-    """Let operations write their result to the destination of its copy; returns the number of copies removed.
+    """Make operations write directly to the destination of a later copy of their result.
 
-    The destination is a buffer, or the memory of one of `results`: storages that are written once and never read.
+    Args:
+        builder: The program.
+        results: Storages that are written once and never read, by id. Destinations are these storages and buffers.
+
+    Returns:
+        The number of copies that were removed.
     """
     def_use = DefUse(builder.ops)
     removed: set[int] = set()
@@ -34,38 +39,43 @@ def eliminate_result_copies(builder: Builder, results: dict[int, Storage]) -> in
         if not isinstance(op.opcode, Copy):
             continue
         source, target = op.reads[0], op.writes[0]
-        value, into = source.value, target.value
-        if value.kind is not ValueKind.buffer or not source.is_whole or value.element != into.element:
+        value, destination_value = source.value, target.value
+        if (
+            value.location is not ValueLocation.buffer
+            or not source.is_full
+            or value.element != destination_value.element
+        ):
             continue
-        if into.kind is ValueKind.memory and (into.storage is None or id(into.storage) not in results):
+        if destination_value.location is ValueLocation.memory and (
+            destination_value.storage is None or id(destination_value.storage) not in results
+        ):
             continue
-        place = simplified(View(into, target.offset, source.shape, target.strides))
-        if not def_use.can_substitute(value, place):
+        destination = merge_dims(View(destination_value, target.offset, source.shape, target.strides))
+        if not def_use.can_substitute(value, destination):
             continue
         op.reads = ()
         op.writes = ()
-        def_use.substitute(value, place)
+        def_use.substitute(value, destination)
         removed.add(id(op))
-        for writer in def_use.writers(into):
-            writer.has_effects = writer.has_effects or into.kind is ValueKind.memory
+        for writer in def_use.get_writers(destination_value):
+            writer.has_effects = writer.has_effects or destination_value.location is ValueLocation.memory
     builder.ops = [op for op in builder.ops if id(op) not in removed]
     return len(removed)
 
 
 def eliminate_concatenations(builder: Builder) -> int:
-    """Replace a value that copies concatenate from parts of another one; returns the number of copies removed.
+    """Replace values that copies concatenate from pieces of one buffer; return the number of copies removed.
 
-    Matmul fusion leaves such values: the results of fused matmuls were separate values, and are adjacent now. So do
-    copies that are eliminated.
+    Matmul fusion and the elimination of copies leave such values: pieces that were separate values are adjacent now.
     """
     def_use = DefUse(builder.ops)
     removed: set[int] = set()
     for value in {op.writes[0].value.number: op.writes[0].value for op in builder.ops if op.writes}.values():
-        copies = def_use.writers(value)
-        shown = _concatenated_source(value, copies)
-        if shown is None or not def_use.can_substitute(value, shown):
+        copies = def_use.get_writers(value)
+        source_view = _find_concatenated_source(value, copies)
+        if source_view is None or not def_use.can_substitute(value, source_view):
             continue
-        def_use.substitute(value, shown)
+        def_use.substitute(value, source_view)
         for op in copies:
             op.reads, op.writes = (), ()
             removed.add(id(op))
@@ -73,54 +83,54 @@ def eliminate_concatenations(builder: Builder) -> int:
     return len(removed)
 
 
-def _concatenated_source(value: Value, copies: Sequence[Op]) -> View | None:
-    """The view of another buffer whose parts `copies` put together to `value`; None if there is none."""
-    if value.kind is not ValueKind.buffer or not copies:
+def _find_concatenated_source(value: Value, copies: Sequence[Op]) -> View | None:
+    """Return the view of another buffer that equals a value which `copies` concatenate; None if there is none."""
+    if value.location is not ValueLocation.buffer or not copies:
         return None
     if not all(isinstance(op.opcode, Copy) and not op.has_effects for op in copies):
         return None
     source, dims = copies[0].reads[0].value, len(value.shape)
-    if source.kind is not ValueKind.buffer or source is value or source.dtype != value.dtype:
+    if source.location is not ValueLocation.buffer or source is value or source.dtype != value.dtype:
         return None
     if sum(views.count(op.writes[0].shape) for op in copies) != value.size:
         return None
     row_major = views.row_major(value.shape)
-    places: dict[tuple[int, ...], int] = {}
+    source_offsets: dict[tuple[int, ...], int] = {}
     strides: list[int | None] = [None] * dims
     for op in copies:
-        part, target = op.reads[0], op.writes[0]
-        if part.value is not source or len(part.shape) != dims:
+        piece, target = op.reads[0], op.writes[0]
+        if piece.value is not source or len(piece.shape) != dims:
             return None
-        for dim, extent in enumerate(part.shape):
+        for dim, extent in enumerate(piece.shape):
             if extent > 1 and target.strides[dim] != row_major[dim]:
                 return None
-            if extent > 1 and strides[dim] not in (None, part.strides[dim]):
+            if extent > 1 and strides[dim] not in (None, piece.strides[dim]):
                 return None
-            strides[dim] = part.strides[dim] if extent > 1 else strides[dim]
-        places[_digits_of(target.offset, value.shape)] = part.offset
-    origin = places.get((0,) * dims)
+            strides[dim] = piece.strides[dim] if extent > 1 else strides[dim]
+        source_offsets[_unravel_offset(target.offset, value.shape)] = piece.offset
+    origin = source_offsets.get((0,) * dims)
     if origin is None:
         return None
     for dim, stride in enumerate(strides):
-        if stride is None:  # every part has one element there
-            next_one = places.get((0,) * dim + (1,) + (0,) * (dims - dim - 1), origin)
-            strides[dim] = next_one - origin
-    known = tuple(stride or 0 for stride in strides)
-    if any(stride < 0 for stride in known) or any(
-        offset != origin + sum(at * stride for at, stride in zip(place, known))
-        for place, offset in places.items()
+        if stride is None:  # every piece has one element along this dim
+            next_offset = source_offsets.get((0,) * dim + (1,) + (0,) * (dims - dim - 1), origin)
+            strides[dim] = next_offset - origin
+    known_strides = tuple(stride or 0 for stride in strides)
+    if any(stride < 0 for stride in known_strides) or any(
+        offset != origin + sum(coordinate * stride for coordinate, stride in zip(coordinates, known_strides))
+        for coordinates, offset in source_offsets.items()
     ):
         return None
-    return View(source, origin, value.shape, known)
+    return View(source, origin, value.shape, known_strides)
 
 
-def _digits_of(offset: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The index of an element of a contiguous array."""
+def _unravel_offset(offset: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the index, one number per dim, of an element of a contiguous array."""
     return tuple(map(int, np.unravel_index(offset, shape)))
 
 
-def simplified(view: View) -> View:
-    """A view of the same elements in the same order with as few dims as possible."""
+def merge_dims(view: View) -> View:
+    """Return a view of the same elements in the same order, with as few dims as possible."""
     shape: list[int] = []
     strides: list[int] = []
     for extent, stride in zip(view.shape, view.strides):

@@ -1,6 +1,6 @@
-"""The intermediate representation of a program: values, strided views of values, and operations between views.
+"""Intermediate representation of a program: values, strided views of values, and operations between views.
 
-Every value is written once. Its kind says where its bytes are: a constant; *memory*, the bytes of a storage (an
+Every value is written once. Its location says where its bytes are: a constant; *memory*, the bytes of a storage (an
 argument, a result, a tile that instructions address at run time); or a *buffer*, which is placed at the end. A view
 names elements of a value by offset and strides, in elements.
 """
@@ -19,11 +19,11 @@ from simulate.numerics import DType
 
 
 class NotFused(Exception):
-    """The reason why a recorded program cannot be rewritten."""
+    """Reason why a recorded program cannot be rewritten."""
 
 
-class ValueKind(Enum):
-    """Where the bytes of a value are."""
+class ValueLocation(Enum):
+    """Location of the bytes of a value."""
 
     constant = "constant"
     memory = "memory"
@@ -32,20 +32,20 @@ class ValueKind(Enum):
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """An array that is written once; `ready` is the sequence number of the operation that completes it."""
+    """Array that is written once; `ready` is the sequence number of the operation that completes it."""
 
     number: int
-    kind: ValueKind
+    location: ValueLocation
     shape: tuple[int, ...]
     dtype: DType | np.dtype[Any]
-    """A dtype of the chip; one of numpy for a value inside one instruction, such as the result of a comparison."""
+    """Dtype of the chip, or a numpy dtype for a value inside one instruction, such as the result of a comparison."""
     ready: int = -1
     array: np.ndarray | None = None
     storage: Storage | None = None
 
     @property
     def element(self) -> np.dtype[Any]:
-        """The numpy dtype of the elements."""
+        """Numpy dtype of the elements."""
         return self.dtype.storage if isinstance(self.dtype, DType) else self.dtype
 
     @property
@@ -55,13 +55,13 @@ class Value:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a buffer."""
+        """Size in bytes."""
         return self.size * self.element.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Elements of a value; offset and strides count elements."""
+    """Strided view of a value; offset and strides count elements."""
 
     value: Value
     offset: int
@@ -69,50 +69,50 @@ class View:
     strides: tuple[int, ...]
 
     @classmethod
-    def whole(cls, value: Value) -> View:
-        """All elements in order."""
+    def full(cls, value: Value) -> View:
+        """Return the view of all elements of a value, in order."""
         return cls(value, 0, value.shape, views.row_major(value.shape))
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the view has every element of its value once, in order."""
+    def is_full(self) -> bool:
+        """Whether the view has every element of its value once and in order."""
         return (
             self.offset == 0
             and views.count(self.shape) == self.value.size
             and views.is_row_major(self.shape, self.strides)
         )
 
-    def transposed(self) -> View:
-        """The view with its dims in the opposite order."""
+    def transpose(self) -> View:
+        """Return the view with its dims in reverse order."""
         return View(self.value, self.offset, self.shape[::-1], self.strides[::-1])
 
-    def at(self, slices: tuple[slice, ...]) -> View:
-        """The part that `slices` (with start and stop) cut out."""
+    def cut(self, slices: tuple[slice, ...]) -> View:
+        """Return the view of a box; each slice has a start and a stop and no step."""
         offset = self.offset + sum(s.start * stride for s, stride in zip(slices, self.strides))
         return View(self.value, offset, tuple(s.stop - s.start for s in slices), self.strides)
 
 
 class Opcode(Protocol):
-    """What an operation computes; equal opcodes on equal views give equal results."""
+    """Function that an operation computes; equal opcodes on equal views have equal results."""
 
-    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
-        """The numpy calls as (function, arguments), with `writes` and `reads` among the arguments."""
+    def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
+        """Return the numpy calls as (function, arguments); `writes` and `reads` are among the arguments."""
 
 
 @dataclass(eq=False, slots=True)
 class Op:
-    """One operation; `sequence` orders it among the others."""
+    """Operation on views; operations run in the order of `sequence`."""
 
     opcode: Opcode
     reads: tuple[View, ...]
     writes: tuple[View, ...]
     sequence: float
     has_effects: bool = False
-    """Whether dead-code elimination has to keep it: a store to memory, an unlowered instruction, a rendezvous."""
+    """Whether dead-code elimination must keep the operation: a store to memory or an unlowered instruction."""
 
 
 class DefUse:
-    """The operations that write (define) and read (use) each value."""
+    """Operations that write (define) and read (use) each value."""
 
     def __init__(self, ops: Iterable[Op]) -> None:
         self._readers: dict[int, list[Op]] = {}
@@ -121,62 +121,63 @@ class DefUse:
             self.add(op)
 
     def add(self, op: Op) -> None:
-        """Enter an operation."""
+        """Register the operands and results of an operation."""
         for view in op.reads:
             self._readers.setdefault(view.value.number, []).append(op)
         for view in op.writes:
             self._writers.setdefault(view.value.number, []).append(op)
 
-    def readers(self, value: Value) -> list[Op]:
-        """The operations that read a value, once for each operand."""
+    def get_readers(self, value: Value) -> list[Op]:
+        """Return the operations that read a value; an operation appears once for each operand that views the value."""
         return self._readers.get(value.number, [])
 
-    def writers(self, value: Value) -> list[Op]:
-        """The operations that write a value."""
+    def get_writers(self, value: Value) -> list[Op]:
+        """Return the operations that write a value."""
         return self._writers.get(value.number, [])
 
     def can_substitute(self, value: Value, target: View) -> bool:
-        """Whether every view of `value` can be replaced by a view of `target`'s elements."""
+        """Return whether every view of a value can be expressed as a view of the target's elements."""
         return all(
-            rebased(view, target) is not None
-            for op in (*self.readers(value), *self.writers(value))
+            rebase(view, target) is not None
+            for op in (*self.get_readers(value), *self.get_writers(value))
             for view in (*op.reads, *op.writes)
             if view.value is value
         )
 
     def substitute(self, value: Value, target: View) -> None:
-        """Replace every view of `value` by one of `target`'s elements."""
+        """Replace every view of a value by a view of the target's elements; `can_substitute` must hold."""
 
-        def moved(view: View) -> View:
-            new = rebased(view, target)
-            assert new is not None, "can_substitute was not asked"
-            return new
+        def move_view(view: View) -> View:
+            substitute = rebase(view, target)
+            assert substitute is not None, "can_substitute does not hold"
+            return substitute
 
-        self._replace(value, moved, target.value.number)
+        self._replace(value, move_view, target.value.number)
 
-    def move(self, value: Value, into: Value, offset: int) -> None:
-        """Let a value be the elements of another one from an offset on."""
+    def move(self, value: Value, target: Value, offset: int) -> None:
+        """Replace every view of a value by a view of the target's elements from `offset` on."""
         self._replace(
-            value, lambda view: View(into, offset + view.offset, view.shape, view.strides), into.number
+            value, lambda view: View(target, offset + view.offset, view.shape, view.strides), target.number
         )
 
-    def _replace(self, value: Value, moved: Callable[[View], View], into: int) -> None:
-        def replaced(view: View) -> View:
-            return moved(view) if view.value is value else view
+    def _replace(self, value: Value, move_view: Callable[[View], View], target_number: int) -> None:
+        def replace_view(view: View) -> View:
+            return move_view(view) if view.value is value else view
 
-        for op in {id(op): op for op in (*self.readers(value), *self.writers(value))}.values():
-            op.reads, op.writes = tuple(map(replaced, op.reads)), tuple(map(replaced, op.writes))
-        self._readers.setdefault(into, []).extend(self._readers.pop(value.number, []))
-        self._writers.setdefault(into, []).extend(self._writers.pop(value.number, []))
+        for op in {id(op): op for op in (*self.get_readers(value), *self.get_writers(value))}.values():
+            op.reads, op.writes = tuple(map(replace_view, op.reads)), tuple(map(replace_view, op.writes))
+        self._readers.setdefault(target_number, []).extend(self._readers.pop(value.number, []))
+        self._writers.setdefault(target_number, []).extend(self._writers.pop(value.number, []))
 
 
-def rebased(view: View, target: View) -> View | None:
-    """A view of a contiguous buffer of `target`'s shape, as a view of `target`'s value; None if there is none.
+def rebase(view: View, target: View) -> View | None:
+    """Return a view of a contiguous buffer of the target's shape as a view of the target's value.
 
-    Each stride of the view is a sum of steps along the dims of the buffer; no index may leave its dim.
+    Each stride of the view is a sum of steps along the dims of the buffer. Returns None if an index would leave its
+    dim or if a stride is negative.
     """
     shape, old = target.shape, views.row_major(target.shape)
-    reach = list(_digits(view.offset, shape, old))
+    reach = list(_split_offset(view.offset, shape, old))
     offset = target.offset + sum(d * stride for d, stride in zip(reach, target.strides))
     strides = []
     for extent, stride in zip(view.shape, view.strides):
@@ -185,15 +186,15 @@ def rebased(view: View, target: View) -> View | None:
             continue
         if stride < 0:
             return None
-        digits = _digits(stride, shape, old)
+        digits = _split_offset(stride, shape, old)
         strides.append(sum(d * step for d, step in zip(digits, target.strides)))
-        reach = [at + (extent - 1) * d for at, d in zip(reach, digits)]
-    if any(at >= extent for at, extent in zip(reach, shape)):
+        reach = [last_index + (extent - 1) * d for last_index, d in zip(reach, digits)]
+    if any(last_index >= extent for last_index, extent in zip(reach, shape)):
         return None
     return View(target.value, offset, view.shape, tuple(strides))
 
 
-def _digits(number: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
+def _split_offset(number: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
     digits = []
     for extent, stride in zip(shape, strides):
         digit = number // stride if extent > 1 else 0

@@ -1,4 +1,4 @@
-"""Lowering: the recorded plans of one rank become operations between values.
+"""Lowering of the recorded plans of one rank to operations between values.
 
 A tile on chip has no bytes here, only the provenance of its elements. Loads, copies, transposes and exact casts change
 provenance alone; an operation reads an element from the value that computed it. Two kinds of storage keep their bytes
@@ -20,9 +20,9 @@ from simulate.isa.plan import Domain, Masked, Plan, State
 from simulate.memory import NkiTensor, Storage
 from simulate.numerics import DType
 from simulate.numerics.dtypes import float32
-from simulate.replay.arena import operands
+from simulate.replay.arena import list_operands
 from simulate.replay.fusion.builder import EXACT_IN_FLOAT32, Builder
-from simulate.replay.fusion.graph import NotFused, Value, ValueKind, View
+from simulate.replay.fusion.graph import NotFused, Value, ValueLocation, View
 from simulate.replay.fusion.opcodes import (
     ComputeCall,
     Copy,
@@ -33,8 +33,8 @@ from simulate.replay.fusion.opcodes import (
     Scatter,
     Widen,
 )
-from simulate.replay.fusion.provenance import Provenance, boxes_of
-from simulate.replay.fusion.provenance_map import ProvenanceMap, elements_of
+from simulate.replay.fusion.provenance import Provenance, split_into_boxes
+from simulate.replay.fusion.provenance_map import ProvenanceMap, view_elements
 from simulate.replay.fusion.tracing import Tracer, Untraceable, as_tracer
 
 Recorded = Sequence[tuple[Plan, Any, bool]]
@@ -42,35 +42,40 @@ Recorded = Sequence[tuple[Plan, Any, bool]]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Unlowered:
-    """An instruction that runs as recorded, on its own tiles; `accumulate_mask` as in `run.execute.execute_again`."""
+    """Instruction that runs as recorded, on its tiles; `accumulate_mask` is that of `run.execute.execute_again`."""
 
     plan: Plan
     accumulate_mask: Any
 
-    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """None: the program of a rank runs it itself."""
+    def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
+        """Raise AssertionError, because the program of a rank runs the plan itself."""
         raise AssertionError("an unlowered instruction has no numpy calls")
 
 
 @dataclass
 class Writes:
-    """The positions of the plans that write a storage, and the byte range of each write."""
+    """Positions of the plans that write a storage, and the byte range [start, end) of each write."""
 
     positions: list[int]
     spans: list[tuple[int, int]]
 
 
 class Lowering:
-    """The lowering of one rank's plans."""
+    """Lowering of one rank's plans."""
 
     def __init__(self, recorded: Recorded, external: Sequence[Storage]) -> None:
-        """`external` are the storages of arguments, results and constants."""
+        """Find the storages that keep their bytes.
+
+        Args:
+            recorded: The plans of the rank, in program order.
+            external: The storages of arguments, results and constants.
+        """
         self.builder = Builder()
         self.memory = {id(storage): storage for storage in external}
         self.read_memory: set[int] = set()
         self._recorded = recorded
         self._is_unlowered = [
-            _needs_memory(plan, accumulate_mask, masked and not _is_choice(plan))
+            _needs_memory(plan, accumulate_mask, masked and not _is_masked_choice(plan))
             for plan, accumulate_mask, masked in recorded
         ]
         self._find_memory()
@@ -82,7 +87,12 @@ class Lowering:
         self._position = 0
 
     def run(self) -> Builder:
-        """Lower every plan; returns the builder with the operations. Raises NotFused."""
+        """Lower every plan and return the builder with the operations.
+
+        Raises:
+            NotFused: An operand has elements that no instruction wrote or consists of too many views, or an instruction
+                with state cannot be lowered.
+        """
         for position, (plan, accumulate_mask, _) in enumerate(self._recorded):
             self._position = position
             if self._is_unlowered[position]:
@@ -92,9 +102,12 @@ class Lowering:
             self._provenance.drop_dead(position)
         return self.builder
 
-    def results_written_once(self, inputs: set[int]) -> dict[int, Storage]:
-        """The memory storages that are no inputs, that no operation reads, and of which no element is written twice."""
-        found: dict[int, Storage] = {}
+    def find_results_written_once(self, inputs: set[int]) -> dict[int, Storage]:
+        """Return the memory storages, by id, whose elements are written at most once and never read.
+
+        `inputs` are the ids of the arguments' storages, which are excluded.
+        """
+        results: dict[int, Storage] = {}
         for key, storage in self.memory.items():
             if key in inputs or key in self.read_memory:
                 continue
@@ -102,10 +115,10 @@ class Lowering:
             for plan, _, _ in self._recorded:
                 for tile in plan.writes:
                     if tile.storage is storage:
-                        elements_of(counts, tile)[...] += 1
+                        view_elements(counts, tile)[...] += 1
             if counts.max() <= 1:
-                found[key] = storage
-        return found
+                results[key] = storage
+        return results
 
     # -- memory -------------------------------------------------------------------------------------------------
 
@@ -119,50 +132,52 @@ class Lowering:
                     self.memory[id(index.storage)] = index.storage
 
     def _find_writes(self) -> dict[int, Writes]:
-        found: dict[int, Writes] = {}
+        writes_by_storage: dict[int, Writes] = {}
         for position, (plan, _, _) in enumerate(self._recorded):
             for tile in plan.writes:
                 if id(tile.storage) in self.memory:
-                    writes = found.setdefault(id(tile.storage), Writes([], []))
+                    writes = writes_by_storage.setdefault(id(tile.storage), Writes([], []))
                     writes.positions.append(position)
-                    writes.spans.append(_span(tile))
-        return found
+                    writes.spans.append(_compute_span(tile))
+        return writes_by_storage
 
-    def _memory_value(self, tile: NkiTensor) -> Value:
-        """The memory value of a tile's storage at this position; every write to the storage begins a new version."""
+    def _get_memory_value(self, tile: NkiTensor) -> Value:
+        """Return the memory value of a tile's storage at this position; a write begins a new value."""
         storage = tile.storage
         writes = self._writes.get(id(storage))
         version = bisect_left(writes.positions, self._position) if writes else 0
         key = id(storage), str(tile.dtype), version
         value = self._versions.get(key)
         if value is None:
-            value = self.builder.value(ValueKind.memory, storage.shape, tile.dtype, storage=storage)
+            value = self.builder.add_value(ValueLocation.memory, storage.shape, tile.dtype, storage=storage)
             value.ready = self._last_stores.get(id(storage), -1)
             self._versions[key] = value
         return value
 
-    def _may_be_overwritten(self, tile: NkiTensor) -> bool:
-        """Whether the bytes under a tile may be written at this position or after it."""
+    def _can_be_overwritten(self, tile: NkiTensor) -> bool:
+        """Return whether the bytes of a tile may be written at this position or later."""
         writes = self._writes.get(id(tile.storage))
         if writes is None:
             return False
-        start, end = _span(tile)
+        start, end = _compute_span(tile)
         later = bisect_left(writes.positions, self._position)
         return any(first < end and start < last for first, last in writes.spans[later:])
 
     def _read(self, tile: NkiTensor) -> Provenance:
-        """The provenance of a tile at this position."""
+        """Return the provenance of a tile at this position; memory that is overwritten later is copied first."""
         if tile.dynamic is not None:
             self.read_memory.add(id(tile.storage))
-            tensor = _flat(self._memory_value(tile))
-            gathered = Gather(_dynamic_view(tile))
-            return Provenance(self.builder.op(gathered, [tensor, self._index(tile)], tile.shape, tile.dtype))
+            tensor = _flatten(self._get_memory_value(tile))
+            gathered = Gather(_build_dynamic_view(tile))
+            return Provenance(
+                self.builder.add_op(gathered, [tensor, self._read_index(tile)], tile.shape, tile.dtype)
+            )
         if id(tile.storage) not in self.memory:
             return self._provenance.read(tile)
         self.read_memory.add(id(tile.storage))
-        view = View(self._memory_value(tile), tile.offset, tile.shape, tile.strides)
-        if self._may_be_overwritten(tile):
-            view = self.builder.op(Copy(), [view], view.shape, tile.dtype)
+        view = View(self._get_memory_value(tile), tile.offset, tile.shape, tile.strides)
+        if self._can_be_overwritten(tile):
+            view = self.builder.add_op(Copy(), [view], view.shape, tile.dtype)
         return Provenance(view)
 
     def _write(self, tile: NkiTensor, result: Tracer) -> None:
@@ -170,22 +185,26 @@ class Lowering:
         if id(tile.storage) not in self.memory:
             self._provenance.write(tile, provenance)
             return
-        value = self.builder.value(ValueKind.memory, tile.storage.shape, tile.dtype, storage=tile.storage)
+        value = self.builder.add_value(
+            ValueLocation.memory, tile.storage.shape, tile.dtype, storage=tile.storage
+        )
         if tile.dynamic is not None:
             self.read_memory.add(id(tile.storage))
             values = self.builder.read(provenance, tile.dtype)
-            operands = [values, self._index(tile)]
-            self.builder.append(Scatter(_dynamic_view(tile)), operands, [_flat(value)], has_effects=True)
+            operands = [values, self._read_index(tile)]
+            self.builder.append(
+                Scatter(_build_dynamic_view(tile)), operands, [_flatten(value)], has_effects=True
+            )
             self._last_stores[id(tile.storage)] = self.builder.sequence - 1
             return
         target = View(value, tile.offset, tile.shape, tile.strides)
-        for box, part in boxes_of(provenance, self.builder.values):
-            converted = self.builder.converted(part, tile.dtype)
-            self.builder.append(Copy(), [converted], [target.at(box)], has_effects=True)
+        for box, piece in split_into_boxes(provenance, self.builder.values):
+            converted = self.builder.convert(piece, tile.dtype)
+            self.builder.append(Copy(), [converted], [target.cut(box)], has_effects=True)
         self._last_stores[id(tile.storage)] = self.builder.sequence - 1
 
-    def _index(self, tile: NkiTensor) -> View:
-        """The indices of a dynamic view."""
+    def _read_index(self, tile: NkiTensor) -> View:
+        """Return the run-time indices of a dynamic tile."""
         assert tile.dynamic is not None
         index = tile.dynamic.index
         return self.builder.read(self._read(index), index.dtype)
@@ -193,10 +212,10 @@ class Lowering:
     # -- instructions -------------------------------------------------------------------------------------------
 
     def _leave_unlowered(self, plan: Plan, accumulate_mask: Any) -> None:
-        """Leave an instruction unlowered; all its operands are memory."""
+        """Leave an instruction unlowered; all its tiles are memory. Raises NotFused for an instruction with state."""
         if plan.state is not None:
             raise NotFused("an instruction with state writes a part of its result, or at run-time addresses")
-        for tile in operands(plan):
+        for tile in list_operands(plan):
             self.read_memory.add(id(tile.storage))
         self.builder.append(Unlowered(plan, accumulate_mask), [], [], has_effects=True)
         for tile in plan.writes:
@@ -205,22 +224,24 @@ class Lowering:
     def _lower(self, plan: Plan, accumulate_mask: Any) -> None:
         """Lower an instruction to its numpy calls, or to one call of its `compute` where that cannot be traced."""
         as_float = plan.domain is Domain.float32
-        operands = [self._operand(tile, as_float) for tile in plan.reads]
-        state = None if plan.state is None else self._state(plan.state)
+        operands = [self._read_operand(tile, as_float) for tile in plan.reads]
+        state = None if plan.state is None else self._get_state(plan.state)
         before = len(self.builder.ops)
         try:
-            given = (
+            arguments = (
                 operands
                 if state is None
                 else [Tracer(self.builder, state.provenance.copy(), state.value_dtype), *operands]
             )
             results = [
-                self._merged(result, tile, as_float)
-                for result, tile in zip_longest(plan.compute(*given), plan.writes)
+                self._merge_masked(result, tile, as_float)
+                for result, tile in zip_longest(plan.compute(*arguments), plan.writes)
             ]
             if state is not None:
-                after = results.pop()
-            results = [self._as_written(tile, r, as_float) for tile, r in zip(plan.writes, results)]
+                next_state = results.pop()
+            results = [
+                self._round_to_tile(tile, tracer, as_float) for tile, tracer in zip(plan.writes, results)
+            ]
         except NotFused:
             raise
         except Exception:  # numpy and planners may raise anything for operands without data
@@ -228,70 +249,77 @@ class Lowering:
             self._call_compute(plan, accumulate_mask, operands, state)
             return
         if state is not None and plan.state is not None:
-            self._states[plan.state] = after
+            self._states[plan.state] = next_state
         if accumulate_mask is True:
-            results = [self._accumulated(plan.writes[0], results[0])]
+            results = [self._accumulate(plan.writes[0], results[0])]
         for tile, result in zip(plan.writes, results):
             self._write(tile, result)
 
-    def _operand(self, tile: NkiTensor, as_float: bool) -> Tracer:
+    def _read_operand(self, tile: NkiTensor, as_float: bool) -> Tracer:
         provenance, dtype = self._read(tile), tile.dtype
         if not as_float or (dtype.storage == np.float32 and dtype != "tfloat32"):
             return Tracer(self.builder, provenance, dtype if dtype.storage != np.float32 else float32)
         if dtype in EXACT_IN_FLOAT32:
             return Tracer(self.builder, provenance, float32)
         view = self.builder.read(provenance, dtype)
-        widened = self.builder.op(Widen(dtype), [view], view.shape, float32)
+        widened = self.builder.add_op(Widen(dtype), [view], view.shape, float32)
         return Tracer(self.builder, Provenance(widened), float32)
 
-    def _as_written(self, tile: NkiTensor, result: Tracer, as_float: bool) -> Tracer:
-        """A result in the dtype of its tile: rounded, unless its elements have that dtype already."""
+    def _round_to_tile(self, tile: NkiTensor, result: Tracer, as_float: bool) -> Tracer:
+        """Return a result in the dtype of its tile, rounded unless all elements have that dtype already.
+
+        Raises:
+            Untraceable: The result has another size or another dtype than a plain write needs.
+        """
         dtype = tile.dtype
         if result.size != tile.size or result.dtype != (np.float32 if as_float else dtype.storage):
             raise Untraceable("the write broadcasts or converts")
         if not as_float or (dtype.storage == np.float32 and dtype != "tfloat32"):
             return result
-        if all(isinstance(kept, DType) and kept == dtype for kept in self.builder.dtypes(result.provenance)):
+        if all(
+            isinstance(source_dtype, DType) and source_dtype == dtype
+            for source_dtype in self.builder.list_dtypes(result.provenance)
+        ):
             return Tracer(self.builder, result.provenance, dtype)
         view = self.builder.read(result.provenance, float32)
-        narrow = self.builder.op(Narrow(dtype), [view], view.shape, dtype)
+        narrow = self.builder.add_op(Narrow(dtype), [view], view.shape, dtype)
         return Tracer(self.builder, Provenance(narrow), dtype)
 
-    def _merged(self, result: Any, tile: NkiTensor | None, as_float: bool) -> Tracer:
-        """The whole tile after a result: a masked result keeps the tile's other elements."""
+    def _merge_masked(self, result: Any, tile: NkiTensor | None, as_float: bool) -> Tracer:
+        """Return all elements of a tile after a result is written; a masked result keeps the unselected elements."""
         if not isinstance(result, Masked):
             return as_tracer(self.builder, result)
         assert tile is not None, "the state is written whole"
-        chosen, values = (as_tracer(self.builder, each) for each in (result.chosen, result.values))
-        before = self._operand(tile, as_float)
+        chosen, values = (as_tracer(self.builder, array) for array in (result.chosen, result.values))
+        before = self._read_operand(tile, as_float)
         return np.where(chosen.reshape(tile.shape), values.reshape(tile.shape), before)  # type: ignore[no-any-return,call-overload]
 
-    def _accumulated(self, tile: NkiTensor, product: Tracer) -> Tracer:
+    def _accumulate(self, tile: NkiTensor, product: Tracer) -> Tracer:
         before = Tracer(self.builder, self._read(tile).reshape(product.shape), float32)
         total: Tracer = before + product
         return total
 
-    def _state(self, which: State) -> Tracer:
-        state = self._states.get(which)
+    def _get_state(self, core_state: State) -> Tracer:
+        state = self._states.get(core_state)
         if state is None:
-            initial = which.initial(128)
-            state = self._states[which] = as_tracer(self.builder, initial)
+            initial = core_state.initial(128)
+            state = self._states[core_state] = as_tracer(self.builder, initial)
         return state
 
     def _call_compute(
         self, plan: Plan, accumulate_mask: Any, operands: list[Tracer], state: Tracer | None
     ) -> None:
-        given = operands if state is None else [state, *operands]
-        reads = [self.builder.read(each.provenance, each.value_dtype) for each in given]
+        arguments = operands if state is None else [state, *operands]
+        reads = [self.builder.read(argument.provenance, argument.value_dtype) for argument in arguments]
         results: list[Any] = [(tile.shape, tile.dtype) for tile in plan.writes]
         if state is not None:
             results.append((state.shape, state.value_dtype))
-        made = self.builder.results(ComputeCall(plan), reads, results)
+        result_views = self.builder.add_results(ComputeCall(plan), reads, results)
         if state is not None and plan.state is not None:
-            self._states[plan.state] = Tracer(self.builder, Provenance(made.pop()), state.value_dtype)
-        for tile, view in zip(plan.writes, made):
+            self._states[plan.state] = Tracer(self.builder, Provenance(result_views.pop()), state.value_dtype)
+        for tile, view in zip(plan.writes, result_views):
             result = Tracer(self.builder, Provenance(view), tile.dtype)
-            self._write(tile, self._accumulated(tile, result) if accumulate_mask is True else result)
+            self._write(tile, self._accumulate(tile, result) if accumulate_mask is True else result)
 
 
 def _needs_memory(plan: Plan, accumulate_mask: Any, masked: bool) -> bool:
@@ -301,7 +329,7 @@ def _needs_memory(plan: Plan, accumulate_mask: Any, masked: bool) -> bool:
             plan.skip_out_of_range
             or accumulate_mask is not None
             or bool(tile.dynamic.group)
-            or not _dynamic_view(tile).is_ascending
+            or not _build_dynamic_view(tile).is_ascending
         )
         for tile in (*plan.reads, *plan.writes)
     )
@@ -309,8 +337,8 @@ def _needs_memory(plan: Plan, accumulate_mask: Any, masked: bool) -> bool:
     return dynamic or masked or adds or plan.rendezvous is not None or isinstance(accumulate_mask, np.ndarray)
 
 
-def _is_choice(plan: Plan) -> bool:
-    """Whether an instruction chooses which elements of one tile it writes, by operations that can be traced."""
+def _is_masked_choice(plan: Plan) -> bool:
+    """Return whether an instruction writes selected elements of one tile, and its selection can be traced."""
     tiles = (*plan.reads, *plan.writes)
     if len(plan.writes) > 1 or plan.state is not None or any(tile.dynamic is not None for tile in tiles):
         return False
@@ -318,28 +346,30 @@ def _is_choice(plan: Plan) -> bool:
         return False
     builder = Builder()
     dtypes = [float32 if plan.domain is Domain.float32 else tile.dtype for tile in plan.reads]
-    values = [builder.value(ValueKind.buffer, tile.shape, dtype) for tile, dtype in zip(plan.reads, dtypes)]
-    given = [Tracer(builder, Provenance(View.whole(value)), dtype) for value, dtype in zip(values, dtypes)]
+    values = [
+        builder.add_value(ValueLocation.buffer, tile.shape, dtype) for tile, dtype in zip(plan.reads, dtypes)
+    ]
+    arguments = [Tracer(builder, Provenance(View.full(value)), dtype) for value, dtype in zip(values, dtypes)]
     try:
-        return isinstance(plan.compute(*given)[0], Masked)
+        return isinstance(plan.compute(*arguments)[0], Masked)
     except Exception:  # numpy and planners may raise anything for operands without data
         return False
 
 
-def _dynamic_view(tile: NkiTensor) -> DynamicView:
+def _build_dynamic_view(tile: NkiTensor) -> DynamicView:
     dynamic = tile.dynamic
     assert dynamic is not None
     return DynamicView(tile.shape, tile.strides, tile.offset, dynamic.step, dynamic.extent, tile.describe())
 
 
-def _flat(memory: Value) -> View:
-    """All elements of a memory value, as one dim."""
+def _flatten(memory: Value) -> View:
+    """Return the view of all elements of a memory value, as one dim."""
     assert memory.storage is not None
     return View(memory, 0, (memory.storage.nbytes // memory.element.itemsize,), (1,))
 
 
-def _span(tile: NkiTensor) -> tuple[int, int]:
-    """First and end byte that a tile may touch."""
+def _compute_span(tile: NkiTensor) -> tuple[int, int]:
+    """Return the byte range [start, end) that a tile may touch; a dynamic tile may touch its whole storage."""
     if tile.dynamic is not None:
         return 0, tile.storage.nbytes
     width = tile.dtype.storage.itemsize

@@ -1,4 +1,4 @@
-"""The last pass: every matmul gets operands that BLAS takes, and the implementation that is fastest for them."""
+"""Selection of matmuls: every matmul gets operands that BLAS takes, and the fastest implementation for them."""
 
 from __future__ import annotations
 
@@ -6,47 +6,47 @@ import numpy as np
 
 from simulate.memory import views
 from simulate.numerics.dtypes import float32
-from simulate.replay.fusion.blocked_matmul import LARGE, BlockedMatmul, scratch_elements
-from simulate.replay.fusion.builder import Builder, identity
-from simulate.replay.fusion.graph import Op, ValueKind, View
+from simulate.replay.fusion.blocked_matmul import LARGE, BlockedMatmul, count_scratch_elements
+from simulate.replay.fusion.builder import Builder, identify
+from simulate.replay.fusion.graph import Op, ValueLocation, View
 from simulate.replay.fusion.narrow_matmul import (
     NarrowMatmul,
+    find_narrow_operand,
     is_narrow_matmul,
-    narrow_operand,
     split_matmul,
-    turn,
+    transpose_matmul,
 )
 from simulate.replay.fusion.opcodes import Copy, Matmul, Widen
 
 
 def select_matmuls(builder: Builder, narrow: bool) -> None:
-    """Give matmuls operands that BLAS takes: one stride of 1, and float32 unless a library multiplies the narrow dtype.
+    """Give matmuls operands that BLAS takes: one stride is 1, and the dtype is float32 unless a library takes bfloat16.
 
     A large narrow operand is widened block by block inside the matmul. With `narrow`, a library multiplies bfloat16
     matrices without widening.
     """
-    made: dict[tuple[object, ...], View] = {}
+    packed_views: dict[tuple[object, ...], View] = {}
     ops: list[Op] = []
 
-    def packed(view: View, narrow: bool, sequence: float) -> View:
+    def pack_operand(view: View, narrow: bool, sequence: float) -> View:
         if (narrow or view.value.element == np.float32) and _is_blas_layout(view):
             return view
-        key = identity(view), narrow
-        if key not in made:
-            made[key] = _packed(builder, view, narrow, sequence, ops)
-        return made[key]
+        key = identify(view), narrow
+        if key not in packed_views:
+            packed_views[key] = _pack_by_copy(builder, view, narrow, sequence, ops)
+        return packed_views[key]
 
     for op in builder.ops:
         if isinstance(op.opcode, Matmul):
             left, right = op.reads
             if narrow and is_narrow_matmul(op):
                 op.opcode = NarrowMatmul()
-                op.reads = packed(left, True, op.sequence), packed(right, True, op.sequence)
+                op.reads = pack_operand(left, True, op.sequence), pack_operand(right, True, op.sequence)
             else:
-                split_operand = narrow_operand(op) if narrow else None
-                blocked = _large_narrow(op) if split_operand is None else None
+                split_operand = find_narrow_operand(op) if narrow else None
+                blocked = _find_large_narrow(op) if split_operand is None else None
                 op.reads = tuple(
-                    view if number == blocked else packed(view, number == split_operand, op.sequence)
+                    view if number == blocked else pack_operand(view, number == split_operand, op.sequence)
                     for number, view in enumerate(op.reads)
                 )
                 if blocked is not None:
@@ -57,36 +57,39 @@ def select_matmuls(builder: Builder, narrow: bool) -> None:
     builder.ops = ops
 
 
-def _large_narrow(op: Op) -> int | None:
-    """Which operand of a matmul is widened in blocks: the larger one of those narrow and large, if any."""
-    found = [
+def _find_large_narrow(op: Op) -> int | None:
+    """Return the position of the operand to widen in blocks: the largest narrow operand of more than LARGE elements.
+
+    Returns None if there is none.
+    """
+    candidates = [
         (views.count(view.shape), number)
         for number, view in enumerate(op.reads)
         if view.value.element != np.float32 and views.count(view.shape) > LARGE
     ]
-    return max(found)[1] if found else None
+    return max(candidates)[1] if candidates else None
 
 
 def _block_matmul(builder: Builder, op: Op, blocked: int) -> None:
-    """Let a matmul widen an operand in blocks; it becomes the right one, as (A @ B).T = B.T @ A.T."""
+    """Make a matmul widen an operand in blocks; a left operand becomes the right one, as (A @ B).T = B.T @ A.T."""
     if blocked == 0:
-        turn(op)
+        transpose_matmul(op)
     left, right = op.reads
-    size = scratch_elements(left.shape[0], *right.shape)
-    scratch = builder.value(ValueKind.buffer, (size,), float32)
+    size = count_scratch_elements(left.shape[0], *right.shape)
+    scratch = builder.add_value(ValueLocation.buffer, (size,), float32)
     op.opcode = BlockedMatmul(right.value.dtype)
-    op.writes = (*op.writes, View.whole(scratch))
+    op.writes = (*op.writes, View.full(scratch))
 
 
-def _packed(builder: Builder, view: View, narrow: bool, sequence: float, ops: list[Op]) -> View:
-    """A contiguous copy of a matrix, float32 unless `narrow`, row- or column-major as the matrix is."""
-    turned = abs(view.strides[0]) < abs(view.strides[1])
-    source = view.transposed() if turned else view
+def _pack_by_copy(builder: Builder, view: View, narrow: bool, sequence: float, ops: list[Op]) -> View:
+    """Append a contiguous copy of a matrix to `ops` and return its view; the copy is float32 unless `narrow`."""
+    is_transposed = abs(view.strides[0]) < abs(view.strides[1])
+    source = view.transpose() if is_transposed else view
     wide = not narrow and source.value.element != np.float32
     dtype = float32 if wide else source.value.dtype
-    target = View.whole(builder.value(ValueKind.buffer, source.shape, dtype))
+    target = View.full(builder.add_value(ValueLocation.buffer, source.shape, dtype))
     ops.append(Op(Widen(source.value.dtype) if wide else Copy(), (source,), (target,), sequence))
-    return target.transposed() if turned else target
+    return target.transpose() if is_transposed else target
 
 
 def _is_blas_layout(view: View) -> bool:

@@ -1,4 +1,4 @@
-"""The opcodes of operations: each gives the numpy calls that write the operation's results into given arrays."""
+"""Opcodes of operations: each lists the numpy calls that write the results of an operation to given arrays."""
 
 from __future__ import annotations
 
@@ -23,78 +23,80 @@ _WIDENED_BY_NUMPY = ("bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class Ufunc:
-    """A ufunc of its operands; `scalars` has (position, text, number) for operands that are no arrays."""
+    """Ufunc of the operands; `scalars` has (position, text, number) for operands that are no arrays."""
 
     function: np.ufunc
     scalars: tuple[tuple[int, str, Any], ...]
     dtype: np.dtype[Any] | None
 
-    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """One call."""
+    def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
+        """Return the one call, of the ufunc."""
         arguments = list(reads)
-        for place, _, number in self.scalars:
-            arguments.insert(place, number)
+        for position, _, number in self.scalars:
+            arguments.insert(position, number)
         if self.dtype is not None:
-            return [(partial(_named, partial(self.function, dtype=self.dtype)), [*arguments, writes[0]])]
+            return [
+                (partial(_call_with_out, partial(self.function, dtype=self.dtype)), [*arguments, writes[0]])
+            ]
         if self.function in (np.maximum, np.minimum):  # numpy deprecates a third positional argument of these
-            return [(partial(_named, self.function), [*arguments, writes[0]])]
+            return [(partial(_call_with_out, self.function), [*arguments, writes[0]])]
         return [(self.function, [*arguments, writes[0]])]
 
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """ufunc.reduce over `axes`."""
+    """Reduction of the operand over `axes` by a ufunc."""
 
     function: np.ufunc
     axes: int | tuple[int, ...]
     dtype: np.dtype[Any]
     keepdims: bool
 
-    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """One call."""
+    def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
+        """Return the one call, of the ufunc's `reduce` or, for an axis of two elements, of the ufunc."""
         if isinstance(self.axes, int) and reads[0].shape[self.axes] == 2:
-            return [(_of_two, [self.function, self.axes, *reads, writes[0]])]
+            return [(_reduce_two, [self.function, self.axes, *reads, writes[0]])]
         return [(self.function.reduce, [reads[0], self.axes, self.dtype, writes[0], self.keepdims])]
 
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """np.where of a condition and two operands."""
+    """Selection between two operands by a condition, as np.where."""
 
-    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """A copy of the last operand, then a copy of the second one where the condition holds."""
+    def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
+        """Return a copy of the last operand, then a copy of the second operand where the condition is true."""
         out, (condition, chosen, other) = writes[0], reads
         return [(np.copyto, [out, other]), (np.copyto, [out, chosen, "same_kind", condition])]
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy of its operand."""
+    """Copy of the operand."""
 
-    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """One call."""
+    def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
+        """Return the one numpy call."""
         return [(np.copyto, [writes[0], reads[0]])]
 
 
 @dataclass(frozen=True, slots=True)
 class Widen:
-    """Elements of `source` converted to float32: exact except for integers above 2**24."""
+    """Conversion of elements of dtype `source` to float32, exact except for integers above 2**24."""
 
     source: DType | np.dtype[Any]
 
-    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """One call."""
+    def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
+        """Return the one numpy call."""
         return [(widen, [self.source, writes[0], reads[0]])]
 
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """float32 rounded once into `target`."""
+    """Rounding of float32 elements to dtype `target`."""
 
     target: DType
 
-    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """One call."""
+    def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
+        """Return the one numpy call."""
         if self.target in _WIDENED_BY_NUMPY:
             return [(np.copyto, [writes[0], reads[0], "unsafe"])]
         return [(_assign, [partial(from_float32, dtype=self.target), writes[0], reads[0]])]
@@ -102,68 +104,78 @@ class Narrow:
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """A matmul."""
+    """Matmul of two float32 matrices."""
 
-    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """One call."""
+    def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
+        """Return the one numpy call."""
         return [(np.matmul, [*reads, writes[0]])]
 
 
 @dataclass(frozen=True)
 class DynamicView:
-    """A view whose offset is known at run time only: each index moves the view by `step` elements."""
+    """View whose offset is known at run time only: an index moves the view by that many times `step` elements."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
     step: int
     extent: int
-    what: str
+    description: str
 
-    def checked(self, index: np.ndarray, count: int) -> np.ndarray:
-        """Indices, flat, of views inside a tensor of `count` elements. Raises OutOfBounds for one outside."""
+    def check_indices(self, index: np.ndarray, count: int) -> np.ndarray:
+        """Return the indices as int64 [indices].
+
+        Raises:
+            OutOfBounds: The view of an index is not inside a tensor of `count` elements.
+        """
         indices = index.reshape(-1).astype(np.int64)
         low, high = int(indices.min()), int(indices.max())
         if low < 0 or high >= self.extent:
-            refuse_index(indices, self.extent, self.what)
+            refuse_index(indices, self.extent, self.description)
         if self.reach + high * self.step >= count:
-            refuse_elements(self.offset + low * self.step, self.reach + high * self.step, count, self.what)
+            refuse_elements(
+                self.offset + low * self.step, self.reach + high * self.step, count, self.description
+            )
         return indices
 
-    def elements(self, indices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """The positions of the elements of views under `indices`, in `shape`: axes of packed views, then the view's."""
+    def compute_element_ids(self, indices: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Return the positions of the selected elements, in `shape`: axes of packed views, then axes of the view."""
         packed = shape[: len(shape) - len(self.shape)]
         starts = (indices * self.step + self.offset).reshape(*packed, -1, *(1,) * (len(self.shape) - 1))
         return cached_element_ids(self.shape, self.strides) + starts
 
-    def rows(self, tensor: np.ndarray) -> np.ndarray:
-        """The contiguous elements that each index may name, as rows."""
+    def view_rows(self, tensor: np.ndarray) -> np.ndarray:
+        """Return a view of the tensor whose row i has the contiguous elements that index i selects."""
         count = (tensor.size - 1 - self.reach) // self.step + 1
         width = tensor.itemsize
         strides = (self.step * width, width)
         return np.ndarray((count, self.row), tensor.dtype, tensor, self.offset * width, strides)
 
-    def single(self, index: np.ndarray, tensor: np.ndarray) -> np.ndarray:
-        """The view of `tensor` for a single index, without a copy. Raises OutOfBounds for an index outside."""
-        at = int(index.item())
-        if not 0 <= at < self.extent:
-            refuse_index(index.reshape(-1), self.extent, self.what)
-        first = self.offset + at * self.step
-        if self.reach + at * self.step >= tensor.size:
-            refuse_elements(first, self.reach + at * self.step, tensor.size, self.what)
+    def view_single(self, index: np.ndarray, tensor: np.ndarray) -> np.ndarray:
+        """Return the view of a tensor that a single index selects, without a copy.
+
+        Raises:
+            OutOfBounds: The view is not inside the tensor.
+        """
+        position = int(index.item())
+        if not 0 <= position < self.extent:
+            refuse_index(index.reshape(-1), self.extent, self.description)
+        first = self.offset + position * self.step
+        if self.reach + position * self.step >= tensor.size:
+            refuse_elements(first, self.reach + position * self.step, tensor.size, self.description)
         width = tensor.itemsize
         strides = tuple([stride * width for stride in self.strides])
         return np.ndarray(self.shape, tensor.dtype, tensor, first * width, strides)
 
     @cached_property
     def row(self) -> int:
-        """The elements of a row, where an index for each partition names one contiguous row; else 0."""
+        """Number of elements of a row, if each partition has an index that selects one contiguous row; otherwise 0."""
         one_row = self.step > 0 and self.strides[0] == 0 and is_row_major(self.shape[1:], self.strides[1:])
         return count_elements(self.shape[1:]) if one_row else 0
 
     @cached_property
     def reach(self) -> int:
-        """The position of the view's last element at index 0."""
+        """Position of the view's last element at index 0."""
         return self.offset + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides))
 
     @property
@@ -174,78 +186,84 @@ class DynamicView:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """A read of a dynamic view."""
+    """Read of a dynamic view."""
 
-    where: DynamicView
+    dynamic_view: DynamicView
 
-    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """One call."""
-        return [(_gather, [self.where, writes[0], *reads])]
+    def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
+        """Return the one call, which raises OutOfBounds for an index outside the tensor."""
+        return [(_gather, [self.dynamic_view, writes[0], *reads])]
 
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """A write to a dynamic view."""
+    """Write to a dynamic view."""
 
-    where: DynamicView
+    dynamic_view: DynamicView
 
-    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """One call."""
-        return [(_scatter, [self.where, writes[0], *reads])]
+    def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
+        """Return the one call, which raises OutOfBounds for an index outside the tensor."""
+        return [(_scatter, [self.dynamic_view, writes[0], *reads])]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ComputeCall:
-    """A call of an instruction's own `compute`, for one that cannot be traced."""
+    """Call of an instruction's `compute` function, for instructions that cannot be traced."""
 
     plan: Plan
 
-    def calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
-        """One call of the planner's function."""
+    def list_calls(self, writes: Sequence[Any], reads: Sequence[Any]) -> list[NumpyCall]:
+        """Return the one call, of the plan's `compute`."""
         return [(_compute, [self.plan, len(writes), *writes, *reads])]
 
 
 def widen(source: DType | np.dtype[Any], out: np.ndarray, values: np.ndarray) -> None:
-    """Convert `values`, elements of dtype `source`, to float32 in `out`."""
+    """Convert `values`, elements of dtype `source`, to float32 and write them to `out`."""
     if not isinstance(source, DType) or source in _WIDENED_BY_NUMPY:
         np.copyto(out, values, casting="unsafe")
     else:
         out[...] = to_float32(values, dtype=source)
 
 
-def _named(function: Any, *operands: Any) -> None:
+def _call_with_out(function: Any, *operands: Any) -> None:
     function(*operands[:-1], out=operands[-1])
 
 
-def _of_two(function: np.ufunc, axis: int, values: np.ndarray, out: np.ndarray) -> None:
-    """Reduce an axis of two elements: numpy's `reduce` takes 20 times as long where such an axis is the last one."""
+def _reduce_two(function: np.ufunc, axis: int, values: np.ndarray, out: np.ndarray) -> None:
+    """Reduce an axis of two elements; numpy's `reduce` takes 20 times as long if such an axis is the last one."""
     first, second = np.moveaxis(values, axis, 0)
     function(first, second, out=out.reshape(first.shape) if out.shape != first.shape else out)
 
 
-def _gather(where: DynamicView, out: np.ndarray, tensor: np.ndarray, index: np.ndarray) -> None:
+def _gather(dynamic_view: DynamicView, out: np.ndarray, tensor: np.ndarray, index: np.ndarray) -> None:
     if index.size == 1:
-        np.copyto(out, where.single(index, tensor))
+        np.copyto(out, dynamic_view.view_single(index, tensor))
         return
-    indices = where.checked(index, tensor.size)
+    indices = dynamic_view.check_indices(index, tensor.size)
     # The indices are checked; mode "raise" would check them again and go through a buffer.
-    if not (where.row and indices.size * where.row == out.size and out.flags.c_contiguous):
-        np.take(tensor, where.elements(indices, out.shape), out=out, mode="clip")
-    elif where.row == where.step:
-        np.take(where.rows(tensor), indices, axis=0, out=out.reshape(-1, where.row), mode="clip")
+    if not (dynamic_view.row and indices.size * dynamic_view.row == out.size and out.flags.c_contiguous):
+        np.take(tensor, dynamic_view.compute_element_ids(indices, out.shape), out=out, mode="clip")
+    elif dynamic_view.row == dynamic_view.step:
+        np.take(
+            dynamic_view.view_rows(tensor),
+            indices,
+            axis=0,
+            out=out.reshape(-1, dynamic_view.row),
+            mode="clip",
+        )
     else:
-        out.reshape(-1, where.row)[...] = where.rows(tensor)[indices]
+        out.reshape(-1, dynamic_view.row)[...] = dynamic_view.view_rows(tensor)[indices]
 
 
-def _scatter(where: DynamicView, tensor: np.ndarray, values: np.ndarray, index: np.ndarray) -> None:
+def _scatter(dynamic_view: DynamicView, tensor: np.ndarray, values: np.ndarray, index: np.ndarray) -> None:
     if index.size == 1:
-        np.copyto(where.single(index, tensor), values)
+        np.copyto(dynamic_view.view_single(index, tensor), values)
         return
-    indices = where.checked(index, tensor.size)
-    if where.row and indices.size * where.row == values.size:
-        where.rows(tensor)[indices] = values.reshape(-1, where.row)
+    indices = dynamic_view.check_indices(index, tensor.size)
+    if dynamic_view.row and indices.size * dynamic_view.row == values.size:
+        dynamic_view.view_rows(tensor)[indices] = values.reshape(-1, dynamic_view.row)
     else:
-        tensor[where.elements(indices, values.shape)] = values
+        tensor[dynamic_view.compute_element_ids(indices, values.shape)] = values
 
 
 def _assign(convert: Any, out: np.ndarray, values: np.ndarray) -> None:

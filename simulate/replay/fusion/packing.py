@@ -1,12 +1,12 @@
-"""Packing: equal operations on parts of a program that repeats, such as the sequences of a batch, become one.
+"""Packing: equal operations that a program repeats, for each sequence of a batch for instance, become one operation.
 
-A kernel issues the same instructions for every sequence, head and group of tiles; each of them works on few elements,
-so a program spends its time between numpy's calls and not in them. Operations that differ only in where their operands
-lie become one operation with an axis more, which steps from one to the next. Where operands are values of their own,
-these values become parts of one. Several rounds pack what is packed along further axes.
+A kernel issues the same instructions for every sequence, head and group of tiles. Each instruction computes few
+elements, so a program spends most of its time on the overhead of numpy's calls. Operations that differ only in the
+offsets of their operands become one operation with one more axis, along which the offsets grow evenly. Operands that
+are separate values become slices of one value. Further rounds pack packed operations along further axes.
 
-A packed operation stands where its first member stood: the operands of all members have to be there by then. No element
-is computed in another way, so the bytes are the same.
+A packed operation runs when its first member ran, so the operands of all members must be complete by then. Each element
+is computed as before, so the bytes are the same.
 """
 
 from __future__ import annotations
@@ -17,86 +17,89 @@ from itertools import islice
 from typing import Any
 
 from simulate.memory import views
-from simulate.replay.arena import operands
+from simulate.replay.arena import list_operands
 from simulate.replay.fusion.builder import Builder
-from simulate.replay.fusion.graph import DefUse, Op, Opcode, Value, ValueKind, View
+from simulate.replay.fusion.graph import DefUse, Op, Opcode, Value, ValueLocation, View
 from simulate.replay.fusion.lower import Unlowered
 from simulate.replay.fusion.opcodes import Copy, Gather, Matmul, Narrow, Reduce, Select, Ufunc, Widen
 
-_MOST_ELEMENTS = 1 << 18
-"""Elements that a packed operation writes: its operands fit a host's second-level cache."""
+_ELEMENTS_PACKED_MAX = 1 << 18
+"""Maximum number of elements that a packed operation writes, so that its operands fit the host's second-level cache."""
 
-_LOOKED_AT = 512
-"""Operations of a kind among which the members of one are looked for."""
+_CANDIDATES_MAX = 512
+"""Maximum number of operations of equal signature that are tried as members of one packed operation."""
 
 _BROADCASTING = (Ufunc, Select, Copy, Widen, Narrow)
 
 
 def pack(builder: Builder, results: Collection[int]) -> int:
-    """Pack operations; returns how many fewer there are. `results` are storages written once and never read."""
-    before = len(builder.ops)
+    """Pack the operations of a program; return by how many their number fell.
+
+    `results` are the ids of storages that are written once and never read.
+    """
+    count_before = len(builder.ops)
     while _Round(builder, results).run():
         pass
-    return before - len(builder.ops)
+    return count_before - len(builder.ops)
 
 
 class _Round:
-    """One pass over the operations, in which each is packed along one axis at most."""
+    """One pass over the operations, which packs each operation along at most one axis."""
 
     def __init__(self, builder: Builder, results: Collection[int]) -> None:
         self._builder = builder
         self._def_use = DefUse(builder.ops)
-        self._places = {id(op): place for place, op in enumerate(builder.ops)}
-        self._stores = _stores(builder.ops)
-        self._gone: set[int] = set()
-        self._kinds = {id(op): _kind(op) for op in builder.ops if _may_be_packed(op, results)}
-        self._alike: defaultdict[Any, deque[Op]] = defaultdict(deque)
+        self._positions = {id(op): position for position, op in enumerate(builder.ops)}
+        self._stores = _find_stores(builder.ops)
+        self._removed: set[int] = set()
+        self._signatures = {id(op): _build_signature(op) for op in builder.ops if _can_be_packed(op, results)}
+        self._ops_by_signature: defaultdict[Any, deque[Op]] = defaultdict(deque)
         for op in builder.ops:
-            if id(op) in self._kinds:
-                self._alike[self._kinds[id(op)]].append(op)
+            if id(op) in self._signatures:
+                self._ops_by_signature[self._signatures[id(op)]].append(op)
 
     def run(self) -> bool:
-        """Pack what can be; returns whether there was anything."""
+        """Pack all operations that can be packed; return whether any was packed."""
         for leader in self._builder.ops:
-            alike = self._alike.get(self._kinds.get(id(leader)))
-            if alike is None or id(leader) in self._gone:
+            candidates = self._ops_by_signature.get(self._signatures.get(id(leader)))
+            if candidates is None or id(leader) in self._removed:
                 continue
-            while alike[0] is not leader:  # packed with an earlier one
-                alike.popleft()
-            members = self._members(leader, alike)
+            while candidates[0] is not leader:  # packed with an earlier leader
+                candidates.popleft()
+            members = self._find_members(leader, candidates)
             if len(members) > 1:
                 self._replace(members)
-        self._builder.ops = [op for op in self._builder.ops if id(op) not in self._gone]
-        return bool(self._gone)
+        self._builder.ops = [op for op in self._builder.ops if id(op) not in self._removed]
+        return bool(self._removed)
 
-    def _members(self, leader: Op, alike: Iterable[Op]) -> list[Op]:
-        """An operation and those behind it that step on from it evenly."""
+    def _find_members(self, leader: Op, candidates: Iterable[Op]) -> list[Op]:
+        """Return an operation and later operations of equal signature whose operands follow in even steps."""
         size = views.count(leader.writes[0].shape)
         members, steps = [leader], _Steps(leader)
-        for op in islice(alike, 1, _LOOKED_AT):
-            if (len(members) + 1) * size > _MOST_ELEMENTS:
+        for op in islice(candidates, 1, _CANDIDATES_MAX):
+            if (len(members) + 1) * size > _ELEMENTS_PACKED_MAX:
                 break
-            if id(op) in self._gone:
+            if id(op) in self._removed:
                 continue
-            step = steps.to(op)
-            if step is not None and self._may_come_early(op, self._places[id(leader)]):
+            step = steps.find_steps(op)
+            if step is not None and self._can_come_early(op, self._positions[id(leader)]):
                 members.append(op)
-                steps.take(op, step)
+                steps.append(op, step)
             elif len(members) > 1:
                 break
         return members
 
-    def _may_come_early(self, op: Op, place: int) -> bool:
-        """Whether everything that an operation reads is there before a place."""
+    def _can_come_early(self, op: Op, position: int) -> bool:
+        """Return whether all operands of an operation are complete before the operation at a position."""
         for view in op.reads:
             value = view.value
-            if value.kind is ValueKind.memory:
+            if value.location is ValueLocation.memory:
                 stores = self._stores.get(id(value.storage), ())
-                if any(place <= store < self._places[id(op)] for store in stores):
+                if any(position <= store < self._positions[id(op)] for store in stores):
                     return False
             elif any(
-                self._places[id(writer)] >= place and _overlap(view, written)
-                for writer in self._def_use.writers(value)
+                self._positions[id(writer)] >= position and _has_overlap(view, written)
+                for writer in self._def_use.get_writers(value)
                 for written in writer.writes
                 if written.value is value
             ):
@@ -104,97 +107,105 @@ class _Round:
         return True
 
     def _replace(self, members: Sequence[Op]) -> None:
-        """Let the first member do the work of all."""
-        for slot in range(len(_views(members[0]))):
-            self._join([_views(member)[slot].value for member in members])
+        """Replace the members by one packed operation, which takes the place of the first member."""
+        for slot in range(len(_list_views(members[0]))):
+            self._join([_list_views(member)[slot].value for member in members])
         leader, second = members[:2]
         dims = len(leader.writes[0].shape)
         opcode = leader.opcode
-        steps = [after.offset - before.offset for before, after in zip(_views(leader), _views(second))]
+        steps = [
+            after.offset - before.offset for before, after in zip(_list_views(leader), _list_views(second))
+        ]
         packed = [
-            _stepped(view, len(members), step, dims if isinstance(opcode, _BROADCASTING) else 0)
-            for view, step in zip(_views(leader), steps)
+            _add_step_axis(view, len(members), step, dims if isinstance(opcode, _BROADCASTING) else 0)
+            for view, step in zip(_list_views(leader), steps)
         ]
         if isinstance(opcode, Gather):
             packed[1] = leader.reads[0]
-        leader.opcode = _with_axis(opcode)
+        leader.opcode = _add_axis(opcode)
         leader.writes, leader.reads = (packed[0],), tuple(packed[1:])
         for member in members[1:]:
-            self._gone.add(id(member))
+            self._removed.add(id(member))
             member.reads, member.writes = (), ()
 
     def _join(self, values: Sequence[Value]) -> None:
-        """Make separate values parts of one, in this order."""
-        if _is_one(values[0], values[1]):
+        """Join separate values to one new value, in this order; do nothing if they are one value already."""
+        if _is_same_memory(values[0], values[1]):
             return
         size = values[0].size
-        whole = self._builder.value(ValueKind.buffer, (len(values), *values[0].shape), values[0].dtype)
-        for number, value in enumerate(values):
-            self._def_use.move(value, whole, number * size)
+        joined = self._builder.add_value(
+            ValueLocation.buffer, (len(values), *values[0].shape), values[0].dtype
+        )
+        for index, value in enumerate(values):
+            self._def_use.move(value, joined, index * size)
 
 
 class _Steps:
-    """How the operands of members lie behind each other: a step apart in one value, or at one place of separate ones.
+    """Steps from member to member of a packed operation, by slot: results first, then operands.
 
-    Members are operations of one kind: the operands of a slot have the same shape, strides, dtype and kind of value.
+    In each slot, members view one value at offsets an even step apart, or separate values at equal offsets. Members
+    have equal signatures: the views of a slot have the same shape, strides, dtype and location.
     """
 
     def __init__(self, leader: Op) -> None:
         self._count = 1
-        self._first = self._last = _views(leader)
+        self._first = self._last = _list_views(leader)
         self._steps: Sequence[int | None] | None = None
-        self._parts = [{id(view.value)} for view in self._first]
+        self._slot_values = [{id(view.value)} for view in self._first]
 
-    def to(self, op: Op) -> Sequence[int | None] | None:
-        """The step of each operand from the last member to an operation, None of a separate value; None if uneven."""
+    def find_steps(self, op: Op) -> Sequence[int | None] | None:
+        """Return the step of each slot from the last member to an operation.
+
+        A slot with separate values has the step None. Returns None if the operation cannot be the next member.
+        """
         steps: list[int | None] = []
         separate: dict[int, int] = {}
-        for slot, (view, first) in enumerate(zip(_views(op), self._first)):
-            value, whole = view.value, first.value
-            if _is_one(value, whole):
+        for slot, (view, first) in enumerate(zip(_list_views(op), self._first)):
+            value, first_value = view.value, first.value
+            if _is_same_memory(value, first_value):
                 step = view.offset - self._last[slot].offset
-                if step < 0 or (step == 0 and slot == 0) or not _may_step(op, slot, step):
+                if step < 0 or (step == 0 and slot == 0) or not _can_step(op, slot, step):
                     return None
                 steps.append(step)
             else:
-                if view.offset != first.offset or id(value) in self._parts[slot]:
+                if view.offset != first.offset or id(value) in self._slot_values[slot]:
                     return None
-                if not _may_be_parts(value, whole, self._count + 1):
+                if not _can_be_joined(value, first_value, self._count + 1):
                     return None
-                # A value that stands in two operands of one member has to be the same part for both.
-                if separate.setdefault(id(value), id(whole)) != id(whole):
+                # A value in two slots of one member must be the same slice of the joined value in both.
+                if separate.setdefault(id(value), id(first_value)) != id(first_value):
                     return None
                 steps.append(None)
             if self._steps is not None and steps[-1] != self._steps[slot]:
                 return None
         return steps if len(set(separate.values())) == len(separate) else None
 
-    def take(self, op: Op, steps: Sequence[int | None]) -> None:
-        """Let an operation be the last member, which lies these steps behind the one before."""
+    def append(self, op: Op, steps: Sequence[int | None]) -> None:
+        """Append an operation as a member, with the steps that `find_steps` returned for it."""
         self._count += 1
-        self._last, self._steps = _views(op), steps
-        for parts, view in zip(self._parts, self._last):
-            parts.add(id(view.value))
+        self._last, self._steps = _list_views(op), steps
+        for slot_values, view in zip(self._slot_values, self._last):
+            slot_values.add(id(view.value))
 
 
-def _stores(ops: Sequence[Op]) -> dict[int, list[int]]:
-    """The places at which each storage in memory is written."""
-    found: dict[int, list[int]] = {}
-    for place, op in enumerate(ops):
+def _find_stores(ops: Sequence[Op]) -> dict[int, list[int]]:
+    """Return the positions of the operations that write each storage, by the storage's id."""
+    stores_by_storage: dict[int, list[int]] = {}
+    for position, op in enumerate(ops):
         if isinstance(op.opcode, Unlowered):
-            written = [tile.storage for tile in operands(op.opcode.plan)]
+            written = [tile.storage for tile in list_operands(op.opcode.plan)]
         else:
             written = [view.value.storage for view in op.writes if view.value.storage is not None]
         for storage in written:
-            found.setdefault(id(storage), []).append(place)
-    return found
+            stores_by_storage.setdefault(id(storage), []).append(position)
+    return stores_by_storage
 
 
-def _may_be_packed(op: Op, results: Collection[int]) -> bool:
+def _can_be_packed(op: Op, results: Collection[int]) -> bool:
     if len(op.writes) != 1:
         return False
     written = op.writes[0].value
-    if written.kind is not ValueKind.buffer and id(written.storage) not in results:
+    if written.location is not ValueLocation.buffer and id(written.storage) not in results:
         return False
     if isinstance(op.opcode, (Matmul, Reduce, Gather)):
         return True
@@ -203,20 +214,22 @@ def _may_be_packed(op: Op, results: Collection[int]) -> bool:
     )
 
 
-def _kind(op: Op) -> Any:
-    """What operations have in common that differ only in where their operands lie."""
-    layouts = ((view.shape, view.strides, str(view.value.dtype), view.value.kind) for view in _views(op))
+def _build_signature(op: Op) -> Any:
+    """Return a key that is equal for operations that differ only in the values and offsets of their views."""
+    layouts = (
+        (view.shape, view.strides, str(view.value.dtype), view.value.location) for view in _list_views(op)
+    )
     return op.opcode, *layouts
 
 
-def _views(op: Op) -> tuple[View, ...]:
-    """The result first, then the operands."""
+def _list_views(op: Op) -> tuple[View, ...]:
+    """Return the views of an operation by slot: results first, then operands."""
     return (*op.writes, *op.reads)
 
 
-def _may_step(op: Op, slot: int, step: int) -> bool:
-    """Whether an operand may step: what is gathered from is one tensor, and a sum's order of elements stays."""
-    view = _views(op)[slot]
+def _can_step(op: Op, slot: int, step: int) -> bool:
+    """Return whether the view of a slot may have a step: a gathered tensor may not, and sums must keep their order."""
+    view = _list_views(op)[slot]
     if isinstance(op.opcode, Gather) and slot == 1:
         return step == 0
     if isinstance(op.opcode, Reduce) and slot == 1:
@@ -226,25 +239,25 @@ def _may_step(op: Op, slot: int, step: int) -> bool:
     return True
 
 
-def _is_one(first: Value, second: Value) -> bool:
-    """Whether two values are one, or the bytes of one storage at two times."""
+def _is_same_memory(first: Value, second: Value) -> bool:
+    """Return whether two values are one value, or versions of the bytes of one storage."""
     return first is second or (first.storage is not None and first.storage is second.storage)
 
 
-def _may_be_parts(value: Value, first: Value, count: int) -> bool:
-    """Whether a value and that of the first member may become two of `count` parts of one."""
-    are_buffers = value.kind is ValueKind.buffer and first.kind is ValueKind.buffer
-    alike = value.shape == first.shape and value.dtype == first.dtype
-    return are_buffers and alike and value.size * count <= _MOST_ELEMENTS
+def _can_be_joined(value: Value, first: Value, count: int) -> bool:
+    """Return whether a value and the first member's value may become two of `count` slices of a joined value."""
+    are_buffers = value.location is ValueLocation.buffer and first.location is ValueLocation.buffer
+    is_alike = value.shape == first.shape and value.dtype == first.dtype
+    return are_buffers and is_alike and value.size * count <= _ELEMENTS_PACKED_MAX
 
 
-def _overlap(first: View, second: View) -> bool:
-    (low, high), (start, end) = _span(first), _span(second)
+def _has_overlap(first: View, second: View) -> bool:
+    (low, high), (start, end) = _compute_span(first), _compute_span(second)
     return low <= end and start <= high
 
 
-def _span(view: View) -> tuple[int, int]:
-    """The first and the last element of a view."""
+def _compute_span(view: View) -> tuple[int, int]:
+    """Return the lowest and the highest element that a view touches."""
     low = high = view.offset
     for extent, stride in zip(view.shape, view.strides):
         if stride < 0:
@@ -254,17 +267,25 @@ def _span(view: View) -> tuple[int, int]:
     return low, high
 
 
-def _stepped(view: View, count: int, step: int, dims: int) -> View:
-    """A view of `count` views a step apart, along a first axis; each has at least `dims` dims."""
+def _add_step_axis(view: View, count: int, step: int, dims: int) -> View:
+    """Return one view of `count` equal views whose offsets are `step` apart, along a new first axis.
+
+    Axes of extent 1 are added until each of the views has at least `dims` dims.
+    """
     ones = (1,) * (dims - len(view.shape))
     zeros = (0,) * len(ones)
     return View(view.value, view.offset, (count, *ones, *view.shape), (step, *zeros, *view.strides))
 
 
-def _with_axis(opcode: Opcode) -> Opcode:
-    """The opcode for operands with an axis before theirs."""
+def _add_axis(opcode: Opcode) -> Opcode:
+    """Return an opcode for operands with one more axis at the front."""
     if not isinstance(opcode, Reduce):
         return opcode
     axes = opcode.axes if isinstance(opcode.axes, tuple) else (opcode.axes,)
-    moved = tuple(axis + 1 for axis in axes)
-    return Reduce(opcode.function, moved if len(moved) > 1 else moved[0], opcode.dtype, opcode.keepdims)
+    shifted_axes = tuple(axis + 1 for axis in axes)
+    return Reduce(
+        opcode.function,
+        shifted_axes if len(shifted_axes) > 1 else shifted_axes[0],
+        opcode.dtype,
+        opcode.keepdims,
+    )

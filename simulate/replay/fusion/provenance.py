@@ -1,9 +1,9 @@
 """Provenance: for each element of a tile, the element of an earlier value that it is a copy of.
 
-An element id is one integer: the number of the value and the position in it. Instructions that only move data run on
-ids instead of data, so the source of every operand is known through any chain of loads, copies, transposes and views.
-Where the ids of an operand have constant steps, the operand is a strided view of one value, and no data moves. Most
-tiles are such a view; only the view is kept then, and moving it is arithmetic on strides.
+An element id is one integer, made of the number of the value and the position in the value. Instructions that only
+move data run on ids instead of data, so the source of every operand is known through any chain of loads, copies,
+transposes and views. If the ids of an operand have constant steps, the operand is a strided view of one value, and no
+data moves. Most tiles are such views. For them only the view is stored, and moving it is arithmetic on strides.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _ELEMENTS_MAX = 1 << 40  # an id is value number * this + position; no value has
 _BOXES_MAX = 256
 
 ElementIds = np.ndarray
-"""The id of each element; -1 where no instruction wrote."""
+"""Element ids as an int64 array; -1 marks elements that no instruction wrote."""
 
 
 class Provenance:
-    """The provenance of a tile's elements: a view of one value while there is one, else an array of ids.
+    """Provenance of a tile's elements: a view of one value if there is one, otherwise an array of ids.
 
-    `aliased` tells that another Provenance was derived from this view, or this one from another. In numpy an
-    assignment to one of the two would change both; these two objects would differ.
+    `aliased` is set if another Provenance was derived from this view, or this one from another. In numpy an assignment
+    to one of the two arrays would change both; these two objects would differ.
     """
 
     __slots__ = ("_element_ids", "aliased", "view")
@@ -44,72 +44,72 @@ class Provenance:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As numpy's."""
-        return self.view.shape if self.view is not None else self.element_ids().shape
+        """Shape of the tile."""
+        return self.view.shape if self.view is not None else self.get_element_ids().shape
 
     @property
     def ndim(self) -> int:
-        """As numpy's."""
+        """Number of dims."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """As numpy's."""
+        """Number of elements."""
         return views.count(self.shape)
 
-    def element_ids(self) -> ElementIds:
-        """The id of every element; only without a view may the array be written to."""
+    def get_element_ids(self) -> ElementIds:
+        """Return the id of every element; write to the array only if `view` is None."""
         if self._element_ids is not None:
             return self._element_ids
         assert self.view is not None
-        return element_ids_of(self.view)
+        return compute_element_ids(self.view)
 
     def transpose(self, *axes: Any) -> Provenance:
-        """As numpy's."""
+        """Permute the axes, as `numpy.ndarray.transpose` does."""
         order = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
         order = tuple(order) if order and order != (None,) else tuple(reversed(range(self.ndim)))
         if self.view is None or sorted(order) != list(range(self.ndim)):
-            return Provenance(self.element_ids().transpose(*axes))
+            return Provenance(self.get_element_ids().transpose(*axes))
         shape, strides = self.view.shape, self.view.strides
-        return self._over(tuple(shape[d] for d in order), tuple(strides[d] for d in order))
+        return self._derive(tuple(shape[d] for d in order), tuple(strides[d] for d in order))
 
     def reshape(self, *shape: Any) -> Provenance:
-        """As numpy's."""
+        """Change the shape, as `numpy.ndarray.reshape` does."""
         sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        wanted = views.resolve_sizes(tuple(sizes), self.size)
-        if self.view is not None and wanted is not None:
-            strides = views.regroup(self.view.shape, self.view.strides, wanted)
+        resolved = views.resolve_sizes(tuple(sizes), self.size)
+        if self.view is not None and resolved is not None:
+            strides = views.regroup(self.view.shape, self.view.strides, resolved)
             if strides is not None:
-                return self._over(wanted, strides)
-        return Provenance(self.element_ids().reshape(*shape))
+                return self._derive(resolved, strides)
+        return Provenance(self.get_element_ids().reshape(*shape))
 
     def broadcast_to(self, shape: Any) -> Provenance:
-        """As np.broadcast_to."""
+        """Broadcast to a shape, as `numpy.broadcast_to` does."""
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         added = len(sizes) - self.ndim
         if self.view is None or added < 0:
-            return Provenance(np.broadcast_to(self.element_ids(), sizes))
+            return Provenance(np.broadcast_to(self.get_element_ids(), sizes))
         strides = [0] * added
         for extent, old, stride in zip(sizes[added:], self.view.shape, self.view.strides):
             if old not in (1, extent):
-                return Provenance(np.broadcast_to(self.element_ids(), sizes))
+                return Provenance(np.broadcast_to(self.get_element_ids(), sizes))
             strides.append(stride)
-        return self._over(sizes, tuple(strides))
+        return self._derive(sizes, tuple(strides))
 
     def copy(self) -> Provenance:
-        """A copy as an array of ids, which may be written to."""
-        return Provenance(self.element_ids().copy())
+        """Return a copy as an array of ids, which may be written to."""
+        return Provenance(self.get_element_ids().copy())
 
     def __getitem__(self, key: Any) -> Provenance:
-        found = None if self.view is None else _indexed(self.view, key)
-        return Provenance(self.element_ids()[key]) if found is None else self._over(*found)
+        indexed = None if self.view is None else _index_view(self.view, key)
+        return Provenance(self.get_element_ids()[key]) if indexed is None else self._derive(*indexed)
 
     def __setitem__(self, key: Any, other: Provenance) -> None:
         if self.view is not None:
-            self._element_ids, self.view = self.element_ids(), None
-        self.element_ids()[key] = other.element_ids()
+            self._element_ids, self.view = self.get_element_ids(), None
+        self.get_element_ids()[key] = other.get_element_ids()
 
-    def _over(
+    def _derive(
         self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int | None = None
     ) -> Provenance:
         assert self.view is not None
@@ -118,56 +118,61 @@ class Provenance:
         return Provenance(View(self.view.value, start, shape, strides), aliased=True)
 
 
-def _indexed(view: View, key: Any) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
-    """Shape, strides and offset of the part of a view under a key; None for a key that is left to numpy."""
+def _index_view(view: View, key: Any) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
+    """Index a view; return shape, strides and offset of the selected elements.
+
+    Returns None for a key that numpy has to apply to the ids: index arrays, empty slices and invalid indices.
+    """
     keys = list(key) if isinstance(key, tuple) else [key]
-    if any(each is not None and each is not ... and type(each) not in (int, slice) for each in keys):
+    if any(index is not None and index is not ... and type(index) not in (int, slice) for index in keys):
         return None
-    used = sum(each is not None and each is not ... for each in keys)
-    dots = [place for place, each in enumerate(keys) if each is ...]
-    if used > len(view.shape) or len(dots) > 1:
+    used = sum(index is not None and index is not ... for index in keys)
+    ellipses = [position for position, index in enumerate(keys) if index is ...]
+    if used > len(view.shape) or len(ellipses) > 1:
         return None
-    at = dots[0] if dots else len(keys)
-    keys[at : at + 1] = [slice(None)] * (len(view.shape) - used)
+    gap = ellipses[0] if ellipses else len(keys)
+    keys[gap : gap + 1] = [slice(None)] * (len(view.shape) - used)
     shape: list[int] = []
     strides: list[int] = []
     offset, dim = view.offset, 0
-    for each in keys:
-        if each is None:
+    for index in keys:
+        if index is None:
             shape.append(1)
             strides.append(0)
             continue
         extent, stride = view.shape[dim], view.strides[dim]
         dim += 1
-        if isinstance(each, int):
-            if not -extent <= each < extent:
+        if isinstance(index, int):
+            if not -extent <= index < extent:
                 return None
-            offset += each % extent * stride
+            offset += index % extent * stride
             continue
-        chosen = range(*each.indices(extent))
-        if not chosen:
+        selected = range(*index.indices(extent))
+        if not selected:
             return None
-        offset += chosen.start * stride
-        shape.append(len(chosen))
-        strides.append(chosen.step * stride)
+        offset += selected.start * stride
+        shape.append(len(selected))
+        strides.append(selected.step * stride)
     return tuple(shape), tuple(strides), offset
 
 
-def element_ids_of(view: View) -> ElementIds:
-    """The ids of the elements of a view."""
+def compute_element_ids(view: View) -> ElementIds:
+    """Compute the ids of the elements of a view."""
     return element_ids(view.shape, view.strides, view.value.number * _ELEMENTS_MAX + view.offset)
 
 
-def concatenate(parts: list[Provenance], *args: Any, **kwargs: Any) -> Provenance:
-    """As np.concatenate."""
-    return Provenance(np.concatenate([part.element_ids() for part in parts], *args, **kwargs))
+def concatenate(provenances: list[Provenance], *args: Any, **kwargs: Any) -> Provenance:
+    """Concatenate provenances, as `numpy.concatenate` does."""
+    return Provenance(
+        np.concatenate([provenance.get_element_ids() for provenance in provenances], *args, **kwargs)
+    )
 
 
-def source_values(provenance: Provenance, values: list[Value]) -> list[Value]:
-    """The values that the elements are copies from."""
+def find_source_values(provenance: Provenance, values: list[Value]) -> list[Value]:
+    """Return the values that the elements are copies of."""
     if provenance.view is not None:
         return [provenance.view.value]
-    ids = provenance.element_ids()
+    ids = provenance.get_element_ids()
     low, high = int(ids.min()) // _ELEMENTS_MAX, int(ids.max()) // _ELEMENTS_MAX
     if low == high:
         return [values[low]]
@@ -175,21 +180,26 @@ def source_values(provenance: Provenance, values: list[Value]) -> list[Value]:
 
 
 def as_view(provenance: Provenance, values: list[Value]) -> View | None:
-    """The view of one value with exactly these elements; None if there is none.
+    """Return the view of one value with exactly these elements; None if there is none.
 
-    Raises NotFused for elements that no instruction wrote; an instruction may move such elements.
+    Raises:
+        NotFused: The first element was written by no instruction. Instructions may only move such elements.
     """
-    return provenance.view if provenance.view is not None else _defined_view(provenance.element_ids(), values)
+    return (
+        provenance.view
+        if provenance.view is not None
+        else _find_defined_view(provenance.get_element_ids(), values)
+    )
 
 
-def _defined_view(ids: ElementIds, values: list[Value]) -> View | None:
+def _find_defined_view(ids: ElementIds, values: list[Value]) -> View | None:
     if ids.flat[0] < 0:
         raise NotFused("an operand has elements that no instruction wrote")
-    return view_of(ids, values)
+    return find_view(ids, values)
 
 
-def view_of(ids: ElementIds, values: list[Value]) -> View | None:
-    """The view of one value whose elements have exactly these ids; None if there is none."""
+def find_view(ids: ElementIds, values: list[Value]) -> View | None:
+    """Return the view of one value whose elements have exactly these ids; None if there is none."""
     first = int(ids.flat[0])
     if first < 0:
         return None
@@ -200,43 +210,50 @@ def view_of(ids: ElementIds, values: list[Value]) -> View | None:
     ]
     if not np.array_equal(ids, element_ids(ids.shape, tuple(strides), first)):
         return None
-    number, offset = divmod(first, _ELEMENTS_MAX)
-    if int(ids.min()) // _ELEMENTS_MAX != number or int(ids.max()) // _ELEMENTS_MAX != number:
+    value_number, offset = divmod(first, _ELEMENTS_MAX)
+    if int(ids.min()) // _ELEMENTS_MAX != value_number or int(ids.max()) // _ELEMENTS_MAX != value_number:
         return None
-    return View(values[number], offset, ids.shape, tuple(strides))
+    return View(values[value_number], offset, ids.shape, tuple(strides))
 
 
-def boxes_of(provenance: Provenance, values: list[Value]) -> list[tuple[tuple[slice, ...], View]]:
-    """Boxes that tile the whole, each with the view of one value that it is. Raises NotFused for too many boxes."""
+def split_into_boxes(provenance: Provenance, values: list[Value]) -> list[tuple[tuple[slice, ...], View]]:
+    """Split a tile into boxes, each of which is a view of one value.
+
+    Returns:
+        The slices of each box, and its view.
+
+    Raises:
+        NotFused: There are more than 256 boxes, or no instruction wrote the first element of a box.
+    """
     waiting = [tuple(slice(0, extent) for extent in provenance.shape)]
     if provenance.view is not None:
         return [(waiting[0], provenance.view)]
-    found: list[tuple[tuple[slice, ...], View]] = []
-    ids = provenance.element_ids()
+    boxes: list[tuple[tuple[slice, ...], View]] = []
+    ids = provenance.get_element_ids()
     while waiting:
         box = waiting.pop()
-        part = ids[box]
-        view = _defined_view(part, values)
+        box_ids = ids[box]
+        view = _find_defined_view(box_ids, values)
         if view is not None:
-            found.append((box, view))
+            boxes.append((box, view))
             continue
-        if len(found) + len(waiting) > _BOXES_MAX:
+        if len(boxes) + len(waiting) > _BOXES_MAX:
             raise NotFused(f"an operand consists of more than {_BOXES_MAX} views of values")
-        dim, at = _split_at(part)
-        middle = box[dim].start + at
+        dim, split = _choose_split(box_ids)
+        middle = box[dim].start + split
         waiting.append((*box[:dim], slice(middle, box[dim].stop), *box[dim + 1 :]))
         waiting.append((*box[:dim], slice(box[dim].start, middle), *box[dim + 1 :]))
-    return found
+    return boxes
 
 
-def _split_at(ids: ElementIds) -> tuple[int, int]:
-    """Dim and index of the split: where another value begins, else where the step changes, else the middle."""
+def _choose_split(ids: ElementIds) -> tuple[int, int]:
+    """Return dim and index of a split: where another value begins, else where the step changes, else the middle."""
     steps_change: tuple[int, int] | None = None
     for dim in range(ids.ndim):
         line = ids[tuple(slice(None) if d == dim else 0 for d in range(ids.ndim))]
-        other = np.flatnonzero(np.diff(line // _ELEMENTS_MAX))
-        if other.size:
-            return dim, int(other[0]) + 1
+        boundaries = np.flatnonzero(np.diff(line // _ELEMENTS_MAX))
+        if boundaries.size:
+            return dim, int(boundaries[0]) + 1
         uneven = np.flatnonzero(np.diff(line, 2))
         if uneven.size and steps_change is None:
             steps_change = dim, int(uneven[0]) + 2 if uneven[0] else 1

@@ -32,7 +32,7 @@ VARIABLE = "NKW_SPEED"
 _onemkl_allowed = ContextVar("onemkl_allowed", default=True)
 
 _LIBRARIES = ("libtorch_cpu.so", "torch_cpu.dll", "libtorch_cpu.dylib")
-_ROW_MAJOR, _AS_IT_IS, _TRANSPOSED = 101, 111, 112  # of the C interface of BLAS
+_ROW_MAJOR, _NOT_TRANSPOSED, _TRANSPOSED = 101, 111, 112  # of the C interface of BLAS
 _MEASURED = (
     128,
     1024,
@@ -49,11 +49,13 @@ _SIGNATURE = (
 )
 
 
-def wanted() -> bool:
-    """Whether NKW_SPEED=torch is set, torch is installed, and this processor multiplies bfloat16 faster than float32.
+def is_enabled() -> bool:
+    """Return whether NKW_SPEED is torch, torch is installed, and bfloat16 products are faster than float32 products.
 
-    Warns once where numpy multiplies all the same. NKW_SPEED=numpy is the default. Raises InvalidArgument for another
-    value.
+    Warns once per process if NKW_SPEED is torch and numpy multiplies nevertheless. The default is NKW_SPEED=numpy.
+
+    Raises:
+        InvalidArgument: NKW_SPEED has another value than numpy or torch.
     """
     text = os.environ.get(VARIABLE, "")
     if text not in ("", "numpy", "torch"):
@@ -71,23 +73,23 @@ def wanted() -> bool:
 
 @cache
 def relative_time() -> float:
-    """The time of a bfloat16 product over that of the same float32 product by numpy; measured once per process."""
+    """Measure the time of a bfloat16 product over that of numpy's float32 product, once per process."""
     left, right = np.ones((_MEASURED[0], _MEASURED[1]), np.float32), np.ones(_MEASURED[1:], np.float32)
     out = np.empty((_MEASURED[0], _MEASURED[2]), np.float32)
     narrow = left.astype(ml_dtypes.bfloat16), right.astype(ml_dtypes.bfloat16)
     if has_onemkl():
-        seconds = _shortest(lambda: multiply(*narrow, out))
+        seconds = _measure_shortest(lambda: multiply(*narrow, out))
     else:
-        seconds = _shortest(lambda: multiply_widened(*narrow, out, *_MEASURED[1:]))
-    return seconds / _shortest(lambda: np.matmul(left, right, out=out))
+        seconds = _measure_shortest(lambda: multiply_widened(*narrow, out, *_MEASURED[1:]))
+    return seconds / _measure_shortest(lambda: np.matmul(left, right, out=out))
 
 
-def _shortest(run: Callable[[], object]) -> float:
+def _measure_shortest(run: Callable[[], object]) -> float:
     seconds = []
     for _ in range(_REPETITIONS):
-        begun = perf_counter()
+        start = perf_counter()
         run()
-        seconds.append(perf_counter() - begun)
+        seconds.append(perf_counter() - start)
     return min(seconds)
 
 
@@ -111,18 +113,18 @@ def warn_of_absence() -> None:
 
 
 def available() -> bool:
-    """Whether torch is installed."""
-    return _folder() is not None
+    """Return whether torch is installed."""
+    return _find_libraries() is not None
 
 
 def has_onemkl() -> bool:
-    """Whether oneMKL is there and not excluded, so that bfloat16 matrices need no widening."""
-    return _onemkl_allowed.get() and _gemm() is not None
+    """Return whether oneMKL is installed and not excluded, so that bfloat16 matrices need no widening."""
+    return _onemkl_allowed.get() and _load_gemm() is not None
 
 
 @contextmanager
 def without_onemkl() -> Iterator[None]:
-    """Let torch multiply inside a `with` block, also where oneMKL is there, to compare the two."""
+    """Exclude oneMKL inside a `with` block, so that torch multiplies, to compare the two."""
     token = _onemkl_allowed.set(False)
     try:
         yield
@@ -131,71 +133,81 @@ def without_onemkl() -> Iterator[None]:
 
 
 def multiply(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
-    """out = left @ right for bfloat16 matrices of two bytes an element and a float32 `out`, by oneMKL.
+    """Write left @ right to `out` by oneMKL.
 
-    Each matrix has stride 1 along one axis; its rows or columns do not overlap.
+    Each matrix has stride 1 along one axis, and its rows or columns do not overlap.
+
+    Args:
+        left: bfloat16 [rows, depth], two bytes an element.
+        right: bfloat16 [depth, columns].
+        out: float32 [rows, columns].
     """
-    if _leading(out)[0] == _TRANSPOSED:
+    if _find_leading(out)[0] == _TRANSPOSED:
         left, right, out = right.T, left.T, out.T
-    gemm = _gemm()
+    gemm = _load_gemm()
     assert gemm is not None
-    (turned_left, step_left), (turned_right, step_right) = _leading(left), _leading(right)
+    (turned_left, step_left), (turned_right, step_right) = _find_leading(left), _find_leading(right)
     (rows, depth), columns = left.shape, right.shape[1]
-    a, b, c = (each.__array_interface__["data"][0] for each in (left, right, out))
+    a, b, c = (matrix.__array_interface__["data"][0] for matrix in (left, right, out))
     gemm(
         *(_ROW_MAJOR, turned_left, turned_right, rows, columns, depth),
         *(1.0, a, step_left, b, step_right),
-        *(0.0, c, _leading(out)[1]),
+        *(0.0, c, _find_leading(out)[1]),
     )
 
 
 def multiply_widened(left: np.ndarray, right: np.ndarray, out: np.ndarray, height: int, width: int) -> None:
-    """out = left @ right for bfloat16 matrices, with float32 products and sums, by torch.
+    """Write left @ right to `out` by torch, with float32 products and sums.
 
-    `left` is widened whole, `right` in blocks of `height` by `width`.
+    Args:
+        left: bfloat16 [rows, depth], which is widened at once.
+        right: bfloat16 [depth, columns], which is widened in blocks.
+        out: float32 [rows, columns].
+        height: The number of rows of a block of `right`.
+        width: The number of columns of a block of `right`.
     """
     import torch
 
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
 
-    def narrow(matrix: np.ndarray) -> Any:
+    def view_as_bfloat16(matrix: np.ndarray) -> Any:
         return torch.from_numpy(matrix.view(np.uint16).view(np.int16)).view(torch.bfloat16)
 
     try:
-        wide = narrow(left).float()
+        wide = view_as_bfloat16(left).float()
         scratch = torch.empty(height * width)
         for start in range(0, right.shape[1], width):
             result = torch.from_numpy(out[:, start : start + width])
             for first in range(0, right.shape[0], height):
-                part = narrow(right[first : first + height, start : start + width])
-                block = scratch[: part.numel()].view(part.shape).copy_(part)
-                product = torch.mm(wide[:, first : first + height], block)
+                narrow_block = view_as_bfloat16(right[first : first + height, start : start + width])
+                wide_block = scratch[: narrow_block.numel()].view(narrow_block.shape).copy_(narrow_block)
+                product = torch.mm(wide[:, first : first + height], wide_block)
                 result.copy_(product) if first == 0 else result.add_(product)
     finally:
         torch.set_float32_matmul_precision(before)
 
 
-def _leading(matrix: np.ndarray) -> tuple[int, int]:
-    """The transposition flag of a matrix, and its leading dimension in elements."""
+def _find_leading(matrix: np.ndarray) -> tuple[int, int]:
+    """Return the transposition flag of a matrix for BLAS, and its leading dimension in elements."""
     (rows, columns), (down, right) = matrix.shape, (step // matrix.itemsize for step in matrix.strides)
     if right == 1 or columns == 1:
-        return _AS_IT_IS, down if rows > 1 else columns
+        return _NOT_TRANSPOSED, down if rows > 1 else columns
     return _TRANSPOSED, right
 
 
 @cache
-def _folder() -> Path | None:
-    """The folder of torch's libraries; torch is not imported, which would take a second."""
-    found = find_spec("torch")
-    places = found.submodule_search_locations if found is not None else None
-    return Path(next(iter(places)), "lib") if places else None
+def _find_libraries() -> Path | None:
+    """Return the folder of torch's libraries, or None; torch is not imported, as the import would take a second."""
+    spec = find_spec("torch")
+    folders = spec.submodule_search_locations if spec is not None else None
+    return Path(next(iter(folders)), "lib") if folders else None
 
 
 @cache
-def _gemm() -> Callable[..., None] | None:
-    """oneMKL's matmul of bfloat16 matrices; None where no library exports it."""
-    folder = _folder()
+def _load_gemm() -> Callable[..., None] | None:
+    """Load oneMKL's matmul of bfloat16 matrices; return None if no library of torch exports it."""
+    folder = _find_libraries()
     if folder is None:
         return None
     for name in _LIBRARIES:
