@@ -1,7 +1,7 @@
 """One block of host memory for the tiles of all programs of a replay cache.
 
 The live range of a tile is from its first to its last use, and programs run one after another. Tiles with disjoint
-live ranges share bytes, as on the chip, so the working set in the host's caches stays about as large as an SBUF.
+live ranges share bytes, as on the chip. So the working set in the host's caches stays about as large as an SBUF.
 """
 
 from __future__ import annotations

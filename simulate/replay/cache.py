@@ -1,7 +1,7 @@
 """Cache of programs by cache key, and a report on the launches in replay mode.
 
-The checks of an eager launch hold for every launch with the same key and unchanged guards, because the instructions of
-an NKI kernel do not depend on data. The cache keeps the streams of the eager launch. Its instructions run again on new
+The instructions of an NKI kernel do not depend on data. So the checks of an eager launch hold for every launch with the
+same key and unchanged guards. The cache keeps the streams of the eager launch. Its instructions run again on new
 arrays, rewritten into few numpy calls (`simulate.replay.fusion`) or one by one. A replay plans nothing, tracks no
 validity and records no stream; it shares the streams of the eager launch.
 """

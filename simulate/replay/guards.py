@@ -139,7 +139,7 @@ class Guards:
             and all(map(operator.is_, chain.from_iterable(current), self._recorded))
         )
 
-    def find_disturbance(self) -> str | None:
+    def find_side_effect(self) -> str | None:
         """Return the reason why the launch that just ran may not be replayed, or None if it may."""
         if not self.unchanged():
             return "the kernel changes what it depends on"

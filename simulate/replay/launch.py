@@ -18,7 +18,7 @@ from simulate.replay.verify import (
     compare_exactly,
     compare_within_bound,
     copy_arrays,
-    make_disturbance,
+    perturb_within_rounding,
     replace_arrays,
 )
 from simulate.run.environment import PRECISE_VARIABLE
@@ -60,7 +60,7 @@ def replay_or_record(request: LaunchRequest, options: ReplayOptions, replays: Re
     except NotFixed as error:
         return _launch_eagerly(request, replays, str(error))
     launch = _launch_eagerly(request, replays)
-    reason = why_not_replayed(launch) or guards.find_disturbance()
+    reason = why_not_replayed(launch) or guards.find_side_effect()
     if reason is None and not key.matches(request, launch_options):
         reason = "the kernel changes its arguments"
     if reason is None:
@@ -130,13 +130,15 @@ def _replay_and_verify(
         compare_exactly(eager.kernel, replay_outcome, eager_outcome)
     else:
 
-        def run_disturbed(seed: int) -> Outcome:
+        def run_perturbed(seed: int) -> Outcome:
             run_arrays = copy_arrays(initial_arrays)
-            run_outputs = program.run(run_arrays, peers=request.peers, disturbance=make_disturbance(seed))
+            run_outputs = program.run(
+                run_arrays, peers=request.peers, perturbation=perturb_within_rounding(seed)
+            )
             return Outcome(run_outputs, run_arrays)
 
         compare_within_bound(
-            eager.kernel, replay_outcome, eager_outcome, run_disturbed, single_process=request.peers is None
+            eager.kernel, replay_outcome, eager_outcome, run_perturbed, single_process=request.peers is None
         )
     replays.report.verified += 1
     return outputs

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Recorded = list[tuple[Plan, Any, bool]]
 """Plan, accumulate mask (see `execute_again`) and whether a result was masked, by instruction in program order."""
 
-Disturbance = Callable[[Plan, list[Any], np.ndarray], np.ndarray]
+Perturbation = Callable[[Plan, list[Any], np.ndarray], np.ndarray]
 
 SEVERAL_CORES = "a logical core of several physical cores"
 
@@ -173,19 +173,19 @@ class Program:
         arrays: Sequence[Sequence[np.ndarray]],
         exact: bool = False,
         peers: Processes | None = None,
-        disturbance: Disturbance | None = None,
+        perturbation: Perturbation | None = None,
     ) -> list[Any]:
         """Run the program on new arrays and return each rank's output.
 
-        The rewritten program runs if `rewrite` made one. The plans run one by one as recorded if `exact` is set, if
-        there is a `disturbance`, or if the program writes an array that overlaps another argument. Any exception
-        that is no NkwError leaves `was_interrupted` set.
+        The rewritten program runs if `rewrite` made one. The plans run one by one as recorded with `exact`, with a
+        `perturbation`, or if the program writes an array that overlaps another argument. An exception that is no
+        NkwError leaves `was_interrupted` set.
 
         Args:
             arrays: The array arguments of each rank, in the order of recording.
             exact: Whether to run the plans as recorded.
             peers: The processes of the other ranks, or None if this process has all ranks.
-            disturbance: A function of plan, operands and product that returns the product a matmul shall have instead.
+            perturbation: A function of a matmul's plan, operands and product that returns another product.
 
         Raises:
             InvalidArgument: An array does not have the recorded shape and dtype, or is not contiguous.
@@ -193,7 +193,7 @@ class Program:
         """
         self.was_interrupted = True
         try:
-            outputs = self._run(arrays, exact, peers, disturbance)
+            outputs = self._run(arrays, exact, peers, perturbation)
         except NkwError:
             self.was_interrupted = False
             raise
@@ -205,7 +205,7 @@ class Program:
         arrays: Sequence[Sequence[np.ndarray]],
         exact: bool,
         peers: Processes | None,
-        disturbance: Disturbance | None,
+        perturbation: Perturbation | None,
     ) -> list[Any]:
         if len(arrays) != len(self._inputs):
             raise build_arrays_error(f"{len(arrays)} lists of arrays", f"{len(self._inputs)}, one per rank")
@@ -219,7 +219,7 @@ class Program:
         for external in self._results:
             external.bind(np.empty(external.storage.nbytes, np.uint8))
             external.storage.uncounted_host = None  # no array of the caller's
-        fused = None if exact or disturbance is not None or self._has_overlaps() else self.fused
+        fused = None if exact or perturbation is not None or self._has_overlaps() else self.fused
         with np.errstate(all="ignore"):
             if fused is not None:
                 self._tiles.unbind()
@@ -231,7 +231,7 @@ class Program:
                     external.show()
                 self._tiles.bind(self._memory.tiles)
                 try:
-                    self._execute(peers, disturbance)
+                    self._execute(peers, perturbation)
                 finally:
                     self._tiles.drop_conversions()
         for inputs in self._inputs:
@@ -274,8 +274,8 @@ class Program:
                         return True
         return False
 
-    def _execute(self, peers: Processes | None, disturbance: Disturbance | None) -> None:
-        ranks = [_Run(recorded, disturbance) for recorded in self._plans]
+    def _execute(self, peers: Processes | None, perturbation: Perturbation | None) -> None:
+        ranks = [_Run(recorded, perturbation) for recorded in self._plans]
         while True:
             waiting = {
                 n: (rank.rendezvous, rank.operands)
@@ -291,9 +291,9 @@ class Program:
 class _Run:
     """Exact replay of one rank, which stops at every rendezvous."""
 
-    def __init__(self, recorded: Recorded, disturbance: Disturbance | None) -> None:
+    def __init__(self, recorded: Recorded, perturbation: Perturbation | None) -> None:
         self._recorded = recorded
-        self._disturbance = disturbance
+        self._perturbation = perturbation
         self._next = 0
         self._state: dict[State, np.ndarray] = {}
         self.operands: list[Any] = []
@@ -307,18 +307,18 @@ class _Run:
             if plan.rendezvous is not None:
                 self._next, self.operands, self.rendezvous = position, read_operands(plan), plan.rendezvous
                 return True
-            if self._disturbance is not None and accumulate_mask is not None and len(plan.reads) == 2:
-                self._execute_disturbed(plan, accumulate_mask, self._disturbance)
+            if self._perturbation is not None and accumulate_mask is not None and len(plan.reads) == 2:
+                self._execute_perturbed(plan, accumulate_mask, self._perturbation)
             else:
                 execute_again(plan, accumulate_mask, self._state, 128)
         self._next = len(recorded)
         return False
 
     @staticmethod
-    def _execute_disturbed(plan: Plan, accumulate_mask: Any, disturbance: Disturbance) -> None:
-        """Execute a matmul and write its disturbed product."""
+    def _execute_perturbed(plan: Plan, accumulate_mask: Any, perturbation: Perturbation) -> None:
+        """Execute a matmul and write its perturbed product."""
         operands, tile = read_operands(plan), plan.writes[0]
-        product = disturbance(plan, operands, plan.compute(*operands)[0])
+        product = perturbation(plan, operands, plan.compute(*operands)[0])
         write_result(tile, add_to_psum(tile, product, accumulate_mask), plan.domain is Domain.float32, False)
 
     def finish_rendezvous(self, results: Sequence[Any]) -> None:

@@ -1,13 +1,13 @@
 """Verification: comparison of a replay with an eager launch, within a bound for reordered float32 sums.
 
-A rewritten program takes the float32 sums of matmuls in another order. A sum of n products in any order is within
-gamma = n * 2**-24 / (1 - n * 2**-24) of the true sum, times the sum of the magnitudes of its terms (Higham, Accuracy
-and Stability of Numerical Algorithms, section 3.1). Two orders differ by at most twice that.
+A rewritten program takes the float32 sums of matmuls in another order. The error of a sum of n products in any order is
+at most gamma = n * 2**-24 / (1 - n * 2**-24), times the sum of the magnitudes of its terms (Higham, Accuracy and
+Stability of Numerical Algorithms, section 3.1). Two orders differ by at most twice that.
 
-The effect of such differences on the outputs is measured: the recorded program runs again with every product moved by
-the whole difference, up or down at random. A replay may differ from the eager launch by the largest difference of
-these runs, and by one last place of the output's dtype for its own rounding. Infinities, NaN and integers have to be
-equal, unless those runs change them too: near the largest float32, a product is infinite in one run and NaN in another.
+The effect of such differences on the outputs is measured: the recorded program runs again with every product shifted by
+the whole difference, up or down at random. A replay may differ from the eager launch by the largest difference of these
+runs plus one unit in the last place of the output's dtype. Infinities, NaN and integers have to be equal, unless those
+runs change them too: near the largest float32, a product is infinite in one run and NaN in another.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def compare_within_bound(
     kernel: str,
     replayed: Outcome,
     eager: Outcome,
-    run_disturbed: Callable[[int], Outcome],
+    run_perturbed: Callable[[int], Outcome],
     single_process: bool = True,
 ) -> None:
     """Raise ReplayMismatch where a replay differs from an eager launch by more than reordered sums explain.
@@ -89,8 +89,8 @@ def compare_within_bound(
         kernel: The name of the kernel, for messages.
         replayed: The outputs and arguments of the replay.
         eager: The outputs and arguments of the eager launch.
-        run_disturbed: A function that runs the recorded program with the disturbance of a seed.
-        single_process: Whether this process has all ranks. Otherwise the disturbed runs always take place, because
+        run_perturbed: A function that runs the recorded program with the perturbation of a seed.
+        single_process: Whether this process has all ranks. Otherwise the perturbed runs always take place, because
             ranks of other processes wait for them in their rendezvous.
     """
     names = [name for name, _ in eager.list_named_arrays()]
@@ -102,8 +102,8 @@ def compare_within_bound(
         for replayed_array, eager_array in zip(replayed_arrays, eager_arrays)
     ):
         return
-    disturbed_arrays = [
-        [array for _, array in run_disturbed(seed).list_named_arrays()] for seed in range(_RUNS)
+    perturbed_arrays = [
+        [array for _, array in run_perturbed(seed).list_named_arrays()] for seed in range(_RUNS)
     ]
     for index, name in enumerate(names):
         _compare(
@@ -111,15 +111,15 @@ def compare_within_bound(
             name,
             replayed_arrays[index],
             eager_arrays[index],
-            [disturbed[index] for disturbed in disturbed_arrays],
+            [perturbed[index] for perturbed in perturbed_arrays],
         )
 
 
 def _compare(
-    kernel: str, name: str, replayed: np.ndarray, eager: np.ndarray, disturbed_arrays: list[np.ndarray]
+    kernel: str, name: str, replayed: np.ndarray, eager: np.ndarray, perturbed_arrays: list[np.ndarray]
 ) -> None:
     if replayed.dtype.kind in "iub":
-        stable = all(np.array_equal(eager, disturbed) for disturbed in disturbed_arrays)
+        stable = all(np.array_equal(eager, perturbed) for perturbed in perturbed_arrays)
         if stable and not np.array_equal(replayed, eager):
             count = int(np.count_nonzero(replayed != eager))
             raise ReplayMismatch(
@@ -128,11 +128,11 @@ def _compare(
                 "integers must be equal; set NKW_EXACT_REPLAY=1 and report the kernel",
             )
         return
-    wide = [array.astype(np.float64) for array in (replayed, eager, *disturbed_arrays)]
-    finite = np.isfinite(wide[1]) & np.all([np.isfinite(disturbed) for disturbed in wide[2:]], axis=0)
+    wide = [array.astype(np.float64) for array in (replayed, eager, *perturbed_arrays)]
+    finite = np.isfinite(wide[1]) & np.all([np.isfinite(perturbed) for perturbed in wide[2:]], axis=0)
     with np.errstate(invalid="ignore"):
         bound = max(
-            (float(np.abs(disturbed - wide[1])[finite].max(initial=0.0)) for disturbed in wide[2:]),
+            (float(np.abs(perturbed - wide[1])[finite].max(initial=0.0)) for perturbed in wide[2:]),
             default=0.0,
         )
     bound += compute_ulp(eager.dtype, float(np.abs(wide[1])[finite].max(initial=0.0)))
@@ -140,7 +140,7 @@ def _compare(
         errors = np.where(finite, np.abs(wide[0] - wide[1]), 0.0)
     errors[finite & ~np.isfinite(wide[0])] = np.inf
     must_match = ~np.isfinite(wide[1]) & np.all(
-        [_is_equal(disturbed, wide[1]) for disturbed in wide[2:]], axis=0
+        [_is_equal(perturbed, wide[1]) for perturbed in wide[2:]], axis=0
     )
     errors[must_match & ~_is_equal(wide[0], wide[1])] = np.inf
     beyond = int(np.count_nonzero(errors > bound))
@@ -161,29 +161,29 @@ def _is_equal(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return equal
 
 
-def make_disturbance(seed: int) -> Callable[[Plan, list[Any], np.ndarray], np.ndarray]:
-    """Return a function that shifts each element of a matmul's product by the largest rounding difference.
+def perturb_within_rounding(seed: int) -> Callable[[Plan, list[Any], np.ndarray], np.ndarray]:
+    """Return a function that shifts each element of a matmul's product by the worst-case rounding difference.
 
-    The difference is that of two float32 summation orders. Its signs are random and depend on `seed`.
+    That is the largest difference between two float32 summation orders, with a random sign that depends on `seed`.
     """
     generator = np.random.default_rng(seed)
 
-    def disturb(plan: Plan, operands: list[Any], product: np.ndarray) -> np.ndarray:
+    def perturb(plan: Plan, operands: list[Any], product: np.ndarray) -> np.ndarray:
         terms = operands[0].size // max(1, product.shape[0])
         gamma = terms * _UNIT / (1 - terms * _UNIT)
         # An infinite or NaN term decides the sum in any order, unless the other terms overflow.
         finite = [np.where(np.isfinite(operand), np.abs(operand), np.float32(0)) for operand in operands]
         magnitude = plan.compute(*finite)[0]
         signs = generator.choice(np.array([-2, 2], np.float32), product.shape)
-        disturbed_product: np.ndarray = (product + signs * np.float32(gamma) * magnitude).astype(
+        perturbed_product: np.ndarray = (product + signs * np.float32(gamma) * magnitude).astype(
             np.float32, copy=False
         )
         overflows = ~(magnitude < _NEAR_OVERFLOW)
         if overflows.any():
-            disturbed_product[overflows] = (np.inf, np.nan)[seed % 2]
-        return disturbed_product
+            perturbed_product[overflows] = (np.inf, np.nan)[seed % 2]
+        return perturbed_product
 
-    return disturb
+    return perturb
 
 
 def compute_ulp(dtype: np.dtype[Any], magnitude: float) -> float:

@@ -1,8 +1,8 @@
 """Fusion: a compiler from the recorded plans of a launch to fewer and larger numpy calls.
 
 `lower` traces the plans (`tracing`) into operations (`graph`, `opcodes`) and follows the provenance of elements
-(`provenance`, `provenance_map`). Passes then eliminate dead code and copies (`elimination`), fuse matmuls
-(`matmul_fusion`), select an implementation for each matmul (`matmul_selection`), pack repeated operations
+(`provenance`, `provenance_map`). Passes then eliminate dead code and copies (`elimination`) and fuse matmuls
+(`matmul_fusion`). Later passes select an implementation of each matmul (`matmul_selection`), pack repeated operations
 (`packing`) and place buffers (`buffers`).
 """
 

@@ -1,7 +1,7 @@
 """Blocked matmuls: large matrices of narrow floats are widened block by block into scratch that fits the host's caches.
 
-Widened whole, the weights of a model would take memory a second time at twice the bytes, and every matmul would write
-and read those bytes. A block is widened and multiplied at once; the next block reuses its bytes.
+A float32 copy of a model's weights would take twice the bytes of the weights, and every matmul would write and read
+those bytes. A block is widened and multiplied at once; the next block reuses its bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Provenance: for each element of a tile, the element of an earlier value that it is a copy of.
 
 An element id is one integer, made of the number of the value and the position in the value. Instructions that only
-move data run on ids instead of data, so the source of every operand is known through any chain of loads, copies,
+move data run on ids instead of data. So the source of every operand is known through any chain of loads, copies,
 transposes and views. If the ids of an operand have constant steps, the operand is a strided view of one value, and no
 data moves. Most tiles are such views. For them only the view is stored, and moving it is arithmetic on strides.
 """

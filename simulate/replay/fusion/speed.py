@@ -1,9 +1,9 @@
 """Matmuls of bfloat16 matrices with float32 sums, by the CPU's bfloat16 instructions, which numpy does not use.
 
 oneMKL multiplies bfloat16 matrices directly (`cblas_gemm_bf16bf16f32`); torch for x86-64 contains oneMKL and exports
-its functions. Without oneMKL, torch multiplies. Its bfloat16 matmul would round the result to bfloat16, so the operands
-are widened, which is exact, and multiplied as float32 matrices with the precision "medium": oneDNN then converts the
-operands back, which is exact too, and adds the products in float32.
+its functions. Without oneMKL, torch multiplies. Its bfloat16 matmul would round the result to bfloat16. So the
+operands are widened, which is exact, and multiplied as float32 matrices with the precision "medium". oneDNN then
+converts the operands back, which is exact too, and adds the products in float32.
 
 Both libraries take subnormal operands as zeros, as the instructions do.
 """
