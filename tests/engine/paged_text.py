@@ -38,16 +38,16 @@ class PagedText:
 
     def step(self, batch: Batch) -> dict[Request, list[int]]:
         """Compute a batch: copies, then writes of all chunks, then reads; drafts are verified."""
-        for (kind, new), old in batch.copies.items():
-            self._pages[kind][new] = self._pages[kind][old][:]
+        for (pool_index, new), old in batch.copies.items():
+            self._pages[pool_index][new] = self._pages[pool_index][old][:]
         for request, chunk in batch.chunks.items():
             assert chunk.num_scheduled_tokens > 0
             assert chunk.num_computed_tokens == request.computed
             for position, token in enumerate(chunk.tokens, chunk.num_computed_tokens):
-                for kind, pool in enumerate(self._pools):
-                    page, offset = self._at(request, kind, position)
+                for pool_index, pool in enumerate(self._pools):
+                    page, offset = self._locate(request, pool_index, position)
                     assert pool.ref_count(page) == 1, "a page with two writers"
-                    self._pages[kind][page][offset] = token
+                    self._pages[pool_index][page][offset] = token
             self._advance(chunk)
         for chunk in batch.chunks.values():
             known = [*chunk.request.tokens, *chunk.drafts]
@@ -74,17 +74,20 @@ class PagedText:
                 break
         return chosen
 
-    def _at(self, request: Request, kind: int, position: int) -> tuple[int, int]:
-        table, (block, offset) = request.tables[kind], divmod(position, self._pools[kind].block_size)
+    def _locate(self, request: Request, pool_index: int, position: int) -> tuple[int, int]:
+        table, (block, offset) = (
+            request.tables[pool_index],
+            divmod(position, self._pools[pool_index].block_size),
+        )
         assert table.first <= block, "a page that was given back"
         return table.pages[block - table.first], offset
 
     def _read(self, request: Request, expected: list[int]) -> list[int]:
         """What the last token of a text sees in every kind of pages."""
-        for kind, pool in enumerate(self._pools):
+        for pool_index, pool in enumerate(self._pools):
             first = 0 if pool.window is None else max(0, len(expected) - pool.window)
-            places = (self._at(request, kind, position) for position in range(first, len(expected)))
-            assert [self._pages[kind][page][offset] for page, offset in places] == expected[first:]
+            slots = (self._locate(request, pool_index, position) for position in range(first, len(expected)))
+            assert [self._pages[pool_index][page][offset] for page, offset in slots] == expected[first:]
         if self._slots is not None:
             assert request.slot is not None
             assert self._pages[-1][request.slot][: len(expected)] == expected
@@ -93,16 +96,16 @@ class PagedText:
 
 def check_pages(scheduler: Scheduler) -> None:
     """Reference counts are exact, free and held pages are all, and no sequence holds more than it may."""
-    for kind, pool in enumerate(scheduler.cache.pools):
-        held = [0] * pool.count
+    for pool_index, pool in enumerate(scheduler.cache.pools):
+        ref_counts = [0] * pool.count
         for request in scheduler.running:
-            table = request.tables[kind]
+            table = request.tables[pool_index]
             for page in table.pages:
-                held[page] += 1
+                ref_counts[page] += 1
             assert pool.pages_of(request.computed) <= table.end
             assert table.first == pool.first_block(request.computed // pool.block_size)
-        assert [pool.ref_count(page) for page in range(pool.count)] == held
-        assert pool.free == held.count(0)
+        assert [pool.ref_count(page) for page in range(pool.count)] == ref_counts
+        assert pool.free == ref_counts.count(0)
     slots = scheduler.cache.slots
     if slots is not None:
         assert all(request.kept_slot is None for request in scheduler.running)

@@ -19,7 +19,7 @@ HUGE = 10**5000
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"max_tokens": 2.5}, "max_tokens is 2.5; it must be a whole number"),
         ({"max_tokens": 2.0}, "max_tokens is 2.0; it must be a whole number"),
@@ -65,10 +65,10 @@ HUGE = 10**5000
         ),
     ],
 )
-def test_a_parameter_of_a_wrong_type_is_refused(values: dict[str, Any], said: str) -> None:
+def test_a_parameter_of_a_wrong_type_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError) as refused:
         SamplingParams(**values)
-    assert refused.value.message == said
+    assert refused.value.message == message
 
 
 def test_what_vllm_accepts_is_accepted() -> None:
@@ -80,9 +80,9 @@ def test_what_vllm_accepts_is_accepted() -> None:
         temperature=np.float32(0.5),
         top_p=1,
         max_tokens=None,
-        stop=(each for each in ("a", "b")),
+        stop=(text for text in ("a", "b")),
         stop_token_ids=np.array([7, 7, 8]),
-        allowed_token_ids=(each for each in (3, 4)),
+        allowed_token_ids=(token for token in (3, 4)),
         logit_bias={np.int32(3): np.float64(0.5)},
         ignore_eos=np.True_,
         structured_outputs=StructuredOutputsParams(regex="a"),
@@ -104,7 +104,7 @@ def test_changes_of_a_list_after_construction_change_no_parameter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"model": 5}, "model is 5; it must be a text or a Path"),
         ({"max_model_len": 64.0}, "max_model_len is 64.0; it must be a whole number"),
@@ -126,10 +126,10 @@ def test_changes_of_a_list_after_construction_change_no_parameter() -> None:
         ({"buckets": 16}, "buckets is 16; it must be a text or Buckets"),
     ],
 )
-def test_an_argument_of_a_wrong_type_is_refused(arguments: dict[str, Any], said: str) -> None:
+def test_an_argument_of_a_wrong_type_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError) as refused:
         LLM(**arguments)
-    assert refused.value.message == said
+    assert refused.value.message == message
 
 
 @cache
@@ -138,7 +138,7 @@ def llm() -> LLM:
 
 
 @pytest.mark.parametrize(
-    ("prompts", "said"),
+    ("prompts", "message"),
     [
         (None, "the prompt is None; it must be a list of token ids, or of prompts"),
         (5, "the prompt is 5; it must be a list of token ids, or of prompts"),
@@ -154,15 +154,15 @@ def llm() -> LLM:
         ({"prompt": "a", "cache_salt": 5}, "cache_salt is 5; it must be a text"),
     ],
 )
-def test_a_prompt_of_a_wrong_type_is_refused(prompts: Any, said: str) -> None:
+def test_a_prompt_of_a_wrong_type_is_refused(prompts: Any, message: str) -> None:
     with pytest.raises(ModelError) as refused:
         llm().generate(prompts, use_tqdm=False)
-    assert refused.value.message == said
+    assert refused.value.message == message
     assert not llm().engine.busy
 
 
 @pytest.mark.parametrize(
-    ("params", "priority", "said"),
+    ("params", "priority", "message"),
     [
         ({"n": 1}, None, "sampling_params is {'n': 1}; it must be a list of SamplingParams"),
         ([{"n": 1}], None, "sampling_params has {'n': 1}; it must have SamplingParams"),
@@ -172,10 +172,12 @@ def test_a_prompt_of_a_wrong_type_is_refused(prompts: Any, said: str) -> None:
         (None, [1, 2], "2 priorities for 1 prompts"),
     ],
 )
-def test_parameters_and_priorities_of_a_wrong_type_are_refused(params: Any, priority: Any, said: str) -> None:
+def test_parameters_and_priorities_of_a_wrong_type_are_refused(
+    params: Any, priority: Any, message: str
+) -> None:
     with pytest.raises(ModelError) as refused:
         llm().generate("Lily", params, priority=priority, use_tqdm=False)
-    assert refused.value.message == said
+    assert refused.value.message == message
 
 
 def test_messages_of_a_wrong_type_are_refused() -> None:
@@ -189,7 +191,7 @@ def test_prompts_are_arrays_and_generators_too() -> None:
     params = SamplingParams(temperature=0, max_tokens=2)
     ids = llm().get_tokenizer().encode("Lily")
     wanted = llm().generate("Lily", params, use_tqdm=False)[0].outputs[0].token_ids
-    prompts: list[Any] = [np.array(ids), [np.int64(each) for each in ids], {"prompt_token_ids": tuple(ids)}]
+    prompts: list[Any] = [np.array(ids), [np.int64(token) for token in ids], {"prompt_token_ids": tuple(ids)}]
     prompts += [np.array([ids]), (text for text in ["Lily"])]
     for prompt in prompts:
         assert llm().generate(prompt, [params], use_tqdm=False)[0].outputs[0].token_ids == wanted

@@ -60,14 +60,14 @@ class Stepper:
 
 
 def engine_of(
-    stepper: Stepper, places: int = 4, watch: Watch = lambda output: None
+    stepper: Stepper, capacity: int = 4, watch: Watch = lambda output: None
 ) -> tuple[AsyncEngine, PagePool]:
     pool = PagePool(16, 4)
     limits = EngineLimits((0,), VOCABULARY, 32)
     scheduler = Scheduler(pool, SchedulerOptions(4, 32))
     tokenizer = Tokenizer(PRETRAINED, VOCABULARY)
     engine = Engine(stepper, scheduler, tokenizer, limits, lambda: 0.0)
-    return AsyncEngine(engine, places, watch), pool
+    return AsyncEngine(engine, capacity, watch), pool
 
 
 async def tokens(stream: Stream) -> list[int]:
@@ -116,10 +116,10 @@ def test_step_that_fails_ends_the_request_at_fault_and_the_others_go_on() -> Non
         engine.start()
         streams = [await engine.submit(name, [PROMPT], GREEDY) for name in ("first", "bad", "second")]
         updates = [await updates_of(stream) for stream in streams]
-        assert [len(each) for each in updates] == [3, 1, 3]
+        assert [len(batch) for batch in updates] == [3, 1, 3]
         (bad,) = updates[1]
         assert (bad.finish_reason, type(bad.fault)) == ("error", ZeroDivisionError)
-        assert [[update.token_ids for update in each] for each in updates[::2]] == [[[3], [4], [5]]] * 2
+        assert [[update.token_ids for update in batch] for batch in updates[::2]] == [[[3], [4], [5]]] * 2
         assert (pool.free, engine.taken, engine.alive) == (pool.count, 0, True)
         assert await tokens(await engine.submit("third", [PROMPT], GREEDY)) == [3, 4, 5]
         await engine.stop()
@@ -171,7 +171,7 @@ def test_request_that_can_choose_no_token_ends_alone() -> None:
         good = await engine.submit("good", [PROMPT], GREEDY)
         bad = await engine.submit("bad", [PROMPT], IMPOSSIBLE)
         updates = [update async for update in bad]
-        assert [(each.finish_reason, each.stop_reason) for each in updates] == [
+        assert [(update.finish_reason, update.stop_reason) for update in updates] == [
             ("error", "allowed_token_ids, min_tokens and structured_outputs leave no token to choose")
         ]
         assert await tokens(good) == [3, 4, 5]
@@ -185,16 +185,16 @@ def test_prompts_that_end_in_one_step_have_all_their_tokens() -> None:
     async def run() -> list[int]:
         engine, _ = engine_of(Stepper(allowed=100))
         engine.start()
-        found = await tokens(await engine.submit("two", [PROMPT, PROMPT], GREEDY))
+        answer_tokens = await tokens(await engine.submit("two", [PROMPT, PROMPT], GREEDY))
         await engine.stop()
-        return found
+        return answer_tokens
 
     assert asyncio.run(run()) == [3, 3, 4, 4, 5, 5]
 
 
 def test_places_are_taken_until_a_stream_ends() -> None:
     async def run() -> None:
-        engine, _ = engine_of(Stepper(allowed=100), places=2)
+        engine, _ = engine_of(Stepper(allowed=100), capacity=2)
         engine.start()
         twice = SamplingParams(n=2, temperature=0, max_tokens=1)
         stream = await engine.submit("two", [PROMPT], twice)

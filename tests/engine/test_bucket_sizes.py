@@ -56,7 +56,9 @@ def test_the_fewest_sequences_have_room_for_their_drafts(drafts: int, fits: bool
 
 
 def padding(seen: Counter[int], sizes: tuple[int, ...]) -> int:
-    return sum((min(own for own in sizes if own >= size) - size) * times for size, times in seen.items())
+    return sum(
+        (min(bucket for bucket in sizes if bucket >= size) - size) * times for size, times in seen.items()
+    )
 
 
 def test_fitted_sizes_pad_least_of_all_sizes() -> None:
@@ -65,39 +67,41 @@ def test_fitted_sizes_pad_least_of_all_sizes() -> None:
     for _ in range(20):
         seen = Counter(draw.integers(1, 160, 30).tolist())
         # Three sizes: one context, with five sequences, and prompts with and without cached positions.
-        found = fit_buckets(SizeCounts(tokens=seen, context=Counter({256: 1})), limits, 5 + 5 * 3 * 2)
-        assert (found.sequences, found.context) == ((1, 2, 4, 8, 16), (256,))
-        assert len(found.tokens) == 3
-        others = combinations(range(16, 176, 16), 3)
-        assert padding(seen, found.tokens) == min(padding(seen, each) for each in others if each[-1] == 160)
+        buckets = fit_buckets(SizeCounts(tokens=seen, context=Counter({256: 1})), limits, 5 + 5 * 3 * 2)
+        assert (buckets.sequences, buckets.context) == ((1, 2, 4, 8, 16), (256,))
+        assert len(buckets.tokens) == 3
+        candidates = combinations(range(16, 176, 16), 3)
+        assert padding(seen, buckets.tokens) == min(
+            padding(seen, candidate) for candidate in candidates if candidate[-1] == 160
+        )
 
 
 @pytest.mark.slow
 def test_more_shapes_never_pad_more() -> None:
     draw = np.random.default_rng(5)
     limits = BucketLimits(64, 512, 2048)
-    asked = SizeCounts.from_lengths(zip(draw.integers(1, 900, 200).tolist(), [100] * 200), 512)
-    asked.sequences.update(draw.integers(1, 40, 100).tolist())
+    counts = SizeCounts.from_lengths(zip(draw.integers(1, 900, 200).tolist(), [100] * 200), 512)
+    counts.sequences.update(draw.integers(1, 40, 100).tolist())
     before = None
     for shapes in (3, 20, 100, 400):
-        found = fit_buckets(asked, limits, shapes)
-        assert len(found.shapes()) <= shapes
+        buckets = fit_buckets(counts, limits, shapes)
+        assert len(buckets.shapes()) <= shapes
         share = 1.0
         for axis in ("sequences", "tokens", "context"):
-            seen = getattr(asked, axis)
-            share *= 1 + padding(seen, getattr(found, axis)) / sum(
+            seen = getattr(counts, axis)
+            share *= 1 + padding(seen, getattr(buckets, axis)) / sum(
                 size * times for size, times in seen.items()
             )
         assert before is None or share <= before
         before = share
     with pytest.raises(ModelError, match="no sizes of buckets give at most 2 shapes"):
-        fit_buckets(asked, limits, 2)
+        fit_buckets(counts, limits, 2)
 
 
 def test_lengths_ask_for_chunks_and_for_positions_of_every_token() -> None:
-    asked = SizeCounts.from_lengths([(130, 200)], 64)
-    assert asked.tokens == Counter({64: 2, 2: 1})
-    assert asked.context == Counter({64: 1, 128: 1, 130: 1, 256: 126, 384: 74})
+    counts = SizeCounts.from_lengths([(130, 200)], 64)
+    assert counts.tokens == Counter({64: 2, 2: 1})
+    assert counts.context == Counter({64: 1, 128: 1, 130: 1, 256: 126, 384: 74})
 
 
 @pytest.mark.slow
@@ -108,7 +112,9 @@ def test_chosen_sizes_change_no_token() -> None:
     answers = []
     for buckets in (None, "sequences=3 tokens=20,64 context=384"):
         llm = LLM(max_num_seqs=4, max_model_len=256, max_num_batched_tokens=64, buckets=buckets)
-        answers.append([each.outputs[0].token_ids for each in llm.generate(prompts, params, use_tqdm=False)])
+        answers.append(
+            [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+        )
         assert llm.engine.use.buckets is not None
         assert set(llm.engine.use.steps) <= set(llm.engine.use.buckets.shapes())
     assert answers[0] == answers[1]
@@ -135,9 +141,9 @@ def test_an_engine_does_not_know_which_requests_will_come() -> None:
 def test_what_is_compiled_by_default_are_powers_of_two_with_the_longest_context(
     limits: BucketLimits, tokens: tuple[int, ...], context: int
 ) -> None:
-    found = limits.compiled
-    assert (found.sequences, found.tokens, found.context) == ((1, 2, 4, 8, 16), tokens, (context,))
-    assert {step.decoding for step in found.shapes()} == {None}
-    assert read_buckets(str(found), limits, found) == found
+    buckets = limits.compiled
+    assert (buckets.sequences, buckets.tokens, buckets.context) == ((1, 2, 4, 8, 16), tokens, (context,))
+    assert {step.decoding for step in buckets.shapes()} == {None}
+    assert read_buckets(str(buckets), limits, buckets) == buckets
     # 5 sizes of decoding sequences, with and without drafts; prompts with and without a cached prefix.
-    assert len(found.shapes()) == 5 * (2 if limits.drafts else 1) + 5 * len(tokens) * 2
+    assert len(buckets.shapes()) == 5 * (2 if limits.drafts else 1) + 5 * len(tokens) * 2

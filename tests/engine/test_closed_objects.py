@@ -47,9 +47,9 @@ def allows(schema: Any, text: str) -> bool:
 def test_object_is_closed_unless_it_says_otherwise(
     schema: dict[str, Any], is_open: bool, as_text: bool
 ) -> None:
-    given = json.dumps(schema) if as_text else schema
-    assert allows(given, '{"a":true}')
-    assert allows(given, '{"a":true,"b":true}') == is_open
+    document = json.dumps(schema) if as_text else schema
+    assert allows(document, '{"a":true}')
+    assert allows(document, '{"a":true,"b":true}') == is_open
 
 
 def test_objects_within_objects_are_closed() -> None:

@@ -32,7 +32,7 @@ def answers(params: SamplingParams, proposer: Always | None) -> list[list[list[i
     outputs = [engine.submit(str(n), prompt, params) for n, prompt in enumerate(PROMPTS)]
     run(engine)
     assert engine.scheduler.cache.free == 40
-    return [tokens_of(each) for each in outputs]
+    return [tokens_of(output) for output in outputs]
 
 
 @pytest.mark.slow
@@ -54,16 +54,16 @@ def test_drafts_change_no_token(params: SamplingParams) -> None:
         assert answers(params, Always(*drafts)) == wanted
 
 
-@pytest.mark.parametrize("place", range(1, 6))
-def test_what_follows_a_stop_token_among_the_drafts_is_dropped(place: int) -> None:
+@pytest.mark.parametrize("stop_index", range(1, 6))
+def test_what_follows_a_stop_token_among_the_drafts_is_dropped(stop_index: int) -> None:
     text = greedy(PROMPT, 9)
     assert len(set(text)) == 9  # each token stands once
-    params = SamplingParams(temperature=0, max_tokens=9, stop_token_ids=[text[place]], ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=9, stop_token_ids=[text[stop_index]], ignore_eos=True)
     engine = text_engine(DRAFTING, proposer=Always(*text[1:4]))
     output = engine.submit("a", PROMPT, params)
     run(engine)
-    assert output.outputs[0].token_ids == text[: place + 1]
-    assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", text[place])
+    assert output.outputs[0].token_ids == text[: stop_index + 1]
+    assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", text[stop_index])
     assert engine.acceptance.accepted[0] > 0
     assert engine.scheduler.cache.free == 24
 
@@ -81,17 +81,17 @@ def test_drafts_end_where_the_request_ends(most: int) -> None:
 
 def probabilities(history: list[int]) -> np.ndarray:
     """Of the allowed tokens, in float64."""
-    own = np.exp(scores(history)[list(ALLOWED)].astype(np.float64))
-    return own / own.sum()
+    weights = np.exp(scores(history)[list(ALLOWED)].astype(np.float64))
+    return weights / weights.sum()
 
 
 def expected(prompt: list[int]) -> dict[tuple[int, ...], float]:
     """The probability of every continuation of three tokens."""
-    found = {}
+    likelihoods = {}
     for text in product(ALLOWED, repeat=3):
-        parts = [probabilities([*prompt, *text[:n]])[ALLOWED.index(text[n])] for n in range(3)]
-        found[text] = float(np.prod(parts))
-    return found
+        factors = [probabilities([*prompt, *text[:n]])[ALLOWED.index(text[n])] for n in range(3)]
+        likelihoods[text] = float(np.prod(factors))
+    return likelihoods
 
 
 def chi_square(counts: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float]) -> tuple[float, float]:
@@ -99,10 +99,12 @@ def chi_square(counts: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], f
     total = counts.total()
     often = [text for text, share in wanted.items() if share * total >= 5]
     pairs = [(counts[text], wanted[text] * total) for text in often]
-    pairs.append((total - sum(own for own, _ in pairs), total - sum(own for _, own in pairs)))
+    pairs.append(
+        (total - sum(observed for observed, _ in pairs), total - sum(observed for _, observed in pairs))
+    )
     freedom = len(pairs) - 1
     bound = freedom * (1 - 2 / (9 * freedom) + 4.753 * (2 / (9 * freedom)) ** 0.5) ** 3  # Wilson and Hilferty
-    return sum((own - other) ** 2 / other for own, other in pairs), bound
+    return sum((observed - other) ** 2 / other for observed, other in pairs), bound
 
 
 @pytest.mark.slow
@@ -114,7 +116,7 @@ def test_sampled_drafts_change_no_distribution(proposer: Always | None) -> None:
     for number in range(20):
         output = engine.submit(str(number), prompt, params)
         run(engine)
-        counts.update(tuple(each) for each in tokens_of(output))
+        counts.update(tuple(token_ids) for token_ids in tokens_of(output))
     wanted = expected(prompt)
     statistic, bound = chi_square(counts, wanted)
     assert statistic < bound

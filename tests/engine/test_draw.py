@@ -39,17 +39,20 @@ def reference(logits: np.ndarray, row: RowSampling) -> int:
     def column(value: float) -> np.ndarray:
         return np.full((1, 1), value, np.float32)
 
-    given: dict[str, Any] = {} if row.bias is None else {"bias": row.bias[None]}
+    arrays: dict[str, Any] = {} if row.bias is None else {"bias": row.bias[None]}
     if row.output_counts is not None and row.prompt_counts is not None:
-        given |= {"prompt_counts": row.prompt_counts[None], "output_counts": row.output_counts[None]}
+        arrays |= {"prompt_counts": row.prompt_counts[None], "output_counts": row.output_counts[None]}
     chosen, *_ = sample_reference(
         logits[None],
-        *(column(each) for each in (row.uniform, row.temperature, row.top_k or size, row.top_p, row.min_p)),
+        *(
+            column(scalar)
+            for scalar in (row.uniform, row.temperature, row.top_k or size, row.top_p, row.min_p)
+        ),
         candidates=size,
         repetition=column(row.repetition),
         presence=column(row.presence),
         frequency=column(row.frequency),
-        **given,
+        **arrays,
     )
     return int(chosen[0, 0])
 
@@ -67,7 +70,7 @@ def cases(size: int, rows: int) -> tuple[np.ndarray, list[RowSampling]]:
 def test_rows_together_draw_what_the_reference_draws_from_each(size: int) -> None:
     logits, rows = cases(size, 200)
     drawn = draw(logits, rows)
-    assert drawn.tolist() == [reference(own, row) for own, row in zip(logits, rows)]
+    assert drawn.tolist() == [reference(row_logits, row) for row_logits, row in zip(logits, rows)]
     if size > 2:
         assert len(set(drawn.tolist())) > 20
 
@@ -76,5 +79,7 @@ def test_a_row_draws_alone_what_it_draws_among_others() -> None:
     logits, rows = cases(300, 100)
     together = draw(logits, rows)
     order = np.random.default_rng(5).permutation(100)
-    assert np.array_equal(draw(logits[order], [rows[each] for each in order]), together[order])
-    assert [int(draw(own[None], [row])[0]) for own, row in zip(logits, rows)] == together.tolist()
+    assert np.array_equal(draw(logits[order], [rows[index] for index in order]), together[order])
+    assert [
+        int(draw(row_logits[None], [row])[0]) for row_logits, row in zip(logits, rows)
+    ] == together.tolist()

@@ -36,11 +36,11 @@ LOOKUP = {"num_speculative_tokens": 2, "prompt_lookup_max": 2, "prompt_lookup_mi
 def generated(llm: LLM) -> list[list[list[int]]]:
     outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
     assert llm.engine.scheduler.cache.free == llm.engine.scheduler.cache.count
-    return [[list(each.token_ids) for each in output.outputs] for output in outputs]
+    return [[list(output.token_ids) for output in output.outputs] for output in outputs]
 
 
 @cache
-def of_one_group() -> list[list[list[int]]]:
+def generate_on_one_group() -> list[list[list[int]]]:
     return generated(LLM(**SIZES))
 
 
@@ -61,7 +61,7 @@ def of_one_group() -> list[list[list[int]]]:
 def test_requests_on_groups_get_the_tokens_of_one_rank(options: dict[str, Any]) -> None:
     """Sampled ones, several continuations, scored prompts; 4 pages of 16 positions are too few for all at once."""
     llm = LLM(**SIZES | options)
-    assert generated(llm) == of_one_group()
+    assert generated(llm) == generate_on_one_group()
     load = llm.engine.use.experts
     assert load is not None and len(load.choices) == options["expert_parallel_size"]
     routed = 2 * 6  # experts of a token in every layer
@@ -71,7 +71,9 @@ def test_requests_on_groups_get_the_tokens_of_one_rank(options: dict[str, Any]) 
 @pytest.mark.slow
 def test_drafts_of_a_model_without_experts_change_no_token() -> None:
     drafts = {"num_speculative_tokens": 2, "model": "stories"}
-    assert generated(LLM(**SIZES, expert_parallel_size=2, speculative_config=drafts)) == of_one_group()
+    assert (
+        generated(LLM(**SIZES, expert_parallel_size=2, speculative_config=drafts)) == generate_on_one_group()
+    )
 
 
 @pytest.mark.slow
@@ -87,17 +89,17 @@ def test_prompts_share_the_pages_of_their_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [
         ({"model": "stories"}, "--ep 2 divides routed experts, and this model has none"),
         ({"expert_parallel_size": 3}, "--ep 3 does not divide the 8 experts of this model"),
         ({"expert_parallel_size": 0}, "expert_parallel_size is 0; at least 1 is needed"),
     ],
 )
-def test_refuses_groups_that_divide_nothing(given: dict[str, Any], said: str) -> None:
+def test_refuses_groups_that_divide_nothing(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError) as refusal:
-        LLM(**SIZES | {"expert_parallel_size": 2} | given)
-    assert refusal.value.message == said
+        LLM(**SIZES | {"expert_parallel_size": 2} | options)
+    assert refusal.value.message == message
 
 
 def schedulers(count: int, options: SchedulerOptions, pages: int, slots: bool) -> list[Scheduler]:
@@ -114,7 +116,7 @@ def test_random_requests_on_groups_get_what_each_gets_alone(count: int, slots: b
     options = SchedulerOptions(3, 8, speculative_tokens=2)
     groups = schedulers(count, options, 12, slots)
     scheduler = GroupScheduler(groups)
-    models = [PagedText(each.cache) for each in groups]
+    models = [PagedText(group.cache) for group in groups]
     wanted: dict[Request, list[int]] = {}
     done = 0
     for number in range(400):
@@ -137,17 +139,17 @@ def test_random_requests_on_groups_get_what_each_gets_alone(count: int, slots: b
         for request, chunk in batch.chunks.items():
             batch.chunks[request] = chunk.with_drafts(alone(request.tokens, chunk.draft_slots))
         scheduler.discard_unused_slots(batch)
-        found: dict[Request, list[int]] = {}
-        for model, own in zip(models, batch.split_groups(count)):
-            found |= model.step(own)
-        scheduler.complete_step(batch, found)
+        sampled: dict[Request, list[int]] = {}
+        for model, group_batch in zip(models, batch.split_groups(count)):
+            sampled |= model.step(group_batch)
+        scheduler.complete_step(batch, sampled)
         for request in batch.chunks:
             if len(request.generated) >= request.max_new_tokens:
                 assert list(request.generated) == wanted.pop(request)
                 scheduler.end(request)
                 done += 1
-        for each in groups:
-            check_pages(each)
+        for group in groups:
+            check_pages(group)
     assert not wanted and done > 50
     assert scheduler.cache.free == scheduler.cache.count
     assert {request.group for request in scheduler.waiting} == set()
@@ -156,9 +158,9 @@ def test_random_requests_on_groups_get_what_each_gets_alone(count: int, slots: b
 def test_a_request_goes_to_the_group_with_the_fewest() -> None:
     scheduler = GroupScheduler(schedulers(3, SchedulerOptions(2, 16), 8, False))
     requests = [Request(str(number), [number, number], 3) for number in range(5)]
-    for each in requests:
-        scheduler.submit(each)
-    assert [each.group for each in requests] == [0, 1, 2, 0, 1]
+    for request in requests:
+        scheduler.submit(request)
+    assert [request.group for request in requests] == [0, 1, 2, 0, 1]
     scheduler.end(requests[0])
     scheduler.end(requests[3])
     later = Request("later", [7], 1)
@@ -171,8 +173,8 @@ def test_an_adopted_request_goes_where_there_is_room() -> None:
     """Four pages of four positions for each group."""
     scheduler = GroupScheduler(schedulers(2, SchedulerOptions(4, 16), 4, False))
     requests = [Request(str(number), [number] * 10, 4) for number in range(3)]
-    assert [scheduler.adopt(each) for each in requests] == [True, True, False]
-    assert [each.group for each in requests[:2]] == [0, 1]
+    assert [scheduler.adopt(request) for request in requests] == [True, True, False]
+    assert [request.group for request in requests[:2]] == [0, 1]
     scheduler.complete_transfer(requests[1], 5)
     assert requests[1].tokens[-1] == 5
     assert [chunk.request for chunk in scheduler.schedule().chunks.values()] == [requests[1]]
@@ -194,7 +196,7 @@ def test_every_part_of_all_groups_has_a_shape_of_the_list(drafts: int, mixes: bo
         batch = scheduler.schedule()
         for request, chunk in batch.chunks.items():
             batch.chunks[request] = chunk.with_drafts([1] * draw.randint(0, chunk.draft_slots))
-        found: list[Chunk] = []
+        scheduled: list[Chunk] = []
         for padded in buckets.pad(*batch.split_groups(3)):
             assert padded.step in shapes
             together += sum(map(bool, padded.groups)) > 1
@@ -207,14 +209,16 @@ def test_every_part_of_all_groups_has_a_shape_of_the_list(drafts: int, mixes: bo
                     if step.phase is Phase.prefill:
                         assert all(chunk.num_computed_tokens <= step.prefix for chunk in chunks)
                     assert {chunk.request.group for chunk in chunks} <= {group}
-                    found += chunks
+                    scheduled += chunks
             use.add(padded)
-        assert sorted(map(id, found)) == sorted(map(id, batch.chunks.values()))
+        assert sorted(map(id, scheduled)) == sorted(map(id, batch.chunks.values()))
         computed += batch.tokens
         assert use.tokens == computed
         rows = sum(3 * step.tokens * count for step, count in use.steps.items())
         assert use.padding == rows - computed
-        scheduler.complete_step(batch, {each: (1,) for each, chunk in batch.chunks.items() if chunk.samples})
+        scheduler.complete_step(
+            batch, {request: (1,) for request, chunk in batch.chunks.items() if chunk.samples}
+        )
     assert together > 50
 
 

@@ -138,9 +138,9 @@ def run(engine: Engine) -> None:
 
 
 @cache
-def wanted(names: tuple[str, ...], kind: str = "attention") -> dict[str, list[list[int]]]:
+def wanted(names: tuple[str, ...], engine_kind: str = "attention") -> dict[str, list[list[int]]]:
     """The tokens that requests get without a fault."""
-    engine, _ = engine_of(**KINDS[kind])
+    engine, _ = engine_of(**KINDS[engine_kind])
     outputs = submit(engine, names)
     run(engine)
     return {name: tokens_of(output) for name, output in outputs.items()}
@@ -149,7 +149,7 @@ def wanted(names: tuple[str, ...], kind: str = "attention") -> dict[str, list[li
 def check_answers(outputs: dict[str, RequestOutput], expected: dict[str, list[list[int]]]) -> None:
     """Marked requests have their error, the others their tokens."""
     for name, output in outputs.items():
-        reasons = {each.finish_reason for each in output.outputs}
+        reasons = {output.finish_reason for output in output.outputs}
         if name.startswith("bad"):
             assert "error" in reasons and isinstance(output.fault, Broken), name
             assert "what the model says" in str(output.outputs[-1].stop_reason)
@@ -163,21 +163,21 @@ NAMES = ("a", "b", "bad", "c", "d", "e")
 
 @pytest.mark.parametrize("writes", [False, True], ids=["before writes", "after writes"])
 @pytest.mark.parametrize("fault", [is_marked, is_marked_and_long])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("engine_kind", KINDS)
 def test_the_others_get_what_they_get_without_the_faulty_request(
-    kind: str, fault: Fault, writes: bool
+    engine_kind: str, fault: Fault, writes: bool
 ) -> None:
-    engine, _ = engine_of(fault, writes, **KINDS[kind])
+    engine, _ = engine_of(fault, writes, **KINDS[engine_kind])
     outputs = submit(engine, NAMES)
     run(engine)
-    check_answers(outputs, wanted(NAMES, kind))
+    check_answers(outputs, wanted(NAMES, engine_kind))
     assert engine.failure is None
 
 
-@pytest.mark.parametrize("place", range(6))
+@pytest.mark.parametrize("first_bad", range(6))
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_any_number_of_faulty_requests_at_any_place(place: int, count: int) -> None:
-    names = tuple(f"bad{n}" if place <= n < place + count else f"good{n}" for n in range(6))
+def test_any_number_of_faulty_requests_at_any_place(first_bad: int, count: int) -> None:
+    names = tuple(f"bad{n}" if first_bad <= n < first_bad + count else f"good{n}" for n in range(6))
     engine, _ = engine_of(is_marked, writes=True)
     outputs = submit(engine, names)
     run(engine)
@@ -265,14 +265,14 @@ def test_a_fault_that_does_not_come_again_changes_no_token() -> None:
     ],
     ids=["two certain requests", "more than two requests", "any two requests"],
 )
-@pytest.mark.parametrize("kind", ["attention", "without prefix caching", "recurrent", "few pages"])
-def test_a_fault_of_no_single_request_ends_none(fault: Fault, kind: str) -> None:
+@pytest.mark.parametrize("engine_kind", ["attention", "without prefix caching", "recurrent", "few pages"])
+def test_a_fault_of_no_single_request_ends_none(fault: Fault, engine_kind: str) -> None:
     """Requests that fail together only run apart, to their ends."""
     names = ("a", "b", "c", "d")
-    engine, _ = engine_of(fault, writes=True, **KINDS[kind])
+    engine, _ = engine_of(fault, writes=True, **KINDS[engine_kind])
     outputs = submit(engine, names)
     run(engine)
-    check_answers(outputs, wanted(names, kind))
+    check_answers(outputs, wanted(names, engine_kind))
 
 
 def test_halves_run_until_one_request_is_alone() -> None:
@@ -345,11 +345,11 @@ HOST_WORK = {
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize("work", HOST_WORK)
-@pytest.mark.parametrize("kind", ["attention", "recurrent with drafts"])
-def test_host_work_that_raises_ends_its_request_only(kind: str, work: str, steps: int, n: int) -> None:
+@pytest.mark.parametrize("engine_kind", ["attention", "recurrent with drafts"])
+def test_host_work_that_raises_ends_its_request_only(engine_kind: str, work: str, steps: int, n: int) -> None:
     """Before the first step, or in the middle of decoding; of several continuations the last one raises."""
     owner, name = HOST_WORK[work]
-    engine, _ = engine_of(**KINDS[kind])
+    engine, _ = engine_of(**KINDS[engine_kind])
     outputs = submit(engine, ("a", "b"))
     params = SamplingParams(temperature=0.7, max_tokens=9, seed=1, n=n, ignore_eos=True, stop="qqqq")
     outputs["bad"] = engine.submit("bad", [5, 6, 7], params)
@@ -364,7 +364,7 @@ def test_host_work_that_raises_ends_its_request_only(kind: str, work: str, steps
         setattr(target, name, raising)
     run(engine)
     names = ("a", "b", "bad", "c")
-    check_answers({key: outputs[key] for key in ("a", "b", "bad")}, wanted(names, kind))
+    check_answers({key: outputs[key] for key in ("a", "b", "bad")}, wanted(names, engine_kind))
     assert outputs["c"].fault is None and outputs["c"].outputs[0].finish_reason == "length"
 
 
@@ -401,9 +401,9 @@ def test_what_a_request_asks_for_and_cannot_have_is_no_fault() -> None:
     assert "leave no token to choose" in str(output.outputs[0].stop_reason)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("engine_kind", KINDS)
 @pytest.mark.parametrize("seed", range(2))
-def test_random_requests_with_faults_get_what_each_gets_alone(kind: str, seed: int) -> None:
+def test_random_requests_with_faults_get_what_each_gets_alone(engine_kind: str, seed: int) -> None:
     """Submits, cancels, faulty requests, and steps that raise once."""
     draw = random.Random(seed)
     once = [False]
@@ -414,7 +414,7 @@ def test_random_requests_with_faults_get_what_each_gets_alone(kind: str, seed: i
         once[0] &= not raises
         return raises or is_marked(batch)
 
-    engine, steps = engine_of(fails, **KINDS[kind])
+    engine, steps = engine_of(fails, **KINDS[engine_kind])
     outputs: dict[str, tuple[RequestOutput, list[int], SamplingParams]] = {}
     cancelled: set[str] = set()
     for number in range(250):
@@ -446,7 +446,7 @@ def test_random_requests_with_faults_get_what_each_gets_alone(kind: str, seed: i
             engine.step()
             check_pages(engine.scheduler)  # type: ignore[arg-type]
     run(engine)
-    alone, _ = engine_of(**KINDS[kind])
+    alone, _ = engine_of(**KINDS[engine_kind])
     compared = 0
     for name, (output, prompt, params) in outputs.items():
         if name in cancelled:

@@ -125,7 +125,7 @@ def outputs_of(llm: LLM) -> list[RequestOutput]:
 
 
 def tokens_of(output: RequestOutput) -> list[list[int]]:
-    return [each.token_ids for each in output.outputs]
+    return [output.token_ids for output in output.outputs]
 
 
 @pytest.mark.parametrize(("name", "stride"), RUNS)
@@ -152,11 +152,11 @@ def test_a_fault_behind_every_layer_ends_the_marked_request_only(
 def test_generate_warns_of_a_failed_prompt_and_raises_where_all_have_failed(tmp_path: Path) -> None:
     llm = LLM(**{**SIZES, **CASES["contiguous"](tmp_path / "model")})
     fault, prompts = LayerFault(llm), [PROMPTS[0], PROMPTS[2], PROMPTS[3]]
-    wanted = [tokens_of(each) for each in llm.generate(prompts, PARAMS[0], use_tqdm=False)]
+    wanted = [tokens_of(output) for output in llm.generate(prompts, PARAMS[0], use_tqdm=False)]
     fault.layer = 1
     with pytest.warns(RuntimeWarning, match="1 of 3 prompts failed .* Broken: behind layer 1"):
         outputs = llm.generate(prompts, PARAMS[0], use_tqdm=False)
-    assert [tokens_of(each) for each in outputs[::2]] == wanted[::2]
+    assert [tokens_of(output) for output in outputs[::2]] == wanted[::2]
     assert (outputs[1].outputs[0].finish_reason, type(outputs[1].fault)) == ("error", Broken)
     with pytest.raises(ModelError, match="a step of the request failed: Broken: behind layer 1") as failed:
         llm.generate(PROMPTS[2], PARAMS[0], use_tqdm=False)

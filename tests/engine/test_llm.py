@@ -37,7 +37,7 @@ def speculative_llm() -> LLM:
 def alone(prompt: str, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
     """The tokens of a prompt's continuations where no other request is there."""
     (output,) = llm().generate(prompt, params, use_tqdm=False)
-    return tuple(tuple(each.token_ids) for each in output.outputs)
+    return tuple(tuple(output.token_ids) for output in output.outputs)
 
 
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, top_p=0.9, seed=11, max_tokens=6, n=2)
@@ -56,9 +56,9 @@ PENALISED = SamplingParams(
 def test_requests_together_get_what_each_gets_alone() -> None:
     params = [GREEDY, SAMPLED, PENALISED, GREEDY, SAMPLED]
     outputs = llm().generate(PROMPTS, params, use_tqdm=False)
-    for prompt, own, output in zip(PROMPTS, params, outputs):
+    for prompt, request_params, output in zip(PROMPTS, params, outputs):
         assert output.prompt == prompt
-        assert tuple(tuple(each.token_ids) for each in output.outputs) == alone(prompt, own)
+        assert tuple(tuple(output.token_ids) for output in output.outputs) == alone(prompt, request_params)
     assert llm().engine.scheduler.cache.free == 20
     assert not llm().engine.busy
 
@@ -82,12 +82,12 @@ def test_results_say_how_they_ended() -> None:
     text = full.outputs[0].text
     assert full.finished
     assert full.outputs[0].finish_reason == "length"
-    place = text.index(" little")
+    stop_start = text.index(" little")
     (stopped,) = llm().generate(
         PROMPTS[:1], SamplingParams(temperature=0, max_tokens=20, stop=" little"), use_tqdm=False
     )
     assert (stopped.outputs[0].text, stopped.outputs[0].finish_reason, stopped.outputs[0].stop_reason) == (
-        text[:place],
+        text[:stop_start],
         "stop",
         " little",
     )
@@ -96,7 +96,7 @@ def test_results_say_how_they_ended() -> None:
         SamplingParams(temperature=0, max_tokens=20, stop=[" little"], include_stop_str_in_output=True),
         use_tqdm=False,
     )
-    assert kept.outputs[0].text == text[: place + len(" little")]
+    assert kept.outputs[0].text == text[: stop_start + len(" little")]
     token = full.outputs[0].token_ids[3]
     (by_id,) = llm().generate(
         PROMPTS[0], SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[token]), use_tqdm=False
@@ -121,13 +121,13 @@ def test_min_tokens_put_off_the_end() -> None:
 def test_log_probabilities_come_with_their_rank_and_text() -> None:
     params = SamplingParams(temperature=0, max_tokens=3, logprobs=2)
     (output,) = llm().generate(PROMPTS[0], params, use_tqdm=False)
-    (own,) = output.outputs
-    assert own.logprobs is not None
-    assert [len(each) for each in own.logprobs] == [2, 2, 2]
-    chosen = [place[token] for place, token in zip(own.logprobs, own.token_ids)]
-    assert [each.rank for each in chosen] == [1, 1, 1]
-    assert own.cumulative_logprob == pytest.approx(sum(each.logprob for each in chosen))
-    assert "".join(each.decoded_token for each in chosen).strip() == own.text.strip()
+    (completion,) = output.outputs
+    assert completion.logprobs is not None
+    assert [len(candidates) for candidates in completion.logprobs] == [2, 2, 2]
+    chosen = [candidates[token] for candidates, token in zip(completion.logprobs, completion.token_ids)]
+    assert [logprob.rank for logprob in chosen] == [1, 1, 1]
+    assert completion.cumulative_logprob == pytest.approx(sum(logprob.logprob for logprob in chosen))
+    assert "".join(logprob.decoded_token for logprob in chosen).strip() == completion.text.strip()
 
 
 def test_allowed_tokens_are_the_only_ones() -> None:
@@ -163,8 +163,8 @@ def test_drafts_change_no_token(speculation) -> None:
         speculative_config=speculation,
     )
     outputs = speculative.generate(prompts, params, use_tqdm=False)
-    for prompt, own, output in zip(prompts, params, outputs):
-        assert tuple(tuple(each.token_ids) for each in output.outputs) == alone(prompt, own)
+    for prompt, request_params, output in zip(prompts, params, outputs):
+        assert tuple(tuple(output.token_ids) for output in output.outputs) == alone(prompt, request_params)
     acceptance = speculative.engine.acceptance
     assert acceptance.verified[0] > 0
     assert speculative.engine.scheduler.cache.free == 20
@@ -187,7 +187,7 @@ def test_a_model_drafts_for_itself_what_each_of_several_requests_chooses() -> No
 
 
 @pytest.mark.parametrize(
-    ("speculation", "said"),
+    ("speculation", "message"),
     [
         ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0"),
         ({"num_speculative_tokens": 2, "method": "eagle"}, "'eagle'; known are ngram and draft_model"),
@@ -199,13 +199,13 @@ def test_a_model_drafts_for_itself_what_each_of_several_requests_chooses() -> No
         ),
     ],
 )
-def test_a_speculation_that_cannot_be_is_refused(speculation, said) -> None:
-    with pytest.raises(ModelError, match=said):
+def test_a_speculation_that_cannot_be_is_refused(speculation, message) -> None:
+    with pytest.raises(ModelError, match=message):
         LLM(speculative_config=speculation)
 
 
 @pytest.mark.parametrize(
-    ("prompt", "params", "said"),
+    ("prompt", "params", "message"),
     [
         ([], GREEDY, "the prompt has no tokens"),
         ([4096], GREEDY, "token id 4096; the vocabulary has 4096"),
@@ -216,8 +216,8 @@ def test_a_speculation_that_cannot_be_is_refused(speculation, said) -> None:
         ({"prompt": "a", "cache_salt": ""}, GREEDY, "cache_salt is empty"),
     ],
 )
-def test_a_prompt_that_cannot_be_is_refused_and_leaves_nothing(prompt, params, said) -> None:
-    with pytest.raises(ModelError, match=said):
+def test_a_prompt_that_cannot_be_is_refused_and_leaves_nothing(prompt, params, message) -> None:
+    with pytest.raises(ModelError, match=message):
         llm().generate([PROMPTS[0], prompt], params)
     assert not llm().engine.busy
     assert llm().engine.scheduler.cache.free == 20
@@ -231,7 +231,7 @@ def test_a_prompt_of_the_longest_length_gets_one_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"max_model_len": 1}, "max_model_len is 1"),
         ({"max_model_len": 100_000}, "2 to"),
@@ -248,13 +248,13 @@ def test_a_prompt_of_the_longest_length_gets_one_token() -> None:
         ({"backend": "neuron"}, "the neuron backend needs nki, torch_neuronx, torch_xla"),
     ],
 )
-def test_arguments_that_cannot_be_are_refused(arguments, said) -> None:
-    with pytest.raises(ModelError, match=said):
+def test_arguments_that_cannot_be_are_refused(arguments, message) -> None:
+    with pytest.raises(ModelError, match=message):
         LLM(**arguments)
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"temperature": -0.1}, "temperature"),
         ({"top_p": 0}, "top_p"),
@@ -275,8 +275,8 @@ def test_arguments_that_cannot_be_are_refused(arguments, said) -> None:
         ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
     ],
 )
-def test_parameters_out_of_range_are_refused(values, said) -> None:
-    with pytest.raises(ModelError, match=said):
+def test_parameters_out_of_range_are_refused(values, message) -> None:
+    with pytest.raises(ModelError, match=message):
         SamplingParams(**values)
 
 
@@ -297,7 +297,7 @@ def reference_logits(config: ModelConfig, weights: dict[str, np.ndarray], ids: l
     """What the numpy reference says follows each token but the last."""
     model = ReferenceModel(config, weights)
     rows = [model.prefill([ids[:1]])[0].logits]
-    rows += [model.decode([token], [at])[0].logits for at, token in enumerate(ids[1:-1], 1)]
+    rows += [model.decode([token], [position])[0].logits for position, token in enumerate(ids[1:-1], 1)]
     return np.stack(rows).astype(np.float64)  # type: ignore[arg-type]
 
 
@@ -314,28 +314,28 @@ def test_log_probabilities_of_the_prompt() -> None:
     )
     assert outputs[0].prompt_logprobs is None
     assert outputs[0].outputs[0].token_ids == list(alone(PROMPTS[1], other)[0])
-    found, again = (each.prompt_logprobs for each in outputs[1:3])
+    prompt_logprobs, again = (output.prompt_logprobs for output in outputs[1:3])
     ids = outputs[1].prompt_token_ids
-    assert found is not None and len(found) == len(ids) > 16  # more than one chunk
-    assert found[0] is None
+    assert prompt_logprobs is not None and len(prompt_logprobs) == len(ids) > 16  # more than one chunk
+    assert prompt_logprobs[0] is None
     assert outputs[2].metrics.num_cached_tokens == 0
     config = load_config(PRETRAINED)
     weights = dict(open_checkpoint(PRETRAINED, config))
     exact = reference_logits(config, weights, ids)
     # Four times what the order of float32 sums alone does to a logit; of a logarithm to two, that of the sum as well.
-    others = (reference_logits(config, reordered(config, weights, seed), ids) for seed in range(8))
-    bound = 8 * max(np.abs(each - exact).max() for each in others)
+    reordered_logits = (reference_logits(config, reordered(config, weights, seed), ids) for seed in range(8))
+    bound = 8 * max(np.abs(logits - exact).max() for logits in reordered_logits)
     assert bound < 1e-3
     exact -= exact.max(axis=1, keepdims=True)
     exact -= np.log(np.exp(exact).sum(axis=1, keepdims=True))
-    for scores in (found, again):
+    for scores in (prompt_logprobs, again):
         assert scores is not None
-        for token, own, shares in zip(ids[1:], scores[1:], exact, strict=True):
-            assert own is not None
-            assert set(own) == {token, *np.argsort(-shares, kind="stable")[:3].tolist()}
-            for each, known in own.items():
-                assert known.rank == (shares > shares[each]).sum() + 1
-                assert known.logprob == pytest.approx(shares[each], abs=bound)
+        for token, candidates, shares in zip(ids[1:], scores[1:], exact, strict=True):
+            assert candidates is not None
+            assert set(candidates) == {token, *np.argsort(-shares, kind="stable")[:3].tolist()}
+            for candidate, known in candidates.items():
+                assert known.rank == (shares > shares[candidate]).sum() + 1
+                assert known.logprob == pytest.approx(shares[candidate], abs=bound)
 
 
 def test_a_prompt_of_one_token_has_no_log_probabilities() -> None:
@@ -349,10 +349,15 @@ def test_drafts_change_no_log_probability_of_the_prompt() -> None:
     speculative = speculative_llm()
     params = SamplingParams(temperature=0, max_tokens=8, prompt_logprobs=1)
     text = "the cat and the dog and the cat and the dog and the cat"
-    (found,), (wanted,) = (each.generate(text, params, use_tqdm=False) for each in (speculative, llm()))
-    assert found.outputs[0].token_ids == wanted.outputs[0].token_ids
-    ranks, others = (
-        [{token: own.rank for token, own in (each or {}).items()} for each in output.prompt_logprobs or ()]
-        for output in (found, wanted)
+    (speculated,), (wanted,) = (
+        model.generate(text, params, use_tqdm=False) for model in (speculative, llm())
     )
-    assert ranks == others and len(ranks) == len(found.prompt_token_ids)
+    assert speculated.outputs[0].token_ids == wanted.outputs[0].token_ids
+    ranks, expected_ranks = (
+        [
+            {token: logprob.rank for token, logprob in (candidates or {}).items()}
+            for candidates in output.prompt_logprobs or ()
+        ]
+        for output in (speculated, wanted)
+    )
+    assert ranks == expected_ranks and len(ranks) == len(speculated.prompt_token_ids)

@@ -198,12 +198,12 @@ def forms(count: int) -> list[StructuredOutputsParams]:
 @pytest.mark.parametrize(("compiled", "forgotten"), [(1, 0), (2, 0), (3, 1)])
 def test_the_cache_keeps_as_many_grammars_as_it_may(compiled: int, forgotten: int) -> None:
     clocked = Clocked(GrammarLimits(cached=2))
-    asked = forms(compiled)
-    for form in asked:
+    requested_forms = forms(compiled)
+    for form in requested_forms:
         clocked.grammar("99", form)
-    assert [clocked.grammars.find(form) is None for form in asked] == [True] * forgotten + [False] * (
-        compiled - forgotten
-    )
+    assert [clocked.grammars.find(form) is None for form in requested_forms] == [True] * forgotten + [
+        False
+    ] * (compiled - forgotten)
 
 
 def test_the_cache_forgets_what_was_not_used_for_longest_and_knows_content() -> None:

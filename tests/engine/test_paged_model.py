@@ -46,8 +46,11 @@ def bound(name: str) -> float:
 
     On the texts of these tests and on the oracle's: what a family amplifies depends on the tokens.
     """
-    own = oracle(name)
-    return 2 * max(each.bound() for each in (own, *(Oracle(own.model, text, 1) for text in TEXTS)))
+    family_oracle = oracle(name)
+    return 2 * max(
+        reference.bound()
+        for reference in (family_oracle, *(Oracle(family_oracle.model, text, 1) for text in TEXTS))
+    )
 
 
 def load(folder: Path) -> tuple[ModelConfig, dict[str, np.ndarray]]:
@@ -76,7 +79,7 @@ def logits_of_requests(model: PagedModel, scheduler: Scheduler) -> tuple[list[np
         Request(str(n), text[:prompt], len(text) - prompt + 1)
         for n, (text, prompt) in enumerate(zip(TEXTS, PROMPTS))
     ]
-    rows: dict[Request, list[np.ndarray]] = {each: [] for each in requests}
+    rows: dict[Request, list[np.ndarray]] = {request: [] for request in requests}
     scheduler.submit(requests[0])
     later = [*requests[1:]]
     while scheduler.running or scheduler.waiting or later:
@@ -94,13 +97,13 @@ def logits_of_requests(model: PagedModel, scheduler: Scheduler) -> tuple[list[np
         if later and requests[0].computed >= 16:
             scheduler.submit(later.pop(0))
         check_pages(scheduler)
-    return [np.stack(rows[each]) for each in requests], requests
+    return [np.stack(rows[request]) for request in requests], requests
 
 
 def alone(config: ModelConfig, weights: dict[str, np.ndarray], text: list[int], prompt: int) -> np.ndarray:
     model = ReferenceModel(config, weights)
     rows = [model.prefill([text[:prompt]])[0].logits]
-    rows += [model.decode([text[place]], [place])[0].logits for place in range(prompt, len(text))]
+    rows += [model.decode([text[position]], [position])[0].logits for position in range(prompt, len(text))]
     return np.stack(rows)
 
 
@@ -119,9 +122,9 @@ def test_every_family_on_pages(tmp_path: Path, name: str) -> None:
     slots = SlotPool(8, 16, 16) if config.is_recurrent else None
     scheduler = Scheduler(pools, SchedulerOptions(4, 16), slots)
     rows, requests = logits_of_requests(paged(config, weights, scheduler, 2, 64, exact=True), scheduler)
-    for own, text, prompt in zip(rows, TEXTS, PROMPTS):
-        assert np.abs(own - alone(config, weights, text, prompt)).max() <= bound(name)
-    assert [each.shared_tokens for each in requests] == [0, 16, 0]
+    for row_logits, text, prompt in zip(rows, TEXTS, PROMPTS):
+        assert np.abs(row_logits - alone(config, weights, text, prompt)).max() <= bound(name)
+    assert [request.shared_tokens for request in requests] == [0, 16, 0]
 
 
 WINDOWED = [name for name in TINY if "window" in name or name in ("ministral", "gemma2", "gemma3", "gpt-oss")]
@@ -137,9 +140,9 @@ def test_layers_with_a_window_keep_no_page_behind_it(tmp_path: Path, name: str, 
     assert any(pool.window for pool in pools)
     scheduler = Scheduler(pools, SchedulerOptions(4, 8, prefix_caching=caching))
     rows, requests = logits_of_requests(paged(config, weights, scheduler, 1, 64), scheduler)
-    for own, text, prompt in zip(rows, TEXTS, PROMPTS):
-        assert np.abs(own - alone(config, weights, text, prompt)).max() <= bound(name)
-    assert [each.shared_tokens for each in requests] == [0, 16 if caching else 0, 0]
+    for row_logits, text, prompt in zip(rows, TEXTS, PROMPTS):
+        assert np.abs(row_logits - alone(config, weights, text, prompt)).max() <= bound(name)
+    assert [request.shared_tokens for request in requests] == [0, 16 if caching else 0, 0]
 
 
 @pytest.mark.slow
@@ -147,9 +150,9 @@ def test_a_preempted_request_gets_the_same_logits(tmp_path: Path) -> None:
     config, weights = load(write_tiny(tmp_path, "qwen3"))
     scheduler = Scheduler(PagePool(5, 8), SchedulerOptions(4, 16, prefix_caching=False))
     rows, requests = logits_of_requests(paged(config, weights, scheduler, 1, 64), scheduler)
-    assert any(each.preemptions for each in requests)
-    for own, text, prompt in zip(rows, TEXTS, PROMPTS):
-        assert np.abs(own - alone(config, weights, text, prompt)).max() <= bound("qwen3")
+    assert any(request.preemptions for request in requests)
+    for row_logits, text, prompt in zip(rows, TEXTS, PROMPTS):
+        assert np.abs(row_logits - alone(config, weights, text, prompt)).max() <= bound("qwen3")
 
 
 @pytest.mark.slow
@@ -202,20 +205,20 @@ def test_kernels_are_checked_for_changes_once_in_a_step(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma2", "gemma4", "olmo2", "gpt2", "qwen3 with experts"])
-@pytest.mark.parametrize("own_pages", [False, True])
-def test_drafts_and_prompts_share_a_step(tmp_path: Path, name: str, own_pages: bool) -> None:
+@pytest.mark.parametrize("separate_pages", [False, True])
+def test_drafts_and_prompts_share_a_step(tmp_path: Path, name: str, separate_pages: bool) -> None:
     """Two requests that decode, one of them with drafts, beside chunks of a new prompt."""
     config, weights = load(write_tiny(tmp_path, name))
-    kinds = config.windows(64) if own_pages else [None]
+    windows = config.windows(64) if separate_pages else [None]
     scheduler = Scheduler(
-        [PagePool(16, 4, window) for window in kinds], SchedulerOptions(4, 32, speculative_tokens=3)
+        [PagePool(16, 4, window) for window in windows], SchedulerOptions(4, 32, speculative_tokens=3)
     )
     shards = shard_weights(config, weights, 1)
     buckets = Buckets.powers(4, 32, 64, drafts=3)
     model = PagedModel(config, shards, SimulatedDevice("trn2", 1), scheduler.cache.pools, buckets)
     request, other = Request("0", FIRST[:14], 8), Request("1", FIRST[4:9], 8)
-    for each in (request, other):
-        scheduler.submit(each)
+    for new_request in (request, other):
+        scheduler.submit(new_request)
     batch = scheduler.schedule()
     model.step(batch)
     scheduler.complete_step(batch, {request: (FIRST[14],), other: (FIRST[9],)})
@@ -226,10 +229,10 @@ def test_drafts_and_prompts_share_a_step(tmp_path: Path, name: str, own_pages: b
     outputs = model.step(batch)
     mixed = [(step.decoding.tokens, step.sequences) for step in model.use.steps if step.decoding is not None]
     assert mixed == [(4, 1)]
-    for own, text in ((request, [*FIRST[:17], 5]), (other, FIRST[4:10]), (prompt, FIRST[2:25])):
-        wanted = alone(config, weights, text, len(text) - len(outputs[own]) + 1)
-        found = np.stack([each.logits for each in outputs[own]])
-        assert np.abs(found - wanted).max() <= bound(name)
+    for sequence, text in ((request, [*FIRST[:17], 5]), (other, FIRST[4:10]), (prompt, FIRST[2:25])):
+        wanted = alone(config, weights, text, len(text) - len(outputs[sequence]) + 1)
+        logits = np.stack([output.logits for output in outputs[sequence]])
+        assert np.abs(logits - wanted).max() <= bound(name)
 
 
 @pytest.mark.slow
@@ -242,8 +245,8 @@ def test_drafts_are_verified_in_one_step(tmp_path: Path, name: str) -> None:
         config, shard_weights(config, weights, 1), SimulatedDevice("trn2", 1), scheduler.cache.pools, buckets
     )
     request, other = Request("0", FIRST[:14], 8), Request("1", FIRST[4:9], 8)
-    for each in (request, other):
-        scheduler.submit(each)
+    for new_request in (request, other):
+        scheduler.submit(new_request)
     batch = scheduler.schedule()
     model.step(batch)
     scheduler.complete_step(batch, {request: (FIRST[14],), other: (FIRST[9],)})
@@ -251,17 +254,17 @@ def test_drafts_are_verified_in_one_step(tmp_path: Path, name: str) -> None:
     batch.chunks[request] = batch.chunks[request].with_drafts([FIRST[15], FIRST[16], 5])
     batch.chunks[other] = batch.chunks[other].with_drafts([FIRST[10]])
     outputs = model.step(batch)
-    assert [len(outputs[each]) for each in (request, other)] == [4, 2]
-    for own, text in ((outputs[request], [*FIRST[:17], 5]), (outputs[other], FIRST[4:11])):
-        wanted = alone(config, weights, text, len(text) - len(own))[1:]
-        assert np.abs(np.stack([each.logits for each in own]) - wanted).max() <= bound(name)
+    assert [len(outputs[sequence]) for sequence in (request, other)] == [4, 2]
+    for request_outputs, text in ((outputs[request], [*FIRST[:17], 5]), (outputs[other], FIRST[4:11])):
+        wanted = alone(config, weights, text, len(text) - len(request_outputs))[1:]
+        assert np.abs(np.stack([output.logits for output in request_outputs]) - wanted).max() <= bound(name)
     # The third draft is wrong: what the next step computes does not see it.
     scheduler.complete_step(batch, {request: FIRST[15:18], other: FIRST[10:12]})
-    assert [each.computed for each in (request, other)] == [17, 7]
+    assert [sequence.computed for sequence in (request, other)] == [17, 7]
     outputs = model.step(scheduler.schedule())
-    for each, text in ((request, FIRST[:18]), (other, FIRST[4:12])):
+    for sequence, text in ((request, FIRST[:18]), (other, FIRST[4:12])):
         wanted = alone(config, weights, text, len(text) - 1)[-1]
-        assert np.abs(outputs[each][0].logits - wanted).max() <= bound(name)
+        assert np.abs(outputs[sequence][0].logits - wanted).max() <= bound(name)
 
 
 @pytest.mark.slow
@@ -278,9 +281,9 @@ def test_longrope_takes_the_factors_of_the_longest_sequence(
     rope = changes["rope_parameters"]
     always = {**rope, "short_factor": rope[factors], "long_factor": rope[factors]}
     exact = random_model(family, {**COMMON, **changes, "rope_parameters": always}, seed=len(name))
-    for own, text, prompt in zip(rows, TEXTS, PROMPTS):
+    for row_logits, text, prompt in zip(rows, TEXTS, PROMPTS):
         wanted = Oracle(exact, text, prompt)
-        assert np.abs(own - wanted.logits).max() <= wanted.bound()
+        assert np.abs(row_logits - wanted.logits).max() <= wanted.bound()
 
 
 @pytest.mark.parametrize(("drafts", "mixes"), [(0, False), (3, False), (0, True), (3, True)])
@@ -311,7 +314,9 @@ def test_every_part_has_a_shape_of_the_list(drafts: int, mixes: bool) -> None:
             use.add(padded)
         computed += batch.tokens
         assert use.tokens == computed
-        scheduler.complete_step(batch, {each: (1,) for each, chunk in batch.chunks.items() if chunk.samples})
+        scheduler.complete_step(
+            batch, {request: (1,) for request, chunk in batch.chunks.items() if chunk.samples}
+        )
     assert use.padding > 0
 
 
@@ -372,19 +377,19 @@ def prompt_steps(buckets: Buckets, *chunks: tuple[int, int]) -> list[StepShape]:
     return [padded.step for padded in buckets.pad(batch)]
 
 
-@pytest.mark.parametrize(("rows", "parts"), [(127, 1), (128, 1), (129, 2)])
-def test_chunks_of_different_sizes_are_one_part_while_they_add_few_rows(rows: int, parts: int) -> None:
+@pytest.mark.parametrize(("rows", "num_steps"), [(127, 1), (128, 1), (129, 2)])
+def test_chunks_of_different_sizes_are_one_part_while_they_add_few_rows(rows: int, num_steps: int) -> None:
     buckets = Buckets((1, 2, 4), (16, 16 + rows), (256, 4096))
-    assert len(prompt_steps(buckets, (0, 16), (0, 16 + rows))) == parts
+    assert len(prompt_steps(buckets, (0, 16), (0, 16 + rows))) == num_steps
     assert prompt_steps(buckets, (0, 16), (0, 16)) == [prompt_shape(2, 16, 256)]
 
 
-@pytest.mark.parametrize(("prefix", "parts"), [(1023, 1), (1024, 1), (1025, 2)])
-def test_a_new_prompt_joins_one_that_goes_on_while_it_reads_little_more(prefix: int, parts: int) -> None:
+@pytest.mark.parametrize(("prefix", "num_steps"), [(1023, 1), (1024, 1), (1025, 2)])
+def test_a_new_prompt_joins_one_that_goes_on_while_it_reads_little_more(prefix: int, num_steps: int) -> None:
     buckets = Buckets((1, 2, 4), (64, 128), (256, prefix, 4096))
     shapes = prompt_steps(buckets, (0, 128), (prefix, 128))
-    assert len(shapes) == parts
-    assert shapes[-1] == prompt_shape(3 - parts, 128, 4096, prefix)
+    assert len(shapes) == num_steps
+    assert shapes[-1] == prompt_shape(3 - num_steps, 128, 4096, prefix)
 
 
 def test_parts_join_up_to_the_most_sequences() -> None:

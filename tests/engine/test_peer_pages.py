@@ -27,9 +27,9 @@ def pool_of(service: Service) -> PagePool:
     return pool
 
 
-def held(service: Service, name: str) -> list[int]:
+def list_pages(service: Service, name: str) -> list[int]:
     """The pages of a running request."""
-    return next(each.tables[0].pages for each in service.scheduler.running if each.id == name)
+    return next(request.tables[0].pages for request in service.scheduler.running if request.id == name)
 
 
 @pytest.mark.parametrize(("tokens", "cached"), [(4, 0), (5, 4), (7, 4), (8, 4), (9, 8)])
@@ -38,7 +38,7 @@ def test_full_pages_are_shared_and_the_last_token_is_computed(tokens: int, cache
     for name in "ab":
         service.submit(request(name, range(tokens), new=1))
         service.run()
-    assert [each.shared_tokens for each in service.done] == [0, cached]
+    assert [request.shared_tokens for request in service.done] == [0, cached]
 
 
 def test_pages_are_shared_while_held_and_when_free() -> None:
@@ -47,8 +47,8 @@ def test_pages_are_shared_while_held_and_when_free() -> None:
     service.step()
     service.submit(request("b", [*COMMON, 21], new=4, arrival=1.0))
     service.step()
-    assert held(service, "a")[:3] == held(service, "b")[:3]
-    assert [pool_of(service).ref_count(page) for page in held(service, "b")] == [2, 2, 2, 1]
+    assert list_pages(service, "a")[:3] == list_pages(service, "b")[:3]
+    assert [pool_of(service).ref_count(page) for page in list_pages(service, "b")] == [2, 2, 2, 1]
     assert pool_of(service).free == 5
     service.run()
     assert pool_of(service).free == 10
@@ -111,14 +111,14 @@ def test_a_request_that_cannot_start_leaves_known_pages_as_they_are() -> None:
     service.submit(request("a", COMMON, new=9))
     service.step()
     service.submit(request("b", [*COMMON, *COMMON], new=1, arrival=1.0))
-    while not any(each.id == "b" for each in service.done):
+    while not any(request.id == "b" for request in service.done):
         service.step()
     service.submit(request("c", range(40, 48), new=5, arrival=2.0))
     service.step()
     before = [pool.ref_count(page) for page in range(10)], pool.free
     service.submit(request("d", [*COMMON, *COMMON, *range(20, 30)], new=1, arrival=3.0))
     batch = service.scheduler.schedule()
-    assert [each.id for each in service.scheduler.waiting] == ["d"]
+    assert [request.id for request in service.scheduler.waiting] == ["d"]
     assert ([pool.ref_count(page) for page in range(10)], pool.free) == before
     service.scheduler.complete_step(batch, service.model.step(batch))
 
@@ -128,7 +128,7 @@ def test_without_prefix_caching_nothing_is_known() -> None:
     for name in "ab":
         service.submit(request(name, range(9), new=4))
         service.run()
-    assert [each.shared_tokens for each in service.done] == [0, 0]
+    assert [request.shared_tokens for request in service.done] == [0, 0]
     assert pool_of(service).known([page_key(b"", range(4))]) == 0
 
 
@@ -146,7 +146,7 @@ def test_equal_prompts_of_one_step_are_computed_each_and_known_once() -> None:
     service.submit(request("a", range(9), new=2), request("b", range(9), new=2))
     assert service.step() == ["a:9", "b:9"]
     known = pool_of(service).find(page_key(b"", range(4)))
-    assert known == held(service, "a")[0] != held(service, "b")[0]
+    assert known == list_pages(service, "a")[0] != list_pages(service, "b")[0]
     service.submit(request("c", range(9), new=1))
     assert service.step() == ["a:1", "b:1", "c:1"]
 
@@ -156,9 +156,12 @@ def test_a_preempted_request_finds_its_own_pages() -> None:
     first, second = request("a", range(5), new=4), request("b", range(20, 27), new=4, arrival=1.0)
     service.submit(first, second)
     service.run()
-    assert [each.preemptions for each in (first, second)] == [0, 1]
+    assert [request.preemptions for request in (first, second)] == [0, 1]
     assert second.shared_tokens == 8
-    assert [list(each.generated) for each in (first, second)] == [alone(range(5), 4), alone(range(20, 27), 4)]
+    assert [list(request.generated) for request in (first, second)] == [
+        alone(range(5), 4),
+        alone(range(20, 27), 4),
+    ]
 
 
 def test_keys_name_tokens_their_order_all_before_and_the_root() -> None:
@@ -174,8 +177,8 @@ def test_keys_name_tokens_their_order_all_before_and_the_root() -> None:
 def test_only_requests_of_a_salt_share_its_pages(salt: str | None, cached: int) -> None:
     engine = text_engine()
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-    for name, own in (("first", "one"), ("second", salt)):
-        output = engine.submit(name, range(10), params, cache_salt=own)
+    for name, request_salt in (("first", "one"), ("second", salt)):
+        output = engine.submit(name, range(10), params, cache_salt=request_salt)
         run(engine)
     assert output.num_cached_tokens == cached
 
@@ -201,15 +204,15 @@ def test_a_reset_may_preempt_who_runs() -> None:
     service.step()
     assert len(service.scheduler.running) == 2
     assert service.scheduler.reset_prefix_cache(reset_running_requests=True)
-    assert [each.id for each in service.scheduler.waiting] == ["0", "1", "2", "3"]
+    assert [request.id for request in service.scheduler.waiting] == ["0", "1", "2", "3"]
     assert pool_of(service).free == 40
     service.run()
-    assert [each.preemptions for each in requests] == [1, 1, 0, 0]
-    assert [each.shared_tokens for each in requests] == [0, 0, 0, 0]
+    assert [request.preemptions for request in requests] == [1, 1, 0, 0]
+    assert [request.shared_tokens for request in requests] == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("at", [0, 3, 7])
-def test_a_reset_changes_no_text(at: int) -> None:
+@pytest.mark.parametrize("reset_step", [0, 3, 7])
+def test_a_reset_changes_no_text(reset_step: int) -> None:
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=12, n=2)
     prompts = ([1, 2, 3], [4, 5], [*range(20)], [7] * 9)
     texts = []
@@ -217,11 +220,11 @@ def test_a_reset_changes_no_text(at: int) -> None:
         engine = text_engine(pages=40)
         outputs = [engine.submit(str(n), prompt, params) for n, prompt in enumerate(prompts)]
         for step in range(200):
-            if resets and step == at:
+            if resets and step == reset_step:
                 assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
             engine.step()
         assert not engine.busy
-        texts.append([tokens_of(each) for each in outputs])
+        texts.append([tokens_of(output) for output in outputs])
     assert texts[0] == texts[1]
 
 

@@ -18,17 +18,17 @@ ROOMY = SchedulerOptions(max_num_seqs=16, max_num_batched_tokens=64)
 def ids(service: Service) -> tuple[list[str], list[str]]:
     """The requests that run and those that wait, in order."""
     scheduler = service.scheduler
-    return [each.id for each in scheduler.running], [each.id for each in scheduler.waiting]
+    return [request.id for request in scheduler.running], [request.id for request in scheduler.waiting]
 
 
 def test_requests_wait_until_a_step_and_leave_when_they_end() -> None:
     service = Service(pages=64, options=ROOMY)
     requests = [request(str(n), range(n, n + 4)) for n in range(10)]
-    for count, each in enumerate(requests, 1):
-        service.submit(each)
+    for count, submitted in enumerate(requests, 1):
+        service.submit(submitted)
         assert len(service.scheduler.waiting) == count
-    for each in requests[:5]:
-        service.scheduler.end(each)
+    for ended in requests[:5]:
+        service.scheduler.end(ended)
     assert ids(service) == ([], ["5", "6", "7", "8", "9"])
     assert service.step() == [f"{n}:4" for n in range(5, 10)]
     assert ids(service) == (["5", "6", "7", "8", "9"], [])
@@ -64,7 +64,7 @@ def test_short_prompts_do_not_overtake_a_long_one(chunked: bool, started: list[s
 def test_no_token_is_computed_that_nobody_needs(new: int) -> None:
     service = Service(options=replace(ROOMY, prefix_caching=False))
     service.submit(request("a", range(7), new), request("b", range(5), new))
-    sizes = [int(each.split(":")[1]) for step in service.run() for each in step]
+    sizes = [int(entry.split(":")[1]) for step in service.run() for entry in step]
     assert sum(sizes) == 7 + 5 + 2 * (new - 1)
 
 
@@ -90,7 +90,7 @@ def test_one_place_serves_all_priorities_in_order() -> None:
     for number, priority in enumerate((5, 1, 8, 3, 2, 7, 4, 6)):
         service.submit(request(str(priority), [number] * 3, new=1, priority=priority))
     service.run()
-    assert [each.id for each in service.done] == sorted("51832746")
+    assert [request.id for request in service.done] == sorted("51832746")
 
 
 def test_the_worst_priority_gives_up_its_pages_not_the_latest() -> None:
@@ -103,7 +103,7 @@ def test_the_worst_priority_gives_up_its_pages_not_the_latest() -> None:
     assert service.step() == ["high:1"]
     assert ids(service) == (["high"], ["low"])
     service.run()
-    assert [each.preemptions for each in service.done] == [0, 1]
+    assert [request.preemptions for request in service.done] == [0, 1]
 
 
 def test_nobody_is_preempted_where_there_is_room() -> None:
@@ -149,8 +149,8 @@ def test_a_step_that_preempts_starts_nobody() -> None:
     service.step()
     service.submit(request("c", range(1), new=1, arrival=2.0))
     batch = service.scheduler.schedule()
-    assert [each.id for each in batch.preempted] == ["b"]
-    assert [each.id for each in batch.chunks] == ["a"]
+    assert [request.id for request in batch.preempted] == ["b"]
+    assert [request.id for request in batch.chunks] == ["a"]
     service.scheduler.complete_step(batch, service.model.step(batch))
     service.run()
     assert len(service.done) == 3
@@ -239,10 +239,10 @@ def test_drafts_are_counted_by_their_place(steps, verified, accepted) -> None:
     acceptance = Acceptance()
     for drafts, right in steps:
         acceptance.add(drafts, right)
-    places = range(len(verified))
-    assert [acceptance.verified[place] for place in places] == verified
-    assert [acceptance.accepted[place] for place in places] == accepted
-    assert acceptance.rates == [own / all for own, all in zip(accepted, verified)]
+    positions = range(len(verified))
+    assert [acceptance.verified[position] for position in positions] == verified
+    assert [acceptance.accepted[position] for position in positions] == accepted
+    assert acceptance.rates == [num_accepted / all for num_accepted, all in zip(accepted, verified)]
 
 
 KINDS = {
@@ -256,31 +256,31 @@ KINDS = {
 """Options, and in how many steps the first request in order computes a token at least."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("schedule_kind", KINDS)
 @pytest.mark.parametrize("seed", range(4))
-def test_a_wait_is_bounded_by_what_was_before(kind: str, seed: int) -> None:
-    options, steps_of_a_token = KINDS[kind]
+def test_a_wait_is_bounded_by_what_was_before(schedule_kind: str, seed: int) -> None:
+    options, steps_of_a_token = KINDS[schedule_kind]
     draw = random.Random(seed)
     service = Service(pages=draw.choice((5, 8, 20)), options=options)
     ends_at_last, number, latest = 0, 0, {}
     for step in range(400):
         for _ in range(draw.choice((0, 0, 1, 3)) if step < 250 else 0):
             prompt = [draw.randrange(50) for _ in range(draw.randint(1, 12))]
-            each = request(str(number), prompt, draw.choice((1, 1, 4, 8)), arrival=float(step))
-            service.submit(each)
-            ends_at_last = max(ends_at_last, step) + steps_of_a_token * each.max_positions
-            latest[each.id], number = ends_at_last, number + 1
+            new_request = request(str(number), prompt, draw.choice((1, 1, 4, 8)), arrival=float(step))
+            service.submit(new_request)
+            ends_at_last = max(ends_at_last, step) + steps_of_a_token * new_request.max_positions
+            latest[new_request.id], number = ends_at_last, number + 1
         if service.scheduler.running or service.scheduler.waiting:
             before = len(service.done)
             service.step()
-            assert all(step < latest[each.id] for each in service.done[before:])
+            assert all(step < latest[request.id] for request in service.done[before:])
     service.run()
     assert len(service.done) == number > 100
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_those_who_come_later_cannot_keep_a_request_from_its_tokens(kind: str) -> None:
-    options, steps_of_a_token = KINDS[kind]
+@pytest.mark.parametrize("schedule_kind", KINDS)
+def test_those_who_come_later_cannot_keep_a_request_from_its_tokens(schedule_kind: str) -> None:
+    options, steps_of_a_token = KINDS[schedule_kind]
     service = Service(pages=8, options=options)
     first = request("first", range(14), new=10)
     service.submit(first)

@@ -43,9 +43,9 @@ def test_requests_share_snapshots(model: Model, ranks: int) -> None:
     name, config, weights = model
     scheduler = Scheduler(pools(config, 24, 4), SchedulerOptions(4, 16), SlotPool(6, 4, 8))
     rows, requests = logits_of_requests(paged(config, weights, scheduler, ranks, 64), scheduler)
-    for own, text, prompt in zip(rows, TEXTS, PROMPTS):
-        assert np.abs(own - alone(config, weights, text, prompt)).max() <= bound(name)
-    assert [each.shared_tokens for each in requests] == [0, 16, 0]
+    for row_logits, text, prompt in zip(rows, TEXTS, PROMPTS):
+        assert np.abs(row_logits - alone(config, weights, text, prompt)).max() <= bound(name)
+    assert [request.shared_tokens for request in requests] == [0, 16, 0]
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_a_preempted_request_gets_the_same_logits(model: Model) -> None:
     for step in range(6):
         batch = scheduler.schedule()
         outputs = computed.step(batch)
-        scheduler.complete_step(batch, {each: (FIRST[len(each.tokens)],) for each in outputs})
+        scheduler.complete_step(batch, {request: (FIRST[len(request.tokens)],) for request in outputs})
         rows += [outputs[late][0].logits] if late in outputs else []
         if step == 1:
             scheduler.submit(urgent)
@@ -83,13 +83,15 @@ def test_a_fork_goes_on_with_a_state_of_its_own(model: Model) -> None:
     while parent.computed < 7:
         batch = scheduler.schedule()
         computed.step(batch)
-        scheduler.complete_step(batch, {each: (7,) for each, chunk in batch.chunks.items() if chunk.samples})
+        scheduler.complete_step(
+            batch, {request: (7,) for request, chunk in batch.chunks.items() if chunk.samples}
+        )
     child = scheduler.fork(parent, "child")
     child.tokens[-1] = 8
     outputs = computed.step(scheduler.schedule())
-    for each, token in ((parent, 7), (child, 8)):
+    for sequence, token in ((parent, 7), (child, 8)):
         wanted = alone(config, weights, [*FIRST[:7], token], 7)[-1]
-        assert np.abs(outputs[each][0].logits - wanted).max() <= bound(name)
+        assert np.abs(outputs[sequence][0].logits - wanted).max() <= bound(name)
 
 
 @pytest.mark.slow
@@ -108,28 +110,28 @@ def test_drafts_leave_the_state_of_the_tokens_that_were_right(model: Model, righ
         slots=scheduler.cache.slots,
     )
     request, other = Request("0", FIRST[:7], 9), Request("1", FIRST[4:9], 9)
-    for each in (request, other):
-        scheduler.submit(each)
+    for new_request in (request, other):
+        scheduler.submit(new_request)
     text = {request: FIRST, other: FIRST[4:]}
     seen = {request: list[np.ndarray](), other: list[np.ndarray]()}
     for _ in range(6):
         batch = scheduler.schedule()
-        for each, chunk in batch.chunks.items():
+        for sequence, chunk in batch.chunks.items():
             if chunk.draft_slots:
-                drafts = text[each][len(each.tokens) :][: 3 if each is request else 1]
-                wrong = [5] * (3 - right) if each is request else []
-                batch.chunks[each] = chunk.with_drafts([*drafts[: len(drafts) - len(wrong)], *wrong])
+                drafts = text[sequence][len(sequence.tokens) :][: 3 if sequence is request else 1]
+                wrong = [5] * (3 - right) if sequence is request else []
+                batch.chunks[sequence] = chunk.with_drafts([*drafts[: len(drafts) - len(wrong)], *wrong])
         scheduler.discard_unused_slots(batch)
         outputs = computed.step(batch)
         chosen = {}
-        for each, own in outputs.items():
-            drafts = batch.chunks[each].drafts
-            kept = right if each is request and drafts else len(drafts)
-            seen[each] += [output.logits for output in own[: kept + 1]]
-            chosen[each] = text[each][len(each.tokens) :][: kept + 1]
+        for sequence, request_outputs in outputs.items():
+            drafts = batch.chunks[sequence].drafts
+            kept = right if sequence is request and drafts else len(drafts)
+            seen[sequence] += [output.logits for output in request_outputs[: kept + 1]]
+            chosen[sequence] = text[sequence][len(sequence.tokens) :][: kept + 1]
         scheduler.complete_step(batch, chosen)
-    for each, rows in seen.items():
-        prompt = each.prompt_tokens
-        wanted = alone(config, weights, text[each][: prompt + len(rows) - 1], prompt)
+    for sequence, rows in seen.items():
+        prompt = sequence.prompt_tokens
+        wanted = alone(config, weights, text[sequence][: prompt + len(rows) - 1], prompt)
         assert np.abs(np.stack(rows) - wanted).max() <= bound(name)
         assert len(rows) >= 4

@@ -83,8 +83,8 @@ def test_an_equal_prompt_goes_on_from_its_last_snapshot(
     for name in "ab":
         service.submit(request(name, range(tokens), new=3))
         service.run()
-    assert [each.shared_tokens for each in service.done] == [0, cached]
-    assert [list(each.generated) for each in service.done] == [alone(range(tokens), 3)] * 2
+    assert [request.shared_tokens for request in service.done] == [0, cached]
+    assert [list(request.generated) for request in service.done] == [alone(range(tokens), 3)] * 2
 
 
 def test_a_prefix_is_shared_up_to_the_last_common_snapshot() -> None:
@@ -93,7 +93,7 @@ def test_a_prefix_is_shared_up_to_the_last_common_snapshot() -> None:
     for prompt in (range(39), [*range(31), *[49] * 8], [*range(33), 49], [*range(37), 49]):
         service.submit(request("a", prompt, new=2))
         service.run()
-    assert [each.shared_tokens for each in service.done] == [0, 16, 32, 36]
+    assert [request.shared_tokens for request in service.done] == [0, 16, 32, 36]
 
 
 def test_a_snapshot_without_its_pages_is_no_prefix() -> None:
@@ -117,7 +117,7 @@ def test_a_conversation_goes_on_behind_the_answer() -> None:
     text = [*range(30), *alone(range(30), 8)]
     service.submit(request("b", [*text, 1, 2, 3], new=2))
     service.run()
-    assert [each.shared_tokens for each in service.done] == [0, 32]
+    assert [request.shared_tokens for request in service.done] == [0, 32]
 
 
 @pytest.mark.parametrize(("slots", "cached"), [(1, [0, 16]), (2, [0, 20]), (3, [0, 20])])
@@ -127,7 +127,7 @@ def test_where_slots_are_short_there_are_fewer_snapshots(slots: int, cached: Seq
     for name in "ab":
         service.submit(request(name, range(21), new=1))
         service.run()
-    assert [each.shared_tokens for each in service.done] == ([0, 0] if slots == 1 else cached)
+    assert [request.shared_tokens for request in service.done] == ([0, 0] if slots == 1 else cached)
 
 
 def test_snapshots_are_given_away_by_the_time_they_were_left() -> None:
@@ -171,7 +171,7 @@ def test_a_fork_copies_the_state_that_both_change() -> None:
     child.tokens[-1] = 49
     assert parent.slot == child.slot
     batch = service.scheduler.schedule()
-    assert sorted(kind for kind, _ in batch.copies) == [
+    assert sorted(pool_index for pool_index, _ in batch.copies) == [
         0,
         1,
     ]  # the page, and behind all kinds of pages the slot
@@ -185,10 +185,10 @@ def test_a_copy_for_a_request_that_gives_back_its_slot_is_not_made() -> None:
     service = service_of(4)
     service.submit(request("a", range(9), new=1))
     service.run()
-    cache, each, copies = service.scheduler.cache, request("b", range(9)), PageCopies()
-    assert cache.start(each, cache.count_cached_blocks(each), 9, copies)
+    cache, new_request, copies = service.scheduler.cache, request("b", range(9)), PageCopies()
+    assert cache.start(new_request, cache.count_cached_blocks(new_request), 9, copies)
     assert len(copies) == 1
-    cache.release(each, copies)
+    cache.release(new_request, copies)
     assert (copies, cache.free) == ({}, cache.count)
 
 
@@ -196,18 +196,22 @@ def test_a_copy_for_a_request_that_gives_back_its_slot_is_not_made() -> None:
 def test_a_wrong_draft_brings_the_state_before_drafts_back(right: int, computed: int) -> None:
     """The drafts that were right are computed again, with the token behind them, in one chunk."""
     service = service_of(3, replace(DRAFTS, max_num_batched_tokens=16), windows=(None,))
-    each = request("a", range(5), new=9)
-    service.submit(each)
-    while each.computed < 5:
+    new_request = request("a", range(5), new=9)
+    service.submit(new_request)
+    while new_request.computed < 5:
         service.step()
     batch = service.scheduler.schedule()
-    drafts = alone(each.tokens, 3)
+    drafts = alone(new_request.tokens, 3)
     drafts[right:] = [49] * (3 - right)
-    batch.chunks[each] = batch.chunks[each].with_drafts(drafts)
+    batch.chunks[new_request] = batch.chunks[new_request].with_drafts(drafts)
     service.scheduler.complete_step(batch, service.model.step(batch))
-    assert (each.computed, each.missing, each.kept_slot) == (computed, 1 if right == 3 else right + 2, None)
+    assert (new_request.computed, new_request.missing, new_request.kept_slot) == (
+        computed,
+        1 if right == 3 else right + 2,
+        None,
+    )
     (chunk,) = service.scheduler.schedule().chunks.values()
-    assert (chunk.num_scheduled_tokens, chunk.samples) == (each.missing, True)
+    assert (chunk.num_scheduled_tokens, chunk.samples) == (new_request.missing, True)
 
 
 @pytest.mark.parametrize(("slots", "room"), [(1, 0), (2, 3)])
@@ -222,16 +226,16 @@ def test_drafts_need_a_second_slot(slots: int, room: int) -> None:
 def test_states_without_drafts_are_not_copied() -> None:
     """A proposer found nothing: the state that was to be kept is the request's again before the step."""
     service = service_of(2, DRAFTS)
-    each = request("a", range(3), new=9)
-    service.submit(each)
+    new_request = request("a", range(3), new=9)
+    service.submit(new_request)
     service.step()
     batch = service.scheduler.schedule()
     assert len(batch.copies) == 1
     service.scheduler.discard_unused_slots(batch)
-    assert (batch.copies, each.kept_slot) == ({}, None)
+    assert (batch.copies, new_request.kept_slot) == ({}, None)
     service.scheduler.complete_step(batch, service.model.step(batch))
     service.run()
-    assert list(each.generated) == alone(range(3), 9)
+    assert list(new_request.generated) == alone(range(3), 9)
 
 
 def test_an_adopted_request_brings_its_state() -> None:
@@ -256,7 +260,7 @@ def test_a_forgotten_prefix_is_computed_again() -> None:
         service.submit(request("a", range(9), new=1))
         service.run()
         assert service.scheduler.reset_prefix_cache()
-    assert [each.shared_tokens for each in service.done] == [0, 0]
+    assert [request.shared_tokens for request in service.done] == [0, 0]
 
 
 def test_the_text_notices_a_state_that_is_not_copied() -> None:

@@ -36,7 +36,7 @@ AROUND_ONE = (
 )
 LARGE = (2.0, 16.0, 100.0, 1e6, 1e38, float(SINGLE.max), 1e300, float(DOUBLE.max))
 NO_NUMBERS = (float("nan"), float("inf"), -float("inf"))
-CORNERS = (*SMALL, *AROUND_ONE, *LARGE, *(-each for each in (*SMALL, *AROUND_ONE, *LARGE)))
+CORNERS = (*SMALL, *AROUND_ONE, *LARGE, *(-corner for corner in (*SMALL, *AROUND_ONE, *LARGE)))
 
 RANGES = {
     "temperature": (0, 1e6),
@@ -53,7 +53,7 @@ def accepted(name: str) -> list[float]:
     """The corners that a parameter accepts, with its limits and their neighbours inside."""
     least, most = RANGES[name]
     inner = [float(np.nextafter(least, most)), float(np.nextafter(most, least))]
-    return [each for each in (*CORNERS, least, most, *inner) if least <= each <= most]
+    return [candidate for candidate in (*CORNERS, least, most, *inner) if least <= candidate <= most]
 
 
 def sampler(**values: Any) -> TokenSampler:
@@ -63,13 +63,13 @@ def sampler(**values: Any) -> TokenSampler:
 def rows_of(**values: Any) -> list[RowSampling]:
     """The draw that parameters ask for, for each of some random numbers."""
     (row,) = sampler(**values).rows()
-    return [RowSampling(each, **{name: getattr(row, name) for name in NAMES}) for each in UNIFORMS]
+    return [RowSampling(uniform, **{name: getattr(row, name) for name in NAMES}) for uniform in UNIFORMS]
 
 
 NAMES = [name for name in RowSampling.__dataclass_fields__ if name != "uniform"]
 
 
-def logits_of(kind: str) -> np.ndarray:
+def logits_of(logits_kind: str) -> np.ndarray:
     """Scores of the vocabulary: usual ones, equal ones, huge ones, and none for the allowed tokens."""
     random = np.random.default_rng(3)
     scores = {
@@ -78,7 +78,7 @@ def logits_of(kind: str) -> np.ndarray:
         "huge": random.choice([-3e38, 3e38], SIZE),
         "masked": np.where(np.isin(np.arange(SIZE), ALLOWED), -np.inf, 1.0),
     }
-    return scores[kind].astype(np.float32)
+    return scores[logits_kind].astype(np.float32)
 
 
 KINDS = ("usual", "equal", "huge", "masked")
@@ -86,7 +86,7 @@ KINDS = ("usual", "equal", "huge", "masked")
 
 def every_row() -> list[tuple[RowSampling, dict[str, Any]]]:
     """A draw for each corner of each parameter, alone and with logit_bias and allowed tokens."""
-    found = []
+    cases = []
     for name in RANGES:
         for value in accepted(name):
             more: dict[str, Any]
@@ -96,13 +96,13 @@ def every_row() -> list[tuple[RowSampling, dict[str, Any]]]:
                 {"logit_bias": {5: -100.0, 6: 5e-324, 9: 100.0}},
             ):
                 values = {name: value, **more}
-                found += [(row, values) for row in rows_of(**values)]
-    return found
+                cases += [(row, values) for row in rows_of(**values)]
+    return cases
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_host_draws_an_allowed_token_at_every_corner(kind: str) -> None:
-    cases, logits = every_row(), logits_of(kind)
+@pytest.mark.parametrize("logits_kind", KINDS)
+def test_host_draws_an_allowed_token_at_every_corner(logits_kind: str) -> None:
+    cases, logits = every_row(), logits_of(logits_kind)
     tokens = draw(np.tile(logits, (len(cases), 1)), [row for row, _ in cases])
     for token, (row, values) in zip(tokens.tolist(), cases):
         assert 0 <= token < SIZE, values
@@ -112,19 +112,19 @@ def test_host_draws_an_allowed_token_at_every_corner(kind: str) -> None:
             assert token == draw(logits[None], [greedy])[0], values
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_device_draws_the_tokens_of_the_host_at_every_corner(kind: str) -> None:
+@pytest.mark.parametrize("logits_kind", KINDS)
+def test_device_draws_the_tokens_of_the_host_at_every_corner(logits_kind: str) -> None:
     """The device draws from all tokens, as the vocabulary is no larger than a kind's candidates."""
-    cases, logits = [row for row, _ in every_row()], logits_of(kind)
-    if kind == "masked":
+    cases, logits = [row for row, _ in every_row()], logits_of(logits_kind)
+    if logits_kind == "masked":
         cases = [row for row in cases if row.bias is None or np.isnan(row.bias).any()]
     assert all(choose_draws(row, SIZE, 1) is not None for row in cases)
     for first in range(0, len(cases), 128):
         rows = cases[first : first + 128]
-        given = build_sample_arrays(rows, SIZE, full_vocabulary=True)
-        limits = [given[name] for name in ("uniform", "temperature", "top_k", "top_p", "min_p")]
-        adjusting = [given[name] for name in ("bias", "prompt_counts", "output_counts")]
-        penalties = [given[name] for name in ("repetition", "presence", "frequency")]
+        arrays = build_sample_arrays(rows, SIZE, full_vocabulary=True)
+        limits = [arrays[name] for name in ("uniform", "temperature", "top_k", "top_p", "min_p")]
+        adjusting = [arrays[name] for name in ("bias", "prompt_counts", "output_counts")]
+        penalties = [arrays[name] for name in ("repetition", "presence", "frequency")]
         table = np.tile(logits, (len(rows), 1))
         chosen, *_ = run(sample, (table, *limits, SIZE, None, *adjusting, *penalties), "trn2")
         assert chosen[:, 0].tolist() == draw(table, rows).tolist()
@@ -195,4 +195,4 @@ def test_a_request_at_a_corner_ends_like_others_and_beside_them(values: dict[str
 def test_choices_of_corners_have_log_probabilities() -> None:
     rows = rows_of(top_p=1e-300, logprobs=2)
     draws = [(row, StepOutput(logits_of("usual"))) for row in rows]
-    assert {type(each).__name__ for each in choose(draws, str)} == {"Choice"}
+    assert {type(draw).__name__ for draw in choose(draws, str)} == {"Choice"}

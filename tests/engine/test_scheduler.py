@@ -48,31 +48,31 @@ class Service:
     def step(self) -> list[str]:
         """One step; the requests that computed a chunk, with its size, in order."""
         batch = self.scheduler.schedule()
-        for each, chunk in batch.chunks.items():
-            batch.chunks[each] = chunk.with_drafts(self.drafts(each, chunk.draft_slots))
+        for request, chunk in batch.chunks.items():
+            batch.chunks[request] = chunk.with_drafts(self.drafts(request, chunk.draft_slots))
         self.scheduler.discard_unused_slots(batch)
         assert batch.tokens <= self.scheduler.options.max_num_batched_tokens
         assert len(self.scheduler.running) <= self.scheduler.options.max_num_seqs
         assert batch.chunks or not (self.scheduler.running or self.scheduler.waiting)
         self.scheduler.complete_step(batch, self.model.step(batch))
-        for each in batch.chunks:
-            if len(each.generated) == each.max_new_tokens:
-                self.scheduler.end(each)
-                self.done.append(each)
+        for request in batch.chunks:
+            if len(request.generated) == request.max_new_tokens:
+                self.scheduler.end(request)
+                self.done.append(request)
         check_pages(self.scheduler)
-        return [f"{each.id}:{chunk.num_scheduled_tokens}" for each, chunk in batch.chunks.items()]
+        return [f"{request.id}:{chunk.num_scheduled_tokens}" for request, chunk in batch.chunks.items()]
 
     def fail_step(self) -> None:
         """A step that raises, before or after the model has written; all running requests are preempted."""
         batch = self.scheduler.schedule()
-        for each, chunk in batch.chunks.items():
-            batch.chunks[each] = chunk.with_drafts(self.drafts(each, chunk.draft_slots))
+        for request, chunk in batch.chunks.items():
+            batch.chunks[request] = chunk.with_drafts(self.drafts(request, chunk.draft_slots))
         self.scheduler.discard_unused_slots(batch)
         if self.draw.random() < 0.5:
             self.model.step(batch)
-        for each in list(self.scheduler.running):
-            self.scheduler.end(each)
-            self.scheduler.resume(each)
+        for request in list(self.scheduler.running):
+            self.scheduler.end(request)
+            self.scheduler.resume(request)
         check_pages(self.scheduler)
         assert self.scheduler.cache.free == self.scheduler.cache.count
 
@@ -92,8 +92,8 @@ class Service:
 
     def submit(self, *requests: Request) -> None:
         """Submit requests."""
-        for each in requests:
-            self.scheduler.submit(each)
+        for request in requests:
+            self.scheduler.submit(request)
 
 
 def test_one_request_runs_prompt_then_tokens() -> None:
@@ -108,7 +108,7 @@ def test_one_request_runs_prompt_then_tokens() -> None:
 def test_prompts_are_cut_into_chunks_of_the_budget(tokens: int) -> None:
     service = Service()
     service.submit(request("a", range(tokens), new=1))
-    chunks = [int(each[0].split(":")[1]) for each in service.run()]
+    chunks = [int(step[0].split(":")[1]) for step in service.run()]
     assert sum(chunks) == tokens
     assert all(chunk == 8 for chunk in chunks[:-1])
 
@@ -164,8 +164,8 @@ def test_an_adopted_request_decodes_when_its_pages_have_arrived() -> None:
         1,
         True,
     )
-    for each in (adopted, equal):
-        scheduler.end(each)
+    for finished in (adopted, equal):
+        scheduler.end(finished)
     assert scheduler.cache.free == 4
 
 
@@ -231,8 +231,8 @@ def test_the_last_request_in_order_is_preempted() -> None:
     service = Service(pages=4, options=replace(OPTIONS, prefix_caching=False))
     service.submit(request("a", range(6), new=6), request("b", range(2), new=8, arrival=1.0))
     steps = service.run()
-    assert [each.preemptions for each in service.done] == [0, 1]
-    assert [list(each.generated) for each in service.done] == [alone(range(6), 6), alone(range(2), 8)]
+    assert [request.preemptions for request in service.done] == [0, 1]
+    assert [list(request.generated) for request in service.done] == [alone(range(6), 6), alone(range(2), 8)]
     assert steps[0] == ["a:6", "b:2"]
 
 
@@ -242,9 +242,9 @@ def test_a_lower_priority_number_runs_first_and_takes_the_place_of_others() -> N
     assert service.step() == ["a:3"]
     service.submit(request("urgent", range(4), new=1, priority=-1, arrival=2.0))
     assert service.step() == ["urgent:4"]
-    assert [each.id for each in service.scheduler.waiting] == ["a", "b"]
+    assert [request.id for request in service.scheduler.waiting] == ["a", "b"]
     service.run()
-    assert [each.id for each in service.done] == ["urgent", "a", "b"]
+    assert [request.id for request in service.done] == ["urgent", "a", "b"]
 
 
 def test_a_fork_copies_the_page_that_both_write() -> None:
@@ -286,13 +286,13 @@ def test_a_fork_of_full_pages_copies_nothing() -> None:
 @pytest.mark.parametrize(("new", "fits"), [(8, True), (9, True), (10, False)])
 def test_a_request_that_never_fits_is_refused(new: int, fits: bool) -> None:
     service = Service(pages=3)
-    each = request("a", range(4), new=new)
+    new_request = request("a", range(4), new=new)
     if fits:
-        service.submit(each)
+        service.submit(new_request)
         service.run()
     else:
         with pytest.raises(ModelError, match="13 positions, 4 pages of 4; the cache has 3 pages"):
-            service.submit(each)
+            service.submit(new_request)
 
 
 @pytest.mark.parametrize(
@@ -301,11 +301,13 @@ def test_a_request_that_never_fits_is_refused(new: int, fits: bool) -> None:
 def test_a_sequence_holds_its_window_and_one_page_however_long_it_is(window: int, most: int) -> None:
     service = Service(64, windows=(None, window))
     service.submit(request("a", range(3), new=60))
-    held = []
+    window_pages = []
     while service.scheduler.waiting or service.scheduler.running:
         service.step()
-        held += [len(each.tables[1].pages) for each in service.scheduler.running if each.computed > 12]
-    assert max(held) == most
+        window_pages += [
+            len(request.tables[1].pages) for request in service.scheduler.running if request.computed > 12
+        ]
+    assert max(window_pages) == most
     assert list(service.done[0].generated) == alone(range(3), 60)
 
 
@@ -315,16 +317,16 @@ def test_a_request_needs_its_window_and_a_chunk_of_its_prompt(pages: int, fits: 
     service = Service(options=OPTIONS)
     service.scheduler = Scheduler([PagePool(64, 4), PagePool(pages, 4, 6)], OPTIONS)
     service.model = PagedText(service.scheduler.cache)
-    each = request("a", range(50), new=9)
+    new_request = request("a", range(50), new=9)
     if not fits:
         with pytest.raises(
             ModelError, match="5 pages of 4 of layers that see 6 of them; the cache has 4 pages"
         ):
-            service.submit(each)
+            service.submit(new_request)
         return
-    service.submit(each)
+    service.submit(new_request)
     service.run()
-    assert list(each.generated) == alone(range(50), 9)
+    assert list(new_request.generated) == alone(range(50), 9)
 
 
 def test_requests_wait_for_pages_of_the_scarcer_kind() -> None:
@@ -336,8 +338,8 @@ def test_requests_wait_for_pages_of_the_scarcer_kind() -> None:
     service.submit(*(request(name, range(10), new=20, arrival=n) for n, name in enumerate("abc")))
     while service.scheduler.running or service.scheduler.waiting:
         service.step()
-    assert sum(each.preemptions for each in service.done) > 0
-    assert all(list(each.generated) == alone(range(10), 20) for each in service.done)
+    assert sum(request.preemptions for request in service.done) > 0
+    assert all(list(request.generated) == alone(range(10), 20) for request in service.done)
 
 
 def test_a_prefix_is_shared_where_the_pages_of_its_last_window_are_known() -> None:
@@ -373,10 +375,10 @@ def test_a_fork_copies_the_page_that_both_write_in_every_kind() -> None:
     service.step()
     service.scheduler.fork(service.scheduler.running[0], "b")
     batch = service.scheduler.schedule()
-    assert sorted(kind for kind, _ in batch.copies) == [0, 1]
+    assert sorted(pool_index for pool_index, _ in batch.copies) == [0, 1]
     service.scheduler.complete_step(batch, service.model.step(batch))
     service.run()
-    assert [list(each.generated) for each in service.done] == [alone(range(6), 4)] * 2
+    assert [list(request.generated) for request in service.done] == [alone(range(6), 4)] * 2
 
 
 @pytest.mark.parametrize(("prompt", "new"), [((), 1), ((1,), 0)])
@@ -445,8 +447,10 @@ def campaign(
             service.step()
     service.run()
     assert cache.free == cache.count
-    for each in service.done:
-        assert list(each.generated) == alone(each.tokens[: each.prompt_tokens], each.max_new_tokens)
+    for finished in service.done:
+        assert list(finished.generated) == alone(
+            finished.tokens[: finished.prompt_tokens], finished.max_new_tokens
+        )
     return len(service.done)
 
 
@@ -474,8 +478,8 @@ def test_every_request_gets_what_it_would_get_alone_in_many_steps(
 def signature(service: Service) -> list[tuple[str, int, int, int, list[int]]]:
     """What steps decided: without the numbers of pages, whose order may differ."""
     return [
-        (each.id, each.computed, each.shared_tokens, each.preemptions, list(each.tokens))
-        for each in (*service.scheduler.running, *service.scheduler.waiting, *service.done)
+        (request.id, request.computed, request.shared_tokens, request.preemptions, list(request.tokens))
+        for request in (*service.scheduler.running, *service.scheduler.waiting, *service.done)
     ]
 
 
@@ -497,21 +501,21 @@ def test_steps_at_once_decide_like_single_steps(
             if steps > 1:
                 at_once.scheduler.repeat(batch, steps, rows)
             else:
-                chosen = {each: [0] for each, chunk in batch.chunks.items() if chunk.samples}
+                chosen = {request: [0] for request, chunk in batch.chunks.items() if chunk.samples}
                 at_once.scheduler.complete_step(batch, chosen)
             saved += steps - 1
-            for each in batch.chunks:
-                if len(each.generated) == each.max_new_tokens:
-                    at_once.scheduler.end(each)
-                    at_once.done.append(each)
+            for batch_request in batch.chunks:
+                if len(batch_request.generated) == batch_request.max_new_tokens:
+                    at_once.scheduler.end(batch_request)
+                    at_once.done.append(batch_request)
             for _ in range(steps):
                 batch = single.scheduler.schedule()
-                chosen = {each: [0] for each, chunk in batch.chunks.items() if chunk.samples}
+                chosen = {request: [0] for request, chunk in batch.chunks.items() if chunk.samples}
                 single.scheduler.complete_step(batch, chosen)
-                for each in batch.chunks:
-                    if len(each.generated) == each.max_new_tokens:
-                        single.scheduler.end(each)
-                        single.done.append(each)
+                for batch_request in batch.chunks:
+                    if len(batch_request.generated) == batch_request.max_new_tokens:
+                        single.scheduler.end(batch_request)
+                        single.done.append(batch_request)
             assert signature(at_once) == signature(single)
             check_pages(at_once.scheduler)
     assert saved > 20

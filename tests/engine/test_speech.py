@@ -61,10 +61,10 @@ def logits_of_requests(
         Request(str(n), IDS[:prompt], len(IDS) - prompt + 1, inputs=ModelInputs(spectrum(seed)))
         for n, (seed, prompt) in enumerate(TEXTS)
     ]
-    rows: dict[Request, list[np.ndarray]] = {each: [] for each in requests}
+    rows: dict[Request, list[np.ndarray]] = {request: [] for request in requests}
     most = 0
-    for each in requests:
-        scheduler.submit(each)
+    for request in requests:
+        scheduler.submit(request)
     while scheduler.running or scheduler.waiting:
         batch = scheduler.schedule()
         most = max(most, len(scheduler.running))
@@ -77,7 +77,7 @@ def logits_of_requests(
             if not token:
                 scheduler.end(request)
     assert cache.free == cache.count
-    return [np.stack(rows[each]) for each in requests], requests, most
+    return [np.stack(rows[request]) for request in requests], requests, most
 
 
 @pytest.mark.slow
@@ -87,17 +87,17 @@ def logits_of_requests(
 def test_windows_of_many_requests_get_what_they_get_alone(folder: Path, ranks: int, dtype: str) -> None:  # noqa: F811
     """Prompts of several lengths, one of a single token, which is no step of decoding."""
     rows, requests, most = logits_of_requests(folder, ranks, dtype, pages=12, slots=4)
-    assert most == 4 and not any(each.preemptions for each in requests)
-    for own, (seed, prompt) in zip(rows, TEXTS):
-        assert np.abs(own - wanted(seed, prompt).logits).max() <= wanted(seed, prompt).bound(dtype)
+    assert most == 4 and not any(request.preemptions for request in requests)
+    for row_logits, (seed, prompt) in zip(rows, TEXTS):
+        assert np.abs(row_logits - wanted(seed, prompt).logits).max() <= wanted(seed, prompt).bound(dtype)
 
 
 @pytest.mark.slow
 def test_a_preempted_request_encodes_its_window_again(folder: Path) -> None:  # noqa: F811
     rows, requests, _ = logits_of_requests(folder, 1, "float32", pages=4, slots=4)
-    assert any(each.preemptions for each in requests)
-    for own, (seed, prompt) in zip(rows, TEXTS):
-        assert np.abs(own - wanted(seed, prompt).logits).max() <= wanted(seed, prompt).bound()
+    assert any(request.preemptions for request in requests)
+    for row_logits, (seed, prompt) in zip(rows, TEXTS):
+        assert np.abs(row_logits - wanted(seed, prompt).logits).max() <= wanted(seed, prompt).bound()
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
@@ -105,18 +105,18 @@ def test_a_request_waits_for_a_slot(slots: int) -> None:
     options = SchedulerOptions(4, 16).for_windows(40)
     scheduler = Scheduler(PagePool(40, 4), options, WindowPool(slots, 4, 4))
     requests = [Request(str(n), IDS[:3], 2, inputs=ModelInputs(spectrum(1))) for n in range(3)]
-    for each in requests:
-        scheduler.submit(each)
+    for request in requests:
+        scheduler.submit(request)
     sizes = []
     while scheduler.waiting or scheduler.running:
         batch = scheduler.schedule()
-        starting = [each for each, chunk in batch.chunks.items() if chunk.num_computed_tokens == 0]
+        starting = [request for request, chunk in batch.chunks.items() if chunk.num_computed_tokens == 0]
         assert len(starting) <= 1 and (not starting or len(batch.chunks) == 1)
         sizes.append(len(scheduler.running))
         scheduler.complete_step(batch, dict.fromkeys(batch.chunks, (7,)))
-        for each in requests:
-            if len(each.tokens) == 5:
-                scheduler.end(each)
+        for request in requests:
+            if len(request.tokens) == 5:
+                scheduler.end(request)
     assert max(sizes) == slots
 
 
@@ -124,19 +124,19 @@ def test_continuations_of_a_window_share_its_slot(tmp_path: Path) -> None:
     engine = make_engine(EngineArgs(write_whisper(tmp_path / "whisper"), max_num_seqs=3))
     params = SamplingParams(n=3, temperature=1.5, seed=4, max_tokens=6, ignore_eos=True)
     output = engine.submit("0", [3, 5, 7, 9], params, inputs=ModelInputs(spectrum(1)))
-    slots, held = engine.scheduler.cache.slots, set()
+    slots, occupied = engine.scheduler.cache.slots, set()
     assert slots is not None
     while engine.busy:
         engine.step()
-        held.add(slots.count - slots.free)
-    texts = [tuple(each.token_ids) for each in output.outputs]
-    assert held == {0, 1} and len(set(texts)) == 3
+        occupied.add(slots.count - slots.free)
+    texts = [tuple(output.token_ids) for output in output.outputs]
+    assert occupied == {0, 1} and len(set(texts)) == 3
     again = engine.submit("1", [3, 5, 7, 9], params, inputs=ModelInputs(spectrum(1)))
     other = engine.submit("2", [3, 5, 7, 9], params, inputs=ModelInputs(spectrum(2)))
     while engine.busy:
         engine.step()
-    assert [tuple(each.token_ids) for each in again.outputs] == texts
-    assert [tuple(each.token_ids) for each in other.outputs] != texts
+    assert [tuple(output.token_ids) for output in again.outputs] == texts
+    assert [tuple(output.token_ids) for output in other.outputs] != texts
 
 
 def test_every_part_with_speech_has_a_shape_of_the_list(tmp_path: Path) -> None:
@@ -159,9 +159,9 @@ def test_every_part_with_speech_has_a_shape_of_the_list(tmp_path: Path) -> None:
             assert padded.step.phase is (Phase.prefill if begins else Phase.decode)
             seen.add(padded.step)
         scheduler.complete_step(batch, dict.fromkeys(batch.chunks, (7,)))
-        for each in batch.chunks:
-            if len(each.tokens) > each.max_positions:
-                scheduler.end(each)
+        for request in batch.chunks:
+            if len(request.tokens) > request.max_positions:
+                scheduler.end(request)
     assert len(seen) > 3
 
 
@@ -170,10 +170,10 @@ def greedy(path: Path, features: np.ndarray, prompt: list[int], count: int) -> l
     config = load_config(path, SPEECH)
     model, ids = ReferenceModel(config, open_checkpoint(path, config)), list[int]()
     model.encode([features])
-    found = model.prefill([prompt])[0]
+    output = model.prefill([prompt])[0]
     while len(ids) < count:
-        ids.append(found.likeliest)
-        found = model.decode([ids[-1]], [len(prompt) + len(ids) - 1])[0]
+        ids.append(output.likeliest)
+        output = model.decode([ids[-1]], [len(prompt) + len(ids) - 1])[0]
     return ids
 
 
@@ -184,11 +184,11 @@ def test_llm_takes_audio_as_vllm_takes_it(tmp_path: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     sounds = [speech(1, WINDOW), speech(2, 1700), speech(3, 3000)]
     prompts = [
-        {"prompt_token_ids": [3, 5, 7, 9], "multi_modal_data": {"audio": (each, 16000)}} for each in sounds
+        {"prompt_token_ids": [3, 5, 7, 9], "multi_modal_data": {"audio": (sound, 16000)}} for sound in sounds
     ]
-    found = llm.generate(prompts, params, use_tqdm=False)
-    for output, own in zip(found, sounds):
-        features = log_mel(split_into_windows(own, 40)[0], FIELDS["num_mel_bins"])
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    for output, sound in zip(outputs, sounds):
+        features = log_mel(split_into_windows(sound, 40)[0], FIELDS["num_mel_bins"])
         assert output.outputs[0].token_ids == greedy(path, features, [3, 5, 7, 9], 4)
     text = {"prompt": "ab", "multi_modal_data": {"audio": (sounds[0], 16000)}}
     (by_text,) = llm.generate(text, params, use_tqdm=False)
@@ -200,9 +200,9 @@ def test_refuses_audio_that_is_none_and_prompts_without(tmp_path: Path) -> None:
     llm, texts = LLM(path), LLM()
     params = SamplingParams(temperature=0, max_tokens=1)
 
-    def refused(model: LLM, **given: object) -> str:
+    def refused(model: LLM, **prompt_fields: object) -> str:
         with pytest.raises(ModelError) as caught:
-            model.generate({"prompt_token_ids": [3, 5]} | given, params, use_tqdm=False)
+            model.generate({"prompt_token_ids": [3, 5]} | prompt_fields, params, use_tqdm=False)
         return caught.value.message
 
     def audio(samples: object, rate: object = 16000) -> dict[str, object]:
@@ -230,22 +230,22 @@ def test_rules_forbid_suppressed_tokens_and_times(times: Timestamps | None) -> N
     rules = Rules((1,), (3, 4), (2, 5), times)
     draw, size = np.random.default_rng(2), 40
     for _ in range(50):
-        own, written = TranscriptionRule(rules, size), list[int]()
+        transcription_rule, written = TranscriptionRule(rules, size), list[int]()
         for _ in range(8):
             logits = (6 * draw.standard_normal(size)).astype(np.float32)
             expected = logits.copy()
             expected[[3, 4] if written else [3, 4, 2, 5]] = -np.inf
             if times is not None:
                 times.allow(expected, written)
-            found = np.where(own.allowed(), logits, -np.inf).astype(np.float32)
-            if own.by_logits is not None:
-                own.by_logits(found)
-            assert np.array_equal(found, expected)
-            assert (own.by_logits is None) is (times is None)
+            allowed_logits = np.where(transcription_rule.allowed(), logits, -np.inf).astype(np.float32)
+            if transcription_rule.by_logits is not None:
+                transcription_rule.by_logits(allowed_logits)
+            assert np.array_equal(allowed_logits, expected)
+            assert (transcription_rule.by_logits is None) is (times is None)
             token = int(expected.argmax())
-            allowed = own.allowed()[11]
-            assert own.for_drafts().accept(11) == allowed
-            assert own.accept(token)
+            allowed = transcription_rule.allowed()[11]
+            assert transcription_rule.for_drafts().accept(11) == allowed
+            assert transcription_rule.accept(token)
             written.append(token)
 
 
@@ -254,31 +254,31 @@ def test_nothing_waits_behind_windows(tmp_path: Path) -> None:
     scheduler = Scheduler(PagePool(400, 4), SchedulerOptions(2, 16).for_windows(40), WindowPool(2, 4, 4))
     for number in range(9):
         scheduler.submit(Request(str(number), IDS[:3], 4))
-    kinds = []
+    step_kinds = []
     while scheduler.waiting or scheduler.running:
         batch: Batch = scheduler.schedule()
-        kinds.append(
+        step_kinds.append(
             "".join("w" if chunk.num_computed_tokens == 0 else "d" for chunk in batch.chunks.values())
         )
         scheduler.complete_step(batch, dict.fromkeys(batch.chunks, (7,)))
-        for each in list(batch.chunks):
-            if len(each.tokens) > each.max_positions:
-                scheduler.end(each)
-    assert set(kinds) <= {"w", "d", "dd"}
-    assert "www" not in "".join(chain.from_iterable(kinds))
+        for request in list(batch.chunks):
+            if len(request.tokens) > request.max_positions:
+                scheduler.end(request)
+    assert set(step_kinds) <= {"w", "d", "dd"}
+    assert "www" not in "".join(chain.from_iterable(step_kinds))
 
 
 @pytest.mark.slow
 def test_an_encoder_is_a_graph_that_prompts_launch(tmp_path: Path) -> None:
     """Every graph of an engine of speech: launched with padding alone, no token or window of a request changes."""
-    parts = set_up_engine(EngineArgs(write_whisper(tmp_path / "whisper"), max_num_seqs=1, buckets=FEW))
-    graphs = list_engine_graphs(parts)
-    assert [str(each) for each in graphs].count("1 window of speech encoded") == 1
-    assert not any("slot" in str(each) for each in graphs)
-    assert all(each.launches for each in graphs)
+    engine_parts = set_up_engine(EngineArgs(write_whisper(tmp_path / "whisper"), max_num_seqs=1, buckets=FEW))
+    graphs = list_engine_graphs(engine_parts)
+    assert [str(graph) for graph in graphs].count("1 window of speech encoded") == 1
+    assert not any("slot" in str(graph) for graph in graphs)
+    assert all(graph.launches for graph in graphs)
     encoder = next(graph for graph in graphs if graph.step == "encoder")
-    assert [each.kernel for each in encoder.launches].count("conv1d") == 2
-    launch_all(parts)
+    assert [launch.kernel for launch in encoder.launches].count("conv1d") == 2
+    launch_all(engine_parts)
 
 
 FEW = "sequences=1 tokens=64 context=128"

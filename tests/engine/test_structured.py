@@ -31,8 +31,8 @@ def texts(**form) -> list[str]:
         temperature=1.0, seed=3, n=2, max_tokens=60, structured_outputs=StructuredOutputsParams(**form)
     )
     (output,) = llm().generate(PROMPTS[0], params, use_tqdm=False)
-    assert [each.finish_reason for each in output.outputs] == ["stop", "stop"]
-    return [each.text for each in output.outputs]
+    assert [output.finish_reason for output in output.outputs] == ["stop", "stop"]
+    return [output.text for output in output.outputs]
 
 
 def test_a_choice_is_one_of_the_texts() -> None:
@@ -47,10 +47,10 @@ def test_a_regular_expression_is_matched_whole() -> None:
 @pytest.mark.parametrize("schema", [SCHEMA, json.dumps(SCHEMA)])
 def test_a_json_schema_is_kept(schema) -> None:
     for text in texts(json=schema):
-        found = json.loads(text)
-        assert list(found) == ["name", "age"]
-        assert len(found["name"]) <= 8
-        assert 0 <= found["age"] <= 99
+        document = json.loads(text)
+        assert list(document) == ["name", "age"]
+        assert len(document["name"]) <= 8
+        assert 0 <= document["age"] <= 99
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_form_holds_beside_drafts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "said"),
+    ("form", "message"),
     [
         ({}, "given are none"),
         ({"regex": "a", "grammar": "start: /a/"}, r"given are \['regex', 'grammar'\]"),
@@ -87,8 +87,8 @@ def test_a_form_holds_beside_drafts() -> None:
         ({"choice": []}, "choice is empty"),
     ],
 )
-def test_forms_that_cannot_be_are_refused(form, said) -> None:
-    with pytest.raises(ModelError, match=said):
+def test_forms_that_cannot_be_are_refused(form, message) -> None:
+    with pytest.raises(ModelError, match=message):
         StructuredOutputsParams(**form)
 
 
@@ -124,9 +124,9 @@ def test_drafts_keep_the_form_and_change_no_token() -> None:
         SamplingParams(seed=5, max_tokens=60, structured_outputs=form, repetition_penalty=1.1),
     ):
         (wanted,) = llm().generate("the cat and the dog", params, use_tqdm=False)
-        (found,) = speculative.generate("the cat and the dog", params, use_tqdm=False)
-        assert found.outputs[0].token_ids == wanted.outputs[0].token_ids
-        assert found.outputs[0].finish_reason == "stop"
+        (speculated,) = speculative.generate("the cat and the dog", params, use_tqdm=False)
+        assert speculated.outputs[0].token_ids == wanted.outputs[0].token_ids
+        assert speculated.outputs[0].finish_reason == "stop"
     assert min(speculative.engine.acceptance.rates) > 0.2
     assert speculative.engine.acceptance.rates[0] < 1
 

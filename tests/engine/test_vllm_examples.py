@@ -38,9 +38,13 @@ def test_prompts_are_continued() -> None:
     outputs = llm().generate(PROMPTS, SamplingParams(temperature=0.8, top_p=0.95))
     assert [output.prompt for output in outputs] == PROMPTS
     for output in outputs:
-        (own,) = output.outputs
-        assert own.finish_reason == "length" if len(own.token_ids) == 16 else own.finish_reason == "stop"
-        assert llm().get_tokenizer().decode(own.token_ids) == own.text
+        (completion,) = output.outputs
+        assert (
+            completion.finish_reason == "length"
+            if len(completion.token_ids) == 16
+            else completion.finish_reason == "stop"
+        )
+        assert llm().get_tokenizer().decode(completion.token_ids) == completion.text
 
 
 @pytest.mark.slow
@@ -51,10 +55,10 @@ def test_defaults_are_those_of_the_folder(tmp_path: Path) -> None:
     (folder / "generation_config.json").write_text(
         json.dumps({**chosen, "do_sample": True, "eos_token_id": 2})
     )
-    own = LLM(folder, max_model_len=32, num_pages=8)
+    folder_llm = LLM(folder, max_model_len=32, num_pages=8)
     wanted = SamplingParams(temperature=0.6, top_k=3, top_p=0.9, repetition_penalty=1.1, max_tokens=5)
-    assert own.get_default_sampling_params() == wanted
-    (output,) = own.generate("abc", use_tqdm=False)
+    assert folder_llm.get_default_sampling_params() == wanted
+    (output,) = folder_llm.generate("abc", use_tqdm=False)
     assert len(output.outputs[0].token_ids) <= 5
 
 
@@ -94,16 +98,16 @@ number ::= "1 " | "2 "
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("form", "others", "wanted"),
+    ("form", "sampling", "wanted"),
     [
         ({"choice": ["Positive", "Negative"]}, {}, "Positive|Negative"),
         ({"regex": r"\w{1,3}@\w{1,3}\.com\n"}, {"stop": ["\n"], "max_tokens": 50}, r"\w{1,3}@\w{1,3}\.com"),
         ({"grammar": SQL}, {"max_tokens": 50}, "SELECT col_[12]  from table_[12]  where col_[12] = [12] "),
     ],
 )
-def test_texts_have_the_form_that_was_asked_for(form, others, wanted: str) -> None:
+def test_texts_have_the_form_that_was_asked_for(form, sampling, wanted: str) -> None:
     pytest.importorskip("llguidance", reason="llguidance is an extra (serve)")
-    params = SamplingParams(structured_outputs=StructuredOutputsParams(**form), seed=2, **others)
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(**form), seed=2, **sampling)
     (text,) = texts(llm().generate("Classify this:", sampling_params=params, use_tqdm=False))
     assert re.fullmatch(wanted, text)
 
@@ -113,11 +117,15 @@ def test_several_continuations_come_with_log_probabilities() -> None:
         n=3, temperature=0.8, top_p=0.95, max_tokens=4, logprobs=2, seed=1, ignore_eos=True
     )
     (output,) = llm().generate(PROMPTS[:1], params, use_tqdm=False)
-    assert [each.index for each in output.outputs] == [0, 1, 2]
-    for each in output.outputs:
-        assert [token in place for token, place in zip(each.token_ids, each.logprobs)] == [True] * 4
-        chosen = [place[token].logprob for token, place in zip(each.token_ids, each.logprobs)]
-        assert each.cumulative_logprob == pytest.approx(sum(chosen))
+    assert [output.index for output in output.outputs] == [0, 1, 2]
+    for completion in output.outputs:
+        assert [
+            token in candidates for token, candidates in zip(completion.token_ids, completion.logprobs)
+        ] == [True] * 4
+        chosen = [
+            candidates[token].logprob for token, candidates in zip(completion.token_ids, completion.logprobs)
+        ]
+        assert completion.cumulative_logprob == pytest.approx(sum(chosen))
 
 
 @pytest.mark.slow
@@ -163,9 +171,9 @@ def test_ranks_change_no_token(ranks: int) -> None:
     """Of five ranks one has none of the four heads."""
     params = [SamplingParams(temperature=0, max_tokens=8), SamplingParams(seed=7, max_tokens=8, n=2)] * 2
     cut = LLM(model=PRETRAINED, tensor_parallel_size=ranks, **SMALL)
-    there, here = (each.generate(PROMPTS, params, use_tqdm=False) for each in (cut, llm()))
-    for one, other in zip(there, here):
-        assert [each.token_ids for each in one.outputs] == [each.token_ids for each in other.outputs]
+    cut_outputs, local_outputs = (model.generate(PROMPTS, params, use_tqdm=False) for model in (cut, llm()))
+    for one, other in zip(cut_outputs, local_outputs):
+        assert [output.token_ids for output in one.outputs] == [output.token_ids for output in other.outputs]
 
 
 SHORT, LONG = [1.0, 1.1, 1.25, 1.5], [1.5, 2.0, 3.0, 4.0]

@@ -83,4 +83,4 @@ def run(engine: Engine) -> None:
 
 def tokens_of(output: RequestOutput) -> list[list[int]]:
     """The tokens of each continuation."""
-    return [each.token_ids for each in output.outputs]
+    return [output.token_ids for output in output.outputs]

@@ -55,9 +55,9 @@ class Tab:
 
     def value(self, expression: str) -> Any:
         """The value of an expression in the page."""
-        found = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in found, found["exceptionDetails"]
-        return found["result"].get("value")
+        response = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in response, response["exceptionDetails"]
+        return response["result"].get("value")
 
     def until(self, expression: str) -> None:
         """Ask again until an expression is true."""
@@ -74,8 +74,8 @@ class Tab:
             assert more, "the browser has ended"
             self._buffer += more
         message, self._buffer = self._buffer.split(b"\0", 1)
-        found: dict[str, Any] = json.loads(message)
-        return found
+        event: dict[str, Any] = json.loads(message)
+        return event
 
     def _note(self, message: dict[str, Any]) -> None:
         params = message.get("params", {})

@@ -57,10 +57,10 @@ class Server:
     def numbers(self, name: str) -> dict[str, float]:
         """Return a number of /metrics by replica."""
         lines = self.send("GET", "/metrics")[1].decode().splitlines()
-        found = [
+        matches = [
             re.search(r'replica="(\w+)".* (\S+)$', line) for line in lines if line.startswith(f"{name}{{")
         ]
-        return {each[1]: float(each[2]) for each in found if each}
+        return {match[1]: float(match[2]) for match in matches if match}
 
     def end(self) -> int:
         """Send SIGTERM and return the exit status."""
@@ -99,35 +99,35 @@ def descendants(pid: int) -> list[int]:
             parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-    found = [pid]
-    for parent in found:
-        found += [child for child, of in parents.items() if of == parent]
-    return found
+    pids = [pid]
+    for parent in pids:
+        pids += [child for child, parent_pid in parents.items() if parent_pid == parent]
+    return pids
 
 
 def ray_processes() -> list[str]:
     """Return the names of processes of Ray in this namespace of networks."""
-    own, found = os.readlink("/proc/self/ns/net"), []
+    namespace, command_lines = os.readlink("/proc/self/ns/net"), []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if os.readlink(folder / "ns/net") == own:
+            if os.readlink(folder / "ns/net") == namespace:
                 line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                found += [line] if re.match(r"ray::|\S*/(gcs_server|raylet) ", line) else []
+                command_lines += [line] if re.match(r"ray::|\S*/(gcs_server|raylet) ", line) else []
         except OSError:
             continue
-    return found
+    return command_lines
 
 
 def open_to_others() -> list[str]:
     """Return the addresses of listening TCP sockets that are no loopback addresses."""
-    found = []
+    addresses = []
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]:
             _, local, _, state, *_ = line.split()
             address = local.partition(":")[0]
             loopback = address.endswith("0100007F") or address == "0" * 24 + "01000000"
-            found += [address] if state == _LISTENING and not loopback else []
-    return found
+            addresses += [address] if state == _LISTENING and not loopback else []
+    return addresses
 
 
 @contextmanager

@@ -49,11 +49,11 @@ class Reached:
     ) -> tuple[http.client.HTTPResponse, bytes]:
         """A request as it stands, and its answer with the body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
-        given = {"content-type": "application/json"} | {
+        request_headers = {"content-type": "application/json"} | {
             name.replace("_", "-"): value for name, value in headers.items()
         }
         try:
-            connection.request(method, path, body, given)
+            connection.request(method, path, body, request_headers)
             response = connection.getresponse()
             return response, response.read()
         finally:

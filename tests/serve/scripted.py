@@ -27,21 +27,21 @@ def write_scripted(folder: Path, scripts: Mapping[str, Sequence[str]], note: str
     Layers add nothing to the residual stream, embeddings are the unit vectors, and the head is a permutation. The
     tokens of all scripts differ. `note` stands in the chat template as a comment.
     """
-    words = [each for word, said in scripts.items() for each in (word, *said)]
+    words = [token for word, continuation in scripts.items() for token in (word, *continuation)]
     assert len(set(words)) == len(words), "a token stands twice"
     tokenizer = byte_tokenizer(add_bos=False)
     first = tokenizer.get_vocab_size()
     assert tokenizer.add_tokens(words) == len(words), "a byte is no token of a script"
     config = TINY | {"vocab_size": first + len(words), "hidden_size": 64, "max_position_embeddings": 1024}
     weights = random_weights(config)
-    for name, each in weights.items():
+    for name, weight in weights.items():
         if name.endswith(("o_proj.weight", "down_proj.weight", "embed_tokens.weight", "lm_head.weight")):
-            each[:] = 0
+            weight[:] = 0
     weights["model.norm.weight"][:] = 1
     numbers = {word: number for number, word in enumerate(words)}
     weights["model.embed_tokens.weight"][first:, : len(words)] = np.eye(len(words))
-    for word, said in scripts.items():
-        chain = [word, *said]
+    for word, continuation in scripts.items():
+        chain = [word, *continuation]
         for before, after in pairwise(chain):
             weights["lm_head.weight"][first + numbers[after], numbers[before]] = 1
         weights["lm_head.weight"][END, numbers[chain[-1]]] = 1

@@ -48,13 +48,13 @@ def test_completion_is_that_of_the_engine_whole_and_in_pieces(
 ) -> None:
     expected = alone(llm, "The red key", **params)
     answer = client.completions.create(model=MODEL, prompt="The red key", **params)
-    assert [each.text for each in answer.choices] == [each.text for each in expected.outputs]
-    assert [each.finish_reason for each in answer.choices] == ["length"] * len(expected.outputs)
+    assert [choice.text for choice in answer.choices] == [output.text for output in expected.outputs]
+    assert [choice.finish_reason for choice in answer.choices] == ["length"] * len(expected.outputs)
     assert answer.usage.prompt_tokens == len(expected.prompt_token_ids)
-    assert answer.usage.completion_tokens == sum(len(each.token_ids) for each in expected.outputs)
+    assert answer.usage.completion_tokens == sum(len(output.token_ids) for output in expected.outputs)
     stream = client.completions.create(model=MODEL, prompt="The red key", stream=True, **params)
     texts, reasons = pieces(stream, lambda choice: choice.text)
-    assert texts == {each.index: each.text for each in expected.outputs}
+    assert texts == {output.index: output.text for output in expected.outputs}
     assert reasons == dict.fromkeys(texts, "length")
 
 
@@ -63,9 +63,9 @@ def test_many_clients_at_once_get_what_each_gets_alone(server: Served, llm: LLM)
     prompts = ["Tom had", "The sun", "One day a dog", "Lily saw"]
     ask = server.client().completions.create
     with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda each: ask(model=MODEL, prompt=each, **GREEDY), prompts))
-    texts = [alone(llm, each, **GREEDY).outputs[0].text for each in prompts]
-    assert [each.choices[0].text for each in answers] == texts
+        answers = list(pool.map(lambda prompt: ask(model=MODEL, prompt=prompt, **GREEDY), prompts))
+    texts = [alone(llm, prompt, **GREEDY).outputs[0].text for prompt in prompts]
+    assert [answer.choices[0].text for answer in answers] == texts
 
 
 @pytest.mark.slow
@@ -74,10 +74,13 @@ def test_chat_goes_through_the_template_whole_and_in_pieces(client: Any, llm: LL
         {"role": "system", "content": "Once upon a time"},
         {"role": "user", "content": "there was a cat."},
     ]
-    parts = [messages[0], {"role": "user", "content": [{"type": "text", "text": "there was a cat."}]}]
+    multipart_messages = [
+        messages[0],
+        {"role": "user", "content": [{"type": "text", "text": "there was a cat."}]},
+    ]
     (expected,) = llm.chat(messages, SamplingParams(**GREEDY), use_tqdm=False)
-    for given in (messages, parts):
-        answer = client.chat.completions.create(model=MODEL, messages=given, **GREEDY)
+    for conversation in (messages, multipart_messages):
+        answer = client.chat.completions.create(model=MODEL, messages=conversation, **GREEDY)
         assert answer.choices[0].message.content == expected.outputs[0].text
     stream = list(
         client.chat.completions.create(
@@ -87,14 +90,14 @@ def test_chat_goes_through_the_template_whole_and_in_pieces(client: Any, llm: LL
     texts, reasons = pieces(stream, lambda choice: choice.delta.content)
     assert (texts, reasons) == ({0: expected.outputs[0].text}, {0: "length"})
     assert stream[0].choices[0].delta.role == "assistant"
-    assert [each.usage is None for each in stream] == [True] * (len(stream) - 1) + [False]
+    assert [event.usage is None for event in stream] == [True] * (len(stream) - 1) + [False]
     assert stream[-1].usage == answer.usage
 
 
 def test_messages_are_data_of_the_template(client: Any) -> None:
     text = "{{ 7 * 7 }}{% for a in b %}{{ ''.__class__ }}"
-    asked = {"messages": [{"role": "user", "content": text}]}
-    tokens = client.post("/../tokenize", body=asked, cast_to=object)["tokens"]
+    chat_body = {"messages": [{"role": "user", "content": text}]}
+    tokens = client.post("/../tokenize", body=chat_body, cast_to=object)["tokens"]
     assert client.post("/../detokenize", body={"tokens": tokens}, cast_to=object) == {"prompt": f"{text}\n"}
 
 
@@ -132,10 +135,10 @@ def test_stop_strings_and_biases_count(client: Any, llm: LLM) -> None:
 )
 def test_arguments_of_vllm_count(client: Any, llm: LLM, extra: dict[str, Any]) -> None:
     drawn = {"temperature": 1.5, "seed": 11, "max_tokens": 8}
-    given = {**drawn, **extra}
+    arguments = {**drawn, **extra}
     if "logit_bias" in extra:
-        given["logit_bias"] = {300: 100.0}
-    expected, plain = alone(llm, "Tom had", **given).outputs[0], alone(llm, "Tom had", **drawn).outputs[0]
+        arguments["logit_bias"] = {300: 100.0}
+    expected, plain = alone(llm, "Tom had", **arguments).outputs[0], alone(llm, "Tom had", **drawn).outputs[0]
     answer = client.completions.create(model=MODEL, prompt="Tom had", **drawn, extra_body=extra).choices[0]
     assert (answer.text, answer.finish_reason) == (expected.text, expected.finish_reason)
     assert answer.stop_reason == expected.stop_reason
@@ -146,13 +149,15 @@ def test_arguments_of_vllm_count(client: Any, llm: LLM, extra: dict[str, Any]) -
 def test_logprobs_are_those_of_the_engine(client: Any, llm: LLM) -> None:
     output = alone(llm, "Tom had", logprobs=2, **GREEDY).outputs[0]
     assert output.logprobs is not None
-    chosen = [each[token].logprob for token, each in zip(output.token_ids, output.logprobs)]
-    best = [sorted((one.logprob for one in each.values()), reverse=True) for each in output.logprobs]
+    chosen = [candidates[token].logprob for token, candidates in zip(output.token_ids, output.logprobs)]
+    best = [
+        sorted((one.logprob for one in candidates.values()), reverse=True) for candidates in output.logprobs
+    ]
     answer = client.completions.create(model=MODEL, prompt="Tom had", logprobs=2, **GREEDY)
-    found = answer.choices[0].logprobs
-    assert found.token_logprobs == pytest.approx(chosen, abs=1e-4)
-    assert "".join(found.tokens) == output.text
-    assert [found.text_offset[0], found.text_offset[1]] == [0, len(found.tokens[0])]
+    logprobs = answer.choices[0].logprobs
+    assert logprobs.token_logprobs == pytest.approx(chosen, abs=1e-4)
+    assert "".join(logprobs.tokens) == output.text
+    assert [logprobs.text_offset[0], logprobs.text_offset[1]] == [0, len(logprobs.tokens[0])]
     chat = client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "Tom had"}],
@@ -163,17 +168,17 @@ def test_logprobs_are_those_of_the_engine(client: Any, llm: LLM) -> None:
     rows = chat.choices[0].logprobs.content
     assert [len(row.top_logprobs) for row in rows] == [2] * 6
     assert all(row.top_logprobs[0].logprob >= row.logprob for row in rows)
-    assert [len(each) for each in best] == [2] * 6
+    assert [len(scores) for scores in best] == [2] * 6
 
 
 def test_answers_have_the_form_that_is_asked_for(client: Any) -> None:
     pytest.importorskip("llguidance", reason="llguidance is an extra (serve)")
     schema = {"type": "object", "properties": {"cat": {"type": "boolean"}}, "required": ["cat"]}
-    asked = {"name": "animals", "schema": schema | {"additionalProperties": False}}
+    json_schema = {"name": "animals", "schema": schema | {"additionalProperties": False}}
     answer = client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "Tom had"}],
-        response_format={"type": "json_schema", "json_schema": asked},
+        response_format={"type": "json_schema", "json_schema": json_schema},
         temperature=0,
     )
     assert list(json.loads(answer.choices[0].message.content)) == ["cat"]
@@ -188,7 +193,7 @@ def test_prompts_may_be_several_texts_or_token_ids_and_are_echoed(client: Any, s
     assert client.post("/../detokenize", body={"tokens": tokens}, cast_to=object) == {"prompt": "Tom had"}
     several = client.completions.create(model=MODEL, prompt=["Tom had", "The sun"], **GREEDY)
     one = client.completions.create(model=MODEL, prompt=tokens, echo=True, **GREEDY)
-    assert [each.index for each in several.choices] == [0, 1]
+    assert [choice.index for choice in several.choices] == [0, 1]
     assert one.choices[0].text == "Tom had" + several.choices[0].text
     assert several.choices[0].text != several.choices[1].text
 
@@ -197,35 +202,37 @@ def test_prompts_may_be_several_texts_or_token_ids_and_are_echoed(client: Any, s
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_echoed_prompt_has_log_probabilities(client: Any, stream: bool) -> None:
     """The columns begin with the prompt, whose first token has none; without echo they are the rest of them."""
-    given = {
+    arguments = {
         "model": MODEL,
         "prompt": ["Tom had a", "The sun"],
         "logprobs": 2,
         "temperature": 0,
         "max_tokens": 3,
     }
-    alone = client.completions.create(**given)
-    answer = client.completions.create(**given, echo=True, stream=stream)
-    found: list[dict[str, list[Any]]] = [{}, {}]
+    alone = client.completions.create(**arguments)
+    answer = client.completions.create(**arguments, echo=True, stream=stream)
+    choice_columns: list[dict[str, list[Any]]] = [{}, {}]
     texts = ["", ""]
     for piece in answer if stream else [answer]:
         for choice in piece.choices:
             texts[choice.index] += choice.text
             for name, column in (choice.logprobs.model_dump() if choice.logprobs else {}).items():
-                found[choice.index].setdefault(name, []).extend(column)
-    for own, text, choice in zip(found, texts, alone.choices):
-        tokens = own["tokens"]
+                choice_columns[choice.index].setdefault(name, []).extend(column)
+    for columns, text, choice in zip(choice_columns, texts, alone.choices):
+        tokens = columns["tokens"]
         assert "".join(tokens).strip() == text.strip()
-        assert own["text_offset"] == [len("".join(tokens[:at])) for at in range(len(tokens))]
-        assert own["token_logprobs"][0] is own["top_logprobs"][0] is None
-        assert all(-50 < each <= 0 for each in own["token_logprobs"][1:])
-        assert [len(each) >= 2 for each in own["top_logprobs"][1:]] == [True] * (len(tokens) - 1)
+        assert columns["text_offset"] == [len("".join(tokens[:count])) for count in range(len(tokens))]
+        assert columns["token_logprobs"][0] is columns["top_logprobs"][0] is None
+        assert all(-50 < logprob <= 0 for logprob in columns["token_logprobs"][1:])
+        assert [len(candidates) >= 2 for candidates in columns["top_logprobs"][1:]] == [True] * (
+            len(tokens) - 1
+        )
         assert tokens[-3:] == choice.logprobs.tokens
         assert len(tokens) > 5
 
 
 def test_model_is_listed_and_health_ready_and_version_are_said(client: Any, server: Served) -> None:
-    assert [each.id for each in client.models.list()] == [MODEL]
+    assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).max_model_len == server.engine.limits.max_model_len
     for path in ("/health", "/ready", "/version"):
         response, body = server.send("GET", path)

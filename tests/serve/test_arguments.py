@@ -32,12 +32,10 @@ from nkw.commands import build_parser
 )
 def test_an_option_sets_one_argument(words: str, field: str, value: Any) -> None:
     bare = engine_args(build_parser(["serve"]).parse_args(["serve"]))
-    given = engine_args(build_parser(["serve"]).parse_args(["serve", *words.split()]))
-    changed = {
-        name for name in EngineArgs.__dataclass_fields__ if getattr(bare, name) != getattr(given, name)
-    }
+    args = engine_args(build_parser(["serve"]).parse_args(["serve", *words.split()]))
+    changed = {name for name in EngineArgs.__dataclass_fields__ if getattr(bare, name) != getattr(args, name)}
     assert changed == {field}
-    assert getattr(given, field) == value
+    assert getattr(args, field) == value
 
 
 @pytest.mark.parametrize("text", ["0.5K", "k", "0", "0k", "-1K", "1e3", "auto"])

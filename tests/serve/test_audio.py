@@ -76,36 +76,36 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def by_command(folder: Path, recording: Path, *options: str) -> dict[str, Any]:
     """The transcription of the command with the numpy model."""
-    said = io.StringIO()
-    given = ("--model", str(folder), "--max-new-tokens", str(TOKENS), "--backend", "numpy", "--json", "-")
-    with redirect_stdout(said):
-        assert main(["transcribe", str(recording), *given, *options]) == 0
-    document: dict[str, Any] = json.loads(said.getvalue())
+    output = io.StringIO()
+    command = ("--model", str(folder), "--max-new-tokens", str(TOKENS), "--backend", "numpy", "--json", "-")
+    with redirect_stdout(output):
+        assert main(["transcribe", str(recording), *command, *options]) == 0
+    document: dict[str, Any] = json.loads(output.getvalue())
     return document
 
 
-def asked(client: Any, recording: Any, **given: Any) -> Any:
+def request_transcription(client: Any, recording: Any, **fields: Any) -> Any:
     """A transcription of few tokens."""
-    given = {"language": "en", "extra_body": {"max_completion_tokens": TOKENS}} | given
-    return client.audio.transcriptions.create(file=recording, model=NAME, **given)
+    fields = {"language": "en", "extra_body": {"max_completion_tokens": TOKENS}} | fields
+    return client.audio.transcriptions.create(file=recording, model=NAME, **fields)
 
 
 @pytest.mark.slow
 def test_texts_are_those_of_the_command(hearing: Served, folder: Path, recordings: list[Path]) -> None:
     client = hearing.client()
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda each: asked(client, each), recordings))
+        answers = list(pool.map(lambda recording: request_transcription(client, recording), recordings))
     texts = []
-    for answer, recording in zip(found, recordings):
+    for answer, recording in zip(answers, recordings):
         windows = by_command(folder, recording, "--language", "en")["generations"]
-        texts.append("".join(each["text"] for each in windows).strip())
+        texts.append("".join(window["text"] for window in windows).strip())
         seconds = len(read_wav(recording)) / 16000
         assert (answer.text, answer.usage.seconds) == (texts[-1], math.ceil(seconds))
     assert len(set(texts)) == len(texts) and all(texts)
-    other = asked(client, recordings[3], language="de")
+    other = request_transcription(client, recordings[3], language="de")
     windows = by_command(folder, recordings[3], "--language", "de")["generations"]
-    assert other.text == "".join(each["text"] for each in windows).strip() != texts[3]
-    assert asked(client, recordings[0], response_format="text") == f"{texts[0]}\n"
+    assert other.text == "".join(window["text"] for window in windows).strip() != texts[3]
+    assert request_transcription(client, recordings[0], response_format="text") == f"{texts[0]}\n"
 
 
 @pytest.mark.slow
@@ -113,54 +113,61 @@ def test_segments_are_those_of_the_command(hearing: Served, folder: Path, record
     client = hearing.client()
     for recording in recordings[2:]:
         segments = by_command(folder, recording, "--language", "en", "--timestamps")["segments"]
-        found = asked(client, recording, response_format="verbose_json", timestamp_granularities=["segment"])
-        assert [(each.start, each.end, each.tokens, each.text) for each in found.segments] == [
-            (each["start"], each["end"], each["ids"], each["text"]) for each in segments
-        ]
-        assert [each.id for each in found.segments] == list(range(len(segments))) and len(segments) > 1
-        assert (found.language, found.task) == ("en", "transcribe")
-        assert found.duration == len(read_wav(recording)) / 16000
-        assert found.text == "".join(each["text"] for each in segments).strip()
-        for each in found.segments:
-            assert each.avg_logprob < 0 and each.compression_ratio == compression_ratio(each.text)
-            assert each.seek <= 100 * each.start + 1e-6
-        subtitles = asked(client, recording, response_format="srt")
+        transcription = request_transcription(
+            client, recording, response_format="verbose_json", timestamp_granularities=["segment"]
+        )
+        assert [
+            (segment.start, segment.end, segment.tokens, segment.text) for segment in transcription.segments
+        ] == [(segment["start"], segment["end"], segment["ids"], segment["text"]) for segment in segments]
+        assert [segment.id for segment in transcription.segments] == list(range(len(segments))) and len(
+            segments
+        ) > 1
+        assert (transcription.language, transcription.task) == ("en", "transcribe")
+        assert transcription.duration == len(read_wav(recording)) / 16000
+        assert transcription.text == "".join(segment["text"] for segment in segments).strip()
+        for segment in transcription.segments:
+            assert segment.avg_logprob < 0 and segment.compression_ratio == compression_ratio(segment.text)
+            assert segment.seek <= 100 * segment.start + 1e-6
+        subtitles = request_transcription(client, recording, response_format="srt")
         assert len(re.findall(r"^\d+\n[\d:,]+ --> [\d:,]+$", subtitles, re.M)) == len(segments)
-        assert asked(client, recording, response_format="vtt").startswith("WEBVTT\n\n00:00:")
+        assert request_transcription(client, recording, response_format="vtt").startswith("WEBVTT\n\n00:00:")
 
 
 def test_log_probabilities_of_a_segment_are_those_of_the_model(
     hearing: Served, folder: Path, recordings: list[Path]
 ) -> None:
     """Of the first window, by the numpy model: before any token was forbidden."""
-    segments = asked(hearing.client(), recordings[0], response_format="verbose_json").segments
-    found = [each for each in segments if each.seek == 0]
+    segments = request_transcription(hearing.client(), recordings[0], response_format="verbose_json").segments
+    window_segments = [segment for segment in segments if segment.seek == 0]
     config = load_config(folder, SPEECH)
     model = ReferenceModel(config, open_checkpoint(folder, config))
     model.encode([Recording(read_wav(recordings[0]), SHAPE, True).window(0)[0]])
-    steps, ids = [model.prefill([[271, 272, 274]])[0]], [id for each in found for id in each.tokens]
-    for place, id in enumerate(ids):
-        steps.append(model.decode([id], [3 + place])[0])
+    steps, ids = (
+        [model.prefill([[271, 272, 274]])[0]],
+        [id for segment in window_segments for id in segment.tokens],
+    )
+    for position, id in enumerate(ids):
+        steps.append(model.decode([id], [3 + position])[0])
     first = 0
-    for each in found:
+    for segment in window_segments:
         sums = []
-        for id, step in zip(each.tokens, steps[first:]):
+        for id, step in zip(segment.tokens, steps[first:]):
             logits = np.asarray(step.logits, np.float64)
             sums.append(logits[id] - logits.max() - np.log(np.exp(logits - logits.max()).sum()))
-        first += len(each.tokens)
-        assert each.avg_logprob == pytest.approx(np.mean(sums), abs=1e-3)
+        first += len(segment.tokens)
+        assert segment.avg_logprob == pytest.approx(np.mean(sums), abs=1e-3)
 
 
 @pytest.mark.slow
 def test_a_stream_has_the_text_in_pieces(hearing: Served, recordings: list[Path]) -> None:
     client = hearing.client()
     for recording in recordings:
-        events = list(asked(client, recording, stream=True))
-        whole = asked(client, recording).text
-        assert [each.type for each in events] == ["transcript.text.delta"] * (len(events) - 1) + [
+        events = list(request_transcription(client, recording, stream=True))
+        full_text = request_transcription(client, recording).text
+        assert [event.type for event in events] == ["transcript.text.delta"] * (len(events) - 1) + [
             "transcript.text.done"
         ]
-        assert "".join(each.delta for each in events[:-1]) == whole == events[-1].text
+        assert "".join(event.delta for event in events[:-1]) == full_text == events[-1].text
         usage = events[-1].usage
         assert usage.total_tokens == usage.input_tokens + usage.output_tokens > 0
     assert len(events) > 3
@@ -169,9 +176,9 @@ def test_a_stream_has_the_text_in_pieces(hearing: Served, recordings: list[Path]
 def test_usage_grows_with_each_event_of_a_stream(hearing: Served, recordings: list[Path]) -> None:
     options = {"stream_include_usage": True, "stream_continuous_usage_stats": True}
     client = hearing.client()
-    for given, counted in ((options, True), ({"stream_include_usage": True}, False)):
-        *deltas, done = asked(client, recordings[-1], stream=True, extra_body=given)
-        counts = [each.usage["output_tokens"] for each in deltas if getattr(each, "usage", None)]
+    for body_fields, counted in ((options, True), ({"stream_include_usage": True}, False)):
+        *deltas, done = request_transcription(client, recordings[-1], stream=True, extra_body=body_fields)
+        counts = [delta.usage["output_tokens"] for delta in deltas if getattr(delta, "usage", None)]
         assert len(counts) == (len(deltas) if counted else 0) and counts == sorted(counts)
         assert all(count <= done.usage.output_tokens for count in counts)
 
@@ -192,9 +199,11 @@ def test_the_language_is_found_where_none_is_given(
         logits = model.prefill([[START]])[0].logits
         assert logits is not None
         wanted = max(LANGUAGES, key=lambda name: float(logits[LANGUAGES[name]]))
-        answer = asked(hearing.client(), recording, language=openai.omit)
-        assert answer.text == asked(hearing.client(), recording, language=wanted).text
-        verbose = asked(hearing.client(), recording, language=openai.omit, response_format="verbose_json")
+        answer = request_transcription(hearing.client(), recording, language=openai.omit)
+        assert answer.text == request_transcription(hearing.client(), recording, language=wanted).text
+        verbose = request_transcription(
+            hearing.client(), recording, language=openai.omit, response_format="verbose_json"
+        )
         assert verbose.language == wanted
 
 
@@ -232,10 +241,10 @@ def test_translations_and_prompts_go_before_the_window(
     start = [START, LANGUAGES["de"], 275, ZERO - 1]
     assert plain.text == decode(first_window(folder, recording, start)).strip()
     before = service._tokenizer.encode(" Tom", special_tokens=False)
-    found = asked(client, recording, prompt=" Tom ", language="de")
+    transcription = request_transcription(client, recording, prompt=" Tom ", language="de")
     start = [PREVIOUS, *before, START, LANGUAGES["de"], 274, ZERO - 1]
-    assert found.text == decode(first_window(folder, recording, start)).strip()
-    long = asked(client, recording, prompt="x" * 500, language="de")
+    assert transcription.text == decode(first_window(folder, recording, start)).strip()
+    long = request_transcription(client, recording, prompt="x" * 500, language="de")
     start = [PREVIOUS, *service._tokenizer.encode("x" * 19, special_tokens=False), *start[-4:]]
     assert long.text == decode(first_window(folder, recording, start)).strip()
 
@@ -264,7 +273,7 @@ def test_a_client_that_leaves_frees_its_windows(hearing: Served, recordings: lis
 @pytest.mark.slow
 def test_steps_with_windows_are_predicted(hearing: Served, recordings: list[Path]) -> None:
     """Each shape once, in the background, after it was first seen; those of other tests may come first."""
-    asked(hearing.client(), recordings[1])
+    request_transcription(hearing.client(), recordings[1])
     wait_until(lambda: metric(hearing, "nkw_unpredicted_step_parts") == 0)
     assert metric(hearing, "nkw_predicted_step_seconds_total") > 0
 
@@ -282,18 +291,20 @@ def content(samples: int, rate: int = 16000, channels: int = 1) -> bytes:
 
 def form(recording: bytes | None, **fields: str) -> bytes:
     """A body with the boundary `b`."""
-    parts = [f'content-disposition: form-data; name="{name}"\r\n\r\n{text}' for name, text in fields.items()]
-    made = [each.encode() for each in parts]
+    body_parts = [
+        f'content-disposition: form-data; name="{name}"\r\n\r\n{text}' for name, text in fields.items()
+    ]
+    made = [body_part.encode() for body_part in body_parts]
     if recording is not None:
         head = b'Content-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n'
         made.append(head + recording)
-    return b"".join(b"--b\r\n" + each + b"\r\n" for each in made) + b"--b--\r\n"
+    return b"".join(b"--b\r\n" + encoded + b"\r\n" for encoded in made) + b"--b--\r\n"
 
 
 def sent(
-    server: Served, body: bytes, kind: str = "multipart/form-data; boundary=b"
+    server: Served, body: bytes, content_type: str = "multipart/form-data; boundary=b"
 ) -> tuple[int, dict[str, Any]]:
-    return posted(server, "/v1/audio/transcriptions", body, content_type=kind)
+    return posted(server, "/v1/audio/transcriptions", body, content_type=content_type)
 
 
 REFUSED: list[tuple[bytes, int, str]] = [
@@ -346,8 +357,8 @@ REFUSED: list[tuple[bytes, int, str]] = [
 def test_a_recording_that_cannot_be_read_is_refused(
     hearing: Served, body: bytes, status: int, message: str
 ) -> None:
-    found, error = sent(hearing, body)
-    assert (found, error["message"].startswith(message)) == (status, True), error
+    status_code, error = sent(hearing, body)
+    assert (status_code, error["message"].startswith(message)) == (status, True), error
     assert error["type"] == "invalid_request_error"
 
 
@@ -364,12 +375,12 @@ def test_a_body_that_is_no_form_is_refused(hearing: Served) -> None:
     body = form(content(100), language="en", max_completion_tokens="1")
     assert sent(hearing, body) == (200, {})
     assert sent(hearing, body, "application/json")[0] == 415
-    for kind in (
+    for content_type in (
         "multipart/form-data",
         "multipart/form-data; boundary=",
         "multipart/form-data; boundary=other",
     ):
-        status, error = sent(hearing, body, kind)
+        status, error = sent(hearing, body, content_type)
         assert (status, error["code"]) == (400, "invalid_form")
     assert sent(hearing, body[:-5])[1]["code"] == "invalid_form"
     assert sent(hearing, b"")[1]["code"] == "invalid_form"
@@ -387,8 +398,8 @@ def test_texts_and_recordings_have_models_of_their_own(hearing: Served, server: 
         )
     assert posted(hearing, "/tokenize", {"prompt": "ab"}) == (200, {})
     for path in ("transcriptions", "translations"):
-        kind = "multipart/form-data; boundary=b"
-        status, error = posted(server, f"/v1/audio/{path}", form(content(100)), content_type=kind)
+        content_type = "multipart/form-data; boundary=b"
+        status, error = posted(server, f"/v1/audio/{path}", form(content(100)), content_type=content_type)
         assert (status, error["code"]) == (400, "unsupported")
         assert error["message"] == "this model continues texts: it transcribes no recordings"
 
@@ -397,17 +408,19 @@ def test_texts_and_recordings_have_models_of_their_own(hearing: Served, server: 
 def test_a_full_queue_answers_429(start: Callable[..., Any], folder: Path, recordings: list[Path]) -> None:
     """A recording of a hundred windows has all places."""
     with start("--model", str(folder), "--max-num-seqs", "1", "--max-queue", "99") as served:
-        stream = asked(served.client(), ("long.wav", content(100 * WINDOW)), stream=True, extra_body={})
+        stream = request_transcription(
+            served.client(), ("long.wav", content(100 * WINDOW)), stream=True, extra_body={}
+        )
         wait_until(lambda: served.engine.busy)
         with pytest.raises(openai.RateLimitError) as refused:
-            asked(served.client(), recordings[0])
+            request_transcription(served.client(), recordings[0])
         assert int(refused.value.response.headers["retry-after"]) > 0
         with pytest.raises(
             openai.RateLimitError
         ):  # the first window of several that are asked for one by one
-            asked(served.client(), recordings[0], response_format="verbose_json")
+            request_transcription(served.client(), recordings[0], response_format="verbose_json")
         stream.close()
-        assert asked(served.client(max_retries=5), recordings[0]).text
+        assert request_transcription(served.client(max_retries=5), recordings[0]).text
 
 
 @pytest.mark.slow
@@ -443,14 +456,18 @@ def test_answers_are_those_of_the_schema(hearing: Served, mode: str, examples: i
 
 @pytest.mark.deep
 def test_replicas_hear_as_one_server_does(hearing: Served, folder: Path, recordings: list[Path]) -> None:
-    expected = [asked(hearing.client(), each).text for each in recordings]
+    expected = [request_transcription(hearing.client(), recording).text for recording in recordings]
     with process("--model", str(folder), "--max-num-seqs", "4") as replicas:
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda each: asked(replicas.client(), each).text, recordings))
-        assert found == expected
+            texts = list(
+                pool.map(
+                    lambda recording: request_transcription(replicas.client(), recording).text, recordings
+                )
+            )
+        assert texts == expected
         routed = replicas.numbers("nkw_routed_requests_total")
         assert sum(routed.values()) == len(recordings) and len(routed) == 2
-        events = list(asked(replicas.client(), recordings[3], stream=True))
+        events = list(request_transcription(replicas.client(), recordings[3], stream=True))
         assert events[-1].text == expected[3]
 
 
@@ -472,6 +489,6 @@ def test_subtitles() -> None:
 
 def test_blanks_around_a_text_are_taken_away_as_it_comes() -> None:
     outer = StrippedText()
-    pieces = [outer.push(each) for each in (" ", " a", "b ", "", " ", "c d", "  ")]
+    pieces = [outer.push(piece) for piece in (" ", " a", "b ", "", " ", "c d", "  ")]
     assert pieces == ["", "a", "b", "", "", "  c d", ""]
     assert outer.text == "ab  c d"

@@ -61,10 +61,10 @@ RECORDS = [
 
 
 def measured(records: list[Record] = RECORDS, **changes: Any) -> Measurement:
-    given: dict[str, Any] = dict(
+    fields: dict[str, Any] = dict(
         metrics=report.METRICS, percentiles=(50.0, 90.0, 99.0), goodput={}, rate=4.0, max_concurrency=2
     )
-    return Measurement(records, 2.0, Selection(**(given | changes)))
+    return Measurement(records, 2.0, Selection(**(fields | changes)))
 
 
 def options_of(*words: str) -> argparse.Namespace:

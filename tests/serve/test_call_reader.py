@@ -25,19 +25,21 @@ Found = tuple[str, list[tuple[str, str]]]
 def read(parser: str, text: str, size: int, several: bool = True) -> Found:
     """The text of an answer that comes in pieces of `size` characters, and its calls: name and arguments."""
     reader = CallReader(TOOL_CALL_PARSERS[parser], NAMES, several)
-    said, calls = "", list[list[str]]()
-    pieces = [each for at in range(0, len(text), size) for each in reader.push(text[at : at + size])]
-    for each in [*pieces, *reader.push("", is_last=True)]:
-        if isinstance(each, str):
-            said += each
-        elif each.id is not None:
-            assert each.index == len(calls) and each.name is not None
-            calls.append([each.name, each.arguments])
+    plain_text, calls = "", list[list[str]]()
+    pieces = [
+        piece for start in range(0, len(text), size) for piece in reader.push(text[start : start + size])
+    ]
+    for piece in [*pieces, *reader.push("", is_last=True)]:
+        if isinstance(piece, str):
+            plain_text += piece
+        elif piece.id is not None:
+            assert piece.index == len(calls) and piece.name is not None
+            calls.append([piece.name, piece.arguments])
         else:
-            assert each.index == len(calls) - 1 and each.arguments
-            calls[-1][1] += each.arguments
+            assert piece.index == len(calls) - 1 and piece.arguments
+            calls[-1][1] += piece.arguments
     assert reader.num_calls == len(calls)
-    return said, [(name, arguments) for name, arguments in calls]
+    return plain_text, [(name, arguments) for name, arguments in calls]
 
 
 HERMES: list[tuple[str, Found]] = [
@@ -68,13 +70,13 @@ LLAMA: list[tuple[str, Found]] = [
     ('{"name": "add-1", "parameters": "x"}', ('{"name": "add-1", "parameters": "x"}', [])),
     ("", ("", [])),
 ]
-CASES = [("hermes", *each) for each in HERMES] + [("llama3_json", *each) for each in LLAMA]
+CASES = [("hermes", *case) for case in HERMES] + [("llama3_json", *case) for case in LLAMA]
 
 
-@pytest.mark.parametrize(("parser", "text", "found"), CASES)
-def test_calls_are_read_alike_in_pieces_of_any_size(parser: str, text: str, found: Found) -> None:
+@pytest.mark.parametrize(("parser", "text", "expected"), CASES)
+def test_calls_are_read_alike_in_pieces_of_any_size(parser: str, text: str, expected: Found) -> None:
     for size in range(1, len(text) + 1):
-        assert read(parser, text, size) == found, size
+        assert read(parser, text, size) == expected, size
 
 
 def test_arguments_go_on_before_the_call_has_ended() -> None:
@@ -82,7 +84,7 @@ def test_arguments_go_on_before_the_call_has_ended() -> None:
     assert reader.push('<tool_call>{"name": "weather", "arguments": ') == []
     (begin,) = reader.push('{"city"')
     (more,) = reader.push(': "P')
-    assert [each.arguments for each in (begin, more) if not isinstance(each, str)] == ['{"city"', ': "P']
+    assert [delta.arguments for delta in (begin, more) if not isinstance(delta, str)] == ['{"city"', ': "P']
 
 
 def test_only_the_first_call_counts_where_they_are_not_parallel() -> None:
@@ -95,12 +97,12 @@ def test_only_the_first_call_counts_where_they_are_not_parallel() -> None:
 def test_required_calls_have_a_grammar_in_which_each_schema_has_its_own_definitions() -> None:
     llguidance = pytest.importorskip("llguidance", reason="llguidance is an extra (serve)")
     schemas: list[dict[str, Any] | None] = [
-        {"type": "object", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"type": kind}}}
+        {"type": "object", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"type": json_type}}}
         | {"required": ["x"], "additionalProperties": False}
-        for kind in ("integer", "boolean")
+        for json_type in ("integer", "boolean")
     ]
     functions = [
-        FunctionDefinition(name=name, parameters=each) for name, each in zip("abc", [*schemas, None])
+        FunctionDefinition(name=name, parameters=schema) for name, schema in zip("abc", [*schemas, None])
     ]
     tokenizer = llguidance.LLTokenizer("byte")
 

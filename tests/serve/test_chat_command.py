@@ -31,10 +31,10 @@ class Scripted:
 
     def __init__(self, *answers: Sequence[Piece] | BaseException) -> None:
         self._answers = iter(answers)
-        self.asked: list[list[Any]] = []
+        self.conversations: list[list[Any]] = []
 
     def answer(self, messages: Sequence[Any]) -> Generator[Piece, None, None]:
-        self.asked.append(list(messages))
+        self.conversations.append(list(messages))
         answer = next(self._answers)
         if isinstance(answer, BaseException):
             raise answer
@@ -44,7 +44,7 @@ class Scripted:
         self.is_closed = True
 
 
-def said(text: str, reason: str = "stop", tokens: int = 3) -> list[Piece]:
+def build_pieces(text: str, reason: str = "stop", tokens: int = 3) -> list[Piece]:
     return [Piece(text, 1), Piece("", tokens, reason)]
 
 
@@ -72,11 +72,11 @@ def assistant(text: str) -> dict[str, str]:
 
 
 def test_a_conversation_grows_until_it_is_reset(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    partner = Scripted(said("one"), said("two"), said("three"))
+    partner = Scripted(build_pieces("one"), build_pieces("two"), build_pieces("three"))
     lines = ["a", "b", "", "/reset", "c", "/exit", "d"]
     assert talk(monkeypatch, partner, lines, "--system-prompt", "be short") == 0
     system = {"role": "system", "content": "be short"}
-    assert partner.asked == [
+    assert partner.conversations == [
         [system, user("a")],
         [system, user("a"), assistant("one"), user("b")],
         [system, user("c")],
@@ -85,13 +85,13 @@ def test_a_conversation_grows_until_it_is_reset(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_the_end_of_stdin_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    partner = Scripted(said("one"))
+    partner = Scripted(build_pieces("one"))
     assert talk(monkeypatch, partner, ["a"]) == 0
     assert partner.is_closed
 
 
 def test_a_full_context_is_told(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    assert talk(monkeypatch, Scripted(said("one", "length")), ["a"]) == 0
+    assert talk(monkeypatch, Scripted(build_pieces("one", "length")), ["a"]) == 0
     assert capsys.readouterr().err == "the context is full: /reset starts a new conversation\n"
 
 
@@ -102,15 +102,15 @@ def test_a_full_context_is_told(monkeypatch: pytest.MonkeyPatch, capsys: Capture
 def test_an_answer_of_max_tokens_is_no_full_context(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture, tokens: int, message: str
 ) -> None:
-    partner = Scripted(said("one", "length", tokens))
+    partner = Scripted(build_pieces("one", "length", tokens))
     assert talk(monkeypatch, partner, ["a"], "--max-tokens", "5") == 0
     assert capsys.readouterr().err.startswith(message)
 
 
 def test_a_refused_message_is_not_kept(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    partner = Scripted(said("one"), ModelError("the prompt is too long"), said("two"))
+    partner = Scripted(build_pieces("one"), ModelError("the prompt is too long"), build_pieces("two"))
     assert talk(monkeypatch, partner, ["a", "b", "c"]) == 0
-    assert partner.asked[2] == [user("a"), assistant("one"), user("c")]
+    assert partner.conversations[2] == [user("a"), assistant("one"), user("c")]
     assert capsys.readouterr().err == (
         "error: the prompt is too long\nthe message was not kept; /reset starts a new conversation\n"
     )
@@ -119,23 +119,23 @@ def test_a_refused_message_is_not_kept(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_an_interrupt_ends_the_answer_and_not_the_conversation(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    partner = Scripted(KeyboardInterrupt(), said("two"))
+    partner = Scripted(KeyboardInterrupt(), build_pieces("two"))
     assert talk(monkeypatch, partner, ["a", "b"]) == 0
-    assert partner.asked[1] == [user("b")]
+    assert partner.conversations[1] == [user("b")]
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("\ntwo\n", "the answer was stopped; the message was not kept\n")
 
 
 def test_reasoning_is_marked_and_not_sent_back(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     thinks = [Piece("hm", 1, is_reasoning=True), Piece("so", 2), Piece("", 2, "stop")]
-    partner = Scripted(thinks, said("two"))
+    partner = Scripted(thinks, build_pieces("two"))
     assert talk(monkeypatch, partner, ["a", "b"]) == 0
     assert capsys.readouterr().out == "<think>\nhm\n</think>\nso\ntwo\n"
-    assert partner.asked[1] == [user("a"), assistant("so"), user("b")]
+    assert partner.conversations[1] == [user("a"), assistant("so"), user("b")]
 
 
 def test_statistics_are_printed_on_demand(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    assert talk(monkeypatch, Scripted(said("one")), [], "--quick", "a", "--stats") == 0
+    assert talk(monkeypatch, Scripted(build_pieces("one")), [], "--quick", "a", "--stats") == 0
     text, first, rate = capsys.readouterr().out.splitlines()
     assert text == "one"
     assert first.startswith("TTFT: ")

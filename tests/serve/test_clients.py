@@ -50,6 +50,6 @@ def check_stream(answer: bytes) -> None:
     data: list[Any] = [frame[frame.index("data: ") + 6 :] for frame in frames]
     if data[-1] == "[DONE]":
         data.pop()
-        assert all("error" not in json.loads(each) for each in data)
+        assert all("error" not in json.loads(event) for event in data)
     else:
         assert json.loads(data[-1])["type"] in ("response.completed", "response.incomplete")

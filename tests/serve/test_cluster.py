@@ -65,12 +65,12 @@ class Response:
 class Handle:
     """A stand-in for Ray Serve's DeploymentHandle."""
 
-    def __init__(self, pieces: Mapping[str, Sequence[Any]], asked: Any = ()) -> None:
+    def __init__(self, pieces: Mapping[str, Sequence[Any]], replica_replies: Any = ()) -> None:
         self.calls: list[tuple[str, Call]] = []
         self.responses: list[Response] = []
         self.broadcasts: list[tuple[str, ...]] = []
         self._pieces = pieces
-        self._asked = asked
+        self._replica_replies = replica_replies
 
     def options(self, method_name: str, stream: bool) -> Handle:
         assert (method_name, stream) == ("answer", True)
@@ -83,12 +83,12 @@ class Handle:
 
     def broadcast(self, *words: str) -> Any:
         self.broadcasts.append(words)
-        if isinstance(self._asked, Exception):
-            raise self._asked
+        if isinstance(self._replica_replies, Exception):
+            raise self._replica_replies
 
         async def results_async(timeout_s: float, return_exceptions: bool) -> Any:
             assert return_exceptions
-            return self._asked
+            return self._replica_replies
 
         return SimpleNamespace(results_async=results_async)
 
@@ -179,7 +179,7 @@ def test_a_server_that_drains_refuses_texts_and_leaves_the_engines_to_other_serv
 
 
 @pytest.mark.parametrize(
-    ("asked", "status"),
+    ("replica_replies", "status"),
     [
         ([("a", Answer(200, b"{}"))], 200),
         ([("a", Answer(503, b"{}")), ("b", Answer(200, b"{}"))], 200),
@@ -188,16 +188,16 @@ def test_a_server_that_drains_refuses_texts_and_leaves_the_engines_to_other_serv
         (NodeLost(), 503),
     ],
 )
-def test_health_is_that_of_any_replica(asked: Any, status: int) -> None:
-    handle = Handle({}, asked)
+def test_health_is_that_of_any_replica(replica_replies: Any, status: int) -> None:
+    handle = Handle({}, replica_replies)
     assert sent(router(handle), Call("/health", raw_path=b"/health"))[0].status == status
     assert handle.broadcasts == [("ask", "/health")]
 
 
 def test_metrics_of_all_replicas_are_collected() -> None:
     text = b"# HELP nkw_steps_total Steps.\n# TYPE nkw_steps_total counter\nnkw_steps_total 3.0\n"
-    asked = [("a", Answer(200, text)), ("b", Answer(200, text)), NodeLost()]
-    body = sent(router(Handle({}, asked)), Call("/metrics", raw_path=b"/metrics"))[1].decode()
+    replica_replies = [("a", Answer(200, text)), ("b", Answer(200, text)), NodeLost()]
+    body = sent(router(Handle({}, replica_replies)), Call("/metrics", raw_path=b"/metrics"))[1].decode()
     assert 'nkw_steps_total{replica="a"} 3.0' in body and 'nkw_steps_total{replica="b"} 3.0' in body
     assert 'nkw_replica_up{replica="b"} 1.0' in body
 
@@ -292,13 +292,13 @@ def test_digest_is_of_names_and_bytes(tmp_path: Path) -> None:
 
     first = folder("first", config="1", sub__weights="2")
     assert first == folder("second", sub__weights="2", config="1")
-    others = [
+    digests = [
         folder("bytes", config="1", sub__weights="3"),
         folder("name", config="1", sub__weight="2"),
         folder("moved", config="12", sub__weights=""),
         folder("more", config="1", sub__weights="2", other=""),
     ]
-    assert len({first, *others}) == 5
+    assert len({first, *digests}) == 5
     (tmp_path / "first" / ".mark").write_text("by a tool", encoding="ascii")
     assert folder_digest(tmp_path / "first") == first
     assert folder_digest(tmp_path / "nowhere") is None
@@ -310,8 +310,8 @@ def test_servers_may_differ_in_their_own_options_and_not_in_the_engines() -> Non
         for words in [(), ("--host", "::1"), ("--max-body", "3"), ("--log-level", "error")]
     }
     assert len(set(marks.values())) == 1
-    others = [("--max-num-seqs", "3"), ("--replicas", "2"), ("--max-queue", "1"), ("--seed", "5")]
-    assert len({marks[()], *(fingerprint(options_of(*words), "digest") for words in others)}) == 5
+    option_lists = [("--max-num-seqs", "3"), ("--replicas", "2"), ("--max-queue", "1"), ("--seed", "5")]
+    assert len({marks[()], *(fingerprint(options_of(*words), "digest") for words in option_lists)}) == 5
     assert fingerprint(options_of(), "another") != fingerprint(options_of(), "digest")
 
 
@@ -446,8 +446,10 @@ def test_cluster_that_does_not_answer_is_one_sentence(
     fake_ray()
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     assert main(["serve", "--port", "0", "--cluster", "127.0.0.1:1"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("nkw: error: no Ray cluster answers at 127.0.0.1:1 (") and said.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert (
+        stderr.startswith("nkw: error: no Ray cluster answers at 127.0.0.1:1 (") and stderr.count("\n") == 1
+    )
 
 
 def test_without_ray_one_sentence_names_the_extra(
@@ -455,5 +457,5 @@ def test_without_ray_one_sentence_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["serve", "--port", "0", "--cluster", "local"]) == 2
-    said = "nkw: error: --cluster needs Ray Serve; pip install 'nki-workbench[cluster]'\n"
-    assert capsys.readouterr().err == said
+    expected = "nkw: error: --cluster needs Ray Serve; pip install 'nki-workbench[cluster]'\n"
+    assert capsys.readouterr().err == expected

@@ -54,14 +54,14 @@ def texts() -> list[str]:
 def test_cluster_of_this_machine_answers_drains_and_leaves_nothing(
     namespace: tuple[str, ...], texts: list[str]
 ) -> None:
-    found = seen(namespace, "one_node")
-    assert found["status"] == [200, 200, 404]
-    assert found["texts"] == texts
-    assert found["up"] == [1, 1]
-    assert found["open"] == 2, "one port for each replica, which demands the token"
-    assert found["token"] == 1
-    assert found["streams"] == ["length"] * 6
-    assert (found["status after SIGTERM"], found["files"]) == (0, [])
+    report = seen(namespace, "one_node")
+    assert report["status"] == [200, 200, 404]
+    assert report["texts"] == texts
+    assert report["up"] == [1, 1]
+    assert report["open"] == 2, "one port for each replica, which demands the token"
+    assert report["token"] == 1
+    assert report["streams"] == ["length"] * 6
+    assert (report["status after SIGTERM"], report["files"]) == (0, [])
 
 
 def test_cluster_ends_with_a_server_that_is_killed(namespace: tuple[str, ...]) -> None:
@@ -71,27 +71,31 @@ def test_cluster_ends_with_a_server_that_is_killed(namespace: tuple[str, ...]) -
 def test_node_that_is_lost_ends_its_streams_and_another_one_serves(
     namespace: tuple[str, ...], texts: list[str]
 ) -> None:
-    found = seen(namespace, "two_nodes")
+    report = seen(namespace, "two_nodes")
     llm = LLM(max_num_seqs=2, max_num_batched_tokens=64)
-    assert found["hits"] == sum(len(llm.get_tokenizer().encode(tale)) // 16 * 16 for tale in TALES)
-    assert found["streams"] == ["length", "length", "replica_ended", "replica_ended"]
-    assert found["text"] == texts[0] and found["new texts"] == texts
-    assert found["replicas of the other server"]
-    assert found["streams after SIGTERM"] == ["length", "length"]
-    assert found["text of the other server"] == texts[0]
-    assert (found["statuses"], found["replicas' processes"]) == ([0, 0], [2, 0])
+    assert report["hits"] == sum(len(llm.get_tokenizer().encode(tale)) // 16 * 16 for tale in TALES)
+    assert report["streams"] == ["length", "length", "replica_ended", "replica_ended"]
+    assert report["text"] == texts[0] and report["new texts"] == texts
+    assert report["replicas of the other server"]
+    assert report["streams after SIGTERM"] == ["length", "length"]
+    assert report["text of the other server"] == texts[0]
+    assert (report["statuses"], report["replicas' processes"]) == ([0, 0], [2, 0])
 
 
 def test_server_that_a_cluster_cannot_serve_says_so_and_leaves_the_others(
     namespace: tuple[str, ...], texts: list[str]
 ) -> None:
-    found = seen(namespace, "refused")
-    status, said = found["options"]
-    assert (status, said) == (
+    report = seen(namespace, "refused")
+    status, message = report["options"]
+    assert (status, message) == (
         2,
         "nkw: error: the cluster serves stories with another model or other options: give --served-model-name "
         "another name, or end the servers that use it",
     )
-    status, said = found["folder"]
-    assert status == 2 and said.startswith("nkw: error: an engine cannot start: ") and "config.json" in said
-    assert (found["text"], found["status"]) == (texts[0], 0)
+    status, message = report["folder"]
+    assert (
+        status == 2
+        and message.startswith("nkw: error: an engine cannot start: ")
+        and "config.json" in message
+    )
+    assert (report["text"], report["status"]) == (texts[0], 0)

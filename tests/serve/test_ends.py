@@ -25,9 +25,9 @@ LONG: dict[str, Any] = {"model": MODEL, "prompt": "Tom had", "max_tokens": 240, 
 
 def long_stream(client: Any, **changes: Any) -> Any:
     """A stream of many tokens, of which the first has come."""
-    given = LONG | changes
-    extra = {"ignore_eos": given.pop("ignore_eos")}
-    stream = client.completions.create(stream=True, extra_body=extra, **given)
+    arguments = LONG | changes
+    extra = {"ignore_eos": arguments.pop("ignore_eos")}
+    stream = client.completions.create(stream=True, extra_body=extra, **arguments)
     next(iter(stream))
     return stream
 
@@ -55,11 +55,11 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["stream", "whole answer"])
-def test_client_that_leaves_frees_its_pages(server: Served, whole: bool) -> None:
+@pytest.mark.parametrize("complete_answer", [False, True], ids=["stream", "whole answer"])
+def test_client_that_leaves_frees_its_pages(server: Served, complete_answer: bool) -> None:
     aborted = 'nkw_request_success_total{finished_reason="abort"'
     before, pool = metric(server, aborted), server.engine.scheduler.cache
-    if whole:
+    if complete_answer:
         with whole_answer_awaited(server):
             wait_until(lambda: server.engine.busy)
     else:

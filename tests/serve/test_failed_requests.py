@@ -40,9 +40,9 @@ def is_marked(batch: Batch) -> bool:
 
 
 def completion(server: Served, prompt: list[int], **more: Any) -> Any:
-    asked: dict[str, Any] = {"max_tokens": 6, "temperature": 0.8, "seed": 5} | more
+    arguments: dict[str, Any] = {"max_tokens": 6, "temperature": 0.8, "seed": 5} | more
     return server.client().completions.create(
-        model=MODEL, prompt=prompt, extra_body={"ignore_eos": True}, **asked
+        model=MODEL, prompt=prompt, extra_body={"ignore_eos": True}, **arguments
     )
 
 
@@ -59,20 +59,20 @@ def test_faulty_requests_get_errors_and_the_other_streams_go_on(start: Callable[
         break_steps(server.engine, is_marked)
         body = {"model": MODEL, "prompt": [MARK, 5], "max_tokens": 4}
 
-        def whole(_: int) -> openai.InternalServerError:
+        def fail_completion(_: int) -> openai.InternalServerError:
             with pytest.raises(openai.InternalServerError) as failed:
                 completion(server, [MARK, 5, 6])
             return failed.value
 
         def streamed(_: int) -> list[str]:
-            _, said = server.send("POST", "/v1/completions", json.dumps(body | {"stream": True}).encode())
-            return said.decode().split("\n\n")
+            _, payload = server.send("POST", "/v1/completions", json.dumps(body | {"stream": True}).encode())
+            return payload.decode().split("\n\n")
 
         def good(prompt: list[int]) -> str:
             return "".join(map(text_of, completion(server, prompt, stream=True)))
 
         with ThreadPoolExecutor(8) as threads:
-            errors, events = threads.map(whole, range(2)), threads.map(streamed, range(2))
+            errors, events = threads.map(fail_completion, range(2)), threads.map(streamed, range(2))
             assert list(threads.map(good, prompts)) == wanted
             for error in errors:
                 assert error.body == {
@@ -103,6 +103,6 @@ def test_failed_engine_is_reported_by_health_and_to_clients(start: Callable[...,
             ("GET", "/ready", None),
             ("POST", "/v1/completions", json.dumps({"model": MODEL, "prompt": "a"}).encode()),
         ):
-            response, said = server.send(method, path, body)
-            assert (response.status, json.loads(said)["error"]["code"]) == (503, "engine_stopped"), path
+            response, payload = server.send(method, path, body)
+            assert (response.status, json.loads(payload)["error"]["code"]) == (503, "engine_stopped"), path
         assert server.engine.scheduler.cache.free == server.engine.scheduler.cache.count

@@ -66,8 +66,8 @@ def test_each_ignored_field_is_logged_once(server: Served, caplog: pytest.LogCap
     caplog.set_level("INFO", "nkw.serve")
     for _ in range(2):
         posted(server, "/v1/completions", PLAIN | {"user": "me", "service_tier": "auto"})
-    said = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
-    assert said == [
+    messages = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
+    assert messages == [
         "the field user of completions has no effect here and is ignored",
         "the field service_tier of completions has no effect here and is ignored",
     ]
@@ -92,15 +92,15 @@ def test_messages_of_other_servers_are_taken_back(server: Served) -> None:
     assert message["reasoning"] == message["reasoning_content"] == "Think"
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "input_image"])
-def test_images_and_recordings_are_refused_with_one_sentence(server: Served, kind: str) -> None:
-    parts = [{"type": "text", "text": "Look"}, {"type": kind, kind: {"url": "data:,"}}]
-    body = {"messages": [{"role": "user", "content": parts}]}
-    for path, given in (
+@pytest.mark.parametrize("part_type", ["image_url", "input_audio", "input_image"])
+def test_images_and_recordings_are_refused_with_one_sentence(server: Served, part_type: str) -> None:
+    content = [{"type": "text", "text": "Look"}, {"type": part_type, part_type: {"url": "data:,"}}]
+    body = {"messages": [{"role": "user", "content": content}]}
+    for path, request_fields in (
         ("/v1/chat/completions", CHAT | body),
         ("/v1/responses", ASKED | {"input": body["messages"]}),
     ):
-        status, error = posted(server, path, given)
+        status, error = posted(server, path, request_fields)
         assert (status, error["code"]) == (400, "unsupported")
         assert error["message"].startswith("a message has a part that is not a text: ")
 

@@ -20,9 +20,9 @@ KIND = 'multipart/form-data; boundary="b"'
 ONE = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\nx\r\n--b--\r\n'
 
 
-def refused(body: bytes, kind: str = KIND) -> ApiError:
+def refused(body: bytes, content_type: str = KIND) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        parse_form(kind, body)
+        parse_form(content_type, body)
     return caught.value
 
 
@@ -33,8 +33,8 @@ def test_fields_and_files_are_read() -> None:
         b"Content-Transfer-Encoding: binary\r\n\r\n\r\n--c\r\n\0\xff\r\n"
         b'--b\r\nContent-Disposition: form-data; name="a[]"\r\n\r\n\r\n--b--'
     )
-    found = parse_form(KIND, body)
-    assert found == [
+    fields = parse_form(KIND, body)
+    assert fields == [
         FormField("a", b"x", False),
         FormField("f", b"\r\n--c\r\n\0\xff", True),
         FormField("a[]", b"", False),
@@ -58,9 +58,9 @@ def test_what_the_standard_library_writes_is_read(boundary: str, contents: dict[
         header.add_header("Content-Disposition", "form-data", name=name)
         pieces.append(header.as_bytes() + content)
     mark = b"--" + boundary.encode()
-    body = b"".join(mark + b"\r\n" + each + b"\r\n" for each in pieces) + mark + b"--\r\n"
-    found = parse_form(f'multipart/form-data; boundary="{boundary}"', body)
-    assert {each.name: each.content for each in found} == contents
+    body = b"".join(mark + b"\r\n" + piece + b"\r\n" for piece in pieces) + mark + b"--\r\n"
+    fields = parse_form(f'multipart/form-data; boundary="{boundary}"', body)
+    assert {field.name: field.content for field in fields} == contents
 
 
 @pytest.mark.parametrize(
@@ -91,17 +91,17 @@ def test_what_the_standard_library_writes_is_read(boundary: str, contents: dict[
     ],
 )
 def test_a_body_that_is_no_form_is_refused(body: bytes, message: str) -> None:
-    assert [each.text for each in parse_form(KIND, ONE)] == ["x"]
+    assert [field.text for field in parse_form(KIND, ONE)] == ["x"]
     error = refused(body)
     assert (error.status, error.code) == (400, "invalid_form")
     assert error.message == f"the body is no multipart/form-data: {message}"
 
 
 @pytest.mark.parametrize(
-    "kind", ["", "text/plain", "multipart/mixed; boundary=b", "application/json", "\udcff"]
+    "content_type", ["", "text/plain", "multipart/mixed; boundary=b", "application/json", "\udcff"]
 )
-def test_another_content_type_is_refused(kind: str) -> None:
-    assert refused(ONE, kind).status == 415
+def test_another_content_type_is_refused(content_type: str) -> None:
+    assert refused(ONE, content_type).status == 415
 
 
 @pytest.mark.parametrize("boundary", ["", '""', '"a\tb"', "ä", '"' + "b" * 71 + '"', "b*=utf-8''b"])
@@ -114,9 +114,9 @@ def test_a_boundary_that_is_none_is_refused(boundary: str) -> None:
 
 
 def test_more_fields_than_any_client_sends_are_refused() -> None:
-    part = ONE[: -len(b"--b--\r\n")]
-    assert len(parse_form(KIND, part * 64 + b"--b--")) == 64
-    assert refused(part * 65 + b"--b--").message == "the form has more than 64 fields"
+    field = ONE[: -len(b"--b--\r\n")]
+    assert len(parse_form(KIND, field * 64 + b"--b--")) == 64
+    assert refused(field * 65 + b"--b--").message == "the form has more than 64 fields"
 
 
 def test_a_field_that_is_no_text_is_refused() -> None:
@@ -131,4 +131,4 @@ def test_a_field_that_is_no_text_is_refused() -> None:
 @settings(deadline=None, derandomize=True, database=None, max_examples=300)
 def test_any_body_is_fields_or_one_refusal(body: bytes, before: bytes) -> None:
     with suppress(ApiError):
-        assert all(each.name for each in parse_form(KIND, before + body))
+        assert all(field.name for field in parse_form(KIND, before + body))

@@ -33,7 +33,7 @@ def test_answers_are_those_of_the_schema(server: Served, mode: str, examples: in
     api = schemathesis.openapi.from_url(f"http://127.0.0.1:{server.port}/openapi.json")
     operations = [result.ok() for result in api.get_all_operations()]
     if mode == "negative":  # nothing can be wrong with a request without arguments
-        operations = [each for each in operations if each.method == "post"]
+        operations = [operation for operation in operations if operation.method == "post"]
     assert len(operations) == (7 if mode == "negative" else 14)
     for operation in operations:
         fuzz(operation, mode, examples, few_tokens)

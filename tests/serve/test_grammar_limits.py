@@ -133,15 +133,15 @@ def test_an_equal_grammar_is_compiled_once(limited: Served) -> None:
 def test_a_text_that_cannot_fit_is_refused_by_its_length(limited: Served, over: int, status: int) -> None:
     text = "x" * (TOKEN_BYTES * PROMPT_TOKENS + over)
     jobs = pool_of(limited)._numbers
-    found, answer = post(limited, "/tokenize", prompt=text)
-    assert found == status
+    status_code, answer = post(limited, "/tokenize", prompt=text)
+    assert status_code == status
     assert pool_of(limited)._numbers == jobs + (status == 200)
     if status == 400:
         assert answer["error"]["message"].startswith(
             "the text has 3,571 bytes; a prompt has at most 255 tokens"
         )
-    found, answer = complete(limited, prompt=text)
-    assert found == 400
+    status_code, answer = complete(limited, prompt=text)
+    assert status_code == 400
 
 
 def test_a_prompt_is_encoded_once(limited: Served) -> None:

@@ -24,7 +24,7 @@ PRESSED = ("--max-num-seqs", "8", "--max-queue", "64", "--num-pages", "24")
 """Few pages, so that requests are preempted."""
 
 
-def asked(client: Any, number: int) -> str | None:
+def request_text(client: Any, number: int) -> str | None:
     """The text of a request; None where the client left, as every third one does."""
     texts = []
     with client.completions.create(model=MODEL, stream=True, **arguments(number)) as stream:
@@ -37,14 +37,14 @@ def asked(client: Any, number: int) -> str | None:
 
 def check_alone(answers: Iterable[tuple[int, str | None]]) -> int:
     """Hold each whole text against the engine's without neighbours; returns how many there are."""
-    llm, whole = LLM(max_num_seqs=1), 0
+    llm, finished = LLM(max_num_seqs=1), 0
     for number, text in answers:
         if text is not None:
-            given = arguments(number)
-            (output,) = llm.generate(given.pop("prompt"), SamplingParams(**given), use_tqdm=False)
+            params = arguments(number)
+            (output,) = llm.generate(params.pop("prompt"), SamplingParams(**params), use_tqdm=False)
             assert output.outputs[0].text == text, number
-            whole += 1
-    return whole
+            finished += 1
+    return finished
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_each_of_many_clients_gets_what_it_gets_alone(start: Callable[..., Any],
     with start(*PRESSED) as served:
         client = served.client(timeout=600)
         with ThreadPoolExecutor(16) as pool:
-            answers = list(pool.map(lambda number: asked(client, number), range(requests)))
+            answers = list(pool.map(lambda number: request_text(client, number), range(requests)))
         while served.engine.busy:
             time.sleep(0.05)
     assert check_alone(enumerate(answers)) == requests - len(range(0, requests, LEAVES))
@@ -69,16 +69,16 @@ def test_clients_of_replicas_that_end_lose_the_requests_of_these_only() -> None:
 
         def answer(number: int) -> str | None:
             try:
-                return asked(client, number)
+                return request_text(client, number)
             except openai.APIError as error:
                 lost[number] = error.code
                 return None
 
         with ThreadPoolExecutor(clients) as pool:
             answers = pool.map(answer, range(REQUESTS))
-            for each in range(ends):
+            for index in range(ends):
                 wait_until(lambda: all(served.running_requests()))
-                os.kill(served.pids[each % 2], signal.SIGKILL)
+                os.kill(served.pids[index % 2], signal.SIGKILL)
                 served.started()
             texts = list(answers)
         assert len(lost) <= ends * clients and set(lost.values()) <= {"replica_ended"}

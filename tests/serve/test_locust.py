@@ -51,8 +51,12 @@ def metrics(url: str) -> dict[str, float]:
     """The samples of /metrics, with their labels but the model's."""
     with urlopen(f"{url}/metrics") as answer:
         lines = answer.read().decode().splitlines()
-    found = (re.match(r"nkw_(\w+)\{(.*)\} (\S+)$", line) for line in lines)
-    return {each[1] + each[2].replace(f'model_name="{MODEL}"', ""): float(each[3]) for each in found if each}
+    matches = (re.match(r"nkw_(\w+)\{(.*)\} (\S+)$", line) for line in lines)
+    return {
+        match[1] + match[2].replace(f'model_name="{MODEL}"', ""): float(match[3])
+        for match in matches
+        if match
+    }
 
 
 def resident_bytes(pid: int) -> int:
@@ -84,22 +88,22 @@ def test_minutes_of_load_lose_nothing_and_take_no_more_memory(tmp_path: Path) ->
             memory.append(
                 (outcomes.read_bytes().count(b"\n") if outcomes.exists() else 0, resident_bytes(pid))
             )
-        said, _ = loading.communicate()
-        found = [json.loads(line) for line in outcomes.read_text(encoding="utf-8").splitlines()]
+        output, _ = loading.communicate()
+        records = [json.loads(line) for line in outcomes.read_text(encoding="utf-8").splitlines()]
         ended = metrics(url)
         while ended["num_requests_running"] or ended["num_requests_waiting"]:
             ended = metrics(url)
-    assert "Traceback" not in said, said
-    counts = Counter(outcome for _, outcome, _ in found)
-    assert set(counts) == {"whole", "left", "full"}, said
-    assert sorted(number for number, _, _ in found) == list(range(len(found)))
+    assert "Traceback" not in output, output
+    counts = Counter(outcome for _, outcome, _ in records)
+    assert set(counts) == {"whole", "left", "full"}, output
+    assert sorted(number for number, _, _ in records) == list(range(len(records)))
     assert ended["kv_cache_usage_perc"] == 0
     assert ended["num_preemptions_total"] > 0
     # A step of a new shape adds its program, at times that chance decides; a request that is kept adds to each span.
     half = memory[len(memory) // 2 :: 4]
     spans = pairwise(half)
-    assert median((held - was) / max(now - then, 1) for (then, was), (now, held) in spans) <= MOST_BYTES, (
-        memory
-    )
-    sample = found[:: max(1, len(found) // 50)]
+    assert (
+        median((resident - was) / max(now - then, 1) for (then, was), (now, resident) in spans) <= MOST_BYTES
+    ), memory
+    sample = records[:: max(1, len(records) // 50)]
     assert check_alone((number, text) for number, outcome, text in sample if outcome == "whole") > 0

@@ -37,8 +37,8 @@ OURS = "step_tokens_total padding_tokens_total steps_total step_seconds_total pr
 
 
 def ask(server: Served, **changes: Any) -> Any:
-    given = {"model": MODEL, "prompt": "Tom had", "max_tokens": 3, "temperature": 0} | changes
-    return server.client().completions.create(**given)
+    arguments = {"model": MODEL, "prompt": "Tom had", "max_tokens": 3, "temperature": 0} | changes
+    return server.client().completions.create(**arguments)
 
 
 def test_names_are_those_of_vllm(server: Served) -> None:

@@ -50,7 +50,7 @@ def generated(
     document = folder / "generated.json"
     words += ["--tp", str(ranks), "--json", str(document), "--no-check", *options]
     assert main(["generate", *words]) == 0
-    return [each["text"] for each in json.loads(document.read_text())["generations"]]
+    return [generation["text"] for generation in json.loads(document.read_text())["generations"]]
 
 
 def served(server: Served, prompts: tuple[str, ...], seed: int, temperature: float) -> list[str]:

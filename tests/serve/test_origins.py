@@ -103,15 +103,18 @@ def test_allowed_origins_get_the_headers_of_vllm(keys: bool) -> None:
     answered = server.post("/v1/completions", headers=headers)
     assert answered.status_code == 200
     assert answered.headers["access-control-allow-origin"] == FRIEND
-    asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    preflight_headers = {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization",
+    }
     server.headers.pop("authorization", None)  # a browser sends no key with a preflight request
-    preflight = server.options("/v1/completions", headers=headers | asked)
+    preflight = server.options("/v1/completions", headers=headers | preflight_headers)
     assert preflight.status_code == 200
     assert preflight.headers["access-control-allow-origin"] == FRIEND
     assert "POST" in preflight.headers["access-control-allow-methods"]
     assert preflight.headers["access-control-allow-headers"] == "authorization"
     for origin in ("https://chat.example.evil.example", "http://chat.example", "https://chat.example:8443"):
-        refused = server.options("/v1/completions", headers=headers | asked | {"origin": origin})
+        refused = server.options("/v1/completions", headers=headers | preflight_headers | {"origin": origin})
         assert refused.status_code == 403
         assert "access-control-allow-origin" not in refused.headers
     if keys:

@@ -19,8 +19,8 @@ HOSTILE = "<img src=x onerror=alert(1)> {{ 7 * 7 }} </script><script>alert(2)</s
 
 @pytest.fixture
 def tab(tmp_path: Path) -> Iterator[Tab]:
-    with browsing(tmp_path) as found:
-        yield found
+    with browsing(tmp_path) as browser_tab:
+        yield browser_tab
 
 
 def opened(tab: Tab, server: Served, width: int = 1280) -> None:
@@ -36,8 +36,8 @@ def sent(tab: Tab, text: str, tokens: int, temperature: float = 0) -> None:
 
 
 def messages(tab: Tab) -> list[str]:
-    found = "[...document.querySelectorAll('.message')].map((each) => each.firstChild.data)"
-    return [str(each) for each in tab.value(found)]
+    expression = "[...document.querySelectorAll('.message')].map((each) => each.firstChild.data)"
+    return [str(text) for text in tab.value(expression)]
 
 
 def test_page_names_no_other_host_and_allows_none(server: Served) -> None:
@@ -55,18 +55,20 @@ def test_page_names_no_other_host_and_allows_none(server: Served) -> None:
 def test_browser_talks_with_the_model(tab: Tab, server: Served, client: Any, width: int) -> None:
     opened(tab, server, width)
     tab.until(f"byId('model').textContent === '{MODEL}'")
-    said: list[dict[str, str]] = []
+    conversation: list[dict[str, str]] = []
     for text in ("Tom had", HOSTILE):
-        said.append({"role": "user", "content": text})
+        conversation.append({"role": "user", "content": text})
         sent(tab, text, 6)
-        tab.until(f"document.querySelectorAll('small').length === {len(said) // 2 + 1}")
-        answer = client.chat.completions.create(model=MODEL, messages=said, max_tokens=6, temperature=0)
-        said.append({"role": "assistant", "content": answer.choices[0].message.content})
-        assert messages(tab) == [each["content"] for each in said]
+        tab.until(f"document.querySelectorAll('small').length === {len(conversation) // 2 + 1}")
+        answer = client.chat.completions.create(
+            model=MODEL, messages=conversation, max_tokens=6, temperature=0
+        )
+        conversation.append({"role": "assistant", "content": answer.choices[0].message.content})
+        assert messages(tab) == [message["content"] for message in conversation]
     tab.until("Number(byId('rate').textContent) > 0 || byId('rates').querySelector('polyline')")
     assert tab.value("document.documentElement.scrollWidth") <= width
     assert tab.complaints == []
-    assert {each.split("/")[2] for each in tab.requests} == {f"127.0.0.1:{server.port}"}
+    assert {url.split("/")[2] for url in tab.requests} == {f"127.0.0.1:{server.port}"}
 
 
 @in_chromium
@@ -80,16 +82,16 @@ def test_browser_that_stops_frees_the_pages(tab: Tab, server: Served) -> None:
     wait_until(lambda: cache.free == cache.count and not server.engine.busy)
     tab.until("byId('stop').disabled")
     assert len(messages(tab)) == 2
-    said = messages(tab)
+    texts = messages(tab)
     sent(tab, "word " * 400, 6)
     tab.until("document.querySelector('.error')")
     assert messages(tab) == [
-        *said,
+        *texts,
         "The context of 256 tokens is full. Your message is in the field again: shorten it, or begin a new "
         "conversation.",
     ]
     assert tab.value("byId('text').value") == "word " * 400
-    assert tab.value("talk.messages.length") == len(said)
+    assert tab.value("talk.messages.length") == len(texts)
 
 
 @in_chromium

@@ -172,7 +172,7 @@ def test_a_worker_that_is_killed_fails_its_jobs_and_another_one_takes_the_next(t
         path = tmp_path / "go"
         jobs = [task(pool.run("wait", str(path), limits=ENDLESS)) for _ in range(3)]
         await until(lambda: started(path) == 2)
-        pids = [int(found.suffix[1:]) for found in tmp_path.glob("go.*")]
+        pids = [int(go_file.suffix[1:]) for go_file in tmp_path.glob("go.*")]
         assert pool._connection is not None
         os.kill(pool._connection._process.pid, signal.SIGKILL)
         await until(lambda: jobs[0].done() and jobs[1].done())

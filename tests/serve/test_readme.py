@@ -44,7 +44,7 @@ def texts() -> list[str]:
     outputs = LLM().generate(
         ["Once upon a time", "Tom had"], SamplingParams(max_tokens=32, seed=0), use_tqdm=False
     )
-    return [each.outputs[0].text for each in outputs]
+    return [output.outputs[0].text for output in outputs]
 
 
 @pytest.mark.slow

@@ -84,8 +84,8 @@ COMPLETIONS_REFUSED = [
 def test_completion_that_cannot_be_is_refused(
     server: Served, changes: dict[str, Any], status: int, message: str
 ) -> None:
-    found, error = posted(server, "/v1/completions", PLAIN | changes)
-    assert (found, error["message"], error["type"]) == (status, message, "invalid_request_error")
+    status_code, error = posted(server, "/v1/completions", PLAIN | changes)
+    assert (status_code, error["message"], error["type"]) == (status, message, "invalid_request_error")
 
 
 CHATS_REFUSED = [
@@ -150,8 +150,8 @@ def test_arguments_that_ask_for_nothing_are_taken(server: Served) -> None:
     ids=["cut", "deep", "no text", "null"],
 )
 def test_body_that_is_no_request_is_refused(server: Served, body: bytes, message: str) -> None:
-    found, error = posted(server, "/v1/completions", body)
-    assert (found, error["message"].startswith(message)) == (400, True), error
+    status_code, error = posted(server, "/v1/completions", body)
+    assert (status_code, error["message"].startswith(message)) == (400, True), error
 
 
 DEEP = b'{"a": ' * 900 + b"1" + b"}" * 900
@@ -177,8 +177,8 @@ HOSTILE = [
 @pytest.mark.parametrize(("argument", "status", "message"), HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_argument_is_answered(server: Served, argument: bytes, status: int, message: str) -> None:
     body = b'{"model": "stories", "prompt": "Tom", "max_tokens": 2, ' + argument + b"}"
-    found, error = posted(server, "/v1/completions", body)
-    assert (found, error.get("message", "").startswith(message)) == (status, True), error
+    status_code, error = posted(server, "/v1/completions", body)
+    assert (status_code, error.get("message", "").startswith(message)) == (status, True), error
 
 
 def test_hostile_conversation_is_answered(server: Served) -> None:
@@ -201,10 +201,10 @@ def test_unknown_paths_and_methods_are_refused_and_nothing_raw_is_logged(
     assert response.status == 405
     posted(server, "/v1/completions", PLAIN | {"model": "secret-model\n"})
     posted(server, "/v1/completions", PLAIN | {"secret-argument": 1})
-    said: list[str] = []
-    while len(said) < 4:  # a line is written once its answer was sent
-        said = [record.getMessage() for record in caplog.records if record.name == "nkw.serve"]
-    assert [re.split(r" \d+\.\d+ s ", line)[0] for line in said] == [
+    lines: list[str] = []
+    while len(lines) < 4:  # a line is written once its answer was sent
+        lines = [record.getMessage() for record in caplog.records if record.name == "nkw.serve"]
+    assert [re.split(r" \d+\.\d+ s ", line)[0] for line in lines] == [
         "GET unknown path 404",
         "DELETE /v1/completions 405",
         "POST /v1/completions 404",
@@ -235,7 +235,7 @@ def test_client_gets_the_errors_of_openai(client: Any) -> None:
 def test_key_is_needed_where_there_are_keys(start: Callable[..., Any], key_file: Path) -> None:
     with start("--api-key-file", str(key_file), "--max-body", "300", "--max-num-seqs", "1") as served:
         for key in ("first-key-of-clients", "second-key-of-clients"):
-            assert [each.id for each in served.client(api_key=key).models.list()] == [MODEL]
+            assert [model.id for model in served.client(api_key=key).models.list()] == [MODEL]
         for key in ("first-key-of-client", "first-key-of-clients2", "", "ключ"):
             response, body = served.send(
                 "GET", "/v1/models", authorization=f"Bearer {key}".encode().decode("latin-1")
@@ -288,8 +288,8 @@ def test_key_file_without_good_keys_is_refused(
     if text is not None:
         path.write_text(text, encoding="utf-8")
     assert main(["serve", "--api-key-file", str(path)]) == 2
-    said = message.format(path) if "{}" in message else f"{path} {message}"
-    assert capsys.readouterr().err == f"nkw: error: {said}\n"
+    expected = message.format(path) if "{}" in message else f"{path} {message}"
+    assert capsys.readouterr().err == f"nkw: error: {expected}\n"
 
 
 def test_port_in_use_is_refused_in_one_sentence(
@@ -348,10 +348,10 @@ def test_key_that_no_header_can_carry_is_refused(tmp_path: Path, line: str, mess
     assert line.strip() not in str(refused.value)
 
 
-@pytest.mark.parametrize(("mode", "said"), [(0o600, False), (0o640, False), (0o604, True)])
-def test_keys_that_everybody_may_read_are_warned_of(key_file: Path, mode: int, said: bool) -> None:
+@pytest.mark.parametrize(("mode", "readable"), [(0o600, False), (0o640, False), (0o604, True)])
+def test_keys_that_everybody_may_read_are_warned_of(key_file: Path, mode: int, readable: bool) -> None:
     key_file.chmod(mode)
-    assert others_may_read(key_file) == said
+    assert others_may_read(key_file) == readable
     assert not others_may_read(None)
 
 

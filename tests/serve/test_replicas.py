@@ -39,19 +39,19 @@ class Replicas(Reached):
         while number:
             line = self.running.stderr.readline()
             assert line, "the server has ended"
-            if found := re.search(r"replica (\d+) answers, as process (\d+)", line):
-                self.pids[int(found[1])] = int(found[2])
+            if match := re.search(r"replica (\d+) answers, as process (\d+)", line):
+                self.pids[int(match[1])] = int(match[2])
                 number -= 1
 
     def numbers(self, name: str) -> dict[int, float]:
         """A number of /metrics by replica."""
         _, body = self.send("GET", "/metrics")
-        found: dict[int, float] = {}
+        sums: dict[int, float] = {}
         for line in body.decode().splitlines():
             if line.startswith(f"{name}{{"):
                 number = int(line.partition('replica="')[2].partition('"')[0])
-                found[number] = found.get(number, 0.0) + float(line.rsplit(" ", 1)[1])
-        return found
+                sums[number] = sums.get(number, 0.0) + float(line.rsplit(" ", 1)[1])
+        return sums
 
     def running_requests(self) -> list[float]:
         """Requests in steps, of each replica that answers."""
@@ -65,11 +65,11 @@ def process(*words: str, environment: dict[str, str] | None = None) -> Iterator[
     count = int(words[len(words) - 1 - words[::-1].index("--replicas") + 1])
     running = started("-m", "nkw", "serve", "--port", "0", *words, environment=environment)
     try:
-        found = Replicas(0, [], running, {})
-        found.started(count if count > 1 else 0)
+        started_replicas = Replicas(0, [], running, {})
+        started_replicas.started(count if count > 1 else 0)
         assert running.stdout is not None
-        found.port = int(running.stdout.readline().rpartition(":")[2].partition("/")[0])
-        yield found
+        started_replicas.port = int(running.stdout.readline().rpartition(":")[2].partition("/")[0])
+        yield started_replicas
     finally:
         running.kill()
         running.communicate()
@@ -78,8 +78,8 @@ def process(*words: str, environment: dict[str, str] | None = None) -> Iterator[
 @pytest.fixture(scope="module")
 def replicas() -> Iterator[Replicas]:
     """Two replicas with the options of the fixture `server`."""
-    with process(*OPTIONS) as found:
-        yield found
+    with process(*OPTIONS) as started_replicas:
+        yield started_replicas
 
 
 @pytest.mark.slow
@@ -90,12 +90,18 @@ def test_each_replica_answers_as_the_engine_alone(replicas: Replicas) -> None:
     outputs = LLM(max_num_seqs=2, max_num_batched_tokens=64).generate(
         prompts, SamplingParams(**params), use_tqdm=False
     )
-    whole = [client.completions.create(model=MODEL, prompt=each, **params) for each in prompts]
-    streams = [client.completions.create(model=MODEL, prompt=each, stream=True, **params) for each in prompts]
+    answers = [client.completions.create(model=MODEL, prompt=prompt, **params) for prompt in prompts]
+    streams = [
+        client.completions.create(model=MODEL, prompt=prompt, stream=True, **params) for prompt in prompts
+    ]
     texts = ["".join(event.choices[0].text for event in stream) for stream in streams]
-    assert [each.choices[0].text for each in whole] == [each.outputs[0].text for each in outputs] == texts
+    assert (
+        [answer.choices[0].text for answer in answers]
+        == [output.outputs[0].text for output in outputs]
+        == texts
+    )
     after = replicas.numbers("nkw_generation_tokens_total")
-    assert len(after) == 2 and all(after[each] > before.get(each, 0) for each in after)
+    assert len(after) == 2 and all(after[replica] > before.get(replica, 0) for replica in after)
     messages = [{"role": "user", "content": "Tom had"}]
     assert client.chat.completions.create(model=MODEL, messages=messages, **params).choices[0].message.content
 
@@ -124,17 +130,19 @@ REQUESTS: list[tuple[str, str, bytes | None, dict[str, str]]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "request_", REQUESTS, ids=lambda each: f"{each[0]} {each[1]} {(each[2] or b'')[:60]!r}"
+    "request_",
+    REQUESTS,
+    ids=lambda request_case: f"{request_case[0]} {request_case[1]} {(request_case[2] or b'')[:60]!r}",
 )
 def test_what_no_engine_computes_is_answered_as_by_one_server(
     replicas: Replicas, server: Served, request_: tuple[str, str, bytes | None, dict[str, str]]
 ) -> None:
     method, path, body, headers = request_
-    (one, expected), (several, found) = [
-        each.send(method, path, body, **headers) for each in (server, replicas)
+    (one, expected), (several, answer) = [
+        server_process.send(method, path, body, **headers) for server_process in (server, replicas)
     ]
     kept = ("content-type", "content-length", "allow", "retry-after", "connection")
-    assert (several.status, found) == (one.status, expected)
+    assert (several.status, answer) == (one.status, expected)
     assert [several.headers.get_all(name) for name in kept] == [one.headers.get_all(name) for name in kept]
     assert (
         several.headers["x-request-id"].startswith("req_") and len(several.headers.get_all("date") or []) == 1
@@ -148,8 +156,8 @@ def test_prompts_that_begin_alike_land_on_one_replica(replicas: Replicas) -> Non
     def hits(order: list[int], end: str) -> dict[int, float]:
         """Tokens that each replica had in its pages, of the prompts in an order."""
         before = replicas.numbers("nkw_prefix_cache_hits_total")
-        for each in order:
-            client.completions.create(model=MODEL, prompt=TALES[each] + end, max_tokens=1)
+        for index in order:
+            client.completions.create(model=MODEL, prompt=TALES[index] + end, max_tokens=1)
         return {
             number: now - before[number]
             for number, now in replicas.numbers("nkw_prefix_cache_hits_total").items()
@@ -157,9 +165,9 @@ def test_prompts_that_begin_alike_land_on_one_replica(replicas: Replicas) -> Non
 
     hits([0, 1, 2], "")
     again = hits([2, 1, 0], "The end.")
-    assert all(each > 0 for each in again.values()), "both replicas know some"
-    tokens = [client.post("/../tokenize", body={"prompt": each}, cast_to=object)["count"] for each in TALES]
-    assert sum(again.values()) == sum(each // 16 * 16 for each in tokens)
+    assert all(count > 0 for count in again.values()), "both replicas know some"
+    tokens = [client.post("/../tokenize", body={"prompt": tale}, cast_to=object)["count"] for tale in TALES]
+    assert sum(again.values()) == sum(count // 16 * 16 for count in tokens)
 
 
 @pytest.mark.slow
@@ -183,11 +191,11 @@ def test_load_spreads_and_a_full_queue_answers_429(replicas: Replicas) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whole", [False, True], ids=["stream", "whole answer"])
-def test_client_that_leaves_frees_the_pages_of_its_replica(replicas: Replicas, whole: bool) -> None:
+@pytest.mark.parametrize("complete_answer", [False, True], ids=["stream", "whole answer"])
+def test_client_that_leaves_frees_the_pages_of_its_replica(replicas: Replicas, complete_answer: bool) -> None:
     stays = long_stream(replicas.client())
-    (home,) = [number for number, each in replicas.numbers("nkw_num_requests_running").items() if each]
-    if whole:
+    (home,) = [number for number, running in replicas.numbers("nkw_num_requests_running").items() if running]
+    if complete_answer:
         with whole_answer_awaited(replicas):
             wait_until(lambda: all(replicas.numbers("nkw_kv_cache_usage_perc").values()))
     else:
@@ -244,15 +252,15 @@ def outcome(choice: Callable[[Any], Any], answer: Any) -> str:
 
 @pytest.mark.slow
 def test_replica_that_is_killed_fails_its_requests_only_and_starts_again(replicas: Replicas) -> None:
-    client, given = replicas.client(), LONG | {"max_tokens": 100}
-    extra = {"extra_body": {"ignore_eos": given.pop("ignore_eos")}}
+    client, arguments = replicas.client(), LONG | {"max_tokens": 100}
+    extra = {"extra_body": {"ignore_eos": arguments.pop("ignore_eos")}}
     with ThreadPoolExecutor(2) as pool:
         streams = [long_stream(client, max_tokens=100) for _ in range(2)]
-        whole = [pool.submit(client.completions.create, **given, **extra) for _ in range(2)]
+        futures = [pool.submit(client.completions.create, **arguments, **extra) for _ in range(2)]
         wait_until(lambda: replicas.running_requests() == [2, 2])
         os.kill(replicas.pids[0], signal.SIGKILL)
         outcomes = [outcome(last, stream) for stream in streams]
-        answers = [outcome(result, each) for each in whole]
+        answers = [outcome(result, future) for future in futures]
     assert sorted(outcomes) == ["None replica_ended", "length"]
     assert sorted(answers) == ["503 replica_ended", "length"]
     replicas.started()

@@ -14,15 +14,15 @@ from tests.serve.test_tools import FORM, TOOLS, caller, scripted  # noqa: F401 -
 openai = pytest.importorskip("openai", reason="openai is an extra of development (dev)")
 pytest.importorskip("llguidance", reason="llguidance is an extra (serve)")
 
-FUNCTIONS: list[Any] = [{"type": "function", "strict": True, **each["function"]} for each in TOOLS]
+FUNCTIONS: list[Any] = [{"type": "function", "strict": True, **tool["function"]} for tool in TOOLS]
 ASKED: dict[str, Any] = {"model": MODEL, "input": "Tom had", "max_output_tokens": 4, "temperature": 0}
 
 
 def test_response_is_the_answer_of_the_conversation(client: Any) -> None:
     messages = [{"role": "system", "content": "Once"}, {"role": "user", "content": "Tom had"}]
     expected = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=4, temperature=0)
-    for given in ("Tom had", [{"role": "user", "content": [{"type": "input_text", "text": "Tom had"}]}]):
-        response = client.responses.create(**ASKED | {"input": given}, instructions="Once")
+    for prompt in ("Tom had", [{"role": "user", "content": [{"type": "input_text", "text": "Tom had"}]}]):
+        response = client.responses.create(**ASKED | {"input": prompt}, instructions="Once")
         assert response.output_text == expected.choices[0].message.content
         assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
         assert response.usage.input_tokens == expected.usage.prompt_tokens
@@ -33,7 +33,7 @@ def test_response_is_the_answer_of_the_conversation(client: Any) -> None:
 
 
 def test_events_of_a_text_have_their_order_and_numbers(client: Any) -> None:
-    whole = client.responses.create(**ASKED)
+    full_response = client.responses.create(**ASKED)
     events = list(client.responses.create(**ASKED, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     deltas = [event for event in events if event.type == "response.output_text.delta"]
@@ -48,9 +48,9 @@ def test_events_of_a_text_have_their_order_and_numbers(client: Any) -> None:
         "response.incomplete",
     ]
     assert len(deltas) > 1
-    assert "".join(event.delta for event in deltas) == whole.output_text
-    assert events[-1].response.output_text == whole.output_text
-    assert events[-1].response.usage == whole.usage
+    assert "".join(event.delta for event in deltas) == full_response.output_text
+    assert events[-1].response.output_text == full_response.output_text
+    assert events[-1].response.usage == full_response.usage
     assert events[0].response.usage is None
     item = events[-1].response.output[0]
     assert {event.item_id for event in deltas} == {item.id}
@@ -59,15 +59,15 @@ def test_events_of_a_text_have_their_order_and_numbers(client: Any) -> None:
 def test_stream_has_the_types_of_its_events_and_no_done(server: Served) -> None:
     _, body = server.send("POST", "/v1/responses", json.dumps(ASKED | {"stream": True}).encode())
     frames = [frame.split("\n") for frame in body.decode().removesuffix("\n\n").split("\n\n")]
-    for kind, data in frames:
-        assert kind == f"event: {json.loads(data.removeprefix('data: '))['type']}"
+    for event_line, data in frames:
+        assert event_line == f"event: {json.loads(data.removeprefix('data: '))['type']}"
 
 
 def test_calls_go_out_and_their_outputs_come_back(caller: Served) -> None:  # noqa: F811
     client = caller.client()
-    asked = {"model": "scripted", "tools": FUNCTIONS, "temperature": 0}
+    arguments = {"model": "scripted", "tools": FUNCTIONS, "temperature": 0}
     question = {"role": "user", "content": "CALL"}
-    response = client.responses.create(**asked, input=[question])
+    response = client.responses.create(**arguments, input=[question])
     message, call = response.output
     assert (message.content[0].text, message.status) == ("I look.", "completed")
     assert (call.type, call.name, json.loads(call.arguments)) == (
@@ -79,28 +79,30 @@ def test_calls_go_out_and_their_outputs_come_back(caller: Served) -> None:  # no
     returned = {"type": "function_call_output", "call_id": call.call_id, "output": "RETURNED"}
     reasoning = {"type": "reasoning", "id": "rs_1", "summary": []}
     history = [question, reasoning, *(item.to_dict() for item in response.output), returned]
-    answer = client.responses.create(**asked, input=history)
+    answer = client.responses.create(**arguments, input=history)
     assert answer.output_text == "It is 5 degrees."
 
 
 def test_events_of_calls_add_up_to_the_calls(caller: Served) -> None:  # noqa: F811
-    asked = {"model": "scripted", "tools": FUNCTIONS, "temperature": 0, "input": "TWICE"}
-    events = list(caller.client().responses.create(**asked, stream=True))
+    arguments = {"model": "scripted", "tools": FUNCTIONS, "temperature": 0, "input": "TWICE"}
+    events = list(caller.client().responses.create(**arguments, stream=True))
     calls = events[-1].response.output
-    assert [(each.name, json.loads(each.arguments)) for each in calls] == [
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == [
         ("now", {}),
         ("weather", {"city": "Paris"}),
     ]
     for index, call in enumerate(calls):
-        own = [event for event in events if getattr(event, "output_index", None) == index]
-        assert [own[0].type, own[-2].type, own[-1].type] == [
+        call_events = [event for event in events if getattr(event, "output_index", None) == index]
+        assert [call_events[0].type, call_events[-2].type, call_events[-1].type] == [
             "response.output_item.added",
             "response.function_call_arguments.done",
             "response.output_item.done",
         ]
-        deltas = [event.delta for event in own if event.type == "response.function_call_arguments.delta"]
-        assert "".join(deltas) == own[-2].arguments == call.arguments
-        assert (own[0].item.call_id, own[-1].item.status) == (call.call_id, "completed")
+        deltas = [
+            event.delta for event in call_events if event.type == "response.function_call_arguments.delta"
+        ]
+        assert "".join(deltas) == call_events[-2].arguments == call.arguments
+        assert (call_events[0].item.call_id, call_events[-1].item.status) == (call.call_id, "completed")
 
 
 def test_required_calls_and_forms_hold(client: Any) -> None:
@@ -108,7 +110,9 @@ def test_required_calls_and_forms_hold(client: Any) -> None:
     response = client.responses.create(
         **ASKED | {"max_output_tokens": 60}, tools=FUNCTIONS, tool_choice=choice, parallel_tool_calls=False
     )
-    assert [(each.type, each.name) for each in response.output] == [("function_call", "weather")]
+    assert [(output_item.type, output_item.name) for output_item in response.output] == [
+        ("function_call", "weather")
+    ]
     form = {
         "type": "json_schema",
         "name": "cat",
@@ -120,9 +124,9 @@ def test_required_calls_and_forms_hold(client: Any) -> None:
 
 
 def test_log_probabilities_are_included_when_asked_for(client: Any) -> None:
-    asked = {**ASKED, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
-    part = client.responses.create(**asked).output[0].content[0]
-    assert [len(each.top_logprobs) for each in part.logprobs] == [2] * 4
+    arguments = {**ASKED, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    content = client.responses.create(**arguments).output[0].content[0]
+    assert [len(logprob.top_logprobs) for logprob in content.logprobs] == [2] * 4
     assert client.responses.create(**ASKED).output[0].content[0].logprobs == []
 
 

@@ -50,9 +50,9 @@ REQUESTS = [
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The answers to REQUESTS by custom_id, in their order."""
     folder = tmp_path_factory.mktemp("batch")
-    given, out = folder / "requests.jsonl", folder / "answers.jsonl"
-    given.write_text("\n\n".join(REQUESTS))
-    assert main(["run-batch", "-i", str(given), "-o", str(out), *OPTIONS]) == 0
+    requests_file, out = folder / "requests.jsonl", folder / "answers.jsonl"
+    requests_file.write_text("\n\n".join(REQUESTS))
+    assert main(["run-batch", "-i", str(requests_file), "-o", str(out), *OPTIONS]) == 0
     assert sorted(path.name for path in folder.iterdir()) == ["answers.jsonl", "requests.jsonl"]
     lines = [json.loads(text) for text in out.read_text().splitlines()]
     return {answer["custom_id"]: answer for answer in lines}
@@ -132,16 +132,16 @@ def test_wrong_files_are_refused_before_the_model_is_opened(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "make_engine", None)
-    given = tmp_path / "requests.jsonl"
-    given.write_text(line())
+    requests_file = tmp_path / "requests.jsonl"
+    requests_file.write_text(line())
     for words, message in (
         (("-i", str(tmp_path / "none"), "-o", str(tmp_path / "out")), "none is missing"),
-        (("-i", str(given), "-o", str(given)), "this command reads that file"),
-        (("-i", str(given), "-o", str(tmp_path)), "it is a folder"),
+        (("-i", str(requests_file), "-o", str(requests_file)), "this command reads that file"),
+        (("-i", str(requests_file), "-o", str(tmp_path)), "it is a folder"),
     ):
         assert main(["run-batch", *words]) == 2
         assert message in capsys.readouterr().err
-    assert given.read_text() == line()
+    assert requests_file.read_text() == line()
 
 
 def claim(path: Path) -> Any:
@@ -199,13 +199,13 @@ def test_another_input_or_option_begins_anew(tmp_path: Path) -> None:
 def test_an_interrupted_run_is_continued_by_the_same_command(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given, out = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
-    given.write_text("\n".join(map(line, "abc")))
-    asked: list[str] = []
+    requests_file, out = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
+    requests_file.write_text("\n".join(map(line, "abc")))
+    custom_ids: list[str] = []
 
     async def answer_or_stop(app: object, request: BatchRequest) -> str:
-        asked.append(request.custom_id)
-        if asked == ["a", "b", "c"]:
+        custom_ids.append(request.custom_id)
+        if custom_ids == ["a", "b", "c"]:
             signal.raise_signal(signal.SIGINT)
             await asyncio.sleep(60)  # until the interrupt cancels it
         return answered(request.custom_id)
@@ -213,12 +213,12 @@ def test_an_interrupted_run_is_continued_by_the_same_command(
     monkeypatch.setattr(command, "_answer", answer_or_stop)
     monkeypatch.setattr(command, "make_engine", lambda args: None)
     monkeypatch.setattr(serving, "run_application", lambda options, engine: nullcontext((None, None)))
-    words = ["run-batch", "-i", str(given), "-o", str(out)]
+    words = ["run-batch", "-i", str(requests_file), "-o", str(out)]
     assert main(words) == 130
     assert "interrupted: 2 of 3 answers are in " in capsys.readouterr().err
     assert not out.exists()
     assert main(words) == 0
-    assert asked == ["a", "b", "c", "c"]
+    assert custom_ids == ["a", "b", "c", "c"]
     assert "2 of 3 answers are there already" in capsys.readouterr().err
     assert out.read_text() == "".join(f"{answered(name)}\n" for name in "abc")
 

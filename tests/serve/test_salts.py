@@ -74,8 +74,8 @@ def test_client_cannot_send_the_salt_of_another_key(replicas: Reached) -> None:
 def test_cache_salt_without_keys_divides_the_cache(server: Served) -> None:
     prompt = {"model": MODEL, "prompt": "Salted: " + TALE, "max_tokens": 1}
     for extra in ({}, {"cache_salt": "a"}, {"cache_salt": "b"}):
-        found = [server.client().completions.create(**prompt, extra_body=extra).usage for _ in range(2)]
-        first, second = (usage.prompt_tokens_details.cached_tokens for usage in found)
+        usages = [server.client().completions.create(**prompt, extra_body=extra).usage for _ in range(2)]
+        first, second = (usage.prompt_tokens_details.cached_tokens for usage in usages)
         assert first == 0 and second > 0
 
 

@@ -18,8 +18,8 @@ ECHO: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "echo": True, "logprob
 def send(server: Served, path: str, body: dict[str, Any]) -> dict[str, Any]:
     response, answer = server.send("POST", path, json.dumps(body).encode())
     assert response.status == 200, answer
-    found: dict[str, Any] = json.loads(answer)
-    return found
+    document: dict[str, Any] = json.loads(answer)
+    return document
 
 
 def events(server: Served, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -40,15 +40,15 @@ def test_prompt_is_scored_without_an_answer(client: Any) -> None:
         assert choice.logprobs.token_logprobs[0] is choice.logprobs.top_logprobs[0] is None
         scores = choice.logprobs.token_logprobs[1:]
         assert scores == pytest.approx(longer.token_logprobs[1:count], abs=1e-4)
-        assert [set(each) for each in choice.logprobs.top_logprobs[1:]] == [
-            set(each) for each in longer.top_logprobs[1:count]
+        assert [set(candidates) for candidates in choice.logprobs.top_logprobs[1:]] == [
+            set(candidates) for candidates in longer.top_logprobs[1:count]
         ]
         assert choice.finish_reason == "length"
     assert scored.usage.completion_tokens == 2, "vLLM computes and counts a token for each choice"
 
 
 def test_scores_are_streamed_as_one_event_for_each_choice(client: Any, server: Served) -> None:
-    whole = client.completions.create(**ECHO, max_tokens=0).choices[0]
+    full_choice = client.completions.create(**ECHO, max_tokens=0).choices[0]
     body = ECHO | {"max_tokens": 0, "n": 2, "stream_options": {"include_usage": True}}
     *pieces, last = events(server, "/v1/completions", body)
     assert sorted(piece["choices"][0]["index"] for piece in pieces) == [0, 1]
@@ -56,7 +56,7 @@ def test_scores_are_streamed_as_one_event_for_each_choice(client: Any, server: S
         (choice,) = piece["choices"]
         assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
         scores = choice["logprobs"]["token_logprobs"]
-        assert scores[1:] == pytest.approx(whole.logprobs.token_logprobs[1:], abs=1e-4)
+        assert scores[1:] == pytest.approx(full_choice.logprobs.token_logprobs[1:], abs=1e-4)
     assert last["usage"]["completion_tokens"] == 2
 
 
@@ -70,15 +70,15 @@ def test_prompt_logprobs_have_the_form_of_vllm(client: Any, server: Served) -> N
     scored = client.completions.create(**ECHO, max_tokens=0).choices[0].logprobs
     body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 1, "prompt_logprobs": 1}
     (choice,) = send(server, "/v1/completions", body)["choices"]
-    first, *others = choice["prompt_logprobs"]
+    first, *remaining = choice["prompt_logprobs"]
     ids = client.post("/../tokenize", body={"prompt": PROMPT}, cast_to=object)["tokens"]
-    assert first is None and len(others) == len(ids) - 1
+    assert first is None and len(remaining) == len(ids) - 1
     for id, by_id, logprob, token in zip(
-        ids[1:], others, scored.token_logprobs[1:], scored.tokens[1:], strict=True
+        ids[1:], remaining, scored.token_logprobs[1:], scored.tokens[1:], strict=True
     ):
         assert by_id[str(id)]["logprob"] == pytest.approx(logprob, abs=1e-6)
         assert by_id[str(id)]["decoded_token"] == token
-        assert min(each["rank"] for each in by_id.values()) == 1
+        assert min(candidate["rank"] for candidate in by_id.values()) == 1
         assert len(by_id) <= 2
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "Tom"}], "max_tokens": 1}
     answer = send(server, "/v1/chat/completions", chat | {"prompt_logprobs": 0})
@@ -88,18 +88,26 @@ def test_prompt_logprobs_have_the_form_of_vllm(client: Any, server: Served) -> N
 
 def test_echo_shows_as_many_likely_tokens_as_logprobs(server: Served) -> None:
     (choice,) = send(server, "/v1/completions", ECHO | {"max_tokens": 0, "prompt_logprobs": 5})["choices"]
-    assert all(len(each) <= 2 for each in choice["logprobs"]["top_logprobs"][1:])
-    assert all(len(each) >= 5 for each in choice["prompt_logprobs"][1:])
+    assert all(len(candidates) <= 2 for candidates in choice["logprobs"]["top_logprobs"][1:])
+    assert all(len(candidates) >= 5 for candidates in choice["prompt_logprobs"][1:])
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_usage_grows_with_each_event_of_a_stream(server: Served, path: str) -> None:
-    asked = (
+    stream_fields = (
         {"prompt": PROMPT}
         if path == "/v1/completions"
         else {"messages": [{"role": "user", "content": PROMPT}]}
     )
-    body = {"model": MODEL, "max_tokens": 5, "n": 2, "temperature": 1, "seed": 2, "ignore_eos": True, **asked}
+    body = {
+        "model": MODEL,
+        "max_tokens": 5,
+        "n": 2,
+        "temperature": 1,
+        "seed": 2,
+        "ignore_eos": True,
+        **stream_fields,
+    }
     options = {"include_usage": True, "continuous_usage_stats": True}
     *pieces, last = events(server, path, body | {"stream_options": options})
     counts: dict[int, list[int]] = {}
@@ -120,18 +128,18 @@ def test_usage_grows_with_each_event_of_a_stream(server: Served, path: str) -> N
 def test_answer_continues_the_last_message(client: Any, server: Served) -> None:
     """The default template ends each message with a line break, which a message that goes on does not have."""
     messages = [{"role": "user", "content": "Once"}, {"role": "assistant", "content": "Tom had "}]
-    given = {"messages": messages, "add_generation_prompt": False}
-    tokens = client.post("/../tokenize", body=given, cast_to=object)["tokens"]
-    goes_on = client.post("/../tokenize", body=given | {"continue_final_message": True}, cast_to=object)[
-        "tokens"
-    ]
+    chat_fields = {"messages": messages, "add_generation_prompt": False}
+    tokens = client.post("/../tokenize", body=chat_fields, cast_to=object)["tokens"]
+    goes_on = client.post(
+        "/../tokenize", body=chat_fields | {"continue_final_message": True}, cast_to=object
+    )["tokens"]
     texts = [
-        client.post("/../detokenize", body={"tokens": each}, cast_to=object)["prompt"]
-        for each in (tokens, goes_on)
+        client.post("/../detokenize", body={"tokens": token_ids}, cast_to=object)["prompt"]
+        for token_ids in (tokens, goes_on)
     ]
     assert texts == ["Once\nTom had \n", "Once\nTom had "]
     body = {"model": MODEL, "max_tokens": 3, "temperature": 0}
-    answer = send(server, "/v1/chat/completions", given | body | {"continue_final_message": True})
+    answer = send(server, "/v1/chat/completions", chat_fields | body | {"continue_final_message": True})
     continued = send(server, "/v1/completions", {**body, "prompt": goes_on})
     assert answer["choices"][0]["message"]["content"] == continued["choices"][0]["text"]
 

@@ -41,14 +41,14 @@ def signal_all(served: Replicas, number: signal.Signals) -> None:
 
 def left(served: Replicas, folder: Path) -> list[object]:
     """What a server that has ended left behind: processes, files, and the port where nobody else can have it."""
-    found: list[object] = [pid for pid in served.pids.values() if alive(pid)] + list(folder.iterdir())
-    with socket.socket() as own:
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    leftovers: list[object] = [pid for pid in served.pids.values() if alive(pid)] + list(folder.iterdir())
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            own.bind(("127.0.0.1", served.port))
+            listener.bind(("127.0.0.1", served.port))
         except OSError:
-            found.append(served.port)
-    return found
+            leftovers.append(served.port)
+    return leftovers
 
 
 @pytest.fixture(
@@ -68,7 +68,7 @@ def loaded(request: Any, tmp_path: Path) -> Any:
 def test_a_signal_lets_the_streams_of_eight_clients_end(loaded: Any, tmp_path: Path) -> None:
     served, streams, number = loaded
     signal_all(served, number)
-    assert [[event.choices[0].finish_reason for event in each][-1] for each in streams] == [
+    assert [[event.choices[0].finish_reason for event in stream][-1] for stream in streams] == [
         "length"
     ] * CLIENTS
     served.running.communicate()
@@ -82,16 +82,16 @@ def test_a_second_signal_cuts_the_streams_of_eight_clients_off(loaded: Any, tmp_
     signal_all(served, number)
 
     def refused() -> bool:
-        with socket.socket() as own:
-            return own.connect_ex(("127.0.0.1", served.port)) != 0
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", served.port)) != 0
 
     wait_until(refused)
     signal_all(served, number)
     served.running.communicate()
     assert served.running.returncode == 128 + number
-    for each in streams:
+    for stream in streams:
         with suppress(Exception):  # the connection is gone; how the client says so is its own affair
-            list(each)
+            list(stream)
     wait_until(lambda: left(served, tmp_path) == [])
 
 
@@ -107,12 +107,12 @@ def test_replicas_end_with_a_router_that_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_a_replica_refuses_is_said_as_by_one_server(tmp_path: Path, capsys: Any) -> None:
-    said = []
+    captures = []
     for number in ("1", "2"):
         assert main(["serve", "--port", "0", "--model", str(tmp_path), "--replicas", number]) == 2
-        said.append(capsys.readouterr())
-    assert said[0] == said[1]
-    assert said[0].err.startswith("nkw: error: ")
+        captures.append(capsys.readouterr())
+    assert captures[0] == captures[1]
+    assert captures[0].err.startswith("nkw: error: ")
 
 
 @pytest.mark.parametrize(("length", "fits"), [(89, True), (90, True), (91, False)])

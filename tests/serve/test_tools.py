@@ -29,8 +29,8 @@ CITY = {
 
 
 def tool(name: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
-    given = {} if parameters is None else {"parameters": parameters}
-    return {"type": "function", "function": {"name": name, "description": f"{name}?", **given}}
+    fields = {} if parameters is None else {"parameters": parameters}
+    return {"type": "function", "function": {"name": name, "description": f"{name}?", **fields}}
 
 
 TOOLS = [tool("weather", CITY), tool("now")]
@@ -62,16 +62,16 @@ def caller(scripted: Path) -> Iterator[Served]:
         yield served
 
 
-def asked(client: Any, model: str, content: str, **arguments: Any) -> tuple[Any, Any]:
+def complete_chat(client: Any, model: str, content: str, **arguments: Any) -> tuple[Any, Any]:
     """The message of a whole answer and its finish reason; the stream, as the client accumulates it, is the same."""
-    given = {"tools": TOOLS, "temperature": 0} | arguments
-    given |= {"model": model, "messages": [{"role": "user", "content": content}]}
-    choice = client.chat.completions.create(**given).choices[0]
-    with client.chat.completions.stream(**given) as stream:
+    fields = {"tools": TOOLS, "temperature": 0} | arguments
+    fields |= {"model": model, "messages": [{"role": "user", "content": content}]}
+    choice = client.chat.completions.create(**fields).choices[0]
+    with client.chat.completions.stream(**fields) as stream:
         final = stream.get_final_completion().choices[0]
 
     def plain(message: Any) -> tuple[Any, ...]:
-        calls = [(each.function.name, each.function.arguments) for each in message.tool_calls or ()]
+        calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
         return message.role, message.content or None, calls
 
     assert plain(final.message) == plain(choice.message)
@@ -80,38 +80,41 @@ def asked(client: Any, model: str, content: str, **arguments: Any) -> tuple[Any,
 
 
 def calls(message: Any) -> list[tuple[str, Any]]:
-    assert len({each.id for each in message.tool_calls}) == len(message.tool_calls)
-    return [(each.function.name, json.loads(each.function.arguments)) for each in message.tool_calls]
+    assert len({tool_call.id for tool_call in message.tool_calls}) == len(message.tool_calls)
+    return [
+        (tool_call.function.name, json.loads(tool_call.function.arguments))
+        for tool_call in message.tool_calls
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 def test_required_call_keeps_the_schema_of_its_function(client: Any, choice: Any) -> None:
     arguments = {"tool_choice": choice, "parallel_tool_calls": False, "temperature": 0.7, "seed": 5}
-    message, reason = asked(client, MODEL, "Tom had", **arguments)
-    ((name, found),) = calls(message)
+    message, reason = complete_chat(client, MODEL, "Tom had", **arguments)
+    ((name, call_arguments),) = calls(message)
     assert (reason, message.content) == ("tool_calls", None)
     if choice == NAMED:
         assert name == "weather"
     if name == "weather":
-        assert list(found) == ["city", "days"]
-        assert found["city"] in ("Paris", "Oslo") and 0 <= found["days"] <= 9
+        assert list(call_arguments) == ["city", "days"]
+        assert call_arguments["city"] in ("Paris", "Oslo") and 0 <= call_arguments["days"] <= 9
     else:
-        assert (name, found) == ("now", {})
+        assert (name, call_arguments) == ("now", {})
 
 
 @pytest.mark.slow
 def test_call_that_the_model_chooses_is_read_from_its_text(caller: Served) -> None:
     client = caller.client()
-    message, reason = asked(client, "scripted", "CALL")
+    message, reason = complete_chat(client, "scripted", "CALL")
     assert (message.content, reason) == ("I look.", "tool_calls")
     assert calls(message) == [("weather", {"city": "Oslo", "days": 3})]
-    message, reason = asked(client, "scripted", "TWICE")
+    message, reason = complete_chat(client, "scripted", "TWICE")
     assert (message.content, reason) == (None, "tool_calls")
     assert calls(message) == [("now", {}), ("weather", {"city": "Paris"})]
-    message, _ = asked(client, "scripted", "TWICE", parallel_tool_calls=False)
+    message, _ = complete_chat(client, "scripted", "TWICE", parallel_tool_calls=False)
     assert calls(message) == [("now", {})]
-    message, reason = asked(client, "scripted", "TALK")
+    message, reason = complete_chat(client, "scripted", "TALK")
     assert (message.content, message.tool_calls, reason) == ("Just <tool> talk now.", None, "stop")
 
 
@@ -124,9 +127,9 @@ def test_arguments_are_streamed_before_the_call_has_ended(caller: Served) -> Non
         stream=True,
     )
     deltas = [event.choices[0].delta for event in events]
-    pieces = [each.tool_calls[0].function for each in deltas if each.tool_calls]
-    assert [each.name for each in pieces] == ["weather"] + [None] * (len(pieces) - 1)
-    assert [each.arguments for each in pieces] == ['{"ci', 'ty": "Os', 'lo", "da', 'ys": 3', "}"]
+    pieces = [delta.tool_calls[0].function for delta in deltas if delta.tool_calls]
+    assert [piece.name for piece in pieces] == ["weather"] + [None] * (len(pieces) - 1)
+    assert [piece.arguments for piece in pieces] == ['{"ci', 'ty": "Os', 'lo", "da', 'ys": 3', "}"]
 
 
 FORM = {"type": "object", "properties": {"degrees": {"type": "integer"}}, "required": ["degrees"]}
@@ -140,7 +143,7 @@ ANSWER_FORM = {"type": "json_schema", "json_schema": {"name": "answer", "schema"
 def test_answer_with_tools_is_a_call_or_has_its_form(caller: Served, content: str, called: Any) -> None:
     tools = [tool("now"), tool("weather", {"type": "object", "properties": {"city": {"type": "string"}}})]
     arguments = {"tools": tools, "response_format": ANSWER_FORM, "max_tokens": 40}
-    message, _ = asked(caller.client(), "scripted", content, **arguments)
+    message, _ = complete_chat(caller.client(), "scripted", content, **arguments)
     if called is None:
         assert (json.loads(message.content), message.tool_calls) == ({"degrees": 5}, None)
     else:
@@ -149,12 +152,12 @@ def test_answer_with_tools_is_a_call_or_has_its_form(caller: Served, content: st
 
 def test_answer_with_tools_has_no_other_text(caller: Served) -> None:
     """The model would say "Just <tool> talk now."; only a choice or a call is allowed."""
-    given = {"model": "scripted", "messages": [{"role": "user", "content": "TALK"}], "tools": TOOLS}
-    body = json.dumps(given | {"structured_outputs": {"choice": ["Just no"]}, "temperature": 0}).encode()
+    chat_body = {"model": "scripted", "messages": [{"role": "user", "content": "TALK"}], "tools": TOOLS}
+    body = json.dumps(chat_body | {"structured_outputs": {"choice": ["Just no"]}, "temperature": 0}).encode()
     _, answer = caller.send("POST", "/v1/chat/completions", body)
     assert json.loads(answer)["choices"][0]["message"]["content"] == "Just no"
     status, error = posted(
-        caller, "/v1/chat/completions", given | {"structured_outputs": {"regex": "a+"}, "max_tokens": 4}
+        caller, "/v1/chat/completions", chat_body | {"structured_outputs": {"regex": "a+"}, "max_tokens": 4}
     )
     assert (status, error["message"]) == (
         400,
@@ -163,7 +166,7 @@ def test_answer_with_tools_has_no_other_text(caller: Served) -> None:
 
 
 def test_required_calls_replace_the_form_of_the_answer(client: Any) -> None:
-    message, reason = asked(
+    message, reason = complete_chat(
         client, MODEL, "Tom had", tool_choice=NAMED, response_format={"type": "json_object"}
     )
     assert (calls(message)[0][0], reason) == ("weather", "tool_calls")
@@ -171,9 +174,9 @@ def test_required_calls_replace_the_form_of_the_answer(client: Any) -> None:
 
 def test_answer_has_no_fields_of_calls_that_openai_has_not(caller: Served) -> None:
     def answered(content: str) -> dict[str, Any]:
-        given = {"messages": [{"role": "user", "content": content}], "tools": TOOLS, "temperature": 0}
+        chat_body = {"messages": [{"role": "user", "content": content}], "tools": TOOLS, "temperature": 0}
         _, body = caller.send(
-            "POST", "/v1/chat/completions", json.dumps(given | {"model": "scripted"}).encode()
+            "POST", "/v1/chat/completions", json.dumps(chat_body | {"model": "scripted"}).encode()
         )
         message: dict[str, Any] = json.loads(body)["choices"][0]["message"]
         return message
@@ -184,17 +187,17 @@ def test_answer_has_no_fields_of_calls_that_openai_has_not(caller: Served) -> No
 
 @pytest.mark.slow
 def test_calls_are_text_without_tools_and_where_none_may_be(caller: Served) -> None:
-    whole = "".join(SCRIPTS["CALL"])
+    call_text = "".join(SCRIPTS["CALL"])
     for arguments in ({"tool_choice": "none"}, {"tools": openai.NOT_GIVEN}):
-        message, reason = asked(caller.client(), "scripted", "CALL", **arguments)
-        assert (message.content, message.tool_calls, reason) == (whole, None, "stop")
+        message, reason = complete_chat(caller.client(), "scripted", "CALL", **arguments)
+        assert (message.content, message.tool_calls, reason) == (call_text, None, "stop")
 
 
 @pytest.mark.slow
 def test_answer_and_what_its_call_returned_go_back_through_the_template(caller: Served) -> None:
     client = caller.client()
     question = {"role": "user", "content": "CALL"}
-    message, _ = asked(client, "scripted", "CALL")
+    message, _ = complete_chat(client, "scripted", "CALL")
     call = message.tool_calls[0]
     returned = {"role": "tool", "tool_call_id": call.id, "content": "RETURNED"}
     answer = client.chat.completions.create(
@@ -217,9 +220,9 @@ def test_parser_is_that_of_the_option(scripted: Path) -> None:
     with serving(
         "--model", str(scripted), "--tool-call-parser", "llama3_json", "--max-num-seqs", "1"
     ) as served:
-        message, reason = asked(served.client(), "scripted", "LLAMA")
+        message, reason = complete_chat(served.client(), "scripted", "LLAMA")
         assert (calls(message), reason) == ([("weather", {"city": "Oslo"})], "tool_calls")
-        assert asked(served.client(), "scripted", "TWICE")[0].tool_calls is None
+        assert complete_chat(served.client(), "scripted", "TWICE")[0].tool_calls is None
 
 
 @pytest.mark.parametrize(
@@ -278,14 +281,14 @@ def test_tools_that_cannot_be_are_refused(server: Served, changes: dict[str, Any
 
 
 def test_schema_that_cannot_be_is_refused(server: Served) -> None:
-    given = {"tools": [tool("now", {"type": "no type"})], "tool_choice": "required"}
-    status, error = posted(server, "/v1/chat/completions", CHAT | given)
+    fields = {"tools": [tool("now", {"type": "no type"})], "tool_choice": "required"}
+    status, error = posted(server, "/v1/chat/completions", CHAT | fields)
     assert (status, error["message"].startswith("structured outputs: ")) == (400, True)
 
 
 @pytest.mark.slow
 def test_tools_that_ask_for_nothing_are_taken(server: Served) -> None:
-    for given in (
+    for fields in (
         {"tools": [], "parallel_tool_calls": True},
         {"tools": TOOLS, "tool_choice": "none", "response_format": {"type": "json_object"}},
         {"tool_choice": "auto"},
@@ -294,4 +297,4 @@ def test_tools_that_ask_for_nothing_are_taken(server: Served) -> None:
         {"messages": [{"role": "assistant", "tool_calls": [CUT_CALL]}]},
         {"messages": [{"role": "assistant", "content": "Tom", "refusal": None, "tool_calls": []}]},
     ):
-        assert posted(server, "/v1/chat/completions", CHAT | given) == (200, {})
+        assert posted(server, "/v1/chat/completions", CHAT | fields) == (200, {})

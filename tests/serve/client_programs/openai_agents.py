@@ -19,7 +19,7 @@ from pydantic import BaseModel
 class Pet(BaseModel):
     """Answer of an agent."""
 
-    kind: Literal["cat", "dog"]
+    species: Literal["cat", "dog"]
 
 
 @function_tool
@@ -51,7 +51,7 @@ async def main() -> None:
         "MessageOutputItem",
     ]
     former = Agent(name="former", output_type=Pet, model="stories")
-    assert (await Runner.run(former, "Tom had a")).final_output.kind in ("cat", "dog")
+    assert (await Runner.run(former, "Tom had a")).final_output.species in ("cat", "dog")
 
 
 asyncio.run(main())

@@ -39,14 +39,14 @@ def main() -> None:
     arguments = (
         f"model=stories,base_url={url}/completions,tokenizer_backend=remote,max_length=256,max_retries=1"
     )
-    found = lm_eval.simple_evaluate(
+    evaluation = lm_eval.simple_evaluate(
         model="local-completions",
         model_args=arguments,
         tasks=["choices", "generation"],
         task_manager=TaskManager(include_path=scratch),
     )
-    assert found["results"]["choices"]["acc,none"] == 1.0
-    assert "exact_match,none" in found["results"]["generation"]
+    assert evaluation["results"]["choices"]["acc,none"] == 1.0
+    assert "exact_match,none" in evaluation["results"]["generation"]
 
 
 main()

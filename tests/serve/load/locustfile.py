@@ -31,12 +31,12 @@ class Client(HttpUser):
         number = next(NUMBERS)
         streams, leaves = number % 2 == 0, number % LEAVES == 0
         body = arguments(number) | {"model": MODEL, "stream": streams}
-        given: dict[str, Any] = {"stream": True}
+        request_options: dict[str, Any] = {"stream": True}
         if leaves and not streams:  # a client that waits for less time than the answer takes
-            body["max_tokens"], given = 200, {"timeout": 0.2}
+            body["max_tokens"], request_options = 200, {"timeout": 0.2}
         name = f"{'pieces' if streams else 'whole'}{', left' if leaves else ''}"
         with self.client.post(
-            "/v1/completions", json=body, catch_response=True, name=name, **given
+            "/v1/completions", json=body, catch_response=True, name=name, **request_options
         ) as answer:
             answer.success()  # the test judges the outcomes
             if answer.status_code == 429:
@@ -45,7 +45,9 @@ class Client(HttpUser):
             elif answer.status_code != 200:
                 note(
                     number,
-                    "left" if answer.status_code == 0 and "timeout" in given else f"{answer.status_code}",
+                    "left"
+                    if answer.status_code == 0 and "timeout" in request_options
+                    else f"{answer.status_code}",
                 )
             elif streams:
                 note(number, *self._followed(answer, leaves))
