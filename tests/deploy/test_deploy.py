@@ -41,13 +41,13 @@ VARIABLES = {
 def ran(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """A command with these environment variables and PATH alone."""
     environment = {"PATH": os.environ["PATH"], **variables}
-    words = [str(each) for each in command]
+    words = [str(word) for word in command]
     return subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
 
 
 def without(name: str) -> dict[str, str]:
     """The variables but one."""
-    return {each: value for each, value in VARIABLES.items() if each != name}
+    return {variable: value for variable, value in VARIABLES.items() if variable != name}
 
 
 def hadolint(path: Path) -> subprocess.CompletedProcess[str]:
@@ -106,7 +106,7 @@ def test_user_data_begin_as_cloud_init_wants_and_hold_the_script_and_the_variabl
     text = user_data.read_text(encoding="utf-8")
     assert text.startswith("#cloud-config\n")
     config: dict[str, Any] = yaml.safe_load(text)
-    files = {each["path"]: each for each in config["write_files"]}
+    files = {file["path"]: file for file in config["write_files"]}
     assert base64.b64decode(files["/opt/nkw/install.sh"]["content"]) == INSTALL.read_bytes()
     script = files["/opt/nkw/variables"]["content"]
     for name, value in VARIABLES.items():
@@ -153,7 +153,7 @@ def test_every_variable_is_described() -> None:
 def test_the_versions_of_a_release_are_those_that_doctor_knows() -> None:
     page = (DEPLOY / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (2\.\d+) \| (.*) \|$", page, re.MULTILINE)
-    known = {format_version(each.sdk): each for each in RELEASES}
+    known = {format_version(release.sdk): release for release in RELEASES}
     assert rows[0][0] == format_version(RELEASES[0].sdk)
     for sdk, cells in rows:
         release = known[sdk]
@@ -237,20 +237,20 @@ def stand_ins(tmp_path: Path) -> Path:
     for name, text in made.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}")
         (folder / name).chmod(0o755)
-    for part in ("usr/share/keyrings", "etc/apt/sources.list.d"):
-        (tmp_path / "root" / part).mkdir(parents=True)
+    for directory in ("usr/share/keyrings", "etc/apt/sources.list.d"):
+        (tmp_path / "root" / directory).mkdir(parents=True)
     return tmp_path
 
 
 def installed(
-    place: Path, *parts: str, **variables: str
+    folder: Path, *components: str, **variables: str
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """Run install.sh with the stand-ins; the process, and their calls."""
-    path = f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     variables = {"FINGERPRINT": VARIABLES["NEURON_APT_KEY_FINGERPRINT"], **variables}
-    more = {"DESTDIR": str(place / "root"), "NKW_HOME": str(place / "home"), "PATH": path}
-    done = ran("sh", INSTALL, *parts, **{**variables, **more})
-    calls = place / "calls"
+    more = {"DESTDIR": str(folder / "root"), "NKW_HOME": str(folder / "home"), "PATH": path}
+    done = ran("sh", INSTALL, *components, **{**variables, **more})
+    calls = folder / "calls"
     return done, calls.read_text().splitlines() if calls.exists() else []
 
 
@@ -379,7 +379,7 @@ def test_requirements_of_a_wheel_are_read(stand_ins: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("parts", "missing"),
+    ("components", "missing"),
     [
         (("driver",), "NEURON_DRIVER"),
         (("driver",), "NEURON_APT_URL"),
@@ -391,26 +391,26 @@ def test_requirements_of_a_wheel_are_read(stand_ins: Path, tmp_path: Path) -> No
     ],
 )
 def test_install_names_the_variable_that_is_not_set(
-    stand_ins: Path, parts: tuple[str, ...], missing: str
+    stand_ins: Path, components: tuple[str, ...], missing: str
 ) -> None:
-    done, calls = installed(stand_ins, *parts, **without(missing))
+    done, calls = installed(stand_ins, *components, **without(missing))
     assert done.returncode == 2
     assert done.stderr == f"error: {missing} is not set; deploy/README.md says what it is\n"
     assert calls == []
 
 
 @pytest.mark.parametrize(
-    ("parts", "said"),
+    ("components", "message"),
     [
         ((), "a part is needed: driver, runtime, python, nrtpy"),
         (("python", "sdk"), "sdk is no part; the parts are driver, runtime, python, nrtpy"),
     ],
 )
 def test_install_refuses_what_is_no_part_before_it_begins(
-    stand_ins: Path, parts: tuple[str, ...], said: str
+    stand_ins: Path, components: tuple[str, ...], message: str
 ) -> None:
-    done, calls = installed(stand_ins, *parts, **VARIABLES)
-    assert (done.returncode, done.stderr, calls) == (2, f"error: {said}\n", [])
+    done, calls = installed(stand_ins, *components, **VARIABLES)
+    assert (done.returncode, done.stderr, calls) == (2, f"error: {message}\n", [])
 
 
 def test_install_ends_where_a_package_is_not_to_be_had(stand_ins: Path) -> None:

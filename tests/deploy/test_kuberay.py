@@ -80,64 +80,69 @@ def objects() -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(FILE.read_text(encoding="utf-8")))
 
 
-def of_kind(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    return next(each for each in objects if each["kind"] == kind)
+def find_object(objects: list[dict[str, Any]], object_kind: str) -> dict[str, Any]:
+    return next(manifest for manifest in objects if manifest["kind"] == object_kind)
 
 
 def templates(objects: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    cluster = of_kind(objects, "RayCluster")["spec"]
+    cluster = find_object(objects, "RayCluster")["spec"]
     yield cluster["headGroupSpec"]["template"]
     yield from (group["template"] for group in cluster["workerGroupSpecs"])
-    yield of_kind(objects, "Deployment")["spec"]["template"]
+    yield find_object(objects, "Deployment")["spec"]["template"]
 
 
-def check(each: dict[str, Any]) -> None:
+def check(manifest: dict[str, Any]) -> None:
     schema = closed("apiVersion kind metadata spec", metadata=METADATA)
-    schema["properties"]["spec"] = SPECS[each["apiVersion"], each["kind"]]
-    jsonschema.validate(each, schema)
+    schema["properties"]["spec"] = SPECS[manifest["apiVersion"], manifest["kind"]]
+    jsonschema.validate(manifest, schema)
 
 
 def test_objects_have_documented_keys_only(objects: list[dict[str, Any]]) -> None:
-    for each in objects:
-        check(each)
-    cluster = of_kind(objects, "RayCluster")
+    for manifest in objects:
+        check(manifest)
+    cluster = find_object(objects, "RayCluster")
     with pytest.raises(jsonschema.ValidationError, match="workerGroupSpec'"):
         check(cluster | {"spec": cluster["spec"] | {"workerGroupSpec": []}})
 
 
 def test_selectors_find_their_pods(objects: list[dict[str, Any]]) -> None:
     labels = [template["metadata"]["labels"] for template in templates(objects)]
-    selectors = [of_kind(objects, "Deployment")["spec"]["selector"]["matchLabels"]]
-    selectors.append(of_kind(objects, "Service")["spec"]["selector"])
-    policies = [each["spec"] for each in objects if each["kind"] == "NetworkPolicy"]
+    selectors = [find_object(objects, "Deployment")["spec"]["selector"]["matchLabels"]]
+    selectors.append(find_object(objects, "Service")["spec"]["selector"])
+    policies = [manifest["spec"] for manifest in objects if manifest["kind"] == "NetworkPolicy"]
     selectors += [policy["podSelector"]["matchLabels"] for policy in policies]
-    found = [sum(selector.items() <= each.items() for each in labels) for selector in selectors]
-    assert found == [1, 1, 3, 1], "the server, the server, all pods, the server"
+    counts = [sum(selector.items() <= pod_labels.items() for pod_labels in labels) for selector in selectors]
+    assert counts == [1, 1, 3, 1], "the server, the server, all pods, the server"
 
 
 def test_pods_have_the_same_image_and_those_with_a_model_have_it_at_the_same_path(
     objects: list[dict[str, Any]],
 ) -> None:
-    containers = [container for each in templates(objects) for container in each["spec"]["containers"]]
+    containers = [
+        container for template in templates(objects) for container in template["spec"]["containers"]
+    ]
     assert len({container["image"] for container in containers}) == 1
     mounts = [
-        mount for each in containers for mount in each.get("volumeMounts", ()) if mount["name"] == "model"
+        mount
+        for container in containers
+        for mount in container.get("volumeMounts", ())
+        if mount["name"] == "model"
     ]
     assert [mount["mountPath"] for mount in mounts] == ["/models"] * 2
-    for each in templates(objects):
-        volumes = {volume["name"] for volume in each["spec"].get("volumes", ())}
+    for template in templates(objects):
+        volumes = {volume["name"] for volume in template["spec"].get("volumes", ())}
         assert {
-            mount["name"] for c in each["spec"]["containers"] for mount in c.get("volumeMounts", ())
+            mount["name"] for c in template["spec"]["containers"] for mount in c.get("volumeMounts", ())
         } == volumes
 
 
 def test_server_starts_as_it_is_told_and_every_engine_has_a_node(objects: list[dict[str, Any]]) -> None:
-    (server,) = of_kind(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    (server,) = find_object(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
     nkw, *words = server["args"]
     options = build_parser(["serve"]).parse_args(
         [word if word != "/models/model" else "stories" for word in words]
     )
-    cluster = of_kind(objects, "RayCluster")
+    cluster = find_object(objects, "RayCluster")
     (workers,) = cluster["spec"]["workerGroupSpecs"]
     assert (nkw, options.command, options.cluster) == ("nkw", "serve", "auto")
     assert options.replicas == workers["replicas"] * int(workers["rayStartParams"]["num-cpus"])
@@ -146,14 +151,14 @@ def test_server_starts_as_it_is_told_and_every_engine_has_a_node(objects: list[d
 
 
 def test_every_node_demands_the_token(objects: list[dict[str, Any]]) -> None:
-    cluster = of_kind(objects, "RayCluster")
-    (server,) = of_kind(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
-    given = {variable["name"]: variable for variable in server["env"]}
-    assert cluster["spec"]["authOptions"]["mode"] == given["RAY_AUTH_MODE"]["value"] == "token"
+    cluster = find_object(objects, "RayCluster")
+    (server,) = find_object(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    variables = {variable["name"]: variable for variable in server["env"]}
+    assert cluster["spec"]["authOptions"]["mode"] == variables["RAY_AUTH_MODE"]["value"] == "token"
     secret = {"name": cluster["metadata"]["name"], "key": "auth_token"}
-    assert given["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"] == secret
+    assert variables["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"] == secret
 
 
 def test_version_of_ray_is_the_one_of_the_tests(objects: list[dict[str, Any]]) -> None:
     pinned = (ROOT / "constraints.txt").read_text(encoding="ascii").splitlines()
-    assert f"ray=={of_kind(objects, 'RayCluster')['spec']['rayVersion']}" in pinned
+    assert f"ray=={find_object(objects, 'RayCluster')['spec']['rayVersion']}" in pinned

@@ -59,7 +59,7 @@ class CoreTensor(torch.Tensor):
     ready: bool
 
     @staticmethod
-    def of(array: np.ndarray, core: Core, ready: bool = True) -> CoreTensor:
+    def wrap(array: np.ndarray, core: Core, ready: bool = True) -> CoreTensor:
         """A tensor of these elements; `ready` unless its operation is only recorded."""
         alike = to_torch(array)
         made = torch.Tensor._make_wrapper_subclass(CoreTensor, alike.shape, dtype=alike.dtype)
@@ -76,15 +76,15 @@ class CoreTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """What the host may do with a tensor of the core."""
-        own = args[0]
+        tensor = args[0]
         if function in _GETTERS:
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **(kwargs or {}))
         if function is torch.Tensor.cpu:
-            own.core.fetched(own)
-            return to_torch(own.elements.copy())
+            tensor.core.fetched(tensor)
+            return to_torch(tensor.elements.copy())
         if function is torch.Tensor.__getitem__ and isinstance(args[1], slice):
-            return own.core.sliced(own, args[1])
+            return tensor.core.sliced(tensor, args[1])
         raise NotDocumented(f"{getattr(function, '__name__', function)} of a tensor of the core")
 
     @classmethod
@@ -104,7 +104,7 @@ class Core:
         self._target = target
         self._computes: SimulatedDevice | None = None
 
-    def place(self, tensor: torch.Tensor, device: object) -> CoreTensor:
+    def copy_to_core(self, tensor: torch.Tensor, device: object) -> CoreTensor:
         """`tensor.to(device)`, of a tensor of the host."""
         if not self.is_open:
             raise NotDocumented("a tensor is moved to a core that this process has not taken")
@@ -113,18 +113,18 @@ class Core:
         if tensor.dtype not in DTYPES:
             raise NotDocumented(f"a tensor of {tensor.dtype} on a core; see data-types.html")
         self.placed_bytes += tensor.nbytes
-        return CoreTensor.of(to_numpy(tensor).copy(), self)
+        return CoreTensor.wrap(to_numpy(tensor).copy(), self)
 
     def fetched(self, tensor: CoreTensor) -> None:
         """A tensor is copied to the host."""
 
     def sliced(self, tensor: CoreTensor, rows: slice) -> CoreTensor:
         """Some rows of a tensor."""
-        return CoreTensor.of(tensor.elements[rows], self, tensor.ready)
+        return CoreTensor.wrap(tensor.elements[rows], self, tensor.ready)
 
     def computed(self, kernel: str, arguments: Sequence[Any]) -> list[Any]:
         """What a kernel returns for arrays and other values; it writes to some of the arrays."""
-        if not self.joined and any(type(each).__name__ == "ReplicaGroup" for each in arguments):
+        if not self.joined and any(type(argument).__name__ == "ReplicaGroup" for argument in arguments):
             raise NotDocumented("a kernel with a replica group is launched before init_process_group")
         if self._computes is None:
             self._computes = SimulatedDevice(self._target, self.ranks, processes=self.ranks > 1)
@@ -136,17 +136,21 @@ class Core:
 def mutable_places(kernel: str) -> set[int]:
     """The places of a kernel's parameters that are annotated as `nt.mutable_tensor`."""
     parameters = inspect.signature(find_kernel(kernel).func).parameters.values()
-    return {place for place, each in enumerate(parameters) if str(each.annotation).endswith("mutable_tensor")}
+    return {
+        index
+        for index, parameter in enumerate(parameters)
+        if str(parameter.annotation).endswith("mutable_tensor")
+    }
 
 
 def arrays_of(kernel: str, arguments: Sequence[Any]) -> list[Any]:
     """The arguments of a call, with arrays for tensors of the core; NotDocumented for tensors of the host."""
-    for each in arguments:
-        if isinstance(each, np.ndarray) or type(each) is torch.Tensor:
-            raise NotDocumented(f"{kernel} is called with a {type(each).__name__} of the host")
-        if not isinstance(each, (CoreTensor, int, float, str, type(None))) and not _is_of_nki(each):
-            raise NotDocumented(f"{kernel} is called with {each!r}")
-    return [each.elements if isinstance(each, CoreTensor) else each for each in arguments]
+    for argument in arguments:
+        if isinstance(argument, np.ndarray) or type(argument) is torch.Tensor:
+            raise NotDocumented(f"{kernel} is called with a {type(argument).__name__} of the host")
+        if not isinstance(argument, (CoreTensor, int, float, str, type(None))) and not _is_of_nki(argument):
+            raise NotDocumented(f"{kernel} is called with {argument!r}")
+    return [argument.elements if isinstance(argument, CoreTensor) else argument for argument in arguments]
 
 
 def _is_of_nki(value: Any) -> bool:
@@ -160,7 +164,7 @@ def install(core: Core, modules: Sequence[ModuleType], kernels: Any, patch: pyte
 
     def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         to_host = kwargs or len(args) != 1 or isinstance(args[0], torch.dtype) or str(args[0]) == "cpu"
-        return moved(tensor, *args, **kwargs) if to_host else core.place(tensor, args[0])
+        return moved(tensor, *args, **kwargs) if to_host else core.copy_to_core(tensor, args[0])
 
     for module in modules:
         patch.setitem(sys.modules, module.__name__, module)

@@ -46,9 +46,16 @@ class NativeCore(Core):
             if not self._inside:
                 raise NotDocumented(f"{name} is called outside of an operator")
             arrays = arrays_of(name, arguments)
-            known = {id(own): each for each, own in zip(arguments, arrays) if isinstance(each, CoreTensor)}
+            known = {
+                id(array): argument
+                for argument, array in zip(arguments, arrays)
+                if isinstance(argument, CoreTensor)
+            }
             outputs = self.computed(name, arrays)
-            made = [known[id(each)] if id(each) in known else CoreTensor.of(each, self) for each in outputs]
+            made = [
+                known[id(output)] if id(output) in known else CoreTensor.wrap(output, self)
+                for output in outputs
+            ]
             return tuple(made) if len(made) > 1 else made[0]
 
         return call
@@ -70,19 +77,19 @@ class NativeCore(Core):
         names = list(inspect.signature(function).parameters)
 
         def call(*tensors: CoreTensor) -> Any:
-            if len(tensors) != len(names) or not all(type(each) is CoreTensor for each in tensors):
+            if len(tensors) != len(names) or not all(type(tensor) is CoreTensor for tensor in tensors):
                 raise NotDocumented(f"{name} takes {len(names)} tensors of the core")
-            before = [each.elements.copy() for each in tensors]
+            before = [tensor.elements.copy() for tensor in tensors]
             self._inside.append(name)
             try:
                 made = function(*tensors)
             finally:
                 self._inside.pop()
-            for own, old, parameter in zip(tensors, before, names):
-                if parameter not in mutates and own.elements.tobytes() != old.tobytes():
+            for tensor, old, parameter in zip(tensors, before, names):
+                if parameter not in mutates and tensor.elements.tobytes() != old.tobytes():
                     raise NotDocumented(f"{name} writes to {parameter}, which mutates_args does not have")
             every = () if made is None else made if isinstance(made, tuple) else (made,)
-            if any(each is own for each in every for own in tensors):
+            if any(returned is tensor for returned in every for tensor in tensors):
                 raise NotDocumented(f"{name} returns one of its arguments")
             returns = self.operators[name].partition("->")[2].count("Tensor")
             if len(every) != returns:

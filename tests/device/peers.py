@@ -129,6 +129,6 @@ def installed(patch: pytest.MonkeyPatch) -> None:
             load_pretrained_config=load_pretrained_config, HuggingFaceGenerationAdapter=Adapter
         ),
     }
-    for name, own in names.items():
+    for name, documented in names.items():
         page = LEGACY_GUIDE if name == "transformers_neuronx" else NXD_GUIDE
-        patch.setitem(sys.modules, name, DocumentedModule(name, page, **own))
+        patch.setitem(sys.modules, name, DocumentedModule(name, page, **documented))

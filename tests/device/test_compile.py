@@ -48,13 +48,13 @@ def graphs(folder: Path, **changes: Any) -> list[Graph]:
 
 @pytest.mark.slow
 def test_every_shape_of_the_buckets_is_a_graph_for_each_way_to_draw(tiny: Path) -> None:
-    parts = set_up_engine(EngineArgs(tiny, **SIZES))
-    steps = [each for each in list_engine_graphs(parts) if isinstance(each, StepGraph)]
-    shapes = parts.buckets.shapes()
+    engine_parts = set_up_engine(EngineArgs(tiny, **SIZES))
+    steps = [graph for graph in list_engine_graphs(engine_parts) if isinstance(graph, StepGraph)]
+    shapes = engine_parts.buckets.shapes()
     assert {graph.label for graph in steps} == set(map(str, shapes))
     assert len(steps) == 5 * len(shapes)
-    keys = {hash_graph(each, HERE, hash_sources) for each in list_engine_graphs(parts)}
-    assert len(keys) == len(list_engine_graphs(parts))
+    keys = {hash_graph(graph, HERE, hash_sources) for graph in list_engine_graphs(engine_parts)}
+    assert len(keys) == len(list_engine_graphs(engine_parts))
 
 
 @pytest.mark.parametrize(
@@ -80,12 +80,17 @@ def test_a_key_depends_on_shapes_and_dtypes(tiny: Path, changes: dict[str, Any])
 
 def test_a_key_depends_on_the_sources_of_its_own_kernels(tiny: Path) -> None:
     graph = graphs(tiny)[0]
-    used = {each.kernel for each in graph.launches}
+    used = {launch.kernel for launch in graph.launches}
     before = hash_graph(graph, HERE, lambda kernel: "before")
     for kernel in used:
         changed = {kernel: "after"}
-        assert hash_graph(graph, HERE, lambda each, own=changed: own.get(each, "before")) != before
-    assert hash_graph(graph, HERE, lambda each: "before" if each in used else "after") == before
+        assert (
+            hash_graph(
+                graph, HERE, lambda kernel, changed_hashes=changed: changed_hashes.get(kernel, "before")
+            )
+            != before
+        )
+    assert hash_graph(graph, HERE, lambda kernel: "before" if kernel in used else "after") == before
 
 
 def test_the_sources_of_a_kernel_are_its_file_and_what_this_imports(tmp_path: Path, monkeypatch: Any) -> None:
@@ -133,17 +138,19 @@ def test_an_engine_launches_no_graph_that_was_not_compiled(
         SamplingParams(temperature=0, max_tokens=6),
     )
     wanted = LLM(tiny, **arguments).generate(prompts, params, use_tqdm=False)
-    parts = set_up_engine(EngineArgs(tiny, backend="neuron", **arguments))
-    launch_all(parts)
+    engine_parts = set_up_engine(EngineArgs(tiny, backend="neuron", **arguments))
+    launch_all(engine_parts)
     if framework == "xla":
         compiled = list(core.executed)
-        assert len(set(compiled)) == len(compiled) == len(list_engine_graphs(parts))
+        assert len(set(compiled)) == len(compiled) == len(list_engine_graphs(engine_parts))
     else:
         compiled = list(core.operators)
     core.forget()
     llm = LLM(tiny, backend="neuron", **arguments)
-    found = llm.generate(prompts, params, use_tqdm=False)
-    assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in wanted]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == [
+        output.outputs[0].token_ids for output in wanted
+    ]
     launched = core.executed if framework == "xla" else core.operators
     assert launched
     assert set(launched) <= set(compiled)
@@ -154,11 +161,11 @@ def test_an_engine_launches_no_graph_that_was_not_compiled(
 def test_states_and_windows_have_graphs_too(tmp_path: Path, family: str) -> None:
     pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
     sizes = {**SIZES, "buckets": "sequences=1 tokens=32 context=128", "mamba_block_size": 8}
-    parts = set_up_engine(EngineArgs(write_tiny(tmp_path, family), **sizes))
-    kinds = {each.cache_group for each in list_engine_graphs(parts) if isinstance(each, CopyGraph)}
-    assert kinds == ({STATES} if family == "mamba" else {None, parts.pools[-1].window})
-    model = parts.load_model()
-    graphs = list_engine_graphs(parts)
+    engine_parts = set_up_engine(EngineArgs(write_tiny(tmp_path, family), **sizes))
+    groups = {graph.cache_group for graph in list_engine_graphs(engine_parts) if isinstance(graph, CopyGraph)}
+    assert groups == ({STATES} if family == "mamba" else {None, engine_parts.pools[-1].window})
+    model = engine_parts.load_model()
+    graphs = list_engine_graphs(engine_parts)
     model.launch_padding(next(graph.shape for graph in graphs if graph.step == "prompts"))
     for graph in graphs:
         if isinstance(graph, CopyGraph):
@@ -183,12 +190,12 @@ def test_without_packages_the_graphs_are_counted_and_what_is_missing_is_said(
     )
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "cache").exists()
-    lines = [re.fullmatch(r"([a-z ]+): (\d+) graphs, from (.+) to (.+)", each) for each in out.splitlines()]
-    found = {line[1]: (int(line[2]), line[3], line[4]) for line in lines if line}
-    assert sum(count for count, _, _ in found.values()) == len(every)
+    lines = [re.fullmatch(r"([a-z ]+): (\d+) graphs, from (.+) to (.+)", line) for line in out.splitlines()]
+    counts = {line[1]: (int(line[2]), line[3], line[4]) for line in lines if line}
+    assert sum(count for count, _, _ in counts.values()) == len(every)
     # 2 sizes of decoding sequences with one context, each drawn in five ways; up to 8 of the 12 pages are spare.
-    assert found["decode"] == (10, "1 x 1 tokens, 128 positions", "2 x 1 tokens, 128 positions")
-    assert found["copies"] == (4, "1 page", "8 pages")
+    assert counts["decode"] == (10, "1 x 1 tokens, 128 positions", "2 x 1 tokens, 128 positions")
+    assert counts["copies"] == (4, "1 page", "8 pages")
 
 
 @pytest.mark.slow
@@ -217,7 +224,7 @@ def test_a_list_has_a_line_with_a_key_for_every_graph(tiny: Path, capsys: Any) -
     status, out, err = run(capsys, str(tiny), *OPTIONS, "--list")
     assert (status, err) == (0, "")
     keys = [line.split("  ")[0] for line in out.splitlines()]
-    assert keys == [hash_graph(each, Environment("trn2", 1, 1, {}), hash_sources) for each in graphs(tiny)]
+    assert keys == [hash_graph(graph, Environment("trn2", 1, 1, {}), hash_sources) for graph in graphs(tiny)]
 
 
 @pytest.mark.parametrize(
@@ -233,15 +240,15 @@ def test_keys_are_of_the_physical_cores_of_the_option_or_the_variable(
 
 
 def test_the_graphs_of_an_engine_by_default_are_a_few_hundred_and_prompts_are_alone() -> None:
-    parts = set_up_engine(EngineArgs("stories", backend="neuron"))
-    every = list_engine_graphs(parts)
+    engine_parts = set_up_engine(EngineArgs("stories", backend="neuron"))
+    every = list_engine_graphs(engine_parts)
     assert 16 < len(every) <= 300
-    steps = [each for each in every if isinstance(each, StepGraph)]
+    steps = [graph for graph in every if isinstance(graph, StepGraph)]
     assert {graph.shape.decoding for graph in steps} == {None}
     simulated = set_up_engine(EngineArgs("stories"))
     assert len(simulated.buckets.shapes()) > 256
-    given = set_up_engine(EngineArgs("stories", backend="neuron", buckets="sequences=1,16"))
-    assert given.buckets == replace(parts.buckets, sequences=(1, 16))
+    bucketed = set_up_engine(EngineArgs("stories", backend="neuron", buckets="sequences=1,16"))
+    assert bucketed.buckets == replace(engine_parts.buckets, sequences=(1, 16))
 
 
 @pytest.fixture

@@ -32,11 +32,11 @@ def steps(folder: Path, device: Any, dtype: str = "float32") -> list[StepOutput]
     config = load_config(folder)
     weights = shard_weights(config, dict(open_checkpoint(folder, config)), 1, dtype=dtype)
     model = KernelModel(config, weights, device, 64, candidates=8, sequences=2)
-    found = [model.prefill(PROMPTS)]
+    step_outputs = [model.prefill(PROMPTS)]
     for number in range(NEW):
-        tokens = [int(each.ids[0]) for each in found[-1]]
-        found.append(model.decode(tokens, [len(prompt) + number for prompt in PROMPTS]))
-    return [each for step in found for each in step]
+        tokens = [int(output.ids[0]) for output in step_outputs[-1]]
+        step_outputs.append(model.decode(tokens, [len(prompt) + number for prompt in PROMPTS]))
+    return [output for step in step_outputs for output in step]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -46,10 +46,10 @@ def test_tokens_and_logits_equal_those_of_the_simulated_backend(
 ) -> None:
     wanted = steps(tiny, SimulatedDevice("trn2", 1), dtype)
     on(framework)
-    found = steps(tiny, NeuronDevice(1), dtype)
-    for own, other in zip(found, wanted, strict=True):
-        assert np.array_equal(own.ids, other.ids)
-        assert np.array_equal(own.logits, other.logits)
+    outputs = steps(tiny, NeuronDevice(1), dtype)
+    for output, other in zip(outputs, wanted, strict=True):
+        assert np.array_equal(output.ids, other.ids)
+        assert np.array_equal(output.logits, other.logits)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -59,8 +59,8 @@ def test_weights_and_caches_go_to_the_core_once(on: Callable[..., Core], tiny: P
     weights = shard_weights(config, dict(open_checkpoint(tiny, config)), 1)
     model = KernelModel(config, weights, NeuronDevice(1), 64)
     model.prefill(PROMPTS[:1])
-    of_weights = sum(each.nbytes for each in weights[0].arrays.values())
-    assert core.placed_bytes > of_weights
+    weight_bytes = sum(array.nbytes for array in weights[0].arrays.values())
+    assert core.placed_bytes > weight_bytes
     before = core.placed_bytes
     model.decode([3], [4])
     step_bytes = core.placed_bytes - before
@@ -122,12 +122,14 @@ class Recorded(SimulatedDevice):
 
     def run(self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Any = ()) -> list[Any]:
         outputs = super().run(kernel, arguments, written)
-        found = outputs[0] if isinstance(outputs[0], tuple) else (outputs[0],)
-        said.append((kernel, tuple(written), tuple(name_of(output, arguments[0]) for output in found)))
+        output_tuple = outputs[0] if isinstance(outputs[0], tuple) else (outputs[0],)
+        recorded.append(
+            (kernel, tuple(written), tuple(name_of(output, arguments[0]) for output in output_tuple))
+        )
         return outputs
 
 
-said: list[tuple[str, tuple[str | None, ...], tuple[str | None, ...]]] = []
+recorded: list[tuple[str, tuple[str | None, ...], tuple[str | None, ...]]] = []
 
 
 def name_of(output: Any, arguments: Mapping[str, Any]) -> str | None:
@@ -135,10 +137,10 @@ def name_of(output: Any, arguments: Mapping[str, Any]) -> str | None:
 
 
 def test_the_arguments_that_a_kernel_writes_to_are_known_before_it_runs(tiny: Path) -> None:
-    said.clear()
+    recorded.clear()
     steps(tiny, Recorded("trn2", 1))
-    assert any(name is not None for _, _, found in said for name in found)
-    for kernel, written, found in said:
-        assert written == found, kernel
-        places = parameter_indices(kernel, found)
-        assert {place for place in places if place is not None} <= mutable_places(kernel)
+    assert any(name is not None for _, _, names in recorded for name in names)
+    for kernel, written, names in recorded:
+        assert written == names, kernel
+        indices = parameter_indices(kernel, names)
+        assert {index for index in indices if index is not None} <= mutable_places(kernel)

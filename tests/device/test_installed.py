@@ -23,9 +23,9 @@ def test_the_version_of_torch_neuronx_decides_and_nothing_is_executed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], framework: Framework
 ) -> None:
     site.install(tmp_path / "site", versions, monkeypatch)
-    found = installed_software()
-    assert found.framework is framework
-    assert found.versions == {name: versions[name] for name in ("nki", "torch-neuronx", "neuronx-cc")}
+    software = installed_software()
+    assert software.framework is framework
+    assert software.versions == {name: versions[name] for name in ("nki", "torch-neuronx", "neuronx-cc")}
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_the_doctor_and_the_backend_tell_torchneuron_alike(
 ) -> None:
     site.install(tmp_path / "site", {**site.XLA, "torch-neuronx": version}, monkeypatch)
     machine = with_packages(TRN1, torch_neuronx=version)
-    told = "torchneuron-chip" in {each.name for each in find_problems(machine)}
+    told = "torchneuron-chip" in {problem.name for problem in find_problems(machine)}
     assert told == (installed_software().framework is Framework.native) == (framework is Framework.native)
 
 

@@ -39,16 +39,18 @@ def test_tokens_and_logits_are_those_of_the_library(
     tiny: Path, tmp_path: Path, libraries: None, library: str, capsys: Any
 ) -> None:
     prompts = ["--prompt", "Once", "--prompt", "The sea is"]
-    status, found, told = run(
+    status, document, told = run(
         capsys, tmp_path, str(tiny), "--with", library, *prompts, "--max-new-tokens", "5"
     )
     assert status == 0, told
-    assert (found["library"], found["version"]) == (library, VERSIONS[library])
-    assert [each["equal"] for each in found["results"]] == [5, 5]
-    assert all(0 < each["largest_difference"] < 1e-4 for each in found["results"])
-    assert all(each["measured_s"] > 0 and each["predicted_ms"] > 0 for each in found["results"])
+    assert (document["library"], document["version"]) == (library, VERSIONS[library])
+    assert [comparison["equal"] for comparison in document["results"]] == [5, 5]
+    assert all(0 < comparison["largest_difference"] < 1e-4 for comparison in document["results"])
+    assert all(
+        comparison["measured_s"] > 0 and comparison["predicted_ms"] > 0 for comparison in document["results"]
+    )
     assert "5 of 5 tokens equal" in told
-    assert found["lnc"] == 1 and "ms with our kernels (LNC 1)" in told
+    assert document["lnc"] == 1 and "ms with our kernels (LNC 1)" in told
 
 
 def test_the_first_other_token_is_named(
@@ -57,14 +59,14 @@ def test_the_first_other_token_is_named(
     monkeypatch.setattr(peers.Adapter, "change", 3.0)
     arguments = ["--with", LIBRARIES[0], "--prompt", "Once", "--max-new-tokens", "5"]
     arguments += ["--target", "trn2", "--lnc", "2"]
-    status, found, told = run(capsys, tmp_path, str(tiny), *arguments)
-    (result,) = found["results"]
+    status, document, told = run(capsys, tmp_path, str(tiny), *arguments)
+    (result,) = document["results"]
     assert status == 1
     assert result["equal"] < result["tokens"] == 5
     assert result["ours"] != result["theirs"] == 7
     assert result["gap"] > 0
     assert f"token {result['equal'] + 1}: ours " in told
-    assert found["lnc"] == 2 and "ms with our kernels (LNC 2)" in told
+    assert document["lnc"] == 2 and "ms with our kernels (LNC 2)" in told
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_two_processes_generate_what_two_simulated_ranks_do(
     command = [*arguments, "--backend", "neuron", "--json", str(neuron)]
     done = torchrun(2, "tests.device.ranks_program", framework, str(tmp_path / "site"), *command)
     assert done.returncode == 0, done.stderr
-    wanted, found = (json.loads(path.read_text()) for path in (simulated, neuron))
-    assert found["backend"] == "neuron"
-    assert found["generations"] == wanted["generations"]
-    assert found["generations"][0]["checks"]["tokens_equal"] == 4
+    wanted, device_document = (json.loads(path.read_text()) for path in (simulated, neuron))
+    assert device_document["backend"] == "neuron"
+    assert device_document["generations"] == wanted["generations"]
+    assert device_document["generations"][0]["checks"]["tokens_equal"] == 4

@@ -34,8 +34,8 @@ def test_what_a_kernel_wrote_to_is_read_from_its_output(on: Callable[..., Core],
     on(framework)
     device = NeuronDevice(1)
     pages, after = copied(device)
-    (found,) = device.gather([after])
-    assert np.array_equal(found[2], PAGES[1])
+    (gathered,) = device.gather([after])
+    assert np.array_equal(gathered[2], PAGES[1])
     if framework == "xla":
         with pytest.raises(NotDocumented, match="whose memory a kernel's output has taken"):
             device.gather([pages])
@@ -77,10 +77,10 @@ def test_a_name_that_no_page_has_is_refused(
     on: Callable[..., Core], framework: str, module: str, known: str, unknown: str
 ) -> None:
     on(framework)
-    found = __import__(module, fromlist=["*"])
-    assert callable(getattr(found, known))
+    documented_module = __import__(module, fromlist=["*"])
+    assert callable(getattr(documented_module, known))
     with pytest.raises(AttributeError, match=rf"{unknown} is not on .*\.html"):
-        getattr(found, unknown)
+        getattr(documented_module, unknown)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -115,9 +115,9 @@ def test_nothing_is_computed_with_tensors_of_the_core_outside_of_kernels(
     on: Callable[..., Core], framework: str
 ) -> None:
     on(framework)
-    held = NeuronDevice(1).hold(np.ones((4, 8), np.float32))
-    assert held[-2:].shape == (2, 8)
-    for refused in (lambda: held + 1, lambda: held.sum(), lambda: held.numpy()):
+    tensor = NeuronDevice(1).hold(np.ones((4, 8), np.float32))
+    assert tensor[-2:].shape == (2, 8)
+    for refused in (lambda: tensor + 1, lambda: tensor.sum(), lambda: tensor.numpy()):
         with pytest.raises(NotDocumented, match="of a tensor of the core"):
             refused()
 

@@ -28,11 +28,11 @@ def answered(*words: str) -> list[tuple[str, str, int]]:
     """The texts of the requests, why they ended, and how many tokens they have."""
     with serving(*words) as served:
         client = served.client()
-        (name,) = [each.id for each in client.models.list()]
-        answers = [client.completions.create(model=name, **each) for each in REQUESTS]
+        (name,) = [model.id for model in client.models.list()]
+        answers = [client.completions.create(model=name, **request) for request in REQUESTS]
     return [
-        (each.choices[0].text, each.choices[0].finish_reason, each.usage.completion_tokens)
-        for each in answers
+        (answer.choices[0].text, answer.choices[0].finish_reason, answer.usage.completion_tokens)
+        for answer in answers
     ]
 
 

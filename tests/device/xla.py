@@ -53,8 +53,8 @@ class XlaCore(Core):
         """`xm.mark_step()`: compile and execute what was recorded."""
         if self._recorded:
             self.executed.append(tuple(self._recorded))
-        for each in self._waiting:
-            each.ready = True
+        for tensor in self._waiting:
+            tensor.ready = True
         self._recorded, self._waiting = [], []
 
     def forget(self) -> None:
@@ -79,18 +79,18 @@ class XlaCore(Core):
         def call(*arguments: Any) -> Any:
             arrays = arrays_of(name, arguments)
             may_write = mutable_places(name)
-            before = [each.copy() if isinstance(each, np.ndarray) else each for each in arrays]
+            before = [array.copy() if isinstance(array, np.ndarray) else array for array in arrays]
             outputs = self.computed(name, arrays)
-            returned = {id(each) for each in outputs}
-            for place, (own, old) in enumerate(zip(arrays, before)):
-                allowed = place in may_write and id(own) in returned
-                if isinstance(own, np.ndarray) and not allowed and own.tobytes() != old.tobytes():
-                    raise NotDocumented(f"{name} writes to argument {place}, which it does not return")
-            for each, own in zip(arguments, arrays):
-                if isinstance(each, CoreTensor) and id(own) in returned:
-                    each.array = None  # the output has its memory
+            returned = {id(output) for output in outputs}
+            for index, (array, old) in enumerate(zip(arrays, before)):
+                allowed = index in may_write and id(array) in returned
+                if isinstance(array, np.ndarray) and not allowed and array.tobytes() != old.tobytes():
+                    raise NotDocumented(f"{name} writes to argument {index}, which it does not return")
+            for argument, array in zip(arguments, arrays):
+                if isinstance(argument, CoreTensor) and id(array) in returned:
+                    argument.array = None  # the output has its memory
             self._recorded.append((name, *map(_described, arguments, arrays)))
-            made = [CoreTensor.of(each, self, ready=False) for each in outputs]
+            made = [CoreTensor.wrap(output, self, ready=False) for output in outputs]
             self._waiting += made
             return tuple(made) if len(made) > 1 else made[0]
 

@@ -19,24 +19,24 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the first case (default 0)")
     parser.add_argument("--only", help="cases of this kind only")
     parser.add_argument("--case", type=int, help="this case alone")
-    given = parser.parse_args()
-    end = time.monotonic() + given.seconds
+    options = parser.parse_args()
+    end = time.monotonic() + options.seconds
     counts: Counter[str] = Counter()
     faulty = 0
-    for number, kind in cases(given.seed, given.only):
-        if given.case is not None and number < given.case:
+    for number, maker in cases(options.seed, options.only):
+        if options.case is not None and number < options.case:
             continue
         if time.monotonic() > end:
             break
-        case, faults = tried(number, kind)
-        counts[kind.__name__] += 1
+        case, faults = tried(number, maker)
+        counts[maker.__name__] += 1
         faulty += bool(faults)
         for fault in faults:
             print(
-                f"case {number} ({kind.__name__}) {case.words} {dict(case.environment)}\n  {fault}",
+                f"case {number} ({maker.__name__}) {case.words} {dict(case.environment)}\n  {fault}",
                 file=sys.stderr,
             )
-        if given.case is not None:
+        if options.case is not None:
             break
     print(f"{sum(counts.values())} cases, {faulty} with faults: {dict(counts)}")
     return 1 if faulty else 0

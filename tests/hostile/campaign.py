@@ -15,14 +15,14 @@ from tests.hostile.judge import Case, faults
 def cases(first: int, only: str | None = None) -> Iterator[tuple[int, Maker]]:
     """Numbers from `first` on, and the kinds of their cases in turn."""
     for number in count(first):
-        kind = KINDS[number % len(KINDS)]
-        if only in (None, kind.__name__):
-            yield number, kind
+        maker = KINDS[number % len(KINDS)]
+        if only in (None, maker.__name__):
+            yield number, maker
 
 
-def tried(number: int, kind: Maker) -> tuple[Case, list[str]]:
+def tried(number: int, maker: Maker) -> tuple[Case, list[str]]:
     """One case, and what is wrong with how it ended."""
     with tempfile.TemporaryDirectory(prefix="nkw-hostile-") as name:
         folder = Path(name)
-        case = kind(random.Random(number), folder)
+        case = maker(random.Random(number), folder)
         return case, faults(case, folder)

@@ -62,11 +62,11 @@ def family(draw: random.Random, folder: Path) -> Case:
     """generate, with a spoilt config.json or weights of a random configuration of any family."""
     model = write_family(folder / "m", draw.choice(FAMILIES), draw.randrange(1000))
     path = model / draw.choice(("config.json", "config.json", "model.safetensors", "generation_config.json"))
-    whole = path.read_bytes()
+    content = path.read_bytes()
     if path.suffix == ".json":
-        path.write_bytes(mutate.document(draw, json.loads(whole)))
+        path.write_bytes(mutate.document(draw, json.loads(content)))
     else:
-        path.write_bytes(mutate.safetensors(draw, whole))
+        path.write_bytes(mutate.safetensors(draw, content))
     return _generate("family", draw, folder)
 
 
@@ -111,8 +111,8 @@ def rope(draw: random.Random, folder: Path) -> Case:
 def tokenizer(draw: random.Random, folder: Path) -> Case:
     """generate, with a spoilt tokenizer.json."""
     path = write_folder(folder / "m") / "tokenizer.json"
-    whole = json.loads(path.read_text())
-    parts = {
+    document = json.loads(path.read_text())
+    replacements = {
         "normalizer": [
             {"type": "Precompiled", "precompiled_charsmap": draw.choice(("", "AAAA", "/////w=="))},
             {"type": "Prepend", "prepend": draw.choice(("", "a"))},
@@ -131,11 +131,11 @@ def tokenizer(draw: random.Random, folder: Path) -> Case:
         ],
     }  # fmt: skip
     if draw.random() < 0.5:
-        part = draw.choice(list(parts))
-        whole[part] = draw.choice(parts[part])
-        path.write_text(json.dumps(whole))
+        section = draw.choice(list(replacements))
+        document[section] = draw.choice(replacements[section])
+        path.write_text(json.dumps(document))
     else:
-        path.write_bytes(mutate.document(draw, whole))
+        path.write_bytes(mutate.document(draw, document))
     return _generate(
         "tokenizer", draw, folder, "--prompt", draw.choice(("Once", "é", "\x00", " ", "a" * 100))
     )
@@ -151,24 +151,26 @@ def weights(draw: random.Random, folder: Path) -> Case:
 def values(draw: random.Random, folder: Path) -> Case:
     """generate, with weights that are no numbers or overflow."""
     path = write_folder(folder / "m") / "model.safetensors"
-    held = safetensors.numpy.load_file(path)
+    weights = safetensors.numpy.load_file(path)
     with np.errstate(all="ignore"):
-        for name in draw.sample(sorted(held), draw.randint(1, 4)):
-            held[name] = held[name] * np.float32(draw.choice((0, 1e30, 1e38, -1e38, 1e-45, np.inf, np.nan)))
-    safetensors.numpy.save_file(held, path)
+        for name in draw.sample(sorted(weights), draw.randint(1, 4)):
+            weights[name] = weights[name] * np.float32(
+                draw.choice((0, 1e30, 1e38, -1e38, 1e-45, np.inf, np.nan))
+            )
+    safetensors.numpy.save_file(weights, path)
     return _generate("values", draw, folder, backend=draw.choice(("numpy", "simulate")))
 
 
 def shards(draw: random.Random, folder: Path) -> Case:
     """generate, with a spoilt index of shards."""
     model = write_folder(folder / "m")
-    held = safetensors.numpy.load_file(model / "model.safetensors")
+    weights = safetensors.numpy.load_file(model / "model.safetensors")
     (model / "model.safetensors").unlink()
     where = {}
     for number in (0, 1):
-        part = {name: held[name] for name in sorted(held)[number::2]}
-        safetensors.numpy.save_file(part, model / f"part-{number}.safetensors")
-        where |= dict.fromkeys(part, f"part-{number}.safetensors")
+        shard = {name: weights[name] for name in sorted(weights)[number::2]}
+        safetensors.numpy.save_file(shard, model / f"part-{number}.safetensors")
+        where |= dict.fromkeys(shard, f"part-{number}.safetensors")
     (model / INDEX).write_bytes(mutate.document(draw, {"metadata": {}, "weight_map": where}))
     return _generate("shards", draw, folder)
 
@@ -223,7 +225,9 @@ def plan(draw: random.Random, folder: Path) -> Case:
 def plan_words(draw: random.Random, folder: Path) -> Case:
     """plan and generate, with spoilt options."""
     write_folder(folder / "m")
-    numbers = [str(each) for each in (*mutate.NUMBERS, *mutate.FLOATS, *mutate.WORDS) if each != "\x00"]
+    numbers = [
+        str(literal) for literal in (*mutate.NUMBERS, *mutate.FLOATS, *mutate.WORDS) if literal != "\x00"
+    ]
     options = {
         "plan": "--instance --accelerator --tp --batch --prompt --generate --dtype --price".split(),
         "generate": "--max-new-tokens --target --tp --dtype --temperature --top-k --top-p --seed --prompt".split(),
@@ -241,14 +245,14 @@ def environment(draw: random.Random, folder: Path) -> Case:
     """generate, with spoilt variables of the environment."""
     write_folder(folder / "m")
     bad = ("x", "-1", "", "1e3", "9" * 400, "\u0663", " 0", "0_0", "trn9")
-    given = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}
+    variables = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}
     name = draw.choice(("RANK", "WORLD_SIZE", "MASTER_PORT"))
     if draw.random() < 0.5:
         name = draw.choice(("NKI_BACKEND", "NKW_EXACT_REPLAY", "NKW_VERIFY_REPLAY", "NKW_SPEED"))
-        given = {}
-    given[name] = draw.choice(bad)
+        variables = {}
+    variables[name] = draw.choice(bad)
     words = ["generate", "--model", "m", "--backend", "simulate", "--max-new-tokens", "1", "--tp", "2"]
-    return Case("environment", model_cli.main, words, given)
+    return Case("environment", model_cli.main, words, variables)
 
 
 def lint(draw: random.Random, folder: Path) -> Case:

@@ -31,22 +31,22 @@ ROPE = (
 
 def spoilt(sound: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Copies of a config in which one field is absent or has a value of `VALUES`; and what that field is called."""
-    places = [*_places(sound), *((name,) for name in OTHERS if name not in sound)]
-    places += [("rope_parameters", name) for name in ROPE if name not in sound.get("rope_parameters", ROPE)]
-    for place in places:
+    paths = [*_list_paths(sound), *((name,) for name in OTHERS if name not in sound)]
+    paths += [("rope_parameters", name) for name in ROPE if name not in sound.get("rope_parameters", ROPE)]
+    for path in paths:
         for value in VALUES:
             config = copy.deepcopy(sound)
             inner = config
-            for key in place[:-1]:
+            for key in path[:-1]:
                 inner = inner[key]
-            inner.pop(place[-1], None)
+            inner.pop(path[-1], None)
             if value is not ABSENT:
-                inner[place[-1]] = value
-            yield f"{'.'.join(place)} = {'absent' if value is ABSENT else repr(value)[:60]}", config
+                inner[path[-1]] = value
+            yield f"{'.'.join(path)} = {'absent' if value is ABSENT else repr(value)[:60]}", config
 
 
-def _places(fields: dict[str, Any], before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def _list_paths(fields: dict[str, Any], before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for name, value in fields.items():
         yield (*before, name)
         if isinstance(value, dict):
-            yield from _places(value, (*before, name))
+            yield from _list_paths(value, (*before, name))

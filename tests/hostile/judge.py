@@ -86,15 +86,15 @@ def _become(case: Case, folder: Path, stdout: int, stderr: int) -> None:
 
 def contents(folder: Path) -> dict[str, object]:
     """Every file below a folder with what it holds, so that two states of the folder can be compared."""
-    held: dict[str, object] = {}
+    entries: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         mode = path.lstat().st_mode
         name = str(path.relative_to(folder))
         if stat.S_ISLNK(mode):
-            held[name] = os.readlink(path)
+            entries[name] = os.readlink(path)
         else:
-            held[name] = path.read_bytes() if stat.S_ISREG(mode) else stat.S_IFMT(mode)
-    return held
+            entries[name] = path.read_bytes() if stat.S_ISREG(mode) else stat.S_IFMT(mode)
+    return entries
 
 
 def faults(case: Case, folder: Path) -> list[str]:
@@ -102,25 +102,25 @@ def faults(case: Case, folder: Path) -> list[str]:
     before = contents(folder)
     outcome = run(case, folder)
     after = contents(folder)
-    found = []
+    problems = []
     if outcome.status not in case.statuses:
-        found.append(f"status {outcome.status}")
-    said = [line for line in outcome.errors.splitlines() if not line.startswith(_BESIDE_THE_ERROR)]
+        problems.append(f"status {outcome.status}")
+    lines = [line for line in outcome.errors.splitlines() if not line.startswith(_BESIDE_THE_ERROR)]
     # A kernel's own broken rule (status 1) says more than one line.
     expected = {0: 0, 2: 1}.get(outcome.status)
-    if "Traceback" in outcome.errors or (expected is not None and len(said) != expected):
-        found.append(f"{len(said)} lines on stderr")
-    if any(len(line) > LONGEST_LINE for line in said):
-        found.append(f"a line of {max(map(len, said))} characters")
+    if "Traceback" in outcome.errors or (expected is not None and len(lines) != expected):
+        problems.append(f"{len(lines)} lines on stderr")
+    if any(len(line) > LONGEST_LINE for line in lines):
+        problems.append(f"a line of {max(map(len, lines))} characters")
     if _SEEN_BY_TERMINALS.search(outcome.errors):
-        found.append("a control character on stderr")
+        problems.append("a control character on stderr")
     written = {case.json_output.name} if case.json_output is not None else set()
     for name in before.keys() | after.keys():
         if before.get(name) != after.get(name) and (name not in written or name in before):
-            found.append(f"{name} is not what it was")
+            problems.append(f"{name} is not what it was")
     if case.json_output is not None and outcome.status == 0:
-        found += _strict(case.json_output)
-    return [f"{each}: {outcome.errors[-1500:]}" for each in found]
+        problems += _strict(case.json_output)
+    return [f"{problem}: {outcome.errors[-1500:]}" for problem in problems]
 
 
 def _strict(path: Path) -> list[str]:

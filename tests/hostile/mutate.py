@@ -31,73 +31,73 @@ _PLACEHOLDER = "a literal stands here"
 
 def value(draw: random.Random) -> Any:
     """A value that a JSON document may hold in a place where another one belongs."""
-    kind = draw.randrange(6)
-    if kind == 0:
+    choice = draw.randrange(6)
+    if choice == 0:
         return draw.choice(NUMBERS)
-    if kind == 1:
+    if choice == 1:
         return draw.choice(FLOATS)
-    if kind == 2:
+    if choice == 2:
         return draw.choice(WORDS)
-    if kind == 3:
+    if choice == 3:
         return draw.choice((None, True, False))
-    if kind == 4:
+    if choice == 4:
         return [value(draw) for _ in range(draw.randrange(4))]
     return {draw.choice(WORDS): value(draw) for _ in range(draw.randrange(3))}
 
 
-def document(draw: random.Random, whole: Any) -> bytes:
+def document(draw: random.Random, tree: Any) -> bytes:
     """A JSON document with one to three of its values changed, left out or doubled; at times not JSON at all."""
-    whole = copy.deepcopy(whole)
+    tree = copy.deepcopy(tree)
     literal = None
     for _ in range(draw.randint(1, 3)):
-        place, key = _somewhere(draw, whole)
-        if place is None:
-            whole = value(draw)
+        parent, key = _somewhere(draw, tree)
+        if parent is None:
+            tree = value(draw)
             break
         how = draw.randrange(5)
         if how == 0:
-            del place[key]
-        elif how == 1 and isinstance(place, dict):
-            place[draw.choice(WORDS)] = place[key]
+            del parent[key]
+        elif how == 1 and isinstance(parent, dict):
+            parent[draw.choice(WORDS)] = parent[key]
         elif how == 2:
-            place[key], literal = _PLACEHOLDER, draw.choice(LITERALS)
-        elif how == 3 and isinstance(place[key], (int, float)) and not isinstance(place[key], bool):
-            place[key] = draw.choice((*NUMBERS, *FLOATS))
+            parent[key], literal = _PLACEHOLDER, draw.choice(LITERALS)
+        elif how == 3 and isinstance(parent[key], (int, float)) and not isinstance(parent[key], bool):
+            parent[key] = draw.choice((*NUMBERS, *FLOATS))
         else:
-            place[key] = value(draw)
-    text = json.dumps(whole, ensure_ascii=draw.random() < 0.5)
+            parent[key] = value(draw)
+    text = json.dumps(tree, ensure_ascii=draw.random() < 0.5)
     if literal is not None:
         text = text.replace(f'"{_PLACEHOLDER}"', literal)
     raw = text.encode(errors="surrogatepass")
     return content(draw, raw) if draw.random() < 0.15 else raw
 
 
-def _somewhere(draw: random.Random, whole: Any) -> tuple[Any, Any]:
+def _somewhere(draw: random.Random, tree: Any) -> tuple[Any, Any]:
     """A random entry of a document, as the object or list that holds it and its key there."""
-    place, key, inner = None, None, whole
+    parent, key, inner = None, None, tree
     while isinstance(inner, (dict, list)) and inner:
-        if place is not None and draw.random() < 0.3:
+        if parent is not None and draw.random() < 0.3:
             break
-        place = inner
+        parent = inner
         key = draw.choice(list(inner)) if isinstance(inner, dict) else draw.randrange(len(inner))
-        inner = place[key]
-    return place, key
+        inner = parent[key]
+    return parent, key
 
 
 def content(draw: random.Random, raw: bytes) -> bytes:
     """Bytes that were cut, lengthened, doubled or flipped somewhere."""
-    at = draw.randrange(len(raw) + 1)
+    offset = draw.randrange(len(raw) + 1)
     how = draw.randrange(6)
     if how == 0:
-        return raw[:at]
+        return raw[:offset]
     if how == 1:
         return raw + draw.randbytes(draw.choice((1, 7, 4096)))
     if how == 2:
-        return raw[:at] + draw.randbytes(draw.randint(1, 8)) + raw[at:]
+        return raw[:offset] + draw.randbytes(draw.randint(1, 8)) + raw[offset:]
     if how == 3:
-        return raw[:at] + raw[at + draw.randint(1, 64) :]
+        return raw[:offset] + raw[offset + draw.randint(1, 64) :]
     if how == 4:
-        return raw[:at] + raw
+        return raw[:offset] + raw
     flipped = bytearray(raw)
     for _ in range(draw.randint(1, 4)):
         if flipped:
@@ -121,16 +121,18 @@ def safetensors(draw: random.Random, raw: bytes) -> bytes:
         changed = json.dumps(header).encode()
     elif how == 3:
         entry = header[draw.choice(list(header))]
-        part = draw.choice(("shape", "data_offsets", "dtype"))
-        if part == "dtype":
-            entry[part] = draw.choice(("F64", "I8", "F4", "BF16", "F16", "f32", ""))
-        elif part == "shape":
-            entry[part] = draw.choice(
-                ([], [0], [1] * 65, [10**30], [2**40, 2**40], [1, *entry[part]], entry[part][::-1])
+        field = draw.choice(("shape", "data_offsets", "dtype"))
+        if field == "dtype":
+            entry[field] = draw.choice(("F64", "I8", "F4", "BF16", "F16", "f32", ""))
+        elif field == "shape":
+            entry[field] = draw.choice(
+                ([], [0], [1] * 65, [10**30], [2**40, 2**40], [1, *entry[field]], entry[field][::-1])
             )
         else:
             shift = draw.choice((-4, -1, 1, 4, 10**6, 2**63))
-            entry[part] = [each + shift for each in entry[part]] if draw.random() < 0.5 else entry[part][::-1]
+            entry[field] = (
+                [number + shift for number in entry[field]] if draw.random() < 0.5 else entry[field][::-1]
+            )
         changed = json.dumps(header).encode()
     elif how == 4:
         data = data + b"\0" * draw.choice((1, 4)) if draw.random() < 0.5 else data[: -draw.choice((1, 4))]
@@ -154,7 +156,7 @@ def source(draw: random.Random, text: str) -> bytes:
     if how == 2:
         lines = [f"{' ' * level}if x:" for level in range(min(depth, 120))]
         return "\n".join(
-            [text, "def deep(x):", *(" " + each for each in lines), " " * 200 + "nl.load(x)"]
+            [text, "def deep(x):", *(" " + line for line in lines), " " * 200 + "nl.load(x)"]
         ).encode()
     words = text.split(" ")
     for _ in range(draw.randint(1, 5)):

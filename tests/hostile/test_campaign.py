@@ -16,11 +16,11 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="cases run in co
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", deep_except(KINDS, 3), ids=lambda kind: kind.__name__)
-def test_bad_input_is_refused_in_order(kind) -> None:
-    number = KINDS.index(kind)
-    _, found = tried(number, kind)
-    assert not found, f"python -m tests.hostile --seed {number} --case {number}: {found}"
+@pytest.mark.parametrize("maker", deep_except(KINDS, 3), ids=lambda maker: maker.__name__)
+def test_bad_input_is_refused_in_order(maker) -> None:
+    number = KINDS.index(maker)
+    _, problems = tried(number, maker)
+    assert not problems, f"python -m tests.hostile --seed {number} --case {number}: {problems}"
 
 
 def test_a_case_is_what_its_number_says() -> None:
@@ -46,8 +46,8 @@ def test_a_case_is_what_its_number_says() -> None:
 )
 def test_the_judge_sees_every_fault(tmp_path: Path, does, fault: str) -> None:
     (tmp_path / "input").write_text("weights")
-    found = faults(Case("sick", does, [], json_output=tmp_path / "out"), tmp_path)
-    assert any(each.startswith(fault) for each in found), found
+    problems = faults(Case("sick", does, [], json_output=tmp_path / "out"), tmp_path)
+    assert any(problem.startswith(fault) for problem in problems), problems
 
 
 def test_the_judge_is_silent_on_what_is_in_order(tmp_path: Path) -> None:

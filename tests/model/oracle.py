@@ -30,16 +30,16 @@ def random_model(family: str, fields: dict[str, Any], seed: int) -> Any:
     torch.manual_seed(seed)
     model = getattr(transformers, _CLASSES.get(family, f"{family}ForCausalLM"))(config).eval()
     with torch.no_grad():
-        for name, each in model.named_parameters():
-            spread = 1.5 / each.shape[-1] ** 0.5 if each.ndim > 1 else 0.5
-            center = float(each.mean()) if each.ndim == 1 else 0.0
+        for name, parameter in model.named_parameters():
+            spread = 1.5 / parameter.shape[-1] ** 0.5 if parameter.ndim > 1 else 0.5
+            center = float(parameter.mean()) if parameter.ndim == 1 else 0.0
             center -= 4.0 * name.endswith("linear_attn.A_log")  # so that states are not forgotten at once
-            each.copy_(center + spread * torch.randn(each.shape))
-        for name, each in model.named_buffers():
+            parameter.copy_(center + spread * torch.randn(parameter.shape))
+        for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
-                each.copy_(0.5 + torch.rand(each.shape))
+                buffer.copy_(0.5 + torch.rand(buffer.shape))
             elif name.endswith("e_score_correction_bias"):
-                each.copy_(0.2 * torch.randn(each.shape))
+                buffer.copy_(0.2 * torch.randn(buffer.shape))
     return model
 
 
@@ -114,33 +114,33 @@ def reordered(weights: dict[str, Any], seed: int) -> dict[str, Any]:
 
     def hidden_axis(name: str) -> int | None:
         """The axis along which a tensor has the hidden dimensions; of conv2, which has two, the first."""
-        *_, module, kind = name.split(".")
+        *_, module, leaf = name.split(".")
         if module in ("c_attn", "c_fc"):  # stored [in, out]
-            return 0 if kind == "weight" else None
+            return 0 if leaf == "weight" else None
         if module == "c_proj":
-            return 1 if kind == "weight" else 0
+            return 1 if leaf == "weight" else 0
         if module == "experts":  # stacked: [experts, out, in], those of gpt-oss [experts, in, out]
             first = 1 if f"{name}_bias" in weights else 2
-            return {"gate_up_proj": first, "down_proj": 3 - first, "down_proj_bias": 1}.get(kind)
-        if kind in ("sinks", "e_score_correction_bias", "expert_bias"):
+            return {"gate_up_proj": first, "down_proj": 3 - first, "down_proj_bias": 1}.get(leaf)
+        if leaf in ("sinks", "e_score_correction_bias", "expert_bias"):
             return None
-        if module in _OTHERS or name.endswith(_INNER_NORMS) or kind == "layer_scalar":
+        if module in _OTHERS or name.endswith(_INNER_NORMS) or leaf == "layer_scalar":
             return None
         if module in _COLUMNS:
-            return 1 if kind == "weight" else None
+            return 1 if leaf == "weight" else None
         assert module.rpartition("_")[2] in _ROWS or module in (*_ROWS, "conv2"), name
         return 0
 
-    table = next(each for name, each in weights.items() if name.endswith(_TABLES))
+    table = next(weight for name, weight in weights.items() if name.endswith(_TABLES))
     order = torch.randperm(table.shape[1], generator=torch.Generator().manual_seed(seed))
     axes = {name: hidden_axis(name) for name in weights}
     changed = {
-        name: each if (axis := axes[name]) is None else each.index_select(axis, order)
-        for name, each in weights.items()
+        name: weight if (axis := axes[name]) is None else weight.index_select(axis, order)
+        for name, weight in weights.items()
     }
     return {
-        name: each.index_select(1, order) if name.endswith("conv2.weight") else each
-        for name, each in changed.items()
+        name: weight.index_select(1, order) if name.endswith("conv2.weight") else weight
+        for name, weight in changed.items()
     }
 
 
@@ -151,19 +151,23 @@ def _exact(model: Any) -> Iterator[Any]:
     from torch.overrides import TorchFunctionMode
 
     class Widened(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        def __torch_function__(
+            self, function: Any, types: Any, arguments: Any = (), named: Any = None
+        ) -> Any:
             def wide(value: Any) -> Any:
                 return torch.float64 if value is torch.float32 else value
 
             function = torch.Tensor.double if function is torch.Tensor.float else function
-            return function(*map(wide, given), **{key: wide(each) for key, each in (named or {}).items()})
+            return function(
+                *map(wide, arguments), **{key: wide(argument) for key, argument in (named or {}).items()}
+            )
 
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         with Widened():
             other = type(model)(model.config).eval()
-            other.load_state_dict({name: each.double() for name, each in model.state_dict().items()})
+            other.load_state_dict({name: tensor.double() for name, tensor in model.state_dict().items()})
             yield other
     finally:
         torch.set_default_dtype(before)

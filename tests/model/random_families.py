@@ -70,8 +70,12 @@ def drawn(family: str, seed: int) -> dict[str, Any]:
         fields["rope_parameters"] = rope | {"partial_rotary_factor": partial}
     else:
         # transformers knows no types whose frequencies change where a model has several rotations.
-        kinds = tuple(each for each in _ROPES if family != "Gemma3" or each not in ("dynamic", "longrope"))
-        fields["rope_parameters"] = rope = _rope(draw, head_dim, kinds)
+        rope_types = tuple(
+            rope_type
+            for rope_type in _ROPES
+            if family != "Gemma3" or rope_type not in ("dynamic", "longrope")
+        )
+        fields["rope_parameters"] = rope = _rope(draw, head_dim, rope_types)
     if (
         family == "Ministral3"
     ):  # queries are scaled beyond the original context, so the model has no such positions
@@ -125,17 +129,17 @@ def _gpt2(draw: random.Random) -> dict[str, Any]:
     )
 
 
-def _rope(draw: random.Random, width: int, kinds: tuple[str, ...] = _ROPES) -> dict[str, Any]:
+def _rope(draw: random.Random, width: int, rope_types: tuple[str, ...] = _ROPES) -> dict[str, Any]:
     """Rotations of the first `width` elements of a head."""
-    kind = draw.choice(kinds)
-    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": draw.choice((100.0, 1e4, 1e6))}
-    if kind != "default":
+    rope_type = draw.choice(rope_types)
+    rope: dict[str, Any] = {"rope_type": rope_type, "rope_theta": draw.choice((100.0, 1e4, 1e6))}
+    if rope_type != "default":
         rope["factor"] = draw.choice((2.0, 4.0, 8.0))
-    if kind in ("llama3", "yarn", "longrope"):
+    if rope_type in ("llama3", "yarn", "longrope"):
         rope["original_max_position_embeddings"] = ORIGINAL
-    if kind == "llama3":
+    if rope_type == "llama3":
         rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    if kind == "longrope":
+    if rope_type == "longrope":
         for name in ("short_factor", "long_factor"):
             rope[name] = [draw.uniform(1.0, 4.0) for _ in range(-(-width // 2))]
     return rope
@@ -144,11 +148,11 @@ def _rope(draw: random.Random, width: int, kinds: tuple[str, ...] = _ROPES) -> d
 def _windows(draw: random.Random, family: str, layers: int) -> dict[str, Any]:
     """A window, often shorter than the prompt, in some or all layers, where a family has one."""
     window = draw.choice((1, 2, 5, 9, 40))
-    kinds = [draw.choice(("full_attention", "sliding_attention")) for _ in range(layers)]
+    layer_types = [draw.choice(("full_attention", "sliding_attention")) for _ in range(layers)]
     if family in ("Mistral", "Ministral3", "Phi3"):
         return {"sliding_window": draw.choice((None, window))}
     if family in ("Ministral", "Gemma2", "Gemma3"):
-        return {"sliding_window": window, "layer_types": kinds}
+        return {"sliding_window": window, "layer_types": layer_types}
     if family in ("Qwen2", "Qwen3", "SmolLM3") and draw.random() < 0.6:
-        return {"use_sliding_window": True, "sliding_window": window, "layer_types": kinds}
+        return {"use_sliding_window": True, "sliding_window": window, "layer_types": layer_types}
     return {}

@@ -18,8 +18,8 @@ def reordered(
     generator = np.random.default_rng(seed)
     hidden = generator.permutation(config.hidden_size)
     size = config.blocks[0].mlp.width
-    parts = [np.arange(size)[even_span(size, Shard(rank, ranks))] for rank in range(ranks)]
-    width = np.concatenate([generator.permutation(part) for part in parts])
+    spans = [np.arange(size)[even_span(size, Shard(rank, ranks))] for rank in range(ranks)]
+    width = np.concatenate([generator.permutation(span) for span in spans])
     out = {}
     for name, tensor in weights.items():
         if name.endswith(("norm.weight", "o_proj.weight")):

@@ -51,7 +51,7 @@ def kernel_model(
 
 def logits_of(model: Any, ids: Sequence[int], prompt: int) -> np.ndarray:
     rows = [model.prefill([ids[:prompt]])[0].logits]
-    rows += [model.decode([ids[place]], [place])[0].logits for place in range(prompt, len(ids))]
+    rows += [model.decode([ids[position]], [position])[0].logits for position in range(prompt, len(ids))]
     return np.stack(rows)
 
 
@@ -89,16 +89,18 @@ def test_kernels_lose_no_more_to_bfloat16_than_the_reference(write_model, change
         kernel_model(config, weights, cores(ranks), 12),
     )
     texts = [np.random.default_rng(seed).integers(3, 300, 8).tolist() for seed in range(TEXTS)]
-    exact, rounded, own = (
-        np.stack([logits_of(each, ids, 6) for ids in texts]) for each in (wide, plain, model)
+    exact, rounded, computed = (
+        np.stack([logits_of(network, ids, 6) for ids in texts]) for network in (wide, plain, model)
     )
-    logs = np.log([root_mean_square(o - e) / root_mean_square(r - e) for o, r, e in zip(own, rounded, exact)])
+    logs = np.log(
+        [root_mean_square(o - e) / root_mean_square(r - e) for o, r, e in zip(computed, rounded, exact)]
+    )
     standard_error = logs.std(ddof=1) / TEXTS**0.5
     assert standard_error < 0.1
     assert logs.mean() <= 3 * standard_error
-    independent = np.hypot(root_mean_square(own - exact), root_mean_square(rounded - exact))
-    assert root_mean_square(own - rounded) <= independent
-    assert np.abs(own - rounded).max() <= 4 * np.abs(rounded - exact).max()
+    independent = np.hypot(root_mean_square(computed - exact), root_mean_square(rounded - exact))
+    assert root_mean_square(computed - rounded) <= independent
+    assert np.abs(computed - rounded).max() <= 4 * np.abs(rounded - exact).max()
 
 
 def test_products_of_another_library_round_there_too(write_model, monkeypatch) -> None:
@@ -114,8 +116,8 @@ def test_products_of_another_library_round_there_too(write_model, monkeypatch) -
     model = kernel_model(config, weights, device, 128)
     eager, replayed = (model.prefill([ids])[0].logits for _ in range(2))
     assert device.replays.report.hits > 0
-    for own in (eager, replayed):
-        assert np.abs(own - wanted).max() <= 4 * cost
+    for logits in (eager, replayed):
+        assert np.abs(logits - wanted).max() <= 4 * cost
 
 
 @pytest.mark.parametrize("prompt", [512, 513, 640])
@@ -136,11 +138,11 @@ class Recording(SimulatedDevice):
 
     def run(self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Any = ()) -> list[Any]:
         outputs = super().run(kernel, arguments, written)
-        given = [each for each in bind_arguments(kernel, arguments[0]) if isinstance(each, np.ndarray)]
+        arrays = [array for array in bind_arguments(kernel, arguments[0]) if isinstance(array, np.ndarray)]
         returned = outputs[0] if isinstance(outputs[0], tuple) else outputs
         self.seen = {
             **getattr(self, "seen", {}),
-            kernel: ([a.dtype for a in given], [a.dtype for a in returned]),
+            kernel: ([a.dtype for a in arrays], [a.dtype for a in returned]),
         }
         return outputs
 
@@ -153,18 +155,18 @@ def test_everything_between_kernels_is_of_the_dtype_but_positions_rotations_and_
     device = Recording("trn1", 1)
     model = KernelModel(config, shard_weights(config, weights, 1, dtype=dtype), device, 128)
     logits_of(model, [3, 4, 5], 2)
-    whole, wide = np.dtype(np.int32), np.dtype(np.float32)
+    int32, wide = np.dtype(np.int32), np.dtype(np.float32)
     assert device.seen == {
-        "embedding": ([whole, activations], [activations]),
-        "qkv_projection": ([activations] * 3 + [whole, wide, wide], [activations] * 3),
+        "embedding": ([int32, activations], [activations]),
+        "qkv_projection": ([activations] * 3 + [int32, wide, wide], [activations] * 3),
         "attention_prefill": ([activations] * 5, [activations] * 3),
         "decoder_layer_decode": (
-            [activations] * 5 + [whole] + [activations] * 5 + [wide, wide],
+            [activations] * 5 + [int32] + [activations] * 5 + [wide, wide],
             [activations] * 3,
         ),
         "output_projection": ([activations] * 3, [activations]),
         "mlp": ([activations] * 5, [activations]),
-        "lm_head": ([activations] * 3 + [whole], [wide, wide, whole]),
+        "lm_head": ([activations] * 3 + [int32], [wide, wide, int32]),
     }
 
 
@@ -177,10 +179,10 @@ def cost_and_difference(config: ModelConfig, weights: Weights, ids: list[int], p
     """What bfloat16 costs the reference, the kernels' difference from it, its margins, and where choices differ."""
     wide = logits_of(ReferenceModel(config, weights), ids, prompt)
     plain = logits_of(ReferenceModel(config, weights, "bfloat16", ranks=ranks), ids, prompt)
-    own = logits_of(kernel_model(config, weights, cores(ranks), len(ids)), ids, prompt)
+    computed = logits_of(kernel_model(config, weights, cores(ranks), len(ids)), ids, prompt)
     second, first = np.sort(plain, axis=1)[:, -2:].T
-    unequal = own.argmax(axis=1) != plain.argmax(axis=1)
-    return np.abs(plain - wide).max(), np.abs(own - plain).max(), first - second, unequal
+    unequal = computed.argmax(axis=1) != plain.argmax(axis=1)
+    return np.abs(plain - wide).max(), np.abs(computed - plain).max(), first - second, unequal
 
 
 @pytest.mark.slow
@@ -236,11 +238,11 @@ def test_tiny_models_are_as_near_to_float32_as_transformers(write_model, transfo
     folder = write_model(**changes)
     config, weights = load(folder)
     ids = np.random.default_rng(1).integers(3, 300, 40).tolist()
-    rounded = {name: each.astype(BF16).astype(np.float32) for name, each in weights.items()}
+    rounded = {name: array.astype(BF16).astype(np.float32) for name, array in weights.items()}
     wide = logits_of(ReferenceModel(config, rounded), ids, 9)
     theirs = transformers_logits(folder, transformers_llama, ids, "bfloat16")[8:]
-    own = logits_of(kernel_model(config, weights, cores(1), 40), ids, 9)
-    assert 0 < root_mean_square(own - wide) <= root_mean_square(theirs - wide)
+    computed = logits_of(kernel_model(config, weights, cores(1), 40), ids, 9)
+    assert 0 < root_mean_square(computed - wide) <= root_mean_square(theirs - wide)
 
 
 @pytest.mark.slow
@@ -251,9 +253,9 @@ def test_trained_models_choose_as_transformers_in_bfloat16(request, transformers
     ids = story(config, weights, folder, 64)
     wide = transformers_logits(folder, transformers_llama, ids, "float32")[5:]
     theirs = transformers_logits(folder, transformers_llama, ids, "bfloat16")[5:]
-    own = logits_of(kernel_model(config, weights, cores(1), 64), ids, 6)
-    assert 0 < root_mean_square(own - wide) <= root_mean_square(theirs - wide)
+    computed = logits_of(kernel_model(config, weights, cores(1), 64), ids, 6)
+    assert 0 < root_mean_square(computed - wide) <= root_mean_square(theirs - wide)
     second, first = np.sort(theirs, axis=1)[:, -2:].T
     sure = first - second > 4 * np.abs(theirs - wide).max()
-    assert np.array_equal(own.argmax(axis=1)[sure], theirs.argmax(axis=1)[sure])
+    assert np.array_equal(computed.argmax(axis=1)[sure], theirs.argmax(axis=1)[sure])
     assert sure.mean() > 0.25

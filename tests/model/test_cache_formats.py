@@ -133,8 +133,8 @@ def test_scales_are_launch_arguments_and_constants_of_each_rank(name) -> None:
     for value in scales.values():
         first, last = (cache.constants[value.name](Shard(rank, 2)) for rank in range(2))
         assert first.shape == last.shape == value.shape == (1, 2)
-        whole = format.scale(value.name.removesuffix(".scale"), 3)
-        assert np.array_equal(np.concatenate([first, last], axis=1)[0], [*whole.astype(np.float32), 1])
+        full_scale = format.scale(value.name.removesuffix(".scale"), 3)
+        assert np.array_equal(np.concatenate([first, last], axis=1)[0], [*full_scale.astype(np.float32), 1])
 
 
 @formats

@@ -81,19 +81,19 @@ def test_a_folder_without_a_template_says_where_one_is_looked_for(tmp_path: Path
             ModelError, match=r"neither chat_template\.jinja nor chat_template in tokenizer_config\.json"
         ):
             ChatTemplate(tmp_path)
-    for wrong, said in (
+    for wrong, message in (
         (7, "7 is not a template"),
         ([{"name": "x"}], "none of the templates is called default"),
         ([{"name": [], "template": "x"}], "chat_template: .* is not a template with a name"),
         ([{"template": "x"}], "is not a template with a name"),
         (["x"], "'x' is not a template with a name"),
     ):
-        with pytest.raises(ModelError, match=said):
+        with pytest.raises(ModelError, match=message):
             ChatTemplate(folder_with(tmp_path, wrong))
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("{% for x in %}", "is no Jinja2 template: Expected an expression, got 'end of statement block'"),
         ("{{ ''.__class__.__mro__ }}", "asks for what the sandbox forbids: access to attribute '__class__'"),
@@ -112,8 +112,8 @@ def test_a_folder_without_a_template_says_where_one_is_looked_for(tmp_path: Path
         ("{{ 'x' | center(10 ** 10) }}", "fails: MemoryError"),
     ],
 )
-def test_a_hostile_template_is_refused_in_one_sentence(tmp_path: Path, template: str, said: str) -> None:
-    assert refusal(tmp_path, template).startswith(said)
+def test_a_hostile_template_is_refused_in_one_sentence(tmp_path: Path, template: str, message: str) -> None:
+    assert refusal(tmp_path, template).startswith(message)
 
 
 @pytest.mark.slow

@@ -50,9 +50,9 @@ def shard(folder: Path) -> dict[str, str]:
     where = {}
     for number in (0, 1):
         file = f"model-0000{number + 1}-of-00002.safetensors"
-        part = {name: weights[name] for name in sorted(weights)[number::2]}
-        safetensors.numpy.save_file(part, folder / file)
-        where |= dict.fromkeys(part, file)
+        subset = {name: weights[name] for name in sorted(weights)[number::2]}
+        safetensors.numpy.save_file(subset, folder / file)
+        where |= dict.fromkeys(subset, file)
     write_index(folder, where)
     return where
 
@@ -69,11 +69,11 @@ def write_raw(path: Path, header: bytes, content: bytes = b"") -> None:
 def test_reads_what_the_library_wrote(write_model, random_weights, dtype) -> None:
     folder = write_model(dtype=dtype)
     wanted = {name: tensor.astype(dtype) for name, tensor in random_weights().items()}
-    held = opened(folder)
-    assert held.keys() == wanted.keys()
+    tensors = opened(folder)
+    assert tensors.keys() == wanted.keys()
     for name, tensor in wanted.items():
-        assert held[name].dtype == dtype
-        assert held[name].tobytes() == tensor.tobytes()
+        assert tensors[name].dtype == dtype
+        assert tensors[name].tobytes() == tensor.tobytes()
 
 
 def test_names_and_shapes_are_those_of_transformers(write_model, transformers_llama) -> None:
@@ -90,11 +90,11 @@ def test_names_and_shapes_are_those_of_transformers(write_model, transformers_ll
 
 def test_shards_are_one_checkpoint(write_model) -> None:
     folder = write_model()
-    whole = {name: tensor.copy() for name, tensor in opened(folder).items()}
+    unsharded = {name: tensor.copy() for name, tensor in opened(folder).items()}
     shard(folder)
-    parts = opened(folder)
-    assert parts.keys() == whole.keys()
-    assert all(np.array_equal(parts[name], whole[name]) for name in whole)
+    sharded = opened(folder)
+    assert sharded.keys() == unsharded.keys()
+    assert all(np.array_equal(sharded[name], unsharded[name]) for name in unsharded)
 
 
 def test_a_header_of_any_length_is_read(write_model) -> None:
@@ -168,8 +168,10 @@ def test_a_header_of_more_than_16_mib_is_refused_unread(write_model) -> None:
     write_raw(folder / FILE, data[8:end].ljust(2**24), data[end:])
     assert opened(folder)
     write_raw(folder / FILE, data[8:end].ljust(2**24 + 1), data[end:])
-    said = f"{folder / FILE} is not a safetensors file: its header takes 16,777,217 bytes; at most 16,777,216"
-    assert refusal(folder) == said
+    message = (
+        f"{folder / FILE} is not a safetensors file: its header takes 16,777,217 bytes; at most 16,777,216"
+    )
+    assert refusal(folder) == message
 
 
 @pytest.mark.parametrize(
@@ -196,11 +198,11 @@ def test_refuses_a_malformed_header(write_model, header) -> None:
 @pytest.mark.slow
 def test_is_as_strict_as_the_library(write_model) -> None:
     folder = write_model()
-    whole = (folder / FILE).read_bytes()
+    raw = (folder / FILE).read_bytes()
     wanted = {name: tensor.tobytes() for name, tensor in opened(folder).items()}
     refused = 0
     for seed in range(400):
-        (folder / FILE).write_bytes(mutate.safetensors(random.Random(seed), whole))
+        (folder / FILE).write_bytes(mutate.safetensors(random.Random(seed), raw))
         try:
             theirs = safetensors.numpy.load_file(folder / FILE)
         except safetensors.SafetensorError:

@@ -38,8 +38,8 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def only_progress(err: str) -> bool:
     """Whether stderr has nothing but the lines of progress that a slow machine gets."""
-    said = r"[\w ]+: (layer )?\d+ of \d+( done)?|plan of \S+: dry runs of its kernels"
-    return all(re.fullmatch(said, line) for line in err.splitlines())
+    pattern = r"[\w ]+: (layer )?\d+ of \d+( done)?|plan of \S+: dry runs of its kernels"
+    return all(re.fullmatch(pattern, line) for line in err.splitlines())
 
 
 def refused(capsys, *arguments: str) -> str:
@@ -188,7 +188,7 @@ def test_both_backends_write_the_same_and_a_seed_repeats_it(tiny, tmp_path, caps
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("asked", "dtype", "said"),
+    ("options", "dtype", "message"),
     [
         (["--dtype", "bfloat16"], "bfloat16", ", both with bfloat16 activations"),
         (["--dtype", "auto", "--tp", "2"], "bfloat16", ", both with bfloat16 activations"),
@@ -196,12 +196,14 @@ def test_both_backends_write_the_same_and_a_seed_repeats_it(tiny, tmp_path, caps
         ([], "float32", ""),
     ],
 )
-def test_activations_are_of_the_dtype_asked_for(write_model, tmp_path, capsys, asked, dtype, said) -> None:
+def test_activations_are_of_the_dtype_asked_for(
+    write_model, tmp_path, capsys, options, dtype, message
+) -> None:
     folder = write_model(eos_token_id=None, torch_dtype="bfloat16", dtype=ml_dtypes.bfloat16)
     results = tmp_path / "out.json"
-    arguments = ["--model", str(folder), "--max-new-tokens", "4", "--json", str(results), *asked]
+    arguments = ["--model", str(folder), "--max-new-tokens", "4", "--json", str(results), *options]
     assert main(["generate", *arguments]) == 0
-    assert f"4 of 4 tokens equal to the numpy reference{said}" in capsys.readouterr().out.splitlines()
+    assert f"4 of 4 tokens equal to the numpy reference{message}" in capsys.readouterr().out.splitlines()
     assert json.loads(results.read_text())["dtype"] == dtype
 
 
@@ -279,8 +281,8 @@ def test_a_plan_has_question_marks_on_such_a_terminal_too(tmp_path, monkeypatch)
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 @pytest.mark.parametrize("arguments", [["generate", "--backend", "numpy"], ["plan"], ["sim", "targets"]])
 def test_output_that_cannot_be_written_is_said_in_one_line(tiny, arguments) -> None:
-    given = {"generate": ["--model", tiny], "plan": [tiny], "sim": []}[arguments[0]]
-    words = [sys.executable, "-m", "model", *arguments, *given]
+    options = {"generate": ["--model", tiny], "plan": [tiny], "sim": []}[arguments[0]]
+    words = [sys.executable, "-m", "model", *arguments, *options]
     with open("/dev/full", "w") as full:
         done = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
@@ -519,9 +521,9 @@ def test_a_path_that_is_too_long_is_refused_in_one_sentence(
         status = main(words)
     except SystemExit as left:
         status = int(left.code or 0)
-    said = " ".join(capsys.readouterr().err.split())
+    stderr = " ".join(capsys.readouterr().err.split())
     assert status == 2
-    assert "error: " in said and len(said) < 1000, said[:1000]
+    assert "error: " in stderr and len(stderr) < 1000, stderr[:1000]
 
 
 @pytest.mark.slow
@@ -544,7 +546,9 @@ def test_continuations_of_two_prompts_are_those_of_an_engine(tiny, tmp_path, cap
     alone = ["--model", tiny, "--prompt", "c", *words[6:]]
     assert main(["generate", *alone]) == 0
     again = json.loads(results.read_text())["generations"]
-    assert [each["generated_ids"] for each in again] == [each["generated_ids"] for each in generations[2:]]
+    assert [generation["generated_ids"] for generation in again] == [
+        generation["generated_ids"] for generation in generations[2:]
+    ]
 
 
 def test_logprobs_need_a_document(tiny, capsys) -> None:

@@ -241,14 +241,14 @@ def test_a_field_that_stands_twice_is_refused_where_its_values_differ(tmp_path) 
 
 def test_a_json_file_of_more_than_16_mib_is_refused_unread(tmp_path) -> None:
     path = tmp_path / "config.json"
-    for more, said in ((0, None), (1, f"{path} cannot be read: it holds more than 16,777,216 bytes")):
+    for more, message in ((0, None), (1, f"{path} cannot be read: it holds more than 16,777,216 bytes")):
         path.write_text('{"a": 1}'.ljust(2**24 + more))
-        if said is None:
+        if message is None:
             assert read_json(path) == {"a": 1}
             continue
         with pytest.raises(ModelError) as refused:
             read_json(path)
-        assert str(refused.value) == said
+        assert str(refused.value) == message
 
 
 @pytest.mark.parametrize("residual", [2.0**-64, 2.0**64])

@@ -40,20 +40,20 @@ def logits_of(
     model: ReferenceModel | KernelModel, ids: Sequence[int] = IDS, prompt: int = PROMPT
 ) -> np.ndarray:
     rows = [model.prefill([ids[:prompt]])[0].logits]
-    rows += [model.decode([ids[place]], [place])[0].logits for place in range(prompt, len(ids))]
+    rows += [model.decode([ids[position]], [position])[0].logits for position in range(prompt, len(ids))]
     return np.stack(rows)
 
 
 def assert_equal(model: ReferenceModel | KernelModel, oracle: Oracle) -> None:
     """Logits within the bound, so the same choices wherever the best two lie further apart; steps as at once."""
     wanted, bound = oracle.logits, oracle.bound()
-    own = logits_of(model, oracle.ids, oracle.prompt)
-    assert np.abs(own - wanted).max() <= bound
+    logits = logits_of(model, oracle.ids, oracle.prompt)
+    assert np.abs(logits - wanted).max() <= bound
     assert np.abs(model.prefill([oracle.ids])[0].logits - wanted[-1]).max() <= bound
     second, first = np.sort(wanted, axis=1)[:, -2:].T
     sure = first - second > 2 * bound
     assert sure.any()
-    assert np.array_equal(own.argmax(axis=1)[sure], wanted.argmax(axis=1)[sure])
+    assert np.array_equal(logits.argmax(axis=1)[sure], wanted.argmax(axis=1)[sure])
 
 
 def load(folder: Path) -> tuple[ModelConfig, dict[str, np.ndarray]]:
@@ -104,8 +104,8 @@ def test_kernels_equal_transformers(tmp_path, name) -> None:
 )
 def test_bfloat16_costs_what_it_costs_transformers(tmp_path, name) -> None:
     config, weights = load(write_tiny(tmp_path, name))
-    own = logits_of(kernels(config, weights, 1, "bfloat16"))
-    assert np.abs(own - oracle(name).logits).max() <= oracle(name).bound("bfloat16")
+    logits = logits_of(kernels(config, weights, 1, "bfloat16"))
+    assert np.abs(logits - oracle(name).logits).max() <= oracle(name).bound("bfloat16")
 
 
 @pytest.mark.slow
@@ -122,13 +122,13 @@ def test_sequences_of_a_batch_get_what_they_get_alone(tmp_path, name) -> None:
     first, second = IDS[:PROMPT], IDS[4:11]
     steps = [model.prefill([first, second])]
     wanted = [alone.prefill([first, second])]
-    for place in range(PROMPT, len(IDS)):
-        arguments = [IDS[place], IDS[place - 4]], [place, place - 8]
+    for position in range(PROMPT, len(IDS)):
+        arguments = [IDS[position], IDS[position - 4]], [position, position - 8]
         steps.append(model.decode(*arguments))
         wanted.append(alone.decode(*arguments))
     for step, expected in zip(steps, wanted):
-        for own, other in zip(step, expected):
-            assert np.abs(own.logits - other.logits).max() <= 2 * oracle(name).bound()
+        for output, other in zip(step, expected):
+            assert np.abs(output.logits - other.logits).max() <= 2 * oracle(name).bound()
 
 
 def test_a_checkpoint_of_gpt2_without_its_head_lacks_a_prefix_and_holds_masks(tmp_path) -> None:
@@ -147,18 +147,21 @@ def test_a_checkpoint_of_gpt2_without_its_head_lacks_a_prefix_and_holds_masks(tm
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
-        (lambda held, name: held.pop(name), "tensor {} is missing"),
-        (lambda held, name: held.update({name: held[name][:-1].copy()}), "{} has shape"),
-        (lambda held, name: held.update({name + "s": held[name]}), "{}s is not a tensor of Phi3ForCausalLM"),
+        (lambda tensors, name: tensors.pop(name), "tensor {} is missing"),
+        (lambda tensors, name: tensors.update({name: tensors[name][:-1].copy()}), "{} has shape"),
+        (
+            lambda tensors, name: tensors.update({name + "s": tensors[name]}),
+            "{}s is not a tensor of Phi3ForCausalLM",
+        ),
     ],
 )
-def test_a_fused_tensor_is_held_against_the_config(tmp_path, change, said) -> None:
+def test_a_fused_tensor_is_held_against_the_config(tmp_path, change, message) -> None:
     config, weights = load(write_tiny(tmp_path, "phi3"))
-    name, held = "model.layers.1.self_attn.qkv_proj.weight", dict(weights)
-    change(held, name)
-    safetensors.numpy.save_file(held, tmp_path / "model.safetensors")
+    name, tensors = "model.layers.1.self_attn.qkv_proj.weight", dict(weights)
+    change(tensors, name)
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelError) as refused:
         open_checkpoint(tmp_path, config)
-    assert said.format(name) in str(refused.value)
+    assert message.format(name) in str(refused.value)

@@ -63,17 +63,19 @@ class Model:
         self.vocabulary = config.vocab_size
         buckets = Buckets((ROWS,), (16,), (128,))
         self._model = PagedModel(config, weights, self.device, PagePool(ROWS * 8, 16), buckets)
-        self._requests = [Request(str(at), prompt.tolist(), 4) for at, prompt in enumerate(PROMPTS)]
-        for at, request in enumerate(self._requests):
-            request.tables = [BlockTable(0, [at])]
+        self._requests = [Request(str(index), prompt.tolist(), 4) for index, prompt in enumerate(PROMPTS)]
+        for index, request in enumerate(self._requests):
+            request.tables = [BlockTable(0, [index])]
 
     def step(self, rows: Sequence[RowSampling] | None) -> list[StepOutput]:
         self.device.launched.clear()
         self.device.returned.clear()
-        batch = Batch({each: Chunk(each, 0, 5, True) for each in self._requests})
-        given = {} if rows is None else {each: [row] for each, row in zip(self._requests, rows)}
-        found = self._model.step(batch, given)
-        return [found[each][0] for each in self._requests]
+        batch = Batch({request: Chunk(request, 0, 5, True) for request in self._requests})
+        rows_by_request = (
+            {} if rows is None else {request: [row] for request, row in zip(self._requests, rows)}
+        )
+        outputs = self._model.step(batch, rows_by_request)
+        return [outputs[request][0] for request in self._requests]
 
     @property
     def returns_logits(self) -> bool:
@@ -128,15 +130,15 @@ def near_an_edge(logits: np.ndarray, row: RowSampling) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("adjusts", [False, True])
 def test_the_device_draws_the_tokens_of_the_host(small: Model, adjusts: bool) -> None:
-    logits = np.stack([each.logits for each in small.step(None)])  # type: ignore[misc]
+    logits = np.stack([output.logits for output in small.step(None)])  # type: ignore[misc]
     random, size = np.random.default_rng(adjusts), small.vocabulary
     compared = 0
     for most in (8, 64, count_candidates(256, size, small.device.ranks)):
         rows = [options(random, size, most, adjusts) for _ in range(ROWS)]
-        for each, own, row, token in zip(small.step(rows), logits, rows, draw(logits, rows)):
-            assert each.drawn is not None
-            if row.temperature == 0 or not near_an_edge(own, row):
-                assert each.drawn.token == token
+        for output, row_logits, row, token in zip(small.step(rows), logits, rows, draw(logits, rows)):
+            assert output.drawn is not None
+            if row.temperature == 0 or not near_an_edge(row_logits, row):
+                assert output.drawn.token == token
                 compared += 1
         assert [kernel for kernel, _ in small.device.launched][-2:] == ["lm_head", "sample"]
         assert not small.returns_logits
@@ -147,14 +149,14 @@ def test_the_device_draws_the_tokens_of_the_host(small: Model, adjusts: bool) ->
 def test_log_probabilities_are_those_of_the_host(small: Model) -> None:
     """float32 against float64: exponents of at most 30 round three times, 301 terms once each, exp twice."""
     plain = small.step(None)
-    rows = [RowSampling(each / ROWS, each % 3, 40, logprobs=each % 21) for each in range(ROWS)]
+    rows = [RowSampling(index / ROWS, index % 3, 40, logprobs=index % 21) for index in range(ROWS)]
     drawn = small.step(rows)
-    assert all(each.drawn is not None for each in drawn)
+    assert all(output.drawn is not None for output in drawn)
     texts: Any = lambda ids: str(ids[0])  # noqa: E731
     bound = 2.0**-24 * (3 * 30 + 301 + 2)
-    for own, other in zip(choose([*zip(rows, drawn)], texts), choose([*zip(rows, plain)], texts)):
-        assert own.token == other.token  # type: ignore[union-attr]
-        one, two = own.logprobs, other.logprobs  # type: ignore[union-attr]
+    for choice, other in zip(choose([*zip(rows, drawn)], texts), choose([*zip(rows, plain)], texts)):
+        assert choice.token == other.token  # type: ignore[union-attr]
+        one, two = choice.logprobs, other.logprobs  # type: ignore[union-attr]
         assert [*one] == [*two]
         for token in one:
             assert one[token].rank == two[token].rank
@@ -165,19 +167,19 @@ def test_log_probabilities_are_those_of_the_host(small: Model) -> None:
 def test_logits_come_back_for_rows_that_the_device_does_not_serve() -> None:
     model = pretrained()
     rows = [RowSampling(0.3, 1.0, 40)] * (ROWS - 1)
-    assert all(each.drawn is not None and each.logits is None for each in model.step(rows + rows[:1]))
+    assert all(output.drawn is not None and output.logits is None for output in model.step(rows + rows[:1]))
     assert not model.returns_logits
-    found = model.step([*rows, RowSampling(0.3, 1.0)])  # draws from all 4,096 tokens
-    assert [each.drawn is None for each in found] == [False] * (ROWS - 1) + [True]
-    assert found[-1].logits is not None
+    outputs = model.step([*rows, RowSampling(0.3, 1.0)])  # draws from all 4,096 tokens
+    assert [output.drawn is None for output in outputs] == [False] * (ROWS - 1) + [True]
+    assert outputs[-1].logits is not None
     assert model.returns_logits
     assert [kernel for kernel, _ in model.device.launched].count("sample") == 1
 
 
 def test_no_row_that_the_device_serves_is_no_launch() -> None:
     model = pretrained()
-    found = model.step([RowSampling(0.3, 1.0)] * ROWS)
-    assert all(each.drawn is None and each.logits is not None for each in found)
+    outputs = model.step([RowSampling(0.3, 1.0)] * ROWS)
+    assert all(output.drawn is None and output.logits is not None for output in outputs)
     assert "sample" not in [kernel for kernel, _ in model.device.launched]
 
 
@@ -215,22 +217,22 @@ def test_all_of_a_small_vocabulary_is_drawn_from() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "vocabulary", "ranks", "held"),
+    ("wanted", "vocabulary", "ranks", "candidates"),
     [(1, 4096, 1, 8), (9, 4096, 1, 16), (256, 4096, 16, 256), (256, 4096, 17, 240), (256, 128256, 32, 256)]
     + [(256, 128256, 33, 248), (64, 128256, 64, 64), (64, 20, 1, 16), (64, 7, 1, 8)],
 )
 def test_candidates_are_what_kernels_take_and_every_part_has(
-    wanted: int, vocabulary: int, ranks: int, held: int
+    wanted: int, vocabulary: int, ranks: int, candidates: int
 ) -> None:
-    assert count_candidates(wanted, vocabulary, ranks) == held
+    assert count_candidates(wanted, vocabulary, ranks) == candidates
 
 
 def test_a_row_draws_the_same_beside_any_other() -> None:
     model = pretrained()
-    rows = [RowSampling(each / ROWS, 1.0, 50) for each in range(ROWS)]
-    alone = [each.drawn for each in model.step(rows)]
+    rows = [RowSampling(index / ROWS, 1.0, 50) for index in range(ROWS)]
+    alone = [output.drawn for output in model.step(rows)]
     other = [
-        each.drawn for each in model.step([rows[0], *(replace(each, temperature=0.0) for each in rows[1:])])
+        output.drawn for output in model.step([rows[0], *(replace(row, temperature=0.0) for row in rows[1:])])
     ]
     assert alone[0] is not None and other[0] is not None
     assert alone[0].token == other[0].token
@@ -241,7 +243,7 @@ def test_a_row_draws_the_same_beside_any_other() -> None:
 def test_logits_that_are_not_finite_are_an_error_on_both_ways(write_model, weight: float) -> None:
     row = RowSampling(0.5, 1.0, 5)
     model = Model(write_model(vocab_size=301), 1, weight)
-    for given in ([row] * ROWS, None):
-        found = choose([(row, each) for each in model.step(given)], str)
-        assert all(isinstance(each, ModelError) for each in found)
-        assert all("the model's largest logit is" in str(each) for each in found)
+    for sampled_rows in ([row] * ROWS, None):
+        choices = choose([(row, output) for output in model.step(sampled_rows)], str)
+        assert all(isinstance(choice, ModelError) for choice in choices)
+        assert all("the model's largest logit is" in str(choice) for choice in choices)

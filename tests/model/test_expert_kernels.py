@@ -138,9 +138,9 @@ def test_ranks_that_divide_experts_reserve_room_for_their_share(tmp_path: Path) 
     predictor = Predictor(model.config, "trn2", 1, "bfloat16", 1024, expert=2)
     launch, _ = launch_experts(predictor, 512)
     assert (launch.kernel, launch.arguments["expert_ranks"]) == ("experts_prefill", 2)
-    whole = replace(launch, arguments={**launch.arguments, "expert_ranks": 1})
+    undivided = replace(launch, arguments={**launch.arguments, "expert_ranks": 1})
     dry = DryTimes("trn2", Mesh(1, 2, expert=2))
-    assert dry.time_launch(launch).program_ns < 0.9 * dry.time_launch(whole).program_ns
+    assert dry.time_launch(launch).program_ns < 0.9 * dry.time_launch(undivided).program_ns
 
 
 STAND_INS: dict[str, dict[str, Any]] = {
@@ -238,7 +238,7 @@ def test_a_prompt_launches_the_kernel_that_a_plan_predicts(
     launched = {launch.launch.kernel for launch in dry.take_pass().launches}
     assert launched & set(EITHER) == {EITHER[kernel]}
     plan = Predictor(config, target, 1, "float32", 64).predict_prompts(tokens)
-    assert {part.name for part in plan.kernels} & set(EITHER) == {EITHER[kernel]}
-    (found,) = KernelModel(config, shards, SimulatedDevice(target, 1), 64).prefill([prompt])
+    assert {kernel.name for kernel in plan.kernels} & set(EITHER) == {EITHER[kernel]}
+    (output,) = KernelModel(config, shards, SimulatedDevice(target, 1), 64).prefill([prompt])
     (wanted,) = ReferenceModel(config, weights).prefill([prompt])
-    np.testing.assert_allclose(found.logits, wanted.logits, rtol=0, atol=1e-4 * np.abs(wanted.logits).max())
+    np.testing.assert_allclose(output.logits, wanted.logits, rtol=0, atol=1e-4 * np.abs(wanted.logits).max())

@@ -40,7 +40,7 @@ def model_of(
     cache: int = CACHE,
 ) -> KernelModel:
     shards = shard_weights(
-        config, weights, mesh.tensor, list({mesh.shard(each) for each in range(mesh.ranks)})
+        config, weights, mesh.tensor, list({mesh.shard(rank) for rank in range(mesh.ranks)})
     )
     return KernelModel(
         config,
@@ -65,17 +65,21 @@ def test_neighbouring_groups_divide_the_experts() -> None:
 def test_a_rank_holds_whole_experts_and_the_others_weights_once(tmp_path: Path) -> None:
     config, weights = load(write_tiny(tmp_path, "gpt-oss"))
     shards = [Shard(rank, 2, expert, 3) for expert in range(3) for rank in range(2)]
-    held = {each.shard: each.arrays for each in shard_weights(config, weights, 2, shards)}
-    alone = {each.shard.rank: each.arrays for each in shard_weights(config, weights, 2)}
-    for shard, arrays in held.items():
-        own = slice(2 * shard.expert_rank, 2 * shard.expert_rank + 2)
+    arrays_by_shard = {
+        rank_weights.shard: rank_weights.arrays for rank_weights in shard_weights(config, weights, 2, shards)
+    }
+    alone = {
+        rank_weights.shard.rank: rank_weights.arrays for rank_weights in shard_weights(config, weights, 2)
+    }
+    for shard, arrays in arrays_by_shard.items():
+        local_experts = slice(2 * shard.expert_rank, 2 * shard.expert_rank + 2)
         for name, array in arrays.items():
-            whole = alone[shard.rank][name]
+            full_array = alone[shard.rank][name]
             if name.rpartition(".")[2] in ("w_gate", "w_up", "w_down", "b_gate", "b_up", "b_down"):
-                assert np.array_equal(array, whole[own])
+                assert np.array_equal(array, full_array[local_experts])
             else:
-                assert np.array_equal(array, whole)
-                assert array is held[Shard(shard.rank, 2, 0, 3)][name]
+                assert np.array_equal(array, full_array)
+                assert array is arrays_by_shard[Shard(shard.rank, 2, 0, 3)][name]
 
 
 @pytest.mark.slow
@@ -106,12 +110,12 @@ def test_ranks_that_divide_experts_give_the_tokens_of_one_rank(tmp_path: Path, n
     load_of = ExpertLoad.for_model(config, mesh)
     model, alone = model_of(config, weights, mesh, load_of), ReferenceModel(config, weights)
     bound = 2 * oracle(name).bound()
-    for own, wanted in zip(steps(model), steps(alone), strict=True):
-        assert np.abs(own.logits - wanted.logits).max() <= bound
+    for output, wanted in zip(steps(model), steps(alone), strict=True):
+        assert np.abs(output.logits - wanted.logits).max() <= bound
     assert load_of is not None and len(load_of.choices) == mesh.data
     rows = mesh.data * (mesh.padded_length(15, 1) + 1)  # the longest of both prompts, and a token
-    experts = [each for each in config.blocks if hasattr(each.mlp, "per_token")]
-    assert sum(load_of.choices) == sum(rows * each.mlp.per_token for each in experts)
+    experts = [block for block in config.blocks if hasattr(block.mlp, "per_token")]
+    assert sum(load_of.choices) == sum(rows * expert.mlp.per_token for expert in experts)
 
 
 @pytest.mark.slow
@@ -132,15 +136,15 @@ def test_equal_scores_lead_all_tokens_to_the_first_rank(tmp_path: Path, ranks: i
     """A router of zeros: the first three of 20 experts are chosen, and nobody chooses one of the last rank."""
     config, weights = load(write_tiny(tmp_path, "mixtral with a window"))
     equal = {
-        name: np.zeros_like(each) if name.endswith("block_sparse_moe.gate.weight") else each
-        for name, each in weights.items()
+        name: np.zeros_like(array) if name.endswith("block_sparse_moe.gate.weight") else array
+        for name, array in weights.items()
     }
     mesh = Mesh(1, ranks, expert=ranks)
     load_of = ExpertLoad.for_model(config, mesh)
     model = model_of(config, equal, mesh, load_of)
     bound = 2 * oracle("mixtral with a window").bound()
-    for own, wanted in zip(steps(model), steps(ReferenceModel(config, equal)), strict=True):
-        assert np.abs(own.logits - wanted.logits).max() <= bound
+    for output, wanted in zip(steps(model), steps(ReferenceModel(config, equal)), strict=True):
+        assert np.abs(output.logits - wanted.logits).max() <= bound
     assert load_of is not None
     assert load_of.choices[1:] == [0] * (ranks - 1)
     assert load_of.largest_to_mean == load_of.uneven == ranks
@@ -179,17 +183,17 @@ def test_generated_text_reports_the_load(
     ):
         assert main(["generate", "--model", str(tmp_path), *prompts, *options]) == 0
         results.append((json.loads(out.read_text()), " ".join(capsys.readouterr().out.split())))
-    ids = [[each["generated_ids"] for each in document["generations"]] for document, _ in results]
-    assert all(each == ids[0] for each in ids)
+    ids = [[generation["generated_ids"] for generation in document["generations"]] for document, _ in results]
+    assert all(group_ids == ids[0] for group_ids in ids)
     for document, text in results[:2]:
         assert (document["ep"], document["expert_load"]) == (1, None) and "computed" not in text
     for document, text in results[2:]:
-        found = document["expert_load"]
+        load = document["expert_load"]
         # Two prompts as long as the longer one, and two more steps; two choices of each token in each layer.
-        steps_of_group = max(len(each["prompt_ids"]) for each in document["generations"]) + 2
-        assert document["ep"] == 2 and sum(found["choices"]) == 2 * 2 * 2 * steps_of_group
-        assert found["largest_to_mean"] == max(found["choices"]) / (4 * steps_of_group)
-        assert f"experts on 2 groups computed {found['choices'][0]}, {found['choices'][1]} choices" in text
+        steps_of_group = max(len(generation["prompt_ids"]) for generation in document["generations"]) + 2
+        assert document["ep"] == 2 and sum(load["choices"]) == 2 * 2 * 2 * steps_of_group
+        assert load["largest_to_mean"] == max(load["choices"]) / (4 * steps_of_group)
+        assert f"experts on 2 groups computed {load['choices'][0]}, {load['choices'][1]} choices" in text
 
 
 def test_options_that_divide_nothing_are_refused(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def inside(
     residuals: list[np.ndarray] = []
     hooks = [
         layer.register_forward_hook(
-            lambda _, given, out: residuals.append((out if torch.is_tensor(out) else out[0])[0, -1].numpy())
+            lambda _, inputs, out: residuals.append((out if torch.is_tensor(out) else out[0])[0, -1].numpy())
         )
         for layer in model.model.layers
     ]
@@ -44,8 +44,8 @@ def inside(
         )
     for hook in hooks:
         hook.remove()
-    attended = [each[0, :, -1].numpy() for each in out.attentions]
-    routers = [each.softmax(-1)[-1].numpy() for each in getattr(out, "router_logits", None) or ()]
+    attended = [attention[0, :, -1].numpy() for attention in out.attentions]
+    routers = [logits.softmax(-1)[-1].numpy() for logits in getattr(out, "router_logits", None) or ()]
     return residuals, attended, [out.logits[0, -1].softmax(-1).numpy()], routers
 
 
@@ -64,56 +64,56 @@ def test_path_is_what_transformers_computes(tmp_path: Path, name: str) -> None:
         max(float(np.linalg.norm(a - b)) for a, b in zip(*both)) for both in list(zip(single, exact))[:3]
     ]
 
-    def close(found: float, kind: int, wanted: float) -> bool:
-        return bool(abs(found - wanted) <= 4 * costs[kind])
+    def close(actual: float, quantity: int, wanted: float) -> bool:
+        return bool(abs(actual - wanted) <= 4 * costs[quantity])
 
     routers = iter(exact[3])
     for number, layer in enumerate(path.layers):
         assert close(layer.norm, 0, float(np.linalg.norm(exact[0][number])))
         attended = exact[1][number]
-        assert [each.position for each in layer.heads] == attended.argmax(-1).tolist()
-        for each in layer.heads:
-            assert close(each.weight, 1, attended[each.head, each.position])
+        assert [head.position for head in layer.heads] == attended.argmax(-1).tolist()
+        for head in layer.heads:
+            assert close(head.weight, 1, attended[head.head, head.position])
         if isinstance(config.blocks[number].mlp, Experts):
             shares = next(routers)
             chosen = np.argsort(-shares)[: len(layer.experts)]
-            assert [each.expert for each in layer.experts] == chosen.tolist()
-            assert sum(each.weight for each in layer.experts) == pytest.approx(1, rel=1e-6)
+            assert [expert.expert for expert in layer.experts] == chosen.tolist()
+            assert sum(expert.weight for expert in layer.experts) == pytest.approx(1, rel=1e-6)
             ratio = layer.experts[0].weight / layer.experts[1].weight
             assert ratio == pytest.approx(shares[chosen[0]] / shares[chosen[1]], rel=1e-3)
         else:
             assert layer.experts == ()
-    assert [each.id for each in path.candidates] == np.argsort(-exact[2][0])[:5].tolist()
-    for each in path.candidates:
-        assert close(each.probability, 2, exact[2][0][each.id])
+    assert [candidate.id for candidate in path.candidates] == np.argsort(-exact[2][0])[:5].tolist()
+    for candidate in path.candidates:
+        assert close(candidate.probability, 2, exact[2][0][candidate.id])
 
 
 def explained(capsys: Any, *options: str) -> tuple[str, dict[str, Any]]:
     arguments = ["generate", "--backend", "numpy", "--max-new-tokens", "3", "--json", "-", *options]
     assert main(arguments) == 0
-    said = capsys.readouterr()
-    return said.err, json.loads(said.out)
+    captured = capsys.readouterr()
+    return captured.err, json.loads(captured.out)
 
 
 def test_command_shows_the_token_that_was_asked_for(capsys: Any) -> None:
-    said, document = explained(capsys, "--explain", "2")
+    report, document = explained(capsys, "--explain", "2")
     (path,) = document["explained"]
     (generation,) = document["generations"]
     assert path["number"] == 2
     assert path["chosen"]["id"] == generation["generated_ids"][1] == path["candidates"][0]["id"]
-    assert [each["id"] for each in path["pieces"]] == [
+    assert [piece["id"] for piece in path["pieces"]] == [
         *generation["prompt_ids"],
         generation["generated_ids"][0],
     ]
-    assert "how new token 2, ' there', came about, by the numpy reference" in said
-    assert "'<|endoftext|>'" in said
+    assert "how new token 2, ' there', came about, by the numpy reference" in report
+    assert "'<|endoftext|>'" in report
     assert len(path["layers"]) == 6
 
 
 @pytest.mark.slow
 def test_without_a_number_it_is_the_first_token_of_each_prompt(capsys: Any) -> None:
     _, document = explained(capsys, "--prompt", "Tom", "--prompt", "The dog", "--explain")
-    assert [each["number"] for each in document["explained"]] == [1, 1]
+    assert [entry["number"] for entry in document["explained"]] == [1, 1]
     assert explained(capsys)[1]["explained"] == []
 
 
@@ -132,14 +132,14 @@ def test_a_shipped_model_is_found_by_its_name_unless_a_path_has_it(tmp_path: Pat
 
 
 def test_long_texts_show_their_last_pieces(capsys: Any) -> None:
-    said, document = explained(capsys, "--prompt", "word " * 20, "--explain")
+    report, document = explained(capsys, "--prompt", "word " * 20, "--explain")
     count = len(document["explained"][0]["pieces"])
-    assert f"positions 0 to {count - 13} come before" in said
-    assert f"{count - 1:>8}" in said
+    assert f"positions 0 to {count - 13} come before" in report
+    assert f"{count - 1:>8}" in report
 
 
 def test_path_is_a_record_of_plain_numbers(capsys: Any) -> None:
     _, document = explained(capsys, "--explain")
     (path,) = document["explained"]
     assert set(path) == set(TokenTrace.__dataclass_fields__)
-    assert sum(each["probability"] for each in path["candidates"]) < 1
+    assert sum(candidate["probability"] for candidate in path["candidates"]) < 1

@@ -31,7 +31,7 @@ PROMPT = 9
 QWEN3 = {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj"}
 QWEN3 |= {"qn.weight": "self_attn.q_norm", "kn.weight": "self_attn.k_norm"}
 QWEN3 |= {"n1.weight": "input_layernorm", "n2.weight": "post_attention_layernorm"}
-QWEN3 |= {each: f"mlp.{each}_proj" for each in ("gate", "up", "down")}
+QWEN3 |= {projection: f"mlp.{projection}_proj" for projection in ("gate", "up", "down")}
 
 
 @pytest.fixture
@@ -50,14 +50,14 @@ def toy(monkeypatch, tmp_path, byte_tokenizer) -> Path:
         for name, shape in compose(load_config(tmp_path)).tensor_shapes().items()
     }
     safetensors.numpy.save_file(
-        {name: each.astype(np.float32) for name, each in weights.items()}, tmp_path / "model.safetensors"
+        {name: array.astype(np.float32) for name, array in weights.items()}, tmp_path / "model.safetensors"
     )
     return tmp_path
 
 
 def logits_of(model) -> np.ndarray:
     rows = [model.prefill([IDS[:PROMPT]])[0].logits]
-    rows += [model.decode([IDS[place]], [place])[0].logits for place in range(PROMPT, len(IDS))]
+    rows += [model.decode([IDS[position]], [position])[0].logits for position in range(PROMPT, len(IDS))]
     return np.stack(rows)
 
 
@@ -84,11 +84,11 @@ def test_its_reference_is_that_of_transformers(toy) -> None:
     )
     renamed = {"model.embed_tokens.weight": weights["table"], "model.norm.weight": weights["n.weight"]}
     for name in weights:
-        block, dot, own = name.partition(".")
+        block, dot, suffix = name.partition(".")
         if dot and block != "n":
-            renamed[f"model.layers.{block[1:]}.{QWEN3[own]}.weight"] = weights[name]
+            renamed[f"model.layers.{block[1:]}.{QWEN3[suffix]}.weight"] = weights[name]
     missing, unexpected = oracle.load_state_dict(
-        {name: torch.from_numpy(np.array(each)) for name, each in renamed.items()}, strict=False
+        {name: torch.from_numpy(np.array(array)) for name, array in renamed.items()}, strict=False
     )
     assert (missing, unexpected) == (["lm_head.weight"], [])
     with torch.no_grad():
@@ -119,12 +119,12 @@ def shuffled(weights: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]
     last = {"o", "down", "weight"}
     heads = ("qn.weight", "kn.weight")
     return {
-        name: each
+        name: array
         if name.endswith(heads)
-        else each[order]
+        else array[order]
         if name.rpartition(".")[2] in last
-        else each[:, order]
-        for name, each in weights.items()
+        else array[:, order]
+        for name, array in weights.items()
     }
 
 
@@ -137,11 +137,11 @@ def test_it_generates_and_is_planned(toy, capsys) -> None:
     assert main(["plan", str(toy), "--tp", "2", "--lnc", "1"]) == 0
     text = capsys.readouterr().out
     assert "\ndecoder_layer_decode " in text and "Times are dry runs of this project's kernels" in text
-    held = safetensors.numpy.load_file(toy / "model.safetensors")
+    tensors = safetensors.numpy.load_file(toy / "model.safetensors")
     (counted,) = [
         line.split()[1] for line in text.splitlines() if line.startswith("all ") and "%" not in line
     ]
-    assert counted == f"{sum(each.size for each in held.values()):,}"
+    assert counted == f"{sum(tensor.size for tensor in tensors.values()):,}"
 
 
 def test_a_model_type_without_a_row_is_refused(toy) -> None:
@@ -175,8 +175,8 @@ def test_a_refused_family_says_what_is_missing_and_that_it_is_planned(tmp_path, 
     assert read_config(tmp_path).architecture == ""
     with pytest.raises(ModelError) as refused:
         load_config(tmp_path)
-    said = f"model_type: {needs}, which no layer computes; nkw plan takes it"
-    assert str(refused.value) == f"{tmp_path / 'config.json'}: {said}"
+    message = f"model_type: {needs}, which no layer computes; nkw plan takes it"
+    assert str(refused.value) == f"{tmp_path / 'config.json'}: {message}"
 
 
 @pytest.mark.slow
@@ -192,8 +192,8 @@ def test_a_model_without_missing_parts_is_composed_with_all_its_parameters(path)
     buffers = sum(
         section.count * size
         for section in model.sections
-        for part, size in section.tensors.values()
-        if part == "buffers"
+        for category, size in section.tensors.values()
+        if category == "buffers"
     )
     assert sum(sizes) == model.total + buffers
 

@@ -41,13 +41,13 @@ STAGES = Mesh(2, pipeline=2)
 
 def pairs() -> set[tuple[str, Mesh]]:
     """Return the models and meshes that `make test` runs: each feature on one mesh of OTHERS, and all of MESHES."""
-    found = {(name, mesh) for name, meshes in MESHES.items() for mesh in meshes}
-    return found | {(models[0], OTHERS[n % len(OTHERS)]) for n, models in enumerate(FEATURES.values())}
+    covered = {(name, mesh) for name, meshes in MESHES.items() for mesh in meshes}
+    return covered | {(models[0], OTHERS[n % len(OTHERS)]) for n, models in enumerate(FEATURES.values())}
 
 
 def steps(model: ReferenceModel | KernelModel) -> list[StepOutput]:
     """A step of prompts of different lengths, and one of a token each."""
-    return [*model.prefill(PROMPTS), *model.decode(NEXT, [len(each) for each in PROMPTS])]
+    return [*model.prefill(PROMPTS), *model.decode(NEXT, [len(prompt) for prompt in PROMPTS])]
 
 
 @cache
@@ -65,7 +65,7 @@ def test_every_family_has_a_feature_and_every_mesh_several_features() -> None:
     featured = {name for models in FEATURES.values() for name in models}
     assert {TINY[name][0] for name in (*featured, *MESHES)} == {family for family, _ in TINY.values()}
     for mesh in OTHERS:
-        assert len({name for name, own in pairs() if own == mesh}) > 1
+        assert len({name for name, paired_mesh in pairs() if paired_mesh == mesh}) > 1
 
 
 @pytest.mark.slow
@@ -91,8 +91,8 @@ def test_every_mesh_gives_the_tokens_of_one_rank(folders: dict[str, Path], name:
     device = SimulatedDevice("trn2", mesh.ranks, exact=True)
     model = KernelModel(config, shards, device, CACHE, sequences=len(PROMPTS), mesh=mesh)
     bound = 2 * oracle(name).bound()  # both models err
-    for own, other in zip(steps(model), wanted, strict=True):
-        assert np.abs(own.logits - other.logits).max() <= bound
-        assert own.ids[0] == np.argmax(own.logits)
+    for output, other in zip(steps(model), wanted, strict=True):
+        assert np.abs(output.logits - other.logits).max() <= bound
+        assert output.ids[0] == np.argmax(output.logits)
         second, first = np.sort(other.logits)[-2:]
-        assert first - second <= 2 * bound or own.ids[0] == np.argmax(other.logits)
+        assert first - second <= 2 * bound or output.ids[0] == np.argmax(other.logits)

@@ -22,13 +22,13 @@ FILES = [
 ]
 
 
-def moved(folder: Path, name: str, place: Path) -> None:
+def moved(folder: Path, name: str, target: Path) -> None:
     """Move a file of a folder to a place, and leave a link to it."""
-    place.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     file = folder / name
-    place.write_bytes(file.read_bytes() if file.exists() else b"{}")
+    target.write_bytes(file.read_bytes() if file.exists() else b"{}")
     file.unlink(missing_ok=True)
-    file.symlink_to(place)
+    file.symlink_to(target)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -86,13 +86,13 @@ def test_mxfp4_rounds_to_the_nearest_element_and_ties_to_even_codes() -> None:
 def test_a_part_of_a_weight_is_the_part_of_its_numbers(format: Format) -> None:
     shape = (96, 160)
     weight = QuantisedWeight.from_tensors(format, format.pack(numbers(shape)), shape, np.dtype(np.float32))
-    whole = format.widen(weight.tensors)
+    widened = format.widen(weight.tensors)
     random = np.random.default_rng(3)
     for _ in range(40):
-        part = tuple(slice(*sorted(random.integers(0, size + 1, 2).tolist())) for size in shape)
-        assert np.array_equal(np.asarray(weight[part]), whole[part])
-        assert np.array_equal(np.asarray(weight.T[part[::-1]]), whole[part].T)
-        assert weight[part].shape == whole[part].shape and weight[part].size == whole[part].size
+        slices = tuple(slice(*sorted(random.integers(0, size + 1, 2).tolist())) for size in shape)
+        assert np.array_equal(np.asarray(weight[slices]), widened[slices])
+        assert np.array_equal(np.asarray(weight.T[slices[::-1]]), widened[slices].T)
+        assert weight[slices].shape == widened[slices].shape and weight[slices].size == widened[slices].size
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_the_stored_tensors_of_a_part_begin_with_a_block_or_are_inside_one(
         ):
             format.shard(tensors, (48, 48), range(first, end), range(48))
         return
-    part = format.shard(tensors, (48, 48), range(first, end), range(48))
-    assert np.array_equal(format.widen(part), format.widen(tensors)[first:end])
+    shard = format.shard(tensors, (48, 48), range(first, end), range(48))
+    assert np.array_equal(format.widen(shard), format.widen(tensors)[first:end])
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -132,10 +132,10 @@ def test_a_checkpoint_of_several_dtypes_is_computed_as_its_reference(
     dtypes = {array.dtype for array in shards[0].arrays.values()}
     assert len(dtypes) == (1 if dtype == "bfloat16" else 3)
     ids = [5, 3, 9, 1]
-    (own,) = KernelModel(config, shards, SimulatedDevice("trn2", ranks), 128).prefill([ids])
+    (output,) = KernelModel(config, shards, SimulatedDevice("trn2", ranks), 128).prefill([ids])
     (expected,) = ReferenceModel(config, checkpoint, dtype, ranks=ranks).prefill([ids])
     bound = 2.0**-12 if dtype == "float32" else 2.0**-4
-    assert np.abs(own.logits - expected.logits).max() <= bound * np.abs(expected.logits).max()
+    assert np.abs(output.logits - expected.logits).max() <= bound * np.abs(expected.logits).max()
     assert json.loads((folder / "config.json").read_text())
 
 

@@ -68,24 +68,24 @@ def written(folder: Path, fields: dict[str, Any]) -> Path:
 
 
 def mixers(config: ModelConfig) -> list[GroupedAttention]:
-    found = [block.mixer for block in config.blocks]
-    assert all(isinstance(each, GroupedAttention) for each in found)
-    return found  # type: ignore[return-value]
+    attentions = [block.mixer for block in config.blocks]
+    assert all(isinstance(mixer, GroupedAttention) for mixer in attentions)
+    return attentions  # type: ignore[return-value]
 
 
 def test_layers_read_the_cache_of_the_last_earlier_layer_of_their_kind(tmp_path) -> None:
-    own = mixers(load_config(written(tmp_path, SMALL)))
-    assert [each.cache_of for each in own] == [None] * 5 + [3, 3, 3, 3, 4]
-    assert [each.window for each in own] == ([512] * 4 + [None]) * 2
-    assert [each.head_dim for each in own] == ([256] * 4 + [512]) * 2
-    assert [each.value_norm for each in own] == [True] * 5 + [False] * 5
-    rope = own[4].positions.rope
+    layers = mixers(load_config(written(tmp_path, SMALL)))
+    assert [layer.cache_of for layer in layers] == [None] * 5 + [3, 3, 3, 3, 4]
+    assert [layer.window for layer in layers] == ([512] * 4 + [None]) * 2
+    assert [layer.head_dim for layer in layers] == ([256] * 4 + [512]) * 2
+    assert [layer.value_norm for layer in layers] == [True] * 5 + [False] * 5
+    rope = layers[4].positions.rope
     assert (rope.rope_type, rope.pairs, rope.theta) == (RopeType.proportional, 64, 1e6)
 
 
 def test_the_last_layer_sees_all_positions_whatever_its_type_says(tmp_path) -> None:
     fields = {**SMALL, "num_kv_shared_layers": 0, "layer_types": [SLIDING] * 10}
-    assert [each.window for each in mixers(load_config(written(tmp_path, fields)))] == [512] * 9 + [None]
+    assert [mixer.window for mixer in mixers(load_config(written(tmp_path, fields)))] == [512] * 9 + [None]
 
 
 @pytest.mark.parametrize("name", [name for name, (family, _) in TINY.items() if family == "Gemma4"])
@@ -101,20 +101,22 @@ def test_states_are_held_once(tmp_path) -> None:
     config = load_config(written(tmp_path, SMALL))
     step = StepShape(Phase.decode, 1, 1, 128, 128, 1, FLOAT32, WeightDtypes(FLOAT32))
     names = [state.name for layer in compose(config).layers for state in list_states(layer, step)]
-    assert names == [f"layers.{layer}.attention.{each}" for layer in range(5) for each in ("keys", "values")]
+    assert names == [
+        f"layers.{layer}.attention.{state}" for layer in range(5) for state in ("keys", "values")
+    ]
 
 
 def test_tensors_of_keys_that_another_layer_has_are_not_read(tmp_path) -> None:
     config = load_config(write_tiny(tmp_path, "gemma4"))
-    held = dict(open_checkpoint(tmp_path, config))
-    at = "model.layers.{}.self_attn.k_proj.weight"
-    assert at.format(2) in held and at.format(3) not in held
+    tensors = dict(open_checkpoint(tmp_path, config))
+    tensor_name = "model.layers.{}.self_attn.k_proj.weight"
+    assert tensor_name.format(2) in tensors and tensor_name.format(3) not in tensors
     safetensors.numpy.save_file(
-        {**held, at.format(3): np.ones((24, 36), np.float32)}, tmp_path / "model.safetensors"
+        {**tensors, tensor_name.format(3): np.ones((24, 36), np.float32)}, tmp_path / "model.safetensors"
     )
-    assert set(open_checkpoint(tmp_path, config)) == set(held)
+    assert set(open_checkpoint(tmp_path, config)) == set(tensors)
     safetensors.numpy.save_file(
-        {**held, at.format(6): np.ones((24, 36), np.float32)}, tmp_path / "model.safetensors"
+        {**tensors, tensor_name.format(6): np.ones((24, 36), np.float32)}, tmp_path / "model.safetensors"
     )
     with pytest.raises(
         ModelError, match=r"layers\.6\.self_attn\.k_proj\.weight is not a tensor of Gemma4For"
@@ -174,13 +176,13 @@ def test_a_plan_counts_the_parameters_and_the_bytes_of_a_tiny_model(tmp_path, na
     """Numbers that multiply a layer's result are buffers, which a rank holds and nothing counts as parameters."""
     config = load_config(write_tiny(tmp_path, name))
     counts = load_model(tmp_path)
-    assert counts.total == sum(each.numel() for each in tiny_model(name).parameters())
-    (held,) = shard_weights(config, dict(open_checkpoint(tmp_path, config)), 1)
-    sizes = [array.nbytes for array in held.arrays.values()]
+    assert counts.total == sum(parameter.numel() for parameter in tiny_model(name).parameters())
+    (rank_weights,) = shard_weights(config, dict(open_checkpoint(tmp_path, config)), 1)
+    sizes = [array.nbytes for array in rank_weights.arrays.values()]
     assert compute_footprint(counts, "float32", 1, 16).weight_bytes == sum(sizes)
     step = StepShape(Phase.decode, 1, 1, 16, 16, 1, FLOAT32, WeightDtypes(FLOAT32))
     states = [state for layer in compose(config).layers for state in list_states(layer, step)]
-    held_positions = sum(each.nbytes for each in states) // 16
+    held_positions = sum(state.nbytes for state in states) // 16
     assert sum(counts.page_bytes(1, "float32").values()) == held_positions
 
 
@@ -189,24 +191,26 @@ def test_a_plan_counts_the_parameters_and_the_bytes_of_a_tiny_model(tmp_path, na
 def test_parameters_of_published_shapes_are_those_of_transformers(tmp_path, changes) -> None:
     fields = {**E2B, **changes}
     counts = load_model(written(tmp_path, fields))
-    own = transformers.Gemma4TextConfig(**{key: each for key, each in fields.items() if key != "model_type"})
+    text_config = transformers.Gemma4TextConfig(
+        **{key: field for key, field in fields.items() if key != "model_type"}
+    )
     with torch.device("meta"):
-        model = transformers.Gemma4ForCausalLM(own)
-    assert counts.total == sum(each.numel() for each in model.parameters())
+        model = transformers.Gemma4ForCausalLM(text_config)
+    assert counts.total == sum(parameter.numel() for parameter in model.parameters())
     assert isinstance(read_config(tmp_path).blocks[0].mlp, Experts) == bool(changes == ROUTED)
 
 
 @pytest.mark.parametrize("towers", [("vision",), ("vision", "audio"), ()])
 def test_towers_of_a_model_that_sees_and_hears_are_counted(tmp_path, towers) -> None:
-    given = {"vision": transformers.Gemma4VisionConfig(), "audio": transformers.Gemma4AudioConfig()}
-    whole = transformers.Gemma4Config(text_config=transformers.Gemma4TextConfig(**E2B))
-    whole.vision_config = given["vision"] if "vision" in towers else None
-    whole.audio_config = given["audio"] if "audio" in towers else None
-    whole.save_pretrained(tmp_path)
+    tower_configs = {"vision": transformers.Gemma4VisionConfig(), "audio": transformers.Gemma4AudioConfig()}
+    full_config = transformers.Gemma4Config(text_config=transformers.Gemma4TextConfig(**E2B))
+    full_config.vision_config = tower_configs["vision"] if "vision" in towers else None
+    full_config.audio_config = tower_configs["audio"] if "audio" in towers else None
+    full_config.save_pretrained(tmp_path)
     counts = load_model(tmp_path)
     with torch.device("meta"):
-        model = transformers.Gemma4ForConditionalGeneration(whole)
-    assert counts.total == sum(each.numel() for each in model.parameters())
+        model = transformers.Gemma4ForConditionalGeneration(full_config)
+    assert counts.total == sum(parameter.numel() for parameter in model.parameters())
     with pytest.raises(ModelError) as refused:
         load_config(tmp_path)
     assert ("needs the vision and audio towers, which" in str(refused.value)) == (len(towers) == 2)
@@ -220,11 +224,11 @@ def test_towers_of_a_model_that_sees_and_hears_are_counted(tmp_path, towers) -> 
     ],
 )
 def test_gemma_3n_is_counted_and_refused_by_what_is_missing(tmp_path, changes) -> None:
-    own = transformers.Gemma3nTextConfig(**changes)
-    own.save_pretrained(tmp_path)
+    text_config = transformers.Gemma3nTextConfig(**changes)
+    text_config.save_pretrained(tmp_path)
     with torch.device("meta"):
-        model = transformers.Gemma3nForCausalLM(own)
-    assert load_model(tmp_path).total == sum(each.numel() for each in model.parameters())
+        model = transformers.Gemma3nForCausalLM(text_config)
+    assert load_model(tmp_path).total == sum(parameter.numel() for parameter in model.parameters())
     with pytest.raises(ModelError) as refused:
         load_config(tmp_path)
     sparse = "" if changes else "sparse activations, "

@@ -84,8 +84,8 @@ def run(
     return done
 
 
-def shown(parts: Sequence[Part]) -> list[str]:
-    return rendered(parts).splitlines()
+def shown(sections: Sequence[Part]) -> list[str]:
+    return rendered(sections).splitlines()
 
 
 def ids_of(model: tuple[Tokenizer, ModelConfig], text: str) -> list[int]:
@@ -149,13 +149,13 @@ def test_a_token_that_differs_is_named_with_how_far_the_logits_lie_apart(model) 
     """The reference's scores are 0 but for its own choice; those of the backend are 2 and 1.75 for two tokens."""
 
     class Candidates(Script):
-        def __init__(self, tokens: Sequence[int], others: Sequence[int]) -> None:
+        def __init__(self, tokens: Sequence[int], alternatives: Sequence[int]) -> None:
             super().__init__(tokens)
-            self._others = list(others)
+            self._alternatives = list(alternatives)
 
         def _next(self) -> StepOutput:
             logits = np.zeros(300, np.float32)
-            logits[self._others.pop(0)] = 1.75
+            logits[self._alternatives.pop(0)] = 1.75
             logits[self._tokens.pop(0)] = 2.0
             return StepOutput(logits)
 
@@ -183,9 +183,9 @@ def test_the_report_names_the_first_tokens_that_differ_in_eighty_columns(model) 
     assert lines[-1] == "tokens that differ besides: 1"
     assert len(lines) == 1 + 2 * 5 + 1
     drawn = replace(run_of, sampling=SamplingParams(temperature=1.0))
-    said = "tokens are drawn at random; rounding moves the bounds between candidates"
-    assert shown(summarise(drawn, [done], [])) == [*lines, said]
-    assert said not in shown(summarise(drawn, [replace(done, differences=())], []))
+    message = "tokens are drawn at random; rounding moves the bounds between candidates"
+    assert shown(summarise(drawn, [done], [])) == [*lines, message]
+    assert message not in shown(summarise(drawn, [replace(done, differences=())], []))
     long = replace(done.differences[0], text="\x1b" * 200, reference_text="y" * 200, logits_apart=None)
     lines = shown(summarise(run_of, [replace(done, differences=(long,))], []))
     assert lines[0].startswith("7 of 8")
@@ -245,12 +245,12 @@ def test_what_only_begins_a_stop_string_is_given_out_at_the_end(model) -> None:
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1, 1, 1), (2, 3, 2), (7,), (3, 4)])
 def test_the_first_stop_string_counts_however_the_text_is_cut(sizes) -> None:
-    text, at, given = "aabaabb", 0, ""
+    text, offset, emitted = "aabaabb", 0, ""
     stops = StopStrings(["aabb", "abb"])
     for size in sizes:
-        given += stops.push(text[at : at + size])
-        at += size
-    assert (given, stops.matched) == ("aab", "aabb")
+        emitted += stops.push(text[offset : offset + size])
+        offset += size
+    assert (emitted, stops.matched) == ("aab", "aabb")
 
 
 def test_refuses_an_empty_stop_string(model) -> None:
@@ -264,24 +264,24 @@ def test_each_prompt_of_a_batch_ends_by_itself_and_draws_as_alone(model) -> None
 
     class Drawn:
         def __init__(self) -> None:
-            self.asked: list[Sequence[int | None]] = []
+            self.requested_tokens: list[Sequence[int | None]] = []
 
         def prefill(self, prompts: Sequence[Sequence[int]]) -> list[StepOutput]:
-            return [self._of(ids[-1], len(ids) - 1) for ids in prompts]
+            return [self._build_output(ids[-1], len(ids) - 1) for ids in prompts]
 
         def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> list[StepOutput]:
-            self.asked.append(tokens)
-            return [self._of(*each) for each in zip(tokens, positions)]
+            self.requested_tokens.append(tokens)
+            return [self._build_output(*pair) for pair in zip(tokens, positions)]
 
         def start(self, features: None = None) -> ReferenceSequence:
             return ReferenceSequence()
 
         def extend(self, sequence: ReferenceSequence, ids: Sequence[int]) -> StepOutput:
             sequence.ids += ids
-            sequence.output = self._of(sequence.ids[-1], len(sequence.ids) - 1)
+            sequence.output = self._build_output(sequence.ids[-1], len(sequence.ids) - 1)
             return sequence.output
 
-        def _of(self, token: int | None, position: int) -> StepOutput:
+        def _build_output(self, token: int | None, position: int) -> StepOutput:
             if token is None:
                 return StepOutput()
             logits = np.random.default_rng([token, position]).standard_normal(300).astype(np.float32)
@@ -295,5 +295,8 @@ def test_each_prompt_of_a_batch_ends_by_itself_and_draws_as_alone(model) -> None
         generate(Drawn(), tokenizer, config, [ids], sampling, reference=Drawn())[0] for ids in prompts
     ]
     assert batch[3].stopped_by is StopReason.context
-    assert [None in tokens for tokens in backend.asked] == [True] * len(backend.asked)
-    assert all(each.differences == () and each.tokens_compared == len(each.generated_ids) for each in batch)
+    assert [None in tokens for tokens in backend.requested_tokens] == [True] * len(backend.requested_tokens)
+    assert all(
+        generation.differences == () and generation.tokens_compared == len(generation.generated_ids)
+        for generation in batch
+    )

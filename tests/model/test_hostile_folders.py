@@ -27,7 +27,7 @@ from tests.model.random_families import FAMILIES
 LONGEST = 1000
 
 
-def said(action: Callable[[], object]) -> str:
+def describe_refusal(action: Callable[[], object]) -> str:
     """The sentence that refuses `action`; "" where it is carried out. Anything but a ModelError fails the test."""
     try:
         action()
@@ -62,8 +62,8 @@ def check_configs(folder: Path, configs: Iterable[tuple[str, dict[str, Any]]]) -
     for label, config in configs:
         (folder / "config.json").write_text(json.dumps(config))
         try:
-            outcomes.add(bool(said(lambda: used(folder))))
-            said(lambda: planned(folder))
+            outcomes.add(bool(describe_refusal(lambda: used(folder))))
+            describe_refusal(lambda: planned(folder))
         except Exception as error:
             raise AssertionError(f"{label}: {type(error).__name__}: {error}") from error
     assert outcomes == {True, False}
@@ -93,7 +93,7 @@ def test_every_wrong_field_of_generation_config_is_refused_in_one_sentence(tmp_p
     outcomes = set()
     for _, fields in spoilt(sound):
         (folder / "generation_config.json").write_text(json.dumps(fields))
-        outcomes.add(bool(said(lambda: (load_config(folder), read_sampling_params(options)))))
+        outcomes.add(bool(describe_refusal(lambda: (load_config(folder), read_sampling_params(options)))))
     assert outcomes == {True, False}
 
 
@@ -110,8 +110,8 @@ def namespace() -> Callable[[Path], Any]:
 Weights = dict[str, np.ndarray]
 
 
-def without(held: Weights, name: str) -> Weights:
-    return {each: tensor for each, tensor in held.items() if each != name}
+def without(tensors: Weights, name: str) -> Weights:
+    return {tensor_name: tensor for tensor_name, tensor in tensors.items() if tensor_name != name}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -119,25 +119,25 @@ def test_a_tensor_that_is_missing_surplus_or_misshapen_is_named(family, tmp_path
     """Of the last layer, and of those around the layers, each tensor; one of a dtype of its own is noticed as well."""
     folder = write_family(tmp_path / "m", family)
     config, path = load_config(folder), folder / "model.safetensors"
-    held = safetensors.numpy.load_file(path)
-    assert said(lambda: open_checkpoint(folder, config)) == ""
+    tensors = safetensors.numpy.load_file(path)
+    assert describe_refusal(lambda: open_checkpoint(folder, config)) == ""
     last = f".{len(config.blocks) - 1}."
-    for name in [name for name in held if last in name or not any(map(str.isdigit, name))]:
-        tensor = held[name]
+    for name in [name for name in tensors if last in name or not any(map(str.isdigit, name))]:
+        tensor = tensors[name]
         for changed, sentence in (
-            (without(held, name), f"tensor {name} is missing"),
-            ({**held, f"{name}.more": tensor}, f"{name}.more is not a tensor of {ARCHITECTURES[family]}"),
+            (without(tensors, name), f"tensor {name} is missing"),
+            ({**tensors, f"{name}.more": tensor}, f"{name}.more is not a tensor of {ARCHITECTURES[family]}"),
             (
-                {**held, name: tensor[:-1].copy()},
+                {**tensors, name: tensor[:-1].copy()},
                 f"{name} has shape {tensor[:-1].shape}; config.json asks for {tensor.shape}",
             ),
             (
-                {**held, name: tensor.astype(np.int8)},
+                {**tensors, name: tensor.astype(np.int8)},
                 f"{name} has dtype 'I8'; known are F32, F16, BF16",
             ),
         ):
             safetensors.numpy.save_file(changed, path)
-            assert said(lambda: open_checkpoint(folder, config)) == f"{path}: {sentence}"
+            assert describe_refusal(lambda: open_checkpoint(folder, config)) == f"{path}: {sentence}"
 
 
 @pytest.mark.parametrize("value", [value for value in VALUES if isinstance(value, dict)] + [7])
@@ -146,5 +146,5 @@ def test_quantised_weights_are_refused_by_name_in_every_family(value, tmp_path) 
         folder = write_family(tmp_path / family, family)
         fields = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**fields, "quantization_config": value}))
-        sentence = said(lambda: load_config(folder))  # noqa: B023 - called here
+        sentence = describe_refusal(lambda: load_config(folder))  # noqa: B023 - called here
         assert sentence.startswith(f"{folder / 'config.json'}: quantization_config: ")

@@ -28,14 +28,16 @@ PROMPT = 9
 
 def logits_of(model, ids: list[int]) -> np.ndarray:
     rows = [model.prefill([ids[:PROMPT]])[0].logits]
-    rows += [model.decode([ids[place]], [place])[0].logits for place in range(PROMPT, len(ids))]
+    rows += [model.decode([ids[position]], [position])[0].logits for position in range(PROMPT, len(ids))]
     return np.stack(rows)
 
 
 def noise(config: ModelConfig, weights: dict[str, np.ndarray], wanted: np.ndarray) -> float:
     """What the order of float32 sums alone does to the logits: the largest change over 8 reorderings."""
-    others = [logits_of(ReferenceModel(config, reordered(config, weights, seed)), IDS) for seed in range(8)]
-    return max(float(np.abs(other - wanted).max()) for other in others)
+    reordered_logits = [
+        logits_of(ReferenceModel(config, reordered(config, weights, seed)), IDS) for seed in range(8)
+    ]
+    return max(float(np.abs(other - wanted).max()) for other in reordered_logits)
 
 
 @pytest.mark.slow
@@ -79,7 +81,7 @@ def test_a_pass_is_predicted_without_computing(write_model, target) -> None:
         (prompt, ["qkv_projection", "attention_prefill", "output_projection", "mlp"]),
         (token, ["decoder_layer_decode"]),
     ):
-        kernels = [each.launch.kernel for each in done.launches]
+        kernels = [launch.launch.kernel for launch in done.launches]
         assert kernels == ["embedding", *layer * len(config.blocks), "lm_head"]
         prediction = done.prediction()
         assert prediction.target == target
@@ -98,7 +100,7 @@ def test_equal_launches_are_planned_once(write_model) -> None:
     done = device.take_pass()
     assert len(done.launches) == 2 + 4 * 3
     # embedding, lm_head, and of each layer the projection, attention, output, mlp
-    assert len({id(each) for each in done.launches}) == 2 + 4
+    assert len({id(launch) for launch in done.launches}) == 2 + 4
 
 
 def test_time_of_a_pass_is_the_sum_of_its_kernels_and_one_start(write_model) -> None:
@@ -149,10 +151,10 @@ def test_weights_do_not_outlive_their_model(write_model) -> None:
     """A program holds the arrays of its last launch, so that two models of one process would be there at once."""
     config, weights = load(write_model())
     shards = shard_weights(config, weights, 1)
-    held = weakref.ref(shards[0].arrays["layers.0.attention.w_qkv"])
+    reference = weakref.ref(shards[0].arrays["layers.0.attention.w_qkv"])
     model = KernelModel(config, shards, SimulatedDevice("trn1", 1), 128)
     model.prefill([IDS])
     model.prefill([IDS])
     del shards, model
     gc.collect()
-    assert held() is None
+    assert reference() is None

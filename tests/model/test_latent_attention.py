@@ -29,60 +29,64 @@ pytest.importorskip("transformers", reason="transformers is an extra of developm
 
 
 def mixer(folder: Path) -> LatentMixer:
-    found = compose(load_config(folder)).blocks[1][0]
-    assert isinstance(found, LatentMixer)
-    return found
+    latent_mixer = compose(load_config(folder)).blocks[1][0]
+    assert isinstance(latent_mixer, LatentMixer)
+    return latent_mixer
 
 
 def step(config: Any, tokens: int, sequences: int, phase: Phase, ranks: int = 1, **changes: Any) -> StepShape:
-    held = np.dtype(np.float32)
-    return StepShape(phase, tokens, sequences, 64, config.context, ranks, held, WeightDtypes(held), **changes)
+    dtype = np.dtype(np.float32)
+    return StepShape(
+        phase, tokens, sequences, 64, config.context, ranks, dtype, WeightDtypes(dtype), **changes
+    )
 
 
 def test_every_rank_holds_both_projections_of_its_heads(tmp_path: Path) -> None:
     """Four heads over three ranks: two, two, and padding of zeros; 10 plain elements of a key and 14 of a value."""
     _, weights = load(write_tiny(tmp_path, "deepseek v3"))
-    own = mixer(tmp_path)
-    whole = weights["model.layers.1.self_attn.kv_b_proj.weight"].reshape(4, 24, 20)
+    latent_mixer = mixer(tmp_path)
+    weight = weights["model.layers.1.self_attn.kv_b_proj.weight"].reshape(4, 24, 20)
     for rank, heads in enumerate(([0, 1], [2, 3], [])):
         shard = Shard(rank, 3)
-        keys, values = (each.take(weights, shard) for each in (own.w_keys, own.w_values))
-        assert keys.shape == own.w_keys.shape(shard) == (20, 20)
-        assert values.shape == own.w_values.shape(shard) == (20, 28)
+        keys, values = (
+            projection.take(weights, shard) for projection in (latent_mixer.w_keys, latent_mixer.w_values)
+        )
+        assert keys.shape == latent_mixer.w_keys.shape(shard) == (20, 20)
+        assert values.shape == latent_mixer.w_values.shape(shard) == (20, 28)
         count = len(heads)
-        assert np.array_equal(keys[: 10 * count], whole[heads, :10].reshape(-1, 20))
-        assert np.array_equal(values[:, : 14 * count], whole[heads, 10:].reshape(-1, 20).T)
+        assert np.array_equal(keys[: 10 * count], weight[heads, :10].reshape(-1, 20))
+        assert np.array_equal(values[:, : 14 * count], weight[heads, 10:].reshape(-1, 20).T)
         assert not keys[10 * count :].any() and not values[:, 14 * count :].any()
 
 
 def test_rotated_elements_come_first_and_pairs_half_of_them_apart(tmp_path: Path) -> None:
     _, weights = load(write_tiny(tmp_path, "deepseek v2"))
-    own = mixer(tmp_path)
+    latent_mixer = mixer(tmp_path)
     order = [10, 12, 14, 11, 13, 15, *range(10)]
     query = weights["model.layers.1.self_attn.q_proj.weight"].reshape(4, 16, 36)
-    assert np.array_equal(own.w_query.take(weights, Shard(0, 1)), query[:, order].reshape(-1, 36).T)
+    assert np.array_equal(latent_mixer.w_query.take(weights, Shard(0, 1)), query[:, order].reshape(-1, 36).T)
     rows = weights["model.layers.1.self_attn.kv_a_proj_with_mqa.weight"]
-    latent = own.w_latent.take(weights, Shard(1, 2))
+    latent = latent_mixer.w_latent.take(weights, Shard(1, 2))
     assert np.array_equal(latent, rows[[*range(20), 20, 22, 24, 21, 23, 25]].T)
-    assert own.w_latent.is_whole and not own.w_query.is_whole
+    assert latent_mixer.w_latent.is_whole and not latent_mixer.w_query.is_whole
 
 
 def test_kernels_of_prompts_and_of_steps(tmp_path: Path) -> None:
     config = load_config(write_tiny(tmp_path, "deepseek v3"))
-    own, project = mixer(tmp_path), ["qkv_projection"] * 3
-    prompt = own.launches(step(config, 40, 2, Phase.prefill))
+    latent_mixer, project = mixer(tmp_path), ["qkv_projection"] * 3
+    prompt = latent_mixer.launches(step(config, 40, 2, Phase.prefill))
     attended = ["latent_keys_values", "attention_prefill"]
-    assert [each.kernel for each in prompt] == [*project, *attended, "output_projection"]
+    assert [launch.kernel for launch in prompt] == [*project, *attended, "output_projection"]
     for new, sequences, sizes in (
         (1, 300, [(128, 2), (44, 1)]),
         (2, 64, [(128, 1)]),
         (2, 65, [(128, 1), (2, 1)]),
     ):
-        launches = own.launches(step(config, new * sequences, sequences, Phase.decode))
-        attend = [each for each in launches if each.kernel == "latent_attention_decode"]
-        assert [(each.rows, each.repeat) for each in attend] == sizes
+        launches = latent_mixer.launches(step(config, new * sequences, sequences, Phase.decode))
+        attend = [launch for launch in launches if launch.kernel == "latent_attention_decode"]
+        assert [(launch.rows, launch.repeat) for launch in attend] == sizes
         assert len(launches) == 4 + len(attend)
-    (rows,) = list_states(own, step(config, 2, 2, Phase.decode, pages=9, block_size=16))
+    (rows,) = list_states(latent_mixer, step(config, 2, 2, Phase.decode, pages=9, block_size=16))
     assert rows.shape == (9, 16, 26)
 
 
@@ -101,7 +105,7 @@ def test_queries_without_a_latent_and_rotations_of_halves(tmp_path: Path, interl
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "said"),
+    ("name", "changes", "message"),
     [
         ("deepseek v2", {"attention_bias": True}, "attention_bias: projections of latent attention"),
         ("deepseek v3", {"mlp_bias": True}, "mlp_bias: projections of latent attention and of experts"),
@@ -117,13 +121,13 @@ def test_queries_without_a_latent_and_rotations_of_halves(tmp_path: Path, interl
     ],
 )
 def test_what_no_kernel_computes_is_refused(
-    tmp_path: Path, name: str, changes: dict[str, Any], said: str
+    tmp_path: Path, name: str, changes: dict[str, Any], message: str
 ) -> None:
     path = write_tiny(tmp_path, name) / "config.json"
     fields = json.loads(path.read_text())
     load_config(tmp_path)
     path.write_text(json.dumps({**fields, **changes}))
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         load_config(tmp_path)
 
 

@@ -62,16 +62,18 @@ def loaded(folder, ranks: int, dtype: str = "float32", cuts: bool = False) -> Lo
     weights = shard_weights(config, dict(open_checkpoint(folder, config)), ranks, dtype=dtype)
     device = Recorded("trn2", ranks)
     decoder = compose(config)
-    held = weights[0].arrays["head.w_head"].dtype
+    weight_dtype = weights[0].arrays["head.w_head"].dtype
     mesh = Mesh(ranks, sequence=cuts)
-    tokens, dtypes = mesh.padded_length(PROMPT, 1), (weights[0].dtype, held)
+    tokens, dtypes = mesh.padded_length(PROMPT, 1), (weights[0].dtype, weight_dtype)
     step = StepShape(
         *(Phase.prefill, tokens, 1, 128, config.context, ranks, dtypes[0], WeightDtypes(dtypes[1])),
         cuts_sequence=cuts,
     )
     lists = {
-        each.phase: [launch for part in decoder.sections for launch in launches_of(part, each)]
-        for each in (step, replace(step, phase=Phase.decode, tokens=1))
+        phase_step.phase: [
+            launch for section in decoder.sections for launch in launches_of(section, phase_step)
+        ]
+        for phase_step in (step, replace(step, phase=Phase.decode, tokens=1))
     }
     return Loaded(KernelModel(config, weights, device, 128, mesh=mesh), device, lists)
 
@@ -92,15 +94,15 @@ def test_a_device_is_given_the_list_in_its_order_shapes_and_dtypes(
         first, returned = arguments[0], outputs[0]
         assert first.keys() == launch.arguments.keys()
         for parameter, stated in launch.arguments.items():
-            given = first[parameter]
+            array = first[parameter]
             if isinstance(stated, Value):
-                assert (launch.kernel, given.shape, given.dtype) == (
+                assert (launch.kernel, array.shape, array.dtype) == (
                     launch.kernel,
                     stated.shape,
                     stated.dtype,
                 )
             else:
-                assert not isinstance(given, np.ndarray)
+                assert not isinstance(array, np.ndarray)
         count = len(returned) if isinstance(returned, tuple) else 1
         assert count == len(launch.results)
 
@@ -120,12 +122,12 @@ def test_what_a_launch_returns_is_what_later_launches_read(write_model, changes,
     for layer in decoder.layers:
         known |= {state.name for state in list_states(layer, step)} | set(layer.constants(step))
     for launches in case.launches.values():
-        there = set(known)
+        available = set(known)
         for launch in launches:
             read = {value.name for value in launch.values}
-            assert read <= there, f"{launch.kernel} reads {read - there}"
-            there |= set(launch.results)
-        assert {"logits", "values", "tokens"} <= there
+            assert read <= available, f"{launch.kernel} reads {read - available}"
+            available |= set(launch.results)
+        assert {"logits", "values", "tokens"} <= available
 
 
 def test_the_least_work_of_a_product_is_every_weight_once(write_model) -> None:
@@ -155,17 +157,17 @@ def test_the_least_work_of_a_decode_step_is_every_weight_and_the_cache_once(writ
     layer = decoder.blocks[0][0]
     (launch,) = layer.launches(step)
     products = [prod(weight.shape(step.shard)) for weight in (layer.w_qkv, layer.w_o)]
-    assert launch.work.bytes == 4 * sum(products) + sum(each.nbytes for each in list_states(layer, step))
+    assert launch.work.bytes == 4 * sum(products) + sum(state.nbytes for state in list_states(layer, step))
     queries = layer.w_o.shape(step.shard)[0]
     assert launch.work.operations == 3 * (2 * sum(products) + 4 * queries * 128)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_share_the_work_and_sums_over_them_move_nothing_through_hbm(write_model, ranks) -> None:
-    one, many = (loaded(write_model(name=f"model{place}"), each) for place, each in enumerate((1, ranks)))
+    one, many = (loaded(write_model(name=f"model{index}"), count) for index, count in enumerate((1, ranks)))
     for name in ("mlp", "output_projection"):
         (alone, *_), (shared, *_) = (
-            [each.work for each in case.launches[Phase.prefill] if each.kernel == name]
+            [launch.work for launch in case.launches[Phase.prefill] if launch.kernel == name]
             for case in (one, many)
         )
         assert (shared.bytes, shared.operations) == (alone.bytes / ranks, alone.operations / ranks)
@@ -173,8 +175,8 @@ def test_ranks_share_the_work_and_sums_over_them_move_nothing_through_hbm(write_
 
 def test_ranks_that_cut_the_sequence_hold_their_rows_of_a_prompt_and_decode_as_without(write_model) -> None:
     """Of 9 tokens, padded to 12, each of 4 ranks has 3 rows of x; queries, keys and values are of all."""
-    whole, cut = (loaded(write_model(name=str(cuts)), 4, cuts=cuts).launches for cuts in (False, True))
-    assert cut[Phase.decode] == whole[Phase.decode]
+    uncut, cut = (loaded(write_model(name=str(cuts)), 4, cuts=cuts).launches for cuts in (False, True))
+    assert cut[Phase.decode] == uncut[Phase.decode]
     rows = {
         (value.name, value.shape[0])
         for launch in cut[Phase.prefill][:-1]
@@ -200,13 +202,13 @@ def test_a_step_of_many_sequences_lists_rows_and_repeats(write_model, batch, chu
     """Up to 128 sequences a decoder layer is one launch; of more the MLP reads its weights once for all."""
     decoder = compose(load_config(write_model()))
     step = StepShape(Phase.decode, batch, batch, 128, 64, 1, FLOAT32, WeightDtypes(FLOAT32))
-    first, *others = launches_of(decoder.blocks[0], step)
-    attend = [first, *others[:-1]]
+    first, *remaining = launches_of(decoder.blocks[0], step)
+    attend = [first, *remaining[:-1]]
     name = "decoder_layer_decode" if batch <= 128 else "attention_block_decode"
-    assert {each.kernel for each in attend} == {name}
-    assert [each.kernel for each in others[-1:]] == ([] if batch <= 128 else ["mlp"])
-    assert [(each.rows, each.repeat) for each in attend] == chunks
-    assert [(each.rows, each.repeat) for each in decoder.sections[-1][0].launches(step)] == chunks
+    assert {launch.kernel for launch in attend} == {name}
+    assert [launch.kernel for launch in remaining[-1:]] == ([] if batch <= 128 else ["mlp"])
+    assert [(launch.rows, launch.repeat) for launch in attend] == chunks
+    assert [(launch.rows, launch.repeat) for launch in decoder.sections[-1][0].launches(step)] == chunks
 
 
 def test_a_joint_launch_is_its_parts_and_only_what_the_kernel_takes_is_joined(write_model) -> None:
@@ -239,15 +241,17 @@ def test_a_joint_launch_is_its_parts_and_only_what_the_kernel_takes_is_joined(wr
         assert join_launches(launches) == launches
     gelu = {**mlp.arguments, "activation": "gelu", "b_up": weight}
     (layer,) = join_launches([block, replace(mlp, arguments=gelu)])
-    given = layer.arguments
-    assert (given["activation"], given["b_up"], given["sinks"]) == ("gelu", weight, None)
+    arguments = layer.arguments
+    assert (arguments["activation"], arguments["b_up"], arguments["sinks"]) == ("gelu", weight, None)
 
 
 def test_an_argument_is_bound_by_its_name_and_one_that_the_kernel_lacks_is_refused() -> None:
     """What is left out has its default, so a launch that gives a default equals one that leaves it out."""
-    given = {"table": 2, "ids": 1, "scale": 3.0}
-    assert bind_arguments("embedding", given) == (1, 2, nl.float32, 3.0, None, None, None, None)
-    assert bind_arguments("embedding", {**given, "positions": None}) == bind_arguments("embedding", given)
+    arguments = {"table": 2, "ids": 1, "scale": 3.0}
+    assert bind_arguments("embedding", arguments) == (1, 2, nl.float32, 3.0, None, None, None, None)
+    assert bind_arguments("embedding", {**arguments, "positions": None}) == bind_arguments(
+        "embedding", arguments
+    )
     assert parameter_indices("embedding", ["table", None, "ids"]) == (1, None, 0)
     with pytest.raises(ModelError, match=r"^embedding: no parameter tables, no argument for table$"):
         bind_arguments("embedding", {"ids": 1, "tables": 2})
@@ -262,14 +266,16 @@ def test_a_network_names_every_array_that_its_steps_read(write_model, window) ->
     pages = {"pages": 9, "block_size": 16, "padded": True, "cache_length": 128}
     step = StepShape(Phase.decode, 2, 2, 128, 64, 1, FLOAT32, WeightDtypes(FLOAT32))
     step = replace(step, **pages, window_pages=() if window is None else ((window, 5),))
-    held = {name for weight in network.weights for name in weight.describe(step.shard, step.weights)}
+    network_arrays = {
+        name for weight in network.weights for name in weight.describe(step.shard, step.weights)
+    }
     for layer in network.layers:
-        held |= {*layer.constants(step), *(state.name for state in list_states(layer, step))}
+        network_arrays |= {*layer.constants(step), *(state.name for state in list_states(layer, step))}
     read = set()
     for section in network.sections:
         for launch in launches_of(section, step):
-            read |= {value.name for value in launch.values} - held
-            held |= set(launch.results)
+            read |= {value.name for value in launch.values} - network_arrays
+            network_arrays |= set(launch.results)
     assert read <= set(network.inputs)
     assert {name for name in read if name.startswith("slot_mapping")} == {
         "slot_mapping" if window is None else f"slot_mapping.{window}"

@@ -68,12 +68,12 @@ def test_every_mesh_has_the_logits_of_one_rank(write_model, simulated, mesh) -> 
     model = KernelModel(config, shards, simulated("trn2", mesh.ranks), 128, sequences=3, mesh=mesh)
     reference = ReferenceModel(config, weights)
     bound = 4 * noise(config, weights, logits_of(reference, IDS))  # as in test_kernel_model
-    at = [len(each) for each in PROMPTS]
+    positions = [len(prompt) for prompt in PROMPTS]
     steps = [(model.prefill(PROMPTS), reference.prefill(PROMPTS))]
-    steps += [(model.decode([5, 6, 7], at), reference.decode([5, 6, 7], at))]
-    for own, wanted in steps:
-        assert len(own) == 3
-        for one, other in zip(own, wanted):
+    steps += [(model.decode([5, 6, 7], positions), reference.decode([5, 6, 7], positions))]
+    for outputs, wanted in steps:
+        assert len(outputs) == 3
+        for one, other in zip(outputs, wanted):
             assert np.abs(one.logits - other.logits).max() <= bound
             assert one.ids[0] == np.argmax(one.logits)
 
@@ -97,8 +97,8 @@ def test_prompts_are_divided_over_the_groups_of_a_mesh(write_model, tmp_path, ca
         arguments = ["--model", folder, *prompts, "--max-new-tokens", "3", *mesh, "--json", str(path)]
         assert main(["generate", *arguments]) == 0
         results.append(json.loads(path.read_text()))
-    ids = [[each["generated_ids"] for each in result["generations"]] for result in results]
-    assert all(each == ids[0] for each in ids)
+    ids = [[generation["generated_ids"] for generation in result["generations"]] for result in results]
+    assert all(group_ids == ids[0] for group_ids in ids)
     assert [(result["tp"], result["dp"], result["sp"]) for result in results] == [
         (1, 1, False),
         (1, 2, False),
@@ -106,7 +106,11 @@ def test_prompts_are_divided_over_the_groups_of_a_mesh(write_model, tmp_path, ca
         (1, 3, False),
         (2, 1, True),
     ]
-    assert all(each["checks"]["tokens_equal"] == 3 for result in results for each in result["generations"])
+    assert all(
+        generation["checks"]["tokens_equal"] == 3
+        for result in results
+        for generation in result["generations"]
+    )
     assert "predicted on 3 cores for 3 prompts, in ms" in capsys.readouterr().out
     steps = [result["predictions"]["trn2"]["per_token"]["program_ns"] for result in results]
     assert steps[1] < steps[0]  # two sequences a group instead of three
@@ -130,8 +134,8 @@ def test_a_mesh_has_at_most_32_ranks(write_model, capsys, tp, dp, works) -> None
     if not works:
         assert main(["generate", *arguments, *mesh]) == 0
         return
-    said = f"nkw: error: --tp {tp} times --dp {dp} are {tp * dp} ranks; one run takes 32: {works}"
-    assert refused(capsys, *arguments, *mesh) == said
+    message = f"nkw: error: --tp {tp} times --dp {dp} are {tp * dp} ranks; one run takes 32: {works}"
+    assert refused(capsys, *arguments, *mesh) == message
 
 
 @pytest.mark.parametrize(
@@ -139,10 +143,19 @@ def test_a_mesh_has_at_most_32_ranks(write_model, capsys, tp, dp, works) -> None
     [(1, "1 prompt; this run takes --dp 1"), (2, "2 prompts; this run takes --dp 1 to 2")],
 )
 def test_every_group_has_a_prompt(write_model, capsys, prompts, works) -> None:
-    given = [word for number in range(prompts) for word in ("--prompt", str(number))]
-    arguments = ["--model", str(write_model()), "--backend", "numpy", "--max-new-tokens", "1", *given, "--dp"]
-    said = f"nkw: error: --dp {prompts + 1} makes {prompts + 1} groups for {works}"
-    assert refused(capsys, *arguments, str(prompts + 1)) == said
+    prompt_options = [word for number in range(prompts) for word in ("--prompt", str(number))]
+    arguments = [
+        "--model",
+        str(write_model()),
+        "--backend",
+        "numpy",
+        "--max-new-tokens",
+        "1",
+        *prompt_options,
+        "--dp",
+    ]
+    message = f"nkw: error: --dp {prompts + 1} makes {prompts + 1} groups for {works}"
+    assert refused(capsys, *arguments, str(prompts + 1)) == message
     assert main(["generate", *arguments, str(prompts)]) == 0
 
 
@@ -153,8 +166,8 @@ def test_a_group_of_32_ranks_has_the_logits_of_one(write_model) -> None:
     config, weights = load(write_model(num_hidden_layers=1, **sizes))
     wanted = logits_of(ReferenceModel(config, weights), IDS)
     model = KernelModel(config, shard_weights(config, weights, 32), SimulatedDevice("trn2", 32), 128)
-    own = logits_of(model, IDS[: PROMPT + 1])
-    assert np.abs(own - wanted[: len(own)]).max() <= 4 * noise(
+    logits = logits_of(model, IDS[: PROMPT + 1])
+    assert np.abs(logits - wanted[: len(logits)]).max() <= 4 * noise(
         config, weights, wanted
     )  # as in test_kernel_model
 
@@ -170,11 +183,11 @@ SAID = [
 def test_the_report_says_what_ranks_hold_padded(write_model, tmp_path, capsys) -> None:
     folder, path = str(write_model(**UNEVEN)), tmp_path / "out.json"
     arguments = ["--model", folder, "--max-new-tokens", "2", "--json", str(path), "--tp"]
-    for ranks, said in ((1, []), (3, []), (4, SAID)):
+    for ranks, uneven in ((1, []), (3, []), (4, SAID)):
         assert main(["generate", *arguments, str(ranks)]) == 0
-        assert json.loads(path.read_text())["uneven"] == said
+        assert json.loads(path.read_text())["uneven"] == uneven
         text = " ".join(capsys.readouterr().out.split())
-        assert (f"on 4 ranks {'; '.join(SAID)}" in text) == bool(said)
+        assert (f"on 4 ranks {'; '.join(SAID)}" in text) == bool(uneven)
 
 
 @pytest.mark.parametrize(("tp", "fits"), [("1", False), ("2", True)])
@@ -183,8 +196,10 @@ def test_one_rank_has_nobody_to_cut_a_sequence_with(write_model, capsys, tp, fit
     if fits:
         assert main(["generate", *arguments, "--sp"]) == 0
         return
-    said = "nkw: error: --sp cuts prompts over tensor-parallel ranks and there is 1; ask for more with --tp"
-    assert refused(capsys, *arguments, "--sp") == said
+    message = (
+        "nkw: error: --sp cuts prompts over tensor-parallel ranks and there is 1; ask for more with --tp"
+    )
+    assert refused(capsys, *arguments, "--sp") == message
 
 
 def test_ranks_beyond_the_heads_give_the_tokens_of_one(write_model, tmp_path, capsys) -> None:
@@ -197,7 +212,7 @@ def test_ranks_beyond_the_heads_give_the_tokens_of_one(write_model, tmp_path, ca
         generations += result["generations"]
         uneven.append(result["uneven"])
     assert generations[0]["generated_ids"] == generations[1]["generated_ids"]
-    assert [each["checks"]["tokens_equal"] for each in generations] == [3, 3]
+    assert [generation["checks"]["tokens_equal"] for generation in generations] == [3, 3]
     heads = "4 query heads in 2 groups: 1 a rank, 3 of 7 are padding, 3 ranks hold padding only"
     assert not uneven[0]
     assert uneven[1][0].startswith(heads)

@@ -49,16 +49,18 @@ def test_every_code_with_every_scale() -> None:
     block = codes[:, 0] | codes[:, 1] << 4
     blocks = np.broadcast_to(block, (256, 1, 16)).copy()
     scales = np.arange(256, dtype=np.uint8)[:, None]
-    held = weight_of(blocks, scales)
-    own = np.asarray(held)
-    assert own.shape == held.shape == (32, 256) and own.dtype == ml_dtypes.bfloat16
+    weight = weight_of(blocks, scales)
+    widened = np.asarray(weight)
+    assert widened.shape == weight.shape == (32, 256) and widened.dtype == ml_dtypes.bfloat16
     exact = np.array([element(int(code)) for code in codes.ravel()])
     for scale in range(255):
         wanted = np.ldexp(exact, scale - 127)
         finite = np.abs(wanted) < 2.0**128
-        assert np.array_equal(own[:, scale].astype(np.float64)[finite], wanted[finite])
-        assert np.array_equal(own[:, scale].astype(np.float64)[~finite], np.sign(wanted[~finite]) * np.inf)
-    assert np.isnan(own[:, 255].astype(np.float32)).all()
+        assert np.array_equal(widened[:, scale].astype(np.float64)[finite], wanted[finite])
+        assert np.array_equal(
+            widened[:, scale].astype(np.float64)[~finite], np.sign(wanted[~finite]) * np.inf
+        )
+    assert np.isnan(widened[:, 255].astype(np.float32)).all()
 
 
 def test_a_tensor_is_widened_as_transformers_does() -> None:
@@ -69,8 +71,8 @@ def test_a_tensor_is_widened_as_transformers_does() -> None:
     blocks = random.integers(0, 256, (2, 300, 3, 16), np.uint8)
     scales = random.integers(90, 160, (2, 300, 3), np.uint8)
     wanted = convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales))
-    for own, *stored in zip(wanted.float().numpy(), blocks, scales):
-        assert np.array_equal(np.asarray(weight_of(*stored)).astype(np.float32), own)
+    for expected, *stored in zip(wanted.float().numpy(), blocks, scales):
+        assert np.array_equal(np.asarray(weight_of(*stored)).astype(np.float32), expected)
 
 
 def packed_and_plain(shape: tuple[int, int, int], seed: int) -> tuple[np.ndarray, np.ndarray, Any]:
@@ -79,7 +81,7 @@ def packed_and_plain(shape: tuple[int, int, int], seed: int) -> tuple[np.ndarray
     random = np.random.default_rng(seed)
     blocks = random.integers(0, 256, (experts, outputs, inputs // 32, 16), np.uint8)
     scales = random.integers(121, 125, (experts, outputs, inputs // 32), np.uint8)
-    plain = [np.asarray(weight_of(*each)).astype(np.float32) for each in zip(blocks, scales)]
+    plain = [np.asarray(weight_of(*pair)).astype(np.float32) for pair in zip(blocks, scales)]
     return blocks, scales, torch.from_numpy(np.stack(plain))
 
 
@@ -90,17 +92,17 @@ def written() -> tuple[Any, dict[str, Any]]:
     fields |= dict(num_experts_per_tok=2, sliding_window=5, num_hidden_layers=2)
     model = random_model("GptOss", {**COMMON, **fields}, 11)
     with torch.no_grad():
-        for each in model.parameters():
-            each.copy_(each.bfloat16().float())
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16().float())
         tensors: dict[str, Any] = {}
-        for name, each in model.named_parameters():
+        for name, parameter in model.named_parameters():
             if name.endswith(STACKS):
-                blocks, scales, plain = packed_and_plain(tuple(each.shape), len(tensors))
-                each.copy_(plain)
+                blocks, scales, plain = packed_and_plain(tuple(parameter.shape), len(tensors))
+                parameter.copy_(plain)
                 tensors |= {f"{name}_blocks": torch.from_numpy(blocks)}
                 tensors |= {f"{name}_scales": torch.from_numpy(scales)}
             else:
-                tensors[name] = each.detach().bfloat16()
+                tensors[name] = parameter.detach().bfloat16()
     return model, tensors
 
 
@@ -121,7 +123,7 @@ def write(folder: Path, change: Callable[[dict[str, Any]], object] = lambda tens
 @pytest.mark.slow
 def test_a_published_folder_equals_transformers(tmp_path: Path) -> None:
     config, weights = load(write(tmp_path))
-    assert {each.dtype for each in weights.values()} == {np.dtype(ml_dtypes.bfloat16)}
+    assert {weight.dtype for weight in weights.values()} == {np.dtype(ml_dtypes.bfloat16)}
     oracle = Oracle(written()[0], IDS, PROMPT)
     assert_equal(ReferenceModel(config, weights), oracle)
     shards = shard_weights(config, weights, 2)
@@ -163,7 +165,7 @@ def bytes_elsewhere(tensors: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (without("_scales"), f"tensor {NAME}_scales is missing"),
         (without("_blocks"), f"tensor {NAME}_blocks is missing"),
@@ -181,18 +183,18 @@ def bytes_elsewhere(tensors: dict[str, Any]) -> None:
     ],
 )
 def test_files_that_do_not_fit_are_refused(
-    tmp_path: Path, change: Callable[[dict[str, Any]], object], said: str
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], message: str
 ) -> None:
     config = load_config(write(tmp_path, change))
     with pytest.raises(ModelError) as refused:
         open_checkpoint(tmp_path, config)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_other_methods_clamps_and_numbers_of_experts_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path) / "config.json"
     fields = json.loads(path.read_text())
-    for name, value, said in (
+    for name, value, message in (
         (
             "quantization_config",
             {"quant_method": "awq"},
@@ -202,7 +204,7 @@ def test_other_methods_clamps_and_numbers_of_experts_are_refused(tmp_path: Path)
         ("swiglu_alpha", 1.0, "swiglu_alpha: 1.0; experts are computed with 1.702"),
     ):
         path.write_text(json.dumps({**fields, name: value}))
-        with pytest.raises(ModelError, match=said):
+        with pytest.raises(ModelError, match=message):
             load_config(tmp_path)
         assert read_config(tmp_path).refusals
     path.write_text(json.dumps({**fields, "num_local_experts": 3}))

@@ -51,19 +51,20 @@ def test_no_other_division_has_a_smaller_largest_part(seed: int) -> None:
     random = np.random.default_rng(seed)
     costs = random.integers(1, 9, 7).tolist()
     cuts = sorted(random.permutation(range(1, 7))[:5].tolist())
-    parts = int(random.integers(1, 5))
-    found = divide_evenly(costs, parts, cuts)
-    assert [number for own in found for number in own] == list(range(7))
-    assert {own.stop for own in found[:-1]} <= set(cuts)
-    others = [
-        max(sum(costs[a:b]) for a, b in zip((0, *ends), (*ends, 7))) for ends in combinations(cuts, parts - 1)
+    num_stages = int(random.integers(1, 5))
+    stages = divide_evenly(costs, num_stages, cuts)
+    assert [number for stage in stages for number in stage] == list(range(7))
+    assert {stage.stop for stage in stages[:-1]} <= set(cuts)
+    alternatives = [
+        max(sum(costs[a:b]) for a, b in zip((0, *ends), (*ends, 7)))
+        for ends in combinations(cuts, num_stages - 1)
     ]
-    assert max(sum(costs[own.start : own.stop]) for own in found) == min(others)
+    assert max(sum(costs[stage.start : stage.stop]) for stage in stages) == min(alternatives)
 
 
 def test_equal_layers_are_divided_evenly() -> None:
-    assert [len(own) for own in divide_evenly([1] * 10, 4, range(1, 10))] == [2, 2, 3, 3]
-    assert [len(own) for own in divide_evenly([1] * 5 + [2], 2, range(1, 6))] == [3, 3]
+    assert [len(stage) for stage in divide_evenly([1] * 10, 4, range(1, 10))] == [2, 2, 3, 3]
+    assert [len(stage) for stage in divide_evenly([1] * 5 + [2], 2, range(1, 6))] == [3, 3]
 
 
 def test_there_are_no_more_stages_than_layers() -> None:
@@ -89,7 +90,7 @@ def test_the_slowest_stage_sets_the_pace_and_sends_take_both_stages() -> None:
 
 def test_micro_batches_differ_by_one_sequence_at_most() -> None:
     assert size_micro_batches(7, 3) == [3, 2, 2]
-    assert [list(own) for own in split_into_micro_batches("abcdefg", [3, 2, 2])] == [
+    assert [list(micro_batch) for micro_batch in split_into_micro_batches("abcdefg", [3, 2, 2])] == [
         ["a", "b", "c"],
         ["d", "e"],
         ["f", "g"],
@@ -100,15 +101,15 @@ def test_a_stage_holds_its_own_layers_only(write_model) -> None:
     config, weights = load(write_model(num_hidden_layers=3))
     mesh = Mesh(2, pipeline=2)
     model = KernelModel(config, shard_weights(config, weights, 2), DryDevice("trn2", 4), 128, mesh=mesh)
-    held = model._runner.network._rank_arrays
+    rank_arrays = model._runner.network._rank_arrays
     decoder = compose(config)
     stages = divide_stages(decoder, 2, STEP)
     assert sum(map(len, stages)) == len(decoder.sections) == 5
-    for rank, arrays in enumerate(held):
+    for rank, arrays in enumerate(rank_arrays):
         layers = [layer for section in stages[rank // 2] for layer in section]
-        own = {weight.name for layer in layers for weight in layer.weights}
+        stage_names = {weight.name for layer in layers for weight in layer.weights}
         everything = {weight.name for weight in decoder.weights}
-        assert own < everything and set(arrays) & everything == own
+        assert stage_names < everything and set(arrays) & everything == stage_names
         states = {state.name for layer in decoder.layers for state in list_states(layer, STEP)}
         assert set(arrays) & states == {state.name for layer in layers for state in list_states(layer, STEP)}
 
@@ -117,7 +118,9 @@ def test_a_rank_of_its_own_reads_the_weights_of_its_stage_only(write_model) -> N
     """As torchrun starts them: together the ranks hold every weight, and what stages hold is what a run needs."""
     config, weights = load(write_model(num_hidden_layers=3))
     decoder, mesh = compose(config), Mesh(2, pipeline=2)
-    whole = {each.shard: each.arrays for each in shard_weights(config, weights, 2)}
+    all_arrays = {
+        rank_weights.shard: rank_weights.arrays for rank_weights in shard_weights(config, weights, 2)
+    }
     read: dict[int, set[str]] = {}
 
     class Reads(dict[str, np.ndarray]):
@@ -129,15 +132,18 @@ def test_a_rank_of_its_own_reads_the_weights_of_its_stage_only(write_model) -> N
         stage = mesh.stage_of(rank)
         read[stage] = set()
         layers = layers_of_stage(decoder, mesh, rank)
-        assert layers == [each for section in divide_stages(decoder, 2, STEP)[stage] for each in section]
-        (own,) = shard_weights(config, Reads(weights), 2, [mesh.shard(rank)], layers=layers)
-        assert set(own.arrays) == {weight.name for layer in layers for weight in layer.weights}
-        for name, array in own.arrays.items():
-            assert np.array_equal(array, whole[own.shard][name])
-        dry = {each.shard: each.arrays for each in describe_all_ranks(config, own)}
-        for shard, arrays in whole.items():
-            assert {name: (each.shape, each.dtype) for name, each in dry[shard].items()} == {
-                name: (each.shape, each.dtype) for name, each in arrays.items()
+        assert layers == [layer for section in divide_stages(decoder, 2, STEP)[stage] for layer in section]
+        (stage_weights,) = shard_weights(config, Reads(weights), 2, [mesh.shard(rank)], layers=layers)
+        assert set(stage_weights.arrays) == {weight.name for layer in layers for weight in layer.weights}
+        for name, array in stage_weights.arrays.items():
+            assert np.array_equal(array, all_arrays[stage_weights.shard][name])
+        dry = {
+            rank_weights.shard: rank_weights.arrays
+            for rank_weights in describe_all_ranks(config, stage_weights)
+        }
+        for shard, arrays in all_arrays.items():
+            assert {name: (array.shape, array.dtype) for name, array in dry[shard].items()} == {
+                name: (array.shape, array.dtype) for name, array in arrays.items()
             }
     assert read[0] | read[1] == set(weights)
     assert not any(".layers.2." in name for name in read[0])
@@ -152,11 +158,14 @@ def test_layers_that_share_a_cache_lie_on_one_stage(tmp_path) -> None:
     cuts = find_stage_ends(decoder, STEP)
     assert 0 < len(cuts) < len(decoder.blocks) - 1
     for count in range(1, len(decoder.blocks)):
-        names = {each.name for each in find_sent_values(decoder.blocks[:count], decoder.blocks[count:], STEP)}
+        names = {
+            sent_value.name
+            for sent_value in find_sent_values(decoder.blocks[:count], decoder.blocks[count:], STEP)
+        }
         assert names == {"x"} if count in cuts else len(names) > 1
     passed = {
-        each.name
-        for each in find_sent_values((decoder.sections[0], decoder.blocks[0]), decoder.blocks[1:], STEP)
+        sent_value.name
+        for sent_value in find_sent_values((decoder.sections[0], decoder.blocks[0]), decoder.blocks[1:], STEP)
     }
     assert "x" in passed and len(passed) > 1  # the inputs of every layer besides
 
@@ -183,9 +192,9 @@ def test_every_pipeline_has_the_logits_of_one_rank(tmp_path, name: str, mesh: Me
     device = SimulatedDevice("trn2", mesh.ranks)
     model = KernelModel(config, shards, device, CACHE, sequences=len(PROMPTS), mesh=mesh)
     bound = 2 * oracle(name).bound()  # both models err
-    for own, wanted in zip(steps(model), steps(ReferenceModel(config, weights)), strict=True):
-        assert np.abs(own.logits - wanted.logits).max() <= bound
-        assert own.ids[0] == np.argmax(own.logits)
+    for output, wanted in zip(steps(model), steps(ReferenceModel(config, weights)), strict=True):
+        assert np.abs(output.logits - wanted.logits).max() <= bound
+        assert output.ids[0] == np.argmax(output.logits)
 
 
 GIVEN = ["--prompt", "a", "--prompt", "a longer one", "--prompt", "b", "--max-new-tokens", "3"]
@@ -201,26 +210,35 @@ def test_micro_batches_give_the_tokens_of_one_rank_and_the_report_has_their_bubb
         path = tmp_path / "out.json"
         assert main(["generate", "--model", folder, *GIVEN, *mesh, "--json", str(path)]) == 0
         results.append(json.loads(path.read_text()))
-    ids = [[each["generated_ids"] for each in result["generations"]] for result in results]
-    assert all(each == ids[0] for each in ids)
-    assert all(each["checks"]["tokens_equal"] == 3 for result in results for each in result["generations"])
-    assert [(each["pp"], each["micro_batches"]) for each in results] == [(1, 1), (2, 2), (2, 3), (2, 1)]
-    bubbles = [each["predictions"]["trn2"]["per_token"]["bubble_share"] for each in results]
+    ids = [[generation["generated_ids"] for generation in result["generations"]] for result in results]
+    assert all(group_ids == ids[0] for group_ids in ids)
+    assert all(
+        generation["checks"]["tokens_equal"] == 3
+        for result in results
+        for generation in result["generations"]
+    )
+    assert [(document["pp"], document["micro_batches"]) for document in results] == [
+        (1, 1),
+        (2, 2),
+        (2, 3),
+        (2, 1),
+    ]
+    bubbles = [document["predictions"]["trn2"]["per_token"]["bubble_share"] for document in results]
     assert bubbles[0] == 0 < bubbles[2] < bubbles[1] < bubbles[3]
-    said = " ".join(capsys.readouterr().out.split())
+    report = " ".join(capsys.readouterr().out.split())
     assert [
         words
         for words in (
             "trn2: 3 micro-batches through 2 stages; the bubble is",
             "25% if stages were equal and sent nothing",
         )
-        if words not in said
+        if words not in report
     ] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "works", "said"),
+    ("options", "works", "message"),
     [
         (["--pp", "3"], ["--pp", "2"], "3 pipeline stages for 2 layers; this model takes --pp 1 to 2"),
         (
@@ -240,7 +258,7 @@ def test_micro_batches_give_the_tokens_of_one_rank_and_the_report_has_their_bubb
         ),
     ],
 )
-def test_refuses_what_a_pipeline_cannot_have(write_model, capsys, options, works, said) -> None:
+def test_refuses_what_a_pipeline_cannot_have(write_model, capsys, options, works, message) -> None:
     arguments = ["--model", str(write_model(num_hidden_layers=2)), "--backend", "numpy", *GIVEN]
-    assert refused(capsys, *arguments, *options) == f"nkw: error: {said}"
+    assert refused(capsys, *arguments, *options) == f"nkw: error: {message}"
     assert main(["generate", *arguments, *works]) == 0

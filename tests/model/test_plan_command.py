@@ -101,13 +101,13 @@ def test_every_family_says_that_its_weights_are_quantised(tmp_path, capsys, monk
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "soft", "hard"])
 def test_a_plan_replaces_no_file_of_a_model(small, tmp_path, capsys, name) -> None:
-    for each in ("tokenizer.json", "model.safetensors"):
-        (tmp_path / each).write_text("kept")
+    for file_name in ("tokenizer.json", "model.safetensors"):
+        (tmp_path / file_name).write_text("kept")
     (tmp_path / "soft").symlink_to("config.json")
     os.link(tmp_path / "config.json", tmp_path / "hard")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    for place in (small, str(tmp_path)):
-        message = refused(capsys, place, "--json", str(tmp_path / name))
+    for source in (small, str(tmp_path)):
+        message = refused(capsys, source, "--json", str(tmp_path / name))
         assert message.endswith(
             f"the plan cannot be written to {tmp_path / name}: this command reads that file"
         )
@@ -146,11 +146,11 @@ def document(folder, capsys, *arguments: str) -> dict[str, Any]:
 def test_the_document_holds_what_the_text_says(small, tmp_path, capsys) -> None:
     plan = document(tmp_path, capsys, small, "--tp", "4", "--price", "3", "--batch", "3")
     assert (plan["schema"], plan["target"], plan["tp"], plan["copies"]) == (1, "trn2", 4, 16)
-    parts = dict(plan["parameters"])
-    total, active = parts.pop("all"), parts.pop("active")
-    assert total == sum(parts.values())
-    assert active == total - parts["embedding"] - 32
-    assert [each["batch"] for each in plan["batches"]] == [1, 2, 3, 4, 8, 16, 32, 64]
+    parameters = dict(plan["parameters"])
+    total, active = parameters.pop("all"), parameters.pop("active")
+    assert total == sum(parameters.values())
+    assert active == total - parameters["embedding"] - 32
+    assert [batch_row["batch"] for batch_row in plan["batches"]] == [1, 2, 3, 4, 8, 16, 32, 64]
     alone = document(tmp_path, capsys, small, "--tp", "4")
     assert alone["first_tokens"] == alone["first_token"]
     assert plan["first_tokens"]["operations"] == pytest.approx(3 * plan["first_token"]["operations"])
@@ -159,7 +159,7 @@ def test_the_document_holds_what_the_text_says(small, tmp_path, capsys) -> None:
         for reading in ("dataflow_ns", "program_ns", "serial_ns"):
             kernels = sum(kernel[reading] for kernel in phase["kernels"])
             assert kernels + phase["overhead_ns"] == pytest.approx(phase[reading], rel=1e-12)
-    assert {each["instance"] for each in plan["instances"]} >= {"trn1.2xlarge", "inf2.48xlarge"}
+    assert {instance["instance"] for instance in plan["instances"]} >= {"trn1.2xlarge", "inf2.48xlarge"}
 
 
 @pytest.mark.slow
@@ -173,10 +173,10 @@ def test_prompts_of_a_batch_have_rows_for_roofline_and_prediction(small, capsys,
 def test_the_rows_of_a_pass_add_up_to_it(small, capsys) -> None:
     lines = printed(capsys, small, "--tp", "2").splitlines()
     for title in ("first token, by kernel", "one step, by kernel"):
-        rows = lines[next(at for at, line in enumerate(lines) if line.startswith(title)) + 1 :]
+        rows = lines[next(index for index, line in enumerate(lines) if line.startswith(title)) + 1 :]
         rows = [
             line.split()
-            for line in rows[: next(at for at, row in enumerate(rows) if row.startswith("all ")) + 1]
+            for line in rows[: next(index for index, row in enumerate(rows) if row.startswith("all ")) + 1]
         ]
         times = [float(next(word for word in row if "." in word)) for row in rows]
         # Each row is rounded to 0.001 ms.
@@ -193,27 +193,27 @@ def test_counts_of_sequences_are_written_out(capsys, monkeypatch) -> None:
     for fit in plan.fits:
         row = next(line for line in text.splitlines() if line.startswith(f"{fit.instance.name} "))
         assert row.split()[-1] == f"{fit.sequences:,}"
-    held = next(each for each in plan.footprints if each.tp == 64).sequences(
+    num_sequences = next(footprint for footprint in plan.footprints if footprint.tp == 64).sequences(
         2 * chip("trn3").hbm_bytes_per_core
     )
-    assert f" {held // 1000:,}k " in text
+    assert f" {num_sequences // 1000:,}k " in text
     assert "e+" not in text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "arguments", "said"),
+    ("name", "arguments", "message"),
     [
         ("gemma-3-27b", ("--instance", "inf2.xlarge"), "30.3 GB for each of 2, which have 17.2"),
         ("llama-3.1-70b", ("--accelerator", "h100"), "141.1 GB for each of 1, which has 80.0"),
     ],
 )
 def test_weights_that_do_not_fit_are_told_from_a_cache_that_does_not(
-    name, arguments, said, capsys, monkeypatch
+    name, arguments, message, capsys, monkeypatch
 ) -> None:
     monkeypatch.chdir(CONFIGS)
     text = printed(capsys, f"{name}.json", "--prompt", "8", "--generate", "1", *arguments, status=1)
-    assert f"the weights do not fit here: {said}" in text
+    assert f"the weights do not fit here: {message}" in text
     assert "then 1 token; batch 1" in " ".join(text.split())
     assert "no batch fits, so there are no rates and no prices" in text
     assert "beside the weights here" not in text
@@ -429,20 +429,20 @@ def test_llama_3_1_70b_takes_the_fewest_cores_and_says_by_how_much_others_are_to
     assert (plan["lnc"], plan["tp"], plan["copies"], plan["fits"]) == (2, 8, 8, True)
     assert all(kernel["roofline_because"] is None for kernel in plan["step"]["kernels"])
     rates = [rate for rate in plan["batches"] if rate["fits"]]
-    for each in (plan["first_token"], plan["step"], *rates):
-        assert each["dataflow_ns"] <= each["program_ns"] <= each["serial_ns"]
+    for times in (plan["first_token"], plan["step"], *rates):
+        assert times["dataflow_ns"] <= times["program_ns"] <= times["serial_ns"]
 
 
 @pytest.mark.slow
 def test_a_plan_says_what_cores_hold_padded(capsys, tmp_path) -> None:
     """Heads of SmolLM2-135M: 9 in 3 groups, which 3 cores share evenly and 2 do not."""
     path = tmp_path / "plan.json"
-    for tp, said in ((3, []), (2, ["9 query heads in 3 groups: 6 a rank, 3 of 12 are padding"])):
+    for tp, uneven in ((3, []), (2, ["9 query heads in 3 groups: 6 a rank, 3 of 12 are padding"])):
         options = ["--tp", str(tp), "--prompt", "4", "--generate", "4", "--json", str(path)]
         assert main(["plan", str(CONFIGS / "smollm2-135m.json"), *options]) == 0
-        assert json.loads(path.read_text())["uneven"] == said
+        assert json.loads(path.read_text())["uneven"] == uneven
         text = " ".join(capsys.readouterr().out.split())
-        assert ("on 2 logical cores 9 query heads in 3 groups" in text) == bool(said)
+        assert ("on 2 logical cores 9 query heads in 3 groups" in text) == bool(uneven)
 
 
 @pytest.mark.slow
@@ -453,19 +453,19 @@ def test_ranks_that_cut_the_sequence_change_the_prompt_only(small, capsys, tmp_p
         text = printed(capsys, small, "--tp", "4", "--batch", "2", *arguments, "--json", str(path))
         assert f"trn2.48xlarge: tp 4{' with sp' if arguments else ''} of 64 logical cores (LNC 2)" in text
         plans.append(json.loads(path.read_text()))
-    whole, cut = plans
-    assert (whole["sp"], cut["sp"]) == (False, True)
-    assert cut["step"] == whole["step"]
+    uncut, cut = plans
+    assert (uncut["sp"], cut["sp"]) == (False, True)
+    assert cut["step"] == uncut["step"]
     for phase in ("first_token", "first_tokens"):
-        names = [[each["kernel"] for each in plan[phase]["kernels"]] for plan in plans]
+        names = [[kernel["kernel"] for kernel in plan[phase]["kernels"]] for plan in plans]
         assert "embedding, last rows" in names[1]
         assert set(names[1]) - set(names[0]) <= {"embedding, last rows"}
-        assert cut[phase]["program_ns"] != whole[phase]["program_ns"]
+        assert cut[phase]["program_ns"] != uncut[phase]["program_ns"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("place", "arguments", "said"),
+    ("source", "arguments", "message"),
     [
         (
             "config.json",
@@ -485,10 +485,10 @@ def test_ranks_that_cut_the_sequence_change_the_prompt_only(small, capsys, tmp_p
     ],
 )
 def test_a_plan_refuses_sp_where_no_ranks_cut_anything(
-    small, tmp_path, capsys, place, arguments, said
+    small, tmp_path, capsys, source, arguments, message
 ) -> None:
     (tmp_path / "gemma3n.json").write_text(json.dumps(GEMMA3N))
-    assert refused(capsys, place, *arguments, "--sp").endswith(said)
+    assert refused(capsys, source, *arguments, "--sp").endswith(message)
     printed(capsys, "config.json", "--tp", "2", "--sp")
 
 

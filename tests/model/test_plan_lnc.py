@@ -86,13 +86,13 @@ def test_tp_64_is_the_whole_of_a_trn2_48xlarge_unless_lnc_is_1(monkeypatch) -> N
     monkeypatch.delenv(LNC, raising=False)
     model = load_model(CONFIGS / "llama-3.1-70b.json")
     request = dict(instance="trn2.48xlarge", tp=64)
-    whole, half = make_plan(model, Request(**request)), make_plan(model, Request(**request, lnc=1))
-    assert (whole.placement.lnc, whole.placement.mesh.copies) == (2, 1)
+    full_cores, half = make_plan(model, Request(**request)), make_plan(model, Request(**request, lnc=1))
+    assert (full_cores.placement.lnc, full_cores.placement.mesh.copies) == (2, 1)
     assert (half.placement.lnc, half.placement.mesh.copies) == (1, 2)
-    text = rendered(format_plan(whole))
+    text = rendered(format_plan(full_cores))
     assert "trn2.48xlarge: tp 64 of 64 logical cores (LNC 2), 1 copy" in text
     assert "trn2.48xlarge: tp 64 of 128 cores, 2 copies" in rendered(format_plan(half))
-    documents = [build_document(plan, "c") for plan in (whole, half)]
+    documents = [build_document(plan, "c") for plan in (full_cores, half)]
     assert [document["lnc"] for document in documents] == [2, 1]
     fits = [{fit["instance"]: fit["lnc"] for fit in document["instances"]} for document in documents]
     assert [fit["trn2.48xlarge"] for fit in fits] == [2, 1] and {fit["trn1.32xlarge"] for fit in fits} == {1}

@@ -31,18 +31,18 @@ LLAMA = load_model(CONFIGS / "llama-2-70b.json")
 
 
 def test_one_rank_holds_all_weights_and_the_whole_cache() -> None:
-    held = compute_footprint(LLAMA, "bfloat16", 1, 4096)
-    assert held.weight_bytes == 2 * int(COUNTS["llama-2-70b"])
-    assert held.cache_bytes_per_sequence == 4096 * 327_680
+    footprint = compute_footprint(LLAMA, "bfloat16", 1, 4096)
+    assert footprint.weight_bytes == 2 * int(COUNTS["llama-2-70b"])
+    assert footprint.cache_bytes_per_sequence == 4096 * 327_680
 
 
 @pytest.mark.parametrize(("tp", "key_value_parts"), [(2, 2), (8, 8), (16, 8), (64, 8)])
 def test_ranks_hold_the_table_and_norms_whole_and_repeat_heads_of_the_cache(tp, key_value_parts) -> None:
-    held = compute_footprint(LLAMA, "bfloat16", tp, 4096)
+    footprint = compute_footprint(LLAMA, "bfloat16", tp, 4096)
     table, norms, key_value = 32000 * 8192, (2 * 80 + 1) * 8192, 80 * 2 * 8192 * 1024
     divided = LLAMA.total - table - norms - key_value
-    assert held.weight_bytes == 2 * (table + norms + key_value // key_value_parts + divided // tp)
-    assert held.cache_bytes_per_sequence == 4096 * 327_680 // key_value_parts
+    assert footprint.weight_bytes == 2 * (table + norms + key_value // key_value_parts + divided // tp)
+    assert footprint.cache_bytes_per_sequence == 4096 * 327_680 // key_value_parts
 
 
 def test_a_tied_table_is_held_once_more_for_the_head() -> None:
@@ -65,13 +65,16 @@ def test_float32_takes_twice_the_bytes() -> None:
 @pytest.mark.parametrize(("room", "sequences"), [(-1, 0), (0, 0), (1, 0), (2, 1), (3, 1), (4, 2)])
 def test_sequences_fill_what_the_weights_leave(room, sequences) -> None:
     """Room in halves of a sequence's cache."""
-    held = compute_footprint(LLAMA, "bfloat16", 8, 128)
-    assert held.sequences(held.weight_bytes + room * held.cache_bytes_per_sequence // 2) == sequences
+    footprint = compute_footprint(LLAMA, "bfloat16", 8, 128)
+    assert (
+        footprint.sequences(footprint.weight_bytes + room * footprint.cache_bytes_per_sequence // 2)
+        == sequences
+    )
 
 
 def test_the_smallest_tp_holds_the_batch_to_the_byte() -> None:
-    held = compute_footprint(LLAMA, "bfloat16", 8, 128)
-    enough = held.weight_bytes + 5 * held.cache_bytes_per_sequence
+    footprint = compute_footprint(LLAMA, "bfloat16", 8, 128)
+    enough = footprint.weight_bytes + 5 * footprint.cache_bytes_per_sequence
     assert find_smallest_tp(LLAMA, "bfloat16", 128, 5, 32, enough) == 8
     assert find_smallest_tp(LLAMA, "bfloat16", 128, 5, 32, enough - 1) == 16
     assert find_smallest_tp(LLAMA, "bfloat16", 128, 5, 8, enough - 1) is None
@@ -107,11 +110,11 @@ def test_heads_that_are_padding_count_on_every_rank(name, tp, queries, keys, wid
         len(model.config.blocks),
         model.config.blocks[0].mixer.head_dim,
     )
-    held = compute_footprint(model, "bfloat16", tp, 100)
+    footprint = compute_footprint(model, "bfloat16", tp, 100)
     matrices = 2 * queries * dim + 2 * keys * dim + 3 * width
     elements = (model.config.vocab_size + tokens) * hidden + layers * (matrices + 2) * hidden + hidden
-    assert held.weight_bytes == 2 * elements
-    assert held.cache_bytes_per_sequence == 2 * 100 * layers * 2 * keys * dim
+    assert footprint.weight_bytes == 2 * elements
+    assert footprint.cache_bytes_per_sequence == 2 * 100 * layers * 2 * keys * dim
 
 
 def test_a_footprint_is_that_of_the_shards() -> None:
@@ -128,12 +131,12 @@ def test_a_footprint_is_that_of_the_shards() -> None:
 def test_states_of_recurrent_layers_count_as_the_layers_state_them(name: str, dtype: str) -> None:
     """Float32 whatever the model's dtype; the last inputs of convolutions are in that one."""
     model = load_model(CONFIGS / f"{name}.json")
-    held = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    weight_dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
     for tp in (1, 2):
-        step = StepShape(Phase.decode, 1, 1, 128, 128, tp, held, WeightDtypes(held))
+        step = StepShape(Phase.decode, 1, 1, 128, 128, tp, weight_dtype, WeightDtypes(weight_dtype))
         states = [state for layer in compose(model.config).layers for state in list_states(layer, step)]
-        wanted = sum(each.nbytes for each in states)
-        assert {each.dtype.itemsize for each in states} == {4, held.itemsize}
+        wanted = sum(state.nbytes for state in states)
+        assert {state.dtype.itemsize for state in states} == {4, weight_dtype.itemsize}
         counted = compute_footprint(model, dtype, tp, 100).cache_bytes_per_sequence
         assert counted == wanted == model.cache_bytes(100, dtype, tp)
 
@@ -161,19 +164,19 @@ def test_pages_of_a_kind_hold_what_its_layers_keep() -> None:
 
 def test_a_model_whose_layers_all_see_a_window_has_one_kind_of_pages() -> None:
     mistral = load_model(CONFIGS / "mistral-7b-v0.1.json")
-    assert [each.window for each in list_page_kinds(mistral, "bfloat16", 2, 16, 32768)] == [4096]
-    assert [each.window for each in list_page_kinds(mistral, "bfloat16", 2, 16, 4096)] == [None]
+    assert [page_kind.window for page_kind in list_page_kinds(mistral, "bfloat16", 2, 16, 32768)] == [4096]
+    assert [page_kind.window for page_kind in list_page_kinds(mistral, "bfloat16", 2, 16, 4096)] == [None]
 
 
 @pytest.mark.parametrize("free_bytes", [2**30, 10 * 2**30])
 @pytest.mark.parametrize("mean", [600, 4096])
 @pytest.mark.parametrize("sequences", [1, 16, 256])
 def test_pages_of_all_kinds_fit_and_run_out_together(free_bytes: int, mean: int, sequences: int) -> None:
-    kinds = [PageKind(None, 65_536), PageKind(512, 360_448)]
+    page_kinds = [PageKind(None, 65_536), PageKind(512, 360_448)]
     demand = replace(MEAN, sequences=sequences, mean=mean)
-    wide, narrow = allocate_pages(kinds, free_bytes, 16, demand)
-    held = wide.pages * wide.page_bytes + narrow.pages * narrow.page_bytes
-    assert free_bytes - wide.page_bytes < held <= free_bytes
+    wide, narrow = allocate_pages(page_kinds, free_bytes, 16, demand)
+    used_bytes = wide.pages * wide.page_bytes + narrow.pages * narrow.page_bytes
+    assert free_bytes - wide.page_bytes < used_bytes <= free_bytes
     windows = (narrow.pages - 2048 // 16) // (32 + 2)
     assert windows <= sequences
     assert wide.pages >= 4096 // 16
@@ -194,11 +197,11 @@ def test_a_cache_without_windows_takes_all_memory_and_too_little_is_no_page() ->
 def test_slots_of_states_are_no_more_than_sequences_hold_and_attention_has_the_rest(
     free_bytes: int, slots: int, sequences: int
 ) -> None:
-    kinds = [PageKind(None, 65_536), PageKind(None, 2_500_000, recurrent=True)]
+    page_kinds = [PageKind(None, 65_536), PageKind(None, 2_500_000, recurrent=True)]
     demand = replace(MEAN, sequences=sequences, slots=slots)
-    wide, states = allocate_pages(kinds, free_bytes, 16, demand)
-    held = wide.pages * wide.page_bytes + states.pages * states.page_bytes
-    assert free_bytes - wide.page_bytes < held <= free_bytes
+    wide, states = allocate_pages(page_kinds, free_bytes, 16, demand)
+    used_bytes = wide.pages * wide.page_bytes + states.pages * states.page_bytes
+    assert free_bytes - wide.page_bytes < used_bytes <= free_bytes
     assert states.pages % slots == 0
     assert 1 <= states.pages // slots <= sequences
     if states.pages // slots < sequences:

@@ -45,15 +45,15 @@ def meshes(name: str, instance: str, batch: int = 1, context: int = 1024) -> Mes
 def test_a_rank_holds_the_weights_and_caches_of_its_stage(name: str, tp: int, pp: int) -> None:
     """As the layers state them, tensor by tensor."""
     counts = model(name)
-    found = meshes(name, "trn2.48xlarge").create_candidate(MeshShape(tp, pp))
+    candidate = meshes(name, "trn2.48xlarge").create_candidate(MeshShape(tp, pp))
     step = StepShape(Phase.decode, 1, 1, 1024, 1024, tp, BFLOAT16, WeightDtypes(BFLOAT16))
-    held = []
+    rank_bytes = []
     for stage in divide_stages(compose(counts.config), pp, step):
         layers = [layer for section in stage for layer in section]
-        weights = 2 * sum(prod(each.shape(step.shard)) for layer in layers for each in layer.weights)
-        held.append(weights)
+        weights = 2 * sum(prod(weight.shape(step.shard)) for layer in layers for weight in layer.weights)
+        rank_bytes.append(weights)
     # Counts share elements evenly where layers pad; that is less than a thousandth here.
-    assert found.weight_bytes == pytest.approx(max(held), rel=1e-3)
+    assert candidate.weight_bytes == pytest.approx(max(rank_bytes), rel=1e-3)
 
 
 def test_groups_of_experts_hold_them_once() -> None:
@@ -78,13 +78,13 @@ def test_tensor_parallel_ranks_alone_are_taken_where_they_hold_a_model(name: str
 
 @pytest.mark.slow
 def test_a_mesh_holds_a_batch_to_the_last_sequence() -> None:
-    found = meshes("deepseek-v3", ULTRASERVER)
+    estimator = meshes("deepseek-v3", ULTRASERVER)
     shape = MeshShape(32, 4)
-    most = found.create_candidate(shape).sequences
+    most = estimator.create_candidate(shape).sequences
     fits = [
         meshes("deepseek-v3", ULTRASERVER, most + more).create_candidate(shape).step for more in (-1, 0, 1)
     ]
-    assert [each is not None for each in fits] == [True, True, False]
+    assert [fit is not None for fit in fits] == [True, True, False]
 
 
 @pytest.mark.deep
@@ -134,7 +134,7 @@ def test_a_pipeline_takes_the_time_that_generating_takes(write_model, ranks: int
     ):
         run()
         wanted = PipelinedPass((device.take_pass(),), SEND).prediction()
-        named = {part.name: part for part in done.kernels}
+        named = {kernel.name: kernel for kernel in done.kernels}
         assert done.time.program_ns == pytest.approx(wanted.program_ns, rel=0.02)
         assert named[BUBBLE].time.program_ns / done.time.program_ns == pytest.approx(
             wanted.bubble_share, abs=0.02
@@ -161,7 +161,7 @@ def test_groups_that_divide_experts_take_the_time_that_generating_takes(tmp_path
         run()
         wanted = device.take_pass().prediction()
         assert done.time.program_ns == pytest.approx(wanted.program_ns, rel=0.02)
-        named = {part.name: part for part in done.kernels}
+        named = {kernel.name: kernel for kernel in done.kernels}
         assert named["experts_dispatch"].launches == named["experts_combine"].launches == len(config.blocks)
         assert not done.refusals
 
@@ -172,7 +172,7 @@ def test_a_plan_on_groups_of_experts_is_predicted_by_kernels() -> None:
     plan = make_plan(model("mixtral-8x7b"), request)
     assert plan.placement.shape == MeshShape(8, ep=2)
     assert plan.rate.step.predicted is not None and not plan.rate.step.predicted.refusals
-    names = {part.name: part.launches for part in plan.rate.step.predicted.kernels}
+    names = {kernel.name: kernel.launches for kernel in plan.rate.step.predicted.kernels}
     assert names["experts_dispatch"] == names["experts_combine"] == 32
     alone = make_plan(model("mixtral-8x7b"), replace(request, ep=None))
     assert alone.placement.mesh.weight_bytes > plan.placement.mesh.weight_bytes
@@ -183,13 +183,13 @@ def test_micro_batches_shorten_prompts_and_no_mesh_takes_more_than_one_stage_at_
     one, four = (
         Predictor(model("llama-3.2-1b").config, "trn2", 1, "bfloat16", 256, pipeline=pp) for pp in (1, 4)
     )
-    alone, piped = (each.predict_prompts(128, 4).time.program_ns for each in (one, four))
+    alone, piped = (predictor.predict_prompts(128, 4).time.program_ns for predictor in (one, four))
     assert alone / 4 < piped < alone
     assert four.predict_prompts(128, 1).time.program_ns > one.predict_prompts(128, 1).time.program_ns
 
 
 @pytest.mark.parametrize(
-    ("request_of", "works", "said"),
+    ("request_of", "works", "message"),
     [
         ({"pp": 33}, {"pp": 32}, "33 pipeline stages for 32 layers; this model takes --pp 1 to 32"),
         ({"ep": 2}, {"ep": 1}, "--ep 2 divides routed experts, and this model has none"),
@@ -210,14 +210,14 @@ def test_micro_batches_shorten_prompts_and_no_mesh_takes_more_than_one_stage_at_
         ),
     ],
 )
-def test_refuses_a_mesh_that_there_is_not(monkeypatch, request_of, works, said) -> None:
+def test_refuses_a_mesh_that_there_is_not(monkeypatch, request_of, works, message) -> None:
     monkeypatch.setattr(
         "model.plan.plan.find_unsupported", lambda config: ("anything",)
     )  # rooflines are enough
     counts = model("llama-3.1-8b")
     with pytest.raises(ModelError) as refusal:
         make_plan(counts, Request(**request_of))
-    assert str(refusal.value) == said
+    assert str(refusal.value) == message
     assert make_plan(counts, replace(Request(), **works)).rate.step.time.program_ns > 0
 
 
@@ -232,9 +232,9 @@ def test_padding_counts_as_work_of_a_rank(tp: int, factor: int) -> None:
 @pytest.mark.parametrize(("name", "tp", "least"), [("llama-2-7b", 32, 1.0), ("llama-2-7b", 64, 1.3)])
 def test_an_estimate_of_a_prompt_counts_what_ranks_repeat(name: str, tp: int, least: float) -> None:
     """Attention has a third of the weights of llama-2-7b; 64 ranks compute its 32 heads with zeros, twice the work."""
-    found = meshes(name, "trn2.48xlarge")
+    estimator = meshes(name, "trn2.48xlarge")
     row_bytes = 512 * 4096 * 2
-    collectives_ns = 32 * found._collectives_ns(found._blocks[0], MeshShape(tp), row_bytes)
-    even_ns = 1e9 * count_prefill_work(model(name), "bfloat16", 1, 512).seconds(found._peaks.scale(tp))
-    ratio = (found.estimate_prompt(MeshShape(tp), 512) - collectives_ns) / even_ns
+    collectives_ns = 32 * estimator._collectives_ns(estimator._blocks[0], MeshShape(tp), row_bytes)
+    even_ns = 1e9 * count_prefill_work(model(name), "bfloat16", 1, 512).seconds(estimator._peaks.scale(tp))
+    ratio = (estimator.estimate_prompt(MeshShape(tp), 512) - collectives_ns) / even_ns
     assert ratio == pytest.approx(least, rel=0.04)

@@ -90,12 +90,12 @@ def test_every_published_config_has_its_count_and_every_reader_a_config() -> Non
 
 def test_parameters_of_a_checkpoint_on_disk() -> None:
     with safetensors.safe_open(PRETRAINED / "model.safetensors", "numpy") as weights:
-        held = sum(weights.get_tensor(name).size for name in weights.keys())  # noqa: SIM118
-    assert load_model(PRETRAINED).total == held
+        num_elements = sum(weights.get_tensor(name).size for name in weights.keys())  # noqa: SIM118
+    assert load_model(PRETRAINED).total == num_elements
 
 
 @pytest.mark.parametrize(
-    ("name", "parts"),
+    ("name", "expected"),
     [
         (
             "deepseek-v2",
@@ -109,9 +109,9 @@ def test_parameters_of_a_checkpoint_on_disk() -> None:
         ("whisper-tiny", {"aside": 8_208_384, "embedding": 19_916_160 + 172_032}),
     ],
 )
-def test_parameters_by_part(name, parts) -> None:
+def test_parameters_by_part(name, expected) -> None:
     counted = load_model(CONFIGS / f"{name}.json").parameters
-    assert {part: counted[part] for part in parts} == parts
+    assert {category: counted[category] for category in expected} == expected
 
 
 @pytest.mark.parametrize("name", sorted(TOKEN))
@@ -134,7 +134,7 @@ def test_layers_with_a_window_cache_no_more_than_it(tokens, kept) -> None:
 def test_window_patterns_follow_the_families() -> None:
     for name, counts in (("gemma-3-27b", {1024: 52, None: 10}), ("gemma-2-2b", {4096: 13, None: 13})):
         blocks = load_model(CONFIGS / f"{name}.json").blocks
-        assert {next(iter(each.page_bytes(1, "bfloat16"))): each.count for each in blocks} == counts
+        assert {next(iter(block.page_bytes(1, "bfloat16"))): block.count for block in blocks} == counts
 
 
 def test_state_of_a_mamba_does_not_grow() -> None:
@@ -150,14 +150,16 @@ def test_state_of_the_gated_delta_rule_stands_beside_the_cache_of_every_fourth_l
         attended = 12 * 2 * 2 * 256 * tokens
         assert model.cache_bytes(tokens, "bfloat16") == 36 * (4 * state + 2 * inputs) + 2 * attended
     assert round(model.active / 1e9, 1) == 3.3
-    assert [each.count for each in model.blocks] == [36, 12]
+    assert [block.count for block in model.blocks] == [36, 12]
 
 
 def test_qwen3_next_takes_the_kinds_of_its_layers_from_either_field(tmp_path) -> None:
-    each = ["linear_attention", "full_attention"] * 24
-    for changes, attending in (({"layer_types": each}, 24), ({"full_attention_interval": 3}, 16)):
+    layer_types = ["linear_attention", "full_attention"] * 24
+    for changes, attending in (({"layer_types": layer_types}, 24), ({"full_attention_interval": 3}, 16)):
         model = load_model(changed(tmp_path, "qwen3-next-80b-a3b", **changes))
-        assert sum(each.count for each in model.blocks if None in each.page_bytes(1, "float32")) == attending
+        assert (
+            sum(block.count for block in model.blocks if None in block.page_bytes(1, "float32")) == attending
+        )
 
 
 def test_decoder_of_whisper_caches_what_the_encoder_left() -> None:
@@ -176,9 +178,9 @@ def test_active_parameters_are_those_of_the_chosen_experts() -> None:
 def test_a_large_batch_reaches_every_expert_and_one_token_its_own() -> None:
     (block,) = load_model(CONFIGS / "mixtral-8x7b.json").blocks
     experts = block.parameters["experts"]
-    others = block.parameters.total() - experts
+    other_parameters = block.parameters.total() - experts
     for tokens, share in ((1, 2 / 8), (2, 1 - 0.75**2), (64, 1.0)):
-        assert block.active(tokens) == pytest.approx(others + share * experts, rel=1e-7)
+        assert block.active(tokens) == pytest.approx(other_parameters + share * experts, rel=1e-7)
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 8, 9])

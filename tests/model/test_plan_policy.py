@@ -38,25 +38,25 @@ STEPS = {8: 21.3e6, 16: 11.5e6, 32: 7.0e6, 64: 5.4e6, 128: 4.6e6}
 class Rooflines:
     """A predictor whose times follow from the ranks; it records what it was asked."""
 
-    asked: ClassVar[list[tuple[str, int]]] = []
+    calls: ClassVar[list[tuple[str, int]]] = []
 
     def __init__(self, *sizes: Any) -> None:
         _, _, self.tp, *_ = sizes
 
     def predict_step(self, batch: int) -> PassTime:
-        self.asked.append(("step", self.tp))
+        self.calls.append(("step", self.tp))
         return PassTime(Time.exact(100e6 / self.tp + 0.5e6 * self.tp), ())
 
     def predict_prompts(self, tokens: int, batch: int = 1) -> PassTime:
-        self.asked.append(("prompts", self.tp))
+        self.calls.append(("prompts", self.tp))
         return PassTime(Time.exact(1e6 * tokens / self.tp), ())
 
 
 @pytest.fixture
 def rooflines(monkeypatch) -> list[tuple[str, int]]:
     monkeypatch.setattr(policy, "Predictor", Rooflines)
-    Rooflines.asked.clear()
-    return Rooflines.asked
+    Rooflines.calls.clear()
+    return Rooflines.calls
 
 
 def question(name: str, batch: int = 8, level: ServiceLevel = ANY, **changes: Any) -> Question:
@@ -105,17 +105,17 @@ def test_a_plan_its_table_and_traffic_have_one_answer_by_dry_runs(name) -> None:
 
 def test_the_cheapest_of_the_best_three_is_chosen_by_predicted_steps(rooflines) -> None:
     judged = Choice(question("llama-3.1-70b")).judged
-    predicted = [each for each in judged if each.predicted]
+    predicted = [candidate for candidate in judged if candidate.predicted]
     assert len(predicted) == policy.PREDICTED == 3 and judged[: len(predicted)] == tuple(predicted)
     assert sorted(rooflines) == [("prompts", judged[0].mesh.shape.tp)] + [
-        ("step", tp) for tp in sorted(each.mesh.shape.tp for each in predicted)
+        ("step", tp) for tp in sorted(candidate.mesh.shape.tp for candidate in predicted)
     ]
-    costs = [each.cost_ns for each in judged[:3]]
+    costs = [candidate.cost_ns for candidate in judged[:3]]
     assert costs == sorted(costs)
-    for each in predicted:
-        batch, copies = each.mesh.batch, each.mesh.copies
-        assert each.cost_ns == pytest.approx(
-            (batch * each.prompt_ns + 127 * each.mean_itl_ns) / (batch * copies)
+    for candidate in predicted:
+        batch, copies = candidate.mesh.batch, candidate.mesh.copies
+        assert candidate.cost_ns == pytest.approx(
+            (batch * candidate.prompt_ns + 127 * candidate.mean_itl_ns) / (batch * copies)
         )
 
 
@@ -132,7 +132,7 @@ def test_a_mesh_beyond_the_service_level_gives_way_to_the_next(rooflines) -> Non
 def test_without_a_mesh_that_keeps_the_service_level_the_nearest_is_chosen(rooflines) -> None:
     judged = Choice(question("llama-3.1-8b", level=ServiceLevel(itl=1.0))).judged
     assert judged[0].excesses.keys() == {"itl"}
-    assert judged[0].mean_itl_ns == min(each.mean_itl_ns for each in judged if each.predicted)
+    assert judged[0].mean_itl_ns == min(candidate.mean_itl_ns for candidate in judged if candidate.predicted)
 
 
 def test_fewer_sequences_are_decoded_only_where_that_is_allowed() -> None:
@@ -145,16 +145,16 @@ def test_fewer_sequences_are_decoded_only_where_that_is_allowed() -> None:
 
 def test_stages_are_taken_only_if_no_mesh_without_them_holds_the_batch(rooflines) -> None:
     judged = Choice(question("llama-3.1-70b", level=ServiceLevel(itl=14e6))).judged
-    assert {each.mesh.shape.pp for each in judged} > {1}
-    assert {each.mesh.shape.pp for each in judged[:3]} == {1}
+    assert {candidate.mesh.shape.pp for candidate in judged} > {1}
+    assert {candidate.mesh.shape.pp for candidate in judged[:3]} == {1}
     stages = Choice(question("llama-3.1-70b", instance=find_instance("trn1.32xlarge"), batch=1, tp=1)).judged
-    assert stages and all(each.mesh.shape.pp > 1 for each in stages)
+    assert stages and all(candidate.mesh.shape.pp > 1 for candidate in stages)
 
 
 def test_a_longest_request_takes_the_memory_of_each_sequence() -> None:
     mean, longest = question("llama-3.1-70b"), question("llama-3.1-70b", longest=8192)
     assert (mean.context, longest.context) == (640, 8192)
-    meshes = [Choice(each).estimator.rank(16, 1, 1)[0] for each in (mean, longest)]
+    meshes = [Choice(request_lengths).estimator.rank(16, 1, 1)[0] for request_lengths in (mean, longest)]
     assert meshes[0].sequences > 12 * meshes[1].sequences
 
 
@@ -168,15 +168,15 @@ def test_more_ranks_than_heads_are_offered_only_if_they_are_chosen(monkeypatch, 
     choice = Choice(question("gemma-3-27b", level=ServiceLevel(itl=itl_ns)))
     assert choice.judged[0].mesh.shape.tp == choice.meshes[0].shape.tp == tp
     for shape in (
-        *(each.mesh.shape for each in choice.judged[1:]),
-        *(each.shape for each in choice.meshes[1:]),
+        *(candidate.mesh.shape for candidate in choice.judged[1:]),
+        *(candidate.shape for candidate in choice.meshes[1:]),
     ):
         assert shape.tp <= 32
 
 
 def test_more_ranks_than_heads_that_are_predicted_to_be_slow_are_not_offered(rooflines) -> None:
     choice = Choice(question("gemma-3-27b", level=ServiceLevel(itl=5e6)))
-    assert max(each.shape.tp for each in choice.meshes) == 32
+    assert max(candidate.shape.tp for candidate in choice.meshes) == 32
     assert [tp for phase, tp in rooflines if phase == "step"] == [8, 16, 32, 128]
 
 

@@ -57,7 +57,7 @@ def predictor(
 
 
 def named(done: PassTime) -> dict[str, Any]:
-    return {part.name: part for part in done.kernels}
+    return {kernel.name: kernel for kernel in done.kernels}
 
 
 @pytest.mark.slow
@@ -65,8 +65,8 @@ def named(done: PassTime) -> dict[str, Any]:
     ("target", "ranks", "cuts", "dtype"),
     deep_except(
         [
-            (*each, dtype)
-            for each in (
+            (*case, dtype)
+            for case in (
                 *(("trn1", 1, False), ("trn1", 4, False), ("inf2", 2, False), ("trn2.48xlarge", 4, False)),
                 *(("trn3", 2, False), ("trn1", 2, True), ("trn2", 4, True), ("trn3", 4, True)),
             )
@@ -96,19 +96,21 @@ def test_a_plan_takes_the_time_that_generating_takes(write_model, target, ranks,
         launched = device.take_pass()
         assert done.refusals == ()
         assert done.overhead.program_ns == launched.overhead_ns
-        heads = sum(part.name in ("embedding, last rows", "lm_head") for part in done.kernels)
+        heads = sum(kernel.name in ("embedding, last rows", "lm_head") for kernel in done.kernels)
         (embedding, *layers), head = launched.launches[:-heads], launched.launches[-heads:]
         blocks = len(config.blocks)
         assert len(layers) == blocks * (len(done.kernels) - 1 - heads)
-        for part, each in zip(done.kernels, [embedding, *layers[: len(layers) // blocks], *head]):
-            assert part.name.split(",")[0] == each.launch.kernel
-            floor_ns, count = part.floor_ns / part.launches, part.launches
-            for time_ns, own in (
-                (part.time.dataflow_ns, each.dataflow_ns),
-                (part.time.program_ns, each.program_ns),
-                (part.time.serial_ns, each.serial_ns),
+        for kernel, expected_launch in zip(
+            done.kernels, [embedding, *layers[: len(layers) // blocks], *head]
+        ):
+            assert kernel.name.split(",")[0] == expected_launch.launch.kernel
+            floor_ns, count = kernel.floor_ns / kernel.launches, kernel.launches
+            for time_ns, launched_ns in (
+                (kernel.time.dataflow_ns, expected_launch.dataflow_ns),
+                (kernel.time.program_ns, expected_launch.program_ns),
+                (kernel.time.serial_ns, expected_launch.serial_ns),
             ):
-                assert time_ns / count == pytest.approx(max(own, floor_ns), rel=1e-9)
+                assert time_ns / count == pytest.approx(max(launched_ns, floor_ns), rel=1e-9)
 
 
 ENDS = ("lm_head", "sample", "embedding, last rows")
@@ -164,18 +166,20 @@ def test_a_part_of_a_step_takes_the_time_that_the_engine_takes(write_model, rank
     step = plan.on_pages({None: pool.count + 1}, pool.block_size)
     planned = plan.paged(step.resize(shape.sizes))
     assert (planned.refusals, planned.overhead.program_ns) == ((), launched.overhead_ns)
-    took = [(each.launch.kernel, each.program_ns) for each in launched.launches]
+    took = [(launch.launch.kernel, launch.program_ns) for launch in launched.launches]
     if shape.phase is Phase.prefill:
         kernel, time_ns = took[-3]
         took[-3] = (f"{kernel}, last rows", time_ns)
-    assert {part.name: part.launches for part in planned.kernels} == Counter(name for name, _ in took)
-    for each in planned.kernels:
-        if each.name not in between:
-            own = sum(
-                max(time_ns, each.floor_ns / each.launches) for name, time_ns in took if name == each.name
+    assert {kernel.name: kernel.launches for kernel in planned.kernels} == Counter(name for name, _ in took)
+    for planned_kernel in planned.kernels:
+        if planned_kernel.name not in between:
+            expected = sum(
+                max(time_ns, planned_kernel.floor_ns / planned_kernel.launches)
+                for name, time_ns in took
+                if name == planned_kernel.name
             )
-            rel = 0.02 if each.name == "attention_mixed" else 1e-9
-            assert each.time.program_ns == pytest.approx(own, rel=rel)
+            rel = 0.02 if planned_kernel.name == "attention_mixed" else 1e-9
+            assert planned_kernel.time.program_ns == pytest.approx(expected, rel=rel)
 
 
 @pytest.mark.slow
@@ -235,23 +239,23 @@ def test_layers_with_a_window_take_the_time_of_their_own_tables(write_model, sha
         Request(str(number), [7] * length, 1, tables=[BlockTable((length - 16) // 8 - 3, [])])
         for number in range(shape.sequences)
     ]
-    chunks = (Chunk(each, length - shape.new_tokens, shape.new_tokens, True) for each in requests)
+    chunks = (Chunk(request, length - shape.new_tokens, shape.new_tokens, True) for request in requests)
     run.step(Batch({chunk.request: chunk for chunk in chunks}))
     took = device.take_pass()
     plan = predictor(load_model(folder), context=1024)
     planned = plan.paged(plan.on_pages({20: 601}, 8).resize(shape.sizes))
     assert planned.refusals == ()
     attention = "attention_prefill" if shape.phase is Phase.prefill else "decoder_layer_decode"
-    (part,) = (each for each in planned.kernels if each.name == attention)
-    own = [each for each in took.launches if each.launch.kernel == attention]
-    assert part.launches == len(own)
-    floor_ns = part.floor_ns / part.launches
-    assert part.time.program_ns == pytest.approx(
-        sum(max(each.program_ns, floor_ns) for each in own), rel=1e-9
+    (kernel,) = (kernel for kernel in planned.kernels if kernel.name == attention)
+    launches = [launch for launch in took.launches if launch.launch.kernel == attention]
+    assert kernel.launches == len(launches)
+    floor_ns = kernel.floor_ns / kernel.launches
+    assert kernel.time.program_ns == pytest.approx(
+        sum(max(launch.program_ns, floor_ns) for launch in launches), rel=1e-9
     )
     if shape.phase is Phase.decode and shape.sequences == 1:
         without_window = plan.paged(plan.on_pages({None: 601}, 8).resize(shape.sizes))
-        assert part.time.program_ns < named(without_window)[attention].time.program_ns
+        assert kernel.time.program_ns < named(without_window)[attention].time.program_ns
 
 
 @pytest.mark.parametrize("copies", [1, 3, 128, 131])
@@ -264,10 +268,10 @@ def test_copies_of_pages_take_the_time_that_the_engine_takes(write_model, copies
     run.step(Batch(copies={(0, new): new + 200 for new in range(copies)}))
     launched = device.take_pass().launches
     layers = len(config.blocks)
-    assert [each.launch.kernel for each in launched] == ["copy_pages"] * (layers * -(-copies // 128))
+    assert [launch.launch.kernel for launch in launched] == ["copy_pages"] * (layers * -(-copies // 128))
     plan = predictor(load_model(folder), context=128)
     planned = plan.time_copies(copies, None, plan.on_pages({None: pool.count + 1}, 8))
-    assert planned.program_ns == pytest.approx(sum(each.program_ns for each in launched), rel=1e-9)
+    assert planned.program_ns == pytest.approx(sum(launch.program_ns for launch in launched), rel=1e-9)
 
 
 @pytest.mark.parametrize(("target", "tp"), deep_except(product(CHIPS, [1, 2, 4]), 4))
@@ -275,8 +279,14 @@ def test_no_part_is_faster_than_the_peaks_and_the_readings_are_ordered(tmp_path,
     plan = predictor(tiny(tmp_path), target, tp)
     for done in (plan.predict_prompts(40), plan.predict_step(1), plan.predict_step(5)):
         assert done.refusals == ()
-        for part in done.kernels:
-            assert 0 < part.floor_ns <= part.time.dataflow_ns <= part.time.program_ns <= part.time.serial_ns
+        for kernel in done.kernels:
+            assert (
+                0
+                < kernel.floor_ns
+                <= kernel.time.dataflow_ns
+                <= kernel.time.program_ns
+                <= kernel.time.serial_ns
+            )
         assert done.floor_ns < done.time.program_ns
 
 
@@ -292,9 +302,9 @@ def test_packed_prompts_share_products_and_attend_each_to_itself(tmp_path, token
     """Products are those of one prompt as long as all; attention's work is that of each, and so is the head's."""
     plan = predictor(tiny(tmp_path), context=512)
     packed, one = named(plan.predict_prompts(tokens, batch)), named(plan.predict_prompts(tokens))
-    whole = named(plan.predict_prompts(batch * tokens))
+    unpacked = named(plan.predict_prompts(batch * tokens))
     for kernel in ("embedding", "qkv_projection", "output_projection", "mlp"):
-        assert packed[kernel] == whole[kernel]
+        assert packed[kernel] == unpacked[kernel]
     assert packed["lm_head"] == named(plan.predict_step(batch))["lm_head"]
     assert packed["embedding, last rows"].launches == 1  # which are gathered before the head
     attention, alone = packed["attention_prefill"], one["attention_prefill"]
@@ -315,13 +325,13 @@ def test_heads_with_norms_of_their_own_pass_them(tmp_path) -> None:
     plan = predictor(tiny(tmp_path, model_type="qwen3", num_hidden_layers=2))
     for done in (plan.predict_prompts(3), plan.predict_step(1)):
         assert done.refusals == ()
-        assert not any(part.name.startswith("rmsnorm") for part in done.kernels)
+        assert not any(kernel.name.startswith("rmsnorm") for kernel in done.kernels)
 
 
 @pytest.mark.parametrize(("batch", "heads"), [(127, [1]), (128, [1]), (129, [1, 1]), (300, [2, 1])])
 def test_the_head_takes_128_rows_at_a_time(tmp_path, batch, heads) -> None:
     done = predictor(tiny(tmp_path, num_hidden_layers=1)).predict_step(batch)
-    assert [part.launches for part in done.kernels if part.name == "lm_head"] == heads
+    assert [kernel.launches for kernel in done.kernels if kernel.name == "lm_head"] == heads
 
 
 def test_batches_are_launched_at_few_sizes(tmp_path, monkeypatch) -> None:
@@ -354,19 +364,21 @@ def test_times_between_two_launches_lie_between_theirs(tmp_path) -> None:
 @pytest.mark.parametrize("repeats", [(1, 2), (2, 4), (1, 2, 4)])
 @pytest.mark.parametrize("size", [1, 511, 512, 1535, 1536, 2047, 2048, 8192, 8191])
 def test_continuation_is_exact_for_polynomials_and_launches_little(repeats, size, period) -> None:
-    asked = []
+    timed_rows = []
 
     def polynomial(rows: int) -> Time:
-        asked.append(rows)
-        whole, rest = divmod(rows, period)
-        return Time.exact(float(5 + 3 * whole + 7 * rest + (2 * whole * whole if len(repeats) == 3 else 0)))
+        timed_rows.append(rows)
+        periods, remainder = divmod(rows, period)
+        return Time.exact(
+            float(5 + 3 * periods + 7 * remainder + (2 * periods * periods if len(repeats) == 3 else 0))
+        )
 
     wanted = polynomial(size)
-    asked.clear()
+    timed_rows.clear()
     assert extrapolate(polynomial, size, period, repeats).program_ns == pytest.approx(wanted.program_ns)
-    assert len(asked) <= len(repeats)
-    assert max(asked) < period * (repeats[-1] + 1)
-    assert {rows % period for rows in asked} == {size % period}
+    assert len(timed_rows) <= len(repeats)
+    assert max(timed_rows) < period * (repeats[-1] + 1)
+    assert {rows % period for rows in timed_rows} == {size % period}
 
 
 @pytest.mark.slow
@@ -376,22 +388,24 @@ def test_products_of_long_prompts_take_the_time_of_their_launches(tmp_path, cuts
     fields = dict(num_attention_heads=6, num_key_value_heads=3, hidden_size=6144, intermediate_size=256)
     model = tiny(tmp_path, num_hidden_layers=1, head_dim=16, max_position_embeddings=8192, **fields)
     plan = predictor(model, tp=3, context=8192, cuts=cuts)
-    part, _ = plan._sections[1]
+    section, _ = plan._sections[1]
     step = replace(plan._step, phase=Phase.prefill).resized(5001)
-    for launch in launches_of(part, step):
+    for launch in launches_of(section, step):
         if launch.growth is Growth.rows:
             launched = plan._dry.time_launch(launch).program_ns
-            assert plan._time_slowest_rank(part, launch, step).program_ns == pytest.approx(launched, rel=0.01)
+            assert plan._time_slowest_rank(section, launch, step).program_ns == pytest.approx(
+                launched, rel=0.01
+            )
 
 
 @pytest.mark.parametrize(("tokens", "refused"), deep_except([(8193, True), (8191, False), (8192, False)], 2))
 def test_a_prompt_beyond_the_kernel_s_limit_is_a_roofline_and_says_so(tmp_path, tokens, refused) -> None:
     model = tiny(tmp_path, num_hidden_layers=1, max_position_embeddings=16384, num_attention_heads=2)
-    part = named(predictor(model, context=8200).predict_prompts(tokens))["attention_prefill"]
-    said = f"attention_prefill takes at most 8192 tokens, not {tokens}" if refused else ""
-    assert part.refusal == said
-    estimate = Time(part.floor_ns, part.floor_ns / USUAL.operations, part.floor_ns / LEAST.operations)
-    assert (asdict(part.time) == pytest.approx(asdict(estimate))) == refused
+    kernel = named(predictor(model, context=8200).predict_prompts(tokens))["attention_prefill"]
+    refusal = f"attention_prefill takes at most 8192 tokens, not {tokens}" if refused else ""
+    assert kernel.refusal == refusal
+    estimate = Time(kernel.floor_ns, kernel.floor_ns / USUAL.operations, kernel.floor_ns / LEAST.operations)
+    assert (asdict(kernel.time) == pytest.approx(asdict(estimate))) == refused
 
 
 @pytest.mark.parametrize(("context", "refused"), [(16256, False), (16384, False), (16385, True)])
@@ -399,13 +413,17 @@ def test_a_cache_beyond_the_kernel_s_limit_is_a_roofline_in_the_kernel_s_words(
     tmp_path, context, refused
 ) -> None:
     model = tiny(tmp_path, num_hidden_layers=1, max_position_embeddings=32768)
-    parts = named(predictor(model, context=context).predict_step(1))
+    kernels = named(predictor(model, context=context).predict_step(1))
     if not refused:
-        assert parts["decoder_layer_decode"].refusal == ""
+        assert kernels["decoder_layer_decode"].refusal == ""
         return
-    said = "attention_decode takes caches of at most 16384 positions, not 16512"
-    assert (parts["attention_decode"].refusal, parts["qkv_projection"].refusal, parts["mlp"].refusal) == (
-        said,
+    refusal = "attention_decode takes caches of at most 16384 positions, not 16512"
+    assert (
+        kernels["attention_decode"].refusal,
+        kernels["qkv_projection"].refusal,
+        kernels["mlp"].refusal,
+    ) == (
+        refusal,
         "",
         "",
     )
@@ -414,11 +432,11 @@ def test_a_cache_beyond_the_kernel_s_limit_is_a_roofline_in_the_kernel_s_words(
 @pytest.mark.parametrize(("hidden", "refused"), [(8192, False), (8200, True)])
 def test_a_hidden_size_beyond_the_kernels_limit_is_named_for_each(tmp_path, hidden, refused) -> None:
     model = tiny(tmp_path, num_hidden_layers=1, hidden_size=hidden, head_dim=16, vocab_size=64)
-    parts = named(predictor(model).predict_step(1))
+    kernels = named(predictor(model).predict_step(1))
     layer = ("qkv_projection", "mlp") if refused else ("decoder_layer_decode",)
     for kernel in (*layer, "lm_head"):
-        said = f"{kernel} takes a hidden size of at most 8192, not {hidden}" if refused else ""
-        assert parts[kernel].refusal == said
+        refusal = f"{kernel} takes a hidden size of at most 8192, not {hidden}" if refused else ""
+        assert kernels[kernel].refusal == refusal
 
 
 @pytest.mark.slow
@@ -427,12 +445,15 @@ def test_a_window_shortens_a_prompt_and_its_floor(tmp_path) -> None:
     fields = dict(num_hidden_layers=1, max_position_embeddings=16384, num_attention_heads=2)
     wide = tiny(tmp_path, model_type="mistral", sliding_window=None, **fields)
     narrow = tiny(tmp_path, model_type="mistral", sliding_window=500, **fields)
-    whole, *parts = (
+    unwindowed, *windowed = (
         named(predictor(model, context=8192).predict_prompts(tokens))["attention_prefill"]
         for model, tokens in ((wide, 8192), (narrow, 6144), (narrow, 7168), (narrow, 8192))
     )
-    assert parts[2].time.program_ns < whole.time.program_ns and parts[2].floor_ns < whole.floor_ns
-    before, after = (later.time - earlier.time for earlier, later in pairwise(parts))
+    assert (
+        windowed[2].time.program_ns < unwindowed.time.program_ns
+        and windowed[2].floor_ns < unwindowed.floor_ns
+    )
+    before, after = (later.time - earlier.time for earlier, later in pairwise(windowed))
     assert after.program_ns == pytest.approx(before.program_ns)
     assert after.program_ns > 0
 

@@ -40,7 +40,7 @@ ANY = ServiceLevel()
 class Rooflines:
     """A predictor whose times follow from the ranks; it records the meshes that it was asked for."""
 
-    asked: ClassVar[list[tuple[str, int]]] = []
+    calls: ClassVar[list[tuple[str, int]]] = []
 
     def __init__(self, config: Any, target: str, tp: int, *sizes: Any) -> None:
         self.target, self.tp = target, tp
@@ -49,15 +49,15 @@ class Rooflines:
         return PassTime(Time.exact(100e6 / self.tp + 0.5e6 * self.tp + 0.1e6 * batch), ())
 
     def predict_prompts(self, tokens: int, batch: int = 1) -> PassTime:
-        self.asked.append((self.target, self.tp))
+        self.calls.append((self.target, self.tp))
         return PassTime(Time.exact(1e6 * tokens / self.tp), ())
 
 
 @pytest.fixture
 def rooflines(monkeypatch) -> list[tuple[str, int]]:
     monkeypatch.setattr(policy, "Predictor", Rooflines)
-    Rooflines.asked.clear()
-    return Rooflines.asked
+    Rooflines.calls.clear()
+    return Rooflines.calls
 
 
 def model(name: str = "llama-3.1-8b") -> ModelSizes:
@@ -145,7 +145,7 @@ def test_at_full_load_tokens_cost_what_a_plan_says(rooflines) -> None:
     (offer,) = row.offers
     dollars = plan.rate.dollars
     assert dollars is not None and offer.dollars_per_million is not None and offer.copies == 8
-    prompt, step = (part * offer.utilisation for part in offer.dollars_per_million)
+    prompt, step = (price * offer.utilisation for price in offer.dollars_per_million)
     assert prompt == pytest.approx(dollars.input.program_ns)
     assert step == pytest.approx(dollars.output.program_ns)
 
@@ -228,12 +228,12 @@ def test_without_prices_chips_are_the_cost(rooflines) -> None:
 
 def test_the_engine_time_of_the_stack_is_in_the_times(rooflines) -> None:
     names = ("this", "vllm-neuron", "optimum")
-    own, vllm, optimum = (
+    nkw_offer, vllm, optimum = (
         find(5.0, "trn2.48xlarge", batch=8, tp=8, stack=name).rows[0].offers[0] for name in names
     )
-    assert own.step_ns < vllm.step_ns < optimum.step_ns
+    assert nkw_offer.step_ns < vllm.step_ns < optimum.step_ns
     assert vllm.step.engine_ns == 5e6 and optimum.step.engine_ns == 15e6
-    assert own.prompt_ns < vllm.prompt_ns < optimum.prompt_ns
+    assert nkw_offer.prompt_ns < vllm.prompt_ns < optimum.prompt_ns
 
 
 def test_a_batch_that_is_given_is_kept(rooflines) -> None:
@@ -485,9 +485,9 @@ def test_speech_is_not_measured(rooflines) -> None:
 def test_the_best_of_all_meshes_is_found_by_dry_runs(monkeypatch, rate) -> None:
     """Leaving out meshes by their estimates costs no instance, compared with all of the three best."""
     names = "trn2.3xlarge", "trn2.48xlarge", "inf2.24xlarge"
-    found = find(rate, *names)
+    recommendation = find(rate, *names)
     monkeypatch.setattr(
         "model.plan.recommend._lengthen", lambda estimate, pairs: replace(estimate, price=None)
     )
-    for row, other in zip(found.rows, find(rate, *names).rows, strict=True):
+    for row, other in zip(recommendation.rows, find(rate, *names).rows, strict=True):
         assert row.offers[0].instances == other.offers[0].instances

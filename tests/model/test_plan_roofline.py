@@ -183,10 +183,10 @@ def test_the_usual_shares_are_medians_of_plans() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "times"), [({"accelerator": "h100"}, "roofline, at least"), ({}, "dry runs")]
+    ("hardware", "times"), [({"accelerator": "h100"}, "roofline, at least"), ({}, "dry runs")]
 )
-def test_the_document_says_which_times_are_rooflines(place, times) -> None:
-    plan = make_plan(model("qwen3-0.6b"), Request(**place, tp=1, prompt=8, generate=1))
+def test_the_document_says_which_times_are_rooflines(hardware, times) -> None:
+    plan = make_plan(model("qwen3-0.6b"), Request(**hardware, tp=1, prompt=8, generate=1))
     document = build_document(plan, "config.json")
     for phase in (document["first_token"], document["step"]):
         assert phase["times"] == times

@@ -26,14 +26,14 @@ def config(write_model):
     return load_config(write_model())
 
 
-@pytest.mark.parametrize("asked", ["float32", "bfloat16"])
-@pytest.mark.parametrize("held", TYPES)
-def test_a_name_is_the_dtype_whatever_the_checkpoint_holds(config, asked, held) -> None:
-    assert activation_dtype(asked, replace(config, dtype=held), norm_of(held)) == TYPES[asked]
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("weight_dtype", TYPES)
+def test_a_name_is_the_dtype_whatever_the_checkpoint_holds(config, dtype, weight_dtype) -> None:
+    assert activation_dtype(dtype, replace(config, dtype=weight_dtype), norm_of(weight_dtype)) == TYPES[dtype]
 
 
 @pytest.mark.parametrize(
-    ("named", "held", "activations"),
+    ("named", "weight_dtype", "activations"),
     [
         ("bfloat16", "bfloat16", "bfloat16"),
         ("bfloat16", "float32", "bfloat16"),
@@ -44,25 +44,27 @@ def test_a_name_is_the_dtype_whatever_the_checkpoint_holds(config, asked, held) 
         (None, "float16", "float32"),
     ],
 )
-def test_auto_is_what_the_config_names_else_what_the_weights_are(config, named, held, activations) -> None:
-    found = activation_dtype("auto", replace(config, dtype=named), norm_of(held))
-    assert found == TYPES[activations]
+def test_auto_is_what_the_config_names_else_what_the_weights_are(
+    config, named, weight_dtype, activations
+) -> None:
+    dtype = activation_dtype("auto", replace(config, dtype=named), norm_of(weight_dtype))
+    assert dtype == TYPES[activations]
 
 
-@pytest.mark.parametrize("asked", ["float16", "torch.bfloat16", "", "int8"])
-def test_refuses_another_name(config, asked) -> None:
+@pytest.mark.parametrize("dtype", ["float16", "torch.bfloat16", "", "int8"])
+def test_refuses_another_name(config, dtype) -> None:
     with pytest.raises(
-        ModelError, match=f"dtype '{asked}' is not supported; known are auto, float32, bfloat16"
+        ModelError, match=f"dtype '{dtype}' is not supported; known are auto, float32, bfloat16"
     ):
-        activation_dtype(asked, config, norm_of("float32"))
+        activation_dtype(dtype, config, norm_of("float32"))
 
 
-@pytest.mark.parametrize("held", TYPES)
+@pytest.mark.parametrize("weight_dtype", TYPES)
 @pytest.mark.parametrize(("activations", "kept"), [("float32", True), ("bfloat16", False)])
 def test_weights_keep_their_dtype_beside_float32_and_are_rounded_beside_bfloat16(
-    random_weights, held, activations, kept
+    random_weights, weight_dtype, activations, kept
 ) -> None:
-    weights = {name: each.astype(TYPES[held]) for name, each in random_weights().items()}
+    weights = {name: array.astype(TYPES[weight_dtype]) for name, array in random_weights().items()}
     for weight in weights.values():
         stored = cast_weight(weight, np.dtype(TYPES[activations]))
         assert stored.dtype == (weight.dtype if kept else BF16)
@@ -70,9 +72,9 @@ def test_weights_keep_their_dtype_beside_float32_and_are_rounded_beside_bfloat16
 
 
 @pytest.mark.parametrize(
-    ("asked", "cut"), [("float32", np.float32), ("bfloat16", BF16), ("auto", np.float32)]
+    ("dtype", "cut"), [("float32", np.float32), ("bfloat16", BF16), ("auto", np.float32)]
 )
-def test_a_rank_holds_the_weights_so(write_model, random_weights, asked, cut) -> None:
-    for rank in shard_weights(load_config(write_model()), random_weights(), 2, dtype=asked):
+def test_a_rank_holds_the_weights_so(write_model, random_weights, dtype, cut) -> None:
+    for rank in shard_weights(load_config(write_model()), random_weights(), 2, dtype=dtype):
         assert {tensor.dtype for tensor in rank.arrays.values()} == {np.dtype(cut)}
         assert rank.dtype == cut

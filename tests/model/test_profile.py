@@ -33,8 +33,8 @@ def passes(folder, ranks: int = 1) -> list[tuple[str, Pass]]:
 
 def test_every_launch_belongs_to_a_layer_or_stands_alone(write_model) -> None:
     (_, _), (_, token) = passes(write_model())
-    found = [(each.section, each.kernel) for each in token.kernel_times()]
-    assert found == [
+    launches = [(kernel_time.section, kernel_time.kernel) for kernel_time in token.kernel_times()]
+    assert launches == [
         ("embedding", "embedding"),
         ("layer 0", LAYER),
         ("layer 1", LAYER),
@@ -44,15 +44,15 @@ def test_every_launch_belongs_to_a_layer_or_stands_alone(write_model) -> None:
 
 def test_times_of_the_launches_add_up_to_the_prediction(write_model) -> None:
     for _, done in passes(write_model(), ranks=2):
-        total = sum(each.length_ns for each in done.kernel_times())
+        total = sum(kernel_time.length_ns for kernel_time in done.kernel_times())
         assert done.overhead_ns + total == pytest.approx(done.prediction().program_ns, rel=1e-12)
-        for each in done.launches:
-            handed_over = each.launch.hardware.kernel_handover_ns
-            assert each.program_ns == each.timeline.length_ns + handed_over
-            assert handed_over <= each.dataflow_ns <= each.program_ns <= each.serial_ns
-        for each in done.kernel_times():
-            assert 0.0 < each.busiest_share <= 1.0
-            assert not each.busiest.startswith("rank")
+        for launch in done.launches:
+            handed_over = launch.launch.hardware.kernel_handover_ns
+            assert launch.program_ns == launch.timeline.length_ns + handed_over
+            assert handed_over <= launch.dataflow_ns <= launch.program_ns <= launch.serial_ns
+        for kernel_time in done.kernel_times():
+            assert 0.0 < kernel_time.busiest_share <= 1.0
+            assert not kernel_time.busiest.startswith("rank")
 
 
 def test_text_has_both_passes_by_kernel_and_by_layer(write_model) -> None:
@@ -66,14 +66,16 @@ def test_text_has_both_passes_by_kernel_and_by_layer(write_model) -> None:
         assert head.startswith(f"{label}: {done.prediction().program_ns / 1000:,.3f} us")
         table = lines[lines.index(head) + 2 :]
         rows = table[: table.index("")]
-        assert {row.split()[0] for row in rows} == {each.kernel for each in times}
+        assert {row.split()[0] for row in rows} == {kernel_time.kernel for kernel_time in times}
         shown = [float(row.split()[2]) for row in rows]
         assert shown == sorted(shown, reverse=True)
         kernel = "mlp" if label == "prompt" else LAYER
-        (own,) = [row.split() for row in rows if row.startswith(f"{kernel} ")]
-        assert (own[1], float(own[2])) == (
+        (kernel_row,) = [row.split() for row in rows if row.startswith(f"{kernel} ")]
+        assert (kernel_row[1], float(kernel_row[2])) == (
             "2",
-            round(sum(each.length_ns for each in times if each.kernel == kernel) / 1000, 3),
+            round(
+                sum(kernel_time.length_ns for kernel_time in times if kernel_time.kernel == kernel) / 1000, 3
+            ),
         )
     layers = [line for line in lines if line.startswith("layers 0 to 1 ")]
     assert [line.split()[4] for line in layers] == ["4", "1"]
@@ -84,20 +86,26 @@ def test_page_has_every_launch_in_order_and_each_distinct_one_once(write_model, 
     both = passes(write_model())
     for name in ("a.html", "b.html"):
         write_page(tmp_path / name, "tiny on trn2", both)
-    found = re.search(r'id="data">(.*?)</script>', (tmp_path / "a.html").read_text(), re.DOTALL)
-    assert found
-    data = json.loads(found[1])
+    match = re.search(r'id="data">(.*?)</script>', (tmp_path / "a.html").read_text(), re.DOTALL)
+    assert match
+    data = json.loads(match[1])
     assert [names for names, _ in data["steps"]] == [
-        [label, each.section, each.kernel] for label, done in both for each in done.kernel_times()
+        [label, kernel_time.section, kernel_time.kernel]
+        for label, done in both
+        for kernel_time in done.kernel_times()
     ]
-    for (names, part), each in zip(data["steps"], [each for _, done in both for each in done.kernel_times()]):
+    for (names, part_index), kernel_time in zip(
+        data["steps"], [kernel_time for _, done in both for kernel_time in done.kernel_times()]
+    ):
         handed_over_ns = hardware(
             "trn2"
         ).kernel_handover_ns  # the page shows a launch, a pass hands over as well
-        assert data["parts"][part]["length"] == pytest.approx(each.length_ns - handed_over_ns, abs=0.051)
-        assert data["parts"][part]["title"].endswith(names[-1])
+        assert data["parts"][part_index]["length"] == pytest.approx(
+            kernel_time.length_ns - handed_over_ns, abs=0.051
+        )
+        assert data["parts"][part_index]["title"].endswith(names[-1])
     assert len(data["parts"]) < len(data["steps"])
-    assert sorted({part for _, part in data["steps"]}) == list(range(len(data["parts"])))
+    assert sorted({part_index for _, part_index in data["steps"]}) == list(range(len(data["parts"])))
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 

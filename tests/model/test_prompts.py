@@ -36,8 +36,8 @@ def folder(write_model) -> Path:
 
 def generated(folder: Path, tmp_path: Path, *arguments: str, backend: str = "numpy") -> list[dict[str, Any]]:
     path = tmp_path / "out.json"
-    given = ["--model", str(folder), "--backend", backend, "--max-new-tokens", "3", *arguments]
-    assert main(["generate", *given, "--json", str(path)]) == 0
+    options = ["--model", str(folder), "--backend", backend, "--max-new-tokens", "3", *arguments]
+    assert main(["generate", *options, "--json", str(path)]) == 0
     results: list[dict[str, Any]] = json.loads(path.read_text())["generations"]
     return results
 
@@ -54,12 +54,12 @@ def test_a_batch_of_prompts_has_the_logits_of_each_alone(write_model, simulated,
     reference = ReferenceModel(config, weights)
     bound = 4 * noise(config, weights, logits_of(reference, IDS))  # as in test_kernel_model
     steps = [(batch.prefill(prompts), reference.prefill(prompts))]
-    lengths = [len(each) for each in prompts]
+    lengths = [len(prompt) for prompt in prompts]
     for number, tokens in enumerate(following):
-        at = [length + number for length in lengths]
-        steps.append((batch.decode(tokens, at), reference.decode(tokens, at)))
-    for own, wanted in steps:
-        for one, other in zip(own, wanted):
+        positions = [length + number for length in lengths]
+        steps.append((batch.decode(tokens, positions), reference.decode(tokens, positions)))
+    for outputs, wanted in steps:
+        for one, other in zip(outputs, wanted):
             assert np.abs(one.logits - other.logits).max() <= bound
 
 
@@ -82,40 +82,51 @@ def test_prompts_of_options_and_lines_are_one_batch_in_their_order(folder, tmp_p
     done = generated(
         folder, tmp_path, "--prompt", "a", "--prompt", "b", "--prompt-file", str(tmp_path / "prompts.txt")
     )
-    assert [each["prompt"] for each in done] == ["a", "b", "one", "two ", "three"]
+    assert [generation["prompt"] for generation in done] == ["a", "b", "one", "two ", "three"]
     printed = capsys.readouterr().out
     assert [line for line in printed.splitlines() if line.startswith("prompt ")] == [
         f"prompt {number} of 5" for number in range(1, 6)
     ]
-    for each in done:
-        (alone,) = generated(folder, tmp_path, "--prompt", each["prompt"])
-        assert alone["generated_ids"] == each["generated_ids"]
+    for generation in done:
+        (alone,) = generated(folder, tmp_path, "--prompt", generation["prompt"])
+        assert alone["generated_ids"] == generation["generated_ids"]
 
 
 @pytest.mark.slow
 def test_a_batch_is_checked_and_predicted(folder, tmp_path, capsys) -> None:
     done = generated(folder, tmp_path, "--prompt", "a", "--prompt", "a longer one", backend="simulate")
     printed = capsys.readouterr().out
-    assert [each["checks"]["tokens_equal"] for each in done] == [3, 3]
+    assert [generation["checks"]["tokens_equal"] for generation in done] == [3, 3]
     assert "6 of 6 tokens equal to the numpy reference" in printed
     assert "predicted on 1 core for 2 prompts, in ms" in printed
 
 
 def test_lines_of_stdin_are_prompts(folder, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
-    assert [each["prompt"] for each in generated(folder, tmp_path, "--prompt-file", "-")] == ["one", "two"]
+    assert [generation["prompt"] for generation in generated(folder, tmp_path, "--prompt-file", "-")] == [
+        "one",
+        "two",
+    ]
 
 
 def test_an_empty_stdin_and_a_shared_one_are_refused_by_name(folder, tmp_path, monkeypatch, capsys) -> None:
-    given = ["--model", str(folder), "--backend", "simulate", "--max-new-tokens", "1", "--prompt-file"]
+    prompt_options = [
+        "--model",
+        str(folder),
+        "--backend",
+        "simulate",
+        "--max-new-tokens",
+        "1",
+        "--prompt-file",
+    ]
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n"))
-    assert refused(capsys, *given, "-") == (
+    assert refused(capsys, *prompt_options, "-") == (
         "nkw: error: stdin has no prompt; each line that is not empty is one"
     )
     for name, value in dict(RANK="0", WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="29431").items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\n"))
-    assert refused(capsys, *given, "-") == (
+    assert refused(capsys, *prompt_options, "-") == (
         "nkw: error: --prompt-file - reads stdin, which the processes of torchrun share: give the prompts as a file"
     )
     lines = tmp_path / "prompts.txt"
@@ -153,8 +164,8 @@ def test_more_prompts_than_a_batch_takes_are_refused(folder, tmp_path, capsys) -
 def test_no_output_replaces_the_prompts(folder, tmp_path, capsys) -> None:
     lines = tmp_path / "prompts.txt"
     lines.write_text("x\n")
-    given = ["--model", str(folder), "--backend", "numpy", "--prompt-file", str(lines)]
-    assert str(lines) in refused(capsys, *given, "--json", str(lines))
+    options = ["--model", str(folder), "--backend", "numpy", "--prompt-file", str(lines)]
+    assert str(lines) in refused(capsys, *options, "--json", str(lines))
     assert lines.read_text() == "x\n"
 
 
@@ -174,13 +185,13 @@ def test_a_system_message_without_a_chat_is_refused(folder, capsys) -> None:
 
 
 def test_a_stop_string_ends_the_text(folder, tmp_path, capsys) -> None:
-    (whole,) = generated(folder, tmp_path)
-    text = whole["text"]
+    (generation,) = generated(folder, tmp_path)
+    text = generation["text"]
     (done,) = generated(folder, tmp_path, "--stop", text[1:2], "--stop", "never there")
     assert (done["text"], done["stopped_by"]) == (text[: text.index(text[1])], "stop string")
     capsys.readouterr()
-    given = ["--model", str(folder), "--backend", "numpy"]
-    assert "a stop string is empty" in refused(capsys, *given, "--stop", "")
+    options = ["--model", str(folder), "--backend", "numpy"]
+    assert "a stop string is empty" in refused(capsys, *options, "--stop", "")
 
 
 @pytest.mark.parametrize(
@@ -200,14 +211,14 @@ def test_the_folder_says_how_to_sample_where_no_option_does(
 ):
     (folder / "generation_config.json").write_text(json.dumps(config))
     path = tmp_path / "out.json"
-    given = ["--model", str(folder), "--backend", "numpy", "--max-new-tokens", "1", "--json", str(path)]
-    assert main(["generate", *given, *arguments]) == 0
-    said = json.loads(path.read_text())["sampling"]
-    assert (said["temperature"], said["top_k"], said["top_p"]) == sampling
+    options = ["--model", str(folder), "--backend", "numpy", "--max-new-tokens", "1", "--json", str(path)]
+    assert main(["generate", *options, *arguments]) == 0
+    reported = json.loads(path.read_text())["sampling"]
+    assert (reported["temperature"], reported["top_k"], reported["top_p"]) == sampling
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ({"do_sample": "yes"}, "do_sample: 'yes' is neither true nor false"),
         ({"do_sample": True, "temperature": -1}, "temperature: -1.0 is negative"),
@@ -215,7 +226,7 @@ def test_the_folder_says_how_to_sample_where_no_option_does(
         ({"do_sample": True, "top_k": -3}, "top_k: -3 is not a positive whole number"),
     ],
 )
-def test_a_wrong_generation_config_is_refused(folder, capsys, config, said) -> None:
+def test_a_wrong_generation_config_is_refused(folder, capsys, config, message) -> None:
     (folder / "generation_config.json").write_text(json.dumps(config))
-    assert said in refused(capsys, "--model", str(folder), "--backend", "numpy")
+    assert message in refused(capsys, "--model", str(folder), "--backend", "numpy")
     assert load_config(folder).vocab_size == 300

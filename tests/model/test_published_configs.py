@@ -49,13 +49,15 @@ ONE_OF_EACH = [
 def rank_of(config: ModelConfig, tp: int, dtype: np.dtype) -> RankWeights:
     """Weights of one rank that have shapes and no memory."""
     shard = Shard(0, tp)
-    held = {each.name: np.broadcast_to(dtype.type(0), each.shape(shard)) for each in compose(config).weights}
-    return RankWeights(shard, dtype, held)
+    arrays = {
+        weight.name: np.broadcast_to(dtype.type(0), weight.shape(shard)) for weight in compose(config).weights
+    }
+    return RankWeights(shard, dtype, arrays)
 
 
-def launched(config: ModelConfig, place: str, tp: int, dtype: str, prompt: int, context: int):
+def launched(config: ModelConfig, target: str, tp: int, dtype: str, prompt: int, context: int):
     """The predicted first token and last step of a model on a device that plans rank 0, in ns."""
-    device = DryDevice(place, tp, one_for_all=True)
+    device = DryDevice(target, tp, one_for_all=True)
     weights = rank_of(config, tp, np.dtype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16))
     model = KernelModel(config, [weights], device, bucket_length(context, context))
     if isinstance(config.encoder, SpeechEncoder):
@@ -73,7 +75,7 @@ def equal(times: tuple[float, float], *planned: PassTime) -> None:
     """
     for time_ns, done in zip(times, planned):
         assert done.refusals == ()
-        routed = any(each.name.startswith("experts_") for each in done.kernels)
+        routed = any(kernel.name.startswith("experts_") for kernel in done.kernels)
         assert done.time.program_ns == pytest.approx(time_ns, rel=0.03 if routed else 1e-9)
 
 
@@ -81,12 +83,12 @@ def equal(times: tuple[float, float], *planned: PassTime) -> None:
 @pytest.mark.parametrize("name", deep_except(ONE_OF_EACH, 7))
 def test_one_layer_of_each_kind_takes_the_planned_time(name) -> None:
     """Equal layers make equal launches, so one of each kind stands for all. The ranks are those of the whole model."""
-    whole = load_model(CONFIGS / f"{name}.json")
-    config = replace(whole.config, blocks=tuple(dict.fromkeys(whole.config.blocks)))
+    full_model = load_model(CONFIGS / f"{name}.json")
+    config = replace(full_model.config, blocks=tuple(dict.fromkeys(full_model.config.blocks)))
     dtype = config.dtype or "bfloat16"
     instance = find_instance(DEFAULT_INSTANCE)
     capacity = chip(instance.target).hbm_bytes_per_core
-    tp = find_smallest_tp(whole, dtype, DEFAULT_TOKENS, 1, instance.physical_cores, capacity)
+    tp = find_smallest_tp(full_model, dtype, DEFAULT_TOKENS, 1, instance.physical_cores, capacity)
     assert tp is not None
     prompt, context = 16, 128
     plan = Predictor(config, instance.name, tp, dtype, context)
@@ -98,7 +100,7 @@ def test_one_layer_of_each_kind_takes_the_planned_time(name) -> None:
 @pytest.mark.parametrize("name", COMPUTED)
 def test_all_layers_take_the_planned_times(name) -> None:
     plan = make_plan(load_model(CONFIGS / f"{name}.json"), Request())
-    given = (
+    launch_arguments = (
         plan.model.config,
         plan.placement.name,
         plan.placement.shape.tp,
@@ -108,7 +110,7 @@ def test_all_layers_take_the_planned_times(name) -> None:
     )
     first, step = plan.first_token.predicted, plan.rate.step.predicted
     assert first is not None and step is not None
-    equal(launched(*given), first, step)
+    equal(launched(*launch_arguments), first, step)
 
 
 @pytest.mark.slow
@@ -118,11 +120,11 @@ def test_a_rank_holds_what_the_plan_says(name) -> None:
     model = load_model(CONFIGS / f"{name}.json")
     for tp in list_possible_tp(model, 64):
         arrays = rank_of(model.config, tp, np.dtype(ml_dtypes.bfloat16)).arrays.values()
-        held, planned = (
-            sum(each.nbytes for each in arrays),
+        rank_bytes, planned = (
+            sum(array.nbytes for array in arrays),
             compute_footprint(model, "bfloat16", tp, 1).weight_bytes,
         )
-        assert held == planned
+        assert rank_bytes == planned
 
 
 @pytest.mark.parametrize("name", COMPUTED)

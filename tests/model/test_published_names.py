@@ -32,9 +32,9 @@ def test_every_config_has_a_row_with_its_source_and_day() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_its_name_and_its_ids_are_taken(name) -> None:
     for known in (name, name.upper(), *list_published()[name].ids):
-        found = find_published(known)
-        assert found is not None
-        assert found.name == name
+        published = find_published(known)
+        assert published is not None
+        assert published.name == name
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_its_name_and_its_ids_are_taken(name) -> None:
     ],
 )
 def test_endings_and_owners_may_be_left_out_and_no_other_owner_is_taken(name, model) -> None:
-    found = find_published(name)
-    assert (None if found is None else found.name) == model
+    published = find_published(name)
+    assert (None if published is None else published.name) == model
 
 
 def test_a_path_that_exists_wins(tmp_path, monkeypatch) -> None:
@@ -75,7 +75,7 @@ def test_a_plan_calls_a_model_by_its_name(capsys, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("lama-3.1-70b", "did you mean llama-3.1-70b? llama names are llama-2-13b, "),
         ("qwn3-8b", "did you mean qwen3-8b? qwen names are qwen3-0.6b, "),
@@ -84,12 +84,12 @@ def test_a_plan_calls_a_model_by_its_name(capsys, tmp_path) -> None:
         ("somewhere/config.json", "; names begin with deepseek, gemma, gpt, kimi, llama, "),
     ],
 )
-def test_an_unknown_name_gets_the_closest_and_those_that_begin_alike(path, said) -> None:
+def test_an_unknown_name_gets_the_closest_and_those_that_begin_alike(path, message) -> None:
     with pytest.raises(ModelError) as refused:
         read_record(Path(path))
     start = f"{path} is neither a config.json, nor a folder of one, nor a published model"
     assert str(refused.value).startswith(start)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert str(refused.value).endswith("; docs/model/planning.md lists all")
 
 

@@ -38,7 +38,7 @@ def config(folder: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             {"linear_num_value_heads": 5},
@@ -51,9 +51,9 @@ def config(folder: Path, **changes: Any) -> Path:
         ),
     ],
 )
-def test_refuses_configs_that_are_none(tmp_path, changes, said) -> None:
+def test_refuses_configs_that_are_none(tmp_path, changes, message) -> None:
     assert load_config(config(tmp_path)).architecture == "Qwen3NextForCausalLM"
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         load_config(config(tmp_path, **changes))
 
 
@@ -63,7 +63,7 @@ def test_every_fourth_layer_attends_and_has_a_cache(tmp_path) -> None:
     def shapes(length: int) -> list[list[tuple[int, ...]]]:
         single = np.dtype(np.float32)
         step = StepShape(Phase.decode, 3, 3, length, length, 2, single, WeightDtypes(single))
-        return [[each.shape for each in list_states(block[0], step)] for block in decoder.blocks]
+        return [[state.shape for state in list_states(block[0], step)] for block in decoder.blocks]
 
     delta = [(3, 3, 10 + 10 + 3 * 14), (3, 3, 10, 14)]
     assert shapes(128) == [delta] * 3 + [[(3, 1, 16, 128), (3, 1, 128, 16)]]
@@ -82,14 +82,14 @@ def test_ranks_beyond_the_key_heads_hold_padding(tmp_path) -> None:
 
 @pytest.mark.parametrize(("name", "read"), [(SECOND_TOKEN, True), ("mtq.norm.weight", False)])
 def test_the_layer_that_predicts_a_second_token_is_not_read(tmp_path, name, read) -> None:
-    own, weights = load(write_tiny(tmp_path, "qwen3-next"))
-    held = {**weights, name: np.zeros((3, 2), np.float32)}
-    safetensors.numpy.save_file(held, tmp_path / "model.safetensors")
+    config, weights = load(write_tiny(tmp_path, "qwen3-next"))
+    tensors = {**weights, name: np.zeros((3, 2), np.float32)}
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
     if read:
-        assert set(open_checkpoint(tmp_path, own)) == set(weights)
+        assert set(open_checkpoint(tmp_path, config)) == set(weights)
     else:
         with pytest.raises(ModelError, match=f"{name} is not a tensor of Qwen3NextForCausalLM"):
-            open_checkpoint(tmp_path, own)
+            open_checkpoint(tmp_path, config)
 
 
 @pytest.mark.slow
@@ -100,10 +100,10 @@ def test_a_prompt_of_several_chunks_equals_transformers(tmp_path) -> None:
     model = random_model("Qwen3Next", fields, seed=5)
     model.save_pretrained(tmp_path)
     ids = np.random.default_rng(4).integers(3, 151, 152).tolist()
-    found, own = Oracle(model, ids, 150), load(tmp_path)
-    cut = model_of(*own, 2, cache=256)  # ranks cut the rows of the prompt
-    for each in (ReferenceModel(*own), kernels(*own, 2, "float32", cache=256), cut):
-        assert_equal(each, found)
+    expected, loaded = Oracle(model, ids, 150), load(tmp_path)
+    cut = model_of(*loaded, 2, cache=256)  # ranks cut the rows of the prompt
+    for candidate_model in (ReferenceModel(*loaded), kernels(*loaded, 2, "float32", cache=256), cut):
+        assert_equal(candidate_model, expected)
 
 
 @pytest.mark.deep

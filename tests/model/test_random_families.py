@@ -41,8 +41,8 @@ def test_a_random_configuration_equals_transformers(family, seed, tmp_path) -> N
 @pytest.mark.parametrize(("family", "seed"), deep_except(product(FAMILIES, range(31)), [("Mistral", 0)]))
 def test_bfloat16_costs_a_random_configuration_what_it_costs_transformers(family, seed, tmp_path) -> None:
     oracle = oracle_of(family, seed, tmp_path)
-    own = logits_of(kernels(*load(tmp_path), 1, "bfloat16"), oracle.ids, oracle.prompt)
-    assert np.abs(own - oracle.logits).max() <= oracle.bound("bfloat16")
+    logits = logits_of(kernels(*load(tmp_path), 1, "bfloat16"), oracle.ids, oracle.prompt)
+    assert np.abs(logits - oracle.logits).max() <= oracle.bound("bfloat16")
 
 
 @pytest.mark.slow
@@ -63,8 +63,8 @@ def test_longrope_in_some_layers_alone_equals_transformers(tmp_path) -> None:
     model.save_pretrained(tmp_path)
     oracle = Oracle(model, list(range(3, 3 + ORIGINAL)), ORIGINAL - 3)
     config, weights = load(tmp_path)
-    for own in (ReferenceModel(config, weights), kernels(config, weights, 1, "float32")):
-        assert_equal(own, oracle)
+    for network in (ReferenceModel(config, weights), kernels(config, weights, 1, "float32")):
+        assert_equal(network, oracle)
 
 
 @pytest.mark.parametrize(("family", "asks"), [("GPT2", False), ("Llama", True)])

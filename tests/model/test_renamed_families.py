@@ -87,17 +87,17 @@ def test_solar_open_has_experts_in_every_layer_and_whole_rotated_heads(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("kinds", "has_experts"), [(None, [False, True]), (["sparse", "dense"], [True, False])]
+    ("layer_types", "has_experts"), [(None, [False, True]), (["sparse", "dense"], [True, False])]
 )
-def test_layers_of_glm_4_7_flash_follow_mlp_layer_types(tmp_path, kinds, has_experts) -> None:
-    folder = write(tmp_path, {**ROUTED, **LATENT}, model_type="glm4_moe_lite", mlp_layer_types=kinds)
+def test_layers_of_glm_4_7_flash_follow_mlp_layer_types(tmp_path, layer_types, has_experts) -> None:
+    folder = write(tmp_path, {**ROUTED, **LATENT}, model_type="glm4_moe_lite", mlp_layer_types=layer_types)
     assert experts(folder) == has_experts
     assert isinstance(read_config(folder).blocks[0].mixer, LatentAttention)
 
 
-@pytest.mark.parametrize("kinds", [["dense"], ["dense", "linear"], 7, "dense", [1, 2]])
-def test_hostile_layer_types_of_glm_4_7_flash_are_refused(tmp_path, kinds) -> None:
-    folder = write(tmp_path, {**ROUTED, **LATENT}, model_type="glm4_moe_lite", mlp_layer_types=kinds)
+@pytest.mark.parametrize("layer_types", [["dense"], ["dense", "linear"], 7, "dense", [1, 2]])
+def test_hostile_layer_types_of_glm_4_7_flash_are_refused(tmp_path, layer_types) -> None:
+    folder = write(tmp_path, {**ROUTED, **LATENT}, model_type="glm4_moe_lite", mlp_layer_types=layer_types)
     with pytest.raises(ModelError, match="mlp_layer_types: "):
         read_config(folder)
 
@@ -148,8 +148,8 @@ def test_a_hostile_scaling_of_queries_is_refused(tmp_path, beta) -> None:
 
 def test_qwen3_5_has_the_parts_of_qwen3_next_with_an_mlp() -> None:
     config = read_config(PUBLISHED / "qwen3.5-27b.json")
-    kinds = [type(block.mixer) for block in config.blocks[:4]]
-    assert kinds == [GatedDelta, GatedDelta, GatedDelta, GroupedAttention]
+    mixer_types = [type(block.mixer) for block in config.blocks[:4]]
+    assert mixer_types == [GatedDelta, GatedDelta, GatedDelta, GroupedAttention]
     assert all(isinstance(block.mlp, Mlp) for block in config.blocks)
     assert config.encoder is not None
     assert config.dtype == "bfloat16"
@@ -232,8 +232,8 @@ def test_afmoe_rotates_in_layers_with_a_window_alone(tmp_path) -> None:
     config = load_config(write(tmp_path, AFMOE, head_dim=8))
     mixers = [block.mixer for block in config.blocks]
     assert all(isinstance(mixer, GroupedAttention) and mixer.output_gate for mixer in mixers)
-    kinds = [(mixer.window, mixer.positions is None) for mixer in mixers]
-    assert kinds == [(16, False)] * 3 + [(None, True)]
+    mixer_traits = [(mixer.window, mixer.positions is None) for mixer in mixers]
+    assert mixer_traits == [(16, False)] * 3 + [(None, True)]
     assert experts(tmp_path) == [False, True, True, True]
     assert config.embedding_scale == 1.0
     assert config.blocks[1].norms.after

@@ -53,44 +53,48 @@ def test_a_long_prompt_equals_transformers(tmp_path: Path, ranks: int) -> None:
 
 def _step(config: Any, tokens: int, ranks: int = 1, **changes: Any) -> StepShape:
     phase = Phase.prefill if tokens > 1 else Phase.decode
-    held = np.dtype(np.float32)
-    return StepShape(phase, tokens, 1, 256, config.context, ranks, held, WeightDtypes(held), **changes)
+    weight_dtype = np.dtype(np.float32)
+    return StepShape(
+        phase, tokens, 1, 256, config.context, ranks, weight_dtype, WeightDtypes(weight_dtype), **changes
+    )
 
 
 def test_kernels_and_work_follow_the_tokens_of_a_step(tmp_path: Path) -> None:
     """20 experts of 50 elements, three for a token; hidden states of 36."""
     config, _ = load(write_tiny(tmp_path, "mixtral with a window"))
     experts = compose(config).blocks[0][1]
-    each = 3 * 36 * 50 * 4
+    expert_bytes = 3 * 36 * 50 * 4
     for tokens, reached in ((1, 3), (6, 18), (7, 20), (128, 20), (129, 20)):
         router, routed = experts.launches(_step(config, tokens))
         assert router.kernel == "router"
         assert routed.kernel == ("experts_decode" if tokens <= 128 else "experts_prefill")
         assert routed.growth is Growth.experts
-        assert routed.work.bytes == reached * each
+        assert routed.work.bytes == reached * expert_bytes
         assert routed.work.operations == 2 * tokens * 3 * 3 * 36 * 50
 
 
 def test_every_rank_holds_a_part_of_every_expert(tmp_path: Path) -> None:
     config, weights = load(write_tiny(tmp_path, "mixtral"))
     gate, up, down = (
-        each for each in compose(config).blocks[1][1].weights if each.name.rpartition(".")[2] in MATRICES
+        weight
+        for weight in compose(config).blocks[1][1].weights
+        if weight.name.rpartition(".")[2] in MATRICES
     )
     prefix = "model.layers.1.block_sparse_moe.experts"
-    for rank, own in enumerate((slice(0, 17), slice(17, 34), slice(34, 50))):
+    for rank, span in enumerate((slice(0, 17), slice(17, 34), slice(34, 50))):
         shard = Shard(rank, 3)
         for weight, name in ((gate, "w1"), (up, "w3")):
-            held = weight.take(weights, shard)
-            assert held.shape == weight.shape(shard) == (5, 36, 17)
+            rank_array = weight.take(weights, shard)
+            assert rank_array.shape == weight.shape(shard) == (5, 36, 17)
             for expert in range(5):
-                whole = weights[f"{prefix}.{expert}.{name}.weight"]
-                assert np.array_equal(held[expert][:, : own.stop - own.start], whole[own].T)
-                assert not held[expert][:, own.stop - own.start :].any()
-        held = down.take(weights, shard)
-        assert held.shape == down.shape(shard) == (5, 17, 36)
+                matrix = weights[f"{prefix}.{expert}.{name}.weight"]
+                assert np.array_equal(rank_array[expert][:, : span.stop - span.start], matrix[span].T)
+                assert not rank_array[expert][:, span.stop - span.start :].any()
+        rank_array = down.take(weights, shard)
+        assert rank_array.shape == down.shape(shard) == (5, 17, 36)
         for expert in range(5):
-            whole = weights[f"{prefix}.{expert}.w2.weight"]
-            assert np.array_equal(held[expert][: own.stop - own.start], whole[:, own].T)
+            matrix = weights[f"{prefix}.{expert}.w2.weight"]
+            assert np.array_equal(rank_array[expert][: span.stop - span.start], matrix[:, span].T)
 
 
 MATRICES = ("w_gate", "w_up", "w_down")

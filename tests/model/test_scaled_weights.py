@@ -74,12 +74,12 @@ def test_every_code_with_scales_of_every_size(dtype: np.dtype) -> None:
     """Powers of two keep products exact in float32, so that they are rounded once."""
     codes = np.broadcast_to(np.arange(256, dtype=np.uint8), (40, 256)).copy()
     scales = np.exp2(np.arange(-30, 10, dtype=np.float32))[:, None]
-    own = np.asarray(weight_of(codes.view(ELEMENT), scales, Scaled("fp8", 1, None), dtype))
+    widened = np.asarray(weight_of(codes.view(ELEMENT), scales, Scaled("fp8", 1, None), dtype))
     exact = np.array([element(code) for code in range(256)]) * scales.astype(np.float64)
     with np.errstate(over="ignore"):
         wanted = exact.astype(np.float32).astype(dtype)
-    assert own.dtype == dtype and np.array_equal(
-        own.astype(np.float32), wanted.astype(np.float32), equal_nan=True
+    assert widened.dtype == dtype and np.array_equal(
+        widened.astype(np.float32), wanted.astype(np.float32), equal_nan=True
     )
 
 
@@ -90,33 +90,35 @@ def test_blocks_at_the_ends_may_be_short(shape: tuple[int, int], sizes: tuple[in
     format = Scaled("fp8", rows, columns)
     scales = scales_of(format.describe_tensors(shape)["scales"].shape, 3)
     elements = coded(shape, 4)
-    held = weight_of(elements, scales, format)
+    weight = weight_of(elements, scales, format)
     wide = spread(scales, rows, columns, shape).astype(np.float32)
     wanted = elements.astype(np.float32) * wide
-    assert held.shape == shape == np.asarray(held).shape
-    assert np.array_equal(np.asarray(held), wanted)
-    assert np.array_equal(np.asarray(held.T), wanted.T)
-    assert np.array_equal(held.reshape(-1), wanted.reshape(-1))
-    assert np.array_equal(np.asarray(held.astype(BFLOAT16)), wanted.astype(BFLOAT16))
+    assert weight.shape == shape == np.asarray(weight).shape
+    assert np.array_equal(np.asarray(weight), wanted)
+    assert np.array_equal(np.asarray(weight.T), wanted.T)
+    assert np.array_equal(weight.reshape(-1), wanted.reshape(-1))
+    assert np.array_equal(np.asarray(weight.astype(BFLOAT16)), wanted.astype(BFLOAT16))
     random = np.random.default_rng(5)
     for _ in range(20):
-        own = tuple(slice(*sorted(random.integers(0, size + 1, 2).tolist())) for size in shape)
-        assert np.array_equal(np.asarray(held[own]), wanted[own])
-        assert np.array_equal(np.array(held[own[0]]), wanted[own[0]])
-        assert np.array_equal(np.asarray(held.T[own[1], own[0]]), wanted.T[own[1], own[0]])
-        assert np.array_equal(np.asarray(held[own][1:, 2:].T), wanted[own][1:, 2:].T)
+        slices = tuple(slice(*sorted(random.integers(0, size + 1, 2).tolist())) for size in shape)
+        assert np.array_equal(np.asarray(weight[slices]), wanted[slices])
+        assert np.array_equal(np.array(weight[slices[0]]), wanted[slices[0]])
+        assert np.array_equal(np.asarray(weight.T[slices[1], slices[0]]), wanted.T[slices[1], slices[0]])
+        assert np.array_equal(np.asarray(weight[slices][1:, 2:].T), wanted[slices][1:, 2:].T)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
-def test_a_tensor_is_widened_as_transformers_does(kind: str) -> None:
+@pytest.mark.parametrize("dtype_name", ["float32", "bfloat16"])
+def test_a_tensor_is_widened_as_transformers_does(dtype_name: str) -> None:
     """transformers widens whole blocks only."""
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
     elements, scales = coded((384, 256), 6), scales_of((3, 2), 7)
     bits = torch.from_numpy(elements.view(np.uint8)).view(torch.float8_e4m3fn)
-    wanted = Fp8Dequantize(None)._dequantize_one(bits, torch.from_numpy(scales), getattr(torch, kind))
-    own = weight_of(elements, scales, Scaled("fp8", 128, 128), FLOAT32 if kind == "float32" else BFLOAT16)
-    assert np.array_equal(np.asarray(own).astype(np.float32), wanted.float().numpy())
+    wanted = Fp8Dequantize(None)._dequantize_one(bits, torch.from_numpy(scales), getattr(torch, dtype_name))
+    weight = weight_of(
+        elements, scales, Scaled("fp8", 128, 128), FLOAT32 if dtype_name == "float32" else BFLOAT16
+    )
+    assert np.array_equal(np.asarray(weight).astype(np.float32), wanted.float().numpy())
 
 
 SCHEMES: dict[str, tuple[dict[str, Any], Scaled, str]] = {
@@ -159,7 +161,7 @@ SCHEMES: dict[str, tuple[dict[str, Any], Scaled, str]] = {
 
 
 def quantised(
-    tensors: dict[str, np.ndarray], scheme: str, others: np.dtype, scale_dtype: np.dtype
+    tensors: dict[str, np.ndarray], scheme: str, plain_dtype: np.dtype, scale_dtype: np.dtype
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Tensors with those of projections in eight bits, and the numbers that they stand for."""
     _, block, suffix = SCHEMES[scheme]
@@ -168,7 +170,7 @@ def quantised(
     for name, tensor in tensors.items():
         projects = name.endswith(("proj.weight", "proj_with_mqa.weight", "qkvz.weight", "c_attn.weight"))
         if not projects or tensor.ndim != 2:
-            kept = tensor.astype(np.float32 if name.endswith("e_score_correction_bias") else others)
+            kept = tensor.astype(np.float32 if name.endswith("e_score_correction_bias") else plain_dtype)
             stored[name] = plain[name] = kept
             continue
         shape = tensor.shape
@@ -176,8 +178,8 @@ def quantised(
         counts = -(-shape[0] // rows), -(-shape[1] // columns)
         most = np.zeros(counts)
         for row, column in np.ndindex(counts):
-            part = tensor[row * rows : (row + 1) * rows, column * columns : (column + 1) * columns]
-            most[row, column] = np.abs(part).max()
+            tile = tensor[row * rows : (row + 1) * rows, column * columns : (column + 1) * columns]
+            most[row, column] = np.abs(tile).max()
         scales = (most / 448).astype(scale_dtype)
         wide = spread(scales.astype(np.float32), rows, columns, shape).astype(np.float32)
         elements = (tensor.astype(np.float32) / wide).clip(-448, 448).astype(ELEMENT)
@@ -185,7 +187,7 @@ def quantised(
         stored[name + suffix] = scales.reshape(()) if scheme == "a scale for each tensor" else scales
         if suffix == "_scale":
             stored[name.removesuffix(".weight") + ".input_scale"] = np.ones(1, np.float32)
-        plain[name] = (elements.astype(np.float32) * wide).astype(others)
+        plain[name] = (elements.astype(np.float32) * wide).astype(plain_dtype)
     return stored, plain
 
 
@@ -215,7 +217,7 @@ def configure(folder: Path, **changes: Any) -> None:
 
 def save(folder: Path, tensors: dict[str, np.ndarray]) -> None:
     safetensors.numpy.save_file(
-        {name: np.ascontiguousarray(each) if each.ndim else each for name, each in tensors.items()},
+        {name: np.ascontiguousarray(array) if array.ndim else array for name, array in tensors.items()},
         folder / FILE,
     )
 
@@ -241,16 +243,16 @@ def test_every_family_holds_what_a_plain_folder_would(tmp_path: Path, name: str,
     config = load_config(tmp_path)
     checkpoint = open_checkpoint(tmp_path, config)
     wide = {
-        each: np.asarray(weight) for each, weight in checkpoint.items() if each in plain
+        name: np.asarray(weight) for name, weight in checkpoint.items() if name in plain
     }  # those of stacks have other names
-    assert all(same(array, plain[each]) for each, array in wide.items())
-    assert any(each.dtype == ELEMENT for each in stored.values())
+    assert all(same(array, plain[name]) for name, array in wide.items())
+    assert any(array.dtype == ELEMENT for array in stored.values())
     for dtype in ("float32", "bfloat16"):
-        own = shard_weights(config, checkpoint, 2, dtype=dtype)
+        rank_weights = shard_weights(config, checkpoint, 2, dtype=dtype)
         wanted = shard_weights(config, dict(checkpoint) | wide, 2, dtype=dtype)
-        for one, other in zip(own, wanted, strict=True):
+        for one, other in zip(rank_weights, wanted, strict=True):
             assert one.arrays.keys() == other.arrays.keys()
-            assert all(same(array, other.arrays[each]) for each, array in one.arrays.items())
+            assert all(same(array, other.arrays[name]) for name, array in one.arrays.items())
 
 
 @pytest.mark.parametrize(
@@ -284,12 +286,12 @@ def test_a_published_folder_has_the_tokens_of_transformers(tmp_path: Path, name:
     if name == "deepseek v3":
         configure(tmp_path, num_nextn_predict_layers=1)
         last = {
-            each.replace("layers.2.", "layers.3."): stored[each] for each in stored if "layers.2." in each
+            name.replace("layers.2.", "layers.3."): stored[name] for name in stored if "layers.2." in name
         }
         save(tmp_path, stored | last | {"model.layers.3.eh_proj.weight": np.zeros((36, 72), BFLOAT16)})
     folder = tmp_path / "plain"
     tiny_model(name).config.save_pretrained(folder)
-    save(folder, {each: tensor.astype(np.float32) for each, tensor in plain.items()})
+    save(folder, {name: tensor.astype(np.float32) for name, tensor in plain.items()})
     model = type(tiny_model(name)).from_pretrained(folder, dtype=torch.float32, **EAGER)
     oracle = Oracle(model, IDS, PROMPT)
     config = load_config(tmp_path)
@@ -297,7 +299,7 @@ def test_a_published_folder_has_the_tokens_of_transformers(tmp_path: Path, name:
     assert_equal(ReferenceModel(config, weights), oracle)
     shards = shard_weights(config, weights, 2)
     if name == "deepseek v3":
-        exact = {each for each, array in shards[1].arrays.items() if array.dtype != BFLOAT16}
+        exact = {name for name, array in shards[1].arrays.items() if array.dtype != BFLOAT16}
         assert exact == {f"layers.{layer}.experts.b_choice" for layer in (1, 2)}
     assert_equal(KernelModel(config, shards, SimulatedDevice("trn2", 2), CACHE), oracle)
 
@@ -320,10 +322,10 @@ def test_the_bias_of_a_choice_stays_float32_beside_bfloat16(tmp_path: Path) -> N
     _, plain = write(tmp_path, "deepseek v3")
     config = load_config(tmp_path)
     checkpoint = open_checkpoint(tmp_path, config)
-    name = next(each for each in plain if each.endswith("e_score_correction_bias"))
+    name = next(name for name in plain if name.endswith("e_score_correction_bias"))
     assert (plain[name] != plain[name].astype(BFLOAT16).astype(np.float32)).any()
     (rank,) = shard_weights(config, checkpoint, 1, dtype="bfloat16")
-    biases = {each: array.dtype for each, array in rank.arrays.items() if array.dtype != BFLOAT16}
+    biases = {name: array.dtype for name, array in rank.arrays.items() if array.dtype != BFLOAT16}
     assert set(biases) == {f"layers.{layer}.experts.b_choice" for layer in (1, 2)}
     assert set(biases.values()) == {FLOAT32}
     numpy = Arithmetic(checkpoint, BFLOAT16, 0, exact={name})
@@ -338,10 +340,10 @@ NORM = "model.layers.1.input_layernorm.weight"
 
 def changed(change: Callable[[dict[str, np.ndarray]], object], folder: Path) -> str:
     """What opening a folder says whose tensors are changed."""
-    held, _ = write(folder, "llama with longrope")
+    tensors, _ = write(folder, "llama with longrope")
     open_checkpoint(folder, load_config(folder))
-    change(held)
-    save(folder, held)
+    change(tensors)
+    save(folder, tensors)
     with pytest.raises(ModelError) as refused:
         open_checkpoint(folder, load_config(folder))
     return str(refused.value).removeprefix(f"{folder / FILE}: ")
@@ -350,33 +352,38 @@ def changed(change: Callable[[dict[str, np.ndarray]], object], folder: Path) -> 
 def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     name, scales = PROJECTION, PROJECTION + "_scale_inv"
 
-    def said(change: Callable[[dict[str, np.ndarray]], object]) -> str:
+    def describe_refusal(change: Callable[[dict[str, np.ndarray]], object]) -> str:
         return changed(change, tmp_path)
 
-    def narrower(held: dict[str, np.ndarray]) -> None:
-        held[scales] = held[scales][:, :-1]
+    def narrower(tensors: dict[str, np.ndarray]) -> None:
+        tensors[scales] = tensors[scales][:, :-1]
 
-    def turned(held: dict[str, np.ndarray]) -> None:
-        held[scales] = held[scales].T
+    def turned(tensors: dict[str, np.ndarray]) -> None:
+        tensors[scales] = tensors[scales].T
 
     assert (
-        said(lambda held: held.pop(scales))
+        describe_refusal(lambda tensors: tensors.pop(scales))
         == f"{name} has eight bits and no scales; tensor {scales} is missing"
     )
     for change in (narrower, turned):
-        sentence = said(change)
+        sentence = describe_refusal(change)
         assert sentence.startswith(f"{scales} has shape (") and "; blocks of 16 by 24 in (" in sentence
-    assert said(lambda held: held.update({scales: held[scales].astype(np.uint8)})) == (
+    assert describe_refusal(lambda tensors: tensors.update({scales: tensors[scales].astype(np.uint8)})) == (
         f"{scales} has dtype uint8; known are F32, F16, BF16"
     )
-    assert said(lambda held: held.update({NORM: held[NORM].astype(ELEMENT)})) == (
+    assert describe_refusal(lambda tensors: tensors.update({NORM: tensors[NORM].astype(ELEMENT)})) == (
         f"{NORM} has dtype 'F8_E4M3'; known are F32, F16, BF16"
     )
-    assert said(lambda held: held.update({name: held[name][:-1]})).startswith(f"{name} has shape (")
+    assert describe_refusal(lambda tensors: tensors.update({name: tensors[name][:-1]})).startswith(
+        f"{name} has shape ("
+    )
     surplus = f"{scales.removesuffix('_inv')} is not a tensor of LlamaForCausalLM"
-    assert said(lambda held: held.update({scales.removesuffix("_inv"): held[scales]})) == surplus
+    assert (
+        describe_refusal(lambda tensors: tensors.update({scales.removesuffix("_inv"): tensors[scales]}))
+        == surplus
+    )
     plain = f"{scales} is not a tensor of LlamaForCausalLM"
-    assert said(lambda held: held.update({name: held[name].astype(BFLOAT16)})) == plain
+    assert describe_refusal(lambda tensors: tensors.update({name: tensors[name].astype(BFLOAT16)})) == plain
 
 
 def test_eight_bits_without_a_quantisation_are_refused(tmp_path: Path) -> None:
@@ -398,7 +405,7 @@ def compressed(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("quantization_config", "message"),
     [
         ({"quant_method": "awq"}, "weights quantised by awq; fp8, compressed-tensors are widened, no others"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt: 'e5m2'; weights of eight bits are widened from e4m3"),
@@ -435,16 +442,18 @@ def compressed(**changes: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_other_quantisations_are_refused(tmp_path: Path, own: dict[str, Any], said: str) -> None:
+def test_other_quantisations_are_refused(
+    tmp_path: Path, quantization_config: dict[str, Any], message: str
+) -> None:
     write(tmp_path, "qwen3", "compressed, channel")
     path = tmp_path / "config.json"
     fields = json.loads(path.read_text())
-    path.write_text(json.dumps({**fields, "quantization_config": own}))
+    path.write_text(json.dumps({**fields, "quantization_config": quantization_config}))
     try:
         refusals = read_config(path).refusals
     except ModelError as error:
         refusals = (str(error),)
-    assert any(said in each for each in refusals)
+    assert any(message in refusal for refusal in refusals)
     with pytest.raises(ModelError):
         load_config(tmp_path)
     path.write_text(json.dumps({**fields, "quantization_config": compressed()}))
@@ -459,7 +468,7 @@ def test_other_quantisations_are_refused(tmp_path: Path, own: dict[str, Any], sa
 @pytest.mark.slow
 def test_layers_of_multi_token_prediction_are_those_that_the_config_counts(tmp_path: Path) -> None:
     """A checkpoint may hold them or not; one more is a surplus."""
-    held, _ = write(tmp_path, "deepseek v3")
+    tensors, _ = write(tmp_path, "deepseek v3")
     count = len(load_config(tmp_path).blocks)
     for behind, number, fits in (
         (0, count, False),
@@ -469,10 +478,10 @@ def test_layers_of_multi_token_prediction_are_those_that_the_config_counts(tmp_p
     ):
         configure(tmp_path, num_nextn_predict_layers=behind)
         config = load_config(tmp_path)
-        save(tmp_path, held)
+        save(tmp_path, tensors)
         assert open_checkpoint(tmp_path, config)
         surplus = f"model.layers.{number}.eh_proj.weight"
-        save(tmp_path, held | {surplus: np.zeros((3, 5), ELEMENT)})
+        save(tmp_path, tensors | {surplus: np.zeros((3, 5), ELEMENT)})
         if fits:
             assert surplus not in open_checkpoint(tmp_path, config)
             continue

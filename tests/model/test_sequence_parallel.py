@@ -44,8 +44,8 @@ def model_of(
 def allowed(config: ModelConfig, weights: dict[str, np.ndarray], ids: list[int]) -> float:
     """Four times what the order of float32 sums does to the logits, as in test_kernel_model."""
     wanted = ReferenceModel(config, weights).prefill([ids])[0].logits
-    others = (ReferenceModel(config, reordered(config, weights, seed)) for seed in range(8))
-    return 4 * max(float(np.abs(other.prefill([ids])[0].logits - wanted).max()) for other in others)
+    reordered_models = (ReferenceModel(config, reordered(config, weights, seed)) for seed in range(8))
+    return 4 * max(float(np.abs(other.prefill([ids])[0].logits - wanted).max()) for other in reordered_models)
 
 
 PADDED = ("gemma2", "gpt2 untied", "deepseek v3", "gpt-oss", "qwen3-next with an mlp and biases")
@@ -62,22 +62,22 @@ def test_every_family_has_the_tokens_of_one_rank(tmp_path, name) -> None:
     alone = ReferenceModel(config, weights)
     first, second = (FIRST[1:], SECOND) if ranks == 4 else (FIRST, SECOND)
     step = [IDS[16], IDS[11]], [len(first), len(second)]
-    for own, wanted in (
+    for output, wanted in (
         *zip(model.prefill([first, second]), alone.prefill([first, second])),
         *zip(model.decode(*step), alone.decode(*step)),
     ):
         # Kernels and reference are each as far from exact logits as float32 takes transformers.
-        assert np.abs(own.logits - wanted.logits).max() <= 2 * oracle(name).bound()
+        assert np.abs(output.logits - wanted.logits).max() <= 2 * oracle(name).bound()
         next_best, best = np.sort(wanted.logits)[-2:]
         if best - next_best > 2 * oracle(name).bound():
-            assert own.ids[0] == np.argmax(wanted.logits)
+            assert output.ids[0] == np.argmax(wanted.logits)
 
 
 def test_bfloat16_costs_what_it_costs_transformers(tmp_path) -> None:
     """A family whose rows are normalised by the ranks in launches of their own as well."""
     config, weights = load(write_tiny(tmp_path, "gemma2"))
-    (own,) = model_of(config, weights, 2, dtype="bfloat16").prefill([IDS])
-    assert np.abs(own.logits - oracle("gemma2").logits[-1]).max() <= oracle("gemma2").bound("bfloat16")
+    (output,) = model_of(config, weights, 2, dtype="bfloat16").prefill([IDS])
+    assert np.abs(output.logits - oracle("gemma2").logits[-1]).max() <= oracle("gemma2").bound("bfloat16")
 
 
 @pytest.mark.slow
@@ -88,10 +88,10 @@ def test_prompts_around_a_row_tile(write_model, ranks) -> None:
     reference, model = ReferenceModel(config, weights), model_of(config, weights, ranks, cache=256)
     most = allowed(config, weights, ids)
     for count in (127, 128, 129):
-        (own,), (wanted,) = model.prefill([ids[:count]]), reference.prefill([ids[:count]])
-        assert np.abs(own.logits - wanted.logits).max() <= most
-        (own,), (wanted,) = model.decode([5], [count]), reference.decode([5], [count])
-        assert np.abs(own.logits - wanted.logits).max() <= most
+        (output,), (wanted,) = model.prefill([ids[:count]]), reference.prefill([ids[:count]])
+        assert np.abs(output.logits - wanted.logits).max() <= most
+        (output,), (wanted,) = model.decode([5], [count]), reference.decode([5], [count])
+        assert np.abs(output.logits - wanted.logits).max() <= most
 
 
 def test_a_prompt_may_fill_the_context_beside_its_padding(write_model) -> None:
@@ -101,8 +101,8 @@ def test_a_prompt_may_fill_the_context_beside_its_padding(write_model) -> None:
     )
     ids = np.random.default_rng(7).integers(3, 250, 64).tolist()
     reference, model = ReferenceModel(config, weights), model_of(config, weights, 3, cache=128)
-    (own,), (wanted,) = model.prefill([ids]), reference.prefill([ids])
-    assert np.abs(own.logits - wanted.logits).max() <= allowed(config, weights, ids)
+    (output,), (wanted,) = model.prefill([ids]), reference.prefill([ids])
+    assert np.abs(output.logits - wanted.logits).max() <= allowed(config, weights, ids)
 
 
 @pytest.mark.deep
@@ -113,12 +113,14 @@ def test_a_plan_predicts_cut_rows_of_experts_and_latents() -> None:
     """
     counts = load_model(CONFIGS / "deepseek-v2-lite.json")
     request = Request(instance="trn2.48xlarge", tp=4, batch=1, prompt=2048, generate=8)
-    whole, cut = (make_plan(counts, replace(request, sp=sp)).first_token.predicted for sp in (False, True))
-    assert whole is not None and cut is not None and not cut.refusals
-    own, others = ({part.name: part for part in each.kernels} for each in (cut, whole))
-    assert own["router"].time.program_ns < others["router"].time.program_ns / 2
-    exchanged = {f"experts_{each}, rows of a group" for each in ("dispatch", "combine")}
-    assert own.keys() - others.keys() == {*exchanged, "embedding, last rows"}
-    assert {own[each].launches for each in exchanged} == {own["router"].launches}
+    uncut, cut = (make_plan(counts, replace(request, sp=sp)).first_token.predicted for sp in (False, True))
+    assert uncut is not None and cut is not None and not cut.refusals
+    cut_kernels, uncut_kernels = (
+        {kernel.name: kernel for kernel in predicted.kernels} for predicted in (cut, uncut)
+    )
+    assert cut_kernels["router"].time.program_ns < uncut_kernels["router"].time.program_ns / 2
+    exchanged = {f"experts_{exchange}, rows of a group" for exchange in ("dispatch", "combine")}
+    assert cut_kernels.keys() - uncut_kernels.keys() == {*exchanged, "embedding, last rows"}
+    assert {cut_kernels[exchange].launches for exchange in exchanged} == {cut_kernels["router"].launches}
     step = make_plan(counts, replace(request, sp=True)).step.predicted
     assert step == make_plan(counts, request).step.predicted

@@ -34,15 +34,15 @@ def shards(ranks: int) -> list[Shard]:
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_column_shards_side_by_side_are_the_transposed_weight(ranks) -> None:
     weight = counted(48, 32)
-    parts = [COLUMN_PARALLEL.take(weight, shard) for shard in shards(ranks)]
-    assert np.array_equal(np.concatenate(parts, axis=1), weight.T)
+    rank_weights = [COLUMN_PARALLEL.take(weight, shard) for shard in shards(ranks)]
+    assert np.array_equal(np.concatenate(rank_weights, axis=1), weight.T)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_row_shards_one_below_the_other_are_the_transposed_weight(ranks) -> None:
     weight = counted(32, 48)
-    parts = [ROW_PARALLEL.take(weight, shard) for shard in shards(ranks)]
-    assert np.array_equal(np.concatenate(parts, axis=0), weight.T)
+    rank_weights = [ROW_PARALLEL.take(weight, shard) for shard in shards(ranks)]
+    assert np.array_equal(np.concatenate(rank_weights, axis=0), weight.T)
 
 
 @pytest.mark.parametrize("ranks", [3, 5, 7])
@@ -74,18 +74,18 @@ def test_every_rank_holds_the_key_value_heads_its_queries_need(heads, kv_heads, 
     queries, keys = counted(heads * depth, 10) + 1, counted(kv_heads * depth, 10) + 1
     seen = []
     for shard in shards(ranks):
-        parts = [by_query_heads(heads, kv_heads).take(queries, shard)]
-        parts.append(by_kv_heads(heads, kv_heads).take(keys, shard))
-        own_queries, own_keys = (part.T.reshape(-1, depth, 10) for part in parts)
-        own_group = len(own_queries) // len(own_keys)
-        assert (len(own_queries), len(own_keys)) == (own_group * len(own_keys), -(-kv_heads // ranks))
-        for place, query in enumerate(own_queries):
+        projections = [by_query_heads(heads, kv_heads).take(queries, shard)]
+        projections.append(by_kv_heads(heads, kv_heads).take(keys, shard))
+        local_queries, local_keys = (projection.T.reshape(-1, depth, 10) for projection in projections)
+        group_size = len(local_queries) // len(local_keys)
+        assert (len(local_queries), len(local_keys)) == (group_size * len(local_keys), -(-kv_heads // ranks))
+        for index, query in enumerate(local_queries):
             if query.any():
                 number = int(query[0, 0]) // (depth * 10)
                 seen.append(number)
                 assert np.array_equal(query, queries.reshape(heads, depth, 10)[number])
                 needed = keys.reshape(kv_heads, depth, 10)[number // group]
-                assert np.array_equal(own_keys[place // own_group], needed)
+                assert np.array_equal(local_keys[index // group_size], needed)
     assert seen == list(range(heads))
 
 
@@ -112,9 +112,9 @@ def test_what_ranks_hold_counts_copies_and_no_padding(heads, kv_heads, ranks, co
 @pytest.mark.parametrize("ranks", [1, 2, 4, 32])
 def test_vocabulary_shards_cover_every_token_once_and_differ_by_one_token(vocabulary, ranks) -> None:
     weight = counted(vocabulary, 8)
-    parts = [VOCABULARY_PARALLEL.take(weight, shard) for shard in shards(ranks)]
-    assert np.array_equal(np.concatenate(parts, axis=1), weight.T)
-    sizes = [part.shape[1] for part in parts]
+    rank_weights = [VOCABULARY_PARALLEL.take(weight, shard) for shard in shards(ranks)]
+    assert np.array_equal(np.concatenate(rank_weights, axis=1), weight.T)
+    sizes = [rank_weight.shape[1] for rank_weight in rank_weights]
     assert sizes == sorted(sizes, reverse=True)
     assert 0 < sizes[0] <= sizes[-1] + 1
     starts = [vocabulary_span(vocabulary, shard).start for shard in shards(ranks)]
@@ -124,7 +124,7 @@ def test_vocabulary_shards_cover_every_token_once_and_differ_by_one_token(vocabu
 def test_shards_are_contiguous_in_the_checkpoints_dtype() -> None:
     weight = counted(8, 8, ml_dtypes.bfloat16)
     shard = Shard(1, 2)
-    for part in (
+    for rank_weight in (
         COLUMN_PARALLEL.take(weight, shard),
         ROW_PARALLEL.take(weight, shard),
         by_query_heads(8, 2).take(weight, shard),
@@ -132,26 +132,28 @@ def test_shards_are_contiguous_in_the_checkpoints_dtype() -> None:
         by_kv_heads(8, 2).take(weight, shard),
         VOCABULARY_PARALLEL.take(weight, shard),
     ):
-        assert part.flags.c_contiguous
-        assert part.dtype == ml_dtypes.bfloat16
+        assert rank_weight.flags.c_contiguous
+        assert rank_weight.dtype == ml_dtypes.bfloat16
 
 
 @pytest.mark.parametrize(
-    ("changes", "most", "what"),
+    ("changes", "most", "unit"),
     [
         ({"vocab_size": 3}, 3, "tokens"),
         ({"vocab_size": 15, "num_attention_heads": 1, "num_key_value_heads": 1}, 15, "tokens"),
     ],
 )
-def test_refuses_more_ranks_than_tokens(write_model, changes, most, what) -> None:
+def test_refuses_more_ranks_than_tokens(write_model, changes, most, unit) -> None:
     config = load_config(write_model(**changes))
     for ranks in range(1, most + 1):
         check_ranks(config, ranks)
     for ranks in (most + 1, 32):
-        said = f"{ranks} ranks for {most} {what}; each rank needs one, so this model takes 1 to {most} ranks"
+        message = (
+            f"{ranks} ranks for {most} {unit}; each rank needs one, so this model takes 1 to {most} ranks"
+        )
         with pytest.raises(ModelError) as refused:
             check_ranks(config, ranks)
-        assert str(refused.value) == said
+        assert str(refused.value) == message
     with pytest.raises(ModelError, match="over 0 ranks; at least 1 is needed"):
         check_ranks(config, 0)
 
@@ -159,9 +161,9 @@ def test_refuses_more_ranks_than_tokens(write_model, changes, most, what) -> Non
 @pytest.mark.parametrize("rows", [63, 64, 65, 127, 129])
 def test_shards_are_copies_of_any_number_of_rows(rows) -> None:
     weight = counted(rows, 5, ml_dtypes.bfloat16)
-    part = COLUMN_PARALLEL.take(weight, Shard(0, 1))
-    assert np.array_equal(part, weight.T)
-    assert not np.shares_memory(part, weight)
+    rank_weight = COLUMN_PARALLEL.take(weight, Shard(0, 1))
+    assert np.array_equal(rank_weight, weight.T)
+    assert not np.shares_memory(rank_weight, weight)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

@@ -52,11 +52,11 @@ def test_text_is_that_of_transformers(name: str) -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_kernels_and_engine_write_the_same(name: str, capsys: Any) -> None:
     wanted = continued(SHIPPED[name])
-    given = ["--model", name, "--prompt", PROMPT, "--max-new-tokens", str(NEW_TOKENS)]
-    assert main(["generate", *given]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith(PROMPT + wanted)
-    assert f"{NEW_TOKENS} of {NEW_TOKENS} tokens equal" in said
+    options = ["--model", name, "--prompt", PROMPT, "--max-new-tokens", str(NEW_TOKENS)]
+    assert main(["generate", *options]) == 0
+    report = capsys.readouterr().out
+    assert report.startswith(PROMPT + wanted)
+    assert f"{NEW_TOKENS} of {NEW_TOKENS} tokens equal" in report
     engine = LLM(name, max_num_seqs=2, max_model_len=64, num_pages=8)
     (output,) = engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=NEW_TOKENS), use_tqdm=False)
     assert output.outputs[0].text == wanted
@@ -64,4 +64,4 @@ def test_kernels_and_engine_write_the_same(name: str, capsys: Any) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_model_is_smaller_than_ten_megabytes(name: str) -> None:
-    assert sum(each.stat().st_size for each in SHIPPED[name].iterdir() if each.is_file()) < MOST_BYTES
+    assert sum(file.stat().st_size for file in SHIPPED[name].iterdir() if file.is_file()) < MOST_BYTES

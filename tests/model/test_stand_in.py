@@ -56,8 +56,8 @@ def refusal(path: Path, family: str | None = None) -> str:
 
 def test_a_refusal_proposes_the_nearest_family_and_that_family_plans_it(tmp_path) -> None:
     path = write(tmp_path, EXPERTS)
-    said = refusal(path)
-    assert said == (
+    message = refusal(path)
+    assert message == (
         f"{path}: model_type: 'unheard_of' is not known; --as mixtral plans the nearest known family and says what it "
         "ignores"
     )
@@ -157,7 +157,7 @@ def test_a_field_that_the_family_needs_is_named_with_a_family_that_reads_the_con
 
 
 @pytest.mark.parametrize(
-    ("family", "said"),
+    ("family", "message"),
     [
         (
             "mixtrall",
@@ -167,17 +167,17 @@ def test_a_field_that_the_family_needs_is_named_with_a_family_that_reads_the_con
         ("", "--as '' is not a family of models that continue texts"),
     ],
 )
-def test_an_unknown_family_is_refused(tmp_path, family, said) -> None:
-    assert refusal(write(tmp_path, TINY), family).startswith(said)
+def test_an_unknown_family_is_refused(tmp_path, family, message) -> None:
+    assert refusal(write(tmp_path, TINY), family).startswith(message)
 
 
 def test_a_known_type_is_planned_under_another_family_and_under_its_own(tmp_path) -> None:
     path = write(tmp_path, TINY)
-    other, own = read_config(path, "mistral").stand_in, read_config(path, "llama").stand_in
+    other, llama_stand_in = read_config(path, "mistral").stand_in, read_config(path, "llama").stand_in
     assert other is not None
-    assert own is not None
+    assert llama_stand_in is not None
     assert next(other.describe()).startswith("Planned is a mistral in place of llama (--as)")
-    assert list(own.describe()) == ["--as llama is the config's own model type."]
+    assert list(llama_stand_in.describe()) == ["--as llama is the config's own model type."]
     assert read_config(path).stand_in is None
     assert load_model(path, family="llama").total == load_model(path).total
 

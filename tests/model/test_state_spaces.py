@@ -36,18 +36,18 @@ def config(folder: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("given", "least", "most"),
+    ("limits", "least", "most"),
     [(None, 0.0, None), ([0.0, INFINITE], 0.0, None), ([0.1, 0.5], 0.1, 0.5), ([0, 1], 0.0, 1.0)],
 )
-def test_time_steps_have_the_limits_of_the_config(tmp_path, given, least, most) -> None:
-    changes = {} if given is None else {"time_step_limit": given}
+def test_time_steps_have_the_limits_of_the_config(tmp_path, limits, least, most) -> None:
+    changes = {} if limits is None else {"time_step_limit": limits}
     mixer = read_config(config(tmp_path, **changes)).blocks[0].mixer
     assert isinstance(mixer, StateSpaceHeads)
     assert (mixer.least_step, mixer.most_step) == (least, most)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"n_groups": 4}, "n_groups: 4 does not divide num_heads, 6"),
         ({"head_dim": 7}, "head_dim: 6 heads of 7 are not expand times hidden_size, 24"),
@@ -57,11 +57,11 @@ def test_time_steps_have_the_limits_of_the_config(tmp_path, given, least, most) 
         ({"time_step_limit": [INFINITE, INFINITE]}, "is not two numbers from 0 on in order"),
     ],
 )
-def test_refuses_configs_that_are_none(tmp_path, changes, said) -> None:
+def test_refuses_configs_that_are_none(tmp_path, changes, message) -> None:
     assert read_config(config(tmp_path)).architecture == "Mamba2ForCausalLM"
     with pytest.raises(ModelError) as refused:
         read_config(config(tmp_path, **changes))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("model_type", ["mamba", "mamba2"])
@@ -78,7 +78,7 @@ def test_states_have_one_size_however_long_a_sequence_is(tmp_path, model_type) -
     def shapes(length: int, sequences: int) -> list[tuple[int, ...]]:
         single = np.dtype(np.float32)
         step = StepShape(Phase.decode, sequences, sequences, length, length, 2, single, WeightDtypes(single))
-        return [each.shape for layer in decoder.layers for each in list_states(layer, step)]
+        return [state.shape for layer in decoder.layers for state in list_states(layer, step)]
 
     assert shapes(128, 3) == shapes(4096, 3)
     assert [shape[0] for shape in shapes(128, 3)] == [3] * 4

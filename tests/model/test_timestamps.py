@@ -46,7 +46,7 @@ def sentence(random: np.random.Generator, most: int) -> list[int]:
     while len(ids) < most:
         ids += [now] * int(random.integers(1, 3)) + list(random.integers(20, 200, random.integers(0, 4)))
         now = min(now + int(random.integers(1, 4)), VOCABULARY - 1)
-    return [int(each) for each in ids[: int(random.integers(0, most + 1))]]
+    return [int(token) for token in ids[: int(random.integers(0, most + 1))]]
 
 
 @pytest.mark.parametrize("latest", [None, 0, 4])
@@ -56,7 +56,7 @@ def test_what_may_follow_is_what_transformers_lets_follow(latest: int | None) ->
     config = transformers.GenerationConfig(eos_token_id=END, no_timestamps_token_id=ZERO - 1)
     config.max_initial_timestamp_index = latest
     processor = transformers.generation.logits_process.WhisperTimeStampLogitsProcessor(config, begin_index=3)
-    random, own = np.random.default_rng(7), Timestamps(ZERO, latest, END)
+    random, timestamps = np.random.default_rng(7), Timestamps(ZERO, latest, END)
     decided = {True: 0, False: 0}
     for trial in range(400):
         written = sentence(random, 9)
@@ -65,7 +65,7 @@ def test_what_may_follow_is_what_transformers_lets_follow(latest: int | None) ->
         logits[list(random.integers(0, VOCABULARY, 20))] = -np.inf
         scores = torch.from_numpy(logits[None].copy())
         expected = processor(torch.tensor([[271, 272, 274, *written]]), scores)[0].numpy()
-        own.allow(logits, written)
+        timestamps.allow(logits, written)
         assert np.array_equal(logits, expected), (trial, written)
         decided[bool(np.isfinite(logits[:ZERO]).any())] += 1
     assert min(decided.values()) > 50
@@ -96,12 +96,14 @@ def test_segments_are_those_of_transformers(columns: int) -> None:
                 return_token_timestamps=False,
                 decoder_input_ids=torch.zeros(1, 3),
             )
-            found, later = split_into_segments(ids, ZERO, begins, columns)
+            segments, later = split_into_segments(ids, ZERO, begins, columns)
             assert later == int(offset)
-            assert [list(each.ids) for each in found] == [each["tokens"].tolist() for each in expected]
-            for own, other in zip(found, expected):
-                assert (own.start, own.end) == (float(other["start"]), float(other["end"]))
-            several += len(found) > 1
+            assert [list(segment.ids) for segment in segments] == [
+                segment["tokens"].tolist() for segment in expected
+            ]
+            for segment, other in zip(segments, expected):
+                assert (segment.start, segment.end) == (float(other["start"]), float(other["end"]))
+            several += len(segments) > 1
     assert several > 50
 
 
@@ -137,8 +139,8 @@ def test_a_transcription_with_times_begins_without_the_token_that_says_none(tmp_
 def test_refuses_a_vocabulary_without_times(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     last = timed(tmp_path / "last", 0, no_timestamps_token_id=VOCABULARY - 2, max_initial_timestamp_index=0)
     assert rules(last).timestamps == Timestamps(VOCABULARY - 1, 0, END)
-    given = {key: value for key, value in (TIMED | changes).items() if value is not None}
-    folder = write_whisper(tmp_path / "without", generation=given, **FIELDS_TIMED)
+    settings = {key: value for key, value in (TIMED | changes).items() if value is not None}
+    folder = write_whisper(tmp_path / "without", generation=settings, **FIELDS_TIMED)
     with pytest.raises(ModelError, match=message):
         rules(folder)
 
@@ -151,8 +153,8 @@ def by_transformers(folder: Path, samples: np.ndarray, most: int) -> list[dict[s
     filled = np.pad(samples, (0, max(0, WINDOW - len(samples))))
     spectrum = torch.from_numpy(log_mel(filled, FIELDS["num_mel_bins"]))[None]
     named = dict(language="en", task="transcribe", max_new_tokens=most)
-    found = model.eval().generate(spectrum, return_timestamps=True, return_segments=True, **named)
-    segments: list[dict[str, Any]] = found["segments"][0]
+    generated = model.eval().generate(spectrum, return_timestamps=True, return_segments=True, **named)
+    segments: list[dict[str, Any]] = generated["segments"][0]
     return segments
 
 
@@ -163,7 +165,7 @@ def test_a_recording_has_the_segments_of_transformers(
 ) -> None:
     folder = timed(tmp_path / "whisper", seed)
     recording = write_wav(tmp_path / "speech.wav", speech(seed, samples))
-    given = [
+    options = [
         "--model",
         str(folder),
         "--language",
@@ -174,14 +176,17 @@ def test_a_recording_has_the_segments_of_transformers(
         "--json",
         "-",
     ]
-    assert main(["transcribe", str(recording), *given, "--backend", "numpy"]) == 0
+    assert main(["transcribe", str(recording), *options, "--backend", "numpy"]) == 0
     captured = capsys.readouterr()
     segments = json.loads(captured.out)["segments"]
     expected = by_transformers(folder, read_wav(recording), 9)
-    assert [each["ids"] for each in segments] == [each["tokens"].tolist() for each in expected]
-    for own, other in zip(segments, expected):
-        assert (own["start"], own["end"]) == (float(other["start"]), float(other["end"]))
-        assert f"[{own['start']:.2f} s to {own['end']:.2f} s] {own['text'].strip()}\n" in captured.err
+    assert [segment["ids"] for segment in segments] == [segment["tokens"].tolist() for segment in expected]
+    for segment, other in zip(segments, expected):
+        assert (segment["start"], segment["end"]) == (float(other["start"]), float(other["end"]))
+        assert (
+            f"[{segment['start']:.2f} s to {segment['end']:.2f} s] {segment['text'].strip()}\n"
+            in captured.err
+        )
     assert len(segments) >= 2
 
 
@@ -191,7 +196,7 @@ def test_the_kernels_write_the_segments_of_the_numpy_backend(
 ) -> None:
     folder = timed(tmp_path / "whisper", 2)
     recording = write_wav(tmp_path / "speech.wav", speech(2, 3 * WINDOW // 2))
-    given = [
+    options = [
         "transcribe",
         str(recording),
         "--model",
@@ -203,15 +208,15 @@ def test_the_kernels_write_the_segments_of_the_numpy_backend(
     ]
     documents = []
     for backend in ("simulate", "numpy"):
-        assert main([*given, "--timestamps", "--json", "-", "--backend", backend]) == 0
+        assert main([*options, "--timestamps", "--json", "-", "--backend", backend]) == 0
         documents.append(json.loads(capsys.readouterr().out))
     ours, reference = documents
     assert ours["segments"] == reference["segments"]
-    assert [each["prompt"] for each in ours["generations"]] == [
-        each["prompt"] for each in reference["generations"]
+    assert [generation["prompt"] for generation in ours["generations"]] == [
+        generation["prompt"] for generation in reference["generations"]
     ]
-    assert all(each["checks"]["differences"] == [] for each in ours["generations"])
-    assert main([*given, "--backend", "numpy", "--json", "-"]) == 0
+    assert all(generation["checks"]["differences"] == [] for generation in ours["generations"])
+    assert main([*options, "--backend", "numpy", "--json", "-"]) == 0
     assert "segments" not in json.loads(capsys.readouterr().out)
 
 
@@ -219,7 +224,7 @@ def test_a_spectrum_is_the_same_however_many_columns_are_computed_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     samples = speech(1, 100 * HOP + 1)
-    whole = log_mel(samples, 80)
-    assert whole.shape == (80, 100)
+    spectrum = log_mel(samples, 80)
+    assert spectrum.shape == (80, 100)
     monkeypatch.setattr("model.speech.spectrum._CHUNK", 7)
-    assert np.abs(log_mel(samples, 80) - whole).max() <= np.spacing(np.float32(2))
+    assert np.abs(log_mel(samples, 80) - spectrum).max() <= np.spacing(np.float32(2))

@@ -57,10 +57,10 @@ def test_decoding_gives_the_text_back(tokenizer, text) -> None:
 def test_stream_gives_the_same_text_in_whole_characters(tokenizer, text) -> None:
     stream = tokenizer.stream()
     pieces = [stream.push(token) for token in tokenizer.encode(text)]
-    rest = stream.finish()
-    assert "".join([*pieces, rest]) == text
+    last_piece = stream.finish()
+    assert "".join([*pieces, last_piece]) == text
     assert all("\N{REPLACEMENT CHARACTER}" not in piece or piece in text for piece in pieces)
-    assert rest in ("", "\N{REPLACEMENT CHARACTER}")
+    assert last_piece in ("", "\N{REPLACEMENT CHARACTER}")
 
 
 def test_stream_continues_a_prompt(tokenizer) -> None:
@@ -154,8 +154,8 @@ SPOILT = {
 
 @pytest.mark.parametrize("change", SPOILT.values(), ids=SPOILT)
 def test_errors_and_panics_of_the_library_are_one_sentence(tmp_path, byte_tokenizer, capfd, change) -> None:
-    whole = {**json.loads(byte_tokenizer().to_str()), **change}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    document = {**json.loads(byte_tokenizer().to_str()), **change}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     with pytest.raises(ModelError) as refused:
         Tokenizer(tmp_path, 300).encode("Once upon a time")
     assert refused.value.code == "NKW-MODEL-TOKENIZER"
@@ -166,8 +166,8 @@ def test_errors_and_panics_of_the_library_are_one_sentence(tmp_path, byte_tokeni
 
 def test_a_panic_while_decoding_is_one_sentence(tmp_path, byte_tokenizer, capfd) -> None:
     decoder = {"type": "Strip", "content": "a", "start": 2**40, "stop": 2**40}
-    whole = {**json.loads(byte_tokenizer().to_str()), "decoder": decoder}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    document = {**json.loads(byte_tokenizer().to_str()), "decoder": decoder}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     tokenizer = Tokenizer(tmp_path, 300)
     assert tokenizer.decode(tokenizer.encode("bc")) == "bc"
     with pytest.raises(ModelError, match="cannot decode its ids"):
@@ -187,8 +187,8 @@ def test_a_library_that_aborts_or_never_ends_is_one_sentence(tmp_path, byte_toke
 @pytest.mark.parametrize("number", [298, 299, 300, 2**32 - 1])
 def test_ids_that_a_template_adds_lie_in_the_models_vocabulary(tmp_path, byte_tokenizer, number) -> None:
     template = {"type": "BertProcessing", "sep": ["a", number], "cls": ["b", 1]}
-    whole = {**json.loads(byte_tokenizer().to_str()), "post_processor": template}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    document = {**json.loads(byte_tokenizer().to_str()), "post_processor": template}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     tokenizer = Tokenizer(tmp_path, 300)
     if number < 300:
         assert tokenizer.encode("a")[-1] == number

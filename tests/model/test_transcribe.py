@@ -42,20 +42,20 @@ def write_wav(path: Path, samples: np.ndarray, width: int = 2, rate: int = 16000
 
 def speech(seed: int, samples: int) -> np.ndarray:
     """Tones that swell and fade, over a little noise."""
-    generator, at = np.random.default_rng(seed), np.arange(samples) / 16000
-    tones = sum(np.sin(2 * np.pi * pitch * at) for pitch in generator.uniform(80, 4000, 6)) / 8
-    return (tones * np.sin(3 * at) ** 2 + 0.01 * generator.standard_normal(samples)).astype(np.float32)
+    generator, seconds = np.random.default_rng(seed), np.arange(samples) / 16000
+    tones = sum(np.sin(2 * np.pi * pitch * seconds) for pitch in generator.uniform(80, 4000, 6)) / 8
+    return (tones * np.sin(3 * seconds) ** 2 + 0.01 * generator.standard_normal(samples)).astype(np.float32)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 def test_samples_of_every_width(tmp_path: Path, width: int) -> None:
     """Exact at the ends of the range, else within half a step of the width, and of float32."""
     samples = np.concatenate([[-1.0, 0.0, 0.5], speech(1, 1000)])
-    found = read_wav(write_wav(tmp_path / "speech.wav", samples, width))
-    assert found.dtype == np.float32
-    assert np.array_equal(found[:3], [-1.0, 0.0, 0.5])
+    decoded = read_wav(write_wav(tmp_path / "speech.wav", samples, width))
+    assert decoded.dtype == np.float32
+    assert np.array_equal(decoded[:3], [-1.0, 0.0, 0.5])
     step = max(2.0 ** (1 - 8 * width), 2.0**-24)
-    assert np.abs(found - samples).max() <= step / 2 + 2.0**-25
+    assert np.abs(decoded - samples).max() <= step / 2 + 2.0**-25
 
 
 def test_refuses_what_is_no_recording(tmp_path: Path) -> None:
@@ -115,10 +115,10 @@ def test_further_chunks_before_the_samples_are_skipped() -> None:
 
 def test_spoilt_recordings_are_read_or_refused() -> None:
     draw = random.Random(7)
-    whole = riff(FORMAT + b"LIST" + struct.pack("<I", 4) + b"INFO" + SAMPLES)
+    recording = riff(FORMAT + b"LIST" + struct.pack("<I", 4) + b"INFO" + SAMPLES)
     read, codes = 0, set()
     for _ in range(3000):
-        content = bytearray(whole)
+        content = bytearray(recording)
         for _ in range(draw.randrange(1, 4)):
             start = draw.randrange(len(content))
             content[start : start + draw.randrange(5)] = draw.choice(
@@ -139,22 +139,22 @@ def test_spectra_are_those_of_transformers(bands: int, samples: int) -> None:
     transformers = pytest.importorskip("transformers", reason="an extra of development (dev)")
     extractor = transformers.WhisperFeatureExtractor(feature_size=bands)
     (window,) = split_into_windows(speech(bands, samples), 3000)
-    own = log_mel(window, bands)
+    spectrum = log_mel(window, bands)
     exact = extractor._np_extract_fbank_features(window[None], "cpu")[0]
     by_torch = extractor(window, sampling_rate=16000, return_tensors="np").input_features[0]
-    assert own.shape == exact.shape == (bands, 3000)
-    place = 4 * float(np.spacing(np.float32(np.abs(exact).max())))
-    assert np.abs(own - exact).max() <= place
-    assert np.abs(own - by_torch).max() <= np.abs(exact - by_torch).max() + place
+    assert spectrum.shape == exact.shape == (bands, 3000)
+    spacing = 4 * float(np.spacing(np.float32(np.abs(exact).max())))
+    assert np.abs(spectrum - exact).max() <= spacing
+    assert np.abs(spectrum - by_torch).max() <= np.abs(exact - by_torch).max() + spacing
 
 
 def test_windows_follow_one_another_and_the_last_is_filled_up() -> None:
     for count, windows in ((1, 1), (WINDOW - 1, 1), (WINDOW, 1), (WINDOW + 1, 2), (2 * WINDOW, 2)):
         samples = speech(1, count)
-        found = np.concatenate(split_into_windows(samples, 40))
-        assert len(found) == windows * WINDOW
-        assert np.array_equal(found[:count], samples)
-        assert not found[count:].any()
+        joined = np.concatenate(split_into_windows(samples, 40))
+        assert len(joined) == windows * WINDOW
+        assert np.array_equal(joined[:count], samples)
+        assert not joined[count:].any()
 
 
 def rules(folder: Path, language: str | None = None) -> Rules:
@@ -187,13 +187,13 @@ def test_a_transcription_begins_with_what_the_folder_says(tmp_path: Path) -> Non
         (dict(forced_decoder_ids=[[1, 300]]), "300 is not a token of a vocabulary of 300"),
         (dict(lang_to_id=[5]), "is not an object of token ids"),
         (
-            dict(forced_decoder_ids=[[place, 7] for place in range(1, 40)]),
+            dict(forced_decoder_ids=[[position, 7] for position in range(1, 40)]),
             "begins with 41 tokens; the context has 40",
         ),
     ],
 )
 def test_refuses_rules_that_make_no_beginning(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    most = [[place, 7] for place in range(1, 38)]
+    most = [[position, 7] for position in range(1, 38)]
     folder = write_whisper(tmp_path / "most", generation=GENERATION | {"forced_decoder_ids": most})
     assert len(rules(folder).prompt) == 39
     folder = write_whisper(tmp_path / "whisper", generation=GENERATION | changes)
@@ -211,7 +211,7 @@ def expected(folder: Path, samples: np.ndarray, most: int) -> list[list[int]]:
     """The tokens of every window, by the reference alone."""
     config = load_config(folder, SPEECH)
     model = ReferenceModel(config, open_checkpoint(folder, config))
-    found: list[list[int]] = []
+    window_ids: list[list[int]] = []
     for window in split_into_windows(samples, 40):
         model.encode([log_mel(window, FIELDS["num_mel_bins"])])
         logits, ids = model.prefill([[3, 5, 7, 9]])[0].logits, []
@@ -220,8 +220,8 @@ def expected(folder: Path, samples: np.ndarray, most: int) -> list[list[int]]:
             logits[never] = -np.inf
             ids.append(int(logits.argmax()))
             logits = model.decode([ids[-1]], [3 + len(ids)])[0].logits
-        found.append(ids)
-    return found
+        window_ids.append(ids)
+    return window_ids
 
 
 @pytest.mark.slow
@@ -234,8 +234,8 @@ def test_a_recording_is_transcribed_window_after_window(
     folder, samples = write_whisper(tmp_path / "whisper"), speech(4, 3 * WINDOW // 2)
     recording = write_wav(tmp_path / "speech.wav", samples)
     result = tmp_path / "out.json"
-    given = ["--model", str(folder), "--language", "en", "--max-new-tokens", "5", "--json", str(result)]
-    assert main(["transcribe", str(recording), *given, *options]) == 0
+    arguments = ["--model", str(folder), "--language", "en", "--max-new-tokens", "5", "--json", str(result)]
+    assert main(["transcribe", str(recording), *arguments, *options]) == 0
     printed = capsys.readouterr().out
     assert "window 1 of 2, 0 s to 0.4 s" in printed and "window 2 of 2, 0.4 s to 0.6 s" in printed
     assert "tokens equal to the numpy reference" in printed and "predicted on" in printed
@@ -243,24 +243,27 @@ def test_a_recording_is_transcribed_window_after_window(
     document = json.loads(result.read_text())
     assert (document["command"], document["recording"]) == ("transcribe", str(recording))
     generations = document["generations"]
-    assert [each["prompt"] for each in generations] == ["0 s to 0.4 s", "0.4 s to 0.6 s"]
+    assert [generation["prompt"] for generation in generations] == ["0 s to 0.4 s", "0.4 s to 0.6 s"]
     lnc = {target: times["per_token"]["lnc"] for target, times in document["predictions"].items()}
     assert lnc == {"trn1": 1, "inf2": 1, "trn2": 2 if options else 1}
     assert f"trn2 (LNC {lnc['trn2']})" in printed
     if not options:
-        ids = [each["generated_ids"] for each in generations]
+        ids = [generation["generated_ids"] for generation in generations]
         assert ids == expected(folder, read_wav(recording), 5)
         assert ids[0] != ids[1]
-        assert all(each["checks"]["tokens_equal"] == len(each["generated_ids"]) for each in generations)
+        assert all(
+            generation["checks"]["tokens_equal"] == len(generation["generated_ids"])
+            for generation in generations
+        )
 
 
 def test_the_numpy_backend_writes_the_same_down(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_whisper(tmp_path / "whisper")
     recording = write_wav(tmp_path / "speech.wav", speech(4, WINDOW))
-    given = ["--model", str(folder), "--language", "en", "--max-new-tokens", "3", "--json", "-"]
-    assert main(["transcribe", str(recording), *given, "--backend", "numpy"]) == 0
+    options = ["--model", str(folder), "--language", "en", "--max-new-tokens", "3", "--json", "-"]
+    assert main(["transcribe", str(recording), *options, "--backend", "numpy"]) == 0
     document = json.loads(capsys.readouterr().out)
-    ids = [each["generated_ids"] for each in document["generations"]]
+    ids = [generation["generated_ids"] for generation in document["generations"]]
     assert ids == expected(folder, read_wav(recording), 3)
     assert document["predictions"] == {}
 
@@ -305,9 +308,9 @@ def test_a_plan_predicts_the_encoder_with_the_prompt(
     document = json.loads(result.read_text())
     assert (document["prompt"], document["generate"]) == (4, 128)
     heard, first, alone = document["speech"], document["first_token"], document["batches"][0]
-    encoder = [each for each in first["kernels"] if each["kernel"].startswith("encoder: ")]
+    encoder = [kernel for kernel in first["kernels"] if kernel["kernel"].startswith("encoder: ")]
     assert heard["window_s"] == 30
-    assert heard["encoder"]["program_ns"] == pytest.approx(sum(each["program_ns"] for each in encoder))
+    assert heard["encoder"]["program_ns"] == pytest.approx(sum(kernel["program_ns"] for kernel in encoder))
     terms = document["stack"]["terms"]
 
     def engine_ns(phase: str, sequences: int) -> float:
@@ -315,14 +318,14 @@ def test_a_plan_predicts_the_encoder_with_the_prompt(
         return 1e6 * (terms[phase]["base_ms"] + sequences * terms[phase]["slot_ms"])
 
     first_ns = first["program_ns"] + engine_ns("prompt_engine", 1)
-    whole = first_ns + 127 * (alone["program_ns"] + engine_ns("step_engine", 1))
-    assert heard["whole"]["program_ns"] == pytest.approx(whole)
-    assert heard["real_time_factor"] == pytest.approx(whole / 30e9)
+    total_ns = first_ns + 127 * (alone["program_ns"] + engine_ns("step_engine", 1))
+    assert heard["whole"]["program_ns"] == pytest.approx(total_ns)
+    assert heard["real_time_factor"] == pytest.approx(total_ns / 30e9)
     both_ns = document["batches"][1]["program_ns"] + engine_ns("step_engine", 2)
     together = 2 * first_ns + 127 * both_ns
     assert heard["speech_per_s"] == pytest.approx(document["copies"] * 2 * 30e9 / together)
-    said = " ".join(text.split())
-    assert "a window of 30 s: its encoder takes" in said and "s of speech in a second" in said
+    report = " ".join(text.split())
+    assert "a window of 30 s: its encoder takes" in report and "s of speech in a second" in report
 
 
 def test_a_plan_of_rooflines_knows_no_encoder(capsys: pytest.CaptureFixture[str]) -> None:

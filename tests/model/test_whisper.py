@@ -46,7 +46,7 @@ def assert_equal(model: Any, seed: int, dtype: str = "float32") -> None:
     wanted, bound = oracle(seed).logits, oracle(seed).bound(dtype)
     model.encode([spectrum(seed)])
     rows = [model.prefill([IDS[:PROMPT]])[0].logits]
-    rows += [model.decode([IDS[place]], [place])[0].logits for place in range(PROMPT, len(IDS))]
+    rows += [model.decode([IDS[position]], [position])[0].logits for position in range(PROMPT, len(IDS))]
     assert np.abs(np.stack(rows) - wanted).max() <= bound
     assert np.abs(model.prefill([IDS])[0].logits - wanted[-1]).max() <= bound
 
@@ -87,10 +87,10 @@ def test_windows_of_a_batch_are_heard_alone(folder: Path) -> None:
     both = KernelModel(config, shards, SimulatedDevice("trn2", 1), 128, sequences=2)
     both.encode([spectrum(2), spectrum(1)])
     steps = [both.prefill([IDS[:PROMPT]] * 2)]
-    steps += [both.decode([IDS[place]] * 2, [place] * 2) for place in range(PROMPT, len(IDS))]
+    steps += [both.decode([IDS[position]] * 2, [position] * 2) for position in range(PROMPT, len(IDS))]
     for sequence, seed in enumerate((2, 1)):
-        own = np.stack([step[sequence].logits for step in steps])
-        assert np.abs(own - oracle(seed).logits).max() <= oracle(seed).bound()
+        logits = np.stack([step[sequence].logits for step in steps])
+        assert np.abs(logits - oracle(seed).logits).max() <= oracle(seed).bound()
 
 
 def test_keys_of_the_encoder_are_projected_once(folder: Path) -> None:
@@ -99,14 +99,14 @@ def test_keys_of_the_encoder_are_projected_once(folder: Path) -> None:
     device = DryDevice("trn2", 1)
     model = KernelModel(config, shard_weights(config, open_checkpoint(folder, config), 1), device, 128)
     model.encode([spectrum(1)])
-    encoder = [each.launch.kernel for each in device.take_pass().launches]
+    encoder = [launch.launch.kernel for launch in device.take_pass().launches]
     assert encoder.count("conv1d") == 2
     assert encoder.count("attention_prefill") == FIELDS["encoder_layers"]
     model.prefill([IDS[:PROMPT]])
-    prompt = [each.launch.kernel for each in device.take_pass().launches]
+    prompt = [launch.launch.kernel for launch in device.take_pass().launches]
     assert prompt.count("attention_prefill") == 2 * FIELDS["decoder_layers"]
     model.decode([IDS[PROMPT]], [PROMPT])
-    step = [each.launch.kernel for each in device.take_pass().launches]
+    step = [launch.launch.kernel for launch in device.take_pass().launches]
     assert step.count("attention_decode") == 2 * FIELDS["decoder_layers"]
     assert step.count("qkv_projection") == 2 * FIELDS["decoder_layers"]
     assert not {"conv1d", "attention_prefill"} & set(step)

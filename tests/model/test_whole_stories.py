@@ -52,9 +52,9 @@ def check_story(folder: Path, prompt: str, device: SimulatedDevice, tokens: int 
     ids = tokenizer.encode(prompt)
     model = kernel_model(folder, device, len(ids) + tokens)
     greedy = SamplingParams(temperature=0, max_tokens=tokens)
-    (own,) = generate(model, tokenizer, config, [ids], greedy)
+    (generation,) = generate(model, tokenizer, config, [ids], greedy)
     (plain,) = generate(ReferenceModel(config, weights), tokenizer, config, [ids], greedy)
-    assert (own.generated_ids, own.text) == (plain.generated_ids, plain.text)
+    assert (generation.generated_ids, generation.text) == (plain.generated_ids, plain.text)
 
 
 @pytest.mark.slow
@@ -128,14 +128,14 @@ def test_prefill_and_one_step_equal_a_longer_prefill(
     config, weights, _ = loaded(default_model)
     ids = story_ids(default_model, prompt_tokens + 1)
     plain = ReferenceModel(config, weights).prefill([ids])[0].logits
-    others = [
+    reordered_logits = [
         ReferenceModel(config, reordered(config, weights, seed)).prefill([ids])[0].logits for seed in range(8)
     ]
-    bound = 4 * max(float(np.abs(other - plain).max()) for other in others)
+    bound = 4 * max(float(np.abs(other - plain).max()) for other in reordered_logits)
 
     model = kernel_model(default_model, simulated("trn1", 1), prompt_tokens + 1)
     model.prefill([ids[:-1]])
     stepped = model.decode([ids[-1]], [prompt_tokens])[0].logits
-    whole = kernel_model(default_model, simulated("trn1", 1), prompt_tokens + 1).prefill([ids])[0].logits
-    assert np.abs(stepped - whole).max() <= bound
-    assert np.abs(whole - plain).max() <= bound
+    prefilled = kernel_model(default_model, simulated("trn1", 1), prompt_tokens + 1).prefill([ids])[0].logits
+    assert np.abs(stepped - prefilled).max() <= bound
+    assert np.abs(prefilled - plain).max() <= bound

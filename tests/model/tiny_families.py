@@ -557,9 +557,9 @@ FEATURES = {
 """Models by what ranks divide in another way than those of other features."""
 
 
-def each_feature(*others: str, without: Sequence[str] = ()) -> list[Any]:
+def each_feature(*extra_models: str, without: Sequence[str] = ()) -> list[Any]:
     """Return parameters of a test: a model of every feature and some others; `make deep` takes all models."""
-    quick = {*(models[0] for models in FEATURES.values()), *others}
+    quick = {*(models[0] for models in FEATURES.values()), *extra_models}
     return deep_except([name for name in TINY if name not in without], quick)
 
 

@@ -41,7 +41,7 @@ def sparse(fields: Fields) -> ModelConfig:
     """The same with blocks of which no layer computes the MLP."""
     config = toy(fields)
     return replace(
-        config, blocks=tuple(replace(each, mlp=replace(each.mlp, sparse=True)) for each in config.blocks)
+        config, blocks=tuple(replace(block, mlp=replace(block.mlp, sparse=True)) for block in config.blocks)
     )
 
 
@@ -52,36 +52,36 @@ def compose(config: ModelConfig) -> Network:
     def norm(name: str, size: int = hidden) -> Norm:
         return Norm(name, f"{name}.weight", size, EPS)
 
-    def block(number: int, part: Block) -> tuple[Attention, FeedForward]:
-        at, mixer, width = f"b{number}", part.mixer, part.mlp.width
+    def block(number: int, config_block: Block) -> tuple[Attention, FeedForward]:
+        prefix, mixer, width = f"b{number}", config_block.mixer, config_block.mlp.width
         return (
             Attention(
-                f"{at}.attention",
+                f"{prefix}.attention",
                 hidden,
                 mixer,
-                norm(f"{at}.n1"),
+                norm(f"{prefix}.n1"),
                 AttentionProjections(
                     (
-                        Projection(f"{at}.q", mixer.query_width, hidden),
-                        Projection(f"{at}.k", mixer.kv_width, hidden),
-                        Projection(f"{at}.v", mixer.kv_width, hidden),
+                        Projection(f"{prefix}.q", mixer.query_width, hidden),
+                        Projection(f"{prefix}.k", mixer.kv_width, hidden),
+                        Projection(f"{prefix}.v", mixer.kv_width, hidden),
                     ),
-                    Projection(f"{at}.o", hidden, mixer.query_width),
+                    Projection(f"{prefix}.o", hidden, mixer.query_width),
                 ),
-                (norm(f"{at}.qn", mixer.head_dim), norm(f"{at}.kn", mixer.head_dim)),
+                (norm(f"{prefix}.qn", mixer.head_dim), norm(f"{prefix}.kn", mixer.head_dim)),
             ),
             FeedForward(
-                f"{at}.mlp",
+                f"{prefix}.mlp",
                 hidden,
-                norm(f"{at}.n2"),
-                Projection(f"{at}.gate", width, hidden),
-                Projection(f"{at}.up", width, hidden),
-                Projection(f"{at}.down", hidden, width),
+                norm(f"{prefix}.n2"),
+                Projection(f"{prefix}.gate", width, hidden),
+                Projection(f"{prefix}.up", width, hidden),
+                Projection(f"{prefix}.down", hidden, width),
             ),
         )
 
     return token_network(
         Embedding("embedding", "table", vocabulary, hidden),
-        tuple(block(number, part) for number, part in enumerate(config.blocks)),
+        tuple(block(number, config_block) for number, config_block in enumerate(config.blocks)),
         Head("head", "table", vocabulary, hidden, norm("n")),
     )

@@ -61,10 +61,10 @@ def listening(features: np.ndarray, seed: int = 5, **changes: Any) -> Any:
     torch.manual_seed(seed)
     model = WhisperForConditionalGeneration(config).eval()
     with torch.no_grad():
-        for each in model.parameters():
-            center = float(each.mean()) if each.ndim == 1 else 0.0
-            spread = 1.5 / each[0].numel() ** 0.5 if each.ndim > 1 else 0.5
-            each.copy_(center + spread * torch.randn(each.shape))
+        for parameter in model.parameters():
+            center = float(parameter.mean()) if parameter.ndim == 1 else 0.0
+            spread = 1.5 / parameter[0].numel() ** 0.5 if parameter.ndim > 1 else 0.5
+            parameter.copy_(center + spread * torch.randn(parameter.shape))
     return model
 
 

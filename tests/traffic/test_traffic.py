@@ -49,7 +49,9 @@ def run(deployment: Deployment, workload: Workload) -> Summary:
 @pytest.mark.slow
 def test_a_request_alone_takes_the_sum_of_its_passes(deployment: Deployment) -> None:
     """A prompt of 510 tokens is padded to 512; a decode step from position 512 on reads 1,024 positions."""
-    ((timeline,),) = (each.timelines for each in deployment.serve_unit(Workload((Query(510, 6),), (0,))))
+    ((timeline,),) = (
+        unit_run.timelines for unit_run in deployment.serve_unit(Workload((Query(510, 6),), (0,)))
+    )
     predictor = deployment.predictors[0]
     step = predictor.on_pages({None: deployment.pages}, 16)
     shapes = [
@@ -69,9 +71,9 @@ def test_a_request_alone_takes_the_sum_of_its_passes(deployment: Deployment) -> 
 def test_the_pages_fill_what_the_weights_leave(model: ModelSizes, deployment: Deployment) -> None:
     weights = compute_footprint(model, "bfloat16", 8, 0).weight_bytes
     # 16 positions of keys and values of 64 elements, one head of each on a rank, in 16 layers
-    (kind,) = deployment.page_kinds
-    assert (kind.window, kind.page_bytes) == (None, 16 * 2 * 64 * 16 * 2)
-    assert deployment.pages == kind.pages == (12 * 2**30 - weights) // kind.page_bytes
+    (page_kind,) = deployment.page_kinds
+    assert (page_kind.window, page_kind.page_bytes) == (None, 16 * 2 * 64 * 16 * 2)
+    assert deployment.pages == page_kind.pages == (12 * 2**30 - weights) // page_kind.page_bytes
 
 
 @pytest.mark.slow
@@ -104,8 +106,8 @@ def test_chunks_of_prompts_keep_gaps_short_and_let_first_tokens_wait(
     small = Deployment(
         model, replace(SETUP, options=replace(SETUP.options, max_num_batched_tokens=256)), deployment
     )
-    whole = Deployment(model, SETUP.with_whole_prompts(), deployment)
-    chunked, unchunked = run(small, workload), run(whole, workload)
+    whole_prompts = Deployment(model, SETUP.with_whole_prompts(), deployment)
+    chunked, unchunked = run(small, workload), run(whole_prompts, workload)
     assert chunked.itl[99] < 0.8 * unchunked.itl[99]
     assert chunked.ttft[50] > unchunked.ttft[50]
 
@@ -116,9 +118,9 @@ def _draw() -> np.random.Generator:
 
 @pytest.mark.parametrize("limit", [0.37, 5.0, 9.99])
 def test_the_breaking_rate_is_found_by_bisection(limit: float) -> None:
-    found = bisect_rate(lambda rate: rate <= limit, 10.0)
-    assert found is not None
-    assert found <= limit < 1.02 * found
+    breaking_rate = bisect_rate(lambda rate: rate <= limit, 10.0)
+    assert breaking_rate is not None
+    assert breaking_rate <= limit < 1.02 * breaking_rate
 
 
 def test_a_level_that_never_holds_has_no_breaking_rate() -> None:
@@ -196,13 +198,13 @@ def test_the_document_holds_what_the_text_says(small: str, capsys: Any, tmp_path
         None,
         None,
     )
-    of_run = (
+    run_keys = (
         "ttft_ns itl_ns e2e_ns queue_ns handover_ns requests_per_s tokens_per_s goodput_per_s met prompt_tokens "
         "new_tokens cached_tokens elapsed_ns utilisation utilisations prompts acceptance steps computed_tokens padding "
         "preemptions dollars_per_million dollars_per_million_input dollars_per_million_output slices"
     )
-    for each in (document, *document["variants"]):
-        assert list(each["run"]) == of_run.split()
+    for entry in (document, *document["variants"]):
+        assert list(entry["run"]) == run_keys.split()
     run = document["run"]
     assert run["new_tokens"] == 20 * 8
     dollars = (
@@ -229,7 +231,7 @@ def test_conversations_come_at_random_and_a_request_alone_comes_at_once(
     small: str, capsys: Any, tmp_path: Path
 ) -> None:
     turns = [[{"value": "a b c"}, {"value": "d e"}]] * 30
-    (tmp_path / "chat.json").write_text(json.dumps([{"conversations": each} for each in turns]))
+    (tmp_path / "chat.json").write_text(json.dumps([{"conversations": turn} for turn in turns]))
     folder = str(write_folder(tmp_path / "model"))
     words = ("--trace", "chat.json", "--tp", "1", "--replicas", "1")
     assert "30 requests, 20.00 per second" in printed(capsys, folder, *words, "--rate", "20")
@@ -300,7 +302,7 @@ def test_prompts_are_computed_on_replicas_of_their_own(small: str, capsys: Any, 
     document = json.loads((tmp_path / "out.json").read_text())
     assert (document["link"]["gb_per_s"], document["prefill_replicas"]) == (256, 1)
     assert list(document["run"]["handover_ns"]) == ["p50", "p90", "p99"]
-    assert sum(each["completed"] for each in document["run"]["slices"]) == 20
+    assert sum(time_slice["completed"] for time_slice in document["run"]["slices"]) == 20
 
 
 @pytest.mark.parametrize(
@@ -363,8 +365,8 @@ def test_what_cannot_be_is_refused_with_one_sentence(
 ) -> None:
     (tmp_path / "chat.json").write_text('[{"conversations": [{"value": "a"}, {"value": "b"}]}]')
     (tmp_path / "other.json").write_text(json.dumps({**TINY, "vocab_size": 7}))
-    given = (*SHORT[:6], *words) if "--prompt-lengths" not in words else (*SHORT[2:6], *words)
-    assert sentence in refused(capsys, small, *given, command="traffic")
+    arguments = (*SHORT[:6], *words) if "--prompt-lengths" not in words else (*SHORT[2:6], *words)
+    assert sentence in refused(capsys, small, *arguments, command="traffic")
 
 
 def test_a_model_without_kernels_is_refused_with_what_it_has(tmp_path: Path, capsys: Any) -> None:

@@ -50,7 +50,7 @@ def test_a_request_alone_gets_as_many_tokens_of_a_step_as_the_closed_form_says(
     steps = record.steps - 1  # the first one computes the prompt
     expected = tokens + 1 if rate == 1 else (1 - rate ** (tokens + 1)) / (1 - rate)
     counts = np.arange(1, tokens + 2)
-    share = np.array([rate**place - rate ** (place + 1) for place in range(tokens)] + [rate**tokens])
+    share = np.array([rate**position - rate ** (position + 1) for position in range(tokens)] + [rate**tokens])
     spread = sqrt(max(0.0, (share * counts**2).sum() - expected**2))
     # The last step may verify fewer drafts than the others.
     assert 20_000 / steps == pytest.approx(expected, abs=4 * spread / sqrt(steps) + tokens / steps)
@@ -60,8 +60,8 @@ def test_a_request_alone_gets_as_many_tokens_of_a_step_as_the_closed_form_says(
 def test_each_place_has_its_own_rate() -> None:
     record = alone(20_001, AcceptanceRates.parse("0.9,0.5", 3))
     verified = record.acceptance.verified[0]
-    for found, expected in zip(record.acceptance.rates, (0.9, 0.45, 0.225), strict=True):
-        assert found == pytest.approx(expected, abs=4 * sqrt(expected * (1 - expected) / verified))
+    for acceptance_rate, expected in zip(record.acceptance.rates, (0.9, 0.45, 0.225), strict=True):
+        assert acceptance_rate == pytest.approx(expected, abs=4 * sqrt(expected * (1 - expected) / verified))
 
 
 def test_tokens_of_one_step_come_together() -> None:

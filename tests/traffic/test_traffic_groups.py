@@ -46,11 +46,11 @@ def served(deployment: Deployment, *queries: Query) -> Record:
 
 
 def test_each_group_has_the_pages_that_its_weights_leave(deployment: Deployment) -> None:
-    (kind,) = deployment.page_kinds
+    (page_kind,) = deployment.page_kinds
     weights = compute_footprint(MODEL, "bfloat16", 2, 0, 2).weight_bytes
     assert weights < compute_footprint(MODEL, "bfloat16", 2, 0).weight_bytes
-    assert kind.pages == (12 * 2**30 - weights) // kind.page_bytes
-    assert deployment.pages == 2 * kind.pages
+    assert page_kind.pages == (12 * 2**30 - weights) // page_kind.page_bytes
+    assert deployment.pages == 2 * page_kind.pages
 
 
 @pytest.mark.slow
@@ -76,14 +76,14 @@ def test_requests_on_both_groups_take_the_time_of_one(deployment: Deployment) ->
 def test_steps_at_once_are_those_one_by_one(deployment: Deployment) -> None:
     draw = np.random.default_rng(2)
     queries = tuple(Query(*map(int, draw.integers(2, 40, 2))) for _ in range(30))
-    workload = Workload(queries, tuple(sorted(int(each) for each in draw.integers(0, 10**8, 30))))
+    workload = Workload(queries, tuple(sorted(int(arrival) for arrival in draw.integers(0, 10**8, 30))))
     records = []
     for at_once in (True, False):
         groups = [Scheduler(PagePool(6, 16), SETUP.options) for _ in range(2)]
         replica = Replica(GroupScheduler(groups), deployment.clock, joins_steps=at_once)
         records.append(serve(replica, workload))
     one, other = records
-    assert [vars(each) for each in one.timelines] == [vars(each) for each in other.timelines]
+    assert [vars(timeline) for timeline in one.timelines] == [vars(timeline) for timeline in other.timelines]
     assert one.gaps_ns == other.gaps_ns
     assert (one.steps, one.tokens, one.padding) == (other.steps, other.tokens, other.padding)
     assert len(one.spans) < len(other.spans)
@@ -101,7 +101,7 @@ def test_prompts_on_replicas_of_their_own_hand_pages_to_a_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setup", "works", "said"),
+    ("setup", "works", "message"),
     [
         (replace(SETUP, ep=3), replace(SETUP, ep=4), "--ep 3 does not divide the 8 experts of this model"),
         (
@@ -111,10 +111,10 @@ def test_prompts_on_replicas_of_their_own_hand_pages_to_a_group() -> None:
         ),
     ],
 )
-def test_refuses_groups_that_there_are_not(setup: Setup, works: Setup, said: str) -> None:
+def test_refuses_groups_that_there_are_not(setup: Setup, works: Setup, message: str) -> None:
     with pytest.raises(ModelError) as refusal:
         Deployment(MODEL, setup)
-    assert refusal.value.message == said
+    assert refusal.value.message == message
     assert Deployment(MODEL, works).pages > 0
 
 
@@ -124,8 +124,8 @@ def test_the_command_says_on_which_groups(capsys: Any, tmp_path: Any) -> None:
     out = str(tmp_path / "out.json")
     words = (*words, "--tp", "1", "--ep", "2", "--replicas", "1", "--max-num-seqs", "2", "--json", out)
     assert main(["traffic", str(model_path("stories-moe")), *words]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "tp 1, ep 2 (LNC 2), 1 replica" in said and "positions for each of their groups" in said
+    report = " ".join(capsys.readouterr().out.split())
+    assert "tp 1, ep 2 (LNC 2), 1 replica" in report and "positions for each of their groups" in report
     document = json.loads((tmp_path / "out.json").read_text())
     assert (document["tp"], document["ep"], document["pages"]) == (1, 2, 2 * document["kinds"][0]["pages"])
 

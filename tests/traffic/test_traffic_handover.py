@@ -43,15 +43,18 @@ def service(
         proposed = DraftProposer(AcceptanceRates.parse("0.7", 3), clock) if drafts else None
         return Replica(Scheduler(PagePool(pages, 4), options), clock, proposed, at_once)
 
-    kinds = (replace(options, speculative_tokens=0), options)
-    prompts, decoding = ([replica(own) for _ in range(count)] for own, count in zip(kinds, replicas))
+    pool_options = (replace(options, speculative_tokens=0), options)
+    prompts, decoding = (
+        [replica(engine_options) for _ in range(count)]
+        for engine_options, count in zip(pool_options, replicas)
+    )
     return SeparateService(prompts, decoding, lambda pages: sum(pages) * PAGE_NS)
 
 
 def test_a_request_alone_takes_its_prompt_the_transfer_and_its_steps() -> None:
     """A prompt of 9 tokens fills 3 pages of 4 positions."""
-    own = service(Constant())
-    prompts, decoding = own.run(Workload((Query(9, 5), Query(3, 1)), (50, 50)))
+    separate_service = service(Constant())
+    prompts, decoding = separate_service.run(Workload((Query(9, 5), Query(3, 1)), (50, 50)))
     (timeline,) = decoding.timelines
     assert (timeline.queue_ns, timeline.ttft_ns, timeline.handover_ns) == (0, MEAN_NS, 3 * PAGE_NS)
     assert timeline.e2e_ns == MEAN_NS + 3 * PAGE_NS + 4 * MEAN_NS
@@ -67,45 +70,45 @@ def test_a_request_alone_takes_its_prompt_the_transfer_and_its_steps() -> None:
 )
 def test_times_add_up(options: SchedulerOptions, pages: int, replicas: tuple[int, int]) -> None:
     for workload in workloads(pages):
-        own = service(shaped(options), options, pages, replicas)
-        records = own.run(workload)
+        separate_service = service(shaped(options), options, pages, replicas)
+        records = separate_service.run(workload)
         timelines = [timeline for record in records for timeline in record.timelines]
         assert len(timelines) == len(workload.queries)
         for timeline in timelines:
             assert timeline.arrival_ns <= timeline.started_ns < timeline.first_token_ns <= timeline.end_ns
             moved_ns = timeline.moved_ns if timeline.query.new_tokens > 1 else timeline.first_token_ns
-            parts = (
+            phases_ns = (
                 timeline.first_token_ns - timeline.started_ns,
                 timeline.handover_ns,
                 timeline.end_ns - moved_ns,
             )
-            assert min(parts) >= 0
-            assert timeline.queue_ns + sum(parts) == timeline.e2e_ns
+            assert min(phases_ns) >= 0
+            assert timeline.queue_ns + sum(phases_ns) == timeline.e2e_ns
         gaps = sum((record.gaps_ns for record in records), Counter[int]())
         assert gaps.total() == sum(timeline.query.new_tokens - 1 for timeline in timelines)
         assert sum(gap * count for gap, count in gaps.items()) == sum(
             timeline.end_ns - timeline.first_token_ns for timeline in timelines
         )
-        check_links(own, workload)
+        check_links(separate_service, workload)
         run = summarize(records, ServiceLevel(ttft=1e6), pages, replicas[0])
         assert run.utilisations is not None
-        assert all(0 < each <= 1 for each in run.utilisations)
-        assert all(0 <= each.most_pages <= 1 for each in run.slices)
-        assert sum(each.completed for each in run.slices) == len(timelines)
-        assert sum(each.met for each in run.moments) == run.met
+        assert all(0 < utilisation <= 1 for utilisation in run.utilisations)
+        assert all(0 <= time_slice.most_pages <= 1 for time_slice in run.slices)
+        assert sum(time_slice.completed for time_slice in run.slices) == len(timelines)
+        assert sum(moment.met for moment in run.moments) == run.met
         for record in records:
             assert all(one.end_ns <= next.begin_ns for one, next in zip(record.spans, record.spans[1:]))
 
 
-def check_links(own: SeparateService, workload: Workload) -> None:
+def check_links(separate_service: SeparateService, workload: Workload) -> None:
     """Each prompt that is decoded moved once, in the time of its pages, and no link carried two at once."""
-    assert len(own.transfers) == sum(query.new_tokens > 1 for query in workload.queries)
+    assert len(separate_service.transfers) == sum(query.new_tokens > 1 for query in workload.queries)
     busy = dict[int, int]()
-    for each in own.transfers:
-        assert each.end_ns - each.begin_ns == each.pages * PAGE_NS
-        for replica in (each.source, each.target):
-            assert busy.get(replica, 0) <= each.begin_ns
-            busy[replica] = each.end_ns
+    for transfer in separate_service.transfers:
+        assert transfer.end_ns - transfer.begin_ns == transfer.pages * PAGE_NS
+        for replica in (transfer.source, transfer.target):
+            assert busy.get(replica, 0) <= transfer.begin_ns
+            busy[replica] = transfer.end_ns
 
 
 def told(records: list[Record]) -> list[object]:
@@ -128,8 +131,8 @@ def test_steps_at_once_take_the_times_of_single_steps(
     for pages in (24, 64):
         for workload in workloads(pages):
             at_once, single = (
-                service(shaped(options), options, pages, replicas, each).run(workload)
-                for each in (True, False)
+                service(shaped(options), options, pages, replicas, steps_at_once).run(workload)
+                for steps_at_once in (True, False)
             )
             assert told(at_once) == told(single)
             saved += sum(len(other.spans) - len(one.spans) for one, other in zip(at_once, single))
@@ -149,16 +152,16 @@ def test_drafts_are_verified_where_requests_decode() -> None:
 def test_pages_of_a_shared_prefix_move_once() -> None:
     """A prefix of 32 tokens is 8 pages; the 6 tokens behind it are 2 more, and are another request's own."""
     queries = (Query(38, 4, 32, 0),) * 3
-    own = service(Constant(), replace(OPTIONS, max_num_batched_tokens=64))
-    own.run(Workload(queries, users=1))
-    assert [each.pages for each in own.transfers] == [10, 2, 2]
+    separate_service = service(Constant(), replace(OPTIONS, max_num_batched_tokens=64))
+    separate_service.run(Workload(queries, users=1))
+    assert [transfer.pages for transfer in separate_service.transfers] == [10, 2, 2]
 
 
 def test_a_full_decoding_replica_lets_prompts_wait_with_their_pages() -> None:
     options = replace(OPTIONS, max_num_seqs=2)
-    own = service(Constant(), options)
-    own.run(Workload((Query(4, 11),) * 4, (0,) * 4))
-    begins = [each.begin_ns for each in own.transfers]
+    separate_service = service(Constant(), options)
+    separate_service.run(Workload((Query(4, 11),) * 4, (0,) * 4))
+    begins = [transfer.begin_ns for transfer in separate_service.transfers]
     # Two decode at a time: the others move when these have their last tokens.
     assert begins[1] < 2 * MEAN_NS
     assert begins[2] > 10 * MEAN_NS

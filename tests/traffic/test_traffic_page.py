@@ -64,10 +64,10 @@ def test_a_page_needs_nothing_from_outside_and_has_no_scripts(written: Path) -> 
 
 
 def test_the_name_of_a_model_stays_a_name(written: Path) -> None:
-    found = Tags(written.read_text())
-    assert "script" not in found.tags
-    assert found.tags.count("b") == 6  # the facts
-    assert sum(f"{NAME} on trn2.48xlarge: traffic" in each for each in found.words) == 2  # title and heading
+    tags = Tags(written.read_text())
+    assert "script" not in tags.tags
+    assert tags.tags.count("b") == 6  # the facts
+    assert sum(f"{NAME} on trn2.48xlarge: traffic" in word for word in tags.words) == 2  # title and heading
 
 
 def test_a_page_shows_the_run_and_what_it_is_compared_with(written: Path) -> None:
@@ -116,9 +116,9 @@ def test_a_browser_shows_every_chart_without_scrolling_sideways(
     ]  # fmt: skip
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "CONSOLE" not in ran.stderr, ran.stderr
-    found = re.search(r"(\{\"page\".*?\})\.end", ran.stdout)
-    assert found, ran.stderr
-    shown = json.loads(found[1])
+    match = re.search(r"(\{\"page\".*?\})\.end", ran.stdout)
+    assert match, ran.stderr
+    shown = json.loads(match[1])
     assert shown["page"] <= width
     assert len(shown["charts"]) == 6
     for left, right, height in shown["charts"]:
@@ -132,11 +132,11 @@ def test_an_axis_has_a_handful_of_round_values(high: float, logarithmic: bool) -
     scale = Scale.around("s", [high / 5000, high, 0.0], logarithmic)
     ticks = scale.ticks()
     assert 2 <= len(ticks) <= 8
-    assert all(scale.low <= each <= scale.high for each in ticks)
-    assert {f"{each:e}"[0] for each in ticks if each} <= set("123456789")
-    places = [scale.fraction(each) for each in (scale.low, *ticks, scale.high)]
-    assert places == sorted(places)
-    assert (places[0], places[-1]) == (0.0, 1.0)
+    assert all(scale.low <= tick <= scale.high for tick in ticks)
+    assert {f"{tick:e}"[0] for tick in ticks if tick} <= set("123456789")
+    fractions = [scale.fraction(tick) for tick in (scale.low, *ticks, scale.high)]
+    assert fractions == sorted(fractions)
+    assert (fractions[0], fractions[-1]) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("values", [[], [0.0], [0.0, 0.0], [5.0], [5.0, 5.0]])
@@ -153,7 +153,7 @@ def test_lines_lie_where_their_values_are() -> None:
         "<t>", Scale("s", 0, 10), Scale("%", 0, 100), [Line("a&b", [(0, 0), (5, 50), (10, 100)], True)]
     )
     (points,) = re.findall(r'<polyline points="([^"]*)"', drawn)
-    (left, bottom), middle, (right, top) = (tuple(map(float, each.split(","))) for each in points.split())
+    (left, bottom), middle, (right, top) = (tuple(map(float, point.split(","))) for point in points.split())
     assert middle == ((left + right) / 2, (bottom + top) / 2)
     assert "<t>" not in drawn
     assert "a&amp;b: 50 at 5" in drawn

@@ -135,8 +135,10 @@ def test_times_add_up(options: SchedulerOptions) -> None:
         assert all(before.end_ns <= after.begin_ns for before, after in zip(record.spans, record.spans[1:]))
         run = summarize([record], ServiceLevel(ttft=1e6), 24)
         assert 0 < run.utilisation <= 1
-        assert sum(each.preemptions for each in run.slices) == run.preemptions
-        area = sum(each.running * (each.end_ns - each.begin_ns) for each in run.slices)
+        assert sum(time_slice.preemptions for time_slice in run.slices) == run.preemptions
+        area = sum(
+            time_slice.running * (time_slice.end_ns - time_slice.begin_ns) for time_slice in run.slices
+        )
         assert area == pytest.approx(
             sum(span.running * (span.end_ns - span.begin_ns) for span in record.spans)
         )

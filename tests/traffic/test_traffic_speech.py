@@ -45,7 +45,7 @@ def deployment(folder: Path) -> Deployment:
 
 def passes(deployment: Deployment, *shapes: StepShape) -> list[PassTime]:
     """Return the times of steps of these sizes."""
-    pages = {STATES if kind.recurrent else None: kind.pages for kind in deployment.page_kinds}
+    pages = {STATES if page_kind.recurrent else None: page_kind.pages for page_kind in deployment.page_kinds}
     predictor = deployment.predictors[0]
     step = predictor.on_pages(pages, 16)
     return [predictor.paged(step.resize(shape.sizes)) for shape in shapes]
@@ -56,19 +56,21 @@ def served_ns(kernels: PassTime, decoding: int, prompts: int) -> int:
     return round(serve_pass(THIS, kernels, decoding, prompts).time.program_ns)
 
 
-def of_encoder(each: PassTime) -> float:
+def sum_encoder_ns(pass_time: PassTime) -> float:
     """The time of the encoder's kernels."""
-    return sum(part.time.program_ns for part in each.kernels if part.name.startswith("encoder: "))
+    return sum(kernel.time.program_ns for kernel in pass_time.kernels if kernel.name.startswith("encoder: "))
 
 
 @pytest.mark.slow
 def test_a_request_alone_takes_its_window_its_prompt_and_its_steps(deployment: Deployment) -> None:
     """A prompt of 4 tokens is padded to 16; the steps read 128 positions, and 128 of the window."""
-    ((timeline,),) = (each.timelines for each in deployment.serve_unit(Workload((Query(4, 6),), (0,))))
+    ((timeline,),) = (
+        unit_run.timelines for unit_run in deployment.serve_unit(Workload((Query(4, 6),), (0,)))
+    )
     first, *later = passes(deployment, prompt_shape(1, 16, 128), *[decode_shape(1, 1, 128)] * 5)
     assert timeline.ttft_ns == served_ns(first, 0, 1)
-    assert timeline.e2e_ns == served_ns(first, 0, 1) + sum(served_ns(each, 1, 0) for each in later)
-    assert of_encoder(first) > 0 and not any(map(of_encoder, later))
+    assert timeline.e2e_ns == served_ns(first, 0, 1) + sum(served_ns(pass_time, 1, 0) for pass_time in later)
+    assert sum_encoder_ns(first) > 0 and not any(map(sum_encoder_ns, later))
 
 
 def test_the_encoder_takes_the_time_that_transcribing_predicts(folder: Path, deployment: Deployment) -> None:
@@ -79,8 +81,8 @@ def test_the_encoder_takes_the_time_that_transcribing_predicts(folder: Path, dep
     model.encode([spectrum(1)])
     encoder = device.take_pass()
     (first,) = passes(deployment, prompt_shape(1, 16, 128))
-    assert of_encoder(first) == pytest.approx(encoder.prediction().program_ns - encoder.overhead_ns)
-    assert of_encoder(first) == pytest.approx(of_encoder(deployment.predictors[0].predict_prompts(4)))
+    assert sum_encoder_ns(first) == pytest.approx(encoder.prediction().program_ns - encoder.overhead_ns)
+    assert sum_encoder_ns(first) == pytest.approx(sum_encoder_ns(deployment.predictors[0].predict_prompts(4)))
 
 
 def test_windows_wait_for_one_another_and_decode_together(deployment: Deployment) -> None:
@@ -101,21 +103,21 @@ def test_slots_hold_the_keys_and_values_of_a_window(folder: Path, tp: int) -> No
     model = load_model(folder)
     pages, slots = Deployment(model, replace(SETUP, tp=tp)).page_kinds
     assert (pages.recurrent, slots.recurrent) == (False, True)
-    of_position = 2 * 2 * 3 // tp * 12 * 4
+    position_bytes = 2 * 2 * 3 // tp * 12 * 4
     assert (pages.page_bytes, slots.page_bytes) == (
-        16 * of_position,
-        FIELDS["max_source_positions"] * of_position,
+        16 * position_bytes,
+        FIELDS["max_source_positions"] * position_bytes,
     )
-    held = compute_footprint(model, "float32", tp, 40).cache_bytes_per_sequence
-    assert held == (40 + FIELDS["max_source_positions"]) * of_position
+    slot_bytes = compute_footprint(model, "float32", tp, 40).cache_bytes_per_sequence
+    assert slot_bytes == (40 + FIELDS["max_source_positions"]) * position_bytes
 
 
 @pytest.mark.slow
 def test_prompts_on_replicas_of_their_own_hand_windows_over(folder: Path) -> None:
-    own = Deployment(load_model(folder), replace(SETUP, replicas=2, prefill_replicas=1))
-    prompts, decoding = own.serve(Workload((Query(4, 6),) * 5, (0,) * 5))
+    separate = Deployment(load_model(folder), replace(SETUP, replicas=2, prefill_replicas=1))
+    prompts, decoding = separate.serve(Workload((Query(4, 6),) * 5, (0,) * 5))
     assert len(decoding.timelines) == 5 and not prompts.timelines
-    assert all(each.moved_ns > each.first_token_ns for each in decoding.timelines)
+    assert all(timeline.moved_ns > timeline.first_token_ns for timeline in decoding.timelines)
 
 
 def test_drafts_are_refused(folder: Path) -> None:
@@ -127,7 +129,7 @@ def test_drafts_are_refused(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_says_how_much_speech_is_heard(folder: Path, capsys: Any, tmp_path: Path) -> None:
-    given = (
+    arguments = (
         "--instance",
         "trn2.3xlarge",
         "--users",
@@ -139,11 +141,11 @@ def test_the_command_says_how_much_speech_is_heard(folder: Path, capsys: Any, tm
         "--compare",
     )
     path = tmp_path / "out.json"
-    assert main(["traffic", str(folder), *given, "--replicas", "2", "--json", str(path)]) == 0
+    assert main(["traffic", str(folder), *arguments, "--replicas", "2", "--json", str(path)]) == 0
     text, document = capsys.readouterr().out, json.loads(path.read_text())
     assert "slots of windows" in text and "each request has 0.4 s" in text
     assert document["window_s"] == 0.4 and document["run"]["prompt_tokens"] == 9 * 4
-    names = [each["name"] for each in document["variants"]]
+    names = [variant["name"] for variant in document["variants"]]
     assert "static batching" in names and "whole prompts" not in names and "no prefix cache" not in names
     assert max(map(len, text.splitlines())) <= 80
     long = refused(capsys, str(folder), "--prompt-lengths", "36", "--output-lengths", "5", command="traffic")

@@ -61,9 +61,11 @@ def test_a_mixed_pass_has_one_base_of_engine_time() -> None:
 
 
 def test_each_stack_pads_to_its_own_sizes() -> None:
-    own, buckets, full = (replace(SETUP, stack=name).buckets for name in ("this", "nxdi", "optimum"))
-    assert own.mixes
-    assert own.tokens[0] == 16
+    engine_buckets, buckets, full = (
+        replace(SETUP, stack=name).buckets for name in ("this", "nxdi", "optimum")
+    )
+    assert engine_buckets.mixes
+    assert engine_buckets.tokens[0] == 16
     assert not buckets.mixes
     assert buckets.tokens == buckets.context == (128, 256, 512, 1024)
     assert full.tokens == full.context == (1024,)

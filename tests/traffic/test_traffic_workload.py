@@ -174,24 +174,26 @@ def test_other_shared_prefixes_are_refused(text: str) -> None:
 def test_replicas_get_every_request_once() -> None:
     draw = np.random.default_rng(2)
     queries = draw_queries(11, Lengths("uniform", 1, 99), Lengths("uniform", 1, 99), None, draw)
-    whole = draw_poisson_arrivals(queries, 5.0, draw)
-    shares = [whole.select_share(number, 3) for number in range(3)]
-    found = [each for share in shares if share for each in zip(share.arrivals_ns, share.queries)]
-    assert sorted(found, key=lambda each: each[0]) == list(zip(whole.arrivals_ns, whole.queries))
+    workload = draw_poisson_arrivals(queries, 5.0, draw)
+    shares = [workload.select_share(number, 3) for number in range(3)]
+    requests = [request for share in shares if share for request in zip(share.arrivals_ns, share.queries)]
+    assert sorted(requests, key=lambda request: request[0]) == list(
+        zip(workload.arrivals_ns, workload.queries)
+    )
     assert Workload(queries, users=2).select_share(2, 3) is None
 
 
 def test_a_rate_stretches_the_times() -> None:
     draw = np.random.default_rng(2)
-    whole = draw_poisson_arrivals([Query(1, 1)] * 50, 5.0, draw)
-    assert whole.stretch_to_rate(20.0).rate == pytest.approx(20.0, rel=1e-6)
+    workload = draw_poisson_arrivals([Query(1, 1)] * 50, 5.0, draw)
+    assert workload.stretch_to_rate(20.0).rate == pytest.approx(20.0, rel=1e-6)
     with pytest.raises(ModelError, match="one moment"):
         Workload((Query(1, 1),) * 2, (0, 0)).stretch_to_rate(1.0)
 
 
 def test_requests_that_are_too_long_are_left_out() -> None:
-    whole = Workload((Query(5, 5), Query(2, 2), Query(9, 1)), (0, 1, 2))
-    kept = whole.drop_longer_than(9)
+    workload = Workload((Query(5, 5), Query(2, 2), Query(9, 1)), (0, 1, 2))
+    kept = workload.drop_longer_than(9)
     assert (kept.queries, kept.arrivals_ns, kept.left_out) == ((Query(2, 2),), (1,), 2)
     with pytest.raises(ModelError, match="the shortest has 4"):
-        whole.drop_longer_than(3)
+        workload.drop_longer_than(3)

@@ -18,9 +18,9 @@ from model.workers.text_length import count_bytes, text_bound
 SHIPPED = (PRETRAINED / "tokenizer.json").read_text(encoding="utf-8")
 
 
-def changed(**parts: Any) -> str:
+def changed(**fields: Any) -> str:
     """The shipped tokenizer with other parts."""
-    return json.dumps(json.loads(SHIPPED) | parts)
+    return json.dumps(json.loads(SHIPPED) | fields)
 
 
 def with_model(**fields: Any) -> str:
@@ -134,6 +134,6 @@ def test_normal_forms_and_lower_case_shrink_no_more_than_said() -> None:
             normal = unicodedata.normalize(form, character)
             longest[normal] = max(longest.get(normal, 0), len(character.encode()))
     for normal in longest:
-        parts = unicodedata.normalize("NFD", normal)
-        equivalent = sum(max(longest.get(part, 0), len(part.encode())) for part in parts)
+        characters = unicodedata.normalize("NFD", normal)
+        equivalent = sum(max(longest.get(character, 0), len(character.encode())) for character in characters)
         assert max(longest[normal], equivalent) <= 8 * len(normal.encode())
