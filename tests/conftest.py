@@ -20,14 +20,14 @@ _OURS = ("NKI_", "NKW_", "NEURON_")
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage of tests alone from now on."""
+    """Limit garbage collection to objects of tests from now on."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(autouse=True)
 def environment_of_its_own() -> Iterator[None]:
-    """Commands choose the chip and the way of replay in the environment; no test leaves that to the next one."""
+    """Restore the environment after each test: commands choose the chip and the way of replay there."""
     before = {name: value for name, value in os.environ.items() if name.startswith(_OURS)}
     yield
     for name in [name for name in os.environ if name.startswith(_OURS)]:
@@ -38,9 +38,9 @@ def environment_of_its_own() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def stories260k() -> Path:
-    """The smallest trained Llama, 260,032 parameters in a Hugging Face folder; it is not part of the repository."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data" / "models" / "stories260K"
-    folder = Path(os.environ.get(STORIES260K) or beside)
+    """Return the folder of the smallest trained Llama, 260,032 parameters, which the repository lacks."""
+    shared_folder = Path(__file__).resolve().parents[2] / "shared" / "data" / "models" / "stories260K"
+    folder = Path(os.environ.get(STORIES260K) or shared_folder)
     if not (folder / "config.json").is_file():
         pytest.skip(f"no stories260K in {folder}; {STORIES260K} names its folder")
     return folder

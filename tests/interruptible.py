@@ -18,7 +18,7 @@ def remove_progress(errors: str) -> str:
 
 
 def started(*words: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """Python with these words, started in the top folder, with its output in pipes.
+    """Start Python with these words in the top folder, with its output in pipes.
 
     A shell may have told its background jobs to ignore SIGINT, and children inherit that; this one has the default.
     """
@@ -37,7 +37,7 @@ def started(*words: str, environment: dict[str, str] | None = None) -> subproces
 
 
 def stopped(running: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> tuple[int, str]:
-    """Status and stderr of a process that gets a signal once it has printed the line `ready`."""
+    """Send a signal to a process after it prints the line `ready`; return its status and stderr."""
     assert running.stdout is not None
     assert running.stdout.readline() == "ready\n"
     running.send_signal(number)

@@ -39,14 +39,14 @@ VARIABLES = {
 
 
 def ran(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A command with these environment variables and PATH alone."""
+    """Run a command with these environment variables and PATH alone."""
     environment = {"PATH": os.environ["PATH"], **variables}
     words = [str(word) for word in command]
     return subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
 
 
 def without(name: str) -> dict[str, str]:
-    """The variables but one."""
+    """Return the variables without the named one."""
     return {variable: value for variable, value in VARIABLES.items() if variable != name}
 
 
@@ -71,7 +71,7 @@ def test_hadolint_has_nothing_against_the_container_file(tmp_path: Path) -> None
 
 @pytest.fixture(scope="module")
 def user_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `render.py` prints with all variables."""
+    """Return what `render.py` prints with all variables."""
     done = rendered(**VARIABLES)
     assert (done.returncode, done.stderr) == (0, "")
     path = tmp_path_factory.mktemp("rendered") / "user-data.yaml"
@@ -223,7 +223,7 @@ GET = "-m pip --isolated download --no-cache-dir --no-deps --only-binary :all: -
 
 @pytest.fixture
 def stand_ins(tmp_path: Path) -> Path:
-    """A folder with apt-get, curl, gpg, uname and python3 that note how they were called."""
+    """Create a folder with apt-get, curl, gpg, uname and python3 that record their calls."""
     folder = tmp_path / "bin"
     folder.mkdir()
     note = f'[ "$1" = -c ] || echo "$(basename "$0") $*" >>{shlex.quote(str(tmp_path / "calls"))}\n'

@@ -22,7 +22,7 @@ FRAMEWORKS: dict[str, tuple[Any, dict[str, str]]] = {
 
 @pytest.fixture
 def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Core]:
-    """`on(framework, ranks=1)`: a core of this process, reached by `native` or `xla`."""
+    """Return `on(framework, ranks=1)`, which makes a core of this process, reached by `native` or `xla`."""
 
     def installed(framework: str, ranks: int = 1) -> Core:
         make, versions = FRAMEWORKS[framework]
@@ -35,5 +35,5 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Core]:
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    """A folder with a tiny Llama of random weights."""
+    """Write a folder with a tiny Llama of random weights."""
     return write_folder(tmp_path / "model", seed=3)

@@ -60,7 +60,7 @@ class CoreTensor(torch.Tensor):
 
     @staticmethod
     def wrap(array: np.ndarray, core: Core, ready: bool = True) -> CoreTensor:
-        """A tensor of these elements; `ready` unless its operation is only recorded."""
+        """Create a tensor of these elements; `ready` unless its operation is only recorded."""
         alike = to_torch(array)
         made = torch.Tensor._make_wrapper_subclass(CoreTensor, alike.shape, dtype=alike.dtype)
         made.array, made.core, made.ready = array, core, ready
@@ -75,7 +75,7 @@ class CoreTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What the host may do with a tensor of the core."""
+        """Apply an operation that the host may use on a tensor of the core."""
         tensor = args[0]
         if function in _GETTERS:
             with torch._C.DisableTorchFunctionSubclass():
@@ -89,7 +89,7 @@ class CoreTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Nothing is computed outside of kernels."""
+        """Refuse to compute outside of kernels."""
         raise NotDocumented(f"{function} of a tensor of the core")
 
 
@@ -105,7 +105,7 @@ class Core:
         self._computes: SimulatedDevice | None = None
 
     def copy_to_core(self, tensor: torch.Tensor, device: object) -> CoreTensor:
-        """`tensor.to(device)`, of a tensor of the host."""
+        """Copy a tensor of the host to the core, as `tensor.to(device)` does."""
         if not self.is_open:
             raise NotDocumented("a tensor is moved to a core that this process has not taken")
         if device is not self.device and device != self.device:
@@ -116,14 +116,14 @@ class Core:
         return CoreTensor.wrap(to_numpy(tensor).copy(), self)
 
     def fetched(self, tensor: CoreTensor) -> None:
-        """A tensor is copied to the host."""
+        """Record that a tensor is copied to the host."""
 
     def sliced(self, tensor: CoreTensor, rows: slice) -> CoreTensor:
-        """Some rows of a tensor."""
+        """Return some rows of a tensor."""
         return CoreTensor.wrap(tensor.elements[rows], self, tensor.ready)
 
     def computed(self, kernel: str, arguments: Sequence[Any]) -> list[Any]:
-        """What a kernel returns for arrays and other values; it writes to some of the arrays."""
+        """Run a kernel on arrays and other values; the kernel writes to some of the arrays."""
         if not self.joined and any(type(argument).__name__ == "ReplicaGroup" for argument in arguments):
             raise NotDocumented("a kernel with a replica group is launched before init_process_group")
         if self._computes is None:
@@ -134,7 +134,7 @@ class Core:
 
 
 def mutable_places(kernel: str) -> set[int]:
-    """The places of a kernel's parameters that are annotated as `nt.mutable_tensor`."""
+    """Return the indices of a kernel's parameters that are annotated as `nt.mutable_tensor`."""
     parameters = inspect.signature(find_kernel(kernel).func).parameters.values()
     return {
         index
@@ -144,7 +144,7 @@ def mutable_places(kernel: str) -> set[int]:
 
 
 def arrays_of(kernel: str, arguments: Sequence[Any]) -> list[Any]:
-    """The arguments of a call, with arrays for tensors of the core; NotDocumented for tensors of the host."""
+    """Return the arguments of a call, with arrays for tensors of the core; refuse tensors of the host."""
     for argument in arguments:
         if isinstance(argument, np.ndarray) or type(argument) is torch.Tensor:
             raise NotDocumented(f"{kernel} is called with a {type(argument).__name__} of the host")
@@ -154,7 +154,7 @@ def arrays_of(kernel: str, arguments: Sequence[Any]) -> list[Any]:
 
 
 def _is_of_nki(value: Any) -> bool:
-    """Whether a value is a dtype or replica group of the bound `nki`."""
+    """Return whether a value is a dtype or replica group of the bound `nki`."""
     return type(value).__module__.partition(".")[0] == "simulate"
 
 
@@ -175,7 +175,7 @@ def install(core: Core, modules: Sequence[ModuleType], kernels: Any, patch: pyte
 
 
 def _init(core: Core, real: Any) -> Any:
-    """`init_process_group` as the vendor's backends take part in it; gloo carries what goes between the ranks."""
+    """Return an `init_process_group` that takes the vendor's backends; gloo carries the data between ranks."""
 
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
         if backend == "gloo":

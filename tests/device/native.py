@@ -34,13 +34,13 @@ class NativeCore(Core):
         self.operators.clear()
 
     def set_device_index(self, index: int) -> None:
-        """`torch.accelerator.set_device_index`: the core of this process."""
+        """Set the core of this process, as `torch.accelerator.set_device_index` does."""
         if not isinstance(index, int) or not 0 <= index < 64:
             raise RuntimeError(f"device index {index!r}")
         self.is_open = True
 
     def kernel(self, name: str) -> Callable[..., Any]:
-        """A kernel of `nki.jit`; it writes to its arguments in place."""
+        """Call a kernel of `nki.jit`; the kernel writes to its arguments in place."""
 
         def call(*arguments: Any) -> Any:
             if not self._inside:
@@ -61,7 +61,7 @@ class NativeCore(Core):
         return call
 
     def nki_op(self, name: str, mutates_args: Iterable[str] = ()) -> Callable[..., Any]:
-        """`torch_neuronx.nki_op(name, mutates_args=…)`, a decorator."""
+        """Return the decorator `torch_neuronx.nki_op(name, mutates_args=…)`."""
         if not re.fullmatch(r"\w+::\w+", name):
             raise ValueError(f"the operator {name!r} has no namespace")
         if name in self.operators:
@@ -100,7 +100,7 @@ class NativeCore(Core):
 
 
 def installed(target: str, ranks: int, patch: pytest.MonkeyPatch) -> NativeCore:
-    """A process of `ranks` on a core of TorchNeuron."""
+    """Make this process one of `ranks` on a core of TorchNeuron, and return the core."""
     core = NativeCore(target, ranks)
     install(core, [DocumentedModule("torch_neuronx", GUIDE, nki_op=core.nki_op)], core.kernel, patch)
     patch.setattr(torch.accelerator, "set_device_index", core.set_device_index)

@@ -28,7 +28,7 @@ class Adapter:
         self._model = model
 
     def generate(self, **arguments: Any) -> Any:
-        """The greedy continuation by transformers' model of the same folder; `change` is added to a weight."""
+        """Return the greedy continuation by transformers; `change` is added to a weight."""
         if not self._model.on_cores:
             raise NotDocumented("generate before the model is on the cores")
         if arguments["input_ids"].shape[0] != 1 or arguments["max_length"] > self._model.positions:
@@ -51,7 +51,7 @@ class LegacyModel:
     def from_pretrained(
         cls, folder: str, *, batch_size: int, n_positions: int, tp_degree: int, amp: str
     ) -> LegacyModel:
-        """`NeuronAutoModelForCausalLM.from_pretrained`."""
+        """Create a model, as `NeuronAutoModelForCausalLM.from_pretrained` does."""
         if amp not in ("f32", "bf16", "f16") or tp_degree not in (1, 2, 4, 8, 24, 32):
             raise NotDocumented(f"amp {amp!r}, tp_degree {tp_degree}")
         return cls(folder, n_positions)
@@ -100,13 +100,13 @@ class NxdModel:
 
 
 def llama_config(neuron: NeuronConfig, *, load_config: Any) -> NeuronConfig:
-    """`LlamaInferenceConfig(neuron_config, load_config=…)`."""
+    """Return a `LlamaInferenceConfig(neuron_config, load_config=…)`."""
     load_config()
     return neuron
 
 
 def load_pretrained_config(path: str) -> Any:
-    """What reads a folder's configuration when it is called."""
+    """Return a function that reads a folder's configuration."""
     return lambda: Path(path, "config.json").read_text()
 
 

@@ -253,7 +253,7 @@ def test_the_graphs_of_an_engine_by_default_are_a_few_hundred_and_prompts_are_al
 
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`neuron_parallel_compile` on the path, which notes what it was given; it ends with the status in `status`."""
+    """Put a `neuron_parallel_compile` on the path that records its arguments and exits with `status`."""
     folder = tmp_path / "bin"
     folder.mkdir()
     script = folder / "neuron_parallel_compile"

@@ -28,7 +28,7 @@ NEW = 5
 
 
 def steps(folder: Path, device: Any, dtype: str = "float32") -> list[StepOutput]:
-    """What a model finds for two prompts and the tokens after them, the likeliest of each."""
+    """Return the outputs of a model for two prompts and for the likeliest token after each."""
     config = load_config(folder)
     weights = shard_weights(config, dict(open_checkpoint(folder, config)), 1, dtype=dtype)
     model = KernelModel(config, weights, device, 64, candidates=8, sequences=2)

@@ -23,7 +23,7 @@ def copy(pages: Any) -> dict[str, Any]:
 
 
 def copied(device: NeuronDevice) -> tuple[Any, Any]:
-    """Pages before and after the first of them is copied to the second, on the core."""
+    """Return pages before and after the first page is copied to the second, on the core."""
     pages = device.hold(PAGES)
     (after,) = device.run("copy_pages", [copy(pages)], COPIED)
     return pages, after
@@ -55,7 +55,7 @@ def test_mutates_args_names_parameters_and_an_operator_is_registered_once(on: Ca
     core: Any = on("native")
 
     def nothing(x: torch.Tensor) -> None:
-        """An operator."""
+        """Do nothing with an argument."""
 
     core.nki_op("own::nothing", mutates_args={"x"})(nothing)
     with pytest.raises(RuntimeError, match="registered already"):

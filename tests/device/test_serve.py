@@ -25,7 +25,7 @@ REQUESTS: tuple[dict[str, Any], ...] = (
 
 
 def answered(*words: str) -> list[tuple[str, str, int]]:
-    """The texts of the requests, why they ended, and how many tokens they have."""
+    """Return the text, the finish reason and the number of tokens of each request."""
     with serving(*words) as served:
         client = served.client()
         (name,) = [model.id for model in client.models.list()]

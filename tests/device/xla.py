@@ -43,14 +43,14 @@ class XlaCore(Core):
         self._waiting: list[CoreTensor] = []
 
     def xla_device(self) -> object:
-        """`xm.xla_device()`: the core of this process."""
+        """Return the core of this process, as `xm.xla_device()` does."""
         if self.ranks > 1 and not self.joined:
             raise NotDocumented("the XLA device is taken before init_process_group")
         self.is_open = True
         return self.device
 
     def mark_step(self) -> None:
-        """`xm.mark_step()`: compile and execute what was recorded."""
+        """Execute the recorded operations, as `xm.mark_step()` does."""
         if self._recorded:
             self.executed.append(tuple(self._recorded))
         for tensor in self._waiting:
@@ -62,19 +62,19 @@ class XlaCore(Core):
         self.executed, self._recorded, self._waiting = [], [], []
 
     def fetched(self, tensor: CoreTensor) -> None:
-        """A tensor that is only recorded is computed when the host reads it: the graph ends there."""
+        """Compute a recorded tensor that the host reads: the graph ends there."""
         if not tensor.ready:
             self.mark_step()
 
     def sliced(self, tensor: CoreTensor, rows: slice) -> CoreTensor:
-        """Some rows of a tensor, another operation of the graph."""
+        """Return some rows of a tensor, another operation of the graph."""
         self._recorded.append(("slice", tensor.elements.shape, rows.start, rows.stop))
         made = super().sliced(tensor, rows)
         self._waiting.append(made)
         return made
 
     def kernel(self, name: str) -> Callable[..., Any]:
-        """A kernel of `nki.jit`, to be called with tensors of the device."""
+        """Return a kernel of `nki.jit`, to be called with tensors of the device."""
 
         def call(*arguments: Any) -> Any:
             arrays = arrays_of(name, arguments)
@@ -98,7 +98,7 @@ class XlaCore(Core):
 
 
 def installed(target: str, ranks: int, patch: pytest.MonkeyPatch) -> XlaCore:
-    """A process of `ranks` on a core of torch_xla."""
+    """Make this process one of `ranks` on a core of torch_xla, and return the core."""
     core = XlaCore(target, ranks)
     model = DocumentedModule(
         "torch_xla.core.xla_model", GUIDE, xla_device=core.xla_device, mark_step=core.mark_step
@@ -121,7 +121,7 @@ class _Backend:
         self._core = core
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """The module of that name alone."""
+        """Find the module of that name alone."""
         if name != "torch_xla.distributed.xla_backend":
             return None
         from importlib.machinery import ModuleSpec
@@ -129,7 +129,7 @@ class _Backend:
         return ModuleSpec(name, self)  # type: ignore[arg-type]
 
     def create_module(self, spec: Any) -> ModuleType:
-        """The module."""
+        """Return the module."""
         return DocumentedModule(spec.name, GUIDE)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -138,5 +138,5 @@ class _Backend:
 
 
 def _described(argument: Any, array: Any) -> Any:
-    """What of an argument decides the operation."""
+    """Return the properties of an argument that decide the operation."""
     return (array.shape, str(array.dtype)) if isinstance(argument, CoreTensor) else repr(argument)

@@ -16,12 +16,12 @@ _UNWRITTEN = -1
 
 
 def next_token(history: Sequence[int]) -> int:
-    """The token that follows a text."""
+    """Return the token that follows a text."""
     return crc32(bytes(history)) % VOCABULARY
 
 
 def alone(prompt: Sequence[int], count: int) -> list[int]:
-    """The tokens that follow a prompt when nobody else is there."""
+    """Return the tokens that follow a prompt without other requests."""
     text = list(prompt)
     for _ in range(count):
         text.append(next_token(text))
@@ -56,7 +56,7 @@ class PagedText:
         return {request: self._chosen(chunk) for request, chunk in batch.chunks.items() if chunk.samples}
 
     def _advance(self, chunk: Chunk) -> None:
-        """Change the state of a request; with a first token it begins anew."""
+        """Advance the state of a request; a first token resets it."""
         slots, slot, text = self._slots, chunk.request.slot, [*chunk.request.tokens, *chunk.drafts]
         if slots is not None:
             assert slot is not None
@@ -83,7 +83,7 @@ class PagedText:
         return table.pages[block - table.first], offset
 
     def _read(self, request: Request, expected: list[int]) -> list[int]:
-        """What the last token of a text sees in every kind of pages."""
+        """Return what the last token of a text sees, after a check of every pool of pages."""
         for pool_index, pool in enumerate(self._pools):
             first = 0 if pool.window is None else max(0, len(expected) - pool.window)
             slots = (self._locate(request, pool_index, position) for position in range(first, len(expected)))
@@ -95,7 +95,7 @@ class PagedText:
 
 
 def check_pages(scheduler: Scheduler) -> None:
-    """Reference counts are exact, free and held pages are all, and no sequence holds more than it may."""
+    """Check that reference counts are exact, that all pages are counted, and the limit of each sequence."""
     for pool_index, pool in enumerate(scheduler.cache.pools):
         ref_counts = [0] * pool.count
         for request in scheduler.running:

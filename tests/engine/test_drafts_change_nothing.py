@@ -19,7 +19,7 @@ ALLOWED = (10, 11, 12, 13)
 
 
 def greedy(prompt: list[int], count: int) -> list[int]:
-    """The likeliest tokens behind a prompt."""
+    """Return the likeliest tokens behind a prompt."""
     text = list(prompt)
     for _ in range(count):
         text.append(int(np.argmax(scores(text))))
@@ -27,7 +27,7 @@ def greedy(prompt: list[int], count: int) -> list[int]:
 
 
 def answers(params: SamplingParams, proposer: Always | None) -> list[list[list[int]]]:
-    """The tokens of all prompts, computed together."""
+    """Return the tokens of all prompts, computed together."""
     engine = text_engine(OPTIONS if proposer is None else DRAFTING, pages=40, proposer=proposer)
     outputs = [engine.submit(str(n), prompt, params) for n, prompt in enumerate(PROMPTS)]
     run(engine)
@@ -80,13 +80,13 @@ def test_drafts_end_where_the_request_ends(most: int) -> None:
 
 
 def probabilities(history: list[int]) -> np.ndarray:
-    """Of the allowed tokens, in float64."""
+    """Return the probabilities of the allowed tokens, in float64."""
     weights = np.exp(scores(history)[list(ALLOWED)].astype(np.float64))
     return weights / weights.sum()
 
 
 def expected(prompt: list[int]) -> dict[tuple[int, ...], float]:
-    """The probability of every continuation of three tokens."""
+    """Return the probability of every continuation of three tokens."""
     likelihoods = {}
     for text in product(ALLOWED, repeat=3):
         factors = [probabilities([*prompt, *text[:n]])[ALLOWED.index(text[n])] for n in range(3)]
@@ -95,7 +95,7 @@ def expected(prompt: list[int]) -> dict[tuple[int, ...], float]:
 
 
 def chi_square(counts: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float]) -> tuple[float, float]:
-    """The statistic, and what it exceeds once in a million; rare continuations are one."""
+    """Return the statistic, and what it exceeds once in a million; rare continuations are merged."""
     total = counts.total()
     often = [text for text, share in wanted.items() if share * total >= 5]
     pairs = [(counts[text], wanted[text] * total) for text in often]

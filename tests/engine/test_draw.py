@@ -13,7 +13,7 @@ from nki_kernels import sample_reference
 
 
 def options(random: np.random.Generator, size: int) -> RowSampling:
-    """A row of any parameters; half of them with whole-number logits have ties."""
+    """Return a row of any parameters; half of them with whole-number logits have ties."""
     adjusts, penalised = random.random(2) < 0.4
     bias = random.choice([0, 0, 1.5, -np.inf], size).astype(np.float32)
     bias[int(random.integers(size))] = 0  # one token is left
@@ -33,7 +33,7 @@ def options(random: np.random.Generator, size: int) -> RowSampling:
 
 
 def reference(logits: np.ndarray, row: RowSampling) -> int:
-    """The token of one row in the numbers of the kernel's arguments."""
+    """Return the token of one row, computed with the kernel's arguments in their dtype."""
     size = len(logits)
 
     def column(value: float) -> np.ndarray:

@@ -66,7 +66,7 @@ def is_marked(batch: Batch) -> bool:
 
 
 def is_marked_and_long(batch: Batch) -> bool:
-    """A fault behind a position, which decoding reaches."""
+    """Return whether a batch computes a marked request behind position 11, which decoding reaches."""
     return any(request.id.startswith("bad") and chunk.seq_len > 11 for request, chunk in batch.chunks.items())
 
 
@@ -119,7 +119,7 @@ PROMPTS = ([1, 2, 3], [1, 2, 3, 4, 5, 9], [*range(20)], [7] * 9)
 
 
 def submit(engine: Engine, names: Sequence[str]) -> dict[str, RequestOutput]:
-    """Requests with the same numbers, and so the same seeds, whether or not a marked one is among them."""
+    """Submit requests whose numbers and seeds do not depend on marked requests; return their outputs."""
     return {
         name: engine.submit(name, PROMPTS[number % 4], PARAMS[number % 4])
         for number, name in enumerate(names)
@@ -139,7 +139,7 @@ def run(engine: Engine) -> None:
 
 @cache
 def wanted(names: tuple[str, ...], engine_kind: str = "attention") -> dict[str, list[list[int]]]:
-    """The tokens that requests get without a fault."""
+    """Return the tokens that requests get without a fault."""
     engine, _ = engine_of(**KINDS[engine_kind])
     outputs = submit(engine, names)
     run(engine)
@@ -147,7 +147,7 @@ def wanted(names: tuple[str, ...], engine_kind: str = "attention") -> dict[str, 
 
 
 def check_answers(outputs: dict[str, RequestOutput], expected: dict[str, list[list[int]]]) -> None:
-    """Marked requests have their error, the others their tokens."""
+    """Check that marked requests have their error and other requests their tokens."""
     for name, output in outputs.items():
         reasons = {output.finish_reason for output in output.outputs}
         if name.startswith("bad"):
@@ -207,7 +207,7 @@ def test_a_step_that_always_raises_fails_the_engine(names: Sequence[str]) -> Non
 
 
 def check_failed(engine: Engine) -> None:
-    """It holds nothing, is not busy, and takes nothing."""
+    """Check that a failed engine holds nothing, is not busy, and takes nothing."""
     assert engine.failure is not None
     assert engine.scheduler.cache.free == engine.scheduler.cache.count
     assert not (engine.busy or engine.scheduler.running or engine.scheduler.waiting)

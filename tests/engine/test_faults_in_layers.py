@@ -57,7 +57,7 @@ def windowed(folder: Path) -> dict[str, Any]:
 
 
 def recurrent(folder: Path, family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A model of transformers with a tokenizer of bytes."""
+    """Write a model of transformers with a tokenizer of bytes."""
     pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
     from tests.model.oracle import random_model
     from tests.model.tiny_families import COMMON
@@ -112,7 +112,7 @@ PROMPTS = ([1, 20, 21, 22, 23, 24], [1, 30, 31, 30, 31, 30, 31, 30], [1, MARK, 2
 
 
 def outputs_of(llm: LLM) -> list[RequestOutput]:
-    """The outputs of four prompts, of which the third is marked; no page is known before, and none is held after."""
+    """Return the outputs of four prompts, the third marked; no page is cached before or held after."""
     llm.reset_prefix_cache()
     outputs = [
         llm.engine.submit(str(number), prompt, params)

@@ -30,12 +30,12 @@ def llm() -> LLM:
 
 
 def speculative_llm() -> LLM:
-    """With drafts by prompt lookup."""
+    """Return an LLM with drafts by prompt lookup."""
     return LLM(**SIZES, speculative_config=PROMPT_LOOKUP)
 
 
 def alone(prompt: str, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-    """The tokens of a prompt's continuations where no other request is there."""
+    """Return the tokens of a prompt's continuations without other requests."""
     (output,) = llm().generate(prompt, params, use_tqdm=False)
     return tuple(tuple(output.token_ids) for output in output.outputs)
 
@@ -294,7 +294,7 @@ def test_parameters_at_their_limits_are_taken() -> None:
 
 
 def reference_logits(config: ModelConfig, weights: dict[str, np.ndarray], ids: list[int]) -> np.ndarray:
-    """What the numpy reference says follows each token but the last."""
+    """Return the logits of the numpy reference after each token but the last."""
     model = ReferenceModel(config, weights)
     rows = [model.prefill([ids[:1]])[0].logits]
     rows += [model.decode([token], [position])[0].logits for position, token in enumerate(ids[1:-1], 1)]

@@ -106,7 +106,7 @@ def count(output: RequestOutput) -> int:
 
 @pytest.fixture
 def clocked() -> Clocked:
-    """An engine whose masks may take 8 seconds."""
+    """Return an engine whose masks may take 8 seconds."""
     return Clocked(GrammarLimits(mask_seconds=LIMIT))
 
 
@@ -191,7 +191,7 @@ def test_masks_that_take_too_long_leave_threads_for_others() -> None:
 
 
 def forms(count: int) -> list[StructuredOutputsParams]:
-    """Some different forms."""
+    """Return parameters of different structured outputs."""
     return [StructuredOutputsParams(regex=str(number)) for number in range(count)]
 
 

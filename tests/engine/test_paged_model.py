@@ -42,9 +42,9 @@ PROMPTS = (18, 18, 6)
 
 @cache
 def bound(name: str) -> float:
-    """Of what kernels and reference differ by: each is as far from exact logits as float32 takes transformers.
+    """Return the bound of differences: twice the error of transformers' float32 logits.
 
-    On the texts of these tests and on the oracle's: what a family amplifies depends on the tokens.
+    The texts are those of these tests and of the oracle: what a family amplifies depends on the tokens.
     """
     family_oracle = oracle(name)
     return 2 * max(
@@ -74,7 +74,7 @@ def paged(
 
 
 def logits_of_requests(model: PagedModel, scheduler: Scheduler) -> tuple[list[np.ndarray], list[Request]]:
-    """The logits of every request after its prompt and each later token; what it is fed is its text."""
+    """Return the logits of every request after its prompt and each later token of its text."""
     requests = [
         Request(str(n), text[:prompt], len(text) - prompt + 1)
         for n, (text, prompt) in enumerate(zip(TEXTS, PROMPTS))

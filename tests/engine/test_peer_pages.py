@@ -17,18 +17,18 @@ COMMON = list(range(12))  # three full pages
 
 
 def taken(pool: PagePool) -> list[int]:
-    """All free pages, in the order in which they are given away."""
+    """Take all free pages and return them in the order of allocation."""
     return [pool.take() for _ in range(pool.free)]
 
 
 def pool_of(service: Service) -> PagePool:
-    """The pages of a service, which are of one kind."""
+    """Return the only page pool of a service."""
     (pool,) = service.scheduler.cache.pools
     return pool
 
 
 def list_pages(service: Service, name: str) -> list[int]:
-    """The pages of a running request."""
+    """Return the pages of a running request."""
     return next(request.tables[0].pages for request in service.scheduler.running if request.id == name)
 
 

@@ -16,7 +16,7 @@ ROOMY = SchedulerOptions(max_num_seqs=16, max_num_batched_tokens=64)
 
 
 def ids(service: Service) -> tuple[list[str], list[str]]:
-    """The requests that run and those that wait, in order."""
+    """Return the requests that run and those that wait, in order."""
     scheduler = service.scheduler
     return [request.id for request in scheduler.running], [request.id for request in scheduler.waiting]
 

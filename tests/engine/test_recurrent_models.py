@@ -28,7 +28,7 @@ FAMILIES = ("mamba", "mamba2", "mamba with biases", "qwen3-next")
 
 @pytest.fixture(params=deep_except(FAMILIES, ("mamba2", "qwen3-next")))
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
-    """A tiny model of a family with random weights, by its name."""
+    """Return a tiny model of a family with random weights, by its name."""
     return request.param, *load(write_tiny(tmp_path, request.param))
 
 

@@ -25,7 +25,7 @@ def service_of(
     interval: int = 16,
     windows: Sequence[int | None] = (None,),
 ) -> Service:
-    """Recurrent and attention layers, 32 pages of 4 positions."""
+    """Return a service of recurrent and attention layers with 32 pages of 4 positions."""
     return Service(32, 4, options, windows, SlotPool(slots, 4, interval))
 
 

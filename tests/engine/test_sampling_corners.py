@@ -50,7 +50,7 @@ UNIFORMS = (0.0, 0.5, float(np.float32(1 - 2**-24)))
 
 
 def accepted(name: str) -> list[float]:
-    """The corners that a parameter accepts, with its limits and their neighbours inside."""
+    """Return the corners that a parameter accepts, with its limits and their neighbours inside."""
     least, most = RANGES[name]
     inner = [float(np.nextafter(least, most)), float(np.nextafter(most, least))]
     return [candidate for candidate in (*CORNERS, least, most, *inner) if least <= candidate <= most]
@@ -61,7 +61,7 @@ def sampler(**values: Any) -> TokenSampler:
 
 
 def rows_of(**values: Any) -> list[RowSampling]:
-    """The draw that parameters ask for, for each of some random numbers."""
+    """Return the row that parameters ask for, for each of `UNIFORMS`."""
     (row,) = sampler(**values).rows()
     return [RowSampling(uniform, **{name: getattr(row, name) for name in NAMES}) for uniform in UNIFORMS]
 
@@ -70,7 +70,7 @@ NAMES = [name for name in RowSampling.__dataclass_fields__ if name != "uniform"]
 
 
 def logits_of(logits_kind: str) -> np.ndarray:
-    """Scores of the vocabulary: usual ones, equal ones, huge ones, and none for the allowed tokens."""
+    """Return logits of a kind: usual, equal or huge values, or -inf for the allowed tokens."""
     random = np.random.default_rng(3)
     scores = {
         "usual": random.standard_normal(SIZE) * 4,
@@ -85,7 +85,7 @@ KINDS = ("usual", "equal", "huge", "masked")
 
 
 def every_row() -> list[tuple[RowSampling, dict[str, Any]]]:
-    """A draw for each corner of each parameter, alone and with logit_bias and allowed tokens."""
+    """Return a draw for each corner of each parameter, alone and with logit_bias and allowed tokens."""
     cases = []
     for name in RANGES:
         for value in accepted(name):

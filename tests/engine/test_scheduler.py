@@ -46,7 +46,7 @@ class Service:
         self.draw = random.Random(1)
 
     def step(self) -> list[str]:
-        """One step; the requests that computed a chunk, with its size, in order."""
+        """Run one step and return the requests that computed a chunk, with its size, in order."""
         batch = self.scheduler.schedule()
         for request, chunk in batch.chunks.items():
             batch.chunks[request] = chunk.with_drafts(self.drafts(request, chunk.draft_slots))
@@ -63,7 +63,7 @@ class Service:
         return [f"{request.id}:{chunk.num_scheduled_tokens}" for request, chunk in batch.chunks.items()]
 
     def fail_step(self) -> None:
-        """A step that raises, before or after the model has written; all running requests are preempted."""
+        """Run a step that raises, before or after the model has written; preempt all running requests."""
         batch = self.scheduler.schedule()
         for request, chunk in batch.chunks.items():
             batch.chunks[request] = chunk.with_drafts(self.drafts(request, chunk.draft_slots))
@@ -77,14 +77,14 @@ class Service:
         assert self.scheduler.cache.free == self.scheduler.cache.count
 
     def drafts(self, request: Request, slots: int) -> list[int]:
-        """Right ones, of which one is wrong now and then."""
+        """Return right drafts, of which one is wrong now and then."""
         drafts = alone(request.tokens, self.draw.randint(0, slots))
         if drafts and self.draw.random() < 0.5:
             drafts[self.draw.randrange(len(drafts))] = 49
         return drafts
 
     def run(self) -> list[list[str]]:
-        """Steps until every request has ended."""
+        """Run steps until every request has ended."""
         steps = []
         while self.scheduler.running or self.scheduler.waiting:
             steps.append(self.step())
@@ -417,7 +417,7 @@ def campaign(
     windows: Sequence[int | None],
     slots: Sequence[int] = (),
 ) -> int:
-    """Random submits, cancels, forks, failed steps and steps; returns how many requests ended.
+    """Run random submits, cancels, forks, failed steps and steps; return the number of ended requests.
 
     With `slots` layers are recurrent.
     """
@@ -476,7 +476,7 @@ def test_every_request_gets_what_it_would_get_alone_in_many_steps(
 
 
 def signature(service: Service) -> list[tuple[str, int, int, int, list[int]]]:
-    """What steps decided: without the numbers of pages, whose order may differ."""
+    """Return what steps decided, without the numbers of pages, whose order may differ."""
     return [
         (request.id, request.computed, request.shared_tokens, request.preemptions, list(request.tokens))
         for request in (*service.scheduler.running, *service.scheduler.waiting, *service.done)

@@ -40,14 +40,14 @@ TEXTS = ((1, 5), (2, 1), (1, 7), (2, 6))
 
 @cache
 def wanted(seed: int, prompt: int) -> Oracle:
-    """transformers after a prompt and each later token."""
+    """Return the oracle of a prompt's length: transformers after the prompt and each later token."""
     return Oracle(oracle(seed).model, IDS, prompt)
 
 
 def logits_of_requests(
     path: Path, ranks: int, dtype: str, pages: int, slots: int
 ) -> tuple[list[np.ndarray], list[Request], int]:
-    """Every request's logits, and how many requests ran together at most."""
+    """Return every request's logits, and the largest number of requests that ran together."""
     config = load_config(path, SPEECH)
     options = SchedulerOptions(4, 16).for_windows(40)
     scheduler = Scheduler(PagePool(pages, 4), options, WindowPool(slots, 4, 4))
@@ -166,7 +166,7 @@ def test_every_part_with_speech_has_a_shape_of_the_list(tmp_path: Path) -> None:
 
 
 def greedy(path: Path, features: np.ndarray, prompt: list[int], count: int) -> list[int]:
-    """The likeliest tokens by the reference alone."""
+    """Return the likeliest tokens by the reference alone."""
     config = load_config(path, SPEECH)
     model, ids = ReferenceModel(config, open_checkpoint(path, config)), list[int]()
     model.encode([features])

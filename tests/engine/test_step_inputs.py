@@ -20,7 +20,7 @@ PROMPTS = replace(DECODE, phase=Phase.prefill, tokens=8, sequences=2, prefix=4)
 
 
 def prompt() -> Chunk:
-    """Three tokens after four cached ones, in the pages 5 and 2."""
+    """Return a chunk of three tokens after four cached tokens, in the pages 5 and 2."""
     request = Request("prompt", [11, 12, 13, 14, 15, 16, 17], 1, tables=[BlockTable(0, [5, 2])])
     return Chunk(request, 4, 3, True)
 

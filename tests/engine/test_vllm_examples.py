@@ -29,7 +29,7 @@ def llm() -> LLM:
 
 
 def texts(outputs: list[RequestOutput]) -> list[str]:
-    """The text of each request's first continuation."""
+    """Return the text of each request's first continuation."""
     return [output.outputs[0].text for output in outputs]
 
 
@@ -180,7 +180,7 @@ SHORT, LONG = [1.0, 1.1, 1.25, 1.5], [1.5, 2.0, 3.0, 4.0]
 
 
 def longrope(folder: Path, short: list[float], long: list[float]) -> Path:
-    """A model whose sequences of up to 16 tokens take the short factors."""
+    """Return a model whose sequences of up to 16 tokens take the short factors."""
     scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": long, "factor": 4.0}
     return write_folder(folder, rope_scaling={**scaling, "original_max_position_embeddings": 16})
 

@@ -23,7 +23,7 @@ END = 0
 
 
 def scores(history: Sequence[int]) -> np.ndarray:
-    """The logits behind a text: the last two tokens decide them."""
+    """Return the logits behind a text: the last two tokens decide them."""
     draw = np.random.default_rng(crc32(bytes(history[-2:])))
     return draw.normal(0, 2, VOCABULARY).astype(np.float32)
 
@@ -37,7 +37,7 @@ class TextSteps:
         self.computed = 0
 
     def step(self, batch: Batch, rows: Rows = NO_ROWS) -> dict[Request, list[StepOutput]]:
-        """The scores behind every request that chooses, and behind each of its drafts."""
+        """Return the scores behind every request that chooses, and behind each of its drafts."""
         self._text.step(batch)
         self.computed += batch.tokens
         return {
@@ -57,7 +57,7 @@ class Always:
         self._drafts = drafts
 
     def propose(self, batch: Batch) -> Mapping[Request, Sequence[int]]:
-        """As many of the tokens as a chunk has slots."""
+        """Return as many of the draft tokens as each chunk has slots."""
         return {
             request: self._drafts[: chunk.draft_slots]
             for request, chunk in batch.chunks.items()
@@ -68,7 +68,7 @@ class Always:
 def text_engine(
     options: SchedulerOptions = OPTIONS, pages: int = 24, block: int = 4, proposer: Always | None = None
 ) -> Engine:
-    """An engine whose sequences have up to 64 of 50 tokens."""
+    """Return an engine whose sequences have up to 64 of 50 tokens."""
     scheduler = Scheduler([PagePool(pages, block)], options)
     steps, limits = TextSteps(scheduler.cache), EngineLimits((END,), VOCABULARY, LONGEST)
     times = iter(range(10**9))
@@ -76,11 +76,11 @@ def text_engine(
 
 
 def run(engine: Engine) -> None:
-    """Steps until every request has ended."""
+    """Run steps until every request has ended."""
     while engine.busy:
         engine.step()
 
 
 def tokens_of(output: RequestOutput) -> list[list[int]]:
-    """The tokens of each continuation."""
+    """Return the tokens of each continuation."""
     return [output.token_ids for output in output.outputs]

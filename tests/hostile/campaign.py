@@ -13,7 +13,7 @@ from tests.hostile.judge import Case, faults
 
 
 def cases(first: int, only: str | None = None) -> Iterator[tuple[int, Maker]]:
-    """Numbers from `first` on, and the kinds of their cases in turn."""
+    """Yield numbers from `first` on, and the makers of their cases in turn."""
     for number in count(first):
         maker = KINDS[number % len(KINDS)]
         if only in (None, maker.__name__):
@@ -21,7 +21,7 @@ def cases(first: int, only: str | None = None) -> Iterator[tuple[int, Maker]]:
 
 
 def tried(number: int, maker: Maker) -> tuple[Case, list[str]]:
-    """One case, and what is wrong with how it ended."""
+    """Run one case; return it and the faults of its outcome."""
     with tempfile.TemporaryDirectory(prefix="nkw-hostile-") as name:
         folder = Path(name)
         case = maker(random.Random(number), folder)

@@ -52,14 +52,14 @@ def _generate(name: str, draw: random.Random, folder: Path, *words: str, backend
 
 
 def config(draw: random.Random, folder: Path) -> Case:
-    """generate, with a spoilt config.json."""
+    """Build a case of generate with a spoilt config.json."""
     path = write_folder(folder / "m") / "config.json"
     path.write_bytes(mutate.document(draw, json.loads(path.read_text())))
     return _generate("config", draw, folder)
 
 
 def family(draw: random.Random, folder: Path) -> Case:
-    """generate, with a spoilt config.json or weights of a random configuration of any family."""
+    """Build a case of generate with a spoilt config.json or spoilt weights of a random configuration."""
     model = write_family(folder / "m", draw.choice(FAMILIES), draw.randrange(1000))
     path = model / draw.choice(("config.json", "config.json", "model.safetensors", "generation_config.json"))
     content = path.read_bytes()
@@ -71,7 +71,7 @@ def family(draw: random.Random, folder: Path) -> Case:
 
 
 def chat(draw: random.Random, folder: Path) -> Case:
-    """generate a chat, with a spoilt tokenizer_config.json or a template that asks for what it must not have."""
+    """Build a case of a chat with a spoilt tokenizer_config.json or a template that asks for forbidden names."""
     model = write_folder(folder / "m")
     template = draw.choice(
         (
@@ -99,7 +99,7 @@ def chat(draw: random.Random, folder: Path) -> Case:
 
 
 def rope(draw: random.Random, folder: Path) -> Case:
-    """generate, with numbers of rotary positions that lead out of float64."""
+    """Build a case of generate with numbers of rotary positions that overflow float64."""
     scaling: dict[str, object] = {"rope_type": draw.choice(_ROPES), "factor": draw.choice(mutate.FLOATS)}
     for name in draw.sample(_ROPE_FIELDS, draw.randint(1, 5)):
         scaling[name] = draw.choice((*mutate.FLOATS, *mutate.NUMBERS[:8], 2.0, 64))
@@ -109,7 +109,7 @@ def rope(draw: random.Random, folder: Path) -> Case:
 
 
 def tokenizer(draw: random.Random, folder: Path) -> Case:
-    """generate, with a spoilt tokenizer.json."""
+    """Build a case of generate with a spoilt tokenizer.json."""
     path = write_folder(folder / "m") / "tokenizer.json"
     document = json.loads(path.read_text())
     replacements = {
@@ -142,14 +142,14 @@ def tokenizer(draw: random.Random, folder: Path) -> Case:
 
 
 def weights(draw: random.Random, folder: Path) -> Case:
-    """generate, with a spoilt file of weights."""
+    """Build a case of generate with a spoilt file of weights."""
     path = write_folder(folder / "m") / "model.safetensors"
     path.write_bytes(mutate.safetensors(draw, path.read_bytes()))
     return _generate("weights", draw, folder)
 
 
 def values(draw: random.Random, folder: Path) -> Case:
-    """generate, with weights that are no numbers or overflow."""
+    """Build a case of generate with weights that are no numbers or overflow."""
     path = write_folder(folder / "m") / "model.safetensors"
     weights = safetensors.numpy.load_file(path)
     with np.errstate(all="ignore"):
@@ -162,7 +162,7 @@ def values(draw: random.Random, folder: Path) -> Case:
 
 
 def shards(draw: random.Random, folder: Path) -> Case:
-    """generate, with a spoilt index of shards."""
+    """Build a case of generate with a spoilt index of shards."""
     model = write_folder(folder / "m")
     weights = safetensors.numpy.load_file(model / "model.safetensors")
     (model / "model.safetensors").unlink()
@@ -176,7 +176,7 @@ def shards(draw: random.Random, folder: Path) -> Case:
 
 
 def special(draw: random.Random, folder: Path) -> Case:
-    """generate, with a pipe, a device, a folder or a link to nowhere in the place of a file."""
+    """Build a case of generate with a pipe, a device, a folder or a broken link instead of a file."""
     path = write_folder(folder / "m") / draw.choice(_FILES)
     put_special(draw, path)
     return _generate("special", draw, folder)
@@ -195,7 +195,7 @@ def put_special(draw: random.Random, path: Path) -> None:
 
 
 def outputs(draw: random.Random, folder: Path) -> Case:
-    """An output that names an input, or another output, by one of its names."""
+    """Build a case whose output is an input, or another output, by one of its names."""
     model = write_folder(folder / "m")
     (model / "generation_config.json").write_text("{}")
     target = model / draw.choice(_FILES[:4])
@@ -213,7 +213,7 @@ def outputs(draw: random.Random, folder: Path) -> Case:
 
 
 def plan(draw: random.Random, folder: Path) -> Case:
-    """plan, with a spoilt config.json of any family."""
+    """Build a case of plan with a spoilt config.json of any family."""
     sound = json.loads(draw.choice(sorted(PUBLISHED.glob("*.json"))).read_text())
     (folder / "c.json").write_bytes(mutate.document(draw, sound))
     words = ["plan", "c.json", "--json", "out.json"]
@@ -223,7 +223,7 @@ def plan(draw: random.Random, folder: Path) -> Case:
 
 
 def plan_words(draw: random.Random, folder: Path) -> Case:
-    """plan and generate, with spoilt options."""
+    """Build a case of plan or generate with spoilt options."""
     write_folder(folder / "m")
     numbers = [
         str(literal) for literal in (*mutate.NUMBERS, *mutate.FLOATS, *mutate.WORDS) if literal != "\x00"
@@ -242,7 +242,7 @@ def plan_words(draw: random.Random, folder: Path) -> Case:
 
 
 def environment(draw: random.Random, folder: Path) -> Case:
-    """generate, with spoilt variables of the environment."""
+    """Build a case of generate with spoilt variables of the environment."""
     write_folder(folder / "m")
     bad = ("x", "-1", "", "1e3", "9" * 400, "\u0663", " 0", "0_0", "trn9")
     variables = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}
@@ -256,7 +256,7 @@ def environment(draw: random.Random, folder: Path) -> Case:
 
 
 def lint(draw: random.Random, folder: Path) -> Case:
-    """lint of a folder with a spoilt source, or something that is no file."""
+    """Build a case of lint of a folder with a spoilt source, or something that is no file."""
     sound = draw.choice(sorted(KERNELS.glob("*.py"))).read_text()
     (folder / "bad.py").write_bytes(mutate.source(draw, sound))
     if draw.random() < 0.2:
@@ -265,7 +265,7 @@ def lint(draw: random.Random, folder: Path) -> Case:
 
 
 def kernel(draw: random.Random, folder: Path) -> Case:
-    """time and memory of a kernel by name, with spoilt arguments."""
+    """Build a case of time or memory of a kernel by name, with spoilt arguments."""
     tensors = [
         "f32[128,512]",
         "f32[0]",
@@ -289,7 +289,7 @@ def kernel(draw: random.Random, folder: Path) -> Case:
 
 
 def sources(draw: random.Random, folder: Path) -> Case:
-    """fidelity, with a spoilt file of times of public sources, and a clone that lacks their files."""
+    """Build a case of fidelity with spoilt times of public sources and a clone that lacks their files."""
     (folder / "clone" / "src" / "nkilib_src" / "nkilib").mkdir(parents=True)
     entry = {
         "kernel": "attention_cte",
@@ -309,7 +309,7 @@ def sources(draw: random.Random, folder: Path) -> Case:
 
 
 def measurements(draw: random.Random, folder: Path) -> Case:
-    """fidelity, with a spoilt file of measurements, or one that its output names."""
+    """Build a case of fidelity with a spoilt file of measurements, or one that its output names."""
     sound = [{
         "id": "a", "family": "matmul", "kernel": "nki matmul", "shapes": "M=128 K=128 N=512", "dtype": "bf16",
         "target": "trn2", "instance": "trn2", "cores": 1, "latency_us": 10.0, "measured": "latency", "source": "a page",

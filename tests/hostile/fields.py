@@ -30,7 +30,7 @@ ROPE = (
 
 
 def spoilt(sound: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Copies of a config in which one field is absent or has a value of `VALUES`; and what that field is called."""
+    """Yield the name of a changed field and a copy of a config in which it is absent or one of `VALUES`."""
     paths = [*_list_paths(sound), *((name,) for name in OTHERS if name not in sound)]
     paths += [("rope_parameters", name) for name in ROPE if name not in sound.get("rope_parameters", ROPE)]
     for path in paths:

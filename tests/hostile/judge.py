@@ -41,7 +41,7 @@ class Outcome:
 
 
 def run(case: Case, folder: Path) -> Outcome:
-    """The outcome of a case whose files stand in `folder`."""
+    """Run a case whose files are in `folder` and return its outcome."""
     with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as printed:
         child = os.fork()
         if not child:
@@ -52,7 +52,7 @@ def run(case: Case, folder: Path) -> Outcome:
 
 
 def _mapped_bytes() -> int:
-    """The address space of this process, which it has from the one that started it: a test worker's may be large."""
+    """Return the address space of this process, inherited from its parent: a test worker's may be large."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
@@ -85,7 +85,7 @@ def _become(case: Case, folder: Path, stdout: int, stderr: int) -> None:
 
 
 def contents(folder: Path) -> dict[str, object]:
-    """Every file below a folder with what it holds, so that two states of the folder can be compared."""
+    """Read every file below a folder, so that two states of the folder can be compared."""
     entries: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         mode = path.lstat().st_mode

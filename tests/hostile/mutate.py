@@ -30,7 +30,7 @@ _PLACEHOLDER = "a literal stands here"
 
 
 def value(draw: random.Random) -> Any:
-    """A value that a JSON document may hold in a place where another one belongs."""
+    """Return a value that a JSON document may hold instead of the right one."""
     choice = draw.randrange(6)
     if choice == 0:
         return draw.choice(NUMBERS)
@@ -46,7 +46,7 @@ def value(draw: random.Random) -> Any:
 
 
 def document(draw: random.Random, tree: Any) -> bytes:
-    """A JSON document with one to three of its values changed, left out or doubled; at times not JSON at all."""
+    """Return a JSON document with one to three values changed, left out or doubled, or other text."""
     tree = copy.deepcopy(tree)
     literal = None
     for _ in range(draw.randint(1, 3)):
@@ -73,7 +73,7 @@ def document(draw: random.Random, tree: Any) -> bytes:
 
 
 def _somewhere(draw: random.Random, tree: Any) -> tuple[Any, Any]:
-    """A random entry of a document, as the object or list that holds it and its key there."""
+    """Return a random entry of a document: the object or list that contains it, and its key."""
     parent, key, inner = None, None, tree
     while isinstance(inner, (dict, list)) and inner:
         if parent is not None and draw.random() < 0.3:
@@ -85,7 +85,7 @@ def _somewhere(draw: random.Random, tree: Any) -> tuple[Any, Any]:
 
 
 def content(draw: random.Random, raw: bytes) -> bytes:
-    """Bytes that were cut, lengthened, doubled or flipped somewhere."""
+    """Return bytes after a random cut, insertion, doubling or flip."""
     offset = draw.randrange(len(raw) + 1)
     how = draw.randrange(6)
     if how == 0:
@@ -106,7 +106,7 @@ def content(draw: random.Random, raw: bytes) -> bytes:
 
 
 def safetensors(draw: random.Random, raw: bytes) -> bytes:
-    """A .safetensors file with a changed header, a wrong length of it, or other bytes."""
+    """Return a .safetensors file with a changed header, a wrong length of it, or other bytes."""
     how = draw.randrange(6)
     if how == 0:
         return content(draw, raw)
@@ -143,7 +143,7 @@ def safetensors(draw: random.Random, raw: bytes) -> bytes:
 
 
 def source(draw: random.Random, text: str) -> bytes:
-    """A Python file with an expression too long or too deep, a changed word, or other bytes."""
+    """Return a Python file with an expression too long or too deep, a changed word, or other bytes."""
     how = draw.randrange(5)
     if how == 0:
         return content(draw, text.encode())

@@ -22,7 +22,7 @@ Writer = Callable[..., Path]
 
 @pytest.fixture
 def write_model(tmp_path: Path) -> Writer:
-    """Writes a model folder: `write_model(seed=…, dtype=…, field=value, …)`; a field of None is left out."""
+    """Return a writer of model folders: `write_model(seed=…, field=value, …)` leaves out a field of None."""
 
     def write(seed: int = 0, dtype: Any = np.float32, name: str = "model", **changes: Any) -> Path:
         return write_folder(tmp_path / name, seed, dtype, **changes)
@@ -32,25 +32,25 @@ def write_model(tmp_path: Path) -> Writer:
 
 @pytest.fixture(scope="session")
 def random_weights() -> Callable[..., Weights]:
-    """`random_weights(seed=0, field=value, …)`: the weights that `write_model` writes for the same arguments."""
+    """Return `random_weights(seed=0, field=value, …)`: the weights of `write_model` for these arguments."""
     return lambda seed=0, **changes: folders.random_weights({**TINY, **changes}, seed)
 
 
 @pytest.fixture(scope="session")
 def byte_tokenizer() -> Callable[..., tokenizers.Tokenizer]:
-    """`byte_tokenizer(vocabulary=259, add_bos=True)`: the tokenizer that `write_model` writes."""
+    """Return `byte_tokenizer(vocabulary=259, add_bos=True)`: the tokenizer that `write_model` writes."""
     return folders.byte_tokenizer
 
 
 @pytest.fixture(scope="session")
 def default_model() -> Path:
-    """The model that the project ships."""
+    """Return the model that the project ships."""
     return PRETRAINED
 
 
 @pytest.fixture(scope="session")
 def transformers_llama() -> ModuleType:
-    """transformers' Llama module."""
+    """Import transformers' Llama module."""
     pytest.importorskip("torch", reason="torch is an extra of development (dev)")
     pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
     from transformers.models.llama import modeling_llama
@@ -63,7 +63,7 @@ WAYS = {"eager": {"replay": False}, "replay": {}, "exact replay": {"exact": True
 
 @pytest.fixture(params=WAYS)
 def simulated(request: pytest.FixtureRequest) -> Iterator[Callable[[str, int], SimulatedDevice]]:
-    """`simulated(target, ranks)`: ranks that compute; a test that asks for them runs once in every way of launching."""
+    """Yield `simulated(target, ranks)`, which makes computing ranks; tests run once for each way of launching."""
     devices: list[SimulatedDevice] = []
 
     def made(target: str, ranks: int) -> SimulatedDevice:

@@ -23,7 +23,7 @@ ARCHITECTURES = {
 
 
 def family_config(family: str, seed: int = 0) -> dict[str, Any]:
-    """The fields of a config.json, with room for the tokenizer's ids in the vocabulary."""
+    """Return the fields of a config.json, with room for the tokenizer's ids in the vocabulary."""
     architecture = ARCHITECTURES[family]
     (model_type,) = (name for name, row in FAMILIES.items() if row.architecture == architecture)
     fields = drawn(family, seed) | {"architectures": [architecture], "model_type": model_type}

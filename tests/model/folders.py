@@ -41,7 +41,7 @@ Weights = dict[str, np.ndarray]
 
 
 def random_weights(config: dict[str, Any], seed: int = 0) -> Weights:
-    """Weights under the names of Hugging Face's Llama, scaled so that attention and logits are far from uniform."""
+    """Return weights of Hugging Face's Llama, scaled so that attention and logits are far from uniform."""
     generator = np.random.default_rng(seed)
     hidden, width, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     heads = config["num_attention_heads"]
@@ -75,7 +75,7 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> Weights:
 
 
 def byte_tokenizer(vocabulary: int = 259, add_bos: bool = True) -> tokenizers.Tokenizer:
-    """A tokenizer of 3 special tokens and the 256 bytes: every character outside ASCII takes several tokens."""
+    """Return a tokenizer of 3 special tokens and 256 bytes: characters outside ASCII take several tokens."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: number for number, token in enumerate(["<unk>", "<s>", "</s>", *alphabet])}
     vocab |= {f"extra{number}": number for number in range(len(vocab), vocabulary)}

@@ -20,7 +20,7 @@ _CLASSES = {"GPT2": "GPT2LMHeadModel"}
 
 
 def random_model(family: str, fields: dict[str, Any], seed: int) -> Any:
-    """A model of transformers with random weights, in float32; every tensor is far from its initial zeros and ones."""
+    """Return a float32 model of transformers whose random weights are far from initial zeros and ones."""
     import torch
     import transformers
 
@@ -69,7 +69,7 @@ class Oracle:
 
     @lru_cache(maxsize=2)  # noqa: B019 - an oracle lives as long as its bounds
     def bound(self, dtype: str = "float32") -> float:
-        """Twice the most that a dtype costs transformers, over all tokens and over several orders of its sums.
+        """Return twice the largest error of a dtype in transformers, over all tokens and several orders of sums.
 
         Where scores amplify, one error of a token is a number of any size between nothing and its spread, so that the
         ratio of two programs' errors has no bound. The largest of many such errors is one of their spread.
@@ -86,7 +86,7 @@ class Oracle:
 
 
 def _logits(model: Any, ids: Sequence[int]) -> np.ndarray:
-    """After each token, in float64."""
+    """Return the logits after each token, in float64."""
     import torch
 
     with torch.no_grad():
@@ -109,11 +109,11 @@ _TABLES = ("embed_tokens.weight", "wte.weight", "embeddings.weight")
 
 
 def reordered(weights: dict[str, Any], seed: int) -> dict[str, Any]:
-    """The same function with the hidden dimensions in another order, so every sum over them is taken differently."""
+    """Return weights of the same function with the hidden dimensions, and so the sums, in another order."""
     import torch
 
     def hidden_axis(name: str) -> int | None:
-        """The axis along which a tensor has the hidden dimensions; of conv2, which has two, the first."""
+        """Return the axis of a tensor's hidden dimensions; of conv2, which has two, the first."""
         *_, module, leaf = name.split(".")
         if module in ("c_attn", "c_fc"):  # stored [in, out]
             return 0 if leaf == "weight" else None
@@ -146,7 +146,7 @@ def reordered(weights: dict[str, Any], seed: int) -> dict[str, Any]:
 
 @contextmanager
 def _exact(model: Any) -> Iterator[Any]:
-    """The same model with float64 wherever transformers asks for float32."""
+    """Yield the same model with float64 wherever transformers asks for float32."""
     import torch
     from torch.overrides import TorchFunctionMode
 

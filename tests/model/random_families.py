@@ -30,7 +30,7 @@ _BIASED_MLP = {"Llama", "SmolLM3", "Granite"}
 
 
 def drawn(family: str, seed: int) -> dict[str, Any]:
-    """The fields of a config of a transformers family; equal seeds give equal fields."""
+    """Return the fields of a config of a transformers family; equal seeds give equal fields."""
     draw = random.Random(f"{family} {seed}")
     if family == "GPT2":
         return _gpt2(draw)
@@ -105,7 +105,7 @@ def drawn(family: str, seed: int) -> dict[str, Any]:
 
 
 def drawn_ids(fields: dict[str, Any], seed: int) -> tuple[list[int], int]:
-    """Tokens for such a config, and how many of them are the prompt."""
+    """Return tokens for a drawn config, and how many of them are the prompt."""
     draw = random.Random(seed)
     ids = [draw.randrange(3, fields["vocab_size"]) for _ in range(draw.randint(4, 48))]
     return ids, len(ids) - 3
@@ -130,7 +130,7 @@ def _gpt2(draw: random.Random) -> dict[str, Any]:
 
 
 def _rope(draw: random.Random, width: int, rope_types: tuple[str, ...] = _ROPES) -> dict[str, Any]:
-    """Rotations of the first `width` elements of a head."""
+    """Return fields of rotations of the first `width` elements of a head."""
     rope_type = draw.choice(rope_types)
     rope: dict[str, Any] = {"rope_type": rope_type, "rope_theta": draw.choice((100.0, 1e4, 1e6))}
     if rope_type != "default":
@@ -146,7 +146,7 @@ def _rope(draw: random.Random, width: int, rope_types: tuple[str, ...] = _ROPES)
 
 
 def _windows(draw: random.Random, family: str, layers: int) -> dict[str, Any]:
-    """A window, often shorter than the prompt, in some or all layers, where a family has one."""
+    """Return the fields of a window, often shorter than the prompt, in some or all layers."""
     window = draw.choice((1, 2, 5, 9, 40))
     layer_types = [draw.choice(("full_attention", "sliding_attention")) for _ in range(layers)]
     if family in ("Mistral", "Ministral3", "Phi3"):

@@ -11,7 +11,7 @@ from model.layers.shard import Shard, even_span
 def reordered(
     config: ModelConfig, weights: dict[str, np.ndarray], seed: int, ranks: int = 1
 ) -> dict[str, np.ndarray]:
-    """The same function with the hidden and the MLP dimensions in another order, so every sum is taken differently.
+    """Return weights of the same function with the hidden and the MLP dimensions in another order.
 
     What one of `ranks` ranks holds of the MLP dimension stays there: partial sums over it are rounded.
     """

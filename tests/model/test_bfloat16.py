@@ -60,7 +60,7 @@ def root_mean_square(values: np.ndarray) -> float:
 
 
 def story(config: ModelConfig, weights: Weights, folder: Path, count: int) -> list[int]:
-    """`count` tokens of running text: the greedy continuation in float32."""
+    """Return `count` tokens of running text: the greedy continuation in float32."""
     ids = Tokenizer(folder, config.vocab_size).encode("Once upon a time")
     model = ReferenceModel(config, weights)
     step = model.prefill([ids])[0]
@@ -176,7 +176,7 @@ def trained(name: str, request: pytest.FixtureRequest) -> tuple[Path, ModelConfi
 
 
 def cost_and_difference(config: ModelConfig, weights: Weights, ids: list[int], prompt: int, ranks: int):
-    """What bfloat16 costs the reference, the kernels' difference from it, its margins, and where choices differ."""
+    """Return the cost of bfloat16, the kernels' difference, the margins, and where choices differ."""
     wide = logits_of(ReferenceModel(config, weights), ids, prompt)
     plain = logits_of(ReferenceModel(config, weights, "bfloat16", ranks=ranks), ids, prompt)
     computed = logits_of(kernel_model(config, weights, cores(ranks), len(ids)), ids, prompt)

@@ -40,7 +40,7 @@ formats = pytest.mark.parametrize("name", CACHE_FORMATS)
 
 
 def stored_and_used(name: str, array: str, rows: np.ndarray) -> np.ndarray:
-    """Rows [heads, tokens, dim] as they come back from a cache of a format."""
+    """Return rows [heads, tokens, dim] after a cache of a format has stored and read them."""
     format = CACHE_FORMATS[name]
     if format.scale is None:
         return rows.astype(format.dtype or rows.dtype).astype(np.float32)
@@ -54,7 +54,7 @@ def stored_and_used(name: str, array: str, rows: np.ndarray) -> np.ndarray:
 
 @pytest.fixture
 def model(write_model, random_weights, byte_tokenizer):
-    """A folder of a model whose keys and values have random weights."""
+    """Write a model whose keys and values have random weights and return its folder."""
     folder = write_model()
     safetensors.numpy.save_file(random_weights(), folder / "model.safetensors")
     byte_tokenizer().save(str(folder / "tokenizer.json"))

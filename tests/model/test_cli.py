@@ -37,13 +37,13 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def only_progress(err: str) -> bool:
-    """Whether stderr has nothing but the lines of progress that a slow machine gets."""
+    """Return whether stderr has only the lines of progress that a slow machine gets."""
     pattern = r"[\w ]+: (layer )?\d+ of \d+( done)?|plan of \S+: dry runs of its kernels"
     return all(re.fullmatch(pattern, line) for line in err.splitlines())
 
 
 def refused(capsys, *arguments: str) -> str:
-    """The one line that a refused command prints."""
+    """Run a command that is refused and return the one line that it prints."""
     try:
         status = main(["generate", *arguments])
     except SystemExit as left:

@@ -32,7 +32,7 @@ CACHE = 64
 
 @cache
 def oracle(name: str) -> Oracle:
-    """transformers after the prompt and after every later token."""
+    """Return the oracle of a tiny model: transformers after the prompt and after every later token."""
     return Oracle(tiny_model(name), IDS, PROMPT)
 
 
@@ -45,7 +45,7 @@ def logits_of(
 
 
 def assert_equal(model: ReferenceModel | KernelModel, oracle: Oracle) -> None:
-    """Logits within the bound, so the same choices wherever the best two lie further apart; steps as at once."""
+    """Check that logits are within the bound and choices equal beyond it, in steps as in one prompt."""
     wanted, bound = oracle.logits, oracle.bound()
     logits = logits_of(model, oracle.ids, oracle.prompt)
     assert np.abs(logits - wanted).max() <= bound

@@ -90,12 +90,12 @@ def pretrained() -> Model:
 
 @pytest.fixture(params=deep_except([1, 2, 3], [3]))
 def small(write_model, request: pytest.FixtureRequest) -> Model:
-    """301 tokens do not divide by the ranks."""
+    """Return a model whose vocabulary of 301 tokens does not divide by the ranks."""
     return Model(write_model(vocab_size=301), request.param)
 
 
 def options(random: np.random.Generator, size: int, most: int, adjusts: bool) -> RowSampling:
-    """A row that the device serves."""
+    """Return a row that the device serves."""
     biased, penalised = (random.random(2) < 0.5) & adjusts
     return RowSampling(
         float(random.random(dtype=np.float32)),
@@ -114,7 +114,7 @@ def options(random: np.random.Generator, size: int, most: int, adjusts: bool) ->
 
 
 def near_an_edge(logits: np.ndarray, row: RowSampling) -> bool:
-    """Whether rounding of exp and of sums may decide the draw: by 2 units in the last place of each of K terms."""
+    """Return whether rounding may decide a draw: 2 units in the last place for each of K terms."""
     wide = logits.astype(np.float32) if row.bias is None else logits + row.bias
     if row.output_counts is not None:
         assert row.prompt_counts is not None

@@ -28,7 +28,7 @@ IDS = np.random.default_rng(3).integers(3, 151, 14).tolist()
 def inside(
     model: Any, dtype: Any
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
-    """Of the last token: residuals after each layer, attention of each layer, probabilities, routers' probabilities."""
+    """Return the last token's residuals and attention of each layer, its probabilities and its routers'."""
     residuals: list[np.ndarray] = []
     hooks = [
         layer.register_forward_hook(

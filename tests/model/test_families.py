@@ -36,7 +36,7 @@ QWEN3 |= {projection: f"mlp.{projection}_proj" for projection in ("gate", "up", 
 
 @pytest.fixture
 def toy(monkeypatch, tmp_path, byte_tokenizer) -> Path:
-    """A folder of the toy family, whose row is in the registry."""
+    """Write a folder of the toy family and add the family to the registry."""
     monkeypatch.setitem(FAMILIES, "toy", Family("tests.model.toy_family", "toy", "ToyForCausalLM"))
     (tmp_path / "config.json").write_text(
         json.dumps({"architectures": ["ToyForCausalLM"], "model_type": "toy", **SIZES})
@@ -114,7 +114,7 @@ def test_its_kernels_compute_its_reference(toy, simulated, ranks) -> None:
 
 
 def shuffled(weights: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-    """The same function with the hidden dimensions in another order."""
+    """Return the same function with the hidden dimensions in another order."""
     order = np.random.default_rng(seed).permutation(SIZES["h"])
     last = {"o", "down", "weight"}
     heads = ("qn.weight", "kn.weight")

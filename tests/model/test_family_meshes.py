@@ -46,7 +46,7 @@ def pairs() -> set[tuple[str, Mesh]]:
 
 
 def steps(model: ReferenceModel | KernelModel) -> list[StepOutput]:
-    """A step of prompts of different lengths, and one of a token each."""
+    """Run a step of prompts of different lengths and a step of one token for each sequence."""
     return [*model.prefill(PROMPTS), *model.decode(NEXT, [len(prompt) for prompt in PROMPTS])]
 
 

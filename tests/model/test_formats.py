@@ -34,7 +34,7 @@ SHAPES = [(127, 96), (128, 128), (129, 160), (1, 32)]
 
 
 def numbers(shape: tuple[int, int], seed: int = 1) -> np.ndarray:
-    """Numbers of very different magnitudes."""
+    """Return numbers of very different magnitudes."""
     random = np.random.default_rng(seed)
     return (random.normal(size=shape) * np.exp2(random.integers(-8, 9, (shape[0], 1)))).astype(np.float32)
 

@@ -15,12 +15,12 @@ PROMPT = "Once upon a time"
 
 @pytest.fixture
 def tiny(write_model) -> str:
-    """A model with a context of 64 positions and no end token."""
+    """Return a model with a context of 64 positions and no end token."""
     return str(write_model(eos_token_id=None, max_position_embeddings=64))
 
 
 def generate(capsys, *words: str) -> tuple[str, str]:
-    """What `nkw generate` prints on stdout and stderr."""
+    """Run `nkw generate` and return what it prints on stdout and stderr."""
     assert main(["generate", "--prompt", PROMPT, *words]) == 0
     captured = capsys.readouterr()
     return captured.out, captured.err

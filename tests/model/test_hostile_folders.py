@@ -28,7 +28,7 @@ LONGEST = 1000
 
 
 def describe_refusal(action: Callable[[], object]) -> str:
-    """The sentence that refuses `action`; "" where it is carried out. Anything but a ModelError fails the test."""
+    """Return the message of the ModelError that `action` raises, or "" if it raises none."""
     try:
         action()
     except ModelError as error:
@@ -57,7 +57,7 @@ def planned(path: Path) -> None:
 
 
 def check_configs(folder: Path, configs: Iterable[tuple[str, dict[str, Any]]]) -> None:
-    """Both outcomes have to come up: a check that refuses all, or takes all, sees nothing."""
+    """Check that random configs are refused or accepted, and that both outcomes occur."""
     outcomes = set()
     for label, config in configs:
         (folder / "config.json").write_text(json.dumps(config))
@@ -99,7 +99,7 @@ def test_every_wrong_field_of_generation_config_is_refused_in_one_sentence(tmp_p
 
 @pytest.fixture
 def namespace() -> Callable[[Path], Any]:
-    """The options of a command that says nothing about sampling."""
+    """Return the options of a command that says nothing about sampling."""
     from argparse import Namespace
 
     values = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "logprobs", "structured_outputs"))

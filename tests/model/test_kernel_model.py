@@ -33,7 +33,7 @@ def logits_of(model, ids: list[int]) -> np.ndarray:
 
 
 def noise(config: ModelConfig, weights: dict[str, np.ndarray], wanted: np.ndarray) -> float:
-    """What the order of float32 sums alone does to the logits: the largest change over 8 reorderings."""
+    """Return the largest change of the logits over 8 orders of the float32 sums."""
     reordered_logits = [
         logits_of(ReferenceModel(config, reordered(config, weights, seed)), IDS) for seed in range(8)
     ]

@@ -31,13 +31,13 @@ STACKS = ("gate_up_proj", "down_proj")
 
 
 def element(code: int) -> float:
-    """By the format's fields: a sign, two bits of exponent with a bias of 1, one of mantissa."""
+    """Decode a code by its fields: a sign, two bits of exponent with a bias of 1, one of mantissa."""
     sign, exponent, mantissa = -1.0 if code & 8 else 1.0, code >> 1 & 3, code & 1
     return sign * (mantissa / 2 if exponent == 0 else (1 + mantissa / 2) * 2.0 ** (exponent - 1))
 
 
 def weight_of(blocks: np.ndarray, scales: np.ndarray) -> QuantisedWeight:
-    """A weight [in, out] in its stored tensors."""
+    """Return a weight [in, out] in its stored tensors."""
     tensors = {"elements": blocks, "scales": scales}
     shape = (len(scales), 32 * scales.shape[1])
     return QuantisedWeight.from_tensors(Mx(), tensors, shape, np.dtype(ml_dtypes.bfloat16)).T
@@ -76,7 +76,7 @@ def test_a_tensor_is_widened_as_transformers_does() -> None:
 
 
 def packed_and_plain(shape: tuple[int, int, int], seed: int) -> tuple[np.ndarray, np.ndarray, Any]:
-    """Random blocks and scales of a stack [experts, in, out], and the stack."""
+    """Return random blocks and scales of a stack [experts, in, out], and the stack."""
     experts, inputs, outputs = shape
     random = np.random.default_rng(seed)
     blocks = random.integers(0, 256, (experts, outputs, inputs // 32, 16), np.uint8)
@@ -87,7 +87,7 @@ def packed_and_plain(shape: tuple[int, int, int], seed: int) -> tuple[np.ndarray
 
 @cache
 def written() -> tuple[Any, dict[str, Any]]:
-    """A model of transformers whose experts have values of MXFP4, and the tensors of its published form."""
+    """Return a model of transformers with experts of MXFP4 values, and its published tensors."""
     fields = dict(hidden_size=64, intermediate_size=96, head_dim=12, num_local_experts=4)
     fields |= dict(num_experts_per_tok=2, sliding_window=5, num_hidden_layers=2)
     model = random_model("GptOss", {**COMMON, **fields}, 11)

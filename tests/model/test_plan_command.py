@@ -27,7 +27,7 @@ def printed(capsys, *arguments: str, status: int = 0) -> str:
 
 
 def refused(capsys, *arguments: str, command: str = "plan") -> str:
-    """The one line that a refused command prints."""
+    """Run a command that is refused and return the one line that it prints."""
     try:
         status = main([command, *arguments])
     except SystemExit as left:
@@ -41,7 +41,7 @@ def refused(capsys, *arguments: str, command: str = "plan") -> str:
 
 @pytest.fixture
 def small(tmp_path, monkeypatch) -> str:
-    """A config under a short name, so that lines have the length they have for a user."""
+    """Write a config under a short name, so that lines have the length they have for a user."""
     tiny(tmp_path)
     monkeypatch.chdir(tmp_path)
     return "config.json"

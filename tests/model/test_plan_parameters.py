@@ -48,7 +48,7 @@ NOT_COMPUTED = "sparse activations or alternating updates of several hidden stat
 
 
 def changed(folder: Path, name: str, **changes: Any) -> Path:
-    """A published config with some fields changed; None leaves one out."""
+    """Return a published config with some fields changed; None leaves one out."""
     fields = {key: value for key, value in {**config(name), **changes}.items() if value is not None}
     return written(folder, fields)
 

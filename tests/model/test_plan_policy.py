@@ -65,7 +65,7 @@ def question(name: str, batch: int = 8, level: ServiceLevel = ANY, **changes: An
 
 
 def choose_for_traffic(name: str, level: ServiceLevel, batch: int) -> tuple[int, int]:
-    """The ranks and groups that traffic chooses for prompts of 512 tokens and 128 generated ones."""
+    """Return the ranks and groups that traffic chooses for prompts of 512 tokens and 128 generated ones."""
     offered = draw_poisson_arrivals(
         draw_queries(20, Lengths("constant", 512), Lengths("constant", 128), None, np.random.default_rng(1)),
         1.0,
@@ -78,7 +78,7 @@ def choose_for_traffic(name: str, level: ServiceLevel, batch: int) -> tuple[int,
 
 
 def check_one_answer(name: str, level: ServiceLevel, batch: int) -> None:
-    """A plan, the first row of its table of meshes, and traffic have the same mesh."""
+    """Check that a plan, the first row of its table of meshes, and traffic have the same mesh."""
     request = Request("trn2.48xlarge", batch=batch, prompt=512, generate=128, dtype="bfloat16", level=level)
     plan = make_plan(model(name), request)
     shape = plan.placement.shape

@@ -70,7 +70,7 @@ def find(rate: float, *names: str, batch: int | None = None, **changes: Any) -> 
 
 
 def make_offer(rate: float = 3.0, level: ServiceLevel = ANY, **changes: Any) -> Offer:
-    """8 slots, prompts of 100 ms and 100 steps of 7 ms: a cycle of 1.5 s, so 5.33 requests/s of a copy."""
+    """Return an offer of 8 slots whose cycle is 1.5 s: prompts of 100 ms, 100 steps of 7 ms, 5.33 requests/s."""
     offer = Offer(
         *(Load(rate, 512, 101, level), find_instance("trn2.48xlarge"), 2, MeshShape(8), 4, 8),
         *(Served(Time.exact(99e6), 1e6), Served(Time.exact(6e6), 1e6), True, Price(36.0)),
@@ -364,7 +364,7 @@ def test_a_price_is_taken_for_one_instance(small, capsys) -> None:
 
 
 def script_words(script: str, command: str) -> list[str]:
-    """The words of a command of a script after the shell has read them; the model is `MODEL`."""
+    """Return the words of a command of a script after the shell has read them; the model is `MODEL`."""
     start = next(index for index, line in enumerate(script.splitlines()) if line.strip().startswith(command))
     lines = script.splitlines()[start:]
     end = next(index for index, line in enumerate(lines) if not line.endswith("\\"))

@@ -20,7 +20,7 @@ def test_the_option_names_every_record() -> None:
 
 @pytest.fixture
 def rooflines(tmp_path, monkeypatch) -> str:
-    """A config without kernels, whose plan takes no dry runs."""
+    """Return a config without kernels, whose plan takes no dry runs."""
     tiny(tmp_path, **GEMMA3N)
     monkeypatch.chdir(tmp_path)
     return "config.json"

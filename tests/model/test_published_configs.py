@@ -47,7 +47,7 @@ ONE_OF_EACH = [
 
 
 def rank_of(config: ModelConfig, tp: int, dtype: np.dtype) -> RankWeights:
-    """Weights of one rank that have shapes and no memory."""
+    """Return weights of one rank that have shapes and no memory."""
     shard = Shard(0, tp)
     arrays = {
         weight.name: np.broadcast_to(dtype.type(0), weight.shape(shard)) for weight in compose(config).weights
@@ -56,7 +56,7 @@ def rank_of(config: ModelConfig, tp: int, dtype: np.dtype) -> RankWeights:
 
 
 def launched(config: ModelConfig, target: str, tp: int, dtype: str, prompt: int, context: int):
-    """The predicted first token and last step of a model on a device that plans rank 0, in ns."""
+    """Return the predicted first token and last step of a model on a device that plans rank 0, in ns."""
     device = DryDevice(target, tp, one_for_all=True)
     weights = rank_of(config, tp, np.dtype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16))
     model = KernelModel(config, [weights], device, bucket_length(context, context))
@@ -69,7 +69,7 @@ def launched(config: ModelConfig, target: str, tp: int, dtype: str, prompt: int,
 
 
 def equal(times: tuple[float, float], *planned: PassTime) -> None:
-    """The launches take what the plan says, which counts a launch as no shorter than its work.
+    """Check that launches take what the plan says, which counts a launch as no shorter than its work.
 
     Those of routed experts are planned from launches of fewer ones.
     """

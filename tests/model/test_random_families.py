@@ -19,7 +19,7 @@ pytest.importorskip("transformers", reason="transformers is an extra of developm
 
 
 def oracle_of(family: str, seed: int, folder: Path) -> Oracle:
-    """The oracle of a draw, whose model is written into a folder."""
+    """Return the oracle of a draw, whose model is written into a folder."""
     fields = drawn(family, seed)
     model = random_model(family, fields, seed)
     model.save_pretrained(folder)

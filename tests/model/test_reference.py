@@ -49,7 +49,7 @@ def reference(folder: Path) -> ReferenceModel:
 
 
 def stepwise_logits(model: ReferenceModel, ids: list[int], prompt: int) -> np.ndarray:
-    """Logits after the prompt and after every later token, computed with the cache."""
+    """Return logits after the prompt and after every later token, computed with the cache."""
     rows = [model.prefill([ids[:prompt]])[0].logits]
     rows += [model.decode([ids[position]], [position])[0].logits for position in range(prompt, len(ids))]
     return np.stack(rows)

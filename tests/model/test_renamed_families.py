@@ -35,7 +35,7 @@ def write(folder: Path, fields: dict[str, Any], **changes: Any) -> Path:
 
 
 def experts(folder: Path) -> list[bool]:
-    """Whether each layer has experts."""
+    """Return whether each layer has experts."""
     return [isinstance(block.mlp, Experts) for block in read_config(folder).blocks]
 
 

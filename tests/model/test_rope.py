@@ -32,7 +32,7 @@ POSITIONS = 256
 
 
 def angle_bound(inverse: np.ndarray, positions: int) -> np.ndarray:
-    """How far two float32 computations of one angle may lie apart.
+    """Return the largest difference of two float32 computations of one angle.
 
     Each frequency is theta to some power, inverted and rescaled: at most eight float32 roundings on transformers' side
     (pow, its exponent, reciprocal, wavelength, ramp, two products, sum), one on ours; then one product with the

@@ -38,7 +38,7 @@ FLOAT32, BFLOAT16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 
 
 def element(code: int) -> float:
-    """By the format's fields: a sign, four bits of exponent with a bias of 7, three of mantissa; 127 is no number."""
+    """Decode a code by its fields: a sign, four bits of exponent (bias 7), three of mantissa; 127 is NaN."""
     sign, exponent, mantissa = -1.0 if code & 128 else 1.0, code >> 3 & 15, code & 7
     if code & 127 == 127:
         return np.nan
@@ -46,12 +46,12 @@ def element(code: int) -> float:
 
 
 def spread(scales: np.ndarray, rows: int, columns: int, shape: tuple[int, int]) -> np.ndarray:
-    """The scale of every element of a tensor [out, in]."""
+    """Return the scale of every element of a tensor [out, in]."""
     return np.kron(scales, np.ones((rows, columns)))[: shape[0], : shape[1]]
 
 
 def coded(shape: tuple[int, int], seed: int) -> np.ndarray:
-    """Random numbers of eight bits."""
+    """Return random numbers of eight bits."""
     codes = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
     codes[codes & 127 == 127] = 0
     return codes.view(ELEMENT)
@@ -64,7 +64,7 @@ def scales_of(shape: tuple[int, int], seed: int) -> np.ndarray:
 def weight_of(
     elements: np.ndarray, scales: np.ndarray, format: Scaled, dtype: np.dtype = FLOAT32
 ) -> QuantisedWeight:
-    """A weight in its stored tensors."""
+    """Return a weight of stored tensors."""
     tensors = {"elements": elements, "scales": scales}
     return QuantisedWeight.from_tensors(format, tensors, elements.shape, dtype)
 
@@ -163,7 +163,7 @@ SCHEMES: dict[str, tuple[dict[str, Any], Scaled, str]] = {
 def quantised(
     tensors: dict[str, np.ndarray], scheme: str, plain_dtype: np.dtype, scale_dtype: np.dtype
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Tensors with those of projections in eight bits, and the numbers that they stand for."""
+    """Return tensors with projections in eight bits, and the numbers that they stand for."""
     _, block, suffix = SCHEMES[scheme]
     stored: dict[str, np.ndarray] = {}
     plain: dict[str, np.ndarray] = {}
@@ -194,7 +194,7 @@ def quantised(
 def write(
     folder: Path, name: str, scheme: str = "blocks", scale_dtype: np.dtype = FLOAT32
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """A quantised folder of a tiny model: the tensors that it holds, and the numbers that they stand for."""
+    """Write a quantised folder of a tiny model; return its tensors and the numbers that they stand for."""
     write_tiny(folder, name)
     return quantise(folder, scheme, scale_dtype)
 
@@ -202,7 +202,7 @@ def write(
 def quantise(
     folder: Path, scheme: str = "blocks", scale_dtype: np.dtype = FLOAT32
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The same of a folder that is there."""
+    """Replace a folder's weights by quantised ones; return its tensors and the numbers they stand for."""
     stored, plain = quantised(safetensors.numpy.load_file(folder / FILE), scheme, BFLOAT16, scale_dtype)
     save(folder, stored)
     configure(folder, dtype="bfloat16", quantization_config=SCHEMES[scheme][0])
@@ -210,7 +210,7 @@ def quantise(
 
 
 def configure(folder: Path, **changes: Any) -> None:
-    """Change fields of a folder's config.json."""
+    """Set fields of a folder's config.json."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
@@ -339,7 +339,7 @@ NORM = "model.layers.1.input_layernorm.weight"
 
 
 def changed(change: Callable[[dict[str, np.ndarray]], object], folder: Path) -> str:
-    """What opening a folder says whose tensors are changed."""
+    """Return the refusal of a folder whose tensors are changed."""
     tensors, _ = write(folder, "llama with longrope")
     open_checkpoint(folder, load_config(folder))
     change(tensors)

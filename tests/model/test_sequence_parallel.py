@@ -42,7 +42,7 @@ def model_of(
 
 
 def allowed(config: ModelConfig, weights: dict[str, np.ndarray], ids: list[int]) -> float:
-    """Four times what the order of float32 sums does to the logits, as in test_kernel_model."""
+    """Return four times what the order of float32 sums does to the logits, as in test_kernel_model."""
     wanted = ReferenceModel(config, weights).prefill([ids])[0].logits
     reordered_models = (ReferenceModel(config, reordered(config, weights, seed)) for seed in range(8))
     return 4 * max(float(np.abs(other.prefill([ids])[0].logits - wanted).max()) for other in reordered_models)

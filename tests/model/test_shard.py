@@ -23,7 +23,7 @@ from model.loading.weights import check_ranks
 
 
 def counted(rows: int, columns: int, dtype=np.float32) -> np.ndarray:
-    """A weight [out, in] in which every element is different."""
+    """Return a weight [out, in] in which every element is different."""
     return np.arange(rows * columns).reshape(rows, columns).astype(dtype)
 
 

@@ -21,7 +21,7 @@ MOST_BYTES = 10 * 10**6
 
 
 def continued(folder: Path) -> str:
-    """What the numpy reference writes behind the prompt, greedily."""
+    """Return what the numpy reference writes behind the prompt, greedily."""
     config = load_config(folder)
     tokenizer, model = (
         Tokenizer(folder, config.vocab_size),

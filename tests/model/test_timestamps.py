@@ -36,12 +36,12 @@ TIMED: dict[str, Any] = FIELDS_TIMED | dict(
 
 
 def timed(folder: Path, seed: int, **changes: Any) -> Path:
-    """A Whisper whose vocabulary ends with 21 times: of a window of 0.4 s."""
+    """Return a Whisper whose vocabulary ends with 21 times: of a window of 0.4 s."""
     return write_whisper(folder, seed=seed, generation=TIMED | changes, **FIELDS_TIMED)
 
 
 def sentence(random: np.random.Generator, most: int) -> list[int]:
-    """Texts between times that do not decrease, alone and in pairs, as a window may begin with."""
+    """Return texts between non-decreasing times, alone and in pairs, as a window may begin with."""
     ids, now = [], ZERO + int(random.integers(0, 3))
     while len(ids) < most:
         ids += [now] * int(random.integers(1, 3)) + list(random.integers(20, 200, random.integers(0, 4)))
@@ -146,7 +146,7 @@ def test_refuses_a_vocabulary_without_times(tmp_path: Path, changes: dict[str, A
 
 
 def by_transformers(folder: Path, samples: np.ndarray, most: int) -> list[dict[str, Any]]:
-    """The segments of transformers, which is given the spectrum."""
+    """Return the segments of transformers, which is given the spectrum."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     model = transformers.WhisperForConditionalGeneration.from_pretrained(folder, attn_implementation="eager")
     model.generation_config.forced_decoder_ids = None

@@ -25,7 +25,7 @@ TEXTS = [
 
 
 def sentencepiece_like() -> tokenizers.Tokenizer:
-    """BPE with byte fallback, as in Llama 2: a blank is written ▁, a text begins with one that decoding drops."""
+    """Return BPE with byte fallback, as in Llama 2: blanks become ▁, decoding drops a leading blank."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
     pieces += [chr(code) for code in range(ord("a"), ord("z") + 1)]
     vocab = {piece: number for number, piece in enumerate(pieces)}

@@ -27,7 +27,7 @@ WINDOW = 2 * FIELDS["max_source_positions"] * HOP
 
 
 def write_wav(path: Path, samples: np.ndarray, width: int = 2, rate: int = 16000, channels: int = 1) -> Path:
-    """Samples from -1 to 1 as whole numbers of so many bytes."""
+    """Write samples from -1 to 1 as a WAV file of integers of `width` bytes."""
     wide = np.clip(
         np.round(samples * 2.0 ** (8 * width - 1)), -(2.0 ** (8 * width - 1)), 2 ** (8 * width - 1) - 1
     )
@@ -41,7 +41,7 @@ def write_wav(path: Path, samples: np.ndarray, width: int = 2, rate: int = 16000
 
 
 def speech(seed: int, samples: int) -> np.ndarray:
-    """Tones that swell and fade, over a little noise."""
+    """Return samples of tones that swell and fade, over a little noise."""
     generator, seconds = np.random.default_rng(seed), np.arange(samples) / 16000
     tones = sum(np.sin(2 * np.pi * pitch * seconds) for pitch in generator.uniform(80, 4000, 6)) / 8
     return (tones * np.sin(3 * seconds) ** 2 + 0.01 * generator.standard_normal(samples)).astype(np.float32)
@@ -208,7 +208,7 @@ def test_suppressed_tokens_are_never_chosen() -> None:
 
 
 def expected(folder: Path, samples: np.ndarray, most: int) -> list[list[int]]:
-    """The tokens of every window, by the reference alone."""
+    """Return the tokens of every window, by the reference alone."""
     config = load_config(folder, SPEECH)
     model = ReferenceModel(config, open_checkpoint(folder, config))
     window_ids: list[list[int]] = []

@@ -27,7 +27,7 @@ PROMPT = 5
 
 @cache
 def oracle(seed: int) -> Oracle:
-    """transformers after the prompt and every later token, while it hears a spectrum of its own."""
+    """Return the oracle of the Whisper that hears the spectrum of a seed."""
     pytest.importorskip("torch", reason="torch is an extra of development (dev)")
     pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
     return Oracle(listening(spectrum(seed)), IDS, PROMPT)
@@ -35,14 +35,14 @@ def oracle(seed: int) -> Oracle:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model of every oracle."""
+    """Write the model of every oracle and return its folder."""
     folder: Path = tmp_path_factory.mktemp("whisper")
     oracle(1).model.save_pretrained(folder)
     return folder
 
 
 def assert_equal(model: Any, seed: int, dtype: str = "float32") -> None:
-    """Logits within the bound of what the dtype costs transformers."""
+    """Check that logits are within the bound of the error of the dtype in transformers."""
     wanted, bound = oracle(seed).logits, oracle(seed).bound(dtype)
     model.encode([spectrum(seed)])
     rows = [model.prefill([IDS[:PROMPT]])[0].logits]

@@ -101,7 +101,7 @@ def test_every_generation_tells_the_same_story(default_model: Path, target: str,
 
 
 def story_ids(folder: Path, count: int) -> list[int]:
-    """`count` tokens of running text: the model's own greedy continuation, by the reference."""
+    """Return `count` tokens of running text: the model's greedy continuation, by the reference."""
     config, weights, tokenizer = loaded(folder)
     model = ReferenceModel(config, weights)
     ids = tokenizer.encode(PROMPTS[0])

@@ -564,7 +564,7 @@ def each_feature(*extra_models: str, without: Sequence[str] = ()) -> list[Any]:
 
 
 def tiny_model(name: str) -> Any:
-    """A model of transformers with random weights, in float32."""
+    """Return a model of transformers with random weights, in float32."""
     family, changes = TINY[name]
     fields = {**COMMON, **changes}
     if family == "GPT2":

@@ -22,7 +22,7 @@ EPS = 1e-5
 
 
 def toy(fields: Fields) -> ModelConfig:
-    """Fields of one letter."""
+    """Read a config whose fields have one letter."""
     heads, limit = fields.count("q"), fields.count("n")
     dim = fields.count("d")
     positions = Positions(RopeParameters(10000.0), limit, dim)
@@ -38,7 +38,7 @@ def toy(fields: Fields) -> ModelConfig:
 
 
 def sparse(fields: Fields) -> ModelConfig:
-    """The same with blocks of which no layer computes the MLP."""
+    """Return the same config with blocks of which no layer computes the MLP."""
     config = toy(fields)
     return replace(
         config, blocks=tuple(replace(block, mlp=replace(block.mlp, sparse=True)) for block in config.blocks)
@@ -46,7 +46,7 @@ def sparse(fields: Fields) -> ModelConfig:
 
 
 def compose(config: ModelConfig) -> Network:
-    """Tensors with short names; the head is the table of the embedding."""
+    """Build the decoder from tensors with short names; the head is the table of the embedding."""
     hidden, vocabulary = config.hidden_size, config.vocab_size
 
     def norm(name: str, size: int = hidden) -> Norm:

@@ -42,13 +42,13 @@ GENERATION: dict[str, Any] = dict(
 
 
 def spectrum(seed: int, bands: int = FIELDS["num_mel_bins"]) -> np.ndarray:
-    """A random log-mel spectrum of a window."""
+    """Return a random log-mel spectrum of a window."""
     columns = 2 * FIELDS["max_source_positions"]
     return np.random.default_rng(seed).standard_normal((bands, columns)).astype(np.float32)
 
 
 def listening(features: np.ndarray, seed: int = 5, **changes: Any) -> Any:
-    """A model of transformers whose decoder is called with ids alone, and hears `features`."""
+    """Return a model of transformers whose decoder is called with ids alone, and hears `features`."""
     import torch
     import transformers
 

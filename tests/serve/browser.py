@@ -32,7 +32,7 @@ class Tab:
             self.call(f"{name}.enable")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """The result of a command; what happens meanwhile is noted."""
+        """Return the result of a command; record the events that arrive meanwhile."""
         self._numbers += 1
         command = {"id": self._numbers, "method": method, "params": params}
         if self._session is not None:
@@ -54,7 +54,7 @@ class Tab:
         self.until("document.readyState === 'complete'")
 
     def value(self, expression: str) -> Any:
-        """The value of an expression in the page."""
+        """Return the value of an expression in the page."""
         response = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in response, response["exceptionDetails"]
         return response["result"].get("value")
@@ -65,7 +65,7 @@ class Tab:
             time.sleep(0.02)
 
     def picture(self, file: Path) -> None:
-        """What is seen, as PNG."""
+        """Return the visible page as PNG."""
         file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def _next(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Tab:
 
 @contextmanager
 def browsing(profile: Path) -> Iterator[Tab]:
-    """A browser with one page."""
+    """Yield a browser with one page."""
     command = [
         str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
         "--disable-dev-shm-usage", "--remote-debugging-pipe", f"--user-data-dir={profile}",

@@ -132,7 +132,7 @@ def open_to_others() -> list[str]:
 
 @contextmanager
 def node(*words: str, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """`ray start WORDS`, a node with one processor; all of its processes are killed at the end."""
+    """Run `ray start WORDS`, a node with one processor; kill all of its processes at the end."""
     program = "import sys; from ray.scripts.scripts import main; sys.exit(main())"
     command = [sys.executable, "-c", program, "start", *words, "--num-cpus=1", "--block"]
     command += ["--node-ip-address=127.0.0.1", "--object-store-memory=100000000", "--disable-usage-stats"]

@@ -38,7 +38,7 @@ class Reached:
         return f"http://127.0.0.1:{self.port}/v1"
 
     def client(self, **options: Any) -> Any:
-        """OpenAI's client, which tries once."""
+        """Return OpenAI's client, which tries once."""
         import openai
 
         key = self.keys[0] if self.keys else "none"
@@ -47,7 +47,7 @@ class Reached:
     def send(
         self, method: str, path: str, body: bytes | None = None, **headers: str
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        """A request as it stands, and its answer with the body."""
+        """Send a request as it stands and return its answer with the body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
         request_headers = {"content-type": "application/json"} | {
             name.replace("_", "-"): value for name, value in headers.items()
@@ -69,13 +69,13 @@ class Served(Reached):
 
 
 def options_of(*words: str) -> argparse.Namespace:
-    """The options of `nkw serve WORDS` at a free port."""
+    """Return the options of `nkw serve WORDS` at a free port."""
     return build_parser(["serve"]).parse_args(["serve", "--port", "0", *words])
 
 
 @contextmanager
 def serving(*words: str) -> Iterator[Served]:
-    """The server of `nkw serve WORDS`."""
+    """Yield the server of `nkw serve WORDS`."""
     options = options_of(*words)
     engine, keys = make_engine(engine_args(options)), read_keys(options.api_key_file)
     ports: list[int] = []
@@ -101,26 +101,26 @@ def serving(*words: str) -> Iterator[Served]:
 
 @pytest.fixture(scope="package")
 def server() -> Iterator[Served]:
-    """The default model with six places."""
+    """Yield the default model with six places."""
     with serving("--max-num-seqs", "4", "--max-num-batched-tokens", "64", "--max-queue", "2") as served:
         yield served
 
 
 @pytest.fixture(scope="package")
 def client(server: Served) -> Any:
-    """OpenAI's client of it."""
+    """Return OpenAI's client of the server."""
     return server.client()
 
 
 @pytest.fixture
 def start() -> Callable[..., Any]:
-    """`with start("--max-body", "1000") as served`: a server of one's own."""
+    """Return a context manager that starts another server: `with start("--max-body", "1000") as served`."""
     return serving
 
 
 @pytest.fixture
 def key_file(tmp_path: Path) -> Path:
-    """Two keys."""
+    """Write a file of two keys and return its path."""
     path = tmp_path / "keys"
     path.write_text("first-key-of-clients\nsecond-key-of-clients\n", encoding="utf-8")
     return path

@@ -19,7 +19,7 @@ DRAWN: dict[str, Any] = {"temperature": 0.9, "seed": 7, "max_tokens": 6, "n": 2}
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    """The engine without a server."""
+    """Return an engine without a server."""
     return LLM(max_num_seqs=4, max_num_batched_tokens=64)
 
 
@@ -29,7 +29,7 @@ def alone(llm: LLM, prompt: str, **params: Any) -> RequestOutput:
 
 
 def pieces(stream: Any, text: Any) -> tuple[dict[int, str], dict[int, str]]:
-    """The joined text and the finish reason of each choice of a stream."""
+    """Return the joined text and the finish reason of each choice of a stream."""
     texts: dict[int, str] = {}
     reasons: dict[int, str] = {}
     for event in stream:

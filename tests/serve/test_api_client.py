@@ -22,7 +22,7 @@ def answer(status: str, body: bytes, *headers: str) -> bytes:
 
 
 def ask(work: Work, *answers: bytes, cut: int | None = None) -> tuple[Any, list[bytes], int]:
-    """The result of some work with a client whose server gives these answers in turn, a byte at a time if `cut`.
+    """Return the result of work with a client of a server of these answers, sent by the byte if `cut`.
 
     Returns: also the requests that came, and the number of connections.
     """

@@ -43,7 +43,7 @@ SHAPE = FIELDS["num_mel_bins"], 2 * FIELDS["max_source_positions"]
 
 
 def tokenizer_of_characters() -> tokenizers.Tokenizer:
-    """Each token below the special ones is a character of its own, so that texts differ where tokens do."""
+    """Return a tokenizer with one character for each ordinary token, so that texts differ where tokens do."""
     vocabulary = {chr(32 + id): id for id in range(END)}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token=" "))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
@@ -53,7 +53,7 @@ def tokenizer_of_characters() -> tokenizers.Tokenizer:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Whisper whose windows last 0.4 s."""
+    """Write a Whisper whose windows last 0.4 s and return its folder."""
     path = timed(tmp_path_factory.mktemp("served") / NAME, 29, prev_sot_token_id=PREVIOUS)
     tokenizer_of_characters().save(str(path / "tokenizer.json"))
     return path
@@ -61,21 +61,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hearing(folder: Path) -> Iterator[Served]:
-    """A server of it with nine places."""
+    """Yield a server of the Whisper with nine places."""
     with serving("--model", str(folder), "--max-num-seqs", "4", "--max-queue", "5") as served:
         yield served
 
 
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Parts of a window, and several."""
+    """Write recordings of parts of a window and of several windows."""
     path = tmp_path_factory.mktemp("recordings")
     sizes = (WINDOW // 2, WINDOW, 3 * WINDOW // 2, 4 * WINDOW + 9)
     return [write_wav(path / f"{n}.wav", speech(n, size)) for n, size in enumerate(sizes)]
 
 
 def by_command(folder: Path, recording: Path, *options: str) -> dict[str, Any]:
-    """The transcription of the command with the numpy model."""
+    """Return the transcription of the command with the numpy model."""
     output = io.StringIO()
     command = ("--model", str(folder), "--max-new-tokens", str(TOKENS), "--backend", "numpy", "--json", "-")
     with redirect_stdout(output):
@@ -85,7 +85,7 @@ def by_command(folder: Path, recording: Path, *options: str) -> dict[str, Any]:
 
 
 def request_transcription(client: Any, recording: Any, **fields: Any) -> Any:
-    """A transcription of few tokens."""
+    """Return a transcription of few tokens by a server."""
     fields = {"language": "en", "extra_body": {"max_completion_tokens": TOKENS}} | fields
     return client.audio.transcriptions.create(file=recording, model=NAME, **fields)
 
@@ -208,7 +208,7 @@ def test_the_language_is_found_where_none_is_given(
 
 
 def first_window(folder: Path, recording: Path, prompt: list[int]) -> list[int]:
-    """The tokens of the first window behind a prompt, by the numpy model and the rules of the folder alone."""
+    """Return the tokens of the first window behind a prompt, by the numpy model and the folder's rules."""
     config = load_config(folder, SPEECH)
     model, ids = ReferenceModel(config, open_checkpoint(folder, config)), list[int]()
     model.encode([Recording(read_wav(recording), SHAPE).window(0)[0]])
@@ -279,7 +279,7 @@ def test_steps_with_windows_are_predicted(hearing: Served, recordings: list[Path
 
 
 def content(samples: int, rate: int = 16000, channels: int = 1) -> bytes:
-    """A WAV file of silence."""
+    """Return a WAV file of silence."""
     made = io.BytesIO()
     with wave.open(made, "wb") as file:
         file.setnchannels(channels)
@@ -290,7 +290,7 @@ def content(samples: int, rate: int = 16000, channels: int = 1) -> bytes:
 
 
 def form(recording: bytes | None, **fields: str) -> bytes:
-    """A body with the boundary `b`."""
+    """Return a body with the boundary `b`."""
     body_parts = [
         f'content-disposition: form-data; name="{name}"\r\n\r\n{text}' for name, text in fields.items()
     ]

@@ -23,7 +23,7 @@ Found = tuple[str, list[tuple[str, str]]]
 
 
 def read(parser: str, text: str, size: int, several: bool = True) -> Found:
-    """The text of an answer that comes in pieces of `size` characters, and its calls: name and arguments."""
+    """Return the text and the calls (name, arguments) of an answer in pieces of `size` characters."""
     reader = CallReader(TOOL_CALL_PARSERS[parser], NAMES, several)
     plain_text, calls = "", list[list[str]]()
     pieces = [

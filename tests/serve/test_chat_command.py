@@ -49,7 +49,7 @@ def build_pieces(text: str, reason: str = "stop", tokens: int = 3) -> list[Piece
 
 
 def talk(monkeypatch: pytest.MonkeyPatch, partner: Any, lines: Sequence[str], *words: str) -> int:
-    """The exit status of `nkw chat WORDS` with these lines, which stdin has until its end."""
+    """Run `nkw chat WORDS` with these lines on stdin and return its exit status."""
     remaining = iter(lines)
 
     def read(prompt: str) -> str:
@@ -150,7 +150,7 @@ def test_a_quick_message_without_an_answer_is_an_error(
 
 
 def collect(partner: Any, *messages: dict[str, str]) -> tuple[str, str | None, int]:
-    """Text, finish reason and tokens of an answer."""
+    """Return text, finish reason and tokens of an answer."""
     pieces = list(partner.answer(messages))
     reasons = [piece.finish_reason for piece in pieces if piece.finish_reason]
     return "".join(piece.text for piece in pieces), reasons[0], pieces[-1].tokens
@@ -161,13 +161,13 @@ WORDS = ("--temperature", "0", "--max-tokens", "4")
 
 @pytest.fixture(scope="module")
 def local() -> LocalPartner:
-    """The default model in this process."""
+    """Return the default model in this process."""
     return LocalPartner(options_of("--model", "stories", *WORDS))
 
 
 @pytest.fixture
 def remote(server: Served, key_file: Path) -> Iterator[ServerPartner]:
-    """The default model behind a server."""
+    """Yield the default model behind a server."""
     partner = ServerPartner(options_of("--url", server.url, "--api-key-file", str(key_file), *WORDS))
     yield partner
     partner.close()

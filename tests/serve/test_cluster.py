@@ -240,7 +240,7 @@ class Running(SimpleNamespace):
 
 @pytest.fixture
 def named_router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The router of Ray Serve around a stand-in for its base class."""
+    """Yield the router of Ray Serve around a stand-in for its base class."""
     modules = {name: ModuleType(name) for name in ("ray", "ray.serve", "ray.serve.request_router")}
     public = modules["ray.serve.request_router"]
     for name in ("PendingRequest", "RequestRouter", "RunningReplica"):

@@ -24,7 +24,7 @@ _LOOPBACK = ("unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo 
 
 @pytest.fixture(scope="module")
 def namespace() -> tuple[str, ...]:
-    """Words before a command that run it with loopback alone."""
+    """Return the words before a command that run it with loopback alone."""
     try:
         tried = subprocess.run([*_LOOPBACK, "true"], capture_output=True, text=True, check=False)
     except FileNotFoundError as missing:
@@ -44,7 +44,7 @@ def seen(namespace: tuple[str, ...], scene: str) -> Any:
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """What the engine alone says."""
+    """Return the texts of the engine alone."""
     outputs = LLM(max_num_seqs=2, max_num_batched_tokens=64).generate(
         ["Tom had", "The red key"], SamplingParams(temperature=0, max_tokens=6), use_tqdm=False
     )

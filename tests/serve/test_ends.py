@@ -24,7 +24,7 @@ LONG: dict[str, Any] = {"model": MODEL, "prompt": "Tom had", "max_tokens": 240, 
 
 
 def long_stream(client: Any, **changes: Any) -> Any:
-    """A stream of many tokens, of which the first has come."""
+    """Return a stream of many tokens after its first token has arrived."""
     arguments = LONG | changes
     extra = {"ignore_eos": arguments.pop("ignore_eos")}
     stream = client.completions.create(stream=True, extra_body=extra, **arguments)
@@ -33,7 +33,7 @@ def long_stream(client: Any, **changes: Any) -> Any:
 
 
 def metric(server: Served, name: str) -> float:
-    """A number of /metrics; 0 where it is not there yet."""
+    """Return the value of a metric, or 0 if /metrics does not have it yet."""
     _, body = server.send("GET", "/metrics")
     lines = (line for line in body.decode().splitlines() if line.startswith(name))
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
@@ -144,7 +144,7 @@ def test_client_that_does_not_read_is_left(start: Callable[..., Any]) -> None:
 
 @contextmanager
 def process() -> Iterator[tuple[Any, Any]]:
-    """`nkw serve` as a process, and a client of it."""
+    """Yield `nkw serve` as a process, and a client of it."""
     running = started("-m", "nkw", "serve", "--port", "0", "--max-num-seqs", "2", "--log-level", "error")
     try:
         assert running.stdout is not None

@@ -14,7 +14,7 @@ schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is an ex
 
 
 def checks() -> list[Any]:
-    """What every answer is held against."""
+    """Return the checks of every answer."""
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi import checks
 
@@ -49,7 +49,7 @@ def few_tokens(body: dict[str, Any]) -> None:
 def fuzz(
     operation: Any, mode: str, examples: int, change: Callable[[dict[str, Any]], None], model: str = MODEL
 ) -> None:
-    """Requests of one route, which name the model that is there; in the mode positive their bodies are changed."""
+    """Return requests of one route for the served model; in the mode positive their bodies are changed."""
 
     @settings(
         max_examples=examples,

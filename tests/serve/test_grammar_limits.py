@@ -31,7 +31,7 @@ LOOPS = (
 
 
 def exploding(entries: int) -> dict[str, Any]:
-    """A schema each of whose entries doubles the time and the memory of its compilation."""
+    """Return a schema each of whose entries doubles the time and the memory of its compilation."""
     names = ({"type": "string", "pattern": f"a{index}"} for index in range(entries))
     return {"allOf": [{"anyOf": [name, {"type": "integer"}]} for name in names]}
 
@@ -58,7 +58,7 @@ def abandoned(served: Served, path: str, body: dict[str, Any]) -> socket.socket:
 
 
 def pool_of(served: Served) -> Any:
-    """The pool of a server's job processes."""
+    """Return the pool of a server's job processes."""
     application = served.server.config.app
     while not hasattr(application, "state"):
         application = application.app
@@ -72,7 +72,7 @@ def is_idle(served: Served) -> bool:
 
 @pytest.fixture(scope="module")
 def limited() -> Iterator[Served]:
-    """A server whose grammars may take one second."""
+    """Yield a server whose grammars may take one second."""
     with serving("--grammar-cpu-seconds", "1", "--max-num-seqs", "4", "--max-queue", "4") as served:
         yield served
 

@@ -25,7 +25,7 @@ PRESSED = ("--max-num-seqs", "8", "--max-queue", "64", "--num-pages", "24")
 
 
 def request_text(client: Any, number: int) -> str | None:
-    """The text of a request; None where the client left, as every third one does."""
+    """Return the text of a request, or None where the client left, as every third client does."""
     texts = []
     with client.completions.create(model=MODEL, stream=True, **arguments(number)) as stream:
         for event in stream:
@@ -36,7 +36,7 @@ def request_text(client: Any, number: int) -> str | None:
 
 
 def check_alone(answers: Iterable[tuple[int, str | None]]) -> int:
-    """Hold each whole text against the engine's without neighbours; returns how many there are."""
+    """Compare each complete text with the engine's without other requests; return the number of texts."""
     llm, finished = LLM(max_num_seqs=1), 0
     for number, text in answers:
         if text is not None:

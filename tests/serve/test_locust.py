@@ -34,7 +34,7 @@ FEW_PAGES = "--max-num-seqs 8 --num-pages 18 --max-queue 12".split()
 
 @contextmanager
 def server() -> Iterator[tuple[int, str]]:
-    """The number of a server's process, and where it is."""
+    """Yield the number of a server's process, and its address."""
     running = started("-m", "nkw", "serve", "--port", "0", *FEW_PAGES, "--log-level", "error")
     try:
         assert running.stdout is not None
@@ -48,7 +48,7 @@ def server() -> Iterator[tuple[int, str]]:
 
 
 def metrics(url: str) -> dict[str, float]:
-    """The samples of /metrics, with their labels but the model's."""
+    """Return the samples of /metrics, with their labels but the model's."""
     with urlopen(f"{url}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     matches = (re.match(r"nkw_(\w+)\{(.*)\} (\S+)$", line) for line in lines)
@@ -60,7 +60,7 @@ def metrics(url: str) -> dict[str, float]:
 
 
 def resident_bytes(pid: int) -> int:
-    """The memory of a process now."""
+    """Return the resident memory of a process in bytes."""
     pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 

@@ -44,7 +44,7 @@ def llm(ranks: int) -> LLM:
 def generated(
     prompts: tuple[str, ...], seed: int, temperature: float, ranks: int, folder: Path, *options: str
 ) -> list[str]:
-    """The texts of `nkw generate`: contiguous caches, all prompts in one batch."""
+    """Return the texts of `nkw generate`: contiguous caches, all prompts in one batch."""
     words = [word for prompt in prompts for word in ("--prompt", prompt)]
     words += ["--seed", str(seed), "--temperature", str(temperature), "--max-new-tokens", str(TOKENS)]
     document = folder / "generated.json"
@@ -54,7 +54,7 @@ def generated(
 
 
 def served(server: Served, prompts: tuple[str, ...], seed: int, temperature: float) -> list[str]:
-    """The texts of HTTP requests."""
+    """Return the texts that HTTP requests get."""
     answer = server.client().completions.create(
         model="stories", prompt=list(prompts), max_tokens=TOKENS, temperature=temperature, seed=seed
     )

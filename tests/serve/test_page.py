@@ -28,7 +28,7 @@ def opened(tab: Tab, server: Served, width: int = 1280) -> None:
 
 
 def sent(tab: Tab, text: str, tokens: int, temperature: float = 0) -> None:
-    """Type a message and send it."""
+    """Send a message that is typed into the page."""
     tab.value(
         f"byId('tokens').value = {tokens}; byId('temperature').value = {temperature}; byId('text').value = {text!r}"
     )

@@ -22,7 +22,7 @@ SERVING = ROOT / "docs" / "model" / "serving.md"
 
 
 def section(page: str, heading: str) -> str:
-    """What stands below a heading of the second level."""
+    """Return the text below a heading of the second level."""
     text = (ROOT / page).read_text(encoding="utf-8")
     return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
@@ -40,7 +40,7 @@ def printed(*command: str) -> str:
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    """What the engine alone makes of both examples."""
+    """Return the texts of the engine alone for both examples."""
     outputs = LLM().generate(
         ["Once upon a time", "Tom had"], SamplingParams(max_tokens=32, seed=0), use_tqdm=False
     )

@@ -23,7 +23,7 @@ CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content":
 
 
 def posted(server: Served, path: str, body: Any, **headers: str) -> tuple[int, dict[str, Any]]:
-    """The status and the `error` of a request; what is no error is empty."""
+    """Return the status and the `error` of a request, which is empty for an answer that is no error."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     response, answer = server.send("POST", path, data, **headers)
     assert response.headers["x-request-id"].startswith("req_")

@@ -44,7 +44,7 @@ class Replicas(Reached):
                 number -= 1
 
     def numbers(self, name: str) -> dict[int, float]:
-        """A number of /metrics by replica."""
+        """Return the values of a metric by replica."""
         _, body = self.send("GET", "/metrics")
         sums: dict[int, float] = {}
         for line in body.decode().splitlines():
@@ -54,13 +54,13 @@ class Replicas(Reached):
         return sums
 
     def running_requests(self) -> list[float]:
-        """Requests in steps, of each replica that answers."""
+        """Return the number of requests in steps, of each replica that answers."""
         return list(self.numbers("nkw_num_requests_running").values())
 
 
 @contextmanager
 def process(*words: str, environment: dict[str, str] | None = None) -> Iterator[Replicas]:
-    """`nkw serve WORDS --port 0` with two replicas, or as many as the words say."""
+    """Start `nkw serve WORDS --port 0` with two replicas, or as many as the words say."""
     words = ("--replicas", "2", *words)
     count = int(words[len(words) - 1 - words[::-1].index("--replicas") + 1])
     running = started("-m", "nkw", "serve", "--port", "0", *words, environment=environment)
@@ -77,7 +77,7 @@ def process(*words: str, environment: dict[str, str] | None = None) -> Iterator[
 
 @pytest.fixture(scope="module")
 def replicas() -> Iterator[Replicas]:
-    """Two replicas with the options of the fixture `server`."""
+    """Yield two replicas with the options of the fixture `server`."""
     with process(*OPTIONS) as started_replicas:
         yield started_replicas
 
@@ -154,7 +154,7 @@ def test_prompts_that_begin_alike_land_on_one_replica(replicas: Replicas) -> Non
     client = replicas.client()
 
     def hits(order: list[int], end: str) -> dict[int, float]:
-        """Tokens that each replica had in its pages, of the prompts in an order."""
+        """Return the tokens that each replica found in its pages, for prompts in an order."""
         before = replicas.numbers("nkw_prefix_cache_hits_total")
         for index in order:
             client.completions.create(model=MODEL, prompt=TALES[index] + end, max_tokens=1)
@@ -233,17 +233,17 @@ def test_metrics_are_those_of_each_replica(replicas: Replicas, server: Served, c
 
 
 def last(stream: Any) -> Any:
-    """The last choice of a stream."""
+    """Return the last choice of a stream."""
     return [event.choices[0] for event in stream][-1]
 
 
 def result(answer: Future[Any]) -> Any:
-    """The choice of an answer that is on its way."""
+    """Return the choice of an answer that is on its way."""
     return answer.result().choices[0]
 
 
 def outcome(choice: Callable[[Any], Any], answer: Any) -> str:
-    """Why an answer ended: its finish reason, or status and code of the error."""
+    """Return why an answer ended: its finish reason, or status and code of the error."""
     try:
         return str(choice(answer).finish_reason)
     except openai.APIError as error:

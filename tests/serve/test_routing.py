@@ -16,18 +16,18 @@ BOTH = (0, 1)
 
 
 def build_request(prompt: Any, n: int = 1, most: int = 1000) -> RoutedRequest:
-    """A completion's."""
+    """Build the routed request of a completion."""
     return RoutedRequest.from_body(COMPLETIONS, json.dumps({"prompt": prompt, "n": n}).encode(), most)
 
 
 def chat(*contents: str, **more: Any) -> RoutedRequest:
-    """A conversation's."""
+    """Build the routed request of a conversation."""
     messages = [{"role": "user", "content": content} for content in contents]
     return RoutedRequest.from_body(CHATS, json.dumps({"messages": messages} | more).encode(), 1000)
 
 
 def text(blocks: int, seed: int = 0) -> str:
-    """A text of so many whole blocks; that of fewer blocks and the same seed is its beginning."""
+    """Return a text of so many whole blocks; that of fewer blocks and the same seed is its beginning."""
     draw = random.Random(seed)
     return "".join(draw.choice("abcdefgh") for _ in range(blocks * BLOCK_BYTES))
 

@@ -28,7 +28,7 @@ OPTIONS = ("--max-num-seqs", "4", "--max-num-batched-tokens", "64")
 
 
 def line(custom_id: str = "a", url: str = "/v1/completions", **changes: Any) -> str:
-    """A request for two tokens, whose body is changed; None leaves a field out."""
+    """Return a request for two tokens, whose body is changed; None leaves a field out."""
     body = {"model": MODEL, "prompt": "Tom had", "max_tokens": 2, "temperature": 0} | changes
     body = {name: field for name, field in body.items() if field is not None}
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": body})
@@ -48,7 +48,7 @@ REQUESTS = [
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The answers to REQUESTS by custom_id, in their order."""
+    """Return the answers to REQUESTS by custom_id, in their order."""
     folder = tmp_path_factory.mktemp("batch")
     requests_file, out = folder / "requests.jsonl", folder / "answers.jsonl"
     requests_file.write_text("\n\n".join(REQUESTS))

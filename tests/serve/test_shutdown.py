@@ -27,7 +27,7 @@ CLIENTS = 8
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs."""
+    """Return whether a process runs."""
     with suppress(OSError):
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return False
@@ -40,7 +40,7 @@ def signal_all(served: Replicas, number: signal.Signals) -> None:
 
 
 def left(served: Replicas, folder: Path) -> list[object]:
-    """What a server that has ended left behind: processes, files, and the port where nobody else can have it."""
+    """Return what an ended server left behind: processes, files, and the port if it cannot be bound."""
     leftovers: list[object] = [pid for pid in served.pids.values() if alive(pid)] + list(folder.iterdir())
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -58,7 +58,7 @@ def left(served: Replicas, folder: Path) -> list[object]:
     ]
 )
 def loaded(request: Any, tmp_path: Path) -> Any:
-    """A server, the streams of eight clients, each of which has its first token, and a signal."""
+    """Start a server and the streams of eight clients, wait for their first tokens, and send a signal."""
     replicas, number = request.param
     with process("--replicas", str(replicas), environment=os.environ | {"TMPDIR": str(tmp_path)}) as served:
         yield served, [long_stream(served.client(), max_tokens=16) for _ in range(CLIENTS)], number

@@ -63,7 +63,7 @@ def caller(scripted: Path) -> Iterator[Served]:
 
 
 def complete_chat(client: Any, model: str, content: str, **arguments: Any) -> tuple[Any, Any]:
-    """The message of a whole answer and its finish reason; the stream, as the client accumulates it, is the same."""
+    """Return the message and finish reason of an answer; check that the accumulated stream equals it."""
     fields = {"tools": TOOLS, "temperature": 0} | arguments
     fields |= {"model": model, "messages": [{"role": "user", "content": content}]}
     choice = client.chat.completions.create(**fields).choices[0]

@@ -61,7 +61,7 @@ def read_families(text: str) -> dict[str, Metric]:
 
 @pytest.fixture(scope="module")
 def families(server: Served) -> dict[str, Metric]:
-    """The metric families of a server that has answered a request, by name."""
+    """Return the metric families of a server that has answered a request, by name."""
     body = {"model": MODEL, "prompt": "Tom had", "max_tokens": 3, "ignore_eos": True}
     server.send("POST", "/v1/completions", json.dumps(body).encode())
     return read_families(server.send("GET", "/metrics")[1].decode())

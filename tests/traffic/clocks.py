@@ -25,7 +25,7 @@ class Constant:
     """Steps of one time."""
 
     def step(self, batch: Batch) -> StepTime:
-        """The same for every step."""
+        """Return the same time for every step."""
         return StepTime(MEAN_NS)
 
 
@@ -41,7 +41,7 @@ class Shapes:
 
 
 def shaped(options: SchedulerOptions) -> PredictedClock:
-    """Steps whose times follow the shapes of their parts, with buckets small enough that requests change theirs."""
+    """Return a clock whose times follow the shapes of steps; requests change their small buckets."""
     buckets = Buckets.powers(
         options.max_num_seqs, options.max_num_batched_tokens, 64, options.speculative_tokens
     )
@@ -49,7 +49,7 @@ def shaped(options: SchedulerOptions) -> PredictedClock:
 
 
 def workloads(seed: int) -> Iterable[Workload]:
-    """Requests of few and of many at a time, and of users."""
+    """Yield requests of few and of many at a time, and of users."""
     draw = np.random.default_rng(seed)
     lengths = Lengths("uniform", 1, 24), Lengths("uniform", 1, 30)
     queries = draw_queries(150, *lengths, SharedPrefix(9, 3), draw)

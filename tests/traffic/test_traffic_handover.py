@@ -101,7 +101,7 @@ def test_times_add_up(options: SchedulerOptions, pages: int, replicas: tuple[int
 
 
 def check_links(separate_service: SeparateService, workload: Workload) -> None:
-    """Each prompt that is decoded moved once, in the time of its pages, and no link carried two at once."""
+    """Check that each decoded prompt moved once, in the time of its pages, one at a time on each link."""
     assert len(separate_service.transfers) == sum(query.new_tokens > 1 for query in workload.queries)
     busy = dict[int, int]()
     for transfer in separate_service.transfers:

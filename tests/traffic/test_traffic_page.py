@@ -30,7 +30,7 @@ WORDS = (
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page about a model whose folder has a hostile name."""
+    """Return a page about a model whose folder has a hostile name."""
     folder = tmp_path_factory.mktemp("page")
     (folder / NAME).mkdir()
     (folder / NAME / "config.json").write_text(json.dumps({**TINY, "max_position_embeddings": 128}))

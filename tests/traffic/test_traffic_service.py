@@ -36,7 +36,7 @@ class Exponential:
         self._draw = np.random.default_rng(5)
 
     def step(self, batch: Batch) -> StepTime:
-        """A time drawn anew."""
+        """Draw a time anew."""
         return StepTime(1 + int(self._draw.exponential(MEAN_NS)))
 
 
@@ -51,14 +51,14 @@ def served(
 
 
 def alone(clock: Clock, load: float) -> Record:
-    """One server: requests of one step each that come at random."""
+    """Run a server whose requests arrive at random and take one step each."""
     queries = [Query(1, 1)] * 30_000
     workload = draw_poisson_arrivals(queries, load * SECOND_NS / MEAN_NS, np.random.default_rng(11))
     return served(workload, clock, SchedulerOptions(max_num_seqs=1, prefix_caching=False))
 
 
 def mean_and_error(timelines: list[Timeline], values: list[float]) -> tuple[float, float]:
-    """The mean of a value of each request and its standard error, from the cycles that begin with an idle server."""
+    """Return the mean of a value of requests and its standard error over cycles of an idle server."""
     first = [number for number, timeline in enumerate(timelines) if timeline.queue_ns == 0]
     sums, counts = np.add.reduceat(np.array(values, float), first), np.diff([*first, len(timelines)])
     mean = sum(values) / len(timelines)

@@ -57,7 +57,7 @@ def served_ns(kernels: PassTime, decoding: int, prompts: int) -> int:
 
 
 def sum_encoder_ns(pass_time: PassTime) -> float:
-    """The time of the encoder's kernels."""
+    """Return the time of the encoder's kernels."""
     return sum(kernel.time.program_ns for kernel in pass_time.kernels if kernel.name.startswith("encoder: "))
 
 

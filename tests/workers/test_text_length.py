@@ -19,23 +19,23 @@ SHIPPED = (PRETRAINED / "tokenizer.json").read_text(encoding="utf-8")
 
 
 def changed(**fields: Any) -> str:
-    """The shipped tokenizer with other parts."""
+    """Return the shipped tokenizer with other parts."""
     return json.dumps(json.loads(SHIPPED) | fields)
 
 
 def with_model(**fields: Any) -> str:
-    """The shipped tokenizer with other fields of its model."""
+    """Return the shipped tokenizer with other fields of its model."""
     return changed(model=json.loads(SHIPPED)["model"] | fields)
 
 
 def added(**fields: Any) -> str:
-    """The shipped tokenizer with another added token."""
+    """Return the shipped tokenizer with another added token."""
     token = json.loads(SHIPPED)["added_tokens"][0] | {"id": 5000, "content": "<|x|>"} | fields
     return changed(added_tokens=[*json.loads(SHIPPED)["added_tokens"], token])
 
 
 def fallback(**fields: Any) -> str:
-    """A tokenizer of sentencepiece's kind: blanks become ▁, unknown characters become tokens of bytes."""
+    """Return a tokenizer like sentencepiece's: blanks become ▁, unknown characters become bytes."""
     names = [f"<0x{byte:02X}>" for byte in range(256)]
     vocabulary = {text: number for number, text in enumerate([*names, "▁", "a", "b", "ab", "▁ab"])}
     tokenizer = tokenizers.Tokenizer(

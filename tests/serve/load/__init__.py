@@ -10,7 +10,7 @@ LEAVES = 3
 
 
 def arguments(number: int) -> dict[str, Any]:
-    """What the request of a number asks for."""
+    """Return the arguments of the request of a number."""
     draw = random.Random(number)
     return {
         "prompt": "Tom had" + " a big dog" * draw.randrange(12),

@@ -27,7 +27,7 @@ class Client(HttpUser):
 
     @task
     def ask(self) -> None:
-        """The next request; a full queue is an answer too."""
+        """Send the next request; a full queue is an answer too."""
         number = next(NUMBERS)
         streams, leaves = number % 2 == 0, number % LEAVES == 0
         body = arguments(number) | {"model": MODEL, "stream": streams}
@@ -55,7 +55,7 @@ class Client(HttpUser):
                 note(number, "whole", answer.json()["choices"][0]["text"])
 
     def _followed(self, answer: Any, leaves: bool) -> tuple[str, str]:
-        """The outcome of a stream: left after its first piece, or read to its end."""
+        """Return the outcome of a stream: left after its first piece, or read to its end."""
         texts = []
         for line in answer.iter_lines():
             if line == b"data: [DONE]":
