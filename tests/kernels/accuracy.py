@@ -64,17 +64,19 @@ def compare(
     assert kernel_output.shape == reference_float64.shape
     assert kernel_output.dtype == numpy_same_dtype.dtype
     errors = np.abs(kernel_output.astype(np.float64) - reference_float64)
-    place = last_place(kernel_output.dtype, float(np.abs(reference_float64).max()))
+    unit = last_place(kernel_output.dtype, float(np.abs(reference_float64).max()))
     numpy_error = 0.0
-    for each in chain([numpy_same_dtype], in_other_orders):
-        numpy_error = max(numpy_error, float(np.abs(each.astype(np.float64) - reference_float64).max()))
-        bound = 2 * numpy_error + place
+    for numpy_output in chain([numpy_same_dtype], in_other_orders):
+        numpy_error = max(
+            numpy_error, float(np.abs(numpy_output.astype(np.float64) - reference_float64).max())
+        )
+        bound = 2 * numpy_error + unit
         if (errors <= bound).all() or not (errors <= _FAR * bound).all():
             break
     worst = tuple(int(i) for i in np.unravel_index(int(np.argmax(errors)), errors.shape))
     beyond = int(np.count_nonzero(~(errors <= bound)))
     report = (
-        f"kernel error {errors.max():.3g}, numpy error {numpy_error:.3g}, last place {place:.3g}; worst at {worst}: "
+        f"kernel error {errors.max():.3g}, numpy error {numpy_error:.3g}, last place {unit:.3g}; worst at {worst}: "
         f"{float(kernel_output[worst]):.9g} for {reference_float64[worst]:.9g}; "
         f"{beyond} of {errors.size} beyond {bound:.3g}"
     )
@@ -122,13 +124,13 @@ def compare_all(
     """Compare outputs with the reference of the arguments; integer outputs have to be equal."""
     plain = as_tuple(reference(*copied(arguments)))
     exact = as_tuple(reference(*(in_float64(argument) for argument in arguments)))
-    others = in_other_orders(reference, arguments)
+    outputs_in_other_orders = in_other_orders(reference, arguments)
     assert len(outputs) == len(plain)
-    for place, (output, truth, same_dtype) in enumerate(zip(outputs, exact, plain)):
+    for index, (output, truth, same_dtype) in enumerate(zip(outputs, exact, plain)):
         if output.dtype.kind in "iu":
             assert np.array_equal(output, same_dtype)
         else:
-            compare(output, truth, same_dtype, others(place))
+            compare(output, truth, same_dtype, outputs_in_other_orders(index))
 
 
 def in_other_orders(
@@ -138,9 +140,9 @@ def in_other_orders(
 
     @cache
     def results(number: int) -> tuple[Any, ...]:
-        return as_tuple(reference(*(summed_in_order(each, number) for each in copied(arguments))))
+        return as_tuple(reference(*(summed_in_order(argument, number) for argument in copied(arguments))))
 
-    return lambda place: (np.asarray(results(number)[place]) for number in range(ORDERS))
+    return lambda index: (np.asarray(results(number)[index]) for number in range(ORDERS))
 
 
 def in_order(kernel: Any, **arguments: Any) -> tuple[Any, ...]:
@@ -186,9 +188,9 @@ class InOrder(np.ndarray):
         if other.ndim == 1:
             return (self @ other[:, None])[..., 0]
         terms = np.arange(self.shape[-1])
-        first, *others = np.random.default_rng(self.number).permutation(terms) if self.number else terms
+        first, *remaining = np.random.default_rng(self.number).permutation(terms) if self.number else terms
         total = self[..., first : first + 1] * other[..., first : first + 1, :]
-        for k in others:
+        for k in remaining:
             total += self[..., k : k + 1] * other[..., k : k + 1, :]
         return total
 

@@ -68,7 +68,7 @@ def vary(**settings: Any) -> list[Settings]:
 
 def together(names: str, *rows: Sequence[Any], **settings: Any) -> list[Settings]:
     """Return the product of settings and of rows, which have a value for each of some names."""
-    return [{**dict(zip(names.split(), row)), **each} for row in rows for each in vary(**settings)]
+    return [{**dict(zip(names.split(), row)), **setting} for row in rows for setting in vary(**settings)]
 
 
 MIXED_DTYPES = ((F32, BF16), (BF16, BF16), (BF16, F32))
@@ -122,7 +122,7 @@ class Limit:
     step: int = 1
     dry: bool = False
 
-    def at(self, steps: int) -> Settings:
+    def settings_at(self, steps: int) -> Settings:
         """Return the settings of a size some steps behind the last one."""
         return {**self.settings, self.name: self.last + steps * self.step}
 
@@ -170,8 +170,8 @@ class Undefined:
         rows = self.rows(arguments) if callable(self.rows) else [self.rows] * len(clean)
         if self.kept is not None:
             clean, reached = self.kept(arguments, clean), self.kept(arguments, reached)
-        for expected, output, own in zip(clean, reached, rows):
-            assert np.array_equal(np.delete(expected, own, axis=0), np.delete(output, own, axis=0))
+        for expected, output, excluded in zip(clean, reached, rows):
+            assert np.array_equal(np.delete(expected, excluded, axis=0), np.delete(output, excluded, axis=0))
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Ranks:
         count: Ranks.
         axes: Axis by the name of each argument that is cut.
         settings: Settings of the launch on one rank.
-        beside: Arguments that are given to ranks alone.
+        extra_arguments: Arguments that are given to ranks alone.
         joined: Whether outputs are joined along the rows; otherwise every rank returns all of them.
         alike: Whether ranks return the same bytes, also where sums are added in other orders.
         seeds: Schedules of two physical cores of each rank that have to agree; 0 for one core.
@@ -192,7 +192,7 @@ class Ranks:
     count: int
     axes: Mapping[str, int]
     settings: Settings = field(default_factory=dict)
-    beside: Settings = field(default_factory=dict)
+    extra_arguments: Settings = field(default_factory=dict)
     joined: bool = False
     alike: bool = True
     seeds: int = 0
@@ -201,18 +201,21 @@ class Ranks:
     def shards(self, arguments: Arguments) -> list[tuple[Any, ...]]:
         """Return the arguments of every rank."""
         group = ReplicaGroup([list(range(self.count))])
-        whole = {**arguments, "replica_group": group, **self.beside}
-        parts = [
-            {name: np.split(whole[name], self.count, axis)[rank].copy() for name, axis in self.axes.items()}
+        all_arguments = {**arguments, "replica_group": group, **self.extra_arguments}
+        slices = [
+            {
+                name: np.split(all_arguments[name], self.count, axis)[rank].copy()
+                for name, axis in self.axes.items()
+            }
             for rank in range(self.count)
         ]
-        return [tuple((whole | part)[name] for name in arguments) for part in parts]
+        return [tuple((all_arguments | rank_slices)[name] for name in arguments) for rank_slices in slices]
 
-    def whole(self, outputs: Sequence[Any]) -> list[tuple[np.ndarray, ...]]:
+    def join_outputs(self, outputs: Sequence[Any]) -> list[tuple[np.ndarray, ...]]:
         """Return what stands for the outputs of one rank: joined ones, or those of every rank."""
-        outputs = [as_tuple(each) for each in outputs]
+        outputs = [as_tuple(output) for output in outputs]
         if self.joined:
-            return [tuple(np.concatenate(parts) for parts in zip(*outputs))]
+            return [tuple(np.concatenate(shards) for shards in zip(*outputs))]
         for output in outputs if self.alike else ():
             assert all(map(np.array_equal, output, outputs[0]))
         return outputs[:1] if self.alike else outputs
@@ -278,7 +281,7 @@ class KernelCase:
         to `draw` if it takes their name, and replace arguments if not.
         """
         names = inspect.signature(self.draw).parameters
-        takes_all = any(each.kind is each.VAR_KEYWORD for each in names.values())
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values())
         parameters = inspect.signature(self.kernel).parameters
         drawn = {
             name: value
@@ -319,18 +322,18 @@ class KernelCase:
 
     def run(self, arguments: Arguments, target: str = "trn2", cores: int = 1) -> tuple[Any, ...]:
         """Return the outputs of an eager launch, which changes no other argument."""
-        given, launches = copied(tuple(arguments.values())), []
+        inputs, launches = copied(tuple(arguments.values())), []
         world = simulate.World(target, logical_core_size=cores)
 
         def launch() -> None:
-            launches.append(world.launch(self.kernel, [(given, {})]))
+            launches.append(world.launch(self.kernel, [(inputs, {})]))
 
         if self.seeds is None:
             launch()
         else:
             assert find_faults(launch, seeds=self.seeds if cores > 1 else 0) == []
         outputs = as_tuple(launches[0].outputs[0])
-        for before, after in zip(arguments.values(), given):
+        for before, after in zip(arguments.values(), inputs):
             if isinstance(after, np.ndarray) and not any(after is output for output in outputs):
                 assert before.tobytes() == after.tobytes()
         return outputs
@@ -410,10 +413,10 @@ class KernelTests:
         assert row.message in str(refused.value)
 
     def test_limits(self, row: Limit, target: str) -> None:
-        self.case.dry(row.at(-1), target)
-        self.case.dry(row.at(0), target) if row.dry else self.case.check(row.at(0), target)
+        self.case.dry(row.settings_at(-1), target)
+        self.case.dry(row.settings_at(0), target) if row.dry else self.case.check(row.settings_at(0), target)
         with pytest.raises((AssertionError, NkwError)) as refused:
-            self.case.dry(row.at(1), target)
+            self.case.dry(row.settings_at(1), target)
         assert row.message in str(refused.value)
 
     def test_fits(self, row: Settings, target: str) -> None:
@@ -421,7 +424,7 @@ class KernelTests:
 
     def test_undefined(self, row: Undefined, target: str) -> None:
         arguments = self.case.arguments(row.settings)
-        clean, reached = (self.case.run(each, target) for each in (arguments, row.poison(arguments)))
+        clean, reached = (self.case.run(inputs, target) for inputs in (arguments, row.poison(arguments)))
         self.case.compare(clean, arguments)
         row.compare(arguments, clean, reached)
 
@@ -444,10 +447,10 @@ class KernelTests:
         shards = row.shards(arguments)
 
         def launch() -> None:
-            outputs.append(world.launch(self.case.kernel, [(copied(each), {}) for each in shards]).outputs)
+            outputs.append(world.launch(self.case.kernel, [(copied(shard), {}) for shard in shards]).outputs)
 
         assert find_faults(launch, orders=2 * row.alike, seeds=row.seeds) == []
-        for output in row.whole(outputs[0]):
+        for output in row.join_outputs(outputs[0]):
             self.case.compare(output, arguments)
 
 

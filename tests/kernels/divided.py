@@ -63,13 +63,13 @@ class OverPositions(Ranks):
         """Return the axes of positions of both caches."""
         return (1, 1) if self.paged else (3, 2)
 
-    def whole(self, outputs: Sequence[Any]) -> list[tuple[np.ndarray, ...]]:
+    def join_outputs(self, outputs: Sequence[Any]) -> list[tuple[np.ndarray, ...]]:
         """Return the outputs of one rank that has all positions and heads."""
         first, *caches = zip(*map(as_tuple, outputs))
         joined = []
-        for parts, axis in zip(caches, self.position_axes()):
-            shape = parts[0].shape
-            joined.append(np.stack(parts, axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :]))
+        for rank_caches, axis in zip(caches, self.position_axes()):
+            shape = rank_caches[0].shape
+            joined.append(np.stack(rank_caches, axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :]))
         if self.summed:
             return [(y, *joined) for y in first]
         heads = [o.reshape(len(o), self.kv_heads, -1) for o in first]
@@ -86,15 +86,17 @@ class OverHeads(Ranks):
         """Return the arguments of every rank."""
         sizes = {name: arguments[name] // self.count for name in ("q_size", "kv_size", "num_kv_heads")}
         edges = [arguments["q_size"], arguments["q_size"] + arguments["kv_size"]]
-        parts = [np.split(each, self.count, axis=1) for each in np.split(arguments["w_qkv"], edges, axis=1)]
+        blocks_by_rank = [
+            np.split(block, self.count, axis=1) for block in np.split(arguments["w_qkv"], edges, axis=1)
+        ]
         shards = super().shards(arguments)
         return [
             tuple({**dict(zip(arguments, shard)), **sizes, "w_qkv": np.concatenate(columns, axis=1)}.values())
-            for shard, columns in zip(shards, zip(*parts))
+            for shard, columns in zip(shards, zip(*blocks_by_rank))
         ]
 
-    def whole(self, outputs: Sequence[Any]) -> list[tuple[np.ndarray, ...]]:
+    def join_outputs(self, outputs: Sequence[Any]) -> list[tuple[np.ndarray, ...]]:
         """Return the rows of one rank, which all return, and the caches of all."""
         rows, *caches = zip(*outputs)
         assert all(np.array_equal(y, rows[0]) for y in rows)
-        return [(rows[0], *(np.concatenate(parts, axis=1) for parts in caches))]
+        return [(rows[0], *(np.concatenate(rank_caches, axis=1) for rank_caches in caches))]

@@ -16,7 +16,7 @@ def column(numbers: Sequence[int]) -> np.ndarray:
     return np.array(numbers, np.int32).reshape(-1, 1)
 
 
-def places(
+def draw_slots(
     sequences: int, tokens: int, slots: int, fresh: bool | None = None, padded: bool = True
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Slots, starts and counts of sequences of up to `tokens` tokens; some fresh and some padded, or all alike."""
@@ -38,16 +38,16 @@ def convolution(
     bias: bool = True,
     first: int = 0,
     activation: str | None = "silu",
-    **which: Any,
+    **slot_options: Any,
 ) -> list[Any]:
     """Of sequences of so many tokens each; `first` columns of x before and behind the channels are none."""
-    held, slots = weights or dtype, sequences + 2
+    weight_dtype, slots = weights or dtype, sequences + 2
     return [
         normal(1, sequences * tokens, channels + 2 * first, dtype=dtype),
-        normal(2, taps, channels, dtype=held),
-        normal(3, 1, channels, dtype=held) if bias else None,
+        normal(2, taps, channels, dtype=weight_dtype),
+        normal(3, 1, channels, dtype=weight_dtype) if bias else None,
         normal(4, slots, taps - 1, channels, dtype=dtype),
-        *places(sequences, tokens, slots, **which),
+        *draw_slots(sequences, tokens, slots, **slot_options),
         first,
         activation,
     ]
@@ -62,20 +62,20 @@ def selective(
     dtype: type = np.float32,
     weights: Any = None,
     first: int = 0,
-    **which: Any,
+    **slot_options: Any,
 ) -> list[Any]:
     """Of sequences of so many tokens each; rates and time steps are of the size of those of trained models."""
-    held, slots, rows = weights or dtype, sequences + 2, sequences * tokens
+    weight_dtype, slots, rows = weights or dtype, sequences + 2, sequences * tokens
     return [
         normal(1, rows, channels, dtype=dtype),
         normal(2, rows, rank + 2 * states, dtype=dtype),
-        normal(3, rank, channels, dtype=held, scale=rank**-0.5),
-        (normal(4, 1, channels) - 2).astype(held),
-        normal(5, channels, states, dtype=held),
-        normal(6, 1, channels, dtype=held),
+        normal(3, rank, channels, dtype=weight_dtype, scale=rank**-0.5),
+        (normal(4, 1, channels) - 2).astype(weight_dtype),
+        normal(5, channels, states, dtype=weight_dtype),
+        normal(6, 1, channels, dtype=weight_dtype),
         normal(7, rows, channels + 2 * first, dtype=dtype),
         normal(8, slots, channels, states),
-        *places(sequences, tokens, slots, **which),
+        *draw_slots(sequences, tokens, slots, **slot_options),
         first,
     ]
 
@@ -91,19 +91,19 @@ def duality(
     weights: Any = None,
     first: int = 0,
     limits: tuple[float, float | None] = (0.0, None),
-    **which: Any,
+    **slot_options: Any,
 ) -> list[Any]:
     """Of `ssd`: sequences of so many tokens each; rates and time steps are of the size of those of trained models."""
-    held, slots, rows, inner = weights or dtype, sequences + 2, sequences * tokens, heads * depth
+    weight_dtype, slots, rows, inner = weights or dtype, sequences + 2, sequences * tokens, heads * depth
     return [
         normal(1, rows, inner + 2 * groups * states, dtype=dtype),
         normal(2, rows, heads + 2 * first, dtype=dtype),
-        (normal(3, 1, heads) - 2).astype(held),
-        normal(4, 1, heads, dtype=held),
-        normal(5, 1, heads, dtype=held),
+        (normal(3, 1, heads) - 2).astype(weight_dtype),
+        normal(4, 1, heads, dtype=weight_dtype),
+        normal(5, 1, heads, dtype=weight_dtype),
         normal(6, rows, inner + 2 * first, dtype=dtype),
         normal(7, slots, states, inner),
-        *places(sequences, tokens, slots, **which),
+        *draw_slots(sequences, tokens, slots, **slot_options),
         groups,
         first,
         first,
@@ -121,8 +121,8 @@ def fresh_states(**settings: Any) -> list[Undefined]:
     """A state counts as zeros where a sequence starts, whatever it holds."""
     settings |= dict(sequences=3, fresh=True)
 
-    def kept(given: Arguments, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [outputs[0], outputs[1][given["state_slots"][:, 0]]]
+    def kept(arguments: Arguments, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [outputs[0], outputs[1][arguments["state_slots"][:, 0]]]
 
     return [Undefined(dict(state=np.s_[:]), dict(settings, tokens=tokens), kept=kept) for tokens in (1, 7)]
 
@@ -138,26 +138,32 @@ def padding(*names: str) -> Undefined:
 def nan_of_a_step(sequences: int, *names: str, **settings: Any) -> list[Undefined]:
     """One token of each sequence: a NaN of the third one, in an argument, reaches its own row and state alone."""
     settings |= dict(sequences=sequences, tokens=1, fresh=False, padded=False)
-    places = dict.fromkeys(names, 2) | {"state": lambda given: given["state_slots"][2, 0]}
+    indices = dict.fromkeys(names, 2) | {"state": lambda arguments: arguments["state_slots"][2, 0]}
     return [
-        Undefined({name: place}, settings, rows=lambda given: [[2], [given["state_slots"][2, 0]]])
-        for name, place in places.items()
+        Undefined({name: index}, settings, rows=lambda arguments: [[2], [arguments["state_slots"][2, 0]]])
+        for name, index in indices.items()
     ]
 
 
 def check_pieces(
-    case: KernelCase, names: Sequence[str], sizes: Sequence[int], settings: Settings, places: tuple[int, int]
+    case: KernelCase,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    settings: Settings,
+    precisions: tuple[int, int],
 ) -> None:
     """A sequence in pieces is the sequence at once, up to bits of bfloat16 and of float32; `names` have its tokens."""
-    given = case.arguments(dict(settings, sequences=1, tokens=sum(sizes), padded=False, starts=column([0])))
-    whole, state, found, first = case.run(given), given["state"], [], 0
+    arguments = case.arguments(
+        dict(settings, sequences=1, tokens=sum(sizes), padded=False, starts=column([0]))
+    )
+    expected, state, piece_rows, first = case.run(arguments), arguments["state"], [], 0
     for size in sizes:
-        piece = given | {name: given[name][first : first + size] for name in names}
+        piece = arguments | {name: arguments[name][first : first + size] for name in names}
         piece |= dict(state=state, starts=column([first]), counts=column([size]))
         rows, state = case.run(piece)
-        found.append(rows)
+        piece_rows.append(rows)
         first += size
-    for one, other in zip(whole, (np.concatenate(found), state)):
+    for one, other in zip(expected, (np.concatenate(piece_rows), state)):
         wide = one.astype(np.float64)
-        place = 2.0 ** -places[one.dtype != BF16]
-        assert np.abs(wide - other.astype(np.float64)).max() <= place * np.abs(wide).max()
+        tolerance = 2.0 ** -precisions[one.dtype != BF16]
+        assert np.abs(wide - other.astype(np.float64)).max() <= tolerance * np.abs(wide).max()

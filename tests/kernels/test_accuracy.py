@@ -58,11 +58,11 @@ def test_products_in_order_add_one_term_after_the_other() -> None:
 
 def test_products_in_random_orders_differ_and_survive_joins() -> None:
     left, ones = np.float32([[2.0**24, 1, 1, -(2.0**24)]]), np.ones((4, 1), np.float32)
-    found = [float((summed_in_order(left, number) @ ones)[0, 0]) for number in range(9)]
-    assert set(found) == {0.0, 2.0}
+    products = [float((summed_in_order(left, number) @ ones)[0, 0]) for number in range(9)]
+    assert set(products) == {0.0, 2.0}
     for number in range(9):
         both = np.concatenate([summed_in_order(left, number)] * 2)
-        assert (both @ ones)[:, 0].tolist() == [found[number]] * 2
+        assert (both @ ones)[:, 0].tolist() == [products[number]] * 2
 
 
 def test_refuses_nan() -> None:

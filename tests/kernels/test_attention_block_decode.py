@@ -76,14 +76,21 @@ def formed(
     tokens, q_size, kv_size = sequences * new, heads * depth, kv * depth
     rng = np.random.default_rng(7)
     first = rng.integers(0, positions - new + 1, (sequences, 1))
-    at = (first + np.arange(new)).reshape(-1)
-    held = [(sequences, kv, depth, positions), (sequences, kv, positions, depth)]
+    positions_of_tokens = (first + np.arange(new)).reshape(-1)
+    cache_shapes = [(sequences, kv, depth, positions), (sequences, kv, positions, depth)]
     slots = tables = None
     if block:
-        each = positions // block
-        held = [(sequences * each + 1, block, kv, depth)] * 2
-        tables = rng.permutation(sequences * each + 1)[:-1].reshape(sequences, each).astype(np.int32)
-        slots = tables[np.arange(sequences).repeat(new), at // block] * block + at % block
+        pages_per_sequence = positions // block
+        cache_shapes = [(sequences * pages_per_sequence + 1, block, kv, depth)] * 2
+        tables = (
+            rng.permutation(sequences * pages_per_sequence + 1)[:-1]
+            .reshape(sequences, pages_per_sequence)
+            .astype(np.int32)
+        )
+        slots = (
+            tables[np.arange(sequences).repeat(new), positions_of_tokens // block] * block
+            + positions_of_tokens % block
+        )
         slots = slots[:, None].astype(np.int32)
     angles = np.arange(positions)[:, None] * 0.7 ** np.arange(max(half, 1))
     turned = [fn(angles).astype(F32) if half else None for fn in (np.cos, np.sin)]
@@ -95,9 +102,9 @@ def formed(
         1e-5,
         q_size,
         kv_size,
-        normal(8, *held[0], dtype=dtype),
-        normal(9, *held[1], dtype=dtype),
-        at[:, None].astype(np.int32),
+        normal(8, *cache_shapes[0], dtype=dtype),
+        normal(9, *cache_shapes[1], dtype=dtype),
+        positions_of_tokens[:, None].astype(np.int32),
         depth**-0.5,
         (normal(6, q_size, hidden) * q_size**-0.5).astype(weights),
         kv,
@@ -168,19 +175,19 @@ class TestAttentionBlockDecodeOfWideHeads(KernelTests):
 def test_two_batches_of_one_bucket_replay_one_program() -> None:
     """Other hidden states, caches, positions and tables of pages: the same instructions, each batch's own bytes."""
     batches = [list(formed(new=2, block=16)) for _ in range(2)]
-    for place in (0, 6, 7):
-        batches[1][place] = batches[1][place][::-1].copy()
-    first, others = batches[1][8] // 2, batches[1][18][::-1].copy()
+    for index in (0, 6, 7):
+        batches[1][index] = batches[1][index][::-1].copy()
+    first, tables = batches[1][8] // 2, batches[1][18][::-1].copy()
     first[1::2] = first[::2] + 1
     tokens = np.arange(6)[:, None] // 2
-    slots = others[tokens, first // 16] * 16 + first % 16
-    batches[1][8], batches[1][17], batches[1][18] = first, slots.astype(np.int32), others
+    slots = tables[tokens, first // 16] * 16 + first % 16
+    batches[1][8], batches[1][17], batches[1][18] = first, slots.astype(np.int32), tables
     replays, modes = ReplayCache(), []
-    for given in batches:
+    for batch in batches:
         world = simulate.World("trn2", replay=ReplayOptions(exact=True), replays=replays)
-        done = world.launch(kernels.attention_block_decode, [(copied(given), {})], mode=simulate.Mode.replay)
+        done = world.launch(kernels.attention_block_decode, [(copied(batch), {})], mode=simulate.Mode.replay)
         modes.append(done.mode.value)
-        for one, other in zip(done.outputs[0], run(kernels.attention_block_decode, given, "trn2")):
+        for one, other in zip(done.outputs[0], run(kernels.attention_block_decode, batch, "trn2")):
             assert one.tobytes() == other.tobytes()
     assert modes == ["eager", "replay"]
 
@@ -188,7 +195,7 @@ def test_two_batches_of_one_bucket_replay_one_program() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_loads_of_a_later_part_run_under_an_earlier_one(target: str) -> None:
     """In program order a launch takes less than its three parts one after another."""
-    x, norm, w_qkv, eps, q_size, kv_size, *caches, at, scale, w_o, kv, cos, sin, _, _ = arguments(
+    x, norm, w_qkv, eps, q_size, kv_size, *caches, positions, scale, w_o, kv, cos, sin, _, _ = arguments(
         4, 2048, 16, 1024, BF16
     )
     tokens = np.zeros((4, q_size), BF16), np.zeros((4, kv_size), BF16), np.zeros((4, kv_size), BF16)
@@ -205,15 +212,15 @@ def test_loads_of_a_later_part_run_under_an_earlier_one(target: str) -> None:
                 kv_size=kv_size,
             ),
         ),
-        (kernels.attention_decode, (tokens[0], *caches, at, scale, *tokens[1:], kv, cos, sin)),
+        (kernels.attention_decode, (tokens[0], *caches, positions, scale, *tokens[1:], kv, cos, sin)),
         (kernels.output_projection, (tokens[0], w_o, x)),
         (
             kernels.attention_block_decode,
-            (x, norm, w_qkv, eps, q_size, kv_size, *caches, at, scale, w_o, kv, cos, sin),
+            (x, norm, w_qkv, eps, q_size, kv_size, *caches, positions, scale, w_o, kv, cos, sin),
         ),
     )
     times = []
-    for kernel, given in launched:
-        done = simulate.World(target).launch(kernel, [(given, {})], mode=simulate.Mode.dry)
+    for kernel, inputs in launched:
+        done = simulate.World(target).launch(kernel, [(inputs, {})], mode=simulate.Mode.dry)
         times.append(schedule(done.streams, done.hardware, Reading.program).length_ns)
     assert times[3] < 0.95 * sum(times[:3])

@@ -63,9 +63,9 @@ def batch(
     cache: Any = None,
 ) -> tuple[Any, ...]:
     """Arguments for sequences whose first new token has the given positions; q and k are rotated already."""
-    held = caches(len(firsts), kv_heads, depth, positions, dtype if cache is None else cache)
+    cache_pair = caches(len(firsts), kv_heads, depth, positions, dtype if cache is None else cache)
     q, k, v = projected(len(firsts) * new, heads, kv_heads, depth, dtype)
-    return q, *held, following(firsts, new), depth**-0.5, k, v
+    return q, *cache_pair, following(firsts, new), depth**-0.5, k, v
 
 
 def tables(positions: int, half: int) -> tuple[np.ndarray, np.ndarray]:
@@ -75,7 +75,7 @@ def tables(positions: int, half: int) -> tuple[np.ndarray, np.ndarray]:
 
 def in_pages(arguments: tuple[Any, ...], block: int, shared: int = 0) -> tuple[Any, ...]:
     """The same launch with caches in pages of `block`, in random order; all sequences share the first `shared`."""
-    q, k_cache, v_cache, positions, scale, k, v, *rest = arguments
+    q, k_cache, v_cache, positions, scale, k, v, *rotary = arguments
     sequences, kv_heads, depth, capacity = k_cache.shape
     count, new = capacity // block, len(q) // sequences
     order = np.random.default_rng(1).permutation(sequences * count + 3).astype(np.int32)
@@ -83,17 +83,17 @@ def in_pages(arguments: tuple[Any, ...], block: int, shared: int = 0) -> tuple[A
     tables[:, :shared] = tables[0, :shared]
     pages = [np.zeros((len(order), block, kv_heads, depth), k_cache.dtype) for _ in "kv"]
     for sequence in range(sequences):
-        for held, rows in zip(
+        for page_array, rows in zip(
             pages, (k_cache[sequence].transpose(2, 0, 1), v_cache[sequence].swapaxes(0, 1))
         ):
-            held[tables[sequence]] = rows.reshape(count, block, kv_heads, depth)
+            page_array[tables[sequence]] = rows.reshape(count, block, kv_heads, depth)
     slots = [
-        [tables[token // new, place // block] * block + place % block]
-        for token, place in enumerate(positions[:, 0])
+        [tables[token // new, position // block] * block + position % block]
+        for token, position in enumerate(positions[:, 0])
     ]
-    kv_heads, cos, sin = rest or (None, None, None)
-    given = q, *pages, positions, scale, k, v, kv_heads, cos, sin, None, None, 1e-6
-    return *given, np.array(slots, np.int32), tables
+    kv_heads, cos, sin = rotary or (None, None, None)
+    inputs = q, *pages, positions, scale, k, v, kv_heads, cos, sin, None, None, 1e-6
+    return *inputs, np.array(slots, np.int32), tables
 
 
 def step(
@@ -113,9 +113,9 @@ def step(
 
     All sequences share the first `shared` pages.
     """
-    given = batch(firsts, heads, kv_heads, depth, positions, new, dtype, cache)
-    given = (*given, kv_heads, *tables(positions, half)) if half else given
-    return in_pages(given, block, shared) if block else given
+    inputs = batch(firsts, heads, kv_heads, depth, positions, new, dtype, cache)
+    inputs = (*inputs, kv_heads, *tables(positions, half)) if half else inputs
+    return in_pages(inputs, block, shared) if block else inputs
 
 
 def equal(sequences: int = 1, group: int = 1, **settings: Any) -> tuple[Any, ...]:
@@ -124,7 +124,7 @@ def equal(sequences: int = 1, group: int = 1, **settings: Any) -> tuple[Any, ...
     return step((0,) * sequences, **dict(kv_heads=1, depth=2, positions=8) | settings)
 
 
-def whole(sign: int) -> dict[str, Any]:
+def whole_number_scores(sign: int) -> dict[str, Any]:
     """Whole numbers, so that scores are exact: without the maximum exp overflows, or gives zeros only.
 
     Heads that share keys with heads of much larger scores have small ones.
@@ -141,9 +141,10 @@ def whole(sign: int) -> dict[str, Any]:
 def from_position_on(firsts: Sequence[int], end: int) -> dict[str, Any]:
     """Indices of a cache's elements from the new position of each sequence on."""
     seen = np.arange(end) >= np.array(firsts)[:, None]
-    places = np.nonzero(seen)
+    indices = np.nonzero(seen)
     return dict(
-        k_cache=(places[0], slice(None), slice(None), places[1]), v_cache=(places[0], slice(None), places[1])
+        k_cache=(indices[0], slice(None), slice(None), indices[1]),
+        v_cache=(indices[0], slice(None), indices[1]),
     )
 
 
@@ -189,7 +190,10 @@ class TestAttentionDecode(KernelTests):
             *together(
                 "dtype cache", (F32, BF16), (BF16, ml_dtypes.float8_e4m3), firsts=(130, 3), positions=256
             ),
-            *(dict(firsts=(200, 0, 299), depth=8, positions=300) | whole(sign=sign) for sign in (1, -1)),
+            *(
+                dict(firsts=(200, 0, 299), depth=8, positions=300) | whole_number_scores(sign=sign)
+                for sign in (1, -1)
+            ),
             *(
                 dict(
                     firsts=(0, 70, 296),
@@ -275,7 +279,7 @@ class TestAttentionDecode(KernelTests):
                 from_position_on(PAST, 300),
                 dict(firsts=PAST, positions=300, dtype=BF16),
                 value,
-                kept=lambda given, outputs: [
+                kept=lambda arguments, outputs: [
                     outputs[0],
                     *(outputs[1][row, ..., : first + 1] for row, first in enumerate(PAST)),
                 ],
@@ -309,9 +313,9 @@ class TestLimitsOfAttentionDecode(KernelTests):
         refusals=[refuse("an even head size of at most 512 here, not 3", depth=3)],
         fits=slow(
             *(
-                each | dict(dtype=dtype)
+                shape | dict(dtype=dtype)
                 for dtype in DTYPES
-                for each in (
+                for shape in (
                     dict(heads=128, kv_heads=8, depth=128, positions=8192, cache=BF16),
                     dict(sequences=64, heads=128, depth=8, positions=128),
                     dict(heads=16, kv_heads=2, depth=512, positions=4096, cache=BF16),
@@ -328,14 +332,14 @@ def test_pages_that_are_shared_and_named_twice_and_unused_ones_of_nan(target: st
     numbers = paged[-1]
     numbers[:, 5:] = numbers[0, 0]  # beyond the positions: any page
     numbers[1, 3] = numbers[1, 2]
-    for held in paged[1:3]:
-        held[np.setdiff1d(np.arange(len(held)), numbers)] = np.nan
-        held[numbers[0, 2], 40 - 32 :] = np.nan  # from the first sequence's new position on
-    found = run(kernels.attention_decode, paged, target)
+    for page_array in paged[1:3]:
+        page_array[np.setdiff1d(np.arange(len(page_array)), numbers)] = np.nan
+        page_array[numbers[0, 2], 40 - 32 :] = np.nan  # from the first sequence's new position on
+    outputs = run(kernels.attention_decode, paged, target)
     wanted = kernels.attention_decode_reference(*copied(paged))
-    exact = kernels.attention_decode_reference(*(in_float64(each) for each in paged))
-    compare(found[0], exact[0], wanted[0])
-    for mine, other in zip(found[1:], wanted[1:]):
+    exact = kernels.attention_decode_reference(*(in_float64(array) for array in paged))
+    compare(outputs[0], exact[0], wanted[0])
+    for mine, other in zip(outputs[1:], wanted[1:]):
         assert np.array_equal(mine, other, equal_nan=True)
 
 
@@ -374,8 +378,8 @@ def test_one_key_far_above_all_others_takes_all_weight() -> None:
     arguments = batch([200, 64], 2, 1, 8, 300)
     q, k_cache, v_cache, *_ = arguments
     k_cache[0, 0, :, 150] = q[0, :8] * 1e4
-    found = run(kernels.attention_decode, arguments)[0]
-    assert np.array_equal(found[0, :8], v_cache[0, 0, 150])
+    output = run(kernels.attention_decode, arguments)[0]
+    assert np.array_equal(output[0, :8], v_cache[0, 0, 150])
 
 
 def test_equal_scores_give_the_mean() -> None:
@@ -383,8 +387,8 @@ def test_equal_scores_give_the_mean() -> None:
     _, k_cache, v_cache, _, _, k, v = arguments
     k_cache[:], k[:] = 0, 0
     v_cache[0, 0, :255], v[:] = np.arange(255)[:, None], 255
-    found = run(kernels.attention_decode, arguments)[0]
-    assert np.array_equal(found, np.full((1, 8), 127.5))
+    output = run(kernels.attention_decode, arguments)[0]
+    assert np.array_equal(output, np.full((1, 8), 127.5))
 
 
 def test_sequences_together_equal_each_alone() -> None:
@@ -392,17 +396,17 @@ def test_sequences_together_equal_each_alone() -> None:
     q, k_cache, v_cache, positions, scale, k, v = arguments
     together = run(kernels.attention_decode, arguments)
     for row in range(4):
-        own = slice(row, row + 1)
+        rows = slice(row, row + 1)
         alone = run(
             kernels.attention_decode,
-            (q[own], k_cache[own], v_cache[own], positions[own], scale, k[own], v[own]),
+            (q[rows], k_cache[rows], v_cache[rows], positions[rows], scale, k[rows], v[rows]),
         )
-        assert np.array_equal(alone[1], together[1][own])
-        assert np.array_equal(alone[2], together[2][own])
-        here = int(positions[row, 0]) + 1
+        assert np.array_equal(alone[1], together[1][rows])
+        assert np.array_equal(alone[2], together[2][rows])
+        length = int(positions[row, 0]) + 1
         for head in range(4):
             columns = slice(16 * head, 16 * head + 16)
-            keys, values = together[1][row, head // 2, :, :here].T, together[2][row, head // 2, :here]
+            keys, values = together[1][row, head // 2, :, :length].T, together[2][row, head // 2, :length]
             bound = rounding_bound(q[row, columns].astype(np.float64), keys, values, scale)
             assert np.abs(alone[0][0, columns] - together[0][row, columns]).max() <= bound
 
@@ -410,7 +414,7 @@ def test_sequences_together_equal_each_alone() -> None:
 def test_reference_agrees_with_torch() -> None:
     torch = pytest.importorskip("torch", reason="torch is the independent reference of the reference")
     q, k_cache, v_cache, positions, scale, k, v = (in_float64(a) for a in batch([36, 3], 6, 2, 16, 40))
-    found = kernels.attention_decode_reference(
+    outputs = kernels.attention_decode_reference(
         q, *copied((k_cache, v_cache)), positions, scale, k, v, 2, *map(in_float64, tables(40, 8))
     )
     cos, sin = (np.tile(in_float64(table)[positions], 2) for table in tables(40, 8))
@@ -419,9 +423,9 @@ def test_reference_agrees_with_torch() -> None:
         heads = rows.reshape(2, -1, 16)
         turned.append(heads * cos + np.concatenate([-heads[..., 8:], heads[..., :8]], axis=2) * sin)
     attend = torch.nn.functional.scaled_dot_product_attention
-    for row, here in enumerate((36, 3)):
-        keys = np.concatenate([k_cache[row, :, :, :here].swapaxes(1, 2), turned[1][row][:, None]], axis=1)
-        values = np.concatenate([v_cache[row, :, :here], v[row].reshape(2, 1, 16)], axis=1)
-        given = (torch.from_numpy(each.copy()) for each in (turned[0][row][:, None], keys, values))
-        truth = attend(*given, scale=scale, enable_gqa=True).numpy().reshape(1, -1)
-        compare(found[0][row : row + 1].astype(F32), truth, truth.astype(F32))
+    for row, length in enumerate((36, 3)):
+        keys = np.concatenate([k_cache[row, :, :, :length].swapaxes(1, 2), turned[1][row][:, None]], axis=1)
+        values = np.concatenate([v_cache[row, :, :length], v[row].reshape(2, 1, 16)], axis=1)
+        tensors = (torch.from_numpy(array.copy()) for array in (turned[0][row][:, None], keys, values))
+        truth = attend(*tensors, scale=scale, enable_gqa=True).numpy().reshape(1, -1)
+        compare(outputs[0][row : row + 1].astype(F32), truth, truth.astype(F32))

@@ -159,7 +159,7 @@ def test_schedules_of_ranks_agree_and_one_program_serves_all_positions() -> None
     replayed, eager = launched((0, 303), simulate.Mode.replay), launched((0, 303))
     assert replayed.mode is simulate.Mode.replay
     for one, other in zip(replayed.outputs, eager.outputs):
-        assert [each.tobytes() for each in one] == [each.tobytes() for each in other]
+        assert [output.tobytes() for output in one] == [output.tobytes() for output in other]
 
 
 def test_partial_outputs_merge_to_the_softmax_of_all_keys() -> None:
@@ -174,9 +174,9 @@ def test_partial_outputs_merge_to_the_softmax_of_all_keys() -> None:
     new = np.exp(scale * (q @ k.T))
     total = sum(share[1] for share in shares) + new * v
     o = total / (sum(share[0] for share in shares) + new.sum())
-    longer = [each.astype(np.longdouble) for each in arrays]
+    longer = [array.astype(np.longdouble) for array in arrays]
     exact, plain, in_order = (
-        np.asarray(DECODE[1](*copied(given[:3]), positions, scale, *given[3:])[0])
-        for given in (longer, arrays, [*map(summed_in_order, arrays)])
+        np.asarray(DECODE[1](*copied(inputs[:3]), positions, scale, *inputs[3:])[0])
+        for inputs in (longer, arrays, [*map(summed_in_order, arrays)])
     )
     compare(o, exact, plain, in_order)

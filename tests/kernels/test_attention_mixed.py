@@ -31,29 +31,35 @@ def mixed(
     **options: Any,
 ) -> tuple[Any, ...]:
     """Sequences that decode from some positions on and prompts behind others; a page that nobody reads pads tables."""
-    (q_heads, kv_heads), held = heads, CAPACITY // PAGE
-    blocks = [held] * len(firsts) + [-(-(max(prefix, start) + tokens) // PAGE) for start in valid]
+    (q_heads, kv_heads), pages_per_sequence = heads, CAPACITY // PAGE
+    blocks = [pages_per_sequence] * len(firsts) + [
+        -(-(max(prefix, start) + tokens) // PAGE) for start in valid
+    ]
     count = sum(blocks) + 1
     pages = np.random.default_rng(7).permutation(count - 1)
     tables = np.split(pages, np.cumsum(blocks)[:-1])
     width = max(blocks[len(firsts) :])
-    padded = [np.append(own, [count - 1] * (width - len(own))) for own in tables[len(firsts) :]]
+    padded = [np.append(table, [count - 1] * (width - len(table))) for table in tables[len(firsts) :]]
     lengths = [(first, new) for first in firsts] + [(first, tokens) for first in valid]
-    at = [first + np.arange(length) for first, length in lengths]
-    slots = [own[places // PAGE] * PAGE + places % PAGE for own, places in zip(tables, at)]
+    positions = [first + np.arange(length) for first, length in lengths]
+    slots = [
+        table[token_positions // PAGE] * PAGE + token_positions % PAGE
+        for table, token_positions in zip(tables, positions)
+    ]
     caches = [normal(seed, count, PAGE, kv_heads, depth, dtype=dtype) for seed in (8, 9)]
-    for own, (first, _) in zip(tables, lengths):
+    for table, (first, _) in zip(tables, lengths):
         for cache in caches:
-            behind = cache[own].reshape(-1, kv_heads, depth)
+            behind = cache[table].reshape(-1, kv_heads, depth)
             behind[first:] = np.nan
-            cache[own] = behind.reshape(len(own), PAGE, kv_heads, depth)
+            cache[table] = behind.reshape(len(table), PAGE, kv_heads, depth)
     rows = sum(length for _, length in lengths)
     q, k, v = (
-        normal(seed, rows, own * depth, dtype=dtype) for seed, own in enumerate((q_heads, kv_heads, kv_heads))
+        normal(seed, rows, head_count * depth, dtype=dtype)
+        for seed, head_count in enumerate((q_heads, kv_heads, kv_heads))
     )
     first_tables, last_tables = np.stack(tables[: len(firsts)]), np.stack(padded)
     return (
-        *(q, *caches, _column(at), depth**-0.5, new * len(firsts), k, v, kv_heads, _column(slots)),
+        *(q, *caches, _column(positions), depth**-0.5, new * len(firsts), k, v, kv_heads, _column(slots)),
         *(first_tables.astype(np.int32), last_tables.astype(np.int32), prefix),
         *(options.get(name) for name in ("window", "softcap", "sinks")),
     )
@@ -63,42 +69,42 @@ def _column(numbers: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(numbers)[:, None].astype(np.int32)
 
 
-def stored(given: tuple[Any, ...]) -> tuple[Any, ...]:
+def stored(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """A second layer, which reads what the first one wrote to the caches."""
-    _, *caches = kernels.attention_mixed_reference(*copied(given))
-    return given[0], *caches, *given[3:6], None, None, *given[8:]
+    _, *caches = kernels.attention_mixed_reference(*copied(inputs))
+    return inputs[0], *caches, *inputs[3:6], None, None, *inputs[8:]
 
 
-def apart(given: tuple[Any, ...], target: str) -> tuple[np.ndarray, ...]:
+def apart(inputs: tuple[Any, ...], target: str) -> tuple[np.ndarray, ...]:
     """The outputs of two launches, one for each kind of rows."""
-    q, *caches, at, scale, rows, k, v, kv_heads, slots, tables, prompts, prefix, window, cap, sinks = copied(
-        given[:16]
+    q, *caches, positions, scale, rows, k, v, kv_heads, slots, tables, prompts, prefix, window, cap, sinks = (
+        copied(inputs[:16])
     )
-    of_step = [None if each is None else each[:rows] for each in (k, v)]
-    of_prompts = [None if each is None else each[rows:] for each in (k, v)]
-    own = None if window is None or window >= CAPACITY else window
+    step_rows = [None if new_rows is None else new_rows[:rows] for new_rows in (k, v)]
+    prompt_rows = [None if new_rows is None else new_rows[rows:] for new_rows in (k, v)]
+    kernel_window = None if window is None or window >= CAPACITY else window
     decoded = run(
         kernels.attention_decode,
-        (q[:rows], *caches, at[:rows], scale, *of_step, kv_heads, *(None,) * 4, 0.0)
-        + (None if k is None else slots[:rows], tables, own, cap, sinks),
+        (q[:rows], *caches, positions[:rows], scale, *step_rows, kv_heads, *(None,) * 4, 0.0)
+        + (None if k is None else slots[:rows], tables, kernel_window, cap, sinks),
         target,
     )
     first, *caches = as_tuple(decoded) if k is not None else (decoded, *caches)
     length = prefix + (len(q) - rows) // len(prompts)
-    own = None if window is None or window >= length else window
+    kernel_window = None if window is None or window >= length else window
     last = run(
         kernels.attention_prefill,
         (
             q[rows:],
             *caches,
             scale,
-            *of_prompts,
+            *prompt_rows,
             kv_heads,
-            at[rows:],
+            positions[rows:],
             prefix,
             slots[rows:],
             prompts,
-            own,
+            kernel_window,
             cap,
             sinks,
         ),
@@ -145,14 +151,14 @@ class TestAttentionMixed(KernelTests):
 
 
 @wraps(mixed)
-def of_second_layer(**settings: Any) -> tuple[Any, ...]:
+def draw_second_layer(**settings: Any) -> tuple[Any, ...]:
     """Draw the arguments of a layer that reads the caches which another one wrote."""
     return stored(mixed(**settings))
 
 
 class TestAttentionMixedOfStoredKeys(KernelTests):
     case = KernelCase(
-        kernels.attention_mixed, of_second_layer, every_chip=vary(new=2, dtype=[*DTYPES]), replays=False
+        kernels.attention_mixed, draw_second_layer, every_chip=vary(new=2, dtype=[*DTYPES]), replays=False
     )
 
 

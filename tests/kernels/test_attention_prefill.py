@@ -45,7 +45,7 @@ def arguments(
     depth: int = 16,
     sequences: int = 1,
     dtype: Any = F32,
-    held: Any = None,
+    cache_dtype: Any = None,
     capacity: int = 0,
 ) -> tuple[Any, ...]:
     """q, caches of as many positions as a sequence has tokens if no capacity is given, scale, k and v."""
@@ -54,13 +54,13 @@ def arguments(
         for seed, count in enumerate((heads, kv_heads, kv_heads))
     )
     capacity = capacity or tokens // sequences
-    k_cache = normal(8, sequences, kv_heads, depth, capacity, dtype=held or dtype)
-    v_cache = normal(9, sequences, kv_heads, capacity, depth, dtype=held or dtype)
+    k_cache = normal(8, sequences, kv_heads, depth, capacity, dtype=cache_dtype or dtype)
+    v_cache = normal(9, sequences, kv_heads, capacity, depth, dtype=cache_dtype or dtype)
     return q, k_cache, v_cache, depth**-0.5, k, v
 
 
 def options(
-    given: tuple[Any, ...],
+    inputs: tuple[Any, ...],
     positions: Any = None,
     prefix: int = 0,
     slots: Any = None,
@@ -71,7 +71,7 @@ def options(
     causal: bool = True,
 ) -> tuple[Any, ...]:
     """Arguments up to the last one."""
-    return (*given, None, positions, prefix, slots, block_tables, window, softcap, sinks, causal)
+    return (*inputs, None, positions, prefix, slots, block_tables, window, softcap, sinks, causal)
 
 
 def continued(
@@ -102,20 +102,20 @@ def continued(
             k_cache[i, :, :, start:] = v_cache[i, :, start:] = garbage
         else:
             for position in range(start, tables.shape[1] * page):
-                place = tables[i, position // page], position % page
-                k_cache[place] = v_cache[place] = garbage
-    given = q, k_cache, v_cache, scale, k, v
-    return options(given, positions[:, None], prefix, slots, tables, **more)
+                index = tables[i, position // page], position % page
+                k_cache[index] = v_cache[index] = garbage
+    inputs = q, k_cache, v_cache, scale, k, v
+    return options(inputs, positions[:, None], prefix, slots, tables, **more)
 
 
-def attended(outputs: Sequence[np.ndarray], reference: Callable[..., Any], given: Sequence[Any]) -> None:
+def attended(outputs: Sequence[np.ndarray], reference: Callable[..., Any], inputs: Sequence[Any]) -> None:
     """Results as near as numpy's; caches hold copies, so they are equal."""
-    compare_all(outputs[:1], lambda *own: reference(*own)[:1], given)
-    for cache, expected in zip(outputs[1:], reference(*copied(given))[1:], strict=True):
+    compare_all(outputs[:1], lambda *operands: reference(*operands)[:1], inputs)
+    for cache, expected in zip(outputs[1:], reference(*copied(inputs))[1:], strict=True):
         assert np.array_equal(cache, expected, equal_nan=True)
 
 
-def of_keys(keys: int) -> dict[str, Any]:
+def settings_of_keys(keys: int) -> dict[str, Any]:
     """Settings of two sequences of 70 tokens that see so many keys each."""
     _, k_cache, v_cache, _, k, v = arguments(2 * keys, sequences=2)
     return dict(tokens=140, sequences=2, causal=False, k=k, v=v, k_cache=k_cache, v_cache=v_cache)
@@ -131,11 +131,11 @@ def scores(largest: float, dtype: Any) -> list[dict[str, Any]]:
     one = np.zeros((640, 128), dtype)
     one[:, 0] = factor
     keys = [one, -one]
-    for place in (0, 300, 639):
+    for index in (0, 300, 639):
         keys.append(-one)
-        keys[-1][place] = one[place]
+        keys[-1][index] = one[index]
     random = dict(q=lambda q: (q * factor).astype(dtype), k=lambda k: (k / 3 * factor).astype(dtype))
-    return [settings | each for each in (random, *(dict(q=one, k=k) for k in keys))]
+    return [settings | change for change in (random, *(dict(q=one, k=k) for k in keys))]
 
 
 SLOPES = F32([[0.5, 0.125, 0.7071067, 0.011]])
@@ -155,13 +155,13 @@ class TestAttentionPrefill(KernelTests):
             *vary(tokens=[1, *ODD_SIZES], depth=8, capacity=172),
             *vary(depth=[1, 8, 48, 64, 127, 128], capacity=24),
             *vary(tokens=[511, 512, 513, 700], heads=2, kv_heads=1, depth=8, capacity=768),
-            dict(tokens=130, capacity=256, held=BF16),
+            dict(tokens=130, capacity=256, cache_dtype=BF16),
             *vary(tokens=[24, 93, 99, 192], heads=4, kv_heads=1, sequences=3),
             *vary(tokens=400, heads=2, kv_heads=1, window=[1, 5, 127, 128, 129, 200, 256, 300, 1000]),
             dict(tokens=1280, heads=1, kv_heads=1, dtype=BF16, window=1024),
-            *map(of_keys, (1, 127, 128, 129, 300)),
+            *map(settings_of_keys, (1, 127, 128, 129, 300)),
             *vary(tokens=129, heads=2, kv_heads=1, depth=[129, 192, 256, 260, 512], dtype=[*DTYPES]),
-            *(each for largest in (1e2, 1e4) for dtype in DTYPES for each in scores(largest, dtype)),
+            *(setting for largest in (1e2, 1e4) for dtype in DTYPES for setting in scores(largest, dtype)),
         ],
         every_chip=[
             *vary(tokens=129, heads=[2, 4, 8], capacity=130, dtype=[*DTYPES]),
@@ -216,7 +216,7 @@ class TestAttentionPrefill(KernelTests):
             ),
         ],
         fits=[
-            *vary(tokens=8192, heads=1, kv_heads=1, depth=128, dtype=[*DTYPES], held=BF16),
+            *vary(tokens=8192, heads=1, kv_heads=1, depth=128, dtype=[*DTYPES], cache_dtype=BF16),
             *slow(*vary(tokens=8192, heads=2, kv_heads=2, depth=128, dtype=[*DTYPES])),
         ],
         undefined=[
@@ -250,9 +250,9 @@ class TestAttentionPrefillAfterCachedPositions(KernelTests):
             *vary(tokens=40, valid=(100,), garbage=[np.inf, -np.inf, 3e38]),
             *vary(tokens=150, valid=(100, 128), window=[5, 60, 128, 200, 1000]),
             *(
-                each
+                setting
                 for logit in (1.0, 1e4, -1e4)
-                for each in together(
+                for setting in together(
                     "tokens valid prefix dtype",
                     *((140, (100,), 128, F32), (20, (0,), 0, BF16)),
                     sinks=normal(5, 1, 4) + F32(logit),
@@ -278,8 +278,8 @@ def behind(
     prefix: int = 0, tokens: int = 300, group: int = 1, depth: int = 128, dtype: Any = BF16
 ) -> tuple[Any, ...]:
     """One key/value head behind so many positions."""
-    given = arguments(tokens, group, 1, depth, 1, dtype, None, prefix + tokens)
-    return options(given, np.zeros((tokens, 1), np.int32), prefix)
+    inputs = arguments(tokens, group, 1, depth, 1, dtype, None, prefix + tokens)
+    return options(inputs, np.zeros((tokens, 1), np.int32), prefix)
 
 
 class TestMostKeysOfAttentionPrefill(KernelTests):
@@ -329,21 +329,21 @@ def test_maximum_that_moves_from_key_block_to_key_block(steepness: int) -> None:
     q, k_cache, v_cache, scale, k, v = arguments(1100, 1, 1, 8)
     growing = np.linspace(0, steepness, 1100, dtype=F32)[:, None]
     for factors in (growing, growing[::-1]):
-        given = np.abs(q), k_cache, v_cache, scale, np.abs(k) * factors, v
-        wide = [in_float64(each) for each in given]
+        inputs = np.abs(q), k_cache, v_cache, scale, np.abs(k) * factors, v
+        wide = [in_float64(array) for array in inputs]
         truth = kernels.attention_prefill_reference(*copied(wide))[0]
         bounds = [
             rounding_bound(wide[0][row], wide[4][: row + 1], wide[5][: row + 1], scale) for row in range(1100)
         ]
-        for outputs in in_every_way(kernels.attention_prefill, given):
+        for outputs in in_every_way(kernels.attention_prefill, inputs):
             assert (np.abs(outputs[0] - truth) <= np.array(bounds)[:, None]).all()
 
 
 def test_prefill_writes_the_prompt_into_the_caches_and_nothing_else() -> None:
-    given = arguments(129, capacity=172)
-    _, k_cache, v_cache, _, k, v = given
+    inputs = arguments(129, capacity=172)
+    _, k_cache, v_cache, _, k, v = inputs
     before = k_cache.copy(), v_cache.copy()
-    _, new_k, new_v = simulate.World("trn1").launch(kernels.attention_prefill, [(given, {})]).outputs[0]
+    _, new_k, new_v = simulate.World("trn1").launch(kernels.attention_prefill, [(inputs, {})]).outputs[0]
     assert new_k is k_cache
     assert new_v is v_cache
     for head in range(2):
@@ -355,13 +355,13 @@ def test_prefill_writes_the_prompt_into_the_caches_and_nothing_else() -> None:
 
 
 def test_later_tokens_do_not_change_earlier_outputs() -> None:
-    *rest, k, v = arguments(200, capacity=256)
+    *first_arguments, k, v = arguments(200, capacity=256)
     changed = k.copy(), v.copy()
     for array in changed:
         array[150:] += 1
     first, second = (
-        run(kernels.attention_prefill, (*rest, k, v)),
-        run(kernels.attention_prefill, (*rest, *changed)),
+        run(kernels.attention_prefill, (*first_arguments, k, v)),
+        run(kernels.attention_prefill, (*first_arguments, *changed)),
     )
     assert np.array_equal(first[0][:150], second[0][:150])
     assert not np.array_equal(first[0][150:], second[0][150:])
@@ -369,9 +369,9 @@ def test_later_tokens_do_not_change_earlier_outputs() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 63, 127, 128, 129, 600])
 def test_decode_after_prefill_equals_prefill_of_one_token_more(tokens: int) -> None:
-    given = arguments(tokens + 1, capacity=tokens + 40)
-    q, k_cache, v_cache, scale, k, v = given
-    longer = run(kernels.attention_prefill, given)
+    inputs = arguments(tokens + 1, capacity=tokens + 40)
+    q, k_cache, v_cache, scale, k, v = inputs
+    longer = run(kernels.attention_prefill, inputs)
     before = tokens
     _, k_cache, v_cache = run(
         kernels.attention_prefill, (q[:before], k_cache, v_cache, scale, k[:before], v[:before])
@@ -383,53 +383,53 @@ def test_decode_after_prefill_equals_prefill_of_one_token_more(tokens: int) -> N
     assert np.array_equal(step[1], longer[1])
     assert np.array_equal(step[2], longer[2])
     for head in range(4):
-        own, shared = slice(head * 16, head * 16 + 16), slice(head // 2 * 16, head // 2 * 16 + 16)
-        bound = rounding_bound(q[-1, own].astype(np.float64), k[:, shared], v[:, shared], scale)
-        assert np.abs(step[0][0, own].astype(np.float64) - longer[0][-1, own]).max() <= bound
+        columns, shared = slice(head * 16, head * 16 + 16), slice(head // 2 * 16, head // 2 * 16 + 16)
+        bound = rounding_bound(q[-1, columns].astype(np.float64), k[:, shared], v[:, shared], scale)
+        assert np.abs(step[0][0, columns].astype(np.float64) - longer[0][-1, columns]).max() <= bound
 
 
 @pytest.mark.parametrize("tokens", [127, 128, 129, 300])
 def test_sequences_together_equal_each_alone(tokens: int) -> None:
-    given = arguments(2 * tokens, 4, 2, 32, 2)
-    q, k_cache, v_cache, scale, k, v = given
-    together = run(kernels.attention_prefill, given, "trn2")
+    inputs = arguments(2 * tokens, 4, 2, 32, 2)
+    q, k_cache, v_cache, scale, k, v = inputs
+    together = run(kernels.attention_prefill, inputs, "trn2")
     for i in range(2):
         rows = slice(i * tokens, (i + 1) * tokens)
-        caches = (each[i : i + 1] for each in (k_cache, v_cache))
+        caches = (cache[i : i + 1] for cache in (k_cache, v_cache))
         alone = run(kernels.attention_prefill, (q[rows], *caches, scale, k[rows], v[rows]), "trn2")
         assert np.array_equal(together[0][rows], alone[0])
-        for cache, own in zip(together[1:], alone[1:]):
-            assert np.array_equal(cache[i : i + 1], own)
+        for cache, expected in zip(together[1:], alone[1:]):
+            assert np.array_equal(cache[i : i + 1], expected)
 
 
 @pytest.mark.parametrize("tokens", [127, 128, 129])
 def test_a_prompt_in_pieces_equals_the_whole(tokens: int) -> None:
     whole_prompt = arguments(3 * tokens, 4, 2, 32)
     q, k_cache, v_cache, scale, k, v = whole_prompt
-    whole = run(kernels.attention_prefill, whole_prompt, "trn2")
+    expected = run(kernels.attention_prefill, whole_prompt, "trn2")
     truth = kernels.attention_prefill_reference(*map(in_float64, whole_prompt))
     results = []
     for i in range(3):
         rows = slice(i * tokens, (i + 1) * tokens)
         positions = np.arange(i * tokens, (i + 1) * tokens, dtype=np.int32)[:, None]
-        given = q[rows], k_cache, v_cache, scale, k[rows], v[rows]
-        o, k_cache, v_cache = run(kernels.attention_prefill, options(given, positions, i * tokens), "trn2")
+        inputs = q[rows], k_cache, v_cache, scale, k[rows], v[rows]
+        o, k_cache, v_cache = run(kernels.attention_prefill, options(inputs, positions, i * tokens), "trn2")
         results.append(o)
-    compare(np.concatenate(results), truth[0], whole[0])
-    assert np.array_equal(k_cache, whole[1])
-    assert np.array_equal(v_cache, whole[2])
+    compare(np.concatenate(results), truth[0], expected[0])
+    assert np.array_equal(k_cache, expected[1])
+    assert np.array_equal(v_cache, expected[2])
 
 
 def test_reference_agrees_with_torch() -> None:
     torch = pytest.importorskip("torch", reason="torch is the independent reference of the references")
-    given = [in_float64(each) for each in arguments(74, 6, 2, 16, 2)]
-    qkv = given[0], *given[4:]
-    heads = [torch.from_numpy(each.copy()).reshape(2, 37, -1, 16).transpose(1, 2) for each in qkv]
+    inputs = [in_float64(array) for array in arguments(74, 6, 2, 16, 2)]
+    qkv = inputs[0], *inputs[4:]
+    heads = [torch.from_numpy(rows.copy()).reshape(2, 37, -1, 16).transpose(1, 2) for rows in qkv]
     distance = np.arange(37)[:, None] - np.arange(37)
     for window, causal in ((None, True), (5, True), (None, False)):
         seen = (distance >= 0) & (distance < (window or 37)) if causal else np.ones((37, 37), bool)
         truth = torch.nn.functional.scaled_dot_product_attention(
-            *heads, attn_mask=torch.from_numpy(seen), scale=given[3], enable_gqa=True
+            *heads, attn_mask=torch.from_numpy(seen), scale=inputs[3], enable_gqa=True
         )
-        own = kernels.attention_prefill_reference(*copied(given), window=window, causal=causal)[0]
-        assert np.allclose(own, truth.transpose(1, 2).reshape(74, -1).numpy(), rtol=1e-12, atol=1e-12)
+        reference = kernels.attention_prefill_reference(*copied(inputs), window=window, causal=causal)[0]
+        assert np.allclose(reference, truth.transpose(1, 2).reshape(74, -1).numpy(), rtol=1e-12, atol=1e-12)

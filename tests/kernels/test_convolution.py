@@ -38,9 +38,9 @@ def images(
     weights: Any = None,
 ) -> tuple[Any, ...]:
     """Images or sequences, weights whose sums are of the order of 1, and a bias."""
-    scale, held = (shape[1] * np.prod(window)) ** -0.5, weights or dtype
-    w = normal(2, *window, shape[1], outputs, dtype=held, scale=scale)
-    return normal(1, *shape, dtype=dtype), w, normal(3, 1, outputs, dtype=held), stride, padding
+    scale, weight_dtype = (shape[1] * np.prod(window)) ** -0.5, weights or dtype
+    w = normal(2, *window, shape[1], outputs, dtype=weight_dtype, scale=scale)
+    return normal(1, *shape, dtype=dtype), w, normal(3, 1, outputs, dtype=weight_dtype), stride, padding
 
 
 def sequences(
@@ -168,10 +168,10 @@ class TestConv1d(KernelTests):
         fits=[
             *vary(channels=64, length=2000, outputs=300, taps=[320, 321], stride=2, padding=1, dtype=BF16),
             *(
-                each
+                setting
                 for mels, width in ((80, 384), (128, 1280))
                 for dtype in DTYPES
-                for each in whisper(mels, width, dtype)
+                for setting in whisper(mels, width, dtype)
             ),
         ],
         two_sums=[
@@ -237,9 +237,9 @@ class TestConv2d(KernelTests):
                 outputs=512,
             ),
             *(
-                each
+                setting
                 for count in (1, 2, 3, 5)
-                for each in (
+                for setting in (
                     padded((count, 3, 50, 41), 20, (5, 4), stride=(2, 1), padding=(2, 1), activation="gelu"),
                     padded((count, 40, 9, 8), 24, dtype=BF16),
                 )
@@ -270,8 +270,8 @@ def test_a_pack_is_chosen_by_matmuls_and_by_bytes() -> None:
     What leaves room for other stripes: ResNet's first layer in groups of 32 partitions, its 3 x 3 of 64 of 64.
     """
 
-    def sizes(channels: int, outputs: int, *given: Any, shortest: int = 32) -> tuple[int, ...]:
-        pack = packed(Windows(1, *given), channels, outputs, BF16, shortest)
+    def sizes(channels: int, outputs: int, *geometry: Any, shortest: int = 32) -> tuple[int, ...]:
+        pack = packed(Windows(1, *geometry), channels, outputs, BF16, shortest)
         return len(pack.blocks), pack.rows, pack.columns, pack.matmuls, pack.groups
 
     assert sizes(80, 1280, (1, 3000), (1, 3), (1, 1), (0, 1)) == (2, 1, 3, 2, 1)
@@ -290,8 +290,8 @@ def test_four_products_of_64_channels_to_64_are_done_at_a_time() -> None:
     """Of one step, in the four quarters of the array; 65 outputs take half of it, which holds stripes of two images."""
 
     def starts(outputs: int) -> list[tuple[float, ...]]:
-        given = np.empty((4, 64, 16, 28), BF16), np.empty((3, 3, 64, outputs), BF16), None, (1, 1), (1, 1)
-        done = simulate.World("trn2").launch(kernels.conv2d, [(given, {})], mode=simulate.Mode.dry)
+        inputs = np.empty((4, 64, 16, 28), BF16), np.empty((3, 3, 64, outputs), BF16), None, (1, 1), (1, 1)
+        done = simulate.World("trn2").launch(kernels.conv2d, [(inputs, {})], mode=simulate.Mode.dry)
         costs = [done.streams[0].costs[number] for number in done.streams[0].cost_ids]
         return [cost.cells for cost in costs if cost.cells]
 
@@ -302,10 +302,12 @@ def test_four_products_of_64_channels_to_64_are_done_at_a_time() -> None:
 
 def test_an_infinity_beside_a_window_does_not_reach_it() -> None:
     """Unused taps of a last pack are not multiplied by zero weights."""
-    x, *rest = images((1, 3, 9, 20), 512, (7, 7), (1, 1), (0, 0))
-    clean = run(kernels.conv2d, (x, *rest))
+    x, *weights_and_geometry = images((1, 3, 9, 20), 512, (7, 7), (1, 1), (0, 0))
+    clean = run(kernels.conv2d, (x, *weights_and_geometry))
     x[:, :, 8, :] = x[:, :, :, 19] = np.inf
-    assert np.array_equal(run(kernels.conv2d, (x, *rest))[:, :, :2, :13], clean[:, :, :2, :13])
+    assert np.array_equal(
+        run(kernels.conv2d, (x, *weights_and_geometry))[:, :, :2, :13], clean[:, :, :2, :13]
+    )
 
 
 def test_small_images_share_a_tile_and_large_ones_are_cut_into_stripes() -> None:
@@ -336,9 +338,9 @@ def test_outputs_whose_weights_do_not_stay_together_read_the_image_again(
     outputs: int, times: int, as_rows: bool
 ) -> None:
     """16 taps of 256 channels in bfloat16 take 64 bytes of an output: 80 KiB hold 1,280."""
-    given = np.empty((1, 256, 100), BF16), np.empty((16, 256, outputs), BF16), None, 1, 0, None, as_rows
-    traffic = simulate.profile(kernels.conv1d, *given).traffic
-    assert {each.name: each.reads for each in traffic if each.argument} == {"x": times, "w": 1}
+    inputs = np.empty((1, 256, 100), BF16), np.empty((16, 256, outputs), BF16), None, 1, 0, None, as_rows
+    traffic = simulate.profile(kernels.conv1d, *inputs).traffic
+    assert {tensor.name: tensor.reads for tensor in traffic if tensor.argument} == {"x": times, "w": 1}
 
 
 def test_whole_numbers_are_those_of_torch() -> None:
@@ -348,20 +350,20 @@ def test_whole_numbers_are_those_of_torch() -> None:
     truth = torch.nn.functional.conv2d(
         *map(torch.from_numpy, (x, w.transpose(3, 2, 0, 1).copy(), bias[0])), stride=(2, 1), padding=(1, 0)
     ).numpy()
-    given = x, w, bias, (2, 1), (1, 0)
-    assert np.array_equal(run(kernels.conv2d, given), truth)
-    assert np.array_equal(kernels.conv2d_reference(*given), truth)
+    inputs = x, w, bias, (2, 1), (1, 0)
+    assert np.array_equal(run(kernels.conv2d, inputs), truth)
+    assert np.array_equal(kernels.conv2d_reference(*inputs), truth)
     row = torch.nn.functional.conv1d(
         *map(torch.from_numpy, (x[:, :, 0], w[0].transpose(2, 1, 0).copy(), bias[0])), stride=2, padding=1
     ).numpy()
-    given = x[:, :, 0], w[0], bias, 2, 1
-    assert np.array_equal(run(kernels.conv1d, given), row)
-    rows = run(kernels.conv1d, (*given, None, True))
+    inputs = x[:, :, 0], w[0], bias, 2, 1
+    assert np.array_equal(run(kernels.conv1d, inputs), row)
+    rows = run(kernels.conv1d, (*inputs, None, True))
     assert np.array_equal(rows.reshape(2, -1, 9).transpose(0, 2, 1), row)
 
 
 @pytest.mark.nki_budget(time_us=41.0, target="trn2")
 def test_64_channels_keep_to_their_budget(nki_budget: Any) -> None:
     """3 x 3 of ResNet-50, whose operations take 23.5 us of the Tensor engine."""
-    given = np.empty((8, 64, 56, 56), BF16), np.empty((3, 3, 64, 64), BF16), np.empty((1, 64), BF16)
-    nki_budget.ranks(kernels.conv2d, [(*given, (1, 1), (1, 1))])
+    inputs = np.empty((8, 64, 56, 56), BF16), np.empty((3, 3, 64, 64), BF16), np.empty((1, 64), BF16)
+    nki_budget.ranks(kernels.conv2d, [(*inputs, (1, 1), (1, 1))])

@@ -25,16 +25,16 @@ MOST_LAUNCHES = 3
 
 def cases() -> dict[str, list[KernelCase]]:
     """Return the cases of every kernel by its name, those with launches on two cores first."""
-    found: dict[str, list[KernelCase]] = {name: [] for name in nki_kernels.__all__}
+    cases_by_kernel: dict[str, list[KernelCase]] = {name: [] for name in nki_kernels.__all__}
     for module in pkgutil.iter_modules(tests.kernels.__path__):
         if not module.name.startswith("test_"):
             continue
         for member in vars(importlib.import_module(f"tests.kernels.{module.name}")).values():
             if isinstance(member, type) and issubclass(member, KernelTests) and hasattr(member, "case"):
-                found.setdefault(member.case.kernel.__name__, []).append(member.case)
-    for kernel_cases in found.values():
+                cases_by_kernel.setdefault(member.case.kernel.__name__, []).append(member.case)
+    for kernel_cases in cases_by_kernel.values():
         kernel_cases.sort(key=lambda case: not (case.two_cores or case.two_sums))
-    return found
+    return cases_by_kernel
 
 
 CASES = cases()
@@ -60,7 +60,7 @@ def launches(name: str) -> Iterator[Sequence[tuple[Any, ...]]]:
 
 def launch(kernel: Any, arguments: Sequence[tuple[Any, ...]], cores: int) -> simulate.Launch:
     return simulate.World("trn2", len(arguments), cores).launch(
-        kernel, [(of_rank, {}) for of_rank in arguments], simulate.Mode.dry, trips=0
+        kernel, [(argument, {}) for argument in arguments], simulate.Mode.dry, trips=0
     )
 
 

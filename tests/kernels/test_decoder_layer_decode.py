@@ -39,7 +39,7 @@ def arguments(
     def weight(number: int, rows: int, columns: int) -> np.ndarray:
         return normal(number, rows, columns, dtype=dtype, scale=rows**-0.5)
 
-    given = {
+    inputs = {
         "x": normal(seed + 1, sequences, hidden, dtype=dtype),
         "norm_weight": normal(2, 1, hidden, dtype=dtype),
         "w_qkv": weight(3, hidden, q_size + 2 * kv_size),
@@ -65,16 +65,20 @@ def arguments(
         "b_up": normal(14, 1, inner, dtype=dtype),
         "b_down": normal(15, 1, hidden, dtype=dtype),
     }
-    return {name: given.get(name) for name in NAMES}
+    return {name: inputs.get(name) for name in NAMES}
 
 
-def two_launches(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def two_launches(layer_arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arguments of attention_block_decode and of mlp, whose x is that of the layer."""
     block, mlp = (
-        {name: given[name] for name in inspect.signature(kernel).parameters if name in given}
+        {
+            name: layer_arguments[name]
+            for name in inspect.signature(kernel).parameters
+            if name in layer_arguments
+        }
         for kernel in (kernels.attention_block_decode, kernels.mlp)
     )
-    return block, mlp | {"norm_weight": given["mlp_norm_weight"]}
+    return block, mlp | {"norm_weight": layer_arguments["mlp_norm_weight"]}
 
 
 def layer(sequences: int = 3, hidden: int = 256, inner: int = 172, **settings: Any) -> list[Any]:
@@ -119,9 +123,9 @@ def test_rows_that_sbuf_does_not_hold_take_the_two_launches(
     sequences: int, hidden: int, inner: int, positions: int
 ) -> None:
     """The bytes are those of the two kernels one after another."""
-    given = arguments(sequences, hidden, inner, 2, 1, positions, F32)
-    block, mlp = two_launches(given)
-    layer = run(kernels.decoder_layer_decode, tuple(given.values()), "trn2")
+    inputs = arguments(sequences, hidden, inner, 2, 1, positions, F32)
+    block, mlp = two_launches(inputs)
+    layer = run(kernels.decoder_layer_decode, tuple(inputs.values()), "trn2")
     between, *caches = run(
         kernels.attention_block_decode, in_order(kernels.attention_block_decode, **block), "trn2"
     )
@@ -134,12 +138,12 @@ def test_two_batches_of_one_bucket_replay_one_program() -> None:
     """Positions, caches and rows differ; the second launch runs the program that the first one recorded."""
     replays = ReplayCache()
     for seed, mode in ((0, "eager"), (70, "replay")):
-        given = tuple(arguments(4, 128, 128, seed=seed).values())
+        inputs = tuple(arguments(4, 128, 128, seed=seed).values())
         launch = simulate.World("trn1", replays=replays).launch(
-            kernels.decoder_layer_decode, [(copied(given), {})], mode=simulate.Mode.replay
+            kernels.decoder_layer_decode, [(copied(inputs), {})], mode=simulate.Mode.replay
         )
         assert launch.mode.value == mode
-        compare_all(as_tuple(launch.outputs[0]), kernels.decoder_layer_decode_reference, given)
+        compare_all(as_tuple(launch.outputs[0]), kernels.decoder_layer_decode_reference, inputs)
 
 
 @pytest.mark.slow
@@ -149,28 +153,28 @@ def test_the_weights_of_the_mlp_arrive_while_attention_runs(target: str) -> None
 
     Without hardware descriptors (gen2) loads of the MLP queue behind stores of attention, and nothing is gained.
     """
-    given = arguments(4, 2048, 1024, 16, 4, 1024, BF16)
-    block, mlp = two_launches(given)
+    inputs = arguments(4, 2048, 1024, 16, 4, 1024, BF16)
+    block, mlp = two_launches(inputs)
     times = []
-    for kernel, these in (
+    for kernel, keywords in (
         (kernels.attention_block_decode, block),
         (kernels.mlp, mlp),
-        (kernels.decoder_layer_decode, given),
+        (kernels.decoder_layer_decode, inputs),
     ):
-        done = simulate.World(target).launch(kernel, [((), these)], mode=simulate.Mode.dry)
+        done = simulate.World(target).launch(kernel, [((), keywords)], mode=simulate.Mode.dry)
         times.append(schedule(done.streams, done.hardware, Reading.program).length_ns)
     gain = 0.9 if hardware(target).hardware_dge else 1.01
     assert times[2] < gain * (times[0] + times[1])
 
 
 def test_two_cores_are_refused_and_one_is_not() -> None:
-    given = tuple(arguments(1, 64, 64).values())
+    inputs = tuple(arguments(1, 64, 64).values())
     simulate.launch(
-        kernels.decoder_layer_decode, [(given, {})], simulate.hardware("trn2"), 1, mode=simulate.Mode.dry
+        kernels.decoder_layer_decode, [(inputs, {})], simulate.hardware("trn2"), 1, mode=simulate.Mode.dry
     )
     with pytest.raises(
         AssertionError, match="takes one physical core; on two, launch attention_block_decode"
     ):
         simulate.launch(
-            kernels.decoder_layer_decode, [(given, {})], simulate.hardware("trn2"), 2, mode=simulate.Mode.dry
+            kernels.decoder_layer_decode, [(inputs, {})], simulate.hardware("trn2"), 2, mode=simulate.Mode.dry
         )

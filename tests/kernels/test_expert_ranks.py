@@ -21,19 +21,19 @@ CHOICE = ("n", "weights", "ids")
 
 def launch(kernel: str, ranks: list[dict[str, Any]]) -> list[Any]:
     world, function = simulate.World("trn2", len(ranks)), getattr(kernels, kernel)
-    return world.launch(function, [(copied(in_order(function, **own)), {}) for own in ranks]).outputs
+    return world.launch(function, [(copied(in_order(function, **rank)), {}) for rank in ranks]).outputs
 
 
 def joined(kernel: str, *names: str) -> Callable[..., tuple[np.ndarray, ...]]:
     """Return a reference of the arguments of all ranks, of which those with some names are below each other."""
     reference = getattr(kernels, f"{kernel}_reference")
 
-    def of_all_ranks(*arguments: Any) -> tuple[np.ndarray, ...]:
-        given = named(reference, arguments)
-        parts = {name: np.split(given[name], given["ranks"]) for name in names if given[name] is not None}
-        return tuple(map(np.concatenate, zip(*map(as_tuple, reference(**given | parts)))))
+    def join_ranks(*arguments: Any) -> tuple[np.ndarray, ...]:
+        inputs = named(reference, arguments)
+        slices = {name: np.split(inputs[name], inputs["ranks"]) for name in names if inputs[name] is not None}
+        return tuple(map(np.concatenate, zip(*map(as_tuple, reference(**inputs | slices)))))
 
-    return of_all_ranks
+    return join_ranks
 
 
 def choices_of(ranks: int, tokens: int, experts: int, dtype: Any = F32) -> list[np.ndarray]:
@@ -49,10 +49,10 @@ def choices_of(ranks: int, tokens: int, experts: int, dtype: Any = F32) -> list[
 def dispatch(ranks: int = 1, tokens: int = 5, experts: int = 8, dtype: Any = F32) -> tuple[Any, ...]:
     """The arguments of all ranks, each of which has as many experts."""
     firsts = np.arange(0, experts, experts // ranks, dtype=np.int32)[:, None]
-    own = dict(zip(CHOICE, choices_of(ranks, tokens, experts, dtype)), first=firsts)
+    inputs = dict(zip(CHOICE, choices_of(ranks, tokens, experts, dtype)), first=firsts)
     return in_order(
         kernels.experts_dispatch,
-        **own,
+        **inputs,
         experts=experts // ranks,
         replica_group=ReplicaGroup([[0]]),
         ranks=ranks,
@@ -184,35 +184,38 @@ class TestExpertsCombine(KernelTests):
 
 @pytest.mark.parametrize("absent", [False, True])
 def test_the_reference_adds_the_biases_of_choices_once(absent: bool) -> None:
-    given = TestExpertsCombine.case.arguments(dict(ranks=2, biases=True, absent=absent))
-    both = [given, given | {"b_down": None}]
-    total, without = (COMBINED(*map(in_float64, each.values()))[0] for each in both)
-    biases = np.concatenate([given["b_down"], np.zeros((1, 24))])[given["ids"]]
+    inputs = TestExpertsCombine.case.arguments(dict(ranks=2, biases=True, absent=absent))
+    both = [inputs, inputs | {"b_down": None}]
+    total, without = (COMBINED(*map(in_float64, inputs.values()))[0] for inputs in both)
+    biases = np.concatenate([inputs["b_down"], np.zeros((1, 24))])[inputs["ids"]]
     assert np.allclose(
-        total - without, (given["weights"][:, :, None] * biases).sum(axis=1), rtol=1e-12, atol=1e-12
+        total - without, (inputs["weights"][:, :, None] * biases).sum(axis=1), rtol=1e-12, atol=1e-12
     )
 
 
-def whole_chain(given: dict[str, Any], kernel: str, ranks: int) -> tuple[np.ndarray]:
+def whole_chain(inputs: dict[str, Any], kernel: str, ranks: int) -> tuple[np.ndarray]:
     """The tokens of all ranks, each of which has as many of them and of the experts."""
-    stacks = [name for name in given if name[:2] in ("w_", "b_") and given[name] is not None]
-    parts = {name: np.split(given[name], ranks) for name in (*CHOICE, "residual", *stacks)}
-    shares = [{name: part[rank] for name, part in parts.items()} for rank in range(ranks)]
-    shared, each = dict(replica_group=ReplicaGroup([list(range(ranks))]), ranks=ranks), len(shares[0]["w_up"])
+    stacks = [name for name in inputs if name[:2] in ("w_", "b_") and inputs[name] is not None]
+    slices = {name: np.split(inputs[name], ranks) for name in (*CHOICE, "residual", *stacks)}
+    shares = [{name: rank_slices[rank] for name, rank_slices in slices.items()} for rank in range(ranks)]
+    shared, experts_per_rank = (
+        dict(replica_group=ReplicaGroup([list(range(ranks))]), ranks=ranks),
+        len(shares[0]["w_up"]),
+    )
     received = launch(
         "experts_dispatch",
         [
             {name: share[name] for name in CHOICE}
             | shared
-            | dict(experts=each, first=np.int32([[rank * each]]))
+            | dict(experts=experts_per_rank, first=np.int32([[rank * experts_per_rank]]))
             for rank, share in enumerate(shares)
         ],
     )
     computed = launch(
         kernel,
         [
-            given | share | dict(zip(CHOICE, own), residual=None, absent=True)
-            for own, share in zip(received, shares)
+            inputs | share | dict(zip(CHOICE, choices), residual=None, absent=True)
+            for choices, share in zip(received, shares)
         ],
     )
     combined = [
@@ -228,12 +231,14 @@ def test_any_distribution_of_choices(choices: str, ranks: int, tokens: int) -> N
     """All tokens of all ranks to one expert, none to most of them: in a prompt the weights of those are not numbers."""
     ids = CHOICES[choices](tokens, 8)
     drawn = arguments(tokens, 24, 8, 10, ids.shape[1], ids=ids)
-    given, poisoned = (named(kernels.experts_decode, each) for each in (drawn, copied(drawn)))
+    named_inputs, poisoned = (named(kernels.experts_decode, inputs) for inputs in (drawn, copied(drawn)))
     for name in ("w_gate", "w_up", "w_down"):
         poisoned[name][np.setdiff1d(np.arange(8), ids)] = np.nan
     compare_all(whole_chain(poisoned, "experts_prefill", ranks), kernels.experts_decode_reference, drawn)
     if tokens <= 128:
-        compare_all(whole_chain(given, "experts_decode", ranks), kernels.experts_decode_reference, drawn)
+        compare_all(
+            whole_chain(named_inputs, "experts_decode", ranks), kernels.experts_decode_reference, drawn
+        )
 
 
 @pytest.mark.parametrize("kernel", ["experts_decode", "experts_prefill"])
@@ -250,6 +255,6 @@ def test_any_distribution_of_choices(choices: str, ranks: int, tokens: int) -> N
 def test_biases_of_their_experts_and_more_choices_than_a_rank_has_experts(
     kernel: str, ranks: int, settings: dict[str, Any]
 ) -> None:
-    given = arguments(**settings)
-    outputs = whole_chain(named(kernels.experts_decode, given), kernel, ranks)
-    compare_all(outputs, kernels.experts_decode_reference, given)
+    inputs = arguments(**settings)
+    outputs = whole_chain(named(kernels.experts_decode, inputs), kernel, ranks)
+    compare_all(outputs, kernels.experts_decode_reference, inputs)

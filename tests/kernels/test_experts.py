@@ -44,7 +44,7 @@ def arguments(
     ids: np.ndarray | None = None,
 ) -> tuple[Any, ...]:
     """Of random choices, or of given ones."""
-    held, rng = weights or dtype, np.random.default_rng(tokens)
+    weight_dtype, rng = weights or dtype, np.random.default_rng(tokens)
     if ids is None:
         ids = np.stack([rng.permutation(experts)[:top_k] for _ in range(tokens)])
     return in_order(
@@ -53,13 +53,13 @@ def arguments(
         n=normal(2, tokens, hidden, dtype=dtype),
         weights=rng.random((tokens, top_k)).astype(np.float32),
         ids=ids.astype(np.int32),
-        w_gate=normal(3, experts, hidden, inner, dtype=held, scale=hidden**-0.5),
-        w_up=normal(4, experts, hidden, inner, dtype=held, scale=hidden**-0.5),
-        w_down=normal(5, experts, inner, hidden, dtype=held, scale=inner**-0.5),
+        w_gate=normal(3, experts, hidden, inner, dtype=weight_dtype, scale=hidden**-0.5),
+        w_up=normal(4, experts, hidden, inner, dtype=weight_dtype, scale=hidden**-0.5),
+        w_down=normal(5, experts, inner, hidden, dtype=weight_dtype, scale=inner**-0.5),
         activation=activation,
-        b_gate=normal(6, experts, inner, dtype=held) if biases else None,
-        b_up=normal(7, experts, inner, dtype=held) if biases else None,
-        b_down=normal(8, experts, hidden, dtype=held) if biases else None,
+        b_gate=normal(6, experts, inner, dtype=weight_dtype) if biases else None,
+        b_up=normal(7, experts, inner, dtype=weight_dtype) if biases else None,
+        b_down=normal(8, experts, hidden, dtype=weight_dtype) if biases else None,
     )
 
 
@@ -194,7 +194,8 @@ class TestExpertsPrefill(KernelTests):
         undefined=[
             Undefined(
                 dict.fromkeys(
-                    ("w_gate", "w_up", "w_down"), lambda given: np.setdiff1d(np.arange(6), given["ids"])
+                    ("w_gate", "w_up", "w_down"),
+                    lambda arguments: np.setdiff1d(np.arange(6), arguments["ids"]),
                 ),
                 chosen(choices, tokens),
                 chips=["trn2"],
@@ -214,7 +215,7 @@ def test_blocks_have_the_size_that_takes_least_time(size: int, tokens: int) -> N
 
 @pytest.mark.parametrize(
     ("choices", "experts"),
-    [each for each in product([None, *CHOICES], [6, 8, 16, 40, 136]) if each != ("all to all", 136)],
+    [case for case in product([None, *CHOICES], [6, 8, 16, 40, 136]) if case != ("all to all", 136)],
 )
 def test_rows_beyond_reserved_blocks_take_dealt_ones(
     choices: str | None, experts: int, monkeypatch: pytest.MonkeyPatch
@@ -223,13 +224,13 @@ def test_rows_beyond_reserved_blocks_take_dealt_ones(
     monkeypatch.setattr(block_layout, "LOOP_NS", -1e9)
     tokens = 300
     ids = None if choices is None else CHOICES[choices](tokens, experts)
-    each = 2 if ids is None else ids.shape[1]
-    given = arguments(tokens, 72, experts, 40, each, ids=ids)
-    layout = plan_blocks(tokens * each, experts, 72, 40, 4, True)
+    top_k = 2 if ids is None else ids.shape[1]
+    inputs = arguments(tokens, 72, experts, 40, top_k, ids=ids)
+    layout = plan_blocks(tokens * top_k, experts, 72, 40, 4, True)
     assert layout.reserved > 0
-    launch = simulate.World("trn2").launch(kernels.experts_prefill, [(copied(given), {})])
-    compare_all((launch.outputs[0],), kernels.experts_prefill_reference, given)
-    counts = np.bincount(named(kernels.experts_prefill, given)["ids"].ravel(), minlength=experts)
+    launch = simulate.World("trn2").launch(kernels.experts_prefill, [(copied(inputs), {})])
+    compare_all((launch.outputs[0],), kernels.experts_prefill_reference, inputs)
+    counts = np.bincount(named(kernels.experts_prefill, inputs)["ids"].ravel(), minlength=experts)
     expected = int(np.ceil(np.maximum(counts - reserved_rows(layout), 0) / layout.rows).sum())
     assert len(launch.streams[0].iterations) == expected <= layout.dealt
 
@@ -242,19 +243,19 @@ def test_dealt_blocks_of_a_loop_take_biases_and_every_dtype(
     monkeypatch.setattr(block_layout, "LOOP_NS", -1e9)
     for activation in ("silu", "swigluoai") if biases else ("silu",):
         ids = np.minimum(np.arange(600).reshape(300, 2) // 200, 7) + np.array([[0, 4]])
-        given = arguments(300, 72, 8, 140, 2, dtype, biases=biases, activation=activation, ids=ids)
-        launch = simulate.World("trn3").launch(kernels.experts_prefill, [(copied(given), {})])
-        compare_all((launch.outputs[0],), kernels.experts_prefill_reference, given)
+        inputs = arguments(300, 72, 8, 140, 2, dtype, biases=biases, activation=activation, ids=ids)
+        launch = simulate.World("trn3").launch(kernels.experts_prefill, [(copied(inputs), {})])
+        compare_all((launch.outputs[0],), kernels.experts_prefill_reference, inputs)
         assert launch.streams[0].iterations
 
 
 def test_gen2_has_no_loop_over_dealt_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guide to loops over registers is for Trn2 and Trn3: on trn1 all blocks are dealt beforehand."""
     monkeypatch.setattr(block_layout, "LOOP_NS", -1e9)
-    given = arguments(300, 72, 16, 40, 1, ids=np.full((300, 1), 5))
+    inputs = arguments(300, 72, 16, 40, 1, ids=np.full((300, 1), 5))
     for target, loops in (("trn1", False), ("trn2", True)):
-        launch = simulate.World(target).launch(kernels.experts_prefill, [(copied(given), {})])
-        compare_all((launch.outputs[0],), kernels.experts_prefill_reference, given)
+        launch = simulate.World(target).launch(kernels.experts_prefill, [(copied(inputs), {})])
+        compare_all((launch.outputs[0],), kernels.experts_prefill_reference, inputs)
         assert bool(launch.streams[0].iterations) is loops
 
 
@@ -266,14 +267,14 @@ def test_an_expert_that_a_row_names_twice_leaves_other_rows_alone(
     monkeypatch.setattr(block_layout, "LOOP_NS", loop_ns)
     ids = np.stack([np.arange(300) % 16, (np.arange(300) + 1) % 16], axis=1)
     ids[::7] = 3
-    given = arguments(300, 24, 16, 10, 2, ids=ids)
-    compare_all((run(kernels.experts_prefill, given, "trn2"),), kernels.experts_prefill_reference, given)
+    inputs = arguments(300, 24, 16, 10, 2, ids=ids)
+    compare_all((run(kernels.experts_prefill, inputs, "trn2"),), kernels.experts_prefill_reference, inputs)
 
 
 def test_rows_of_a_prompt_give_what_they_give_in_a_decode_step() -> None:
-    given = arguments(100, 72, 12, 40, 3)
+    inputs = arguments(100, 72, 12, 40, 3)
     outputs = [
-        run(getattr(kernels, kernel), given, "trn2") for kernel in ("experts_decode", "experts_prefill")
+        run(getattr(kernels, kernel), inputs, "trn2") for kernel in ("experts_decode", "experts_prefill")
     ]
     for output in outputs:
-        compare_all((output,), kernels.experts_decode_reference, given)
+        compare_all((output,), kernels.experts_decode_reference, inputs)

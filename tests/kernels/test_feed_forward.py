@@ -43,13 +43,13 @@ def block(
     row_gate: bool = False,
     activation: str = "silu",
 ) -> tuple[Any, ...]:
-    held = weights or dtype
+    weight_dtype = weights or dtype
 
     def weight(seed: int, rows: int, columns: int) -> np.ndarray:
-        return normal(seed, rows, columns, dtype=held, scale=rows**-0.5)
+        return normal(seed, rows, columns, dtype=weight_dtype, scale=rows**-0.5)
 
-    def row(seed: int, columns: int, given: bool) -> np.ndarray | None:
-        return normal(seed, 1, columns, dtype=held) if given else None
+    def row(seed: int, columns: int, present: bool) -> np.ndarray | None:
+        return normal(seed, 1, columns, dtype=weight_dtype) if present else None
 
     return in_order(
         kernels.mlp,
@@ -250,9 +250,11 @@ def test_the_error_function_of_the_reference_agrees_with_that_of_python() -> Non
 
 
 def test_the_reference_agrees_with_silu_written_by_tanh() -> None:
-    given = named(kernels.mlp, [*map(in_float64, block(5, 24, 40))])
-    normed = kernels.rmsnorm_reference(given["x"], given["norm_weight"], given["eps"])
-    gates = normed @ given["w_gate"]
-    truth = given["x"] + (gates * (1 + np.tanh(gates / 2)) / 2 * (normed @ given["w_up"])) @ given["w_down"]
-    reference = kernels.mlp_reference(**given)
+    inputs = named(kernels.mlp, [*map(in_float64, block(5, 24, 40))])
+    normed = kernels.rmsnorm_reference(inputs["x"], inputs["norm_weight"], inputs["eps"])
+    gates = normed @ inputs["w_gate"]
+    truth = (
+        inputs["x"] + (gates * (1 + np.tanh(gates / 2)) / 2 * (normed @ inputs["w_up"])) @ inputs["w_down"]
+    )
+    reference = kernels.mlp_reference(**inputs)
     compare(reference.astype(F32), truth, truth.astype(F32))

@@ -39,7 +39,9 @@ def test_the_stored_table_is_what_the_kernels_take(target: str, cores: int) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "target", "cores"), [(at, *table) for at, table in enumerate(TABLES)])
+@pytest.mark.parametrize(
+    ("number", "target", "cores"), [(index, *table) for index, table in enumerate(TABLES)]
+)
 def test_every_32nd_row_of_a_stored_table_is_what_the_kernel_takes(
     number: int, target: str, cores: int
 ) -> None:
@@ -69,9 +71,9 @@ def test_a_floor_is_the_larger_of_operations_and_bytes_on_the_peaks() -> None:
 def rows_of_a(a, b, a_transposed=False, tuning=None):
     """The rows of `a`, of each core those of its part: all of them where there is one core."""
     y = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
-    part = a.shape[0] // nl.num_programs()
-    first = nl.program_id() * part
-    nisa.dma_copy(dst=y[first : first + part, :], src=a[first : first + part, :])
+    rows = a.shape[0] // nl.num_programs()
+    first = nl.program_id() * rows
+    nisa.dma_copy(dst=y[first : first + rows, :], src=a[first : first + rows, :])
     return y
 
 

@@ -42,7 +42,7 @@ def arguments(
     """Random tokens and states; every second sequence begins unless `starts` are given."""
     key_heads, value_heads, depth, width = heads
     rows, slots = sequences * tokens, slots or sequences + SLOTS
-    starts = [7 * (each % 2) for each in range(sequences)] if starts is None else starts
+    starts = [7 * (sequence % 2) for sequence in range(sequences)] if starts is None else starts
     counts = [tokens] * sequences if counts is None else counts
     return [
         normal(1, rows, 2 * key_heads * depth + value_heads * width, dtype=dtype),
@@ -59,10 +59,10 @@ def arguments(
     ]
 
 
-def expected(given: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+def expected(inputs: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     """o before its norm, and states, by the recurrence in float64, head by head and token by token."""
     qkv, gates, a_log, dt_bias, _, states, slots, starts, counts, key_heads, _ = (
-        in_float64(each) for each in given
+        in_float64(array) for array in inputs
     )
     states = states.copy()
     _, heads, depth, width = states.shape
@@ -72,12 +72,14 @@ def expected(given: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
         state = states[slots[sequence, 0], head]
         if starts[sequence, 0] == 0:
             state[:] = 0
-        own = head // (heads // key_heads)
+        key_head = head // (heads // key_heads)
         for row in range(sequence * tokens, sequence * tokens + int(counts[sequence, 0])):
-            q, k = (qkv[row, first * depth : (first + 1) * depth] for first in (own, key_heads + own))
-            q, k = (each / np.sqrt(each @ each + 1e-6) for each in (q, k))
+            q, k = (
+                qkv[row, first * depth : (first + 1) * depth] for first in (key_head, key_heads + key_head)
+            )
+            q, k = (vector / np.sqrt(vector @ vector + 1e-6) for vector in (q, k))
             first = 2 * key_heads * depth + head * width
-            b, a = (gates[row, heads * width + place * heads + head] for place in (0, 1))
+            b, a = (gates[row, heads * width + offset * heads + head] for offset in (0, 1))
             state *= np.exp(-np.exp(a_log[0, head]) * np.log1p(np.exp(a + dt_bias[0, head])))
             write = (qkv[row, first : first + width] - state.T @ k) / (1 + np.exp(-b))
             state += np.outer(k, write)
@@ -85,29 +87,29 @@ def expected(given: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
     return o, states
 
 
-def gated(given: Sequence[Any], o: np.ndarray) -> np.ndarray:
+def gated(inputs: Sequence[Any], o: np.ndarray) -> np.ndarray:
     """o normalised and gated, in float64."""
     rows, heads, width = o.shape
-    z = in_float64(given[1])[:, : heads * width]
-    normalised = o / np.sqrt(np.mean(o * o, axis=2, keepdims=True) + given[-1]) * in_float64(given[4])
+    z = in_float64(inputs[1])[:, : heads * width]
+    normalised = o / np.sqrt(np.mean(o * o, axis=2, keepdims=True) + inputs[-1]) * in_float64(inputs[4])
     return normalised.reshape(rows, -1) * z / (1 + np.exp(-z))
 
 
-def bound(given: Sequence[Any], o: np.ndarray, states: np.ndarray, roundings: float) -> tuple[Any, Any]:
+def bound(inputs: Sequence[Any], o: np.ndarray, states: np.ndarray, roundings: float) -> tuple[Any, Any]:
     """How far y and states may be off.
 
     A value of o or of a state is a sum of products of tokens that write, and every operand is rounded `roundings` times
     to the dtype of products. Their errors add up like independent ones over the tokens that are not yet forgotten; six
     of their deviations are allowed. What o is off by, the norm divides by its root mean square.
     """
-    unit = last_place(given[0].dtype, 1.0) / 2
+    unit = last_place(inputs[0].dtype, 1.0) / 2
     written = 6 * roundings * unit
-    scale = np.sqrt(np.mean(o * o, axis=2, keepdims=True) + given[-1])
+    scale = np.sqrt(np.mean(o * o, axis=2, keepdims=True) + inputs[-1])
     largest = np.abs(o).max(axis=2, keepdims=True)
-    factors = np.abs(gated(given, np.ones_like(o)))
+    factors = np.abs(gated(inputs, np.ones_like(o)))
     relative = (written * np.maximum(largest, np.abs(states).max() / np.sqrt(states.shape[2])) / scale) + unit
     relative = np.broadcast_to(relative, o.shape).reshape(factors.shape)
-    return relative * factors * 4 + last_place(given[0].dtype, 1e-3), written * np.abs(states).max()
+    return relative * factors * 4 + last_place(inputs[0].dtype, 1e-3), written * np.abs(states).max()
 
 
 def as_recurrence(equal_tokens: int = 1) -> Callable[..., None]:
@@ -117,20 +119,20 @@ def as_recurrence(equal_tokens: int = 1) -> Callable[..., None]:
     equal have equal errors, which add up: that of n tokens is sqrt(n) times that of independent ones.
     """
 
-    def compare(outputs: Sequence[np.ndarray], _: Callable[..., Any], given: Sequence[Any]) -> None:
-        z_first, given = given[11], list(given[:11])
-        width = given[5].shape[1] * (given[5].shape[3] + 2)
-        given[1] = given[1][:, z_first : z_first + width]
-        o, states = expected(given)
+    def compare(outputs: Sequence[np.ndarray], _: Callable[..., Any], inputs: Sequence[Any]) -> None:
+        z_first, inputs = inputs[11], list(inputs[:11])
+        width = inputs[5].shape[1] * (inputs[5].shape[3] + 2)
+        inputs[1] = inputs[1][:, z_first : z_first + width]
+        o, states = expected(inputs)
         real = np.concatenate(
-            [np.arange(len(o) // len(given[8])) < count for count in given[8][:, 0]], dtype=bool
+            [np.arange(len(o) // len(inputs[8])) < count for count in inputs[8][:, 0]], dtype=bool
         )
-        most_y, most_states = bound(given, o, states, (12 * equal_tokens) ** 0.5)
+        most_y, most_states = bound(inputs, o, states, (12 * equal_tokens) ** 0.5)
         y, kept = outputs
-        assert (np.abs(y.astype(np.float64) - gated(given, o))[real] <= most_y[real]).all()
+        assert (np.abs(y.astype(np.float64) - gated(inputs, o))[real] <= most_y[real]).all()
         assert np.abs(kept - states).max() <= most_states
-        unused = np.setdiff1d(np.arange(len(states)), given[6][given[8][:, 0] > 0, 0])
-        assert np.array_equal(kept[unused], given[5][unused])
+        unused = np.setdiff1d(np.arange(len(states)), inputs[6][inputs[8][:, 0] > 0, 0])
+        assert np.array_equal(kept[unused], inputs[5][unused])
 
     return compare
 
@@ -142,7 +144,7 @@ def wider(gates: np.ndarray) -> np.ndarray:
 
 def before_the_start(tokens: int) -> Undefined:
     """What a slot held before a sequence starts is not read."""
-    slot = dict(states=lambda given: given["state_slots"][0, 0])
+    slot = dict(states=lambda inputs: inputs["state_slots"][0, 0])
     return Undefined(slot, dict(sequences=2, tokens=tokens, starts=[0, 4]))
 
 
@@ -244,10 +246,10 @@ class TestGatedDeltaStep(KernelTests):
         undefined=[
             *(
                 Undefined(
-                    dict(qkv=row, gates=row, states=lambda given, row=row: given["state_slots"][row, 0]),
+                    dict(qkv=row, gates=row, states=lambda inputs, row=row: inputs["state_slots"][row, 0]),
                     dict(sequences=9, heads=heads),
                     value,
-                    rows=lambda given, row=row: [[row], [given["state_slots"][row, 0]]],
+                    rows=lambda inputs, row=row: [[row], [inputs["state_slots"][row, 0]]],
                 )
                 for heads in (SMALL, (3, 3, 8, 8))
                 for row in (0, 3, 8)
@@ -280,22 +282,22 @@ class TestManyUnitsOfGatedDeltaStep(KernelTests):
 
 
 def test_a_prompt_of_padding_alone_gives_zeros() -> None:
-    given = arguments(1, 5, (1, 2, 16, 16), BF16, starts=[0], counts=[0])
-    y, _ = run(kernels.gated_delta, given, "trn2")
+    inputs = arguments(1, 5, (1, 2, 16, 16), BF16, starts=[0], counts=[0])
+    y, _ = run(kernels.gated_delta, inputs, "trn2")
     assert (y == 0).all()
 
 
 def test_a_prompt_in_pieces_is_the_prompt_at_once() -> None:
     """129 tokens, then 60, then one by one: each piece goes on with the state of the one before."""
-    whole = arguments(1, 192, starts=[0])
-    y, states = expected(whole)[0], whole[5].copy()
+    prompt = arguments(1, 192, starts=[0])
+    y, states = expected(prompt)[0], prompt[5].copy()
     pieces = []
     for first, end in ((0, 129), (129, 189), (189, 190), (190, 191), (191, 192)):
-        given = [whole[0][first:end], whole[1][first:end], *whole[2:5], states, whole[6]]
-        given += [np.array([[first]], np.int32), np.array([[end - first]], np.int32), *whole[9:]]
+        inputs = [prompt[0][first:end], prompt[1][first:end], *prompt[2:5], states, prompt[6]]
+        inputs += [np.array([[first]], np.int32), np.array([[end - first]], np.int32), *prompt[9:]]
         kernel = kernels.gated_delta_step if end - first == 1 else kernels.gated_delta
-        piece, states = run(kernel, given, "trn2")
+        piece, states = run(kernel, inputs, "trn2")
         pieces.append(piece)
-    most_y, most_states = bound(whole, y, expected(whole)[1], 12**0.5)
-    assert (np.abs(np.concatenate(pieces) - gated(whole, y)) <= most_y).all()
-    assert np.abs(states - expected(whole)[1]).max() <= most_states
+    most_y, most_states = bound(prompt, y, expected(prompt)[1], 12**0.5)
+    assert (np.abs(np.concatenate(pieces) - gated(prompt, y)) <= most_y).all()
+    assert np.abs(states - expected(prompt)[1]).max() <= most_states

@@ -125,10 +125,10 @@ def test_every_rung_is_faster_and_reads_less(
 ) -> None:
     launches = []
     for case in rungs:
-        given = tuple(case.arguments(settings | dict(dtype=BF16)).values())
-        launches.append(simulate.World(target).launch(case.kernel, [(given, {})], mode=simulate.Mode.dry))
+        inputs = tuple(case.arguments(settings | dict(dtype=BF16)).values())
+        launches.append(simulate.World(target).launch(case.kernel, [(inputs, {})], mode=simulate.Mode.dry))
     for reading in (Reading.program, Reading.scheduled):
         first, second, third = (schedule(done.streams, done.hardware, reading).length_ns for done in launches)
         assert first > second > third
-    counts = [{each.name: each.reads for each in sum_traffic(done.streams)} for done in launches]
+    counts = [{stream.name: stream.reads for stream in sum_traffic(done.streams)} for done in launches]
     assert reads == {name: [count[name] for count in counts] for name in reads}

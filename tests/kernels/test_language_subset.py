@@ -60,30 +60,30 @@ def loop_bodies(function: ast.FunctionDef) -> set[str]:
 
 def offences(function: ast.FunctionDef) -> list[str]:
     """What a kernel function uses that the language subset lacks, with the line."""
-    found = []
+    messages = []
     arguments = function.args
     if arguments.kwonlyargs:
-        found.append(f"{function.lineno}: keyword-only arguments")
+        messages.append(f"{function.lineno}: keyword-only arguments")
     for default in arguments.defaults:
         if isinstance(default, (ast.List, ast.Dict)):
-            found.append(f"{default.lineno}: a list or dict as default")
+            messages.append(f"{default.lineno}: a list or dict as default")
     bodies = loop_bodies(function)
     for node in ast.walk(function):
         inner = isinstance(node, ast.FunctionDef) and node is not function and node.name not in bodies
         if isinstance(node, FORBIDDEN_NODES) or inner:
-            found.append(f"{node.lineno}: {type(node).__name__}")
+            messages.append(f"{node.lineno}: {type(node).__name__}")
         elif (
             isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FORBIDDEN_CALLS
         ):
-            found.append(f"{node.lineno}: {node.func.id}()")
+            messages.append(f"{node.lineno}: {node.func.id}()")
         elif isinstance(node, ast.Compare):
             for operator, right in zip(node.ops, node.comparators):
                 against_none = isinstance(right, ast.Constant) and right.value is None
                 if isinstance(operator, (ast.Is, ast.IsNot)) and not against_none:
-                    found.append(f"{node.lineno}: is, against something else than None")
+                    messages.append(f"{node.lineno}: is, against something else than None")
         elif isinstance(node, ast.Name) and node.id == "np":
-            found.append(f"{node.lineno}: numpy")
-    return found
+            messages.append(f"{node.lineno}: numpy")
+    return messages
 
 
 def functions(source: str) -> list[ast.FunctionDef]:
@@ -133,34 +133,34 @@ def counters(node: ast.ClassDef) -> set[str]:
 
 def class_offences(node: ast.ClassDef) -> list[str]:
     """What a class has that the language subset lacks, or that is no declared field of a record."""
-    found = []
+    messages = []
     if [ast.unparse(base) for base in node.bases] != ["nl.NKIObject"] or node.keywords:
-        found.append(f"{node.lineno}: a base other than nl.NKIObject")
+        messages.append(f"{node.lineno}: a base other than nl.NKIObject")
     if node.decorator_list and not is_record(node):
-        found.append(f"{node.lineno}: a decorator other than @dataclass")
+        messages.append(f"{node.lineno}: a decorator other than @dataclass")
     for method in methods(node):
-        found += offences(method)
+        messages += offences(method)
         if is_record(node):
-            found += [
+            messages += [
                 f"{attribute.lineno}: {attribute.attr} is not declared"
                 for attribute in stores(method)
                 if is_of_self(attribute) and attribute.attr not in fields(node)
             ]
-    return found
+    return messages
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_kernels_keep_to_the_language_subset(path: Path) -> None:
     if path.stem == "precision":
         return
-    found = [
+    messages = [
         f"{path.name}:{line}"
         for function in functions(path.read_text())
         if runs_on_device(function)
         for line in offences(function)
     ]
-    found += [f"{path.name}:{line}" for node in classes(path.read_text()) for line in class_offences(node)]
-    assert found == []
+    messages += [f"{path.name}:{line}" for node in classes(path.read_text()) for line in class_offences(node)]
+    assert messages == []
 
 
 def test_only_methods_advance_the_counters_of_a_record() -> None:
@@ -196,10 +196,10 @@ def test_only_kernels_are_decorated_and_each_has_its_reference() -> None:
     for name in nki_kernels.__all__:
         if name.endswith("_reference"):
             continue
-        here = functions((FOLDER / f"{name}.py").read_text())
-        decorated = [function.name for function in here if function.decorator_list]
+        definitions = functions((FOLDER / f"{name}.py").read_text())
+        decorated = [function.name for function in definitions if function.decorator_list]
         assert decorated == [name]
-        by_name = {function.name: [a.arg for a in function.args.args] for function in here}
+        by_name = {function.name: [a.arg for a in function.args.args] for function in definitions}
         assert by_name[f"{name}_reference"] == by_name[name]
 
 
@@ -216,7 +216,7 @@ def test_only_kernels_are_decorated_and_each_has_its_reference() -> None:
 )
 def test_the_check_speaks_on_what_is_out(line: str, offence: str) -> None:
     (function,) = functions(f"def kernel(a):\n    {line}\n")
-    assert offence in [found.split(": ", 1)[1] for found in offences(function)]
+    assert offence in [message.split(": ", 1)[1] for message in offences(function)]
 
 
 def test_the_check_is_silent_on_what_is_in() -> None:
@@ -245,7 +245,7 @@ def test_the_check_is_silent_on_what_is_in() -> None:
 )
 def test_the_check_speaks_on_a_class_that_is_out(source: str, offence: str) -> None:
     (node,) = classes(source)
-    assert [found.split(": ", 1)[1] for found in class_offences(node)] == [offence]
+    assert [message.split(": ", 1)[1] for message in class_offences(node)] == [offence]
 
 
 def test_the_check_is_silent_on_a_record() -> None:

@@ -34,39 +34,39 @@ def batch(
     new: int = 1,
     dtype: Any = F32,
     block: int = 0,
-    held: Any = None,
+    weight_dtype: Any = None,
 ) -> tuple[Any, ...]:
     """Arguments for sequences whose first new token has the given positions; pages in random order."""
     heads, rank, rope, plain, value = sizes
     sequences, width = len(firsts), rank + rope
-    at = (np.array(firsts)[:, None] + np.arange(new)).reshape(-1, 1).astype(np.int32)
+    token_positions = (np.array(firsts)[:, None] + np.arange(new)).reshape(-1, 1).astype(np.int32)
     angles = np.arange(positions)[:, None] * 100.0 ** (-np.arange(rope // 2) / (rope // 2))
     tables = np.cos(angles).astype(F32), np.sin(angles).astype(F32)
     q = normal(1, sequences * new, heads * (rope + plain), dtype=dtype)
     kv = normal(2, sequences * new, width, dtype=dtype)
     cache = normal(3, sequences, positions, width, dtype=dtype)
     norm = 1 + normal(4, 1, rank, dtype=dtype, scale=0.1)
-    w_uk = normal(5, heads * plain, rank, dtype=held or dtype, scale=rank**-0.5)
-    w_uv = normal(6, rank, heads * value, dtype=held or dtype, scale=rank**-0.5)
-    rest = (at, (rope + plain) ** -0.5, norm, 1e-6, *tables, w_uk, w_uv)
+    w_uk = normal(5, heads * plain, rank, dtype=weight_dtype or dtype, scale=rank**-0.5)
+    w_uv = normal(6, rank, heads * value, dtype=weight_dtype or dtype, scale=rank**-0.5)
+    inputs = (token_positions, (rope + plain) ** -0.5, norm, 1e-6, *tables, w_uk, w_uv)
     if not block:
-        return (q, kv, cache, *rest)
+        return (q, kv, cache, *inputs)
     count = positions // block
     order = np.random.default_rng(1).permutation(sequences * count + 3).astype(np.int32)
     block_tables = order[: sequences * count].reshape(sequences, count)
     pages = np.zeros((len(order), block, width), dtype)
     pages[block_tables] = cache.reshape(sequences, count, block, width)
     slots = [
-        [block_tables[token // new, place // block] * block + place % block]
-        for token, place in enumerate(at[:, 0])
+        [block_tables[token // new, position // block] * block + position % block]
+        for token, position in enumerate(token_positions[:, 0])
     ]
-    return (q, kv, pages, *rest, np.array(slots, np.int32), block_tables)
+    return (q, kv, pages, *inputs, np.array(slots, np.int32), block_tables)
 
 
-def expansion(given: tuple[Any, ...], heads: int, prefix: int = 0) -> tuple[Any, ...]:
+def expansion(inputs: tuple[Any, ...], heads: int, prefix: int = 0) -> tuple[Any, ...]:
     """The same tokens as those of a prompt."""
-    _, kv, cache, at, _, *rest = given
-    return (kv, cache, at, *rest[:6], heads, prefix, *rest[6:])
+    _, kv, cache, positions, _, *weights = inputs
+    return (kv, cache, positions, *weights[:6], heads, prefix, *weights[6:])
 
 
 def prompts(
@@ -76,10 +76,10 @@ def prompts(
     new: int = 20,
     dtype: Any = F32,
     block: int = 0,
-    held: Any = None,
+    weight_dtype: Any = None,
     prefix: int = 0,
 ) -> tuple[Any, ...]:
-    return expansion(batch(firsts, sizes, positions, new, dtype, block, held), sizes[0], prefix)
+    return expansion(batch(firsts, sizes, positions, new, dtype, block, weight_dtype), sizes[0], prefix)
 
 
 def launches(
@@ -98,12 +98,12 @@ def launches(
     return batch([0] * sequences, (heads, rank, rope, plain, value), positions, new, dtype, block)
 
 
-def one_score(place: int) -> dict[str, Any]:
+def one_score(index: int) -> dict[str, Any]:
     """One large score of several pieces, and one far below all others."""
 
     def grown(cache: np.ndarray) -> np.ndarray:
         factors = np.ones((1, 1300, 1), F32)
-        factors[0, [place, 700], 0] = 1000, -3000
+        factors[0, [index, 700], 0] = 1000, -3000
         return cache * factors
 
     return dict(firsts=(1295,), positions=1300, cache=grown)
@@ -125,7 +125,7 @@ class TestLatentAttentionDecode(KernelTests):
         batch,
         values=[
             *together(
-                "dtype held",
+                "dtype weight_dtype",
                 *((F32, F32), (BF16, BF16), (F32, BF16)),
                 firsts=(0, 130, 171),
                 sizes=(4, 136, 8, 16, 20),
@@ -159,8 +159,8 @@ class TestLatentAttentionDecode(KernelTests):
             Undefined(
                 dict(
                     cache=tuple(
-                        np.concatenate(each)
-                        for each in zip(
+                        np.concatenate(rows)
+                        for rows in zip(
                             *(
                                 (np.full(300 - first, row), np.arange(first, 300))
                                 for row, first in enumerate(BEHIND)
@@ -242,7 +242,7 @@ class TestLatentKeysValues(KernelTests):
         prompts,
         values=[
             *together(
-                "dtype held",
+                "dtype weight_dtype",
                 *((F32, F32), (BF16, BF16), (F32, BF16)),
                 firsts=(0, 0),
                 sizes=(4, 136, 8, 16, 20),
@@ -299,49 +299,51 @@ class TestLimitsOfLatentKeysValues(KernelTests):
     )
 
 
-def naive(given: tuple[Any, ...], heads: int) -> np.ndarray:
+def naive(inputs: tuple[Any, ...], heads: int) -> np.ndarray:
     """Attention of the new tokens with keys and values of every head, in float64, from expanded rows."""
-    q, kv, cache, at, scale, *rest = (in_float64(each) for each in given)
-    sequences, held = len(cache), int(at[0, 0])
+    q, kv, cache, positions, scale, *constants = (in_float64(array) for array in inputs)
+    sequences, cached = len(cache), int(positions[0, 0])
     new = len(q) // sequences
-    keys, values, _ = kernels.latent_keys_values_reference(kv, cache, at, *rest, heads, held)
+    keys, values, _ = kernels.latent_keys_values_reference(kv, cache, positions, *constants, heads, cached)
     outputs = []
     for token in range(len(q)):
-        seen = held + token % new + 1
-        own = keys[token // new, :, :, :seen], values[token // new, :, :seen]
-        scores = scale * (q[token].reshape(heads, 1, -1) @ own[0])[:, 0]
+        seen = cached + token % new + 1
+        token_cache = keys[token // new, :, :, :seen], values[token // new, :, :seen]
+        scores = scale * (q[token].reshape(heads, 1, -1) @ token_cache[0])[:, 0]
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
-        outputs.append((weights[:, None] @ own[1]).reshape(-1))
+        outputs.append((weights[:, None] @ token_cache[1]).reshape(-1))
     return np.stack(outputs)
 
 
 def test_absorbed_equals_naive() -> None:
     """All sequences have as many cached positions; float64 both, and the kernel within the bound of its reference."""
-    given = batch([200, 200], (4, 136, 8, 16, 20), 260, 3)
-    absorbed, _ = kernels.latent_attention_decode_reference(*copied(list(map(in_float64, given))))
-    assert np.abs(absorbed - naive(given, 4)).max() < 1e-12 * np.abs(absorbed).max()
+    inputs = batch([200, 200], (4, 136, 8, 16, 20), 260, 3)
+    absorbed, _ = kernels.latent_attention_decode_reference(*copied(list(map(in_float64, inputs))))
+    assert np.abs(absorbed - naive(inputs, 4)).max() < 1e-12 * np.abs(absorbed).max()
 
 
 @pytest.mark.parametrize("prefix", [0, 128])
 def test_prompts_by_keys_and_values_equal_decode_steps(prefix: int) -> None:
     """attention_prefill with expanded keys and values of 24 elements and 12, and a launch of decode attention."""
     heads, new = SMALL[0], 20
-    given = batch([prefix, prefix // 2], SMALL, 160, new)
-    keys, values, cache = run(kernels.latent_keys_values, expansion(given, heads, prefix), "trn2")
-    at = given[3] if prefix else None
+    inputs = batch([prefix, prefix // 2], SMALL, 160, new)
+    keys, values, cache = run(kernels.latent_keys_values, expansion(inputs, heads, prefix), "trn2")
+    positions = inputs[3] if prefix else None
     o = run(
-        kernels.attention_prefill, (given[0], keys, values, given[4], None, None, heads, at, prefix), "trn2"
+        kernels.attention_prefill,
+        (inputs[0], keys, values, inputs[4], None, None, heads, positions, prefix),
+        "trn2",
     )
-    decoded, rows = run(kernels.latent_attention_decode, given, "trn2")
+    decoded, rows = run(kernels.latent_attention_decode, inputs, "trn2")
     assert np.array_equal(cache, rows)
-    compare_all((o, rows), kernels.latent_attention_decode_reference, given)
+    compare_all((o, rows), kernels.latent_attention_decode_reference, inputs)
     assert decoded.shape == o.shape == (2 * new, heads * SMALL[4])
 
 
 def test_padded_tokens_may_have_positions_behind_the_tables_of_angles() -> None:
     """Clamped to the last one, as a model gives them; their slots go on."""
-    given = list(prompts((0, 0), positions=128, new=100, block=16))
-    given[2] = np.minimum(given[2], 69)
-    given[5:7] = (each[:70] for each in given[5:7])
-    check(kernels.latent_keys_values, kernels.latent_keys_values_reference, tuple(given), "trn2")
+    inputs = list(prompts((0, 0), positions=128, new=100, block=16))
+    inputs[2] = np.minimum(inputs[2], 69)
+    inputs[5:7] = (table[:70] for table in inputs[5:7])
+    check(kernels.latent_keys_values, kernels.latent_keys_values_reference, tuple(inputs), "trn2")

@@ -46,11 +46,11 @@ def arguments(
     weights: Any = None,
     first_id: int = 0,
 ) -> tuple[Any, ...]:
-    held = weights or dtype
+    weight_dtype = weights or dtype
     return (
         normal(1, rows, hidden, dtype=dtype),
-        normal(2, 1, hidden, dtype=held),
-        normal(3, hidden, columns, dtype=held, scale=hidden**-0.5),
+        normal(2, 1, hidden, dtype=weight_dtype),
+        normal(3, hidden, columns, dtype=weight_dtype, scale=hidden**-0.5),
         1e-5,
         top_k,
         np.int32([[first_id]]),
@@ -63,18 +63,18 @@ def largest(logits: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.take_along_axis(logits, columns, axis=1), columns
 
 
-def ordered(outputs: Sequence[np.ndarray], reference: Callable[..., Any], given: Sequence[Any]) -> None:
+def ordered(outputs: Sequence[np.ndarray], reference: Callable[..., Any], inputs: Sequence[Any]) -> None:
     """Logits as near as numpy's; values and ids are exactly the largest of these logits."""
     logits, values, ids = outputs
-    if given[0].dtype == BF16 and given[9] is None:
+    if inputs[0].dtype == BF16 and inputs[9] is None:
         # The normalised rows are stored in bfloat16 before the product, as numpy would store them.
-        stored = kernels.rmsnorm_reference(*given[:2], given[3]).astype(F32) @ given[2].astype(F32)
-        compare(logits, reference(*map(in_float64, given))[0], stored)
+        stored = kernels.rmsnorm_reference(*inputs[:2], inputs[3]).astype(F32) @ inputs[2].astype(F32)
+        compare(logits, reference(*map(in_float64, inputs))[0], stored)
     else:
-        compare_all([logits], lambda *own: reference(*own)[:1], given)
-    expected_values, expected_columns = largest(logits, -(-given[4] // 8) * 8)
+        compare_all([logits], lambda *operands: reference(*operands)[:1], inputs)
+    expected_values, expected_columns = largest(logits, -(-inputs[4] // 8) * 8)
     assert values.shape == expected_values.shape and np.array_equal(values, expected_values)
-    assert ids.dtype == np.int32 and np.array_equal(ids, expected_columns + given[5][0, 0])
+    assert ids.dtype == np.int32 and np.array_equal(ids, expected_columns + inputs[5][0, 0])
 
 
 def bent(dtype: type) -> dict[str, Any]:
@@ -143,10 +143,12 @@ class TestLmHead(KernelTests):
     )
 
 
-def whole(rows: int, hidden: int, columns: int, top_k: int, first_id: int = 0) -> tuple[Any, ...]:
+def whole_number_arguments(
+    rows: int, hidden: int, columns: int, top_k: int, first_id: int = 0
+) -> tuple[Any, ...]:
     """Rows of 1 and -1, whose root mean square is 1, and whole weights: sums are exact, and many are equal."""
-    x, norm, _, _, *rest = arguments(rows, hidden, columns, top_k, first_id=first_id)
-    return np.sign(x), np.ones_like(norm), whole_numbers(3, hidden, columns), 0.0, *rest
+    x, norm, _, _, *options = arguments(rows, hidden, columns, top_k, first_id=first_id)
+    return np.sign(x), np.ones_like(norm), whole_numbers(3, hidden, columns), 0.0, *options
 
 
 class TestLmHeadOnTwoCores(KernelTests):
@@ -154,7 +156,7 @@ class TestLmHeadOnTwoCores(KernelTests):
 
     case = KernelCase(
         kernels.lm_head,
-        whole,
+        whole_number_arguments,
         two_cores=[
             dict(rows=1, hidden=16, columns=48, top_k=24),
             *slow(
@@ -178,15 +180,15 @@ class TestLmHeadOnTwoCores(KernelTests):
 
 
 def test_a_cap_bends_logits_to_its_limit() -> None:
-    given = TestLmHead.case.arguments(dict(rows=3, hidden=172, columns=1001, top_k=16) | bent(F32))
-    assert 0.4 < np.abs(TestLmHead.case.run(given)[0]).max() <= 0.5
+    inputs = TestLmHead.case.arguments(dict(rows=3, hidden=172, columns=1001, top_k=16) | bent(F32))
+    assert 0.4 < np.abs(TestLmHead.case.run(inputs)[0]).max() <= 0.5
 
 
 def check_ties(head: np.ndarray, hidden: int, top_k: int) -> None:
     """One row of ones and equal rows of a head of whole numbers: equal logits come lowest id first."""
     ones = np.ones((1, hidden), F32)
-    given = ones, ones, head.repeat(hidden, axis=0), 0.0, top_k, np.int32([[0]])
-    _, values, ids = run(kernels.lm_head, given)
+    inputs = ones, ones, head.repeat(hidden, axis=0), 0.0, top_k, np.int32([[0]])
+    _, values, ids = run(kernels.lm_head, inputs)
     assert np.array_equal(values, largest(hidden * head, top_k)[0])
     assert np.array_equal(ids, largest(head, top_k)[1])
 
@@ -224,13 +226,16 @@ def check_ranks(
     """
     edges = [0, *cuts, head.shape[1]]
     group = ReplicaGroup([list(range(len(edges) - 1))])
-    given = [
+    launches_of_ranks = [
         ((x, norm, head[:, a:b].copy(), 0.0, top_k, np.int32([[a]]), group, len(edges) - 1), options)
         for a, b in pairwise(edges)
     ]
-    world, launches = simulate.World("trn1" if cores == 1 else "trn2", len(given), cores), []
+    world, launches = simulate.World("trn1" if cores == 1 else "trn2", len(launches_of_ranks), cores), []
     seeds = 64 if cores > 1 else 0
-    assert find_faults(lambda: launches.append(world.launch(kernels.lm_head, given)), seeds=seeds) == []
+    assert (
+        find_faults(lambda: launches.append(world.launch(kernels.lm_head, launches_of_ranks)), seeds=seeds)
+        == []
+    )
     outputs = launches[0].outputs
     logits = np.concatenate([output[0] for output in outputs], axis=1)
     values, columns = largest(logits, -(-top_k // 8) * 8)
@@ -253,7 +258,7 @@ def test_every_rank_gets_the_largest_of_all_ranks(columns: int, top_k: int, cuts
 
 @pytest.mark.slow
 def test_two_cores_merge_over_ranks() -> None:
-    x, norm, head, *_ = whole(3, 40, 260, 24)
+    x, norm, head, *_ = whole_number_arguments(3, 40, 260, 24)
     assert np.array_equal(check_ranks(x, norm, head, 24, [130], cores=2), x @ head)
 
 
@@ -277,18 +282,18 @@ def test_parts_of_fewer_than_eight_columns_give_no_padding(
 
 
 def test_ranks_hold_together_as_many_columns_as_are_wanted() -> None:
-    given = arguments(1, 16, 50)[:3]
-    check_ranks(*given, 24, [33])
+    inputs = arguments(1, 16, 50)[:3]
+    check_ranks(*inputs, 24, [33])
     with pytest.raises(AssertionError, match=r"the largest 24 \(top_k 24, a multiple of 8\) of 16 columns"):
-        check_ranks(*given, 24, [34])
+        check_ranks(*inputs, 24, [34])
 
 
 @pytest.mark.slow
 def test_takes_8192_candidates_of_all_ranks_and_refuses_more() -> None:
     def launch(ranks: int) -> None:
-        given = (*arguments(128, 4, 2000, 1024), ReplicaGroup([list(range(ranks))]), ranks)
+        inputs = (*arguments(128, 4, 2000, 1024), ReplicaGroup([list(range(ranks))]), ranks)
         world = simulate.World("trn1", ranks=ranks)
-        world.launch(kernels.lm_head, [(given, {})] * ranks, mode=simulate.Mode.dry)
+        world.launch(kernels.lm_head, [(inputs, {})] * ranks, mode=simulate.Mode.dry)
 
     launch(8)
     with pytest.raises(AssertionError, match="1024 of 9 ranks are more than 8192 candidates"):

@@ -140,7 +140,7 @@ def test_parameters_do_not_change_a_result(name: str, domain: tuple[object, ...]
 def test_loaded_columns_serve_all_rows(rows: int) -> None:
     arguments = np.empty((rows, 256), BF16), np.empty((256, 1100), BF16)
     traffic = simulate.profile(kernels.matmul, *arguments, target="trn1").traffic
-    assert {each.name: each.reads for each in traffic if each.argument} == {"a": 1, "b": 1}
+    assert {tensor.name: tensor.reads for tensor in traffic if tensor.argument} == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -149,5 +149,5 @@ def test_an_undefined_row_reaches_no_other_row(target: str) -> None:
     a, b = whole_numbers(1, 130, 40), whole_numbers(2, 40, 24)
     a[129] = np.nan
     a[7] = np.inf
-    others = np.delete(np.arange(130), (7, 129))
-    assert np.array_equal(run(kernels.matmul, (a, b), target)[others], (a[others] @ b))
+    finite_rows = np.delete(np.arange(130), (7, 129))
+    assert np.array_equal(run(kernels.matmul, (a, b), target)[finite_rows], (a[finite_rows] @ b))

@@ -31,12 +31,12 @@ def arguments(
     layers: int = 1,
 ) -> list[Any]:
     """Of the last of some layers; sums of the first product are of the order of 1."""
-    held = weights or dtype
+    weight_dtype = weights or dtype
     return [
         normal(1, tokens, hidden, dtype=dtype),
-        normal(2, hidden, width, dtype=held, scale=hidden**-0.5),
+        normal(2, hidden, width, dtype=weight_dtype, scale=hidden**-0.5),
         normal(3, tokens, layers * width, dtype=dtype),
-        normal(4, width, hidden, dtype=held),
+        normal(4, width, hidden, dtype=weight_dtype),
         (layers - 1) * width,
     ]
 

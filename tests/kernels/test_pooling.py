@@ -90,7 +90,7 @@ class TestAveragePool(KernelTests):
     case = KernelCase(
         kernels.average_pool,
         pooled,
-        [{**each, "count_include_pad": pad} for each in VALUES for pad in (True, False)],
+        [{**setting, "count_include_pad": pad} for setting in VALUES for pad in (True, False)],
         refusals=REFUSALS,
         undefined=[
             Undefined(
@@ -100,7 +100,7 @@ class TestAveragePool(KernelTests):
                 kept=lambda _, outputs: [outputs[0][0, 64:]],
             )
         ],
-        two_cores=[{**each, "count_include_pad": pad} for each in TWO_CORES for pad in (True, False)],
+        two_cores=[{**setting, "count_include_pad": pad} for setting in TWO_CORES for pad in (True, False)],
     )
 
 
@@ -128,20 +128,20 @@ def test_an_infinity_fills_its_own_channel() -> None:
     assert np.isinf(run(kernels.average_pool, (x, (3, 3), (1, 1)))[0, 3]).all()
 
 
-@pytest.mark.parametrize("rest", [(), (True,), (False,)])
-def test_whole_numbers_are_those_of_torch(rest: tuple[bool, ...]) -> None:
+@pytest.mark.parametrize("padding", [(), (True,), (False,)])
+def test_whole_numbers_are_those_of_torch(padding: tuple[bool, ...]) -> None:
     import torch
 
     x = whole_numbers(1, 2, 5, 12, 11)
     arguments = (4, 2), (2, 1), (2, 1)
-    name, more = ("avg_pool2d", {"count_include_pad": rest[0]}) if rest else ("max_pool2d", {})
+    name, more = ("avg_pool2d", {"count_include_pad": padding[0]}) if padding else ("max_pool2d", {})
     truth = getattr(torch.nn.functional, name)(torch.from_numpy(x), *arguments, **more).numpy()
     # Of padding that does not count a third is rounded, and so is its product.
-    far = 2 * np.spacing(F32(np.abs(x).max())) if rest == (False,) else 0
-    kernel = "average_pool" if rest else "max_pool"
+    far = 2 * np.spacing(F32(np.abs(x).max())) if padding == (False,) else 0
+    kernel = "average_pool" if padding else "max_pool"
     for result in (
-        run(getattr(kernels, kernel), (x, *arguments, *rest)),
-        getattr(kernels, f"{kernel}_reference")(x, *arguments, *rest),
+        run(getattr(kernels, kernel), (x, *arguments, *padding)),
+        getattr(kernels, f"{kernel}_reference")(x, *arguments, *padding),
     ):
         assert result.shape == truth.shape and np.abs(result - truth).max() <= far
 

@@ -56,8 +56,10 @@ WEIGHTS = dict(o=1, w_o=0)
 def over_sequence(ranks: int, seeds: int = 0, **settings: Any) -> Ranks:
     """Ranks that cut the rows of the residual as well."""
     settings = dict(depth=24 * ranks, hidden=172, bias=True) | settings
-    beside = dict(sequence_ranks=ranks)
-    return Ranks(ranks, WEIGHTS | dict(residual=0), settings, beside, joined=True, alike=False, seeds=seeds)
+    extra_arguments = dict(sequence_ranks=ranks)
+    return Ranks(
+        ranks, WEIGHTS | dict(residual=0), settings, extra_arguments, joined=True, alike=False, seeds=seeds
+    )
 
 
 class TestOutputProjection(KernelTests):
@@ -150,8 +152,8 @@ def test_groups_follow_one_another_on_a_chip_where_two_do_not_fit() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_finding_in_groups_of_rows(target: str) -> None:
-    given = heads(300, 136, 2100, BF16)
-    assert find_faults(lambda: run(kernels.output_projection, given, target)) == []
+    inputs = heads(300, 136, 2100, BF16)
+    assert find_faults(lambda: run(kernels.output_projection, inputs, target)) == []
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -160,7 +162,7 @@ def test_whole_numbers_are_exact_on_any_number_of_ranks(ranks: int) -> None:
         whole_numbers(seed, *shape) for seed, shape in enumerate([(5, 8 * ranks), (8 * ranks, 600), (5, 600)])
     )
     arguments = TestOutputProjection.case.arguments(dict(o=o, w_o=w_o, residual=residual))
-    shards = [(each, {}) for each in Ranks(ranks, WEIGHTS).shards(arguments)]
+    shards = [(shard, {}) for shard in Ranks(ranks, WEIGHTS).shards(arguments)]
     for output in simulate.World("trn1", ranks).launch(kernels.output_projection, shards).outputs:
         assert np.array_equal(output, residual + o @ w_o)
 
@@ -171,45 +173,48 @@ def test_sums_over_ranks_round_partial_products_and_their_sum(ranks: int, dtype:
     """The reference rounds where the kernel does: so the bound holds for every number of ranks."""
     case = TestOutputProjection.case
     arguments = case.arguments(dict(tokens=300, depth=72 * ranks, hidden=1100, dtype=dtype, bias=True))
-    parts = np.split(np.arange(72 * ranks), ranks)
+    columns_of_ranks = np.split(np.arange(72 * ranks), ranks)
 
     def reference(o: np.ndarray, weight: np.ndarray, residual: np.ndarray, bias: np.ndarray) -> np.ndarray:
         wide = np.result_type(o.dtype, F32)
-        partial = [(o[:, own].astype(wide) @ weight[own].astype(wide)).astype(o.dtype) for own in parts]
-        total = sum(each.astype(wide) for each in partial).astype(o.dtype)
+        partial = [
+            (o[:, columns].astype(wide) @ weight[columns].astype(wide)).astype(o.dtype)
+            for columns in columns_of_ranks
+        ]
+        total = sum(product.astype(wide) for product in partial).astype(o.dtype)
         return (total.astype(wide) + bias.astype(wide) + residual.astype(wide)).astype(o.dtype)
 
     layout = Ranks(ranks, WEIGHTS)
-    shards = [(each, {}) for each in layout.shards(arguments)]
+    shards = [(shard, {}) for shard in layout.shards(arguments)]
     outputs = simulate.World("trn2", ranks).launch(kernels.output_projection, shards).outputs
-    given = [arguments[name] for name in ("o", "w_o", "residual", "bias")]
-    compare_all(layout.whole(outputs)[0], reference, given)
+    inputs = [arguments[name] for name in ("o", "w_o", "residual", "bias")]
+    compare_all(layout.join_outputs(outputs)[0], reference, inputs)
 
 
 def test_rows_that_ranks_do_not_divide_are_refused() -> None:
     arguments = TestOutputProjection.case.arguments(dict(tokens=3, depth=48))
-    shards = Ranks(2, WEIGHTS, beside=dict(sequence_ranks=2)).shards(arguments)
+    shards = Ranks(2, WEIGHTS, extra_arguments=dict(sequence_ranks=2)).shards(arguments)
     with pytest.raises(AssertionError, match="2 ranks do not divide 3 rows; pad them to a multiple of 2"):
-        simulate.World("trn2", 2).launch(kernels.output_projection, [(each, {}) for each in shards])
+        simulate.World("trn2", 2).launch(kernels.output_projection, [(shard, {}) for shard in shards])
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_all_reduce_of_whole_numbers_is_exact(target: str, ranks: int) -> None:
     group = ReplicaGroup([list(range(ranks))])
-    parts = [whole_numbers(rank, 129, 17) for rank in range(ranks)]
+    arrays = [whole_numbers(rank, 129, 17) for rank in range(ranks)]
     launch = simulate.World(target, ranks=ranks).launch(
-        kernels.all_reduce, [((part, group), {}) for part in parts]
+        kernels.all_reduce, [((array, group), {}) for array in arrays]
     )
-    for output, expected in zip(launch.outputs, kernels.all_reduce_reference(parts, group)):
+    for output, expected in zip(launch.outputs, kernels.all_reduce_reference(arrays, group)):
         assert np.array_equal(output, expected)
-        assert np.array_equal(output, np.sum(parts, axis=0))
+        assert np.array_equal(output, np.sum(arrays, axis=0))
 
 
 def test_all_reduce_stays_inside_each_list_of_the_group() -> None:
     group = ReplicaGroup([[0, 3], [2, 1]])
-    parts = [np.full((2, 3), 10.0**rank, F32) for rank in range(4)]
+    arrays = [np.full((2, 3), 10.0**rank, F32) for rank in range(4)]
     launch = simulate.World("trn2", ranks=4).launch(
-        kernels.all_reduce, [((part, group), {}) for part in parts]
+        kernels.all_reduce, [((array, group), {}) for array in arrays]
     )
     assert [output[0, 0] for output in launch.outputs] == [1001, 110, 110, 1001]

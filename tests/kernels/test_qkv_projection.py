@@ -73,12 +73,12 @@ def plain(
     tokens: int = 3, hidden: int = 40, q: int = 24, kv: int = 8, dtype: Any = F32, weights: Any = None
 ) -> tuple[Any, ...]:
     """Arguments without heads."""
-    held = weights or dtype
+    weight_dtype = weights or dtype
     return in_order(
         kernels.qkv_projection,
         x=normal(1, tokens, hidden, dtype=dtype),
-        norm_weight=normal(2, 1, hidden, dtype=held),
-        w_qkv=normal(3, hidden, q + 2 * kv, dtype=held, scale=hidden**-0.5),
+        norm_weight=normal(2, 1, hidden, dtype=weight_dtype),
+        w_qkv=normal(3, hidden, q + 2 * kv, dtype=weight_dtype, scale=hidden**-0.5),
         eps=EPS,
         q_size=q,
         kv_size=kv,
@@ -148,16 +148,18 @@ class TestQkvProjection(KernelTests):
         drawn,
         every_chip=[
             *(
-                form | each
+                form | setting
                 for form in FORMS
-                for each in vary(tokens=[5, 131] if "norm_bias" in form else 5, hidden=300, dtype=[*DTYPES])
+                for setting in vary(
+                    tokens=[5, 131] if "norm_bias" in form else 5, hidden=300, dtype=[*DTYPES]
+                )
             ),
         ],
         values=[
             *(
-                form | each
+                form | setting
                 for form in FORMS
-                for each in vary(tokens=131, hidden=300, dtype=[*DTYPES])
+                for setting in vary(tokens=131, hidden=300, dtype=[*DTYPES])
                 if "norm_bias" not in form
             ),
             *(
@@ -178,9 +180,9 @@ class TestQkvProjection(KernelTests):
             ),
             dict(tokens=7, hidden=300, norm_bias=True, x=lambda x: x + 100),
             *(
-                form | each
+                form | setting
                 for form in (QUERIES | dict(hidden=300, rotated=16, norm_offset=1.0), *VALUES)
-                for each in vary(tokens=[5, 131], dtype=[*DTYPES])
+                for setting in vary(tokens=[5, 131], dtype=[*DTYPES])
             ),
         ],
         refusals=[
@@ -222,7 +224,8 @@ class TestQkvProjection(KernelTests):
             for value in (np.nan, np.inf)
         ],
         two_sums=[
-            HALVES | each for each in vary(tokens=[1, 5, 127, 128, 129, 300], hidden=172, dtype=[*DTYPES])
+            HALVES | setting
+            for setting in vary(tokens=[1, 5, 127, 128, 129, 300], hidden=172, dtype=[*DTYPES])
         ],
         ranks=[
             *slow(Ranks(1, {}, HALVES | dict(tokens=5, hidden=40), seeds=64)),
@@ -240,13 +243,13 @@ class TestQkvProjection(KernelTests):
 
 def test_the_reference_agrees_with_the_norm_written_by_moments() -> None:
     drawn = arguments(4, 24, norm_bias=True, norm_offset=1.0)
-    given = named(kernels.qkv_projection, [*map(in_float64, drawn)])
-    x, mean = given["x"], given["x"].mean(1, keepdims=True)
+    inputs = named(kernels.qkv_projection, [*map(in_float64, drawn)])
+    x, mean = inputs["x"], inputs["x"].mean(1, keepdims=True)
     spread = np.sqrt((x**2).mean(1, keepdims=True) - mean**2 + EPS)
-    truth = ((x - mean) / spread * (1 + given["norm_weight"]) + given["norm_bias"]) @ given["w_qkv"]
-    outputs = kernels.qkv_projection_reference(**given)
-    for part, output in zip(np.split(truth, [48, 64], axis=1), outputs):
-        compare(output.astype(F32), part, part.astype(F32))
+    truth = ((x - mean) / spread * (1 + inputs["norm_weight"]) + inputs["norm_bias"]) @ inputs["w_qkv"]
+    outputs = kernels.qkv_projection_reference(**inputs)
+    for expected, output in zip(np.split(truth, [48, 64], axis=1), outputs):
+        compare(output.astype(F32), expected, expected.astype(F32))
 
 
 def test_the_reference_normalises_values_as_their_moments_say() -> None:
@@ -264,9 +267,9 @@ def test_the_reference_normalises_values_as_their_moments_say() -> None:
 
 @pytest.mark.parametrize("tokens", [128, 1500])
 def test_x_and_the_weight_are_read_once(tokens: int) -> None:
-    given = arguments(tokens, 1024, 4, 1, 128, dtype=BF16)
-    traffic = simulate.profile(kernels.qkv_projection, *given, target="trn2").traffic
-    assert {each.name: each.reads for each in traffic if each.argument} == {
+    inputs = arguments(tokens, 1024, 4, 1, 128, dtype=BF16)
+    traffic = simulate.profile(kernels.qkv_projection, *inputs, target="trn2").traffic
+    assert {tensor.name: tensor.reads for tensor in traffic if tensor.argument} == {
         "x": 1,
         "norm_weight": 1,
         "w_qkv": 1,
@@ -281,12 +284,12 @@ def test_the_widest_rows_fit_on_every_chip(
     dtype: Any, hidden: int, options: dict[str, Any], tokens: int
 ) -> None:
     """Planned and placed without computing numbers; the weight has a wider dtype than rows in bfloat16."""
-    given = named(kernels.qkv_projection, arguments(1, 8, 10, 2, 128, dtype=dtype, **options))
-    given["x"] = np.empty((tokens, hidden), dtype)
-    given["w_qkv"] = np.empty((hidden, given["w_qkv"].shape[1]), F32)
+    inputs = named(kernels.qkv_projection, arguments(1, 8, 10, 2, 128, dtype=dtype, **options))
+    inputs["x"] = np.empty((tokens, hidden), dtype)
+    inputs["w_qkv"] = np.empty((hidden, inputs["w_qkv"].shape[1]), F32)
     for name in ("norm_weight", "norm_bias"):
-        given[name] = None if given[name] is None else np.empty((1, hidden), dtype)
+        inputs[name] = None if inputs[name] is None else np.empty((1, hidden), dtype)
     if "rotated" in options:
-        given["positions"] = np.empty((tokens, 1), np.int32)
+        inputs["positions"] = np.empty((tokens, 1), np.int32)
     for target in TARGETS:
-        simulate.World(target).launch(kernels.qkv_projection, [((), given)], mode=simulate.Mode.dry)
+        simulate.World(target).launch(kernels.qkv_projection, [((), inputs)], mode=simulate.Mode.dry)

@@ -32,11 +32,11 @@ def arguments(
     dtype: type = F32,
     weights: Any = None,
 ) -> list[Any]:
-    held = weights or dtype
+    weight_dtype = weights or dtype
     return [
         normal(1, tokens, hidden, dtype=dtype),
-        1 + normal(2, 1, hidden, dtype=held, scale=0.1),
-        normal(3, hidden, experts, dtype=held, scale=hidden**-0.5),
+        1 + normal(2, 1, hidden, dtype=weight_dtype, scale=0.1),
+        normal(3, hidden, experts, dtype=weight_dtype, scale=hidden**-0.5),
         1e-5,
         top_k,
     ]
@@ -98,8 +98,8 @@ class TestRouter(KernelTests):
 
 
 def checked(**settings: Any) -> tuple[np.ndarray, ...]:
-    given = tuple(TestRouter.case.arguments(settings).values())
-    return check(kernels.router, kernels.router_reference, given, "trn2")
+    inputs = tuple(TestRouter.case.arguments(settings).values())
+    return check(kernels.router, kernels.router_reference, inputs, "trn2")
 
 
 @pytest.mark.parametrize("experts", [2, 7, 8, 9])
@@ -128,12 +128,12 @@ def test_of_equal_groups_the_lower_number_comes_first() -> None:
 def test_a_choice_stays_within_the_best_groups_where_all_scores_are_below_zero() -> None:
     low = normal(9, 1, 32) - 9
     ids = checked(tokens=6, experts=32, top_k=16, scoring="sigmoid", **GROUPS, choice_bias=low)[2]
-    assert all(len({int(each) // 8 for each in row}) == 2 for row in ids)
+    assert all(len({int(expert) // 8 for expert in row}) == 2 for row in ids)
 
 
 @pytest.mark.parametrize("tokens", [5, 390])
 def test_a_row_of_nan_gets_numbers_of_experts(tokens: int) -> None:
-    given = arguments(tokens, 128, 12)
-    given[0][2] = np.nan
-    ids = run(kernels.router, given, "trn2")[2]
+    inputs = arguments(tokens, 128, 12)
+    inputs[0][2] = np.nan
+    ids = run(kernels.router, inputs, "trn2")[2]
     assert 0 <= ids.min() <= ids.max() < 12

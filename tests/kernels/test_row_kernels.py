@@ -95,17 +95,19 @@ def test_embedding_of_a_table_that_ranks_divide(
     ids, table = embedded(tokens, 10 * ranks, stored=dtype)
     table[np.setdiff1d(np.arange(10 * ranks), ids)] = np.nan
     group, out = ReplicaGroup([list(range(ranks))]), DTYPE_OF[dtype]
-    rest = (5.3, row_numbers(3, tokens, 20), normal(4, 20, 72, dtype=dtype)) if changes else (1.0, None, None)
+    scale_and_positions = (
+        (5.3, row_numbers(3, tokens, 20), normal(4, 20, 72, dtype=dtype)) if changes else (1.0, None, None)
+    )
     arguments = []
-    for rank, part in enumerate(np.split(table, ranks)):
-        own = ids - 10 * rank
-        own[(own < 0) | (own > 10)] = 10
-        arguments.append(((own, part.copy(), out, *rest, group), {}))
+    for rank, shard in enumerate(np.split(table, ranks)):
+        local_ids = ids - 10 * rank
+        local_ids[(local_ids < 0) | (local_ids > 10)] = 10
+        arguments.append(((local_ids, shard.copy(), out, *scale_and_positions, group), {}))
     outputs: list[np.ndarray] = []
     world = simulate.World(target, ranks=ranks)
     assert find_faults(lambda: outputs.extend(world.launch(kernels.embedding, arguments).outputs)) == []
-    for each in outputs:
-        compare_all([each], kernels.embedding_reference, (ids, table, out, *rest))
+    for output in outputs:
+        compare_all([output], kernels.embedding_reference, (ids, table, out, *scale_and_positions))
 
 
 def test_embedding_of_a_row_that_no_rank_holds_is_zeros() -> None:
@@ -170,31 +172,31 @@ class TestRmsnorm(KernelTests):
     )
 
 
-@pytest.mark.parametrize(("parts", "copies", "padding"), [(2, 1, 0), (4, 1, 0), (2, 2, 1)])
+@pytest.mark.parametrize(("blocks", "copies", "padding"), [(2, 1, 0), (4, 1, 0), (2, 2, 1)])
 @pytest.mark.parametrize("tokens", [1, 300])
 def test_rmsnorm_of_rows_that_the_ranks_hold_in_parts(
-    tokens: int, parts: int, copies: int, padding: int
+    tokens: int, blocks: int, copies: int, padding: int
 ) -> None:
     """Every rank normalises by the squares of all: the part of what one rank makes of whole rows.
 
     Each part is on `copies` ranks, and `padding` ranks hold zeros.
     """
-    x, weight = normal(1, tokens, 24 * parts), normal(2, 1, 24 * parts)
-    ranks = parts * copies + padding
-    held = np.zeros((ranks, tokens, 24), F32), np.zeros((ranks, 1, 24), F32)
-    for whole, own in zip((x, weight), held):
-        own[: parts * copies] = np.repeat(np.split(whole, parts, axis=1), copies, axis=0)
-    options = (EPS, None, 0.0, ReplicaGroup([list(range(ranks))]), copies * parts * 24)
-    arguments = [((*own, *options), {}) for own in zip(*held)]
+    x, weight = normal(1, tokens, 24 * blocks), normal(2, 1, 24 * blocks)
+    ranks = blocks * copies + padding
+    shards = np.zeros((ranks, tokens, 24), F32), np.zeros((ranks, 1, 24), F32)
+    for array, shard in zip((x, weight), shards):
+        shard[: blocks * copies] = np.repeat(np.split(array, blocks, axis=1), copies, axis=0)
+    options = (EPS, None, 0.0, ReplicaGroup([list(range(ranks))]), copies * blocks * 24)
+    arguments = [((*rank_arrays, *options), {}) for rank_arrays in zip(*shards)]
     outputs: list[np.ndarray] = []
     world = simulate.World("trn2", ranks=ranks)
-    found = find_faults(lambda: outputs.extend(world.launch(kernels.rmsnorm, arguments).outputs), orders=2)
-    assert found == []
+    faults = find_faults(lambda: outputs.extend(world.launch(kernels.rmsnorm, arguments).outputs), orders=2)
+    assert faults == []
     wide = kernels.rmsnorm_reference(x.astype(np.float64), weight.astype(np.float64), EPS)
     plain = kernels.rmsnorm_reference(x, weight, EPS)
     for copy in range(copies):
-        compare(np.concatenate(outputs[copy : parts * copies : copies], axis=1), wide, plain)
-    assert not np.any(outputs[parts * copies :])
+        compare(np.concatenate(outputs[copy : blocks * copies : copies], axis=1), wide, plain)
+    assert not np.any(outputs[blocks * copies :])
 
 
 def test_rmsnorm_of_a_row_is_independent_of_the_others() -> None:
@@ -210,9 +212,9 @@ def rotary_tables(positions: int, half: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def turned(
-    tokens: int = 2, heads: int = 4, half: int = 8, dtype: type = F32, rows: int = 60, rest: int = 0
+    tokens: int = 2, heads: int = 4, half: int = 8, dtype: type = F32, rows: int = 60, unturned: int = 0
 ) -> list[object]:
-    x = normal(1, tokens, heads * (2 * half + rest), dtype=dtype)
+    x = normal(1, tokens, heads * (2 * half + unturned), dtype=dtype)
     return [x, row_numbers(2, tokens, rows), *rotary_tables(rows, half), heads]
 
 
@@ -233,7 +235,7 @@ class TestRope(KernelTests):
                 for tokens in SIZES
             ),
             dict(tokens=128, heads=64, half=64),
-            *vary(tokens=129, heads=3, half=4, rest=[1, 8], dtype=[*DTYPES]),
+            *vary(tokens=129, heads=3, half=4, unturned=[1, 8], dtype=[*DTYPES]),
         ],
         refusals=[
             refuse("need x of 64 or more in equal heads, not 60", x=normal(1, 2, 60)),
@@ -246,8 +248,8 @@ class TestRope(KernelTests):
 
 
 def test_rope_at_position_0_changes_nothing() -> None:
-    x, _, *rest = turned(5)
-    assert np.array_equal(run(kernels.rope, (x, np.zeros((5, 1), np.int32), *rest)), x)
+    x, _, *inputs = turned(5)
+    assert np.array_equal(run(kernels.rope, (x, np.zeros((5, 1), np.int32), *inputs)), x)
 
 
 def test_references_agree_with_other_forms_of_the_formulas() -> None:

@@ -35,7 +35,11 @@ def arguments(
     candidates: int = 8,
 ) -> tuple[Any, ...]:
     rows = len(logits)
-    return (logits, *(column(each, rows) for each in (uniform, temperature, top_k, top_p, min_p)), candidates)
+    return (
+        logits,
+        *(column(limit, rows) for limit in (uniform, temperature, top_k, top_p, min_p)),
+        candidates,
+    )
 
 
 @dataclass
@@ -53,52 +57,52 @@ def draw(logits: np.ndarray, limits: tuple[float, ...], keep: int) -> Draw:
     if temperature == 0:
         return Draw(best[0][1], 1.0)
     weights = [(np.exp((best[0][0] - value) / temperature), token) for value, token in best[: int(top_k)]]
-    whole, ahead, kept, margin = sum(weight for weight, _ in weights), 0.0, [], 1.0
+    sum_of_weights, ahead, kept, margin = sum(weight for weight, _ in weights), 0.0, [], 1.0
     for weight, token in weights:
         if top_p < 1 and ahead:
-            margin = min(margin, abs(ahead / whole - top_p))
+            margin = min(margin, abs(ahead / sum_of_weights - top_p))
         if min_p:
             margin = min(margin, abs(weight - min_p) if weight < 1 else 1.0)
-        if (top_p >= 1 or ahead < top_p * whole) and weight >= min_p:
+        if (top_p >= 1 or ahead < top_p * sum_of_weights) and weight >= min_p:
             kept.append((token, weight))
         ahead += weight
-    total, below, found = sum(weight for _, weight in kept), 0.0, -1
+    total, below, token_id = sum(weight for _, weight in kept), 0.0, -1
     for token, weight in sorted(kept):
         below += weight / total
-        margin = min(margin, abs(below - uniform)) if found >= 0 or below < 1 - 1e-9 else margin
-        if found < 0 and below > uniform:
-            found = token
-    return Draw(found if found >= 0 else sorted(kept)[-1][0], margin)
+        margin = min(margin, abs(below - uniform)) if token_id >= 0 or below < 1 - 1e-9 else margin
+        if token_id < 0 and below > uniform:
+            token_id = token
+    return Draw(token_id if token_id >= 0 else sorted(kept)[-1][0], margin)
 
 
-def tolerance(given: tuple[Any, ...]) -> float:
+def tolerance(inputs: tuple[Any, ...]) -> float:
     """How far rounding moves a cumulative sum, as a share of it.
 
     An exponent has at most 200 in size where its weight counts and three roundings; exp adds two units in the last
     place, each of K sums one rounding, the product with the uniform number one.
     """
-    temperature = given[2][given[2] > 0].min(initial=1.0)
-    finite = given[0][np.isfinite(given[0].astype(F32))].astype(np.float64)
+    temperature = inputs[2][inputs[2] > 0].min(initial=1.0)
+    finite = inputs[0][np.isfinite(inputs[0].astype(F32))].astype(np.float64)
     exponent = min(90.0, float(np.ptp(finite)) / temperature) if len(finite) else 0.0
-    return EPSILON * (3 * exponent + 4 + 2 * given[6] + 1)
+    return EPSILON * (3 * exponent + 4 + 2 * inputs[6] + 1)
 
 
-def check_draws(given: tuple[Any, ...], target: str = "trn2") -> int:
+def check_draws(inputs: tuple[Any, ...], target: str = "trn2") -> int:
     """Compare every row that is away from an edge; how many there were."""
-    chosen, log_probs, top_ids, top_log_probs = run(kernels.sample, given, target)
-    logits, rows, keep = in_float64(given[0]), len(given[0]), -(-given[6] // 8) * 8
+    chosen, log_probs, top_ids, top_log_probs = run(kernels.sample, inputs, target)
+    logits, rows, keep = in_float64(inputs[0]), len(inputs[0]), -(-inputs[6] // 8) * 8
     assert chosen.dtype == top_ids.dtype == np.int32 and chosen.shape == log_probs.shape == (rows, 1)
     order = np.argsort(-np.where(np.isnan(logits), -np.inf, logits), axis=1, kind="stable")[:, :keep]
     assert np.array_equal(top_ids, order)
     compared = 0
     for row in range(rows):
-        limits = tuple(float(each[row, 0]) for each in given[1:6])
+        limits = tuple(float(limit[row, 0]) for limit in inputs[1:6])
         expected = draw(logits[row], limits, keep)
-        if expected.margin > tolerance(given):
+        if expected.margin > tolerance(inputs):
             assert chosen[row, 0] == expected.token, (row, limits, expected)
             compared += 1
-        place = top_ids[row].tolist().index(chosen[row, 0])
-        assert log_probs[row, 0] == top_log_probs[row, place]
+        index = top_ids[row].tolist().index(chosen[row, 0])
+        assert log_probs[row, 0] == top_log_probs[row, index]
     return compared
 
 
@@ -146,9 +150,9 @@ def test_equal_logits_come_lowest_id_first(rows: int, columns: int, candidates: 
 
 
 def test_log_probabilities_are_as_near_as_those_of_numpy() -> None:
-    given = mixed(7, 3000)
-    outputs = check(kernels.sample, kernels.sample_reference, given, "trn1")
-    exact = in_float64(given[0])
+    inputs = mixed(7, 3000)
+    outputs = check(kernels.sample, kernels.sample_reference, inputs, "trn1")
+    exact = in_float64(inputs[0])
     exact = exact - np.log(np.exp(exact).sum(axis=1, keepdims=True))
     truth = np.take_along_axis(exact, outputs[2], axis=1)
     compare(outputs[3], truth, truth.astype(F32))
@@ -167,10 +171,10 @@ def test_the_same_as_the_sampler_of_the_host() -> None:
         seeds = range(rows)
         numbers = [np.random.Generator(np.random.Philox(seed)).random() for seed in seeds]
         limits = options["temperature"], options.get("top_k", 1024), options.get("top_p", 1.0)
-        given = arguments(np.tile(logits, (rows, 1)), numbers, *limits, candidates=64)
-        chosen = run(kernels.sample, given)[0][:, 0]
+        inputs = arguments(np.tile(logits, (rows, 1)), numbers, *limits, candidates=64)
+        chosen = run(kernels.sample, inputs)[0][:, 0]
         for seed in seeds:
-            if draw(logits, (numbers[seed], *limits, 0.0), 64).margin > tolerance(given) + EPSILON:
+            if draw(logits, (numbers[seed], *limits, 0.0), 64).margin > tolerance(inputs) + EPSILON:
                 row = RowSampling(numbers[seed], **options)
                 assert [chosen[seed]] == draw_on_host(logits[None], [row])
                 compared += 1
@@ -182,8 +186,8 @@ def test_draws_follow_the_probabilities() -> None:
     logits, rows = normal(12, 1, 40, scale=1.5), 128
     random, counts = np.random.default_rng(13), np.zeros(40)
     for _ in range(20):
-        given = arguments(np.tile(logits, (rows, 1)), random.random(rows), 1.4)
-        counts += np.bincount(run(kernels.sample, given)[0][:, 0], minlength=40)
+        inputs = arguments(np.tile(logits, (rows, 1)), random.random(rows), 1.4)
+        counts += np.bincount(run(kernels.sample, inputs)[0][:, 0], minlength=40)
     kept = np.argsort(-logits[0])[:8]
     weights = np.exp(logits[0, kept].astype(np.float64) / 1.4)
     expected = counts.sum() * weights / weights.sum()
@@ -199,8 +203,8 @@ def test_masked_tokens_are_never_chosen(uniform: float) -> None:
     logits[2, 3:] = np.nan  # padding
     logits[3, ::2] = -1e4
     logits[3, 1::2] = np.nan
-    given = arguments(logits, uniform, [1.0, 1.0, 50.0, 1.0], candidates=16)
-    chosen, log_probs, _, top_log_probs = run(kernels.sample, given)
+    inputs = arguments(logits, uniform, [1.0, 1.0, 50.0, 1.0], candidates=16)
+    chosen, log_probs, _, top_log_probs = run(kernels.sample, inputs)
     assert chosen[0, 0] < 5 and chosen[1, 0] == 699 and chosen[2, 0] < 3 and chosen[3, 0] % 2 == 0
     assert np.isfinite(log_probs).all() and log_probs[1, 0] == 0
     assert np.array_equal(np.isfinite(top_log_probs).sum(axis=1), [5, 1, 3, 16])
@@ -212,15 +216,17 @@ def test_large_and_equal_logits() -> None:
         F32
     )
     logits[2:4, 7] += 1
-    given = arguments(logits, [0.1, 0.9, 0.2, 0.9, 0.26, 0.74], [1.0, 0.0, 1.0, 0.5, 1.0, 1e-3], candidates=8)
-    assert check_draws(given) == 6
-    assert np.isfinite(run(kernels.sample, given)[1]).all()
+    inputs = arguments(
+        logits, [0.1, 0.9, 0.2, 0.9, 0.26, 0.74], [1.0, 0.0, 1.0, 0.5, 1.0, 1e-3], candidates=8
+    )
+    assert check_draws(inputs) == 6
+    assert np.isfinite(run(kernels.sample, inputs)[1]).all()
 
 
 def test_the_number_one_draws_the_last_token() -> None:
     """Rounded to float32, a number below 1 can be 1."""
-    given = arguments(normal(16, 1, 64), 1.0, candidates=8)
-    assert run(kernels.sample, given)[0][0, 0] == np.argsort(-given[0][0])[:8].max()
+    inputs = arguments(normal(16, 1, 64), 1.0, candidates=8)
+    assert run(kernels.sample, inputs)[0][0, 0] == np.argsort(-inputs[0][0])[:8].max()
 
 
 def penalties(rows: int, columns: int) -> dict[str, np.ndarray]:
@@ -235,16 +241,16 @@ def penalties(rows: int, columns: int) -> dict[str, np.ndarray]:
     }
 
 
-def adjusted(logits: np.ndarray, given: dict[str, np.ndarray]) -> np.ndarray:
+def adjusted(logits: np.ndarray, options: dict[str, np.ndarray]) -> np.ndarray:
     """Token by token in float64, as vLLM describes its parameters."""
     result = np.array(logits, np.float64)
     for (row, token), value in np.ndenumerate(result):
-        value += given["bias"][row, token] if "bias" in given else 0
-        times = given["output_counts"][row, token]
-        if times > 0 or ("prompt_counts" in given and given["prompt_counts"][row, token] > 0):
-            factor = float(given["repetition"][row, 0])
+        value += options["bias"][row, token] if "bias" in options else 0
+        times = options["output_counts"][row, token]
+        if times > 0 or ("prompt_counts" in options and options["prompt_counts"][row, token] > 0):
+            factor = float(options["repetition"][row, 0])
             value = value / factor if value > 0 else value * factor
-        value -= given["presence"][row, 0] * (times > 0) + given["frequency"][row, 0] * times
+        value -= options["presence"][row, 0] * (times > 0) + options["frequency"][row, 0] * times
         result[row, token] = value
     return result
 
@@ -253,14 +259,14 @@ def adjusted(logits: np.ndarray, given: dict[str, np.ndarray]) -> np.ndarray:
     ("target", "left_out"), [("trn1", ()), ("trn2", ("bias",)), ("trn3", ("prompt_counts",))]
 )
 def test_bias_and_penalties(target: str, left_out: tuple[str, ...]) -> None:
-    given = mixed(6, 1100)
-    options = {name: each for name, each in penalties(6, 1100).items() if name not in left_out}
-    outputs = simulate.World(target).launch(kernels.sample, [(given, options)]).outputs[0]
-    exact = adjusted(given[0], options)
+    inputs = mixed(6, 1100)
+    options = {name: option for name, option in penalties(6, 1100).items() if name not in left_out}
+    outputs = simulate.World(target).launch(kernels.sample, [(inputs, options)]).outputs[0]
+    exact = adjusted(inputs[0], options)
     order = np.argsort(-exact, axis=1, kind="stable")[:, :16]
     assert np.array_equal(outputs[2], order)
     truth = np.take_along_axis(exact - np.log(np.exp(exact).sum(axis=1, keepdims=True)), order, axis=1)
-    plain = kernels.sample_reference(*given, **options)
+    plain = kernels.sample_reference(*inputs, **options)
     compare(outputs[3], truth, plain[3])
     assert np.array_equal(outputs[0], plain[0])
 
@@ -269,19 +275,19 @@ def test_a_step_from_the_candidates_of_lm_head() -> None:
     x, head = normal(20, 5, 64), normal(21, 64, 900)
     logits, values, ids = run(kernels.lm_head, (x, np.ones((1, 64), F32), head, 1e-5, 16, np.int32([[100]])))
     numbers = np.random.default_rng(22).random(5)
-    whole = (*arguments(logits, numbers, 0.7, candidates=16), None)
+    inputs = (*arguments(logits, numbers, 0.7, candidates=16), None)
     from_all = (
         simulate.World("trn2")
-        .launch(kernels.sample, [(whole, {"vocab_offset": np.int32([[100]])})])
+        .launch(kernels.sample, [(inputs, {"vocab_offset": np.int32([[100]])})])
         .outputs[0]
     )
-    for given in ((*arguments(values, numbers, 0.7, candidates=16), ids),):
-        from_candidates = run(kernels.sample, given)
+    for candidate_inputs in ((*arguments(values, numbers, 0.7, candidates=16), ids),):
+        from_candidates = run(kernels.sample, candidate_inputs)
         assert np.array_equal(from_candidates[0], from_all[0])
         assert np.array_equal(from_candidates[2], from_all[2])
-    none = {name: each for name, each in penalties(5, 16).items() if name != "bias"}
+    none = {name: option for name, option in penalties(5, 16).items() if name != "bias"}
     none |= {"repetition": column(1.0, 5), "presence": column(0.0, 5), "frequency": column(0.0, 5)}
-    searched = simulate.World("trn2").launch(kernels.sample, [(given, none)]).outputs[0]
+    searched = simulate.World("trn2").launch(kernels.sample, [(candidate_inputs, none)]).outputs[0]
     assert all(np.array_equal(one, other) for one, other in zip(searched, from_candidates))
 
 
@@ -290,12 +296,12 @@ def test_a_step_from_the_candidates_of_lm_head() -> None:
 )
 def test_every_rank_draws_what_one_rank_draws(cuts: list[int], cores: int) -> None:
     """On two cores the first one draws, whatever the schedule."""
-    given = mixed(9, 700)
+    inputs = mixed(9, 700)
     edges = [0, *cuts, 700]
     ranks = len(edges) - 1
     shards = [
         (
-            (given[0][:, a:b].copy(), *given[1:]),
+            (inputs[0][:, a:b].copy(), *inputs[1:]),
             {
                 "vocab_offset": np.int32([[a]]),
                 "replica_group": ReplicaGroup([list(range(ranks))]),
@@ -304,15 +310,15 @@ def test_every_rank_draws_what_one_rank_draws(cuts: list[int], cores: int) -> No
         )
         for a, b in pairwise(edges)
     ]
-    alone = run(kernels.sample, given)
-    place = np.spacing(np.abs(alone[3]).max())
+    alone = run(kernels.sample, inputs)
+    spacing = np.spacing(np.abs(alone[3]).max())
     world, launches = simulate.World("trn2", ranks, cores), []
     seeds = 64 if cores > 1 else 0
     assert find_faults(lambda: launches.append(world.launch(kernels.sample, shards)), seeds=seeds) == []
     for output in launches[0].outputs:
         assert np.array_equal(output[0], alone[0])
         assert np.array_equal(output[2], alone[2])
-        assert np.abs(output[3] - alone[3]).max() <= 2 * place  # the sums of exp are added in another order
+        assert np.abs(output[3] - alone[3]).max() <= 2 * spacing  # the sums of exp are added in another order
 
 
 class TestSampleOnTwoCores(KernelTests):

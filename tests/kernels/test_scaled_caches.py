@@ -45,19 +45,22 @@ def order(stored: np.ndarray) -> np.ndarray:
     return bits if stored.dtype == np.int8 else np.where(bits < 0, -(bits & 127), bits)
 
 
-def within(outputs: Sequence[np.ndarray], reference: Callable[..., Any], given: Sequence[Any]) -> None:
+def within(outputs: Sequence[np.ndarray], reference: Callable[..., Any], inputs: Sequence[Any]) -> None:
     """Outputs as near as numpy's; caches hold exactly the reference's numbers.
 
     Keys and values that a kernel projects itself differ by roundings, so a stored number may be a neighbour.
     """
-    dtypes = [each.dtype if isinstance(each, np.ndarray) else None for each in given]
+    dtypes = [array.dtype if isinstance(array, np.ndarray) else None for array in inputs]
 
-    def first(*own: Any) -> tuple[np.ndarray, ...]:
-        stored = [each.astype(dtype) if dtype in (np.int8, FP8) else each for each, dtype in zip(own, dtypes)]
+    def first(*operands: Any) -> tuple[np.ndarray, ...]:
+        stored = [
+            array.astype(dtype) if dtype in (np.int8, FP8) else array
+            for array, dtype in zip(operands, dtypes)
+        ]
         return as_tuple(reference(*stored))[:1]
 
-    compare_all(outputs[:1], first, given)
-    for cache, expected in zip(outputs[1:], as_tuple(reference(*copied(given)))[1:], strict=True):
+    compare_all(outputs[:1], first, inputs)
+    for cache, expected in zip(outputs[1:], as_tuple(reference(*copied(inputs)))[1:], strict=True):
         assert cache.dtype == expected.dtype
         assert np.abs(order(cache) - order(expected)).max() <= (reference in PROJECTED)
 
@@ -71,14 +74,14 @@ class TestDecode(KernelTests):
         kernels.attention_decode,
         step,
         values=[
-            *(dict(half=8) | each for each in BOTH),
+            *(dict(half=8) | setting for setting in BOTH),
             dict(dtype=BF16) | BOTH[0],
             dict(kv_heads=1, new=3, half=4) | scaled(np.int8, 1),
             dict(new=2) | BOTH[0] | READ_ONLY,
             dict(depth=130, new=2, window=5, softcap=2.0, sinks=SINKS) | BOTH[1],
             dict(firsts=(2100, 5), heads=24, positions=2304, new=3) | BOTH[0],
         ],
-        every_chip=[IN_PAGES | dict(new=2, half=8) | each for each in BOTH],
+        every_chip=[IN_PAGES | dict(new=2, half=8) | setting for setting in BOTH],
         refusals=[
             refuse("k_scale and v_scale come together", BOTH[0], v_scale=lambda _: None),
             refuse(
@@ -116,7 +119,7 @@ class TestPrefill(KernelTests):
         kernels.attention_prefill,
         arguments,
         values=[
-            *(dict(tokens=150, dtype=dtype) | each for each in BOTH for dtype in (F32, BF16)),
+            *(dict(tokens=150, dtype=dtype) | setting for setting in BOTH for dtype in (F32, BF16)),
             dict(tokens=150, depth=192, sequences=3, window=20, softcap=2.0) | BOTH[0],
             dict(causal=False) | BOTH[0],
             dict(tokens=150) | BOTH[1] | READ_ONLY,
@@ -141,7 +144,7 @@ class TestMixed(KernelTests):
     case = KernelCase(
         kernels.attention_mixed,
         mixed,
-        every_chip=[dict(dtype=dtype) | each for each, dtype in zip(BOTH, (F32, BF16))],
+        every_chip=[dict(dtype=dtype) | setting for setting, dtype in zip(BOTH, (F32, BF16))],
         tolerance=within,
         replays=False,
     )
@@ -175,20 +178,20 @@ class TestDecoderLayer(KernelTests):
 def test_a_prompt_in_parts_equals_the_whole() -> None:
     """New tokens attend to the rounded keys and values of each other, as later tokens do."""
     case = TestPrefill.case
-    given = case.arguments(dict(tokens=40, capacity=41) | BOTH[0])
-    whole = case.run(given)
-    _, k_cache, v_cache = case.run(given | {name: given[name][:25] for name in "qkv"})
+    inputs = case.arguments(dict(tokens=40, capacity=41) | BOTH[0])
+    expected = case.run(inputs)
+    _, k_cache, v_cache = case.run(inputs | {name: inputs[name][:25] for name in "qkv"})
     later = dict(
         prefix=25, positions=np.arange(25, 40, dtype=np.int32)[:, None], k_cache=k_cache, v_cache=v_cache
     )
-    last = case.run(given | {name: given[name][25:] for name in "qkv"} | later)
-    assert np.array_equal(whole[1][..., :40], last[1][..., :40])
-    assert np.array_equal(whole[2][:, :, :40], last[2][:, :, :40])
-    keys = whole[1][0, :, :, :40] * given["k_scale"].reshape(2, 1, 1)
-    values = whole[2][0, :, :40] * given["v_scale"].reshape(2, 1, 1)
+    last = case.run(inputs | {name: inputs[name][25:] for name in "qkv"} | later)
+    assert np.array_equal(expected[1][..., :40], last[1][..., :40])
+    assert np.array_equal(expected[2][:, :, :40], last[2][:, :, :40])
+    keys = expected[1][0, :, :, :40] * inputs["k_scale"].reshape(2, 1, 1)
+    values = expected[2][0, :, :40] * inputs["v_scale"].reshape(2, 1, 1)
     for row in range(25, 40):
         for head in range(4):
             columns = slice(16 * head, 16 * head + 16)
             seen = keys[head // 2, :, : row + 1].T, values[head // 2, : row + 1]
-            bound = rounding_bound(given["q"][row, columns].astype(np.float64), *seen, given["scale"])
-            assert np.abs(whole[0][row, columns] - last[0][row - 25, columns]).max() <= bound
+            bound = rounding_bound(inputs["q"][row, columns].astype(np.float64), *seen, inputs["scale"])
+            assert np.abs(expected[0][row, columns] - last[0][row - 25, columns]).max() <= bound

@@ -21,7 +21,7 @@ def matrices(ranks: int, rows: int, columns: int, dtype: object = np.float32) ->
 
 def launched(target: str, x: list[np.ndarray], pairs: list[list[tuple[int, int]]]) -> list[np.ndarray]:
     world = simulate.World(target, ranks=len(x))
-    return world.launch(kernels.send_receive, [((own, its), {}) for own, its in zip(x, pairs)]).outputs
+    return world.launch(kernels.send_receive, [((array, its), {}) for array, its in zip(x, pairs)]).outputs
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -43,16 +43,16 @@ def test_pairs_may_form_chains_and_rings(pairs: list[tuple[int, int]], dtype: ob
     target_of = dict(pairs)
     wanted = {target: x[source] for source, target in target_of.items()}
     outputs = launched("trn2", x, [pairs] * 4)
-    for rank, (own, stated) in enumerate(zip(outputs, kernels.send_receive_reference(x, pairs))):
-        assert own.dtype == x[0].dtype
-        assert np.array_equal(own, wanted.get(rank, x[rank]))
-        assert np.array_equal(own, stated)
+    for rank, (output, stated) in enumerate(zip(outputs, kernels.send_receive_reference(x, pairs))):
+        assert output.dtype == x[0].dtype
+        assert np.array_equal(output, wanted.get(rank, x[rank]))
+        assert np.array_equal(output, stated)
 
 
 def test_ranks_may_name_their_own_pair_alone() -> None:
     x = matrices(4, 3, 4)
     outputs = launched("trn2", x, [[(rank % 2, rank % 2 + 2)] for rank in range(4)])
-    assert [np.array_equal(own, x[at]) for own, at in zip(outputs, (0, 1, 0, 1))] == [True] * 4
+    assert [np.array_equal(output, x[source]) for output, source in zip(outputs, (0, 1, 0, 1))] == [True] * 4
 
 
 def test_a_pair_of_two_shapes_is_refused_and_one_of_one_shape_is_not() -> None:

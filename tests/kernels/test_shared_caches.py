@@ -155,9 +155,9 @@ class TestPrefill(KernelTests):
 @wraps(continued)
 def written(**settings: Any) -> tuple[Any, ...]:
     """Draw new tokens whose keys and values the caches hold already."""
-    given = continued(**settings)
-    caches = kernels.attention_prefill_reference(*copied(given))[1:]
-    return (given[0], *caches, given[3], None, None, *given[6:])
+    inputs = continued(**settings)
+    caches = kernels.attention_prefill_reference(*copied(inputs))[1:]
+    return (inputs[0], *caches, inputs[3], None, None, *inputs[6:])
 
 
 class TestPrefillAfterCachedPositions(KernelTests):
@@ -224,7 +224,7 @@ class TestDecodeInRows(KernelTests):
     )
 
 
-def of_speech(keys: int = 4, dtype: Any = F32, in_order: bool = False) -> tuple[Any, ...]:
+def draw_speech(keys: int = 4, dtype: Any = F32, in_order: bool = False) -> tuple[Any, ...]:
     """Draw two prompts of 5 tokens that see all keys, which are written to rows of caches of NaN."""
     q = arguments(10, sequences=2, dtype=dtype)[0]
     _, *caches, scale, k, v = arguments(2 * keys, sequences=2, dtype=dtype)
@@ -237,7 +237,7 @@ def of_speech(keys: int = 4, dtype: Any = F32, in_order: bool = False) -> tuple[
 class TestPrefillInRows(KernelTests):
     case = KernelCase(
         kernels.attention_prefill,
-        of_speech,
+        draw_speech,
         every_chip=vary(keys=[127, 128, 129, 300], dtype=[*DTYPES]),
         refusals=[
             refuse("cache_rows are [B, 1], not (2, 2)", cache_rows=WIDE),

@@ -128,8 +128,8 @@ class TestSsd(KernelTests):
 
 @pytest.mark.parametrize("tokens", [1, 7])
 def test_limits_of_time_steps_change_the_output(tokens: int) -> None:
-    given = duality(tokens=tokens, limits=(0.1, 0.2), padded=False)
-    limited, free = (kernels.ssd_reference(*copied(each)) for each in (given, given[:-2]))
+    inputs = duality(tokens=tokens, limits=(0.1, 0.2), padded=False)
+    limited, free = (kernels.ssd_reference(*copied(arguments)) for arguments in (inputs, inputs[:-2]))
     assert not np.allclose(free[0], limited[0])
 
 

@@ -41,7 +41,7 @@ def test_no_entry_is_slower_than_the_default_in_either_reading(
     assert kernel.takes(values)
     args, keywords = call_of(words, Mode.dry)
     assert kernel.bucket is not None and kernel.bucket(*args, **keywords) == launches
-    default, tuned = (bench.times(bench.launch(each)) for each in (kernel.default, values))
+    default, tuned = (bench.times(bench.launch(tuning)) for tuning in (kernel.default, values))
     assert tuned.program_ns < default.program_ns
     assert tuned.scheduled_ns <= default.scheduled_ns
 
@@ -54,7 +54,7 @@ def test_a_launch_takes_the_values_of_its_generation_and_bucket(
     values = {"transposes": "tensor", "eviction": "scalar"}
     shapes = ((600, 1000), (1000, 700))
     arguments = tuple(np.zeros(shape, np.float32) for shape in shapes)
-    default, tuned = (length_ns(target, arguments, each) for each in ({}, values))
+    default, tuned = (length_ns(target, arguments, tuning) for tuning in ({}, values))
     assert default != tuned
     generation = {chip: name for name, chip in GENERATIONS.items()}[target]
     entry = f"matmul {generation} {matmul.matmul_bucket(*arguments)}"
@@ -64,9 +64,9 @@ def test_a_launch_takes_the_values_of_its_generation_and_bucket(
     assert length_ns(target, arguments, {}) == default
     larger = (arguments[0], np.zeros((1000, 1025), np.float32))
     assert length_ns(target, larger) == length_ns(target, larger, {})
-    others = [each for each in TARGETS if each != target]
+    targets = [chip for chip in TARGETS if chip != target]
     monkeypatch.setattr("nki_kernels.tuning.TUNED", {entry: TUNED[entry]})
-    for other in others:
+    for other in targets:
         assert length_ns(other, arguments) == length_ns(other, arguments, {})
 
 

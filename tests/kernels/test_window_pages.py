@@ -58,10 +58,10 @@ def without_passed_pages(arguments: Arguments) -> dict[str, Any]:
     positions, pages = arguments["positions"], arguments["block_tables"]
     new = len(positions) // len(pages)
     first = np.maximum(0, positions[::new, 0] - WINDOW + 1) // BLOCK
-    for own, begin in zip(pages, first):
-        shorter["k_cache"][own[:begin]] = shorter["v_cache"][own[:begin]] = np.nan
+    for table, begin in zip(pages, first):
+        shorter["k_cache"][table[:begin]] = shorter["v_cache"][table[:begin]] = np.nan
     padded = np.pad(pages, ((0, 0), (0, 128 // BLOCK)))
-    tables = [own[begin : begin + 128 // BLOCK] for own, begin in zip(padded, first)]
+    tables = [table[begin : begin + 128 // BLOCK] for table, begin in zip(padded, first)]
     shorter["positions"] = positions - BLOCK * first.repeat(new)[:, None].astype(np.int32)
     return shorter | dict(block_tables=np.stack(tables).astype(np.int32), rope_positions=positions)
 
@@ -77,15 +77,17 @@ def test_a_step_needs_the_pages_of_its_window_only(target: str, new: int, form: 
     case.compare(case.run(without_passed_pages(arguments), target), arguments)
 
 
-def in_slots(outputs: Sequence[np.ndarray], reference: Callable[..., Any], given: Sequence[Any]) -> None:
+def in_slots(outputs: Sequence[np.ndarray], reference: Callable[..., Any], inputs: Sequence[Any]) -> None:
     """Compare rows, and what caches hold in the slots of new tokens."""
     parameters = inspect.signature(reference).parameters
-    slots = np.divmod(given[[*parameters].index("slots")][:, 0], BLOCK)
+    slots = np.divmod(inputs[[*parameters].index("slots")][:, 0], BLOCK)
 
-    def written(*own: Any) -> tuple[np.ndarray, ...]:
-        return tuple(output if place == 0 else output[slots] for place, output in enumerate(reference(*own)))
+    def written(*operands: Any) -> tuple[np.ndarray, ...]:
+        return tuple(
+            output if index == 0 else output[slots] for index, output in enumerate(reference(*operands))
+        )
 
-    compare_all([outputs[0], *(cache[slots] for cache in outputs[1:])], written, given)
+    compare_all([outputs[0], *(cache[slots] for cache in outputs[1:])], written, inputs)
 
 
 def pages(
@@ -94,11 +96,14 @@ def pages(
     shape: tuple[int, ...] = (4, 2, 8),
     dtype: Any = F32,
     second: tuple[int, ...] | None = None,
-    held: Any = None,
+    second_dtype: Any = None,
 ) -> list[Any]:
     """Two caches, sources and destinations; the first page that is written is read as well."""
     order = np.random.default_rng(count).permutation(slots).astype(np.int32)[:, None]
-    caches = normal(1, slots, *shape, dtype=dtype), normal(2, slots, *(second or shape), dtype=held or dtype)
+    caches = (
+        normal(1, slots, *shape, dtype=dtype),
+        normal(2, slots, *(second or shape), dtype=second_dtype or dtype),
+    )
     return [*caches, np.concatenate([order[count : count + 1], order[: count - 1]]), order[count : 2 * count]]
 
 
@@ -143,7 +148,7 @@ class TestCopyPages(KernelTests):
                 (17, (129, 130), (6,)),
                 (16, (4, 8), (1,)),
                 slots=40,
-                held=BF16,
+                second_dtype=BF16,
             ),
         ],
         refusals=[
