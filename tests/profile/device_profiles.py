@@ -104,19 +104,26 @@ def span(start: int, end: int, **more: Any) -> Row:
 
 
 def instruction(engine: str, opcode: str, start: int, end: int, line: int | None = None, **more: Any) -> Row:
-    place = {} if line is None else {"nki_source_location": f"{KERNEL}:{line}"}
-    return span(start, end, engine=engine, opcode=opcode, **place, **more)
+    location = {} if line is None else {"nki_source_location": f"{KERNEL}:{line}"}
+    return span(start, end, engine=engine, opcode=opcode, **location, **more)
 
 
 def types(table: str) -> dict[str, pa.DataType]:
-    whole, texts, others = SCHEMA[table]
-    return {**dict.fromkeys(whole.split(), pa.int64()), **dict.fromkeys(texts.split(), pa.string()), **others}
+    integers, texts, other_columns = SCHEMA[table]
+    return {
+        **dict.fromkeys(integers.split(), pa.int64()),
+        **dict.fromkeys(texts.split(), pa.string()),
+        **other_columns,
+    }
 
 
-def write_table(folder: Path, table: str, rows: Sequence[Row], part: str = "", **options: Any) -> Path:
+def write_table(folder: Path, table: str, rows: Sequence[Row], suffix: str = "", **options: Any) -> Path:
     """One table; columns that no row names are null."""
-    columns = {name: pa.array([row.get(name) for row in rows], kind) for name, kind in types(table).items()}
-    path = folder / f"{table}{part}.parquet"
+    columns = {
+        name: pa.array([row.get(name) for row in rows], column_type)
+        for name, column_type in types(table).items()
+    }
+    path = folder / f"{table}{suffix}.parquet"
     pq.write_table(pa.table(columns), path, **options)
     return path
 

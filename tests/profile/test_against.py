@@ -53,15 +53,15 @@ def test_a_stored_profile_is_compared_like_its_kernel(
 ) -> None:
     kernel = f"{script}:doubled"
     assert main(["time", kernel, LARGE, "--against", kernel, SMALL]) == 0
-    said = capsys.readouterr().out
+    report = capsys.readouterr().out
     assert main(["time", kernel, LARGE, "--against", str(stored)]) == 0
-    assert capsys.readouterr().out == said
+    assert capsys.readouterr().out == report
     limit = ["--fail-above", "2%", "--against", str(stored)]
     assert (
         main(["time", kernel, LARGE, *(limit if before == "--fail-above" else [*limit[2:], *limit[:2]])]) == 1
     )
     captured = capsys.readouterr()
-    assert captured.out == said
+    assert captured.out == report
     assert captured.err.splitlines()[-1].startswith("slower by more than 2 %: ")
     assert main(["time", kernel, LARGE, *limit[2:], "--fail-above", "900%"]) == 0
 
@@ -85,10 +85,10 @@ def test_an_edited_kernel_shows_the_line_that_costs(script: Path, stored: Path) 
     ).stdout
     assert "activation script.py:14 (new)" in out and "nisa.activation(dst=tile, op=nl.exp, data=tile)" in out
     assert "(gone)" not in out
-    found = json.loads(Path("new.json").read_text())["comparison"]
-    assert found["lines"][0]["instruction"] == "activation"
-    total = sum(each["ns"] - each["against_ns"] for each in found["lines"])
-    assert total == pytest.approx(found["change_ns"], rel=1e-9)  # sums of a dozen numbers
+    comparison = json.loads(Path("new.json").read_text())["comparison"]
+    assert comparison["lines"][0]["instruction"] == "activation"
+    total = sum(row["ns"] - row["against_ns"] for row in comparison["lines"])
+    assert total == pytest.approx(comparison["change_ns"], rel=1e-9)  # sums of a dozen numbers
 
 
 def test_a_refused_kernel_to_compare_with_is_an_error(script: Path, capsys: Capture) -> None:
@@ -103,9 +103,9 @@ def test_a_refused_kernel_to_compare_with_is_an_error(script: Path, capsys: Capt
 AGAIN = "; write it again with time --json"
 
 
-def changed(document: dict[str, Any], place: str, value: Any) -> str:
+def changed(document: dict[str, Any], path: str, value: Any) -> str:
     inner: Any = document
-    *steps, last = place.split(".")
+    *steps, last = path.split(".")
     for step in steps:
         inner = inner[int(step) if step.isdecimal() else step]
     if value is KeyError:
@@ -116,7 +116,7 @@ def changed(document: dict[str, Any], place: str, value: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "why"),
+    ("path", "value", "why"),
     [
         ("command", "memory", "it has no field command with the content time"),
         ("schema", 2, "its schema is 2, not 1"),
@@ -133,12 +133,12 @@ def changed(document: dict[str, Any], place: str, value: Any) -> str:
     ],
 )
 def test_a_changed_profile_is_refused(
-    place: str, value: Any, why: str, script: Path, stored: Path, capsys: Capture
+    path: str, value: Any, why: str, script: Path, stored: Path, capsys: Capture
 ) -> None:
-    stored.write_text(changed(json.loads(stored.read_text()), place, value))
+    stored.write_text(changed(json.loads(stored.read_text()), path, value))
     assert main(["time", f"{script}:doubled", SMALL, "--against", str(stored)]) == 2
-    said = f"error: [NKW-AGAINST-FILE] {stored} is no profile that `time --json` wrote: {why}{AGAIN}\n"
-    assert capsys.readouterr() == ("", said)
+    message = f"error: [NKW-AGAINST-FILE] {stored} is no profile that `time --json` wrote: {why}{AGAIN}\n"
+    assert capsys.readouterr() == ("", message)
 
 
 @pytest.mark.parametrize(
@@ -157,18 +157,18 @@ def test_a_foreign_file_is_refused(content: bytes | None, why: str, script: Path
     if content is not None:
         Path("foreign.json").write_bytes(content)
     assert main(["time", f"{script}:doubled", SMALL, "--against", "foreign.json"]) == 2
-    said = f"error: [NKW-AGAINST-FILE] foreign.json is no profile that `time --json` wrote: {why}"
-    assert capsys.readouterr().err.startswith(said.replace(" (char 1)", ""))
+    message = f"error: [NKW-AGAINST-FILE] foreign.json is no profile that `time --json` wrote: {why}"
+    assert capsys.readouterr().err.startswith(message.replace(" (char 1)", ""))
 
 
 def test_profiles_of_two_readings_are_not_compared(script: Path, stored: Path, capsys: Capture) -> None:
     words = ["time", f"{script}:doubled", SMALL, "--against", str(stored), "--reading"]
     assert main([*words, "serial"]) == 2
-    said = (
+    message = (
         f"error: [NKW-AGAINST] {str(stored)[:60]} is a profile of the program reading, this run has the serial "
         "reading; give --reading program\n"
     )
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == message
     assert main([*words, "program"]) == 0
 
 

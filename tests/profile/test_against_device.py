@@ -47,12 +47,12 @@ def measured(tmp_path: Path) -> str:
 def rows_of(out: str, head: str) -> dict[str, tuple[str, str, str]]:
     """A table of the text by the names of its rows."""
     block = out[out.index(f"\n{head}") + 1 :].split("\n\n")[0].splitlines()[1:]
-    found = {}
+    rows = {}
     for line in block:
         if not line.startswith("  "):
             name, *values = line.rsplit(None, 3)
-            found[name] = tuple(values)
-    return found  # type: ignore[return-value]
+            rows[name] = tuple(values)
+    return rows  # type: ignore[return-value]
 
 
 def test_a_measurement_stands_beside_the_prediction(script: str, measured: str, capsys: Capture) -> None:
@@ -62,10 +62,10 @@ def test_a_measurement_stands_beside_the_prediction(script: str, measured: str, 
     assert main(["time", script, SHAPE, "--against", measured, "--json", "new.json"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
-    found = json.loads(Path("new.json").read_text())["measurement"]
+    measurement = json.loads(Path("new.json").read_text())["measurement"]
 
     total_ns = plain["length_ns"] + plain["overhead_ns"]
-    times = {each["name"]: each for each in found["times"]}
+    times = {time_pair["name"]: time_pair for time_pair in measurement["times"]}
     assert times["total_time"] == {
         "name": "total_time",
         "predicted_ns": total_ns,
@@ -73,13 +73,13 @@ def test_a_measurement_stands_beside_the_prediction(script: str, measured: str, 
         "ratio": pytest.approx(500.0 / total_ns),
     }
     assert times["total_exec_time"]["predicted_ns"] == plain["length_ns"]
-    busy = {each["name"]: each["busy_ns"] for each in plain["tracks"] if each["busy_ns"]}
-    engines = {each["name"]: each for each in found["engines"]}
-    assert {name: each["predicted_ns"] for name, each in engines.items() if name in busy} == busy
+    busy = {track["name"]: track["busy_ns"] for track in plain["tracks"] if track["busy_ns"]}
+    engines = {engine["name"]: engine for engine in measurement["engines"]}
+    assert {name: pair["predicted_ns"] for name, pair in engines.items() if name in busy} == busy
     assert engines["Vector"]["measured_ns"] == 150.0
-    bounds = {each["name"]: each["time_ns"] for each in plain["bounds"]}
-    assert {each["name"]: each["predicted_ns"] for each in found["bounds"]} == bounds
-    assert {each["name"]: each["measured_ns"] for each in found["bounds"]} == {
+    bounds = {bound["name"]: bound["time_ns"] for bound in plain["bounds"]}
+    assert {bound["name"]: bound["predicted_ns"] for bound in measurement["bounds"]} == bounds
+    assert {bound["name"]: bound["measured_ns"] for bound in measurement["bounds"]} == {
         "memory_bound": pytest.approx(171.0),
         "memory_bound_ideal": 65536 / 200,
         "memory_bound_ideal_no_reloads": 65536 / 200,
@@ -88,10 +88,10 @@ def test_a_measurement_stands_beside_the_prediction(script: str, measured: str, 
         "compute_bound_ideal_useful_flops": (8192 - 1024) / 81920,
         "perfect_pipeline": pytest.approx(171.0),
     }
-    held = {f"script.py:{each['line']}": each["held_ns"] for each in plain["lines"]}
-    lines = {each["name"]: each for each in found["lines"]}
+    held_ns = {f"script.py:{row['line']}": row["held_ns"] for row in plain["lines"]}
+    lines = {line["name"]: line for line in measurement["lines"]}
     assert lines[f"script.py:{LOAD}"]["measured_ns"] == 20 + 200
-    assert lines[f"script.py:{ADD}"]["predicted_ns"] == held[f"script.py:{ADD}"]
+    assert lines[f"script.py:{ADD}"]["predicted_ns"] == held_ns[f"script.py:{ADD}"]
     assert lines[f"script.py:{STORE}"]["measured_ns"] is None
     assert lines["script.py:999"] == {
         "name": "script.py:999",
@@ -99,7 +99,10 @@ def test_a_measurement_stands_beside_the_prediction(script: str, measured: str, 
         "measured_ns": 50.0,
         "ratio": None,
     }
-    tensors = {each["name"]: (each["predicted_bytes"], each["measured_bytes"]) for each in found["tensors"]}
+    tensors = {
+        tensor["name"]: (tensor["predicted_bytes"], tensor["measured_bytes"])
+        for tensor in measurement["tensors"]
+    }
     assert tensors == {"a": (32768, 32768), "out": (32768, 32768)}
 
     shown = rows_of(out, "the vendor's bounds, us")
@@ -126,18 +129,18 @@ def test_a_summary_in_json_has_no_lines(script: str, tmp_path: Path, capsys: Cap
 def test_both_runs_are_in_one_trace(script: str, measured: str, capsys: Capture) -> None:
     assert main(["time", script, SHAPE, "--against", measured, "--trace", "both.json"]) == 0
     events = json.loads(Path("both.json").read_text())["traceEvents"]
-    named = {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}
+    named = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert sorted(named.values()) == ["NeuronCore", "measured core 0"]
     (process,) = (pid for pid, name in named.items() if name == "measured core 0")
     threads = {
-        each["tid"]: each["args"]["name"]
-        for each in events
-        if each["pid"] == process and each["name"] == "thread_name"
+        event["tid"]: event["args"]["name"]
+        for event in events
+        if event["pid"] == process and event["name"] == "thread_name"
     }
     slices = [
-        (threads[each["tid"]], each["name"], each["ts"], each["dur"])
-        for each in events
-        if each["pid"] == process and each["ph"] == "X"
+        (threads[event["tid"]], event["name"], event["ts"], event["dur"])
+        for event in events
+        if event["pid"] == process and event["ph"] == "X"
     ]
     assert slices == [
         ("Sync", "DMA", 0.0, 0.02),
@@ -146,14 +149,14 @@ def test_both_runs_are_in_one_trace(script: str, measured: str, capsys: Capture)
         ("Vector", "TENSOR_TENSOR", 0.3, 0.1),
         ("Vector", "COPY", 0.4, 0.05),
     ]
-    counters = {each["name"] for each in events if each["pid"] == process and each["ph"] == "C"}
+    counters = {event["name"] for event in events if event["pid"] == process and event["ph"] == "C"}
     assert counters == {"pending DMAs", "SBUF average fullness", "PSUM average fullness"}
-    (leaves,) = (each for each in events if each["pid"] == process and each["ph"] == "s")
-    (arrives,) = (each for each in events if each["pid"] == process and each["ph"] == "f")
+    (leaves,) = (event for event in events if event["pid"] == process and event["ph"] == "s")
+    (arrives,) = (event for event in events if event["pid"] == process and event["ph"] == "f")
     assert (leaves["name"], leaves["id"], leaves["ts"]) == ("FLOW_DEPENDENCE", arrives["id"], 0.129)
     assert (threads[leaves["tid"]], threads[arrives["tid"]], arrives["ts"]) == ("DMA q Sync", "Vector", 0.3)
-    assert leaves["id"] not in {each["id"] for each in events if each["pid"] != process and "id" in each}
-    alone = [each for each in events if each["pid"] != process]
+    assert leaves["id"] not in {event["id"] for event in events if event["pid"] != process and "id" in event}
+    alone = [event for event in events if event["pid"] != process]
     assert main(["time", script, SHAPE, "--trace", "alone.json"]) == 0
     assert json.loads(Path("alone.json").read_text())["traceEvents"] == alone
 
@@ -225,22 +228,22 @@ def two_cores() -> Profile:
 def test_cores_are_paired_by_number(tmp_path: Path) -> None:
     predicted = two_cores()
     rows = [instruction("Vector", "COPY", 0, 5 + core, pcore_idx=core) for core in (0, 1)]
-    found = side_by_side(
+    measured = side_by_side(
         predicted, read_profile(write_profile(tmp_path / "two", {**ONE_TIME, "Instruction": rows}))
     )
-    pairs = {each.name: each for each in found.engines}
+    pairs = {engine.name: engine for engine in measured.engines}
     for core in (0, 1):
         busy = predicted.timeline.busy_ns[f"rank 0 core {core} Vector"]
         assert pairs[f"core {core} Vector"] == Pair(f"core {core} Vector", busy, 5 + core)
-    assert found.bounds == () and found.notes == ()
+    assert measured.bounds == () and measured.notes == ()
 
 
 def test_a_profile_that_tells_no_cores_apart_is_noted(tmp_path: Path) -> None:
     rows = [instruction("Vector", "COPY", 0, 5)]
-    found = side_by_side(
+    measured = side_by_side(
         two_cores(), read_profile(write_profile(tmp_path / "one", {**ONE_TIME, "Instruction": rows}))
     )
-    assert found.notes == ("the profile tells no cores apart; its engines stand at core 0",)
+    assert measured.notes == ("the profile tells no cores apart; its engines stand at core 0",)
 
 
 @pytest.mark.parametrize(
@@ -258,20 +261,22 @@ def test_another_chip_than_the_predicted_one_is_noted(
 ) -> None:
     launch = kernels.dry(kernels.matmul_exp, kernels.zeros(256, 128), kernels.zeros(256, 512))
     tables = {**TABLES, "Metadata": [{**METADATA, "instance_type": instance}]}
-    found = side_by_side(
+    measured = side_by_side(
         profile(launch.streams, launch.hardware), read_profile(write_profile(tmp_path / "p", tables))
     )
-    assert found.notes == ((f"measured on {note}, predicted for trn2",) if note else ())
+    assert measured.notes == ((f"measured on {note}, predicted for trn2",) if note else ())
 
 
 def test_of_several_ranks_only_times_and_engines_are_compared(tmp_path: Path) -> None:
     launch = kernels.dry(kernels.matmul_exp, kernels.zeros(256, 128), kernels.zeros(256, 512), ranks=2)
     predicted = profile(launch.streams, launch.hardware)
-    found = side_by_side(predicted, read_profile(write_profile(tmp_path / "p")))
-    assert found.dma_bytes == found.lines == found.tensors == found.bounds == found.counts == ()
-    pairs = {each.name: each for each in found.engines}
+    measured = side_by_side(predicted, read_profile(write_profile(tmp_path / "p")))
+    assert (
+        measured.dma_bytes == measured.lines == measured.tensors == measured.bounds == measured.counts == ()
+    )
+    pairs = {engine.name: engine for engine in measured.engines}
     assert pairs["Vector"] == Pair("Vector", predicted.timeline.busy_ns["rank 0 Vector"], 40.0)
-    assert found.notes == (
+    assert measured.notes == (
         "the prediction has several ranks, the profile one: only times and engines are compared",
     )
 
@@ -283,8 +288,8 @@ def test_files_of_one_name_are_apart_by_their_folder(tmp_path: Path) -> None:
         instruction("Vector", "COPY", 5, 7, nki_source_location=f"{KERNEL.replace('work', 'other')}:7"),
     ]
     folder = write_profile(tmp_path / "two", {"Instruction": rows, "Metadata": [METADATA]})
-    found = side_by_side(profile(launch.streams, launch.hardware), read_profile(folder))
-    names = {each.name: each.measured for each in found.lines if each.measured}
+    measured = side_by_side(profile(launch.streams, launch.hardware), read_profile(folder))
+    names = {line.name: line.measured for line in measured.lines if line.measured}
     assert names == {"work/script.py:7": 5.0, "other/script.py:7": 2.0}
 
 

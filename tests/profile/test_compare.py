@@ -25,23 +25,23 @@ from tests.timing.streams import random_streams
 from tools.timelines import cases
 
 
-def adds_up(found: Comparison) -> None:
+def adds_up(comparison: Comparison) -> None:
     """Every grouping of the causes has the difference of the lengths as its sum.
 
     Each length is a sum over the moments of its path: every part of it rounds by at most half a unit in the last place
     of the longer length, and so does every addition.
     """
-    now, against = found.now, found.against
-    parts = len(now.path) + len(against.path) + 8
-    most = 4 * parts * float(np.spacing(max(now.length_ns, against.length_ns, 1.0)))
-    for causes in (found.lines, found.engines, found.phases):
-        assert abs(math.fsum(each.change for each in causes) - found.change_ns) <= most
-        assert abs(math.fsum(each.now for each in causes) - now.length_ns) <= most
-        assert abs(math.fsum(each.against for each in causes) - against.length_ns) <= most
-        sizes = [abs(each.change) for each in causes]
+    now, against = comparison.now, comparison.against
+    terms = len(now.path) + len(against.path) + 8
+    most = 4 * terms * float(np.spacing(max(now.length_ns, against.length_ns, 1.0)))
+    for causes in (comparison.lines, comparison.engines, comparison.phases):
+        assert abs(math.fsum(cause.change for cause in causes) - comparison.change_ns) <= most
+        assert abs(math.fsum(cause.now for cause in causes) - now.length_ns) <= most
+        assert abs(math.fsum(cause.against for cause in causes) - against.length_ns) <= most
+        sizes = [abs(cause.change) for cause in causes]
         assert sizes == sorted(sizes, reverse=True)
     moved = [sum(read + written for _, read, written in run.traffic) for run in (against, now)]
-    assert sum(each.change for each in found.tensors) == moved[1] - moved[0]
+    assert sum(tensor.change for tensor in comparison.tensors) == moved[1] - moved[0]
 
 
 @pytest.mark.slow
@@ -74,8 +74,8 @@ def test_the_causes_between_random_streams_add_up(reading: Reading, ranks: int) 
 
 def test_launches_are_added_up_as_often_as_they_ran() -> None:
     done = kernels.dry(kernels.matmul_exp, kernels.zeros(256, 128), kernels.zeros(256, 512))
-    each = profile(done.streams, done.hardware, "matmul_exp")
-    once, thrice = sum_profiles([each], [0]), sum_profiles([each], [0, 0, 0])
+    launch_profile = profile(done.streams, done.hardware, "matmul_exp")
+    once, thrice = sum_profiles([launch_profile], [0]), sum_profiles([launch_profile], [0, 0, 0])
     adds_up(Comparison(thrice, once))
     assert thrice.length_ns == 3 * once.length_ns
     assert thrice.floor_ns == 3 * once.floor_ns
@@ -84,10 +84,10 @@ def test_launches_are_added_up_as_often_as_they_ran() -> None:
 
 def test_the_document_has_the_parts_of_the_path() -> None:
     done = kernels.dry(kernels.matmul_exp, kernels.zeros(256, 128), kernels.zeros(256, 512))
-    found = json.loads(json.dumps(make_document(profile(done.streams, done.hardware)), allow_nan=False))
-    texts = {each["text"] for each in found["path"]}
+    document = json.loads(json.dumps(make_document(profile(done.streams, done.hardware)), allow_nan=False))
+    texts = {row["text"] for row in document["path"]}
     assert "nisa.nc_matmul(dst=total, stationary=stationary, moving=moving, accumulate=k > 0)" in texts
-    assert math.isclose(math.fsum(each["ns"] for each in found["path"]), found["length_ns"], rel_tol=1e-9)
+    assert math.isclose(math.fsum(row["ns"] for row in document["path"]), document["length_ns"], rel_tol=1e-9)
 
 
 def lines(file: str, *texts: str, first: int = 1) -> list[SourceLine]:
@@ -96,8 +96,8 @@ def lines(file: str, *texts: str, first: int = 1) -> list[SourceLine]:
 
 def numbers(pairs: list[tuple[SourceLine | None, SourceLine | None]]) -> list[tuple[int | None, int | None]]:
     """The pairs as line numbers, in order of the new ones."""
-    found = [(one and one.line, other and other.line) for one, other in pairs]
-    return sorted(found, key=lambda pair: (pair[1] is None, pair[1] or pair[0]))
+    line_numbers = [(one and one.line, other and other.line) for one, other in pairs]
+    return sorted(line_numbers, key=lambda pair: (pair[1] is None, pair[1] or pair[0]))
 
 
 def test_lines_of_an_equal_file_match_by_number() -> None:
@@ -127,11 +127,11 @@ def test_a_line_without_a_text_is_known_by_its_function() -> None:
     assert match_lines(before, other) == [(None, other[0]), (before[0], None)]
 
 
-def run(length_ns: float, at: SourceLine | None = None, title: str = "run") -> Measured:
-    part = PathPart(
-        at or SourceLine("k.py", 3, "kernel", "add()"), "tensor_tensor", "Vector", "issue", length_ns
+def run(length_ns: float, line: SourceLine | None = None, title: str = "run") -> Measured:
+    path_part = PathPart(
+        line or SourceLine("k.py", 3, "kernel", "add()"), "tensor_tensor", "Vector", "issue", length_ns
     )
-    return Measured(title, "program", length_ns, 50.0, "memory", (part,), (("x", 2_000_000, 0),))
+    return Measured(title, "program", length_ns, 50.0, "memory", (path_part,), (("x", 2_000_000, 0),))
 
 
 @pytest.mark.parametrize(
@@ -140,17 +140,17 @@ def run(length_ns: float, at: SourceLine | None = None, title: str = "run") -> M
 )
 def test_only_a_time_above_the_limit_is_too_slow(against_ns: float, share: str, limit_ns: float) -> None:
     below, above = math.nextafter(limit_ns, -math.inf), math.nextafter(limit_ns, math.inf)
-    found = [
-        Comparison(run(each), run(against_ns)).slower_by_more_than(Fraction(share))
-        for each in (below, limit_ns, above)
+    verdicts = [
+        Comparison(run(length_ns), run(against_ns)).slower_by_more_than(Fraction(share))
+        for length_ns in (below, limit_ns, above)
     ]
-    assert found == [False, False, True]
+    assert verdicts == [False, False, True]
 
 
 def test_a_comparison_says_which_lines_only_one_run_has() -> None:
-    here, there = SourceLine("new.py", 5, "kernel", "exp()"), SourceLine("old.py", 7, "kernel", "add()")
-    said = rendered(make_report(Comparison(run(2500.0, here, "now"), run(2000.0, there, "before"))))
-    assert said == (
+    added, removed = SourceLine("new.py", 5, "kernel", "exp()"), SourceLine("old.py", 7, "kernel", "add()")
+    report = rendered(make_report(Comparison(run(2500.0, added, "now"), run(2000.0, removed, "before"))))
+    assert report == (
         "now: 2.500 us (program reading)\n"
         "against before: 2.000 us\n"
         "change: 0.500 us, 25.0 % slower\n"
@@ -179,7 +179,7 @@ def test_a_comparison_says_which_lines_only_one_run_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("now_ns", "said"),
+    ("now_ns", "verdict"),
     [
         (2000.0, "no difference"),
         (2000.25, "less than 0.001 us"),
@@ -187,16 +187,16 @@ def test_a_comparison_says_which_lines_only_one_run_has() -> None:
         (1500.0, "0.500 us, 25.0 % faster"),
     ],
 )
-def test_the_verdict_says_how_much(now_ns: float, said: str) -> None:
-    assert format_verdict(Comparison(run(now_ns), run(2000.0))) == said
+def test_the_verdict_says_how_much(now_ns: float, verdict: str) -> None:
+    assert format_verdict(Comparison(run(now_ns), run(2000.0))) == verdict
 
 
 def test_more_causes_than_rows_are_one_row() -> None:
-    places = lines("k.py", *(f"step({number})" for number in range(12)))
-    parts = [PathPart(each, "activation", "Scalar", "issue", 100.0 * each.line) for each in places]
-    whole = Measured("many", "program", 7800.0, 1.0, "compute", tuple(parts), ())
+    source_lines = lines("k.py", *(f"step({number})" for number in range(12)))
+    path = [PathPart(line, "activation", "Scalar", "issue", 100.0 * line.line) for line in source_lines]
+    measured = Measured("many", "program", 7800.0, 1.0, "compute", tuple(path), ())
     none = Measured("none", "program", 0.0, 0.0, "memory", (), ())
-    rows = rendered(make_report(Comparison(whole, none), rows=3)).splitlines()
+    rows = rendered(make_report(Comparison(measured, none), rows=3)).splitlines()
     assert [row.split()[-1] for row in rows if " k.py:" in row] == ["+1.200", "+1.100", "+1.000"]
     assert any(row.split() == ["9", "more", "0.000", "4.500", "+4.500"] for row in rows)
     assert rows[2] == "change: 7.800 us slower"

@@ -18,28 +18,28 @@ def as_a_device_would(predicted: Profile, folder: Path) -> Path:
     """The slices of a prediction as the tables of a profile, in whole ns."""
     rows: dict[str, list[Row]] = {"Instruction": [], "DmaPacketAggregated": [], "DmaPacket": []}
     slices = list(predicted.timeline.slices())
-    moved = {(each.stream, each.event): each for each in slices if each.slice_kind is SliceKind.transfer}
-    for each in slices:
-        stream = predicted.streams[each.stream]
-        code, line = stream.lines[stream.line_ids[each.event]]
-        engine = each.track.split()[-1]
-        start, end = round(each.start_ns), round(each.end_ns)
-        if each.slice_kind is SliceKind.transfer:
-            dma = stream.costs[stream.cost_ids[each.event]].dma
+    moved = {(piece.stream, piece.event): piece for piece in slices if piece.slice_kind is SliceKind.transfer}
+    for piece in slices:
+        stream = predicted.streams[piece.stream]
+        code, line = stream.lines[stream.line_ids[piece.event]]
+        engine = piece.track.split()[-1]
+        start, end = round(piece.start_ns), round(piece.end_ns)
+        if piece.slice_kind is SliceKind.transfer:
+            dma = stream.costs[stream.cost_ids[piece.event]].dma
             assert dma is not None
             more = {"queue_name": f"q{engine}IO0-Q1", "transfer_bytes": dma.bytes, "queue_type": "data"}
             rows["DmaPacketAggregated"].append(span(start, end, pcore_idx=stream.core, **more))
             rows["DmaPacket"].append(span(start, end, pcore_idx=stream.core, **more))
             continue
-        place: dict[str, Any] = {
+        location: dict[str, Any] = {
             "nki_source_location": f"/home/ubuntu/{Path(code.co_filename).name}:{line}",
             "pcore_idx": stream.core,
         }
-        transfer = moved.get((each.stream, each.event))
-        if each.slice_kind is SliceKind.trigger and transfer is not None:
-            place["dma_trigger_start_ts"] = T0 + round(transfer.start_ns)
-            place["dma_trigger_end_ts"] = T0 + round(transfer.end_ns)
-        rows["Instruction"].append(instruction(engine.lower(), "ANY", start, end, **place))
+        transfer = moved.get((piece.stream, piece.event))
+        if piece.slice_kind is SliceKind.trigger and transfer is not None:
+            location["dma_trigger_start_ts"] = T0 + round(transfer.start_ns)
+            location["dma_trigger_end_ts"] = T0 + round(transfer.end_ns)
+        rows["Instruction"].append(instruction(engine.lower(), "ANY", start, end, **location))
     return write_profile(folder, {**rows, "Metadata": [metadata(predicted)], "Summary": [summary(predicted)]})
 
 
@@ -59,10 +59,10 @@ def summary(predicted: Profile) -> Row:
         "total_exec_time": predicted.length_ns / 1e9,
         "hardware_flops": predicted.roofline.flops,
         "transpose_flops": 0,
-        "hbm_read_bytes": sum(each.read_bytes for each in traffic),
-        "hbm_write_bytes": sum(each.written_bytes for each in traffic),
+        "hbm_read_bytes": sum(tensor.read_bytes for tensor in traffic),
+        "hbm_write_bytes": sum(tensor.written_bytes for tensor in traffic),
         "inputs_outputs_weights_size_bytes": sum(
-            each.nbytes for each in traffic if each.argument or not each.read_bytes
+            tensor.nbytes for tensor in traffic if tensor.argument or not tensor.read_bytes
         ),
     }
 
@@ -77,14 +77,20 @@ def test_a_device_that_did_as_predicted_has_ratios_of_one(case: Any, tmp_path: P
     kernel, shapes, cores = case
     launch = kernels.dry(kernel, *(kernels.zeros(*shape) for shape in shapes), cores=cores)
     predicted = profile(launch.streams, launch.hardware)
-    found = side_by_side(predicted, read_profile(as_a_device_would(predicted, tmp_path / "profile")))
+    comparison = side_by_side(predicted, read_profile(as_a_device_would(predicted, tmp_path / "profile")))
     off_ns = len(predicted.timeline)  # both ends of each slice are rounded, by half a ns at most
     transposes = "compute_bound_ideal_flops"  # the summary above leaves them out
-    for pair in (*found.times, *found.engines, *found.dma_ns, *found.lines, *found.bounds):
+    for pair in (
+        *comparison.times,
+        *comparison.engines,
+        *comparison.dma_ns,
+        *comparison.lines,
+        *comparison.bounds,
+    ):
         if pair.name != transposes:
             # The Tensor engine's clock is a number of 32 bits in Metadata.
             assert pair.measured == pytest.approx(pair.predicted, rel=2**-23, abs=off_ns), pair
-    for pair in (*found.dma_bytes, *found.counts):
+    for pair in (*comparison.dma_bytes, *comparison.counts):
         assert pair.measured == pair.predicted, pair
-    assert found.lines and len(found.engines) >= 2 * cores
-    assert len(found.bounds) == (7 if cores == 1 else 0)
+    assert comparison.lines and len(comparison.engines) >= 2 * cores
+    assert len(comparison.bounds) == (7 if cores == 1 else 0)

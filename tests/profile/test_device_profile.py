@@ -42,9 +42,13 @@ def test_engines_are_active_as_active_time_says(profile: DeviceProfile) -> None:
 
 
 def test_without_active_time_instructions_side_by_side_count_once_and_waits_not(tmp_path: Path) -> None:
-    found = read_profile(write_profile(tmp_path / "profile", without=["ActiveTime"]))
+    read = read_profile(write_profile(tmp_path / "profile", without=["ActiveTime"]))
     # Tensor: 150 to 200 and 180 to 210; Vector: its semaphore wait from 10 to 140 is left out.
-    assert {each.name: each.active_ns for each in found.engines} == {"Tensor": 60, "Vector": 40, "Sync": 50}
+    assert {engine.name: engine.active_ns for engine in read.engines} == {
+        "Tensor": 60,
+        "Vector": 40,
+        "Sync": 50,
+    }
 
 
 def test_lines_hold_their_instructions_and_the_dmas_that_these_trigger(profile: DeviceProfile) -> None:
@@ -62,27 +66,27 @@ def test_an_instruction_without_a_location_takes_the_line_of_its_kernel_instruct
         instruction("vector", "COPY", 5, 7, kernel_instruction_name="inst.2:7"),
         instruction("vector", "COPY", 7, 8, bir_debug_info_source_location="b.py:3"),
     ]
-    found = read_profile(write_profile(tmp_path / "profile", {**TABLES, "Instruction": rows}))
-    assert found.lines == (
+    read = read_profile(write_profile(tmp_path / "profile", {**TABLES, "Instruction": rows}))
+    assert read.lines == (
         MeasuredLine(KERNEL, 15, "script.doubled", 1, 5),
         MeasuredLine("b.py", 3, "", 1, 1),
     )
 
 
 def test_dma_is_what_the_summary_says(profile: DeviceProfile) -> None:
-    found = profile.dma
-    assert (found.active_ns, found.bytes, found.transfers, found.packets) == (171.0, 65536, 2, 5)
-    assert (found.hbm_read_bytes, found.hbm_written_bytes) == (32768, 32768)
-    assert found.queues == (Queue(0, "DMA q Sync", 2, 65536, 160.0),)
+    dma = profile.dma
+    assert (dma.active_ns, dma.bytes, dma.transfers, dma.packets) == (171.0, 65536, 2, 5)
+    assert (dma.hbm_read_bytes, dma.hbm_written_bytes) == (32768, 32768)
+    assert dma.queues == (Queue(0, "DMA q Sync", 2, 65536, 160.0),)
 
 
 def test_without_a_summary_dma_is_what_its_rows_cover(tmp_path: Path) -> None:
-    found = read_profile(write_profile(tmp_path / "profile", without=["Summary"]))
+    read = read_profile(write_profile(tmp_path / "profile", without=["Summary"]))
     # 5-15, 30-90 with 60-130, 240-300 and 301-302 are covered.
-    assert (found.dma.active_ns, found.dma.bytes, found.dma.transfers) == (10 + 100 + 60 + 1, 65536, 2)
-    assert (found.total_ns, found.work_ns, found.hw_flops, found.transpose_flops) == (302, 302, 8192, 1024)
-    assert found.necessary_bytes == 65536
-    assert found.notes == ("Summary has no total_time; the time from the first to the last event is used",)
+    assert (read.dma.active_ns, read.dma.bytes, read.dma.transfers) == (10 + 100 + 60 + 1, 65536, 2)
+    assert (read.total_ns, read.work_ns, read.hw_flops, read.transpose_flops) == (302, 302, 8192, 1024)
+    assert read.necessary_bytes == 65536
+    assert read.notes == ("Summary has no total_time; the time from the first to the last event is used",)
     packets = read_profile(write_profile(tmp_path / "packets", without=["Summary", "DmaPacketAggregated"]))
     assert packets.dma.bytes == 65536  # without instruction fetches and updates of semaphores
     assert packets.dma.queues == ()
@@ -115,18 +119,18 @@ def test_the_rest_of_the_tables(profile: DeviceProfile) -> None:
 
 @pytest.mark.parametrize("table", [name for name in TABLES if name != "Metadata"])
 def test_a_profile_without_one_table_is_read(table: str, tmp_path: Path) -> None:
-    found = read_profile(write_profile(tmp_path / "profile", without=[table]))
-    assert found.total_ns == (302.0 if table == "Summary" else 500.0)
-    assert bool(found.lines) == (table != "Instruction")
+    read = read_profile(write_profile(tmp_path / "profile", without=[table]))
+    assert read.total_ns == (302.0 if table == "Summary" else 500.0)
+    assert bool(read.lines) == (table != "Instruction")
 
 
 def test_a_table_in_parts_is_one_table(tmp_path: Path, profile: DeviceProfile) -> None:
     folder = write_profile(tmp_path / "parts", without=["Instruction"])
     rows = TABLES["Instruction"]
-    for part in range(3):
-        write_table(folder, "Instruction", rows[2 * part : 2 * part + 2], f"_{part}")
-    found = read_profile(folder)
-    assert (found.engines, found.lines) == (profile.engines, profile.lines)
+    for index in range(3):
+        write_table(folder, "Instruction", rows[2 * index : 2 * index + 2], f"_{index}")
+    read = read_profile(folder)
+    assert (read.engines, read.lines) == (profile.engines, profile.lines)
 
 
 @pytest.mark.parametrize("named", ["Instruction.parquet", ".", ".."])
@@ -140,9 +144,10 @@ def test_a_profile_is_named_by_its_folder_a_table_or_the_data_path(
 
 def test_columns_may_be_narrower_dictionary_coded_or_all_null(tmp_path: Path, profile: DeviceProfile) -> None:
     folder = write_profile(tmp_path / "other", without=["Instruction", "Metadata"])
-    rows, kinds = TABLES["Instruction"], types("Instruction")
+    rows, column_types = TABLES["Instruction"], types("Instruction")
     columns: dict[str, Any] = {
-        name: pa.array([row.get(name) for row in rows], kind) for name, kind in kinds.items()
+        name: pa.array([row.get(name) for row in rows], column_type)
+        for name, column_type in column_types.items()
     }
     for name in ("start_ts", "end_ts"):
         columns[name] = columns[name].cast(pa.int32())
@@ -151,14 +156,14 @@ def test_columns_may_be_narrower_dictionary_coded_or_all_null(tmp_path: Path, pr
     columns["evt_wait_time_ns"] = columns["evt_wait_time_ns"].cast(pa.float64())
     columns["bir_debug_info_source_location"] = pa.nulls(len(rows))
     pq.write_table(pa.table(columns), folder / "Instruction.parquet")
-    found = read_profile(folder)
-    assert (found.engines, found.lines) == (profile.engines, profile.lines)
+    read = read_profile(folder)
+    assert (read.engines, read.lines) == (profile.engines, profile.lines)
 
 
 def test_cores_of_a_logical_core_are_apart(tmp_path: Path) -> None:
     rows = [instruction("Vector", "COPY", 0, 5, pcore_idx=core) for core in (0, 1, 1)]
-    found = read_profile(write_profile(tmp_path / "profile", {"Instruction": rows}))
-    assert [(each.core, each.active_ns, each.instructions) for each in found.engines] == [
+    read = read_profile(write_profile(tmp_path / "profile", {"Instruction": rows}))
+    assert [(engine.core, engine.active_ns, engine.instructions) for engine in read.engines] == [
         (0, 5, 1),
         (1, 5, 2),
     ]
@@ -183,10 +188,10 @@ def test_what_is_unusual_about_a_profile_is_noted(
 def test_a_table_of_another_schema_is_left_out_and_noted(tmp_path: Path, profile: DeviceProfile) -> None:
     folder = write_profile(tmp_path / "other")
     pq.write_table(pa.table({"when": [1], "value": [7]}), folder / "Throttle.parquet")
-    found = read_profile(folder)
-    assert found.synchronization.throttled_ns is None
-    assert found.notes == ("Throttle is left out: it has no column timestamp, duration, k, n",)
-    assert found.engines == profile.engines
+    read = read_profile(folder)
+    assert read.synchronization.throttled_ns is None
+    assert read.notes == ("Throttle is left out: it has no column timestamp, duration, k, n",)
+    assert read.engines == profile.engines
 
 
 SUMMARY = {**TABLES["Summary"][0], "tensor_engine_active_time": 60e-9, "tensor_engine_instruction_count": 2}
@@ -206,15 +211,15 @@ SUMMARY = {**TABLES["Summary"][0], "tensor_engine_active_time": 60e-9, "tensor_e
 def test_a_summary_in_json_has_the_fields_of_the_table(document: Any, tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     path.write_text(json.dumps(document))
-    found = read_profile(path)
-    assert (found.total_ns, found.dma.active_ns) == (pytest.approx(500.0), pytest.approx(171.0))
-    assert (found.dma.bytes, found.hw_flops, found.necessary_bytes) == (65536, 8192, 65536)
-    assert found.engines == (ActiveEngine(0, "Tensor", pytest.approx(60.0), 2),)
-    assert bool(found.notes) == ("instruction" in document)
+    read = read_profile(path)
+    assert (read.total_ns, read.dma.active_ns) == (pytest.approx(500.0), pytest.approx(171.0))
+    assert (read.dma.bytes, read.hw_flops, read.necessary_bytes) == (65536, 8192, 65536)
+    assert read.engines == (ActiveEngine(0, "Tensor", pytest.approx(60.0), 2),)
+    assert bool(read.notes) == ("instruction" in document)
 
 
 @pytest.mark.parametrize(
-    ("written", "place"),
+    ("written", "location"),
     [
         ("/home/ubuntu/decoder.py:139", ("/home/ubuntu/decoder.py", 139)),
         ("file.py:42", ("file.py", 42)),
@@ -224,8 +229,8 @@ def test_a_summary_in_json_has_the_fields_of_the_table(document: Any, tmp_path: 
         ("file.py:", None),
     ],
 )
-def test_a_location_is_a_file_and_a_line(written: str, place: tuple[str, int] | None) -> None:
-    assert parse_location(written) == place
+def test_a_location_is_a_file_and_a_line(written: str, location: tuple[str, int] | None) -> None:
+    assert parse_location(written) == location
 
 
 @pytest.mark.parametrize(
@@ -252,8 +257,8 @@ def test_intervals_cover_what_a_bitmap_says(seed: int) -> None:
     for row, (start, end) in enumerate(zip(starts, ends)):
         bitmap[row, start:end] = sizes[row]
     covered = Covered()
-    for part in np.array_split(np.arange(40), 5):
-        covered.add(starts[part], ends[part])
+    for indices in np.array_split(np.arange(40), 5):
+        covered.add(starts[indices], ends[indices])
     assert covered.ns == bitmap.any(axis=0).sum()
     assert find_peak_overlap(starts, ends, sizes) == bitmap.sum(axis=0).max()
 

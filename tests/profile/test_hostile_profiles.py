@@ -56,9 +56,9 @@ def replaced(folder: Path, table: str, column: str, values: Any) -> Path:
     """The profile, with other values in one column of a table."""
     write_profile(folder)
     path = folder / f"{table}.parquet"
-    whole = pq.read_table(path)
-    at = whole.schema.get_field_index(column)
-    pq.write_table(whole.set_column(at, column, pa.array(values)), path)
+    content = pq.read_table(path)
+    index = content.schema.get_field_index(column)
+    pq.write_table(content.set_column(index, column, pa.array(values)), path)
     return folder
 
 
@@ -147,8 +147,8 @@ def test_impossible_values_are_one_sentence(
 
 
 def test_a_nan_in_the_summary_is_no_value(tmp_path: Path) -> None:
-    found = read_profile(replaced(tmp_path / "profile", "Summary", "total_time", [float("nan")]))
-    assert found.total_ns == 302.0
+    read = read_profile(replaced(tmp_path / "profile", "Summary", "total_time", [float("nan")]))
+    assert read.total_ns == 302.0
 
 
 @pytest.mark.parametrize("kept", [0, 3, 4, 8, 100, -1])
@@ -260,15 +260,15 @@ def test_a_column_that_unpacks_to_too_much_is_one_sentence(
     size = column.total_uncompressed_size
     monkeypatch.setattr(tables_module, "MOST_COLUMN_BYTES", size - more)
     if more <= 0:
-        assert [len(each) for each in read_profile(tmp_path).warnings] == [2000]
+        assert [len(warning) for warning in read_profile(tmp_path).warnings] == [2000]
     else:
         assert refusal(tmp_path) == f"message has {size:,} bytes in one row group, more than {size - 1:,}"
 
 
 def test_parts_of_a_table_share_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_profile(tmp_path / "profile", without=["Instruction"])
-    for part in range(6):
-        write_table(folder, "Instruction", TABLES["Instruction"][part : part + 1], f"_{part}")
+    for index in range(6):
+        write_table(folder, "Instruction", TABLES["Instruction"][index : index + 1], f"_{index}")
     monkeypatch.setattr(tables_module, "MOST_ROWS", 5)
     assert refusal(folder) == "Instruction has more than 5 rows"
 
@@ -319,19 +319,21 @@ def test_thousands_of_queues_are_refused_and_as_many_lines_are_read(tmp_path: Pa
     same = pa.array(["tensor"] * len(rows))
     columns = {**times, "engine": same, "opcode": same, "nki_source_location": lines}
     pq.write_table(pa.table(columns), tmp_path / "Instruction.parquet")
-    found = read_profile(tmp_path)
-    assert len(found.lines) == 49_990 and found.lines[0].held_ns == 11
+    read = read_profile(tmp_path)
+    assert len(read.lines) == 49_990 and read.lines[0].held_ns == 11
 
 
 def many_packets(path: Path, rows: int) -> None:
     """Packets whose intervals overlap by pairs, in an order that is not that of time."""
-    each = 100_000
+    rows_per_batch = 100_000
     schema = pa.schema(
         {name: types("DmaPacket")[name] for name in ("start_ts", "end_ts", "transfer_bytes", "queue_type")}
     )
     with pq.ParquetWriter(path, schema) as writer:
-        for first in range(0, rows, each):
-            starts = T0 + 100 * (first + (np.arange(min(each, rows - first)) * 7919) % each)
+        for first in range(0, rows, rows_per_batch):
+            starts = T0 + 100 * (
+                first + (np.arange(min(rows_per_batch, rows - first)) * 7919) % rows_per_batch
+            )
             columns = {
                 "start_ts": starts,
                 "end_ts": starts + 150,
@@ -349,13 +351,13 @@ def test_ten_million_packets_are_read_in_bounded_memory(tmp_path: Path) -> None:
     pa.set_memory_pool(pool)
     tracemalloc.start()
     try:
-        found = read_profile(tmp_path)
+        read = read_profile(tmp_path)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
         pa.set_memory_pool(pa.system_memory_pool())
-    assert (found.dma.packets, found.dma.bytes) == (rows, 512 * rows)
-    assert found.dma.active_ns == 100 * (rows - 1) + 150
+    assert (read.dma.packets, read.dma.bytes) == (rows, 512 * rows)
+    assert read.dma.active_ns == 100 * (rows - 1) + 150
     # The rows hold 280 MB. Of them 256 Ki + 64 Ki intervals are kept, in 12 columns of 8 bytes while they are merged.
     assert most < 12 * 8 * 320 * KIB + 16 * MIB
     assert pool.max_memory() < 64 * MIB
@@ -364,9 +366,9 @@ def test_ten_million_packets_are_read_in_bounded_memory(tmp_path: Path) -> None:
 def compared(path: Path, predicted: Profile) -> str:
     """The whole comparison with a profile, or the sentence that refuses it."""
     try:
-        beside = side_by_side(predicted, read_profile(path), 1024)
-        text = rendered(vendor_text.make_report(beside))
-        json.dumps(vendor_text.make_contents(beside), allow_nan=False)
+        comparison = side_by_side(predicted, read_profile(path), 1024)
+        text = rendered(vendor_text.make_report(comparison))
+        json.dumps(vendor_text.make_contents(comparison), allow_nan=False)
         json.dumps(list(read_trace_events(path)), allow_nan=False)
     except InvalidArgument as refused:
         if refused.code != "NKW-PROFILE-FILE":
@@ -391,8 +393,8 @@ def cut(chance: random.Random, content: bytes) -> bytes:
 
 
 def spliced(chance: random.Random, content: bytes) -> bytes:
-    at, other, length = (chance.randrange(len(content)) for _ in range(3))
-    return content[:at] + content[other : other + length % 200] + content[at:]
+    position, other, length = (chance.randrange(len(content)) for _ in range(3))
+    return content[:position] + content[other : other + length % 200] + content[position:]
 
 
 def hostile_value(chance: random.Random) -> Any:
@@ -419,22 +421,22 @@ def hostile_table(chance: random.Random, path: Path) -> None:
     table = path.stem
     rows = chance.choice([0, 1, 3, 9])
     columns = {}
-    for name, kind in types(table).items():
+    for name, column_type in types(table).items():
         if chance.random() < 0.1:
             continue
         values = [hostile_value(chance) for _ in range(rows)]
         if chance.random() < 0.8:  # of the type of the schema
-            kept = [value for value in values if value is None or fits(value, kind)]
-            columns[name] = pa.array((kept + [None] * rows)[:rows] if rows else [], kind)
+            kept = [value for value in values if value is None or fits(value, column_type)]
+            columns[name] = pa.array((kept + [None] * rows)[:rows] if rows else [], column_type)
         else:
             one = chance.choice(values) if rows else 0
             columns[name] = pa.array([one] * rows)
     pq.write_table(pa.table(columns), path)
 
 
-def fits(value: Any, kind: pa.DataType) -> bool:
+def fits(value: Any, column_type: pa.DataType) -> bool:
     try:
-        pa.array([value], kind)
+        pa.array([value], column_type)
     except (pa.ArrowException, OverflowError):
         return False
     return True
@@ -445,30 +447,30 @@ def campaign(folder: Path, predicted: Profile, count: int, seed: int) -> set[str
     chance = random.Random(seed)
     write_profile(folder)
     names = sorted(path.name for path in folder.iterdir())
-    whole = {name: (folder / name).read_bytes() for name in names}
+    contents = {name: (folder / name).read_bytes() for name in names}
     summary = json.dumps({"n_1": TABLES["Summary"][0]}).encode()
-    said = set()
+    messages = set()
     for _ in range(count):
         name = chance.choice([*names, "summary.json"])
         path = folder / name
         if name == "summary.json":
             path = folder.with_name("summary.json")
             path.write_bytes(chance.choice([flipped, cut, spliced])(chance, summary))
-            said.add(compared(path, predicted)[:20])
+            messages.add(compared(path, predicted)[:20])
             continue
         if chance.random() < 0.5:
             hostile_table(chance, path)
         else:
-            path.write_bytes(chance.choice([flipped, cut, spliced])(chance, whole[name]))
-        said.add(compared(folder, predicted)[:20])
-        path.write_bytes(whole[name])
-    return said
+            path.write_bytes(chance.choice([flipped, cut, spliced])(chance, contents[name]))
+        messages.add(compared(folder, predicted)[:20])
+        path.write_bytes(contents[name])
+    return messages
 
 
 @pytest.mark.slow
 def test_damaged_profiles_are_compared_or_refused(tmp_path: Path, predicted: Profile) -> None:
-    said = campaign(tmp_path / "profile", predicted, CHEAP, 1)
-    assert "matmul_exp on trn2: " in said and len(said) > 1
+    messages = campaign(tmp_path / "profile", predicted, CHEAP, 1)
+    assert "matmul_exp on trn2: " in messages and len(messages) > 1
 
 
 @pytest.mark.deep

@@ -32,9 +32,9 @@ def done(rows: int = 256) -> Profile:
 
 
 def data(text: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    assert found
-    return json.loads(found[1])
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert match
+    return json.loads(match[1])
 
 
 def test_a_page_needs_nothing_from_outside() -> None:
@@ -52,39 +52,41 @@ def test_equal_profiles_give_equal_bytes() -> None:
 
 
 def test_every_slice_is_on_the_page_at_its_time() -> None:
-    own = done()
-    (part,) = data(make_page("title", [PageLaunch(own)]))["parts"]
+    prediction = done()
+    (launch,) = data(make_page("title", [PageLaunch(prediction)]))["parts"]
     shown = sorted(
-        (track["name"], event, kind, start, round(start + length, 1))
-        for track in part["tracks"]
-        for event, kind, start, length in zip(track["event"], track["kind"], track["start"], track["length"])
+        (track["name"], event, slice_kind, start, round(start + length, 1))
+        for track in launch["tracks"]
+        for event, slice_kind, start, length in zip(
+            track["event"], track["kind"], track["start"], track["length"]
+        )
     )
     assert shown == sorted(
         (piece.track, piece.event, piece.slice_kind, round(piece.start_ns, 1), round(piece.end_ns, 1))
-        for piece in own.timeline.slices()
+        for piece in prediction.timeline.slices()
     )
-    for track in part["tracks"]:
+    for track in launch["tracks"]:
         assert track["start"] == sorted(track["start"])
 
 
 def test_a_page_says_what_the_host_adds_to_the_time_of_the_device() -> None:
-    own = done()
-    (part,) = data(make_page("title", [PageLaunch(own)]))["parts"]
-    assert part["length"] == round(own.timeline.length_ns, 1)
-    assert part["host_overhead_ns"] == own.hardware.host_overhead_ns > 0
+    prediction = done()
+    (launch,) = data(make_page("title", [PageLaunch(prediction)]))["parts"]
+    assert launch["length"] == round(prediction.timeline.length_ns, 1)
+    assert launch["host_overhead_ns"] == prediction.hardware.host_overhead_ns > 0
 
 
 def test_operands_lines_and_causes_of_an_event_can_be_looked_up() -> None:
-    own = done()
-    part = data(make_page("title", [PageLaunch(own)]))["parts"][0]
-    events, stream = part["events"], own.streams[0]
+    prediction = done()
+    launch = data(make_page("title", [PageLaunch(prediction)]))["parts"][0]
+    events, stream = launch["events"], prediction.streams[0]
     for index in range(len(stream)):
         event = stream.event(index)
-        assert part["ops"][events["op"][index]] == event.op
-        assert part["lines"][events["line"][index]][0] == f"{event.where.file}:{event.where.line}"
+        assert launch["ops"][events["op"][index]] == event.op
+        assert launch["lines"][events["line"][index]][0] == f"{event.where.file}:{event.where.line}"
         first = events["ends"][index - 1] if index else 0
-        boxes = [part["boxes"][box] for box in events["boxes"][first : events["ends"][index]]]
-        assert [(part["tensors"][box[0]][1], box[1:]) for box in boxes] == [
+        boxes = [launch["boxes"][box] for box in events["boxes"][first : events["ends"][index]]]
+        assert [(launch["tensors"][box[0]][1], box[1:]) for box in boxes] == [
             (
                 list(stream.tensors[a.tensor].shape),
                 [a.mode, a.first_row, a.end_row, a.first_byte, a.end_byte],
@@ -95,21 +97,21 @@ def test_operands_lines_and_causes_of_an_event_can_be_looked_up() -> None:
 
 
 def test_sources_show_the_lines_that_issue_instructions() -> None:
-    part = data(make_page("title", [PageLaunch(done())]))["parts"][0]
-    (source,) = part["sources"]
+    launch = data(make_page("title", [PageLaunch(done())]))["parts"][0]
+    (source,) = launch["sources"]
     assert source["file"] == "tests/timing/kernels.py"
     used = [row for row in source["rows"] if row and row[2] >= 0]
-    assert len(used) == len(part["lines"])
+    assert len(used) == len(launch["lines"])
     assert any("nisa.nc_matmul" in row[1] for row in used)
 
 
 def test_cores_of_several_ranks_are_told_apart() -> None:
     streams = random_streams(5, 60, 3)
-    own = profile(streams, EXACT)
-    part = data(make_page("title", [PageLaunch(own)]))["parts"][0]
-    assert part["cores"] == 3
-    assert len(part["events"]["op"]) == sum(map(len, streams))
-    assert {track["name"].split()[1] for track in part["tracks"]} == {"0", "1", "2"}
+    prediction = profile(streams, EXACT)
+    launch = data(make_page("title", [PageLaunch(prediction)]))["parts"][0]
+    assert launch["cores"] == 3
+    assert len(launch["events"]["op"]) == sum(map(len, streams))
+    assert {track["name"].split()[1] for track in launch["tracks"]} == {"0", "1", "2"}
 
 
 def test_text_of_a_user_cannot_end_the_script_or_the_title() -> None:
@@ -129,18 +131,18 @@ def test_a_memory_map_is_taken_as_it_is() -> None:
 
 def test_steps_repeat_a_part() -> None:
     steps = [PageStep(("token", "layer 0", "mlp"), 0), PageStep(("token", "layer 1", "mlp"), 0)]
-    found = data(make_page("title", [PageLaunch(done())], steps))
-    assert found["steps"] == [[["token", "layer 0", "mlp"], 0], [["token", "layer 1", "mlp"], 0]]
-    assert len(found["parts"]) == 1
+    page = data(make_page("title", [PageLaunch(done())], steps))
+    assert page["steps"] == [[["token", "layer 0", "mlp"], 0], [["token", "layer 1", "mlp"], 0]]
+    assert len(page["parts"]) == 1
 
 
 def test_the_page_has_the_advice_of_the_profile() -> None:
     launch = launch_by_name("nki_kernels:mlp", EXAMPLES["mlp"])
-    own = profile(launch.streams, launch.hardware, launch.title)
-    part = data(make_page("title", [PageLaunch(own)]))["parts"][0]
-    assert own.advice
-    assert part["advice"] == [
-        [round(each.length_ns, 1), each.sentence, list(each.lines[:8])] for each in own.advice
+    prediction = profile(launch.streams, launch.hardware, launch.title)
+    page_launch = data(make_page("title", [PageLaunch(prediction)]))["parts"][0]
+    assert prediction.advice
+    assert page_launch["advice"] == [
+        [round(advice.length_ns, 1), advice.sentence, list(advice.lines[:8])] for advice in prediction.advice
     ]
 
 
@@ -172,9 +174,9 @@ def test_time_writes_a_page_and_prints_the_text_only_if_asked(
         "doubled #2 on trn2",
         "page",
     ]
-    found = data(html.read_text())
-    assert found["title"] == "script.py"
-    assert [part for _, part in found["steps"]] == [0, 0, 1]
+    page = data(html.read_text())
+    assert page["title"] == "script.py"
+    assert [launch for _, launch in page["steps"]] == [0, 0, 1]
     assert html.read_text().count('<svg xmlns="http://www.w3.org/2000/svg" class="nkw-memory map"') == 2
     before = html.read_bytes()
     assert main([*arguments, "--text", str(script)]) == 0
@@ -208,8 +210,8 @@ def test_a_browser_shows_every_section_without_an_error(tmp_path: Path) -> None:
     ]  # fmt: skip
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "CONSOLE" not in ran.stderr, ran.stderr
-    found = re.findall(r'<section id="([\w-]+)"(?: hidden="")?>(.*?)</section>', ran.stdout, re.DOTALL)
-    sections = dict(found)
+    matches = re.findall(r'<section id="([\w-]+)"(?: hidden="")?>(.*?)</section>', ran.stdout, re.DOTALL)
+    sections = dict(matches)
     assert set(sections) == {
         "run", "summary", "time", "advice", "what-if", "path", "idle", "roof", "traffic", "source", "memory",
     }  # fmt: skip
@@ -245,20 +247,20 @@ DRIVE = """
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_the_timeline_zooms_about_the_pointer_and_explains_what_is_under_it(tmp_path: Path) -> None:
-    own = done()
+    prediction = done()
     file = tmp_path / "page.html"
-    file.write_text(make_page("title", [PageLaunch(own)]).replace("</body>", DRIVE), encoding="utf-8")
+    file.write_text(make_page("title", [PageLaunch(prediction)]).replace("</body>", DRIVE), encoding="utf-8")
     command = [
         str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
         f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000", "--dump-dom", file.as_uri(),
     ]  # fmt: skip
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = re.search(r'<pre id="driven">(.*?)</pre>', ran.stdout, re.DOTALL)
-    assert found, ran.stderr
-    driven = json.loads(unescape(found[1]))
-    length = own.length_ns
+    match = re.search(r'<pre id="driven">(.*?)</pre>', ran.stdout, re.DOTALL)
+    assert match, ran.stderr
+    driven = json.loads(unescape(match[1]))
+    length = prediction.length_ns
     assert driven["zoomed"] == pytest.approx([length * 3 / 8, length * 5 / 8], rel=0.02)
-    matmuls = [event for event in own.streams[0] if event.op == "nc_matmul"]
+    matmuls = [event for event in prediction.streams[0] if event.op == "nc_matmul"]
     assert driven["slice"].splitlines()[0].startswith(f"nc_matmul #{matmuls[1].index} ")
     first = driven["gap"].splitlines()
     assert first[0].startswith("idle for ")
@@ -288,16 +290,16 @@ def test_a_narrow_page_does_not_overflow_and_lists_no_stretch_twice(tmp_path: Pa
         f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000", "--dump-dom", file.as_uri(),
     ]  # fmt: skip
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = re.search(r'<pre id="driven">(.*?)</pre>', ran.stdout, re.DOTALL)
-    assert found, ran.stderr
-    driven = json.loads(unescape(found[1]))
+    match = re.search(r'<pre id="driven">(.*?)</pre>', ran.stdout, re.DOTALL)
+    assert match, ran.stderr
+    driven = json.loads(unescape(match[1]))
     assert driven["width"] <= 600
     assert driven["overflow"] <= 0
     named = [(row[3], row[4]) for row in driven["stretches"]]
     assert named and len(set(named)) == len(named)
-    (part,) = data(file.read_text(encoding="utf-8"))["parts"]
-    assert sum(int(row[1].replace(",", "")) for row in driven["stretches"]) == len(part["path"])
-    assert driven["advice"] == len(part["advice"])
+    (launch,) = data(file.read_text(encoding="utf-8"))["parts"]
+    assert sum(int(row[1].replace(",", "")) for row in driven["stretches"]) == len(launch["path"])
+    assert driven["advice"] == len(launch["advice"])
 
 
 @pytest.mark.slow

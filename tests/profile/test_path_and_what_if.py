@@ -77,32 +77,32 @@ def facts(moments: Moments, event: int) -> tuple[Cost, Engine, Engine]:
 
 def too_long(done: Profile) -> Iterator[str]:
     """Phases of the critical path that are longer than their terms allow."""
-    for each in done.critical_path:
-        most = allowed(done.hardware, *facts(done.moments, each.event))
-        for phase, length in each.phases:
+    for stretch in done.critical_path:
+        most = allowed(done.hardware, *facts(done.moments, stretch.event))
+        for phase, length in stretch.phases:
             if length > most.get(phase, 0.0) + rounding_ns(done):
-                yield f"{done.moments.op(each.event)} ({each.reason.name}): {phase.value} {length}, not {most}"
+                yield f"{done.moments.op(stretch.event)} ({stretch.reason.name}): {phase.value} {length}, not {most}"
 
 
 def booked(done: Profile, path: Sequence[Stretch], counts: Callable[[int, Phase], bool]) -> float:
     """What a part of the critical path books on phases."""
-    return sum(part for each in path for phase, part in each.phases if counts(each.event, phase))
+    return sum(length for stretch in path for phase, length in stretch.phases if counts(stretch.event, phase))
 
 
 def throttled(done: Profile, path: Sequence[Stretch]) -> float:
     """What the throttle adds on a part of the path, at most."""
-    found = 0.0
-    for each in path:
-        cost, _, trigger = facts(done.moments, each.event)
+    added_ns = 0.0
+    for stretch in path:
+        cost, _, trigger = facts(done.moments, stretch.event)
         if done.hardware.activity_throttle and cost.streamed_cycles:
             clock = getattr(done.hardware, f"{trigger.name}_clock_ghz")
             plain = {Phase.issue: cost.interval_cycles / clock}
             plain[Phase.pipeline] = max(cost.latency_cycles - cost.interval_cycles, 0.0) / clock
-            found += sum(max(part - plain.get(phase, part), 0.0) for phase, part in each.phases)
-    return found
+            added_ns += sum(max(length - plain.get(phase, length), 0.0) for phase, length in stretch.phases)
+    return added_ns
 
 
-def of(done: Profile, row: WhatIf) -> Callable[[int, Phase], bool]:
+def halves(done: Profile, row: WhatIf) -> Callable[[int, Phase], bool]:
     """Whether a row of the what-if halves a phase of an event."""
 
     def counts(event: int, phase: Phase) -> bool:
@@ -125,7 +125,7 @@ def of(done: Profile, row: WhatIf) -> Callable[[int, Phase], bool]:
 def disagreements(done: Profile) -> Iterator[str]:
     """Rows of the what-if that save more than the path allows, where nothing else comes first by what they change."""
     for row in done.what_if:
-        most = booked(done, done.critical_path, of(done, row)) / 2 + throttled(done, done.critical_path)
+        most = booked(done, done.critical_path, halves(done, row)) / 2 + throttled(done, done.critical_path)
         if row.before_ns - row.length_ns > most + rounding_ns(done):
             yield f"{row.cost_name} {row.line} saves {row.before_ns - row.length_ns}, not {most} of {row.before_ns}"
 
@@ -195,18 +195,18 @@ def test_a_kernel_that_waits_for_its_weights_is_told_so(target: str) -> None:
         if event.cost.dma is not None:
             work[event.trigger is Engine.gpsimd] += event.cost.dma.busy_ns
     path = done.critical_path
-    held = {True: 0.0, False: 0.0}
-    for each in path:
-        cost, _, trigger = facts(done.moments, each.event)
+    held_ns = {True: 0.0, False: 0.0}
+    for stretch in path:
+        cost, _, trigger = facts(done.moments, stretch.event)
         if cost.dma is not None:
-            held[trigger is Engine.gpsimd] += each.length_ns
+            held_ns[trigger is Engine.gpsimd] += stretch.length_ns
     whole_ns = max(
         cost.latency_cycles / launch.hardware.gpsimd_clock_ghz
         for cost in launch.streams[0].costs
         if cost.dma is not None
     )
-    assert held[True] <= work[True] + whole_ns, "in turns, and the last one whole"
-    assert held[False] > 0.8 * done.length_ns
+    assert held_ns[True] <= work[True] + whole_ns, "in turns, and the last one whole"
+    assert held_ns[False] > 0.8 * done.length_ns
     assert list(too_long(done)) == []
     assert list(disagreements(done)) == []
 
@@ -239,8 +239,8 @@ def most_saved(done: Profile, after: Profile, chosen: Callable[[int], bool]) -> 
     steps, path = done.timeline.critical_path, done.critical_path
     first = max(
         (
-            at
-            for at, s in enumerate(steps)
+            index
+            for index, s in enumerate(steps)
             if s.served_ns is not None and s.reason.name not in ("pool", "engine")
         ),
         default=None,
@@ -249,17 +249,19 @@ def most_saved(done: Profile, after: Profile, chosen: Callable[[int], bool]) -> 
         return booked(done, path, lambda event, phase: chosen(event) and phase in OWN) / 2 + throttled(
             done, path
         )
-    in_turn = [each.event for each, step in zip(path[first:], steps[first:]) if step.served_ns is not None]
+    in_turn = [
+        stretch.event for stretch, step in zip(path[first:], steps[first:]) if step.served_ns is not None
+    ]
     by_engine = steps[first].until is Phase.issue
-    begins, begin = ((each.moments.start if by_engine else each.moments.data_start) for each in (after, done))
+    begins, begin = ((run.moments.start if by_engine else run.moments.data_start) for run in (after, done))
     earlier = begin[path[first].event] - min(begins[event] for event in in_turn)
     from_there = path[first + 1 :]
-    own = path[first].phases[-1 if by_engine or path[first].phases[-1][0] is Phase.data else -2][1]
+    first_ns = path[first].phases[-1 if by_engine or path[first].phases[-1][0] is Phase.data else -2][1]
     later = booked(done, from_there, lambda event, phase: chosen(event) and phase in OWN)
     shortest = min((c.dma.completion_ns for s in done.streams for c in s.costs if c.dma), default=0.0)
     return (
         max(earlier, 0.0)
-        + (later + own * chosen(path[first].event) + shortest) / 2
+        + (later + first_ns * chosen(path[first].event) + shortest) / 2
         + throttled(done, path[first:])
     )
 

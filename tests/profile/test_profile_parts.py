@@ -41,14 +41,14 @@ LOAD, MATMUL = 8 + 100 + 200 + 64.0, 80 + SEMAPHORE
 
 def test_stretches_of_the_critical_path_follow_each_other_and_fall_into_phases() -> None:
     path = profile(chain().stream, EXACT).critical_path
-    assert [each.event for each in path] == [0, 1, 2]
-    assert [each.reason for each in path] == [Reason.begin, Reason.operands, Reason.operands]
-    assert [(each.start_ns, each.end_ns) for each in path] == [
+    assert [stretch.event for stretch in path] == [0, 1, 2]
+    assert [stretch.reason for stretch in path] == [Reason.begin, Reason.operands, Reason.operands]
+    assert [(stretch.start_ns, stretch.end_ns) for stretch in path] == [
         (0.0, LOAD),
         (LOAD, LOAD + MATMUL),
         (LOAD + MATMUL, LOAD + MATMUL + 40),
     ]
-    assert [each.phases for each in path] == [
+    assert [stretch.phases for stretch in path] == [
         ((Phase.issue, 8.0), (Phase.first_byte, 100.0), (Phase.data, 200.0), (Phase.completion, 64.0)),
         ((Phase.issue, 50.0), (Phase.pipeline, 30.0), (Phase.semaphore, SEMAPHORE)),
         ((Phase.issue, 30.0), (Phase.pipeline, 10.0)),
@@ -63,9 +63,9 @@ def test_the_critical_path_covers_the_length_under_every_reading(seed: int, read
     assert path[0].start_ns == 0.0
     assert path[-1].end_ns == done.length_ns
     assert all(before.end_ns == after.start_ns for before, after in pairwise(path))
-    for each in path:
-        assert each.length_ns >= 0.0
-        assert sum(part for _, part in each.phases) == each.length_ns
+    for stretch in path:
+        assert stretch.length_ns >= 0.0
+        assert sum(length for _, length in stretch.phases) == stretch.length_ns
     assert sum(line.path_ns for line in done.lines) == pytest.approx(done.length_ns, rel=1e-12)
 
 
@@ -74,7 +74,7 @@ def test_a_dma_that_waits_for_the_dma_engines_counts_from_its_first_byte() -> No
     for name in "ab":
         build.dma((), (build.tensor(name),), dma_cost(busy=500.0), Engine.sync)
     path = profile(build.stream, EXACT).critical_path
-    assert [(each.event, each.reason, each.start_ns) for each in path] == [
+    assert [(stretch.event, stretch.reason, stretch.start_ns) for stretch in path] == [
         (0, Reason.begin, 0.0),
         (1, Reason.pool, 608.0),
     ]
@@ -127,8 +127,8 @@ def test_a_gap_before_an_overwrite_names_the_reader() -> None:
     tile, other = build.tensor("tile"), build.tensor("other")
     build.event(Engine.tensor, (tile,), (other,), Cost(100.0, 100.0), op="reader")
     build.event(Engine.vector, (), (tile,), Cost(10.0, 10.0), op="writer")
-    found = [gap for gap in described(profile(build.stream, EXACT)) if gap[0] == "Vector"]
-    assert found == [("Vector", 0.0, 100.0 + SEMAPHORE, "destination read by", 1, 0, "tile")]
+    gaps = [gap for gap in described(profile(build.stream, EXACT)) if gap[0] == "Vector"]
+    assert gaps == [("Vector", 0.0, 100.0 + SEMAPHORE, "destination read by", 1, 0, "tile")]
 
 
 def test_engines_that_are_never_idle_have_no_gap() -> None:
@@ -164,13 +164,13 @@ def test_traffic_counts_rereads_and_what_had_to_move() -> None:
     launch = kernels.dry(kernels.matmul_exp, kernels.zeros(256, 256), kernels.zeros(256, 1024))
     done = profile(launch.streams, launch.hardware)
     a, b, out = 256 * 256 * 4, 256 * 1024 * 4, 256 * 1024 * 4
-    found = {each.name: each for each in done.traffic}
-    assert [(each.nbytes, each.read_bytes, each.written_bytes) for each in done.traffic] == [
+    tensors = {tensor.name: tensor for tensor in done.traffic}
+    assert [(tensor.nbytes, tensor.read_bytes, tensor.written_bytes) for tensor in done.traffic] == [
         (b, 2 * b, 0),
         (out, 0, out),
         (a, 2 * a, 0),
     ]
-    assert (found["a"].reads, found["b"].reads, found["b"].writes) == (2.0, 2.0, 0.0)
+    assert (tensors["a"].reads, tensors["b"].reads, tensors["b"].writes) == (2.0, 2.0, 0.0)
     roof = done.roofline
     assert roof.hbm_bytes == 2 * a + 2 * b + out
     assert roof.needed_bytes == a + b + out
@@ -181,9 +181,9 @@ def test_traffic_counts_rereads_and_what_had_to_move() -> None:
 
 def test_a_cast_moves_each_side_in_its_own_dtype() -> None:
     launch = kernels.dry(kernels.same_tiles, kernels.zeros(128, 512, kernels.BF16))
-    found = {each.name: each for each in profile(launch.streams, launch.hardware).traffic}
-    assert found["a"].read_bytes == 128 * (128 + 512) * 2
-    assert found["a"].reads == 1.25
+    tensors = {tensor.name: tensor for tensor in profile(launch.streams, launch.hardware).traffic}
+    assert tensors["a"].read_bytes == 128 * (128 + 512) * 2
+    assert tensors["a"].reads == 1.25
 
 
 def test_a_view_of_another_dtype_moves_the_bytes_that_it_covers() -> None:
@@ -196,7 +196,8 @@ def test_a_view_of_another_dtype_moves_the_bytes_that_it_covers() -> None:
 
     launch = kernels.dry(words, np.zeros((4, 8), np.uint8))
     moved = [
-        (each.read_bytes, each.written_bytes) for each in profile(launch.streams, launch.hardware).traffic
+        (tensor.read_bytes, tensor.written_bytes)
+        for tensor in profile(launch.streams, launch.hardware).traffic
     ]
     assert sorted(moved) == [(0, 32), (32, 0)]
 
@@ -206,7 +207,8 @@ def test_a_scratch_tensor_is_moved_but_not_needed() -> None:
     done = profile(launch.streams, launch.hardware)
     size = 2 * 128 * 64 * 4  # on both ranks
     assert [
-        (each.nbytes, each.read_bytes, each.written_bytes, each.needed_bytes) for each in done.traffic
+        (tensor.nbytes, tensor.read_bytes, tensor.written_bytes, tensor.needed_bytes)
+        for tensor in done.traffic
     ] == [
         (size, size, size, 0),
         (size, size, 0, size),
@@ -240,7 +242,7 @@ def test_utilisation_is_against_the_peaks_of_all_cores() -> None:
 def test_every_nanosecond_rests_on_numbers_of_the_record(target: str) -> None:
     launch = kernels.dry(kernels.matmul_exp, kernels.zeros(256, 256), kernels.zeros(256, 1024), target=target)
     done = profile(launch.streams, launch.hardware)
-    assert sum(part for _, part in done.basis.by_confidence) == pytest.approx(done.length_ns, rel=1e-9)
+    assert sum(length for _, length in done.basis.by_confidence) == pytest.approx(done.length_ns, rel=1e-9)
     for name, confidence, _ in done.basis.by_number:
         assert launch.hardware.provenance[name].confidence is confidence
 
@@ -272,9 +274,11 @@ def test_an_assumed_collective_is_told_from_a_derived_engine() -> None:
 @pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
 def test_a_collective_rests_on_its_latency_and_on_a_rate(target: str) -> None:
     launch = kernels.dry(kernels.summed, kernels.zeros(128, 64), ranks=2, target=target)
-    found = {name: part for name, _, part in profile(launch.streams, launch.hardware).basis.by_number}
-    assert found["collective_latency_ns"] == pytest.approx(launch.hardware.collective_latency_ns[2], rel=1e-9)
-    assert found["collective_mesh_gb_per_s"] > 0
+    ns_by_number = {name: ns for name, _, ns in profile(launch.streams, launch.hardware).basis.by_number}
+    assert ns_by_number["collective_latency_ns"] == pytest.approx(
+        launch.hardware.collective_latency_ns[2], rel=1e-9
+    )
+    assert ns_by_number["collective_mesh_gb_per_s"] > 0
 
 
 @pytest.mark.parametrize(
@@ -290,12 +294,12 @@ def test_a_phase_rests_on_its_terms_in_their_order_and_the_last_takes_what_is_ad
         Term(Phase.issue, ("vector_scan_cycles_per_element", "vector_clock_ghz"), 20.0, True),
     )
     build.event(Engine.vector, (), (build.tensor("a"),), Cost(interval, interval, explain=lambda: terms))
-    found = {name: part for name, _, part in profile(build.stream, EXACT).basis.by_number}
+    ns_by_number = {name: ns for name, _, ns in profile(build.stream, EXACT).basis.by_number}
     # The clock is a guess of EXACT, and weaker than the documented cycles.
-    assert found == {
-        name: part
-        for name, part in (("vector_interval_overhead_ns", overhead), ("vector_clock_ghz", elements))
-        if part
+    assert ns_by_number == {
+        name: ns
+        for name, ns in (("vector_interval_overhead_ns", overhead), ("vector_clock_ghz", elements))
+        if ns
     }
 
 
@@ -339,8 +343,8 @@ def test_matmuls_of_fewer_columns_than_rows_rest_on_loading_the_stationary_tile(
     cost = costs.matmul(chip, 128, 128, columns, fp32=False)
     for _ in range(4):
         build.event(Engine.tensor, (build.tensor("a"),), (build.tensor("c"),), cost, op="nc_matmul")
-    found = {name for name, _, _ in profile(build.stream, chip).basis.by_number}
-    assert ("load_weights_cycles_per_row" in found) == loads
+    numbers = {name for name, _, _ in profile(build.stream, chip).basis.by_number}
+    assert ("load_weights_cycles_per_row" in numbers) == loads
 
 
 @pytest.mark.parametrize(
@@ -352,15 +356,15 @@ def test_dmas_that_wait_for_each_other_rest_on_what_limits_the_dma_engines(rate:
     build = Builder()
     for number in range(50):
         build.dma((), (build.tensor(str(number)),), cost, Engine.sync)
-    name, _, part = profile(build.stream, chip).basis.by_number[0]
+    name, _, ns = profile(build.stream, chip).basis.by_number[0]
     assert name == limit
-    assert part > 0.9 * schedule(build.stream, chip).length_ns
+    assert ns > 0.9 * schedule(build.stream, chip).length_ns
 
 
 @pytest.mark.parametrize("target", ["trn1", "trn2"])
 @pytest.mark.parametrize("dtype", [kernels.BF16, np.float32])
 def test_long_matmuls_rest_on_the_clock_of_the_array(dtype: Any, target: str) -> None:
     launch = kernels.dry(kernels.same_tiles, kernels.zeros(128, 512, dtype), target=target)
-    found = {name for name, _, _ in profile(launch.streams, launch.hardware).basis.by_number}
-    assert "load_weights_cycles_per_row" not in found
-    assert found & {"tensor_clock_ghz", "tensor_throttled_clock_ghz"}
+    numbers = {name for name, _, _ in profile(launch.streams, launch.hardware).basis.by_number}
+    assert "load_weights_cycles_per_row" not in numbers
+    assert numbers & {"tensor_clock_ghz", "tensor_throttled_clock_ghz"}

@@ -42,12 +42,12 @@ doubled(np.zeros((128, 64), np.float32))
 
 def test_a_report_has_the_numbers_of_the_timeline() -> None:
     launch = kernels.dry(kernels.matmul_exp, kernels.zeros(256, 128), kernels.zeros(256, 512))
-    timeline, found = schedule(launch.streams, launch.hardware), bracket(launch.streams, launch.hardware)
+    timeline, readings = schedule(launch.streams, launch.hardware), bracket(launch.streams, launch.hardware)
     lines = text(profile(launch.streams, launch.hardware, "matmul_exp on trn2")).splitlines()
     assert lines[0] == f"matmul_exp on trn2: {timeline.length_ns / 1000:.3f} us (program reading)"
     assert lines[1] == (
-        f"dataflow {found.dataflow_ns / 1000:.3f} <= scheduled {found.scheduled_ns / 1000:.3f}"
-        f" <= program {found.program_ns / 1000:.3f} <= serial {found.serial_ns / 1000:.3f} us"
+        f"dataflow {readings.dataflow_ns / 1000:.3f} <= scheduled {readings.scheduled_ns / 1000:.3f}"
+        f" <= program {readings.program_ns / 1000:.3f} <= serial {readings.serial_ns / 1000:.3f} us"
     )
     around_us, host_us = timeline.overhead_ns / 1000, launch.hardware.host_overhead_ns / 1000
     assert lines[2].startswith(f"device time; starting and ending the kernel takes {around_us:.3f} us more")
@@ -72,12 +72,12 @@ def test_a_report_has_bytes_and_flops_with_their_rates() -> None:
     flops = 2 * 256 * 128 * 512
     chip = launch.hardware
     peak = 2 * 128 * 128 * chip.tensor_clock_ghz
-    found = text(profile(launch.streams, chip))
-    assert f"{moved / 1e6:.3f} MB in 5 transfers, {moved / length:.1f} GB/s" in found
-    assert f"MBU {100 * moved / length / chip.hbm_gb_per_s_per_core:.1f} %" in found
+    report = text(profile(launch.streams, chip))
+    assert f"{moved / 1e6:.3f} MB in 5 transfers, {moved / length:.1f} GB/s" in report
+    assert f"MBU {100 * moved / length / chip.hbm_gb_per_s_per_core:.1f} %" in report
     assert (
         f"{flops / 1e9:.3f} GFLOP, {flops / length / 1e3:.2f} TFLOP/s, MFU {100 * flops / length / peak:.1f} %"
-        in found
+        in report
     )
 
 
@@ -99,22 +99,22 @@ def test_a_table_has_only_so_many_rows_and_the_largest_first() -> None:
 @pytest.mark.parametrize("reading", Reading)
 def test_a_report_is_eighty_columns_wide_and_the_same_every_time(reading: Reading) -> None:
     for streams in (random_streams(1, 40, 3), random_streams(2, 40)):
-        found = text(profile(streams, EXACT, reading=reading))
-        assert max(map(len, found.splitlines())) <= 80
-        assert found == text(profile(streams, EXACT, reading=reading))
+        report = text(profile(streams, EXACT, reading=reading))
+        assert max(map(len, report.splitlines())) <= 80
+        assert report == text(profile(streams, EXACT, reading=reading))
 
 
 def test_a_launch_without_instructions_has_a_report() -> None:
-    found = text(profile(Builder().stream, EXACT))
-    assert found.startswith("timeline: 0.000 us (program reading)")
-    assert "0.0 GB/s" in found
+    report = text(profile(Builder().stream, EXACT))
+    assert report.startswith("timeline: 0.000 us (program reading)")
+    assert "0.0 GB/s" in report
 
 
 def test_of_many_cores_the_one_that_ends_last_is_shown() -> None:
     launch = kernels.dry(kernels.halves, kernels.zeros(256, 64), cores=2, ranks=2)
-    found = text(profile(launch.streams, launch.hardware))
-    assert "rank 0 core 0 of 4 cores, the one that ends last:" in found
-    assert "rank 1" not in found
+    report = text(profile(launch.streams, launch.hardware))
+    assert "rank 0 core 0 of 4 cores, the one that ends last:" in report
+    assert "rank 1" not in report
 
 
 def test_rank_1_is_not_mixed_up_with_rank_10() -> None:
@@ -128,10 +128,10 @@ def test_rank_1_is_not_mixed_up_with_rank_10() -> None:
 
     arguments = [((kernels.zeros(128, 64), 3 if rank == 1 else 1), {}) for rank in range(11)]
     done = launch(kernel, arguments, hardware("trn2"), mode=Mode.dry)
-    found = text(profile(done.streams, done.hardware))
-    assert "rank 1 of 11 cores, the one that ends last:" in found
-    assert re.findall(r"^rank \d+", found, re.MULTILINE).count("rank 1") > 5
-    assert "rank 10" not in found
+    report = text(profile(done.streams, done.hardware))
+    assert "rank 1 of 11 cores, the one that ends last:" in report
+    assert re.findall(r"^rank \d+", report, re.MULTILINE).count("rank 1") > 5
+    assert "rank 10" not in report
 
 
 def timed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -198,11 +198,11 @@ def test_columns_of_a_tensor_that_is_read_often_stay_apart(times: int) -> None:
         nisa.dma_copy(dst=out, src=tile)
         return out
 
-    found = text(profile(*timed_streams(kernel, kernels.zeros(128, 512), kernels.zeros(1, 512)))).splitlines()
+    lines = text(profile(*timed_streams(kernel, kernels.zeros(128, 512), kernels.zeros(1, 512)))).splitlines()
     size, read = 2048 / 1e6, times * 2048 / 1e6
-    (row,) = [line.split() for line in found if re.match(r"row +0\.002", line)]
+    (row,) = [line.split() for line in lines if re.match(r"row +0\.002", line)]
     assert [float(cell) for cell in row[1:]] == pytest.approx([size, read, times, 0, 0], abs=0.0005)
-    assert max(map(len, found)) <= 80
+    assert max(map(len, lines)) <= 80
 
 
 def timed_streams(kernel: Any, *arguments: Any) -> tuple[Any, Any]:
@@ -213,26 +213,26 @@ def timed_streams(kernel: Any, *arguments: Any) -> tuple[Any, Any]:
 def test_wide_characters_take_two_columns_and_leave_the_others_in_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = {}
+    reports = {}
     for name in ("kernel_of_a_model", "模型的内核_" * 2, "模型的内核_" * 9):
         path = tmp_path / f"{name}.py"
         path.write_text(SCRIPT.replace("total", "合计"))
-        found[name] = timed(capsys, "--target", "trn2", str(path))[1].splitlines()
+        reports[name] = timed(capsys, "--target", "trn2", str(path))[1].splitlines()
     heads = ("critical path, by line", "chain: start us", "HBM tensor", "line  ", "twice as fast")
-    for lines in found.values():
+    for lines in reports.values():
         for line in lines:
             assert columns(line) <= 80
-    plain, *wide = found.values()
+    plain, *wide = reports.values()
     for lines in wide:
         for head in heads:
-            at, other = (
-                next(i for i, line in enumerate(each) if line.startswith(head)) for each in (plain, lines)
+            index, other = (
+                next(i for i, line in enumerate(report) if line.startswith(head)) for report in (plain, lines)
             )
-            assert columns(plain[at + 1]) == columns(lines[other + 1]), (
+            assert columns(plain[index + 1]) == columns(lines[other + 1]), (
                 head
             )  # but for the names they are equal
 
 
 def columns(line: str) -> int:
     """Columns of a terminal, for text of ASCII and ideographs."""
-    return len(line) + sum(ord(each) > 0x2E80 for each in line)
+    return len(line) + sum(ord(character) > 0x2E80 for character in line)

@@ -58,9 +58,9 @@ def rows(out: str) -> dict[int, list[str]]:
 
 def test_times_of_a_sweep_are_those_of_single_launches(capsys: Capture) -> None:
     assert swept("time", "64,512,64,1024") == 0
-    found = rows(capsys.readouterr().out)
-    assert [*found] == [64, 512, 1024]
-    for size, (length, floor, _, _, bound, sbuf, psum) in found.items():
+    rows_by_size = rows(capsys.readouterr().out)
+    assert [*rows_by_size] == [64, 512, 1024]
+    for size, (length, floor, _, _, bound, sbuf, psum) in rows_by_size.items():
         assert main(["time", "k.py:held", f"f32[128,{size}]"]) == 0
         out = capsys.readouterr().out
         assert f": {length} us (program reading)" in out
@@ -116,7 +116,7 @@ def trial(size: int, most: int, refuses: Callable[[int], bool] = lambda size: Fa
 
 
 @pytest.mark.parametrize(
-    ("sizes", "most", "found"),
+    ("sizes", "most", "capacity_end"),
     [
         ((1, 4, 8, 16), 16, None),
         ((1, 4, 8, 16), 15, CapacityEnd(15, 16, 1)),
@@ -130,9 +130,12 @@ def trial(size: int, most: int, refuses: Callable[[int], bool] = lambda size: Fa
     ],
 )
 def test_bisection_finds_the_last_that_fits(
-    sizes: tuple[int, ...], most: int, found: CapacityEnd | None
+    sizes: tuple[int, ...], most: int, capacity_end: CapacityEnd | None
 ) -> None:
-    assert find_capacity_end([trial(size, most) for size in sizes], lambda size: trial(size, most)) == found
+    assert (
+        find_capacity_end([trial(size, most) for size in sizes], lambda size: trial(size, most))
+        == capacity_end
+    )
 
 
 def test_bisection_stops_at_a_size_that_is_refused_for_another_reason() -> None:
@@ -140,8 +143,8 @@ def test_bisection_stops_at_a_size_that_is_refused_for_another_reason() -> None:
         return 9 <= size <= 12
 
     tried = [trial(size, 8, refuses) for size in (1, 8, 10, 16)]
-    found = find_capacity_end(tried, lambda size: trial(size, 8, refuses))
-    assert found == CapacityEnd(8, 16, 1, Trial(12, None, "NKW-KERNEL-CALL", "refused"))
+    capacity_end = find_capacity_end(tried, lambda size: trial(size, 8, refuses))
+    assert capacity_end == CapacityEnd(8, 16, 1, Trial(12, None, "NKW-KERNEL-CALL", "refused"))
 
 
 def test_a_size_has_its_place_in_every_shape_and_argument(capsys: Capture) -> None:
@@ -166,10 +169,10 @@ def test_progress_names_the_size_also_while_the_end_of_capacity_is_sought(
     told = []
 
     @contextmanager
-    def working(said: Callable[[], str]) -> Iterator[None]:
+    def working(describe: Callable[[], str]) -> Iterator[None]:
         class Told(Observer):
             def ran(self, launch: Launch) -> None:
-                told.append(said())
+                told.append(describe())
 
         with observing(Told()):
             yield
@@ -232,12 +235,14 @@ def test_a_sweep_writes_a_page_a_picture_and_a_document(capsys: Capture) -> None
     assert "<title>k.py:held f32[128,N] on trn2 (program reading)</title>" in page
     assert f"capacity ends: N={MOST:,} fits, N={MOST + 1:,} does not" in page
     picture = page[page.index("<svg") : page.index("</svg>") + 6]
-    titles = [each.text for each in ElementTree.fromstring(picture).iter() if each.get("class") == "title"]
+    titles = [
+        element.text for element in ElementTree.fromstring(picture).iter() if element.get("class") == "title"
+    ]
     assert titles == ["time by N", "SBUF, bytes per partition by N"]
-    found = json.loads(Path("sweep.json").read_text())
-    assert (found["command"], found["sweep"]["name"]) == ("time", "N")
-    assert [each["verdict"] for each in found["sweep"]["sizes"]] == ["fits", "does not fit"]
-    assert found["sweep"]["capacity_end"] == {"fits": MOST, "misfits": MOST + 1, "step": 1}
+    document = json.loads(Path("sweep.json").read_text())
+    assert (document["command"], document["sweep"]["name"]) == ("time", "N")
+    assert [size["verdict"] for size in document["sweep"]["sizes"]] == ["fits", "does not fit"]
+    assert document["sweep"]["capacity_end"] == {"fits": MOST, "misfits": MOST + 1, "step": 1}
     assert swept("memory", "512", "--svg", "memory.svg") == 0
     assert capsys.readouterr().out == "picture: memory.svg\n"
     assert ElementTree.parse("memory.svg").getroot().get("role") == "img"
@@ -266,12 +271,16 @@ def test_bars_of_the_picture_have_the_same_scale() -> None:
     )
     root = ElementTree.fromstring(draw_bars_svg([chart]))
     assert (
-        len([each for each in root.iter() if each.get("fill")]) == 3
+        len([element for element in root.iter() if element.get("fill")]) == 3
     )  # the legend's, and bars longer than nothing
-    widths = [float(each.get("width", 0)) for each in root.iter() if each.get("fill")][1:]
+    widths = [float(element.get("width", 0)) for element in root.iter() if element.get("fill")][1:]
     assert widths[1] == 4 * widths[0] > 0
-    (limit,) = (each for each in root.iter() if each.get("class") == "limit")
-    bars = [each for each in root.iter() if each.get("fill")][1:]
-    assert "limit 100" in [each.text for each in root.iter()]
+    (limit,) = (element for element in root.iter() if element.get("class") == "limit")
+    bars = [element for element in root.iter() if element.get("fill")][1:]
+    assert "limit 100" in [element.text for element in root.iter()]
     assert float(limit.get("x1", 0)) == float(bars[1].get("x", 0)) + widths[1] / 2
-    assert [each.text for each in root.iter() if each.get("class") == "axis end"] == ["1", "<2>", "3"]
+    assert [element.text for element in root.iter() if element.get("class") == "axis end"] == [
+        "1",
+        "<2>",
+        "3",
+    ]

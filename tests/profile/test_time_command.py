@@ -26,7 +26,7 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("end", "status", "said"),
+    ("end", "status", "message"),
     [
         ("import sys; sys.exit()", 0, ""),
         ("raise SystemExit(3)", 3, ""),
@@ -36,15 +36,15 @@ def script(tmp_path: Path) -> Path:
 )
 @pytest.mark.parametrize("command", ["time", "memory"])
 def test_a_script_that_ends_early_still_gets_its_report(
-    command: str, end: str, status: int, said: str, script: Path, capsys: Capture
+    command: str, end: str, status: int, message: str, script: Path, capsys: Capture
 ) -> None:
     script.write_text(f"{SCRIPT}\n{end}\n")
     assert main([command, "--target", "trn2", str(script)]) == status
     captured = capsys.readouterr()
     assert captured.out.startswith("doubled #0 on trn2")
     assert captured.err.startswith("target trn2\n")
-    assert captured.err.endswith(said)
-    assert ("Traceback" in captured.err) == ("RuntimeError" in said)
+    assert captured.err.endswith(message)
+    assert ("Traceback" in captured.err) == ("RuntimeError" in message)
     assert "runpy" not in captured.err
 
 
@@ -96,7 +96,7 @@ def test_options_after_a_script_are_refused_with_the_right_order(script: Path, c
 
 def test_all_other_words_after_a_script_are_the_scripts(script: Path, capsys: Capture) -> None:
     script.write_text(f"import sys\nprint(sys.argv[1:])\n{SCRIPT}")
-    for words, given in (
+    for words, script_words in (
         (["--size", "3", "-v"], ["--size", "3", "-v"]),
         (["--", "--html", "page.html", "--target"], ["--html", "page.html", "--target"]),
         (["a", "--", "b"], ["a", "--", "b"]),
@@ -104,7 +104,7 @@ def test_all_other_words_after_a_script_are_the_scripts(script: Path, capsys: Ca
     ):
         assert main(["time", "--target", "trn2", str(script), *words]) == 0
         captured = capsys.readouterr()
-        assert captured.out.startswith(f"{given}\n")
+        assert captured.out.startswith(f"{script_words}\n")
         assert captured.err == "target trn2\n"
 
 

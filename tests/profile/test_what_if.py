@@ -23,11 +23,11 @@ def test_gains_of_two_engines_side_by_side() -> None:
     build = Builder()
     build.event(Engine.tensor, (), (build.tensor("a"),), Cost(100.0, 100.0), op="long")
     build.event(Engine.vector, (), (build.tensor("b"),), Cost(40.0, 40.0), op="short")
-    found = {(each.cost_name, bool(each.line)): each for each in profile(build.stream, EXACT).what_if}
-    assert (found["all of Tensor", False].length_ns, found["all of Tensor", False].gain) == (50.0, 0.5)
-    assert (found["long", True].length_ns, found["long", True].gain) == (50.0, 0.5)
-    assert found["all of Vector", False].gain == 0.0
-    assert ("short", True) not in found, "a line without a part of the critical path"
+    rows = {(row.cost_name, bool(row.line)): row for row in profile(build.stream, EXACT).what_if}
+    assert (rows["all of Tensor", False].length_ns, rows["all of Tensor", False].gain) == (50.0, 0.5)
+    assert (rows["long", True].length_ns, rows["long", True].gain) == (50.0, 0.5)
+    assert rows["all of Vector", False].gain == 0.0
+    assert ("short", True) not in rows, "a line without a part of the critical path"
 
 
 def test_halves_of_a_dma_are_told_apart() -> None:
@@ -35,10 +35,10 @@ def test_halves_of_a_dma_are_told_apart() -> None:
     build.dma(
         (), (build.tensor("a"),), dma_cost(busy=200.0, trigger=8.0, first=100.0, completion=64.0), Engine.sync
     )
-    found = {each.cost_name: each.length_ns for each in profile(build.stream, EXACT).what_if}
-    assert found["data phase of all DMAs"] == 372.0 - 100.0
-    assert found["start and end of all DMAs"] == 372.0 - 4.0 - 50.0 - 32.0
-    assert found["dma_copy"] == 186.0
+    lengths = {row.cost_name: row.length_ns for row in profile(build.stream, EXACT).what_if}
+    assert lengths["data phase of all DMAs"] == 372.0 - 100.0
+    assert lengths["start and end of all DMAs"] == 372.0 - 4.0 - 50.0 - 32.0
+    assert lengths["dma_copy"] == 186.0
 
 
 def test_numbers_of_the_chip_are_halved_too() -> None:
@@ -47,21 +47,21 @@ def test_numbers_of_the_chip_are_halved_too() -> None:
     build.event(Engine.scalar, (), (tile,), Cost(30.0, 40.0, table="exp"))
     build.event(Engine.vector, (tile,), (build.tensor("b"),), Cost(10.0, 10.0))
     done = profile(build.stream, EXACT)
-    found = {each.cost_name: each.length_ns for each in done.what_if}
-    assert found["semaphores"] == done.length_ns - EXACT.semaphore_ns / 2
-    assert found["activation table loads"] == done.length_ns - EXACT.activation_table_load_ns / 2
+    lengths = {row.cost_name: row.length_ns for row in done.what_if}
+    assert lengths["semaphores"] == done.length_ns - EXACT.semaphore_ns / 2
+    assert lengths["activation table loads"] == done.length_ns - EXACT.activation_table_load_ns / 2
 
 
 @pytest.mark.parametrize("reading", [Reading.serial, Reading.dataflow, Reading.scheduled])
 def test_the_reading_that_is_profiled_is_scheduled_again(reading: Reading) -> None:
     launch = kernels.dry(kernels.matmul_exp, kernels.zeros(256, 128), kernels.zeros(256, 512))
     done = profile(launch.streams, launch.hardware, reading=reading)
-    assert {each.before_ns for each in done.what_if} == {
+    assert {row.before_ns for row in done.what_if} == {
         schedule(launch.streams, launch.hardware, reading).length_ns
     }
     assert done.what_if[0].gain > 0.0
     assert list(done.what_if) == sorted(
-        done.what_if, key=lambda each: (each.length_ns, each.cost_name, each.line)
+        done.what_if, key=lambda row: (row.length_ns, row.cost_name, row.line)
     )
 
 
@@ -74,8 +74,8 @@ def test_the_streams_are_left_as_they_were() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_gains_more_than_half(seed: int) -> None:
-    for each in profile(random_streams(seed, 40), EXACT, reading=Reading.serial).what_if:
-        assert 0.0 <= each.gain <= 0.5
+    for row in profile(random_streams(seed, 40), EXACT, reading=Reading.serial).what_if:
+        assert 0.0 <= row.gain <= 0.5
 
 
 def narrow_products(a):
@@ -105,13 +105,11 @@ def test_an_engine_at_half_time_is_one_of_twice_the_clock(kernel: Any, reading: 
     """trn1 has no activity throttle, so that times in cycles are all that a clock decides."""
     arguments = [kernels.zeros(256, 512)] * 2 if kernel is kernels.matmul_exp else [kernels.zeros(128, 512)]
     launch = kernels.dry(kernel, *arguments, target="trn1")
-    found = {
-        each.cost_name: each for each in profile(launch.streams, launch.hardware, reading=reading).what_if
-    }
+    rows = {row.cost_name: row for row in profile(launch.streams, launch.hardware, reading=reading).what_if}
     for engine in ("tensor", "vector", "scalar", "gpsimd", "sync"):
         clock = f"{engine}_clock_ghz"
         faster = launch.hardware.with_numbers(
             **{clock: guessed(2 * getattr(launch.hardware, clock), "test", "doubled")}
         )
-        what = found[f"all of {'GpSimd' if engine == 'gpsimd' else engine.capitalize()}"]
-        assert what.length_ns == pytest.approx(schedule(launch.streams, faster, reading).length_ns, rel=1e-9)
+        row = rows[f"all of {'GpSimd' if engine == 'gpsimd' else engine.capitalize()}"]
+        assert row.length_ns == pytest.approx(schedule(launch.streams, faster, reading).length_ns, rel=1e-9)
