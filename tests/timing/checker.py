@@ -29,22 +29,22 @@ def violations(
     streams: Sequence[Stream], hardware: Hardware, timeline: Timeline, slack_ns: float = 0.0
 ) -> list[str]:
     """Every rule that a timeline breaks by more than `slack_ns`; empty for a legal schedule."""
-    found: list[str] = []
+    broken: list[str] = []
     pieces = list(timeline.slices())
     moved: list[float] = []
     for number, stream in enumerate(streams):
-        own = [piece for piece in pieces if piece.stream == number]
-        core = _Core(stream, hardware, timeline.reading, own, slack_ns)
-        found += [f"stream {number}: {text}" for text in core.violations()]
+        core_slices = [piece for piece in pieces if piece.stream == number]
+        core = _Core(stream, hardware, timeline.reading, core_slices, slack_ns)
+        broken += [f"stream {number}: {text}" for text in core.violations()]
         if timeline.reading is not Reading.serial:
             moved.append(core.moved_ns())
         if timeline.reading is Reading.dataflow:
             moved += core.carried_out_ns()
-    found += _rendezvous(streams, pieces, slack_ns)
+    broken += _rendezvous(streams, pieces, slack_ns)
     last = max([0.0, *moved, *(max(piece.end_ns, piece.ready_ns) for piece in pieces)])
     if abs(timeline.length_ns - last) > slack_ns:
-        found.append(f"length {timeline.length_ns}, everything has ended at {last}")
-    return found
+        broken.append(f"length {timeline.length_ns}, everything has ended at {last}")
+    return broken
 
 
 class _Core:
@@ -79,14 +79,14 @@ class _Core:
     def violations(self) -> list[str]:
         if sorted(self.issue) != list(range(len(self.events))):
             return ["an event is missing or placed twice"]
-        found = [*self._durations(), *self._conflicts(), *self._requested()]
-        found += [*self._omissions(), *self._iterations()]
+        broken = [*self._durations(), *self._conflicts(), *self._requested()]
+        broken += [*self._omissions(), *self._iterations()]
         if self.reading is not Reading.dataflow:
-            found += [*self._engines(), *self._cells(), *self._queues(), *self._sharing()]
-            found += [*self._tables(), *self._capacity()]
+            broken += [*self._engines(), *self._cells(), *self._queues(), *self._sharing()]
+            broken += [*self._tables(), *self._capacity()]
         if self.reading is Reading.serial:
-            found += self._one_by_one()
-        return found
+            broken += self._one_by_one()
+        return broken
 
     def _turn(self, event: int):
         """Engines take their events in program order, or, scheduled, in the order in which they start."""
@@ -185,12 +185,12 @@ class _Core:
         """The array may hold the weights: of the matmul before in time, scheduled; without engines, of any."""
         if self.reading in (Reading.program, Reading.serial):
             return False
-        others = [other for other in self.events if other.engine is Engine.tensor and other is not event]
+        matmuls = [other for other in self.events if other.engine is Engine.tensor and other is not event]
         if self.reading is Reading.scheduled:
-            here = self._turn(event.index)
-            earlier = [other for other in others if self._turn(other.index) < here]
-            others = [max(earlier, key=lambda other: self._turn(other.index))] if earlier else []
-        return any(self._same_weights(event, other) for other in others)
+            turn = self._turn(event.index)
+            earlier = [other for other in matmuls if self._turn(other.index) < turn]
+            matmuls = [max(earlier, key=lambda other: self._turn(other.index))] if earlier else []
+        return any(self._same_weights(event, other) for other in matmuls)
 
     def _same_weights(self, event, other) -> bool:
         if event.cost.stationary is None or event.cost.stationary != other.cost.stationary:
@@ -289,18 +289,20 @@ class _Core:
 
     def _engines(self):
         for engine in _CLOCK:
-            held = [
+            engine_slices = [
                 p
                 for p in self.issue.values()
                 if self.events[p.event].trigger is engine and p.event not in self.omitted
             ]
             if engine is Engine.scalar:
-                held += self.loads.values()
+                engine_slices += self.loads.values()
             if self.reading is Reading.scheduled:
-                held.sort(key=lambda p: (p.start_ns, p.end_ns, p.event))
+                engine_slices.sort(key=lambda p: (p.start_ns, p.end_ns, p.event))
             else:
-                held.sort(key=lambda p: (self._turn(p.event), p.slice_kind is not SliceKind.table_load))
-            for before, after in pairwise(held):
+                engine_slices.sort(
+                    key=lambda p: (self._turn(p.event), p.slice_kind is not SliceKind.table_load)
+                )
+            for before, after in pairwise(engine_slices):
                 if after.start_ns < self._issued_ns(before) - self.slack:
                     yield f"#{after.event} starts on {engine} before #{before.event} has left it"
 
@@ -319,9 +321,9 @@ class _Core:
             for before, after in pairwise(queue):
                 if self.data[after].start_ns < self.data[before].start_ns - self.slack:
                     yield f"#{after} overtakes #{before} in the queue of {engine}"
-            for place, event in enumerate(queue):
+            for position, event in enumerate(queue):
                 start = self.issue[event].start_ns
-                under_way = sum(self.issue[other].ready_ns > start + self.slack for other in queue[:place])
+                under_way = sum(self.issue[other].ready_ns > start + self.slack for other in queue[:position])
                 if under_way >= limit:
                     yield f"#{event} is triggered while {under_way} DMAs of its queue are under way"
 
@@ -332,37 +334,37 @@ class _Core:
         queues: dict[Engine, list[int]] = {}
         done: dict[int, set[int]] = {}  # by event, the DMAs moved before its result is usable
         for event in sorted(self.events, key=lambda event: self._turn(event.index)):
-            here, dma = event.index, event.cost.dma
+            index, dma = event.index, event.cost.dma
             needed = set[int]()
-            if here not in self.omitted:
+            if index not in self.omitted:
                 needed = engine_done.setdefault(event.trigger, set())
-            if here in self.step_of:
-                needed |= done.get(self.step_of[here], set())
-            for other in self.events[:here]:
-                if _conflict(other, event) or (other.index, here) in self.requested:
+            if index in self.step_of:
+                needed |= done.get(self.step_of[index], set())
+            for other in self.events[:index]:
+                if _conflict(other, event) or (other.index, index) in self.requested:
                     needed |= done[other.index]
             queue = queues.setdefault(event.trigger, [])
             if dma is not None and len(queue) >= self.hardware.dma_outstanding_per_queue:
                 needed |= done[queue[-self.hardware.dma_outstanding_per_queue]]
             complete = self._moved_ns(needed) + self._completion_ns()
-            if self.issue[here].start_ns < complete - self.slack:
-                yield f"#{here} starts before {complete}, when all it needs can be complete"
-            done[here] = set(needed)
+            if self.issue[index].start_ns < complete - self.slack:
+                yield f"#{index} starts before {complete}, when all it needs can be complete"
+            done[index] = set(needed)
             if dma is not None:
-                queue.append(here)
+                queue.append(index)
                 mine = queue_done.setdefault(event.trigger, set())
                 mine |= needed
-                if self.data[here].start_ns < self._moved_ns(mine) - self.slack:
-                    yield f"#{here} moves data before {self._moved_ns(mine)}, when all before it can be moved"
-                mine.add(here)
-                done[here] = set(mine)
+                if self.data[index].start_ns < self._moved_ns(mine) - self.slack:
+                    yield f"#{index} moves data before {self._moved_ns(mine)}, when all before it can be moved"
+                mine.add(index)
+                done[index] = set(mine)
 
     def moved_ns(self) -> float:
         """When the DMA engines can have moved everything, and its completion is told."""
         return self._moved_ns(set(self.data)) + self._completion_ns()
 
     def _moved_ns(self, events: set[int]) -> float:
-        spans = [(self.data[each].start_ns, self.events[each].cost.dma) for each in events]
+        spans = [(self.data[event].start_ns, self.events[event].cost.dma) for event in events]
         return _one_by_one(
             [(start, dma.busy_ns) for start, dma in spans if dma is not None and dma.busy_ns > 0.0]
         )
@@ -381,8 +383,8 @@ class _Core:
         ]
 
     def _completion_ns(self) -> float:
-        parts = [event.cost.dma for event in self.events if event.cost.dma is not None]
-        return min((dma.completion_ns for dma in parts if dma.busy_ns > 0.0), default=0.0)
+        dmas = [event.cost.dma for event in self.events if event.cost.dma is not None]
+        return min((dma.completion_ns for dma in dmas if dma.busy_ns > 0.0), default=0.0)
 
     def _tables(self):
         loaded, needed = None, 0.0

@@ -52,9 +52,9 @@ def same_tiles(a):
 def summed(a):
     """The sum of a over two ranks."""
     out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
-    own = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(dst=own, src=a)
-    collectives.all_reduce([own], [out], collectives.ReplicaGroup([[0, 1]]), nl.add)
+    local = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=local, src=a)
+    collectives.all_reduce([local], [out], collectives.ReplicaGroup([[0, 1]]), nl.add)
     return out
 
 
@@ -91,9 +91,9 @@ def rmsnorm_swiglu(x, weight, gate, up):
         )
         turned = nl.ndarray((128, hidden), dtype=gate.dtype)
         for k in range(hidden // 128):
-            part = nl.ndarray((128, 128), dtype=gate.dtype, buffer=nl.psum)
-            nisa.nc_transpose(dst=part, data=normed[:, k * 128 : (k + 1) * 128])
-            nisa.tensor_copy(dst=turned[:, k * 128 : (k + 1) * 128], src=part)
+            transposed = nl.ndarray((128, 128), dtype=gate.dtype, buffer=nl.psum)
+            nisa.nc_transpose(dst=transposed, data=normed[:, k * 128 : (k + 1) * 128])
+            nisa.tensor_copy(dst=turned[:, k * 128 : (k + 1) * 128], src=transposed)
         for n in range(gate.shape[1] // 512):
             columns = slice(n * 512, (n + 1) * 512)
             sums = [nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum) for _ in range(2)]

@@ -116,9 +116,9 @@ def dma_cost(
     gpsimd: float = 0.0,
 ) -> Cost:  # fmt: skip
     """The cost of a DMA from its phases."""
-    parts = DmaCost(4096, 16, trigger, first, busy, max(transfer, busy), completion, gpsimd, False)
-    whole = trigger + gpsimd + first + parts.transfer_ns + completion
-    return Cost(trigger + gpsimd, whole, dma=parts)
+    phases = DmaCost(4096, 16, trigger, first, busy, max(transfer, busy), completion, gpsimd, False)
+    latency = trigger + gpsimd + first + phases.transfer_ns + completion
+    return Cost(trigger + gpsimd, latency, dma=phases)
 
 
 def tile_cells(row: int, column: int, rows: int, columns: int) -> tuple[int, ...]:
@@ -148,15 +148,15 @@ def random_streams(
     for _ in range(events):
         if ranks > 1 and generator.random() < 0.15:
             cost = Cost(_quarters(generator, 40), _quarters(generator, 400), rendezvous_ns=100.0)
-            for builder, own in zip(builders, tensors):
-                reads, writes = (_box(generator, own),), (_box(generator, own),)
+            for builder, core_tensors in zip(builders, tensors):
+                reads, writes = (_box(generator, core_tensors),), (_box(generator, core_tensors),)
                 builder.event(
                     Engine.dma, reads, writes, cost, Engine.sync, rendezvous=rendezvous, op="all_reduce"
                 )
             rendezvous += 1
             continue
-        at = int(generator.integers(ranks))
-        _random_event(generator, builders[at], tensors[at], queues, moving)
+        rank = int(generator.integers(ranks))
+        _random_event(generator, builders[rank], tensors[rank], queues, moving)
     return tuple(builder.stream for builder in builders)
 
 
@@ -165,12 +165,12 @@ def halved(stream: Stream, generator: np.random.Generator) -> Stream:
     costs = list(stream.costs)
     number = int(generator.integers(len(stream.costs)))
     cost = stream.costs[number]
-    part = cost if cost.dma is None else cost.dma
+    record = cost if cost.dma is None else cost.dma
     names = ["interval_cycles", "latency_cycles"]
     if cost.dma is not None:
         names = ["trigger_ns", "first_byte_ns", "busy_ns", "transfer_ns", "completion_ns", "gpsimd_ns"]
     name = names[int(generator.integers(len(names)))]
-    cheaper = replace(part, **{name: getattr(part, name) / 2})
+    cheaper = replace(record, **{name: getattr(record, name) / 2})
     costs[number] = cheaper if cost.dma is None else replace(cost, dma=cheaper)
     return stream.with_costs(costs)
 

@@ -103,9 +103,9 @@ def test_the_critical_path_through_tiles_adds_up(reading: Reading) -> None:
     path = done.critical_path
     assert path[0].start_ns == 0.0 and path[-1].end_ns == done.length_ns
     assert all(one.end_ns == other.start_ns for one, other in pairwise(path))
-    for each in path:
-        assert sum(part for _, part in each.phases) == each.length_ns
-    assert sum(part for _, part in done.basis.by_confidence) == pytest.approx(done.length_ns, rel=1e-12)
+    for stretch in path:
+        assert sum(length for _, length in stretch.phases) == stretch.length_ns
+    assert sum(length for _, length in done.basis.by_confidence) == pytest.approx(done.length_ns, rel=1e-12)
 
 
 @pytest.mark.parametrize(("tiles", "threads"), [((LEFT, RIGHT), 2), ((LEFT, LEFT), 1)])
@@ -162,15 +162,15 @@ def _columns(x, w, positions):
 
 @pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
 def test_a_kernel_on_both_halves_of_the_array_issues_its_second_product_sooner(target: str) -> None:
-    found = []
+    intervals = []
     for positions in ([(0, 0), (0, 64)], [(0, 0), (0, 0)]):
         x, w = np.zeros((128, 512), np.float16), np.zeros((128, 64), np.float16)
         done = kernels.dry(_columns, x, w, positions, target=target)
         timeline = schedule(done.streams, done.hardware)
         stream = done.streams[0]
         products = [event.index for event in stream if event.op == "nc_matmul"]
-        own = [p.start_ns for p in timeline.slices() if p.event in products]
-        found.append(own[1] - own[0])
+        starts = [p.start_ns for p in timeline.slices() if p.event in products]
+        intervals.append(starts[1] - starts[0])
     chip = done.hardware
-    assert found[0] == pytest.approx(chip.matmul_min_interval_cycles / chip.tensor_clock_ghz)
-    assert found[1] > 4 * found[0]
+    assert intervals[0] == pytest.approx(chip.matmul_min_interval_cycles / chip.tensor_clock_ghz)
+    assert intervals[1] > 4 * intervals[0]

@@ -38,8 +38,8 @@ class Bank:
 
     def matmul(self, columns: tuple[int, int] = (0, 64), rows: tuple[int, int] = (0, 128)) -> Bank:
         """A matmul that accumulates onto a part of the bank."""
-        part = box(self.bank, rows, columns)
-        self.build.event(Engine.tensor, (self.operand,), (part,), MATMUL, accumulate=True)
+        accumulator = box(self.bank, rows, columns)
+        self.build.event(Engine.tensor, (self.operand,), (accumulator,), MATMUL, accumulate=True)
         return self
 
     def copied(self, columns: tuple[int, int] = (0, 64)) -> Bank:
@@ -50,13 +50,13 @@ class Bank:
 
     def held_ns(self, event: int = 0) -> float:
         """How long an event, the memset unless told, holds its engine; the same in every reading."""
-        found = set()
+        lengths = set()
         for reading in Reading:
             timeline = schedule(self.build.stream, EXACT, reading)
             assert violations((self.build.stream,), EXACT, timeline) == []
-            (piece,) = (each for each in timeline.slices() if each.event == event)
-            found.add(piece.end_ns - piece.start_ns)
-        (only,) = found
+            (piece,) = (candidate for candidate in timeline.slices() if candidate.event == event)
+            lengths.add(piece.end_ns - piece.start_ns)
+        (only,) = lengths
         return only
 
 

@@ -35,11 +35,11 @@ def test_more_bytes_never_make_a_collective_shorter(target: str) -> None:
 def test_software_descriptors_take_the_longer_of_their_addresses_and_their_writing(target: str) -> None:
     chip = hardware(target)
     few = dma_costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 4, 4, True).dma
-    found = dma_costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 4, 4, True, at_run_time=True).dma
+    dynamic = dma_costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 4, 4, True, at_run_time=True).dma
     many = dma_costs.dma(chip, Engine.gpsimd, DgeMode.swdge, 1024 * 4, 4, True, by_row=True).dma
-    assert few is not None and many is not None and found is not None
+    assert few is not None and many is not None and dynamic is not None
     assert few.gpsimd_ns == chip.dma_swdge_known_gpsimd_ns
-    assert found.gpsimd_ns == chip.dma_swdge_gpsimd_ns >= few.gpsimd_ns
+    assert dynamic.gpsimd_ns == chip.dma_swdge_gpsimd_ns >= few.gpsimd_ns
     assert many.gpsimd_ns == 1024 * chip.dma_swdge_descriptor_ns
 
 
@@ -130,9 +130,9 @@ def test_pieces_inside_a_descriptor_follow_no_faster_than_descriptors_do(
         size = count * pieces * piece
         dma = dma_costs.dma(chip, Engine.sync, DgeMode.none, size, piece, True, 0, apart=apart).dma
         assert dma is not None and dma.descriptors == count
-        each = piece / chip.dma_engine_bytes_per_ns
-        later = max(each, chip.dma_piece_ns + apart * piece / chip.dma_piece_bytes_per_ns)
-        expected = count * (chip.dma_descriptor_ns + each + (pieces - 1) * later) / chip.dma_engines
+        piece_ns = piece / chip.dma_engine_bytes_per_ns
+        later = max(piece_ns, chip.dma_piece_ns + apart * piece / chip.dma_piece_bytes_per_ns)
+        expected = count * (chip.dma_descriptor_ns + piece_ns + (pieces - 1) * later) / chip.dma_engines
         assert dma.busy_ns == pytest.approx(expected, rel=1e-12)
 
 

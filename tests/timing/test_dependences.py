@@ -12,8 +12,8 @@ from tests.timing.streams import Builder, box, dma_cost, random_streams
 
 
 def waits(build: Builder) -> list[list[tuple[int, Wait]]]:
-    found = dependences(build.stream)
-    return [sorted(found.waits_of(event)) for event in range(len(build.stream))]
+    graph = dependences(build.stream)
+    return [sorted(graph.waits_of(event)) for event in range(len(build.stream))]
 
 
 def test_the_last_writer_and_the_reads_since_it_count() -> None:
@@ -115,9 +115,9 @@ def test_a_write_hides_only_what_it_covers() -> None:
     build.event(Engine.tensor, reads=(box(a, (0, 8), (0, 8)),))
     build.event(Engine.gpsimd, writes=(a,))
     build.event(Engine.tensor, reads=(box(a, (0, 8), (0, 16)),))
-    found = waits(build)
-    assert found[2] == [(0, Wait.result), (1, Wait.result)]
-    assert found[5] == [(4, Wait.result)]
+    waits_by_event = waits(build)
+    assert waits_by_event[2] == [(0, Wait.result), (1, Wait.result)]
+    assert waits_by_event[5] == [(4, Wait.result)]
 
 
 def test_cores_of_a_rank_meet_in_shared_memory_only() -> None:
@@ -130,8 +130,8 @@ def test_cores_of_a_rank_meet_in_shared_memory_only() -> None:
     first.dma((), (shared,), dma_cost(1.0), Engine.sync)
     second.dma((shared,), (), dma_cost(1.0), Engine.sync)
     other.dma((elsewhere,), (), dma_cost(1.0), Engine.sync)
-    found = dependences([first.stream, second.stream, other.stream])
-    assert [list(found.waits_of(event)) for event in range(3)] == [[], [(0, Wait.result)], []]
+    graph = dependences([first.stream, second.stream, other.stream])
+    assert [list(graph.waits_of(event)) for event in range(3)] == [[], [(0, Wait.result)], []]
 
 
 def test_cores_take_turns_in_the_order_of_their_numbers_between_rendezvous() -> None:
@@ -142,9 +142,9 @@ def test_cores_take_turns_in_the_order_of_their_numbers_between_rendezvous() -> 
         for build in cores:
             build.dma((), (shared,), dma_cost(1.0), Engine.sync)
             build.event(Engine.sync, rendezvous=rendezvous)
-    found = dependences([build.stream for build in cores])
-    writes = [found.bases[core] + event for event, core in ((0, 0), (0, 1), (0, 2), (2, 2), (2, 0), (2, 1))]
-    assert [list(found.waits_of(write)) for write in writes] == [
+    graph = dependences([build.stream for build in cores])
+    writes = [graph.bases[core] + event for event, core in ((0, 0), (0, 1), (0, 2), (2, 2), (2, 0), (2, 1))]
+    assert [list(graph.waits_of(write)) for write in writes] == [
         [],
         *([(before, Wait.result)] for before in writes[:-1]),
     ]
@@ -157,12 +157,12 @@ def test_the_members_of_a_rendezvous_do_not_wait_for_each_other() -> None:
     first.event(Engine.sync, writes=(shared,), rendezvous=0)
     second.event(Engine.sync, reads=(shared,), rendezvous=0)
     second.dma((shared,), (), dma_cost(1.0), Engine.sync)
-    found = dependences([first.stream, second.stream])
-    assert [list(found.waits_of(event)) for event in range(3)] == [[], [], [(0, Wait.result)]]
+    graph = dependences([first.stream, second.stream])
+    assert [list(graph.waits_of(event)) for event in range(3)] == [[], [], [(0, Wait.result)]]
 
 
 def test_values_and_cost_have_no_influence() -> None:
     (stream,) = random_streams(5)
     cheap = stream.with_costs([stream.costs[0]] * len(stream.costs))
-    found, same = dependences(cheap), dependences(stream)
-    assert found.packed.tolist() == same.packed.tolist() and found.ends.tolist() == same.ends.tolist()
+    original, same = dependences(cheap), dependences(stream)
+    assert original.packed.tolist() == same.packed.tolist() and original.ends.tolist() == same.ends.tolist()

@@ -29,10 +29,13 @@ def entries() -> dict[str, Entry]:
 
 
 def test_every_entry_is_predicted_or_has_a_reason() -> None:
-    found = {outcome.entry.id: outcome for outcome in outcomes(read_entries(FILE))}
-    assert [name for name, outcome in found.items() if outcome.covered] == ["a", "b", "c", "e"]
-    assert found["d"].reason == "family 'e2e' has no kernel: it is not the time of one kernel on a core"
-    for outcome in found.values():
+    outcomes_by_name = {outcome.entry.id: outcome for outcome in outcomes(read_entries(FILE))}
+    assert [name for name, outcome in outcomes_by_name.items() if outcome.covered] == ["a", "b", "c", "e"]
+    assert (
+        outcomes_by_name["d"].reason
+        == "family 'e2e' has no kernel: it is not the time of one kernel on a core"
+    )
+    for outcome in outcomes_by_name.values():
         if outcome.predicted_us is not None:
             times = outcome.predicted_us
             assert times[Reading.dataflow] <= times[Reading.scheduled] <= times[Reading.program]
@@ -104,7 +107,7 @@ def test_a_profile_holds_the_start_and_end_of_the_kernel_that_a_benchmark_leaves
     profiled = replace(entry, measured="device, profiler total_time (includes kernel preamble and tail)")
     assert (quantity_of(entry), quantity_of(profiled)) == (Quantity.benchmark, Quantity.profiler)
     more = chip.kernel_start_ns + chip.kernel_end_ns - chip.benchmark_overhead_ns
-    times = [predict(build(each)).times_us[Reading.program] * 1000 for each in (entry, profiled)]
+    times = [predict(build(variant)).times_us[Reading.program] * 1000 for variant in (entry, profiled)]
     assert times[1] - times[0] == pytest.approx(more)
 
 
@@ -246,14 +249,15 @@ def test_every_step_of_a_fused_mixture_with_narrow_weights_has_a_kernel(step: st
 def test_a_mixture_asks_for_as_many_dmas_as_it_says(inner: int) -> None:
     chip, kernel = hardware("trn2"), "mixture-of-experts decode, one token; gate/up rows loaded, {} DMAs"
     shapes = f"T=1, H=512, I={inner}, E=16, K=8"
-    others = 8 * 4 + 4 + 8 + 1 + 4  # gate and up, the token, the weights, the indices, what is stored
+    other_dmas = 8 * 4 + 4 + 8 + 1 + 4  # gate and up, the token, the weights, the indices, what is stored
     down = 8 * -(-inner // 128)
     less, more = (
-        program_us(decode_entry(kernel.format(others + each * down), shapes, cores=1)) for each in (1, 4)
+        program_us(decode_entry(kernel.format(other_dmas + dmas_per_row * down), shapes, cores=1))
+        for dmas_per_row in (1, 4)
     )
     each_us = chip.dma_swdge_gpsimd_ns / 1000
     assert 2 * down * each_us < more - less < 4 * down * each_us
-    told = f"{kernel.format(others + down)}; token as stationary operand"
+    told = f"{kernel.format(other_dmas + down)}; token as stationary operand"
     assert program_us(decode_entry(told, shapes, cores=1)) > 0.0
 
 
@@ -285,8 +289,8 @@ def test_the_bytes_read_tell_how_an_attention_block_is_divided() -> None:
     plain = block("tile-wise", once, 1)
     assert block("tile-wise", once + 4 * one, 1) > plain  # keys and values projected two times more
     halves = block("tile-wise", 2 * (4 * one + cache + 2 * one), 2)
-    whole = block("tile-wise", 2 * (6 * one + cache + 2 * one), 2)
-    assert halves < whole < plain
+    repeated = block("tile-wise", 2 * (6 * one + cache + 2 * one), 2)
+    assert halves < repeated < plain
     assert block("row-wide", once, 2) < block(
         "row-wide", once, 1
     )  # prepared rings on the one core that works
@@ -298,8 +302,8 @@ def test_predictions_are_the_same_every_time() -> None:
 
 
 def test_low_confidence_is_shown_but_does_not_count() -> None:
-    found = outcomes(read_entries(FILE))
-    table = text(found, held_out=True)
+    predicted = outcomes(read_entries(FILE))
+    table = text(predicted, held_out=True)
     assert "| transpose | gen2 | 1 | 1 | | | | |" in table
     assert "| transpose | c |" not in table
     assert "Below the physical floor: none." in table
@@ -310,12 +314,12 @@ def test_a_ladder_is_one_kernel_over_shapes() -> None:
         replace(entries()["b"], id=str(m), shapes=f"M x K x N = {m}x128x512", latency_us=float(m))
         for m in (128, 256, 384, 512)
     ]
-    found = outcomes(rungs)
-    (members,) = ladders(found).values()
+    predicted = outcomes(rungs)
+    (members,) = ladders(predicted).values()
     assert len(members) == 4
-    assert "| 4 | 1.00 |" in text(found, held_out=True)
-    assert "0 of 1 ladders lie below 0.6." in text(found, held_out=True)
-    assert ladders(found[:3]) == {}
+    assert "| 4 | 1.00 |" in text(predicted, held_out=True)
+    assert "0 of 1 ladders lie below 0.6." in text(predicted, held_out=True)
+    assert ladders(predicted[:3]) == {}
 
 
 def test_ladders_out_of_order_and_without_one_are_named() -> None:
@@ -325,12 +329,12 @@ def test_ladders_out_of_order_and_without_one_are_named() -> None:
             for m in (128, 256, 384, 512)
         ]
     )
-    times = [each.measured_us for each in rungs]
-    backwards = [replace(each, measured_us=time) for each, time in zip(rungs, reversed(times))]
+    times = [rung.measured_us for rung in rungs]
+    backwards = [replace(rung, measured_us=time) for rung, time in zip(rungs, reversed(times))]
     report = text(backwards, held_out=True)
     assert "1 of 1 ladders lie below 0.6: " in report
     assert "(-1.00)." in report
-    alike = [replace(each, predicted_us=rungs[0].predicted_us) for each in rungs]
+    alike = [replace(rung, predicted_us=rungs[0].predicted_us) for rung in rungs]
     report = text(alike, held_out=True)
     assert "0 of 1 ladders lie below 0.6." in report
     assert "1 of the 1 have no order, because all their predictions are equal." in report
@@ -380,10 +384,10 @@ def test_a_field_that_makes_no_sense_costs_its_entry_alone_the_prediction(
     rows = [row for row in json.loads(FILE.read_text()) if row["id"] in "ab"]
     path = tmp_path / "measurements.json"
     path.write_text(json.dumps([*rows, rows[1] | changed, "no object", {}]))
-    found = outcomes(read_entries(path), (), probe=False)
-    assert [outcome.covered for outcome in found] == [True, True, False, False, False]
-    assert re.search(words, found[2].reason)
-    assert found[3].reason.startswith("it is a str, not an object")
+    predicted = outcomes(read_entries(path), (), probe=False)
+    assert [outcome.covered for outcome in predicted] == [True, True, False, False, False]
+    assert re.search(words, predicted[2].reason)
+    assert predicted[3].reason.startswith("it is a str, not an object")
 
 
 def test_fields_that_say_nothing_may_be_absent(tmp_path: Path) -> None:
@@ -392,8 +396,8 @@ def test_fields_that_say_nothing_may_be_absent(tmp_path: Path) -> None:
         rows[1].pop(name, None)
     path = tmp_path / "measurements.json"
     path.write_text(json.dumps(rows))
-    whole, bare = outcomes(read_entries(FILE)[1:2], ()), outcomes(read_entries(path)[1:], ())
-    assert whole[0].predicted_us == bare[0].predicted_us
+    complete, bare = outcomes(read_entries(FILE)[1:2], ()), outcomes(read_entries(path)[1:], ())
+    assert complete[0].predicted_us == bare[0].predicted_us
 
 
 @pytest.mark.parametrize("same", ["FP32", "float32", "f32", "fp32 with bf16 matmul"])
@@ -433,7 +437,7 @@ def test_without_a_file_the_published_measurements_of_the_checkout_are_read(
     out = tmp_path / "out.json"
     assert main(["--quick", "--family", "instr", "--json", str(out)]) == 0
     assert [row["id"] for row in json.loads(out.read_text())] == [
-        each["id"] for each in published if each["family"] == "instr"
+        row["id"] for row in published if row["family"] == "instr"
     ]
     capsys.readouterr()
     with pytest.raises(SystemExit) as left:
@@ -445,11 +449,11 @@ def test_without_a_file_the_published_measurements_of_the_checkout_are_read(
 def test_results_that_cannot_be_written_are_refused_before_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for place, why in (
+    for path, why in (
         (tmp_path, "it is a folder"),
         (tmp_path / "no" / "out.json", "No such file or directory"),
     ):
-        assert main(["--measurements", str(FILE), "--json", str(place)]) == 2
+        assert main(["--measurements", str(FILE), "--json", str(path)]) == 2
         captured = capsys.readouterr()
         assert captured.out == ""
-        assert captured.err == f"error: [NKW-FIDELITY-FILE] the results cannot be written to {place}: {why}\n"
+        assert captured.err == f"error: [NKW-FIDELITY-FILE] the results cannot be written to {path}: {why}\n"

@@ -25,8 +25,8 @@ FITTED, HELD_OUT = "fitted-0", "held-out-4"
 
 def entry(name: str) -> Entry:
     """A float32 kernel by its compiler, 20 us by `nki.benchmark`."""
-    (found,) = [each for each in read_entries(FILE) if each.id == "b"]
-    return replace(found, id=name)
+    (template,) = [candidate for candidate in read_entries(FILE) if candidate.id == "b"]
+    return replace(template, id=name)
 
 
 def outcome(name: str, predicted: float, low: float, high: float, host_ns: float = 0.0) -> Outcome:
@@ -46,9 +46,9 @@ def rows(table: str, first: str) -> list[list[str]]:
     ("name", "held_out"), [(FITTED, False), (HELD_OUT, True), ("id-436289", True), ("id-283912", False)]
 )
 def test_the_id_alone_decides_who_is_held_out(name: str, held_out: bool) -> None:
-    found = entry(name)
-    assert found.held_out is held_out
-    assert replace(found, family="dma", latency_us=1.0, kernel="other").held_out is held_out
+    candidate = entry(name)
+    assert candidate.held_out is held_out
+    assert replace(candidate, family="dma", latency_us=1.0, kernel="other").held_out is held_out
 
 
 @pytest.mark.slow
@@ -60,9 +60,9 @@ def test_about_a_fifth_is_held_out() -> None:
 
 
 def test_held_out_entries_count_by_schedule_and_are_named_nowhere() -> None:
-    found = [outcome(FITTED, 110.0, 50.0, 150.0), outcome(HELD_OUT, 140.0, 120.0, 150.0)]
-    found[1] = replace(found[1], floor_us=141.0)
-    table = text(found)
+    predicted = [outcome(FITTED, 110.0, 50.0, 150.0), outcome(HELD_OUT, 140.0, 120.0, 150.0)]
+    predicted[1] = replace(predicted[1], floor_us=141.0)
+    table = text(predicted)
     assert HELD_OUT not in table and FITTED in table
     assert [row[:3] for row in rows(table, "compiler")] == [
         ["all", "2", "25 %"],
@@ -73,15 +73,17 @@ def test_held_out_entries_count_by_schedule_and_are_named_nowhere() -> None:
     assert rows(table, "mlp")[-1][:2] == [FITTED, "device"]
     assert "1 held-out entries count in the table by schedule and in no other one." in table
     assert "Below the physical floor: 1 held out." in table
-    shown = text(found, held_out=True)
+    shown = text(predicted, held_out=True)
     assert rows(shown, "**all**")[0][1] == "2" and f"| {HELD_OUT} | device | 100.000 | 140.000 |" in shown
     assert f"Below the physical floor: {HELD_OUT}." in shown and "in no other one" not in shown
 
 
 def test_ladders_have_fitted_entries_only() -> None:
     rungs = [
-        replace(each, entry=replace(each.entry, shapes=str(number)), measured_us=float(number + 1))
-        for number, each in enumerate(outcome(FITTED, 1.0 + rung, 1.0, 9.0) for rung in range(4))
+        replace(
+            prediction, entry=replace(prediction.entry, shapes=str(number)), measured_us=float(number + 1)
+        )
+        for number, prediction in enumerate(outcome(FITTED, 1.0 + rung, 1.0, 9.0) for rung in range(4))
     ]
     assert "| 4 | 1.00 |" in text(rungs)
     hidden = [*rungs[:3], replace(rungs[3], entry=replace(rungs[3].entry, id=HELD_OUT))]
@@ -90,7 +92,7 @@ def test_ladders_have_fitted_entries_only() -> None:
 
 
 def test_measured_times_inside_their_bracket_are_counted() -> None:
-    found = [
+    predicted = [
         outcome(FITTED, 110.0, 100.0, 150.0),
         outcome(FITTED, 90.0, 80.0, 100.0),
         outcome(FITTED, 110.0, 100.1, 150.0),
@@ -98,14 +100,14 @@ def test_measured_times_inside_their_bracket_are_counted() -> None:
         outcome(FITTED, 90.0, 90.0, 90.0),
         outcome(HELD_OUT, 90.0, 80.0, 110.0),
     ]
-    assert [row[-2:] for row in rows(text(found), "compiler")] == [
+    assert [row[-2:] for row in rows(text(predicted), "compiler")] == [
         ["3 of 6", "1"],
         ["2 of 5", "1"],
         ["1 of 1", "0"],
     ]
-    bare = replace(found[0], predicted_us={Reading.scheduled: 110.0})
+    bare = replace(predicted[0], predicted_us={Reading.scheduled: 110.0})
     assert [row[-2:] for row in rows(text([bare]), "compiler")] == [["", ""]] * 2
-    low = replace(found[0], entry=replace(found[0].entry, confidence="low"))
+    low = replace(predicted[0], entry=replace(predicted[0].entry, confidence="low"))
     assert [row[-2:] for row in rows(text([low]), "compiler")] == [["", ""]] * 2
 
 
@@ -113,8 +115,8 @@ def test_the_json_has_times_of_held_out_entries_only_where_they_are_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, out = tmp_path / "measurements.json", tmp_path / "out.json"
-    (given,) = [row for row in json.loads(FILE.read_text()) if row["id"] == "b"]
-    file.write_text(json.dumps([{**given, "id": name} for name in (FITTED, HELD_OUT)]))
+    (row,) = [row for row in json.loads(FILE.read_text()) if row["id"] == "b"]
+    file.write_text(json.dumps([{**row, "id": name} for name in (FITTED, HELD_OUT)]))
     command = ["--measurements", str(file), "--json", str(out), "--quick"]
     assert main(command) == 0
     assert HELD_OUT not in capsys.readouterr().out
@@ -131,27 +133,27 @@ def test_the_json_has_times_of_held_out_entries_only_where_they_are_asked_for(
     assert not fitted["held_out"] and fitted["error"] == fitted["time_us"] / fitted["measured_us"] - 1.0
     assert main([*command, "--held-out"]) == 0
     assert HELD_OUT in capsys.readouterr().out
-    same, asked = json.loads(out.read_text())
-    assert same == fitted and {**asked, "id": FITTED, "held_out": False} == fitted
+    same, complete = json.loads(out.read_text())
+    assert same == fitted and {**complete, "id": FITTED, "held_out": False} == fitted
 
 
 def test_no_share_of_guesses_is_told_where_none_was_worked_out() -> None:
     for probe, empty in ((True, False), (False, True)):
-        found = outcomes([entry(FITTED)], (), probe=probe)
-        assert (as_json(found)[0]["guessed_share"] is None) is empty
-        assert (rows(text(found), "**all**")[0][-1] == "") is empty
+        predicted = outcomes([entry(FITTED)], (), probe=probe)
+        assert (as_json(predicted)[0]["guessed_share"] is None) is empty
+        assert (rows(text(predicted), "**all**")[0][-1] == "") is empty
 
 
 def test_a_time_says_whether_it_holds_the_host_side() -> None:
     chip, device = hardware("trn2"), entry(FITTED)
     host = replace(device, measured="host, synchronous call, mean of 100")
-    times = [predict(build(each)) for each in (device, host)]
-    assert [each.host_overhead_ns for each in times] == [0.0, chip.host_overhead_ns]
-    found = outcomes([device, host], ())
-    assert [row["host_overhead_ns"] for row in as_json(found)] == [0.0, chip.host_overhead_ns]
-    table = text(found)
+    times = [predict(build(variant)) for variant in (device, host)]
+    assert [time.host_overhead_ns for time in times] == [0.0, chip.host_overhead_ns]
+    predicted = outcomes([device, host], ())
+    assert [row["host_overhead_ns"] for row in as_json(predicted)] == [0.0, chip.host_overhead_ns]
+    table = text(predicted)
     assert (
         "Times of 1 covered entries are the device's. Times of 1 (mlp 1) are of a synchronous call" in table
     )
     assert sorted(row[1] for row in rows(table, "mlp") if row[0] == FITTED) == ["device", "host call"]
-    assert "Times of 1 covered entries are the device's. Times of 0 are of" in text(found[:1])
+    assert "Times of 1 covered entries are the device's. Times of 0 are of" in text(predicted[:1])

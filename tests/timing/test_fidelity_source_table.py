@@ -25,9 +25,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("clones"))
 
 
-def outcome(number: int, measured: float, program: float, **given: Any) -> Outcome:
-    lnc = given.pop("lnc", 1)
-    source = Source(number, "k", LIBRARY, "gen3", lnc, measured, given)
+def outcome(number: int, measured: float, program: float, **arguments: Any) -> Outcome:
+    lnc = arguments.pop("lnc", 1)
+    source = Source(number, "k", LIBRARY, "gen3", lnc, measured, arguments)
     times = {Reading.dataflow: 0.5 * program, Reading.serial: 2.0 * program, Reading.program: program}
     return Outcome(source, "", Reading.program, times, 0.25 * program, schedule=Schedule.explicit)
 
@@ -40,8 +40,8 @@ def test_variants_differ_in_one_field_and_by_more_than_five_per_cent() -> None:
         outcome(3, 200.0, 190.0, rows=1, wide=True, lnc=2),
         outcome(4, 300.0, 290.0, rows=9, wide=False),  # differs in two fields from all
     ]
-    found = [(one.source.number, other.source.number, name) for one, other, name in pairs(members)]
-    assert found == [(0, 2, "rows"), (0, 3, "lnc")]
+    variants = [(one.source.number, other.source.number, name) for one, other, name in pairs(members)]
+    assert variants == [(0, 2, "rows"), (0, 3, "lnc")]
     text = source_text(members, {})
     assert "- program: 1 of 2 in the measured order" in text
     assert "  - k, rows: measured 100.0 < 105.1, predicted 90.0 >= 80.0" in text
@@ -96,9 +96,9 @@ def test_errors_count_by_the_reading_of_each_kernel() -> None:
     ]
     told = {(row[2], row[3]): row[4] for row in rows if len(row) == 7 and row[1].startswith("1 of")}
     assert told == {("explicit", "program"): "10 %"}
-    (own,) = [row for row in rows if len(row) == 7 and row[0] == "other"]
-    assert own[1:4] == ["2 of 2", "compiler", "scheduled"]
-    after = [row[3:5] for row in rows[rows.index(own) :] if len(row) == 7]
+    (totals,) = [row for row in rows if len(row) == 7 and row[0] == "other"]
+    assert totals[1:4] == ["2 of 2", "compiler", "scheduled"]
+    after = [row[3:5] for row in rows[rows.index(totals) :] if len(row) == 7]
     assert [label for label, _ in after] == ["scheduled", "program", "that counts", "program", "scheduled"]
     assert after[2] == ["that counts", "20 %"]  # of 10, 20 and 60 %
     assert "- scheduled: 0 of 1 in the measured order" in text
@@ -160,10 +160,10 @@ def test_a_bad_clone_or_file_is_one_sentence_and_exit_status_2(
     known = f"{LIBRARY} (src/nkilib_src/nkilib) and {AUTOTUNE} (kernel_library)"
     shape, clone = "NKW-FIDELITY-FILE", "NKW-FIDELITY-CLONE"
     no_object = "holds no object with a list of entries, which --sources needs"
-    of_sources = "holds times of public sources: name their clones with --sources"
+    needs_clones = "holds times of public sources: name their clones with --sources"
     written = f"[{shape}] the results cannot be written to"
-    for words, said in (
-        ([file], f"[{shape}] {file} {of_sources}"),
+    for words, message in (
+        ([file], f"[{shape}] {file} {needs_clones}"),
         ([str(listed), "--sources", library], f"[{shape}] {listed} {no_object}"),
         ([str(other), "--sources", library], f"[{shape}] {other} {no_object}"),
         (
@@ -183,4 +183,4 @@ def test_a_bad_clone_or_file_is_one_sentence_and_exit_status_2(
     ):
         assert main(["--measurements", *words]) == 2
         captured = capsys.readouterr()
-        assert (captured.out, captured.err) == ("", f"error: {said}\n")
+        assert (captured.out, captured.err) == ("", f"error: {message}\n")

@@ -44,28 +44,29 @@ def run(
 
 
 def reasons(folder: Path, tmp_path: Path, entry: Mapping[str, Any], *changed: object) -> list[str]:
-    entries = [{**entry, **each} if isinstance(each, dict) else each for each in changed]
+    entries = [{**entry, **change} if isinstance(change, dict) else change for change in changed]
     return [outcome.reason for outcome in run(folder, tmp_path, *entries)]
 
 
 def test_a_time_is_that_of_the_launch_with_start_and_end_of_the_kernel(folder: Path, tmp_path: Path) -> None:
-    (found,) = run(folder, tmp_path, ATTENTION)
+    (predicted,) = run(folder, tmp_path, ATTENTION)
     scope: dict[str, Any] = {}
     exec(KERNEL.replace("@nki.jit", ""), scope)
     dtype, chip = ml_dtypes.bfloat16, hardware("gen3")
     shapes = {"q": (2, 64, 256), "k": (2, 64, 128), "v": (2, 128, 64)}
-    given = {name: np.empty(shape, dtype) for name, shape in shapes.items()}
-    given |= {"causal_mask": True, "tp_q": False, "tp_out": False}  # type: ignore[dict-item]
-    done = launch(scope["attention_cte"], [((), given)], chip, 1, Mode.dry, has_grid=True)
+    keywords = {name: np.empty(shape, dtype) for name, shape in shapes.items()}
+    keywords |= {"causal_mask": True, "tp_q": False, "tp_out": False}  # type: ignore[dict-item]
+    done = launch(scope["attention_cte"], [((), keywords)], chip, 1, Mode.dry, has_grid=True)
     around_ns = chip.kernel_start_ns + chip.kernel_end_ns
     expected = {
-        each: (schedule(done.streams, done.hardware, each).length_ns + around_ns) / 1000 for each in Reading
+        reading: (schedule(done.streams, done.hardware, reading).length_ns + around_ns) / 1000
+        for reading in Reading
     }
-    assert found.predicted_us == expected and found.reading is Reading.program
-    assert found.error() == expected[Reading.program] / 30.0 - 1.0
-    (core,) = found.work["cores"]
+    assert predicted.predicted_us == expected and predicted.reading is Reading.program
+    assert predicted.error() == expected[Reading.program] / 30.0 - 1.0
+    (core,) = predicted.work["cores"]
     assert core["dmas"] == 4 and core["dma_bytes"] == 4 * 128 * 64 * 2 and core["flops"] == 0
-    assert found.floor_us == pytest.approx(core["dma_bytes"] / done.hardware.hbm_gb_per_s_per_core / 1000)
+    assert predicted.floor_us == pytest.approx(core["dma_bytes"] / done.hardware.hbm_gb_per_s_per_core / 1000)
 
 
 def test_both_cores_of_a_logical_core_run(folder: Path, tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ def test_both_cores_of_a_logical_core_run(folder: Path, tmp_path: Path) -> None:
 def test_an_mlp_gets_the_arguments_of_its_entry(folder: Path, tmp_path: Path) -> None:
     """Its published file has a docstring that ends twice; the kernel of this clone raises with what it got."""
     narrow = {"kernel": "mlp (decode), fp8 row-quantised weights, column tiling", "norm": "NO_NORM"}
-    found = reasons(
+    messages = reasons(
         folder,
         tmp_path,
         DECODE,
@@ -88,7 +89,7 @@ def test_an_mlp_gets_the_arguments_of_its_entry(folder: Path, tmp_path: Path) ->
         narrow,
     )
     common = "its kernel raises ValueError: (1, 2, 256) (256, 128)"
-    assert found == [
+    assert messages == [
         f"{common} bfloat16 True True RMS_NORM True NONE None",
         f"{common} bfloat16 True False RMS_NORM True NONE None",
         f"{common} bfloat16 True True RMS_NORM True NONE None",
@@ -128,8 +129,8 @@ def test_an_entry_without_a_launch_has_a_reason_and_costs_no_other_one(folder: P
 def test_a_target_that_is_no_chip_is_a_reason(folder: Path) -> None:
     (source,) = read_sources(write(folder, ATTENTION))
     clones = recognised([str(folder / "library")])
-    (found,) = source_outcomes([replace(source, target="gen9")], clones)
-    assert found.reason == "target 'gen9' names no chip"
+    (predicted,) = source_outcomes([replace(source, target="gen9")], clones)
+    assert predicted.reason == "target 'gen9' names no chip"
 
 
 def test_a_hand_tuned_product_is_the_one_file_of_its_folder(folder: Path, tmp_path: Path) -> None:
@@ -141,17 +142,17 @@ def test_a_hand_tuned_product_is_the_one_file_of_its_folder(folder: Path, tmp_pa
 
 
 def test_the_reading_that_counts_is_that_of_who_scheduled_the_kernel(folder: Path, tmp_path: Path) -> None:
-    found = run(folder, tmp_path, ATTENTION, MATRICES, NORMED)
-    assert [(each.schedule, each.reading) for each in found] == [
+    predicted = run(folder, tmp_path, ATTENTION, MATRICES, NORMED)
+    assert [(outcome.schedule, outcome.reading) for outcome in predicted] == [
         (Schedule.explicit, Reading.program),
         (Schedule.explicit, Reading.program),
         (Schedule.compiler, Reading.scheduled),
     ]
-    for each in found:
-        assert each.time_us() == each.predicted_us[each.reading]
+    for outcome in predicted:
+        assert outcome.time_us() == outcome.predicted_us[outcome.reading]
     (source,) = read_sources(write(tmp_path, NORMED))
-    (asked,) = source_outcomes([source], recognised([str(folder / "autotune")]), (), Reading.program)
-    assert (asked.schedule, list(asked.predicted_us)) == (Schedule.compiler, [Reading.program])
+    (by_program,) = source_outcomes([source], recognised([str(folder / "autotune")]), (), Reading.program)
+    assert (by_program.schedule, list(by_program.predicted_us)) == (Schedule.compiler, [Reading.program])
 
 
 def test_nothing_is_written_into_a_clone_or_imported_here(folder: Path, tmp_path: Path) -> None:
@@ -210,9 +211,9 @@ def test_kernels_of_the_library_run_as_they_stand(tmp_path: Path) -> None:
             "lnc": 2,
         },
     ]
-    found = source_outcomes(read_sources(write(tmp_path, *entries)), recognised([os.environ[CLONE]]))
-    assert [each.reason for each in found] == [""] * len(entries)
-    for each in found:
-        times = each.predicted_us
+    predicted = source_outcomes(read_sources(write(tmp_path, *entries)), recognised([os.environ[CLONE]]))
+    assert [outcome.reason for outcome in predicted] == [""] * len(entries)
+    for outcome in predicted:
+        times = outcome.predicted_us
         assert times[Reading.dataflow] <= times[Reading.scheduled] <= times[Reading.program]
-        assert each.floor_us <= times[Reading.program] <= times[Reading.serial]
+        assert outcome.floor_us <= times[Reading.program] <= times[Reading.serial]

@@ -73,7 +73,9 @@ class Work:
         """The bytes of all ranks together."""
         names = self.kernel.func.__code__.co_varnames
         sizes = {
-            name: each.nbytes for name, each in zip(names, self.arguments) if isinstance(each, np.ndarray)
+            name: argument.nbytes
+            for name, argument in zip(names, self.arguments)
+            if isinstance(argument, np.ndarray)
         }
         read = sum(times * sizes[name] for name, times in self.reads.items())
         assert read == int(read)
@@ -155,8 +157,8 @@ def attention_mixed(
 ) -> Work:
     size, page, rows = 128, 16, sequences + tokens
     q, k, v = narrow(rows, heads * size), narrow(rows, kv * size), narrow(rows, kv * size)
-    held, new = sequences * length // page, -(-tokens // page)
-    caches = narrow(held + new, page, kv, size), narrow(held + new, page, kv, size)
+    cached_pages, new = sequences * length // page, -(-tokens // page)
+    caches = narrow(cached_pages + new, page, kv, size), narrow(cached_pages + new, page, kv, size)
     tables = np.zeros((sequences, length // page), np.int32), np.zeros((1, new), np.int32)
     arguments = (q, *caches, ids(rows), size**-0.5, sequences, k, v, kv, ids(rows), *tables)
     # New keys of prompts and all new values go to the caches from HBM. A partition holds part of a page, or pages.
@@ -164,8 +166,8 @@ def attention_mixed(
         "q": 1,
         "k": (sequences + 2 * tokens) / rows,
         "v": 2,
-        "k_cache": held / (held + new),
-        "v_cache": held / (held + new),
+        "k_cache": cached_pages / (cached_pages + new),
+        "v_cache": cached_pages / (cached_pages + new),
         "positions": 128 * kv * sequences / rows,
         "slots": kv,
         "block_tables": max(1, page * 128 // length),
@@ -307,7 +309,7 @@ def copy_states(
     """In rows on several partitions; each row reads the number of its slot."""
     arrays = [wide(slots, *shape) for shape in states]
     copied = dict.fromkeys(("cache", "other"), copies / slots)
-    written = copies * sum(each.nbytes for each in arrays) // slots
+    written = copies * sum(array.nbytes for array in arrays) // slots
     rows = 128 // copies
     reads = {**copied, "sources": rows, "destinations": rows}
     arguments = (*arrays, ids(copies), ids(copies))
@@ -321,7 +323,7 @@ def router(tokens: int, hidden: int, experts: int, top: int, predicted_us: float
     return Work(kernels.router, arguments, reads, x.nbytes + tokens * top * 8, predicted_us)
 
 
-def of_experts(tokens: int, hidden: int, experts: int, inner: int, top: int) -> tuple[Any, ...]:
+def expert_arguments(tokens: int, hidden: int, experts: int, inner: int, top: int) -> tuple[Any, ...]:
     return in_order(
         kernels.experts_decode,
         residual=narrow(tokens, hidden),
@@ -342,7 +344,7 @@ def experts_decode(
     times = min(1, tokens * top / experts)
     reads: dict[str, float] = {"residual": 1, "n": 1, "ids": 1, "weights": 128 if few else 1}
     reads |= dict.fromkeys(("w_gate", "w_up", "w_down"), times)
-    arguments = of_experts(tokens, hidden, experts, inner, top)
+    arguments = expert_arguments(tokens, hidden, experts, inner, top)
     return Work(kernels.experts_decode, arguments, reads, tokens * hidden * 2, predicted_us)
 
 
@@ -363,7 +365,7 @@ def experts_prefill(
         room = -(-tokens // 128) * 128
         order = 4 * (experts * room + size + count * size + 2 * layout.dealt)
     results = 2 * hidden * (count * size + tokens * top)
-    arguments = of_experts(tokens, hidden, experts, inner, top)
+    arguments = expert_arguments(tokens, hidden, experts, inner, top)
     return Work(
         kernels.experts_prefill, arguments, reads, tokens * hidden * 2 + order + results, predicted_us
     )
@@ -406,9 +408,9 @@ def gated_delta(
 
 def experts_dispatch(tokens: int, hidden: int, top: int, ranks: int, predicted_us: float = 0.0) -> Work:
     """All is copied before it meets and after; the first expert's number is read onto every partition."""
-    given = narrow(tokens, hidden), wide(tokens, top), np.zeros((tokens, top), np.int32)
-    size = sum(each.nbytes for each in given)
-    arguments = (*given, 8, group(ranks), ranks, np.zeros((1, 1), np.int32))
+    choices = narrow(tokens, hidden), wide(tokens, top), np.zeros((tokens, top), np.int32)
+    size = sum(array.nbytes for array in choices)
+    arguments = (*choices, 8, group(ranks), ranks, np.zeros((1, 1), np.int32))
     reads = {"n": 1, "weights": 1, "ids": 1, "first": 128}
     return Work(kernels.experts_dispatch, arguments, reads, (2 + 3 * ranks) * size, predicted_us, ranks)
 
@@ -430,11 +432,16 @@ def lm_head(rows: int, hidden: int, columns: int, top: int, predicted_us: float 
     return Work(kernels.lm_head, arguments, reads, other, predicted_us)
 
 
-def sample(rows: int, columns: int, predicted_us: float = 0.0, given: bool = False) -> Work:
+def sample(rows: int, columns: int, predicted_us: float = 0.0, candidates: bool = False) -> Work:
     column = tuple(wide(rows, 1) for _ in range(5))
-    arguments = (wide(rows, columns), *column, 64, *((np.zeros((rows, columns), np.int32),) if given else ()))
+    arguments = (
+        wide(rows, columns),
+        *column,
+        64,
+        *((np.zeros((rows, columns), np.int32),) if candidates else ()),
+    )
     names = ("logits", "uniform", "temperature", "top_k", "top_p", "min_p")
-    reads = dict.fromkeys((*names, "ids") if given else names, 1)
+    reads = dict.fromkeys((*names, "ids") if candidates else names, 1)
     return Work(kernels.sample, arguments, reads, rows * 8 + rows * 64 * 8, predicted_us)
 
 
@@ -452,8 +459,8 @@ def send_receive(rows: int, columns: int, predicted_us: float = 0.0) -> Work:
 def latent_attention_decode(sequences: int, heads: int, length: int, predicted_us: float = 0.0) -> Work:
     q, kv, o = narrow(sequences, heads * 192), narrow(sequences, 576), narrow(sequences, heads * 128)
     w_uk, w_uv, table = narrow(heads * 128, 512), narrow(512, heads * 128), wide(length, 32)
-    cache, at = narrow(sequences, length, 576), ids(sequences)
-    arguments = (q, kv, cache, at, 192**-0.5, narrow(1, 512), EPS, table, table.copy(), w_uk, w_uv)
+    cache, positions = narrow(sequences, length, 576), ids(sequences)
+    arguments = (q, kv, cache, positions, 192**-0.5, narrow(1, 512), EPS, table, table.copy(), w_uk, w_uv)
     # Positions go to all partitions, to the rotation and to the places of the new rows.
     reads = dict.fromkeys(("q", "kv", "cache", "norm_weight", "w_uk", "w_uv"), 1) | {"positions": 128 + 2}
     reads |= dict.fromkeys(("cos", "sin"), sequences / length)
@@ -461,9 +468,9 @@ def latent_attention_decode(sequences: int, heads: int, length: int, predicted_u
 
 
 def latent_keys_values(tokens: int, heads: int, predicted_us: float = 0.0) -> Work:
-    kv, cache, at, table = narrow(tokens, 576), narrow(1, tokens, 576), ids(tokens), wide(tokens, 32)
+    kv, cache, positions, table = narrow(tokens, 576), narrow(1, tokens, 576), ids(tokens), wide(tokens, 32)
     w_uk, w_uv = narrow(heads * 128, 512), narrow(512, heads * 128)
-    arguments = (kv, cache, at, narrow(1, 512), EPS, table, table.copy(), w_uk, w_uv, heads)
+    arguments = (kv, cache, positions, narrow(1, 512), EPS, table, table.copy(), w_uk, w_uv, heads)
     reads = dict.fromkeys(("kv", "positions", "norm_weight", "w_uk", "w_uv", "cos", "sin"), 1)
     written = kv.nbytes + tokens * heads * (192 + 128) * 2
     return Work(kernels.latent_keys_values, arguments, reads, written, predicted_us)
@@ -514,7 +521,7 @@ REALISTIC = (
     lm_head(1, 4096, 16032, 8, 328.0),
     lm_head(1, 4096, 16032, 64, 345.0),
     lm_head(64, 4096, 16032, 64, 379.2),
-    sample(64, 64, 33.0, given=True),
+    sample(64, 64, 33.0, candidates=True),
     sample(1, 128256, 91.7),
     sample(64, 16032, 142.6),
     all_reduce(1024, 4096, 8, 172.7),
@@ -576,9 +583,9 @@ def named(works: Sequence[Work], budget: Callable[[Work], Any]) -> list[Any]:
 
 def check(work: Work, predicted: Predicted) -> None:
     traffic = predicted.profile.traffic
-    assert {each.name: each.reads for each in traffic if each.argument and each.read_bytes} == pytest.approx(
-        work.reads, rel=1e-12
-    )
+    assert {
+        tensor.name: tensor.reads for tensor in traffic if tensor.argument and tensor.read_bytes
+    } == pytest.approx(work.reads, rel=1e-12)
     assert predicted.hbm_bytes == work.hbm_bytes
 
 

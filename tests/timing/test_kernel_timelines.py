@@ -21,8 +21,8 @@ def check(launch: Launch) -> None:
     for reading in Reading:
         timeline = schedule(launch.streams, launch.hardware, reading)
         assert violations(launch.streams, launch.hardware, timeline, rounding_ns(timeline)) == []
-    found = bracket(launch.streams, launch.hardware)
-    assert found.dataflow_ns <= found.scheduled_ns <= found.program_ns <= found.serial_ns
+    readings = bracket(launch.streams, launch.hardware)
+    assert readings.dataflow_ns <= readings.scheduled_ns <= readings.program_ns <= readings.serial_ns
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -31,14 +31,14 @@ def launches(target: str) -> list[Launch]:
 
 
 def lengths(done: Launch) -> list[float]:
-    return [schedule(done.streams, done.hardware, each).length_ns for each in Reading]
+    return [schedule(done.streams, done.hardware, reading).length_ns for reading in Reading]
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_launch_by_another_record_is_that_of_launching_by_it(target: str) -> None:
     chip, generator = hardware(target), random.Random(7)
     other = change_record(
-        chip, {each: math.log(generator.uniform(0.5, 2.0)) for each in list_parameters(chip)}
+        chip, {parameter: math.log(generator.uniform(0.5, 2.0)) for parameter in list_parameters(chip)}
     )
     with standing_in(other):
         wanted = launches(target)
@@ -68,9 +68,9 @@ def test_records_that_decide_alike_give_equal_schedules(target: str) -> None:
 def test_waits_for_room_are_worked_out_once_and_are_part_of_no_other_reading() -> None:
     done = kernels.dry(kernels.matmul_exp, kernels.zeros(256, 1024), kernels.zeros(256, 1024))
     waits = dependences(done.streams, every_read=True)
-    first = [schedule(done.streams, done.hardware, each, waits).length_ns for each in Reading]
+    first = [schedule(done.streams, done.hardware, reading, waits).length_ns for reading in Reading]
     assert len(waits.with_room) == 1
     assert [
-        schedule(done.streams, done.hardware, each, waits).length_ns for each in reversed(Reading)
+        schedule(done.streams, done.hardware, reading, waits).length_ns for reading in reversed(Reading)
     ] == first[::-1]
     assert len(waits.with_room) == 1

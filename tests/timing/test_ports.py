@@ -72,8 +72,10 @@ def test_engines_that_share_a_port_never_hold_it_together_and_keep_the_laws() ->
     for seed in range(200):
         streams = random_streams(seed, 24, 1 + seed % 2, queues=1)
         waits = dependences(streams)
-        found = bracket(streams, SHARING, waits)
-        assert found.dataflow_ns <= found.scheduled_ns <= found.program_ns <= found.serial_ns, seed
+        readings = bracket(streams, SHARING, waits)
+        assert readings.dataflow_ns <= readings.scheduled_ns <= readings.program_ns <= readings.serial_ns, (
+            seed
+        )
         cheaper = tuple(halved(stream, generator) if len(stream) else stream for stream in streams)
         for reading in (Reading.program, Reading.serial):
             timeline = schedule(streams, SHARING, reading, waits)

@@ -61,14 +61,16 @@ def test_a_loop_rotates_as_deep_as_its_tiles_fit(
 @pytest.mark.parametrize("reading", ORDERED)
 @pytest.mark.parametrize("buffer", [MemoryRegion.sbuf, MemoryRegion.psum])
 @pytest.mark.parametrize(
-    ("rows", "beside"),
+    ("rows", "tiles_per_row"),
     [(1, 4), (31, 4), (32, 4), (33, 2), (63, 2), (64, 2), (65, 1), (96, 1), (97, 1), (127, 1)],
 )
 def test_tiles_on_few_partitions_rotate_side_by_side(
-    reading: Reading, buffer: MemoryRegion, rows: int, beside: int
+    reading: Reading, buffer: MemoryRegion, rows: int, tiles_per_row: int
 ) -> None:
     for depth in (1, 2):
-        wide = fills(loop(12, buffer), chip_with(64 * beside * depth, 64 * beside * depth), reading)
+        wide = fills(
+            loop(12, buffer), chip_with(64 * tiles_per_row * depth, 64 * tiles_per_row * depth), reading
+        )
         assert fills(loop(12, buffer, rows), chip_with(64 * depth, 64 * depth), reading) == wide
 
 
@@ -164,9 +166,11 @@ def test_loops_in_a_small_memory_keep_every_law(queues: int, partitions: tuple[i
         chip = chip_with(int(generator.integers(3, 8)) * 64, int(generator.integers(1, 4)) * 64)
         for reading in Reading:
             assert violations((build.stream,), chip, schedule(build.stream, chip, reading)) == [], seed
-        found = bracket(build.stream, chip)
-        assert found.dataflow_ns <= found.scheduled_ns <= found.program_ns <= found.serial_ns, seed
-        assert found.program_ns >= bracket(build.stream, EXACT).program_ns or queues > 1, seed
+        readings = bracket(build.stream, chip)
+        assert readings.dataflow_ns <= readings.scheduled_ns <= readings.program_ns <= readings.serial_ns, (
+            seed
+        )
+        assert readings.program_ns >= bracket(build.stream, EXACT).program_ns or queues > 1, seed
         if queues > 1:
             continue
         cheaper, waits = halved(build.stream, generator), dependences(build.stream)

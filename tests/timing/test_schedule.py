@@ -22,11 +22,11 @@ SEMAPHORE = EXACT.semaphore_ns
 LOAD = EXACT.activation_table_load_ns
 
 
-def pieces(timeline: Timeline, *kinds: SliceKind) -> list[Slice]:
+def pieces(timeline: Timeline, *slice_kinds: SliceKind) -> list[Slice]:
     return [
         piece
         for piece in timeline.slices()
-        if piece.slice_kind in (kinds or (SliceKind.instruction, SliceKind.trigger))
+        if piece.slice_kind in (slice_kinds or (SliceKind.instruction, SliceKind.trigger))
     ]
 
 
@@ -299,11 +299,11 @@ def test_serial_is_the_sum_of_durations_and_of_a_semaphore_per_change_of_engine(
     build.event(Engine.tensor, cost=Cost(10.0, 30.0))
     build.event(Engine.scalar, cost=Cost(90.0, 30.0, table="exp"))
     build.dma((), (), dma_cost(busy=40.0, transfer=200.0), Engine.sync)
-    found = bracket(build.stream, EXACT)
+    readings = bracket(build.stream, EXACT)
     dma = 8.0 + 100.0 + 200.0 + 64.0
-    assert found.serial_ns == 30.0 + 30.0 + SEMAPHORE + LOAD + 90.0 + SEMAPHORE + dma
-    assert found.program_ns == LOAD + 90.0
-    assert found.dataflow_ns == dma
+    assert readings.serial_ns == 30.0 + 30.0 + SEMAPHORE + LOAD + 90.0 + SEMAPHORE + dma
+    assert readings.program_ns == LOAD + 90.0
+    assert readings.dataflow_ns == dma
 
 
 def test_a_requested_order_is_kept_and_costs_time_only() -> None:

@@ -40,15 +40,19 @@ def test_short_queues_are_never_overfull_and_keep_the_bracket() -> None:
     for seed in SEEDS:
         streams = random_streams(seed, 40, 2, queues=1)
         assert violations(streams, short, schedule(streams, short)) == [], seed
-        found = bracket(streams, short)
-        assert found.dataflow_ns <= found.scheduled_ns <= found.program_ns <= found.serial_ns, seed
+        readings = bracket(streams, short)
+        assert readings.dataflow_ns <= readings.scheduled_ns <= readings.program_ns <= readings.serial_ns, (
+            seed
+        )
 
 
 @pytest.mark.parametrize(("ranks", "queues"), CASES)
 def test_readings_that_allow_less_are_no_shorter(ranks: int, queues: int) -> None:
     for seed in SEEDS:
-        found = bracket(random_streams(seed, 40, ranks, queues), EXACT)
-        assert found.dataflow_ns <= found.scheduled_ns <= found.program_ns <= found.serial_ns, seed
+        readings = bracket(random_streams(seed, 40, ranks, queues), EXACT)
+        assert readings.dataflow_ns <= readings.scheduled_ns <= readings.program_ns <= readings.serial_ns, (
+            seed
+        )
 
 
 @pytest.mark.parametrize("reading", Reading)
@@ -119,7 +123,7 @@ def test_the_scheduled_reading_is_shorter_or_the_program_reading_itself(chip: Ha
         streams = random_streams(number, 3 + number % 17, 1 + number % 3, queues=1 + number % 3)
         waits = dependences(streams, every_read=True)
         listed, program = (
-            schedule(streams, chip, each, waits) for each in (Reading.scheduled, Reading.program)
+            schedule(streams, chip, reading, waits) for reading in (Reading.scheduled, Reading.program)
         )
         if listed.length_ns < program.length_ns:
             continue
@@ -202,7 +206,7 @@ def test_a_dma_that_nobody_orders_before_another_does_not_delay_it() -> None:
 
 def _least_ns(stream: Stream) -> float:
     """What the busiest engine, or the DMA engines together, take of a stream at least."""
-    held: dict[int, float] = {}
+    held_ns: dict[int, float] = {}
     pool = 0.0
     for event in stream:
         dma = event.cost.dma
@@ -213,9 +217,9 @@ def _least_ns(stream: Stream) -> float:
             interval = min(interval, EXACT.matmul_min_interval_cycles)
         if dma is not None:
             interval = dma.trigger_ns + dma.gpsimd_ns
-        held[event.trigger.value] = held.get(event.trigger.value, 0.0) + interval
+        held_ns[event.trigger.value] = held_ns.get(event.trigger.value, 0.0) + interval
         pool += dma.busy_ns if dma is not None else 0.0
-    return max([pool, *held.values()])
+    return max([pool, *held_ns.values()])
 
 
 def _without_sharing(stream: Stream) -> Stream:

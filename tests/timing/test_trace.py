@@ -36,8 +36,10 @@ def overlaps(events: list[dict[str, Any]]) -> bool:
 
 
 def written(path: Path, *launches: Launch) -> list[dict[str, Any]]:
-    parts = [(f"{x.kernel} #{n}", x.streams, schedule(x.streams, x.hardware)) for n, x in enumerate(launches)]
-    write_trace(path, parts)
+    timelines = [
+        (f"{x.kernel} #{n}", x.streams, schedule(x.streams, x.hardware)) for n, x in enumerate(launches)
+    ]
+    write_trace(path, timelines)
     return json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
 
 
@@ -123,13 +125,13 @@ def test_arrows_join_the_slices_of_dependent_events_on_different_tracks(tmp_path
     slices = [e for e in events if e["ph"] == "X" and e["cat"] != "kernel"]
 
     def bound(end: dict[str, Any]) -> tuple[str, int]:
-        (found,) = [
+        (matching,) = [
             e
             for e in slices
             if (e["pid"], e["tid"]) == (end["pid"], end["tid"])
             and e["ts"] <= end["ts"] < round(e["ts"] + e["dur"], 3)
         ]
-        return found["cat"], found["args"]["event"]
+        return matching["cat"], matching["args"]["event"]
 
     starts = {e["id"]: e for e in events if e["ph"] == "s"}
     ends = {e["id"]: e for e in events if e["ph"] == "f"}

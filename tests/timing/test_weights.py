@@ -81,9 +81,9 @@ def _products(x, w, positions):
     moving, weights = nl.load(x), nl.load(w)
     bank = nl.ndarray((32, 16 * len(positions)), dtype=nl.float32, buffer=nl.psum)
     for number, position in enumerate(positions):
-        part = bank[:, 16 * number : 16 * number + 16]
+        columns = bank[:, 16 * number : 16 * number + 16]
         nisa.nc_matmul(
-            dst=part, stationary=weights, moving=moving, tile_position=position, tile_size=(128, 64)
+            dst=columns, stationary=weights, moving=moving, tile_position=position, tile_size=(128, 64)
         )
     result = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=result, src=bank)
@@ -106,5 +106,5 @@ def _array_ns(chip: Hardware, positions: list[tuple[int, int]]) -> float:
     streams = launch(_products, [(arguments, {})], chip, mode=Mode.dry).streams
     timeline = schedule(streams, chip, Reading.scheduled)
     # Matmuls in other tiles of the array run side by side, so the time of each counts and not that of the engine.
-    held = timeline.track == timeline.tracks.index("Tensor")
-    return float((timeline.end_ns - timeline.start_ns)[held].sum())
+    on_tensor_engine = timeline.track == timeline.tracks.index("Tensor")
+    return float((timeline.end_ns - timeline.start_ns)[on_tensor_engine].sum())
