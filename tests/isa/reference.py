@@ -69,9 +69,9 @@ def assert_same(actual: np.ndarray, expected: np.ndarray) -> None:
     assert seen.shape == wanted.shape
     wrong = ~((seen == wanted) | (np.isnan(seen) & np.isnan(wanted)))
     if wrong.any():
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        index = tuple(int(i) for i in np.argwhere(wrong)[0])
         raise AssertionError(
-            f"{wrong.sum()} of {wrong.size} differ; at {at}: {seen[at]!r}, not {wanted[at]!r}"
+            f"{wrong.sum()} of {wrong.size} differ; at {index}: {seen[index]!r}, not {wanted[index]!r}"
         )
 
 

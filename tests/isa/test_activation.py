@@ -68,13 +68,13 @@ def test_a_function_of_the_table_is_applied_after_scale_and_bias(op: str) -> Non
     assert (np.abs(done - expected) <= 4 * np.spacing(np.abs(expected).astype(np.float32))).all()
 
 
-def _whole(shape: tuple[int, ...]) -> np.ndarray:
+def _whole_numbers(shape: tuple[int, ...]) -> np.ndarray:
     """Small whole numbers, whose float32 sums are exact in any order."""
     return np.random.default_rng(7).integers(-9, 10, shape).astype(np.float32)
 
 
 def test_the_registers_add_up_over_instructions() -> None:
-    data = _whole((127, 3, 7))
+    data = _whole_numbers((127, 3, 7))
     one = data.reshape(127, -1).sum(axis=1, keepdims=True)
     call = {"dst": Fresh(data.shape), "op": nl.copy, "data": data}
     add = {"reduce_op": nl.add, "reduce_res": Fresh((127, 1))}
@@ -96,7 +96,7 @@ def test_the_registers_add_up_over_instructions() -> None:
 
 
 def test_registers_survive_instructions_that_do_not_name_them() -> None:
-    data = _whole((128, 8))
+    data = _whole_numbers((128, 8))
     call = {"dst": Fresh(data.shape), "op": nl.copy, "data": data, "reduce_op": nl.add}
     calls = [
         ("activation", {**call, "reduce_cmd": _CMD.reset_reduce}),
@@ -122,7 +122,7 @@ def test_the_sum_is_taken_before_the_cast_of_the_outputs() -> None:
 
 
 def test_reduce_res_may_be_the_destination() -> None:
-    data = _whole((8, 1))
+    data = _whole_numbers((8, 1))
     done = execute_all(
         "trn2",
         [
@@ -148,8 +148,10 @@ def test_a_number_as_bias(target: str) -> None:
         refuses("NKW-BIAS-IMMEDIATE", target, "activation", **call)
     else:
         plan(target, "activation", **call)
-        done = execute(target, "activation", dst=Fresh((2, 3)), op=nl.copy, data=_whole((2, 3)), bias=0.5)
-        assert_same(done["dst"], _whole((2, 3)) + 0.5)
+        done = execute(
+            target, "activation", dst=Fresh((2, 3)), op=nl.copy, data=_whole_numbers((2, 3)), bias=0.5
+        )
+        assert_same(done["dst"], _whole_numbers((2, 3)) + 0.5)
     for absent in (None, 0.0, 0):
         plan(target, "activation", **healthy("activation", bias=absent))
 

@@ -68,10 +68,10 @@ def test_iota_writes_affine_values(dtype: str, case: tuple[int, list[list[int]],
 
 def test_partitions_count_from_the_first_of_the_destination() -> None:
     def kernel():
-        whole = nl.zeros((128, 2), nl.int32)
-        nisa.iota(dst=whole[64:96], pattern=[[1, 2]], channel_multiplier=10)
+        table = nl.zeros((128, 2), nl.int32)
+        nisa.iota(dst=table[64:96], pattern=[[1, 2]], channel_multiplier=10)
         out = nl.ndarray((128, 2), nl.int32, nl.shared_hbm)
-        nl.store(out, whole)
+        nl.store(out, table)
         return out
 
     done = launch(kernel, [((), {})], hardware("trn2")).outputs[0]

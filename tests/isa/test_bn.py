@@ -51,8 +51,12 @@ def test_bn_stats_of_exact_sums(partitions):
     result = execute("trn2", "bn_stats", dst=Fresh((partitions, 6)), data=data)["dst"]
     for p in range(partitions):
         expected = []
-        for part in (data[p, 0::2].tolist(), data[p, 1::2].tolist()):
-            expected += [len(part), statistics.fmean(part), statistics.pvariance(part) * len(part)]
+        for elements in (data[p, 0::2].tolist(), data[p, 1::2].tolist()):
+            expected += [
+                len(elements),
+                statistics.fmean(elements),
+                statistics.pvariance(elements) * len(elements),
+            ]
         assert result[p].tolist() == expected
 
 
@@ -62,17 +66,17 @@ def test_a_single_element_has_no_odd_ones():
     ].tolist() == [[1, 3, 0, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("parts", [(512,), (512, 100), (1, 2, 3)])
+@pytest.mark.parametrize("widths", [(512,), (512, 100), (1, 2, 3)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_aggregated_statistics_are_those_of_the_whole_row(parts, dtype):
-    width = sum(parts)
+def test_aggregated_statistics_are_those_of_the_whole_row(widths, dtype):
+    width = sum(widths)
     data = sample(dtype, (9, width))
 
     def kernel(x):
         tile_ = nl.load(x)
-        stats = nl.ndarray((9, 6 * len(parts)), dtype=nl.float32)
+        stats = nl.ndarray((9, 6 * len(widths)), dtype=nl.float32)
         start = 0
-        for number, size in enumerate(parts):
+        for number, size in enumerate(widths):
             nisa.bn_stats(dst=stats[:, 6 * number : 6 * number + 6], data=tile_[:, start : start + size])
             start += size
         both = nl.ndarray((9, 2), dtype=nl.float32)

@@ -38,7 +38,7 @@ def hbm(shape, dtype="float32"):
 def ranks(kernel, arguments, target="trn2"):
     """The outputs of a kernel run on one rank per set of arguments."""
     world = simulate.World(target, ranks=len(arguments))
-    return world.launch(kernel, [(tuple(given), {}) for given in arguments]).outputs
+    return world.launch(kernel, [(tuple(argument), {}) for argument in arguments]).outputs
 
 
 def copied(source):
@@ -175,10 +175,12 @@ def test_refuses_a_group_that_is_no_list_of_disjoint_ranks(groups):
 @pytest.mark.parametrize("op", [nl.add, nl.minimum, nl.maximum])
 def test_all_reduce_and_reduce_scatter(dtype, op):
     def kernel(x):
-        own, whole, part = copied(x), blank((6, 5), x.dtype), blank((2, 5), x.dtype)
-        ncc.all_reduce(srcs=[own], dsts=[whole], replica_group=Group([[0, 2, 1]]), op=op)
-        ncc.reduce_scatter(srcs=[own], dsts=[part], replica_group=Group([[0, 2, 1]]), collective_dim=0, op=op)
-        return returned(whole), returned(part)
+        source, total, chunk = copied(x), blank((6, 5), x.dtype), blank((2, 5), x.dtype)
+        ncc.all_reduce(srcs=[source], dsts=[total], replica_group=Group([[0, 2, 1]]), op=op)
+        ncc.reduce_scatter(
+            srcs=[source], dsts=[chunk], replica_group=Group([[0, 2, 1]]), collective_dim=0, op=op
+        )
+        return returned(total), returned(chunk)
 
     data = [sample(dtype, (6, 5), str(rank)) for rank in range(3)]
     fold = {"add": np.add, "minimum": np.minimum, "maximum": np.maximum}[op.__name__]
@@ -187,23 +189,23 @@ def test_all_reduce_and_reduce_scatter(dtype, op):
     else:
         first = fold(data[0].astype(np.float32), data[2].astype(np.float32))
         expected = through_float32(fold(first, data[1].astype(np.float32)).astype(np.float64), dtype)
-    for rank, (whole, part) in enumerate(ranks(kernel, [(x,) for x in data])):
-        place = (0, 2, 1)[rank]  # ranks 0, 1, 2 stand at places 0, 2, 1 of the list
-        assert_same(whole, expected)
-        assert_same(part, expected[2 * place : 2 * place + 2])
+    for rank, (total, chunk) in enumerate(ranks(kernel, [(x,) for x in data])):
+        position = (0, 2, 1)[rank]  # ranks 0, 1, 2 stand at places 0, 2, 1 of the list
+        assert_same(total, expected)
+        assert_same(chunk, expected[2 * position : 2 * position + 2])
 
 
 def test_all_gather_in_hbm_and_sbuf():
     def kernel(x):
-        whole = blank((8, 3))
-        ncc.all_gather(srcs=[copied(x)], dsts=[whole], replica_group=PAIR, collective_dim=0)
+        gathered = blank((8, 3))
+        ncc.all_gather(srcs=[copied(x)], dsts=[gathered], replica_group=PAIR, collective_dim=0)
         wide = nl.ndarray((4, 6), dtype=nl.float32)
         ncc.all_gather(srcs=[nl.load(x)], dsts=[wide], replica_group=PAIR, collective_dim=1)
-        return returned(whole), returned(wide)
+        return returned(gathered), returned(wide)
 
     a, b = sample("float32", (4, 3), "a"), sample("float32", (4, 3), "b")
-    for whole, wide in ranks(kernel, [(a,), (b,)]):
-        assert_same_bits(whole, np.concatenate((a, b)))
+    for gathered, wide in ranks(kernel, [(a,), (b,)]):
+        assert_same_bits(gathered, np.concatenate((a, b)))
         assert_same_bits(wide, np.concatenate((a, b), axis=1))
 
 
@@ -221,18 +223,18 @@ def test_all_to_all_transposes_chunks_over_ranks(members):
 
     data = [(sample("float32", (4, 3), str(r)), sample("int8", (8, 2), str(r))) for r in range(members)]
     for rank, results in enumerate(ranks(kernel, data)):
-        for which, result in enumerate(results):
+        for index, result in enumerate(results):
             chunk = result.shape[0] // members
             for sender in range(members):
-                sent = data[sender][which][rank * chunk : rank * chunk + chunk]
+                sent = data[sender][index][rank * chunk : rank * chunk + chunk]
                 assert_same_bits(result[sender * chunk : sender * chunk + chunk].copy(), sent)
 
 
 def test_what_arrives_is_what_was_sent_even_if_the_sender_goes_on_to_overwrite_it():
     def kernel(x, rank):
-        own, theirs = copied(x), blank(x.shape)
-        ncc.collective_permute(srcs=[own], dsts=[theirs], source_target_pairs=[(0, 1), (1, 0)])
-        nisa.dma_copy(dst=own, src=nl.zeros(x.shape, dtype=x.dtype))
+        source, theirs = copied(x), blank(x.shape)
+        ncc.collective_permute(srcs=[source], dsts=[theirs], source_target_pairs=[(0, 1), (1, 0)])
+        nisa.dma_copy(dst=source, src=nl.zeros(x.shape, dtype=x.dtype))
         around = blank(x.shape)
         ncc.collective_permute_implicit([[theirs]], [[around]], PAIR)
         nisa.dma_copy(dst=theirs, src=nl.zeros(x.shape, dtype=x.dtype))
@@ -329,10 +331,10 @@ def test_a_ring_sends_to_the_successor_on_every_channel():
     before = {rank: order[order.index(rank) - 1] for rank in order}
     for rank in range(3):
         source = before[rank]
-        for which in range(2):
-            assert_same_bits(results[rank][which], data[source][which])
-            expected = data[source][which] + data[before[source]][which]
-            assert_same_bits(results[rank][2 + which], expected)
+        for index in range(2):
+            assert_same_bits(results[rank][index], data[source][index])
+            expected = data[source][index] + data[before[source]][index]
+            assert_same_bits(results[rank][2 + index], expected)
 
 
 # -- counts known at run time
@@ -381,7 +383,7 @@ def test_all_to_all_v_moves_chunks_of_any_size(has_rdispls, in_sbuf, counts_know
     random = np.random.default_rng(4)
     counts = random.integers(0, slot + 1, (members, members)).astype(np.uint32)  # [from, to]
     starts = random.integers(0, 20 - slot, (members, members)).astype(np.uint32)
-    places = np.array([[14, 0, 7], [7, 14, 0], [0, 7, 14]], np.uint32)  # [to, from]
+    offsets = np.array([[14, 0, 7], [7, 14, 0], [0, 7, 14]], np.uint32)  # [to, from]
     sources = [sample("float32", (4, 5), str(r)) for r in range(members)]
 
     def kernel(x, table):
@@ -401,7 +403,7 @@ def test_all_to_all_v_moves_chunks_of_any_size(has_rdispls, in_sbuf, counts_know
         return returned(out), returned(metadata)
 
     tables = [
-        np.stack([counts[r], starts[r], np.full(members, 99), places[r]][: 4 if has_rdispls else 3]).astype(
+        np.stack([counts[r], starts[r], np.full(members, 99), offsets[r]][: 4 if has_rdispls else 3]).astype(
             np.uint32
         )
         for r in range(members)
@@ -411,8 +413,8 @@ def test_all_to_all_v_moves_chunks_of_any_size(has_rdispls, in_sbuf, counts_know
         expected = np.full(21, -1, np.float32)
         for sender in range(members):
             count, start = counts[sender, rank], starts[sender, rank]
-            place = places[rank, sender] if has_rdispls else slot * sender
-            expected[place : place + count] = sources[sender].reshape(-1)[start : start + count]
+            offset = offsets[rank, sender] if has_rdispls else slot * sender
+            expected[offset : offset + count] = sources[sender].reshape(-1)[start : start + count]
         assert_same_bits(out.reshape(-1), expected)
         row = metadata.reshape(-1, members)[2].tolist()
         assert row == ([99] * members if counts_known else counts[:, rank].tolist())

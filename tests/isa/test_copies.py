@@ -105,10 +105,10 @@ def test_an_engine_sees_of_a_float32_tile_viewed_as_tfloat32_what_the_format_has
     def kernel(x):
         tile = nl.load(x)
         out = nl.ndarray((2, *x.shape), x.dtype, nl.shared_hbm)
-        for which, dtype in enumerate((nl.float32, nl.tfloat32)):
+        for index, dtype in enumerate((nl.float32, nl.tfloat32)):
             copied = nl.ndarray(x.shape, dtype)
             nisa.tensor_copy(dst=copied, src=tile.view(nl.tfloat32))
-            nl.store(out[which], copied.view(nl.float32))
+            nl.store(out[index], copied.view(nl.float32))
         return out
 
     values = sample("float32", (4, 9))

@@ -173,24 +173,24 @@ def test_terms_name_every_number_that_changes_a_time(case: str, target: str) -> 
         if not (name.endswith(TIMES) or name in OTHER_TIMES) or isinstance(number.value, bool):
             continue
         times = _times(chip, *_on(chip, case))
-        others = [
-            chip.with_numbers(**{name: derived(_scaled(number.value, part), "tests")})
-            for part in (0.999, 1.001)
+        changed_chips = [
+            chip.with_numbers(**{name: derived(_scaled(number.value, factor), "tests")})
+            for factor in (0.999, 1.001)
         ]
-        if all(_times(other, *_on(other, case)) != pytest.approx(times, rel=1e-9) for other in others):
+        if all(_times(other, *_on(other, case)) != pytest.approx(times, rel=1e-9) for other in changed_chips):
             assert name in named
 
 
-def _scaled(value: float | Mapping[int, float], part: float) -> float | dict[int, float]:
+def _scaled(value: float | Mapping[int, float], factor: float) -> float | dict[int, float]:
     if isinstance(value, Mapping):
-        return {ranks: each * part for ranks, each in value.items()}
-    return value * part
+        return {ranks: number * factor for ranks, number in value.items()}
+    return value * factor
 
 
 def _times(chip: Hardware, engine: Engine, cost: Cost) -> list[float]:
     clock = costs.clock_ghz(chip, engine)
-    parts = [] if cost.dma is None else [cost.dma.trigger_ns, cost.dma.first_byte_ns, cost.dma.transfer_ns]
-    return [cost.interval_cycles / clock, cost.latency_cycles / clock, *parts]
+    phases = [] if cost.dma is None else [cost.dma.trigger_ns, cost.dma.first_byte_ns, cost.dma.transfer_ns]
+    return [cost.interval_cycles / clock, cost.latency_cycles / clock, *phases]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -218,9 +218,10 @@ def test_a_cost_worked_out_again_is_that_of_planning_by_the_other_record(target:
     """What a planner decides follows from no number of times; so launches are timed by other records as they are."""
     chip, generator = hardware(target), random.Random(seed)
     other = change_record(
-        chip, {each: math.log(generator.choice((0.5, 0.8, 1.25, 2.0))) for each in list_parameters(chip)}
+        chip,
+        {parameter: math.log(generator.choice((0.5, 0.8, 1.25, 2.0))) for parameter in list_parameters(chip)},
     )
-    there, differ = 0, 0
+    planned, differ = 0, 0
     for name, made in CASES.items():
         try:
             engine, cost = made(chip)
@@ -229,5 +230,5 @@ def test_a_cost_worked_out_again_is_that_of_planning_by_the_other_record(target:
         assert (engine, cost.on(other)) == made(other), name
         assert cost.on(other).terms == made(other)[1].terms, name
         assert cost.on(chip) is cost, name
-        there, differ = there + 1, differ + (cost.on(other) != cost)
-    assert differ > 0.9 * there > 50
+        planned, differ = planned + 1, differ + (cost.on(other) != cost)
+    assert differ > 0.9 * planned > 50

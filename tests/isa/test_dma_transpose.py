@@ -88,11 +88,11 @@ def test_permutes_dims_and_keeps_bits(dtype, memory, shape):
     src = Given(data, memory) if memory else data
     result = execute("trn2", NAME, dst=Fresh(wanted, dtype), src=src)["dst"]
     assert result.shape == wanted
-    for at in np.ndindex(wanted):
+    for index in np.ndindex(wanted):
         source = [0] * len(shape)
         for dim, axis in enumerate(order):
-            source[axis] = at[dim]
-        assert result[at].tobytes() == data[tuple(source)].tobytes()
+            source[axis] = index[dim]
+        assert result[index].tobytes() == data[tuple(source)].tobytes()
 
 
 def gathered(table, indices, shape, skip=False, target="trn2", fill=7.0):

@@ -170,8 +170,8 @@ def test_nonzero_with_count_touches_the_first_partition_of_each_core(partitions)
         if p % 16:
             assert result[p].tolist() == before[p].tolist()
         else:
-            found = [i for i, x in enumerate(src[p].tolist()) if x]
-            assert result[p].tolist() == found + [7] * (10 - len(found)) + [len(found)]
+            indices = [i for i, x in enumerate(src[p].tolist()) if x]
+            assert result[p].tolist() == indices + [7] * (10 - len(indices)) + [len(indices)]
 
 
 def test_nonzero_with_count_reads_no_other_partition():
@@ -179,11 +179,11 @@ def test_nonzero_with_count_reads_no_other_partition():
         sparse = nl.ndarray((32, 4), dtype=nl.float32)
         nisa.dma_copy(dst=sparse[0:1], src=x[0:1])
         nisa.dma_copy(dst=sparse[16:17], src=x[1:2])
-        found = nl.ndarray((32, 5), dtype=nl.int32)
-        nisa.nonzero_with_count(dst=found, src=sparse)
+        indices = nl.ndarray((32, 5), dtype=nl.int32)
+        nisa.nonzero_with_count(dst=indices, src=sparse)
         out = nl.ndarray((2, 5), dtype=nl.int32, buffer=nl.shared_hbm)
         for row, p in enumerate((0, 16)):
-            nisa.dma_copy(dst=out[row : row + 1], src=found[p : p + 1])
+            nisa.dma_copy(dst=out[row : row + 1], src=indices[p : p + 1])
         return out
 
     x = np.array([[0, 0, 3, 4], [1, 0, 0, 0]], np.float32)

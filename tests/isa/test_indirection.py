@@ -31,17 +31,17 @@ def _lists(index: np.ndarray, count: int, group: int = 16) -> np.ndarray:
     """Row p: the offsets of partition p, element by element as the reference words it."""
     rows = []
     for partition in range(index.shape[0]):
-        own = index[partition - partition % group :][:group]
-        rows.append([own[i % group, i // group] for i in range(count)])
+        group_index = index[partition - partition % group :][:group]
+        rows.append([group_index[i % group, i // group] for i in range(count)])
     return np.array(rows)
 
 
-def _index(rng: np.random.Generator, rows: int, columns: int, kind: str = "uint16") -> np.ndarray:
+def _index(rng: np.random.Generator, rows: int, columns: int, dtype: str = "uint16") -> np.ndarray:
     """Offsets below FREE, none twice in a partition's list."""
-    index = np.empty((rows, columns), kind)
+    index = np.empty((rows, columns), dtype)
     for start in range(0, rows, 16):
-        own = index[start : start + 16]
-        own[...] = rng.permutation(FREE)[: own.size].reshape(own.shape)
+        group_index = index[start : start + 16]
+        group_index[...] = rng.permutation(FREE)[: group_index.size].reshape(group_index.shape)
     return index
 
 
@@ -102,11 +102,11 @@ def test_a_scatter_writes_each_groups_own_offsets_and_no_others(rows: int) -> No
     np.testing.assert_array_equal(scattered(values, index, before, COPIES["tensor_copy"]), expected)
 
 
-@pytest.mark.parametrize("kind", ["uint16", "uint32", "int32"])
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "int32"])
 @pytest.mark.parametrize("name", COPIES)
-def test_every_instruction_gathers_and_scatters_alike(name: str, kind: str) -> None:
+def test_every_instruction_gathers_and_scatters_alike(name: str, dtype: str) -> None:
     rng = np.random.default_rng(7)
-    data, index = _data(rng, 32), _index(rng, 32, 2, kind)
+    data, index = _data(rng, 32), _index(rng, 32, 2, dtype)
     lists = _lists(index, 20).astype(np.int64)
     np.testing.assert_array_equal(gathered(data, index, 20, COPIES[name]), np.take_along_axis(data, lists, 1))
     values, expected = _data(rng, 32, 20), data.copy()
@@ -188,21 +188,21 @@ def test_exponential_reads_the_gathered_elements_and_num_elem_defaults_to_the_in
 
 
 @nki.jit
-def multiplied(stationary, moving, rows, columns, places, written, accumulate):
+def multiplied(stationary, moving, rows, columns, slots, written, accumulate):
     """The product of gathered operands, its columns scattered over 40 columns of PSUM, twice; and what it wrote."""
     left, right = nl.load(stationary), nl.load(moving)
     total = nl.ndarray((24, 40), nl.float32, buffer=nl.psum)
     for repeat in range(2):
         nisa.nc_matmul(
-            dst=total.indirect(nl.load(places), 20),
+            dst=total.indirect(nl.load(slots), 20),
             stationary=left.indirect(nl.load(rows), 24),
             moving=right.indirect(nl.load(columns), 20),
             accumulate=repeat > 0 if accumulate == "sum" else None if accumulate == "auto" else False,
         )
     out = nl.ndarray((24, 20), nl.float32, buffer=nl.shared_hbm)
     taken = nl.ndarray((24, 20), nl.float32)
-    for at, column in enumerate(written):
-        nisa.tensor_copy(dst=taken[:, at : at + 1], src=total[:, column : column + 1])
+    for index, column in enumerate(written):
+        nisa.tensor_copy(dst=taken[:, index : index + 1], src=total[:, column : column + 1])
     nl.store(out, taken)
     return out
 
@@ -212,40 +212,40 @@ def test_nc_matmul_gathers_and_scatters_by_groups_of_32(accumulate: str, times: 
     rng = np.random.default_rng(9)
     left, right = (_data(rng, 64).astype("float16") for _ in range(2))
     rows, columns = (rng.integers(0, FREE, (64, 1)).astype("uint16") for _ in range(2))
-    places = rng.permutation(FREE)[:24].reshape(24, 1).astype("uint16")
+    slots = rng.permutation(FREE)[:24].reshape(24, 1).astype("uint16")
     first = np.take_along_axis(left, _lists(rows, 24, 32).astype(np.int64), 1).astype(np.float64)
     second = np.take_along_axis(right, _lists(columns, 20, 32).astype(np.int64), 1).astype(np.float64)
-    written = tuple(int(place) for place in places[:20, 0])
-    seen = multiplied(left, right, rows, columns, places, written, accumulate)
+    written = tuple(int(slot) for slot in slots[:20, 0])
+    seen = multiplied(left, right, rows, columns, slots, written, accumulate)
     np.testing.assert_array_equal(seen, times * (first.T @ second))
 
 
 def test_nc_matmul_leaves_the_columns_beside_a_scatter_unwritten() -> None:
     rng = np.random.default_rng(9)
     ones, index = np.ones((64, FREE), "float16"), np.zeros((64, 1), "uint16")
-    places = rng.permutation(20).tolist() + [20, 21, 22, 23]
-    given = np.array(places, "uint16").reshape(24, 1)
-    multiplied(ones, ones, index, index, given, tuple(range(20)), "auto")
+    slots = rng.permutation(20).tolist() + [20, 21, 22, 23]
+    scatter = np.array(slots, "uint16").reshape(24, 1)
+    multiplied(ones, ones, index, index, scatter, tuple(range(20)), "auto")
     with pytest.raises(NkwError, match="NKW-UNWRITTEN"):
-        multiplied(ones, ones, index, index, given, tuple(range(1, 21)), "auto")
+        multiplied(ones, ones, index, index, scatter, tuple(range(1, 21)), "auto")
 
 
 def test_what_a_matmul_scatters_counts_as_written_by_a_matmul() -> None:
-    def kernel(x, index, places):
+    def kernel(x, index, slots):
         total = nl.ndarray((24, 40), nl.float32, buffer=nl.psum)
         operand = nl.load(x)
         nisa.nc_matmul(
-            dst=total.indirect(nl.load(places), 20), stationary=operand[:, :24], moving=operand[:, :20]
+            dst=total.indirect(nl.load(slots), 20), stationary=operand[:, :24], moving=operand[:, :20]
         )
         states.append(total.storage.validity.states(*total.byte_view()[1:]))
         return x
 
     states: list[Any] = []
-    places = np.random.default_rng(9).permutation(40)[:24].reshape(24, 1).astype("uint16")
+    slots = np.random.default_rng(9).permutation(40)[:24].reshape(24, 1).astype("uint16")
     ones = np.ones((64, FREE), "float16")
-    launch(kernel, [((ones, None, places), {})], hardware("trn3"))
+    launch(kernel, [((ones, None, slots), {})], hardware("trn3"))
     expected = np.full((24, 40), EMPTY)
-    expected[:, places[:20, 0]] = ACCUMULATED
+    expected[:, slots[:20, 0]] = ACCUMULATED
     np.testing.assert_array_equal(states[0], expected)
 
 
@@ -319,9 +319,9 @@ def test_a_replayed_launch_reads_its_own_offsets(scatter: bool) -> None:
         index = _index(rng, 16, 1)
         data = _data(rng, 16, 16 if scatter else FREE)
         before = _data(rng, 16, FREE if scatter else 16)
-        given = [((data, index, before, False, scatter), {})]
-        seen = world.launch(moved, given, Mode.replay).outputs[0]
-        np.testing.assert_array_equal(seen, world.launch(moved, given).outputs[0])
+        launches = [((data, index, before, False, scatter), {})]
+        seen = world.launch(moved, launches, Mode.replay).outputs[0]
+        np.testing.assert_array_equal(seen, world.launch(moved, launches).outputs[0])
     assert world.replays.report.hits == 2
 
 
@@ -349,8 +349,8 @@ def test_a_dry_run_counts_a_scattered_tile_as_written() -> None:
         nl.store(out, tile)
         return out
 
-    given = ((np.ones((16, 16), np.float32), np.zeros((16, 1), np.uint16)), {})
-    done = launch(kernel, [given], target_hardware("trn3"), mode=Mode.dry)
+    arguments = ((np.ones((16, 16), np.float32), np.zeros((16, 1), np.uint16)), {})
+    done = launch(kernel, [arguments], target_hardware("trn3"), mode=Mode.dry)
     assert len(done.streams[0]) == 4
 
 
@@ -358,8 +358,8 @@ def test_a_dry_run_counts_a_scattered_tile_as_written() -> None:
 
 
 @nki.jit
-def windowed(data, at, width, way):
-    tile, where = nl.load(data), nl.load(at)
+def windowed(data, offset, width, way):
+    tile, where = nl.load(data), nl.load(offset)
     p, free = data.shape
     result = nl.ndarray((p, free), nl.float32)
     nisa.memset(dst=result, value=0.0)
@@ -377,20 +377,20 @@ def windowed(data, at, width, way):
 
 @pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
 @pytest.mark.parametrize(
-    ("way", "at", "start"), [("ap", 0, 0), ("ap", 13, 13), ("select", 3, 24), ("select", 0, 0)]
+    ("way", "offset", "start"), [("ap", 0, 0), ("ap", 13, 13), ("select", 3, 24), ("select", 0, 0)]
 )
-def test_a_run_time_offset_moves_an_operand_of_any_engine(monkeypatch, target, way, at, start) -> None:
+def test_a_run_time_offset_moves_an_operand_of_any_engine(monkeypatch, target, way, offset, start) -> None:
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", target)
     data = _data(np.random.default_rng(1), 17)
     expected = np.zeros_like(data)
     expected[:, start : start + 8] = 2 * data[:, start : start + 8]
-    np.testing.assert_array_equal(windowed(data, np.array([[at]], np.int32), 8, way), expected)
+    np.testing.assert_array_equal(windowed(data, np.array([[offset]], np.int32), 8, way), expected)
 
 
-@pytest.mark.parametrize(("way", "at"), [("ap", 33), ("ap", -1), ("select", 5)])
-def test_a_run_time_offset_that_leaves_the_tile_is_refused(way: str, at: int) -> None:
+@pytest.mark.parametrize(("way", "offset"), [("ap", 33), ("ap", -1), ("select", 5)])
+def test_a_run_time_offset_that_leaves_the_tile_is_refused(way: str, offset: int) -> None:
     with pytest.raises(OutOfBounds, match="NKW-OOB"):
-        windowed(_data(np.random.default_rng(1), 17), np.array([[at]], np.int32), 8, way)
+        windowed(_data(np.random.default_rng(1), 17), np.array([[offset]], np.int32), 8, way)
 
 
 def test_the_partition_dim_is_not_addressed_at_run_time() -> None:
@@ -471,29 +471,31 @@ def test_rules_of_indirection() -> None:
     # A list for groups of 32 is too long for the Vector engine, whose groups have 16 partitions.
     long = tile((32, 8)).indirect(tile((32, 1), "uint16"), 17)
     refuses("NKW-INDIRECT-COUNT", "trn3", "tensor_copy", **_copy(dst=tile((32, 17)), src=long))
-    below = tile((32, 8)).indirect(tile((32, 1), "uint16", at=32), 16)
+    below = tile((32, 8)).indirect(tile((32, 1), "uint16", start_partition=32), 16)
     refuses("NKW-INDIRECT-START", "trn3", "tensor_copy", **_copy(src=below))
-    beside = tile((16, 8), at=16).indirect(tile((16, 1), "uint16", at=16), 16)
-    refuses("NKW-PARTITION-START", "trn3", "tensor_copy", **_copy(dst=tile((16, 16)), src=beside))
+    shifted = tile((16, 8), start_partition=16).indirect(tile((16, 1), "uint16", start_partition=16), 16)
+    refuses("NKW-PARTITION-START", "trn3", "tensor_copy", **_copy(dst=tile((16, 16)), src=shifted))
 
 
 def test_rules_of_scatters() -> None:
-    def into(buffer, at=0):
-        return tile((32, 16), buffer=buffer).indirect(tile((32, 1), "uint16", at=at), 16)
+    def into(buffer, start_partition=0):
+        return tile((32, 16), buffer=buffer).indirect(
+            tile((32, 1), "uint16", start_partition=start_partition), 16
+        )
 
-    given = {"op": nl.exp, "data": tile((32, 16))}
-    plan("trn3", "activation", dst=into(nl.sbuf), **given)
-    refuses("NKW-INDIRECT-SCATTER", "trn3", "activation", dst=into(nl.psum), **given)
+    operands = {"op": nl.exp, "data": tile((32, 16))}
+    plan("trn3", "activation", dst=into(nl.sbuf), **operands)
+    refuses("NKW-INDIRECT-SCATTER", "trn3", "activation", dst=into(nl.psum), **operands)
     plan("trn3", "tensor_copy", dst=into(nl.psum), src=tile((32, 16)))
     refuses("NKW-INDIRECT-START", "trn3", "tensor_copy", dst=into(nl.sbuf, 32), src=tile((32, 16)))
     plan("trn3", "tensor_copy", dst=into(nl.sbuf, 32), src=tile((32, 16), buffer=nl.psum))
 
 
 def test_rules_of_nc_matmul() -> None:
-    def call(kind="bfloat16", **changes):
-        moving = tile((64, 40), kind).indirect(tile((64, 1), "uint16"), 20)
+    def call(dtype="bfloat16", **changes):
+        moving = tile((64, 40), dtype).indirect(tile((64, 1), "uint16"), 20)
         dst = tile((24, 20), buffer=nl.psum)
-        return {"dst": dst, "stationary": tile((64, 24), kind), "moving": moving, **changes}
+        return {"dst": dst, "stationary": tile((64, 24), dtype), "moving": moving, **changes}
 
     plan("trn3", "nc_matmul", **call())
     refuses("NKW-MATMUL-INDIRECT", "trn3", "nc_matmul", **call("float32"))
@@ -518,10 +520,12 @@ def test_nc_matmul_mx_scatters_and_says_that_it_does_not_gather() -> None:
 
 
 def test_the_other_dma_instructions_take_no_indirect_tile() -> None:
-    given = _copy()
-    refuses("NKW-INDIRECT", "trn3", "dma_compute", dst=given["dst"], srcs=[given["src"]], reduce_op=nl.add)
-    plan("trn3", "dma_copy", **given)
-    refuses("NKW-INDIRECT-CHIP", "trn2", "dma_copy", **given)
+    operands = _copy()
+    refuses(
+        "NKW-INDIRECT", "trn3", "dma_compute", dst=operands["dst"], srcs=[operands["src"]], reduce_op=nl.add
+    )
+    plan("trn3", "dma_copy", **operands)
+    refuses("NKW-INDIRECT-CHIP", "trn2", "dma_copy", **operands)
     gathered = tile((32, 8), "float16").indirect(tile((32, 1), "uint16"), 16)
     with pytest.raises(NkwError):
         plan("trn3", "dma_transpose", dst=tile((16, 32), "float16"), src=gathered)

@@ -155,9 +155,9 @@ def test_refuses_more_than_128_partitions(name: str, operand: str) -> None:
 @pytest.mark.parametrize(("name", "operand"), OPERANDS)
 def test_starts_on_a_quadrant(name: str, operand: str) -> None:
     call = CALLS[name](16)
-    refuses("NKW-PARTITION-START", "trn3", name, **{**call, operand: like(call[operand], at=16)})
+    refuses("NKW-PARTITION-START", "trn3", name, **{**call, operand: like(call[operand], start_partition=16)})
     if name != "local_gather":  # whose operands share their cores
-        plan("trn3", name, **{**call, operand: like(call[operand], at=32)})
+        plan("trn3", name, **{**call, operand: like(call[operand], start_partition=32)})
 
 
 @pytest.mark.parametrize(("name", "operand"), OPERANDS)

@@ -80,8 +80,10 @@ def test_refuses_an_operand_of_129_partitions(name: str, operand: str) -> None:
 @pytest.mark.parametrize(("name", "operand"), TILE_OPERANDS)
 def test_refuses_an_operand_between_quadrants(name: str, operand: str) -> None:
     value = healthy(name)[operand]
-    refuses("NKW-PARTITION-START", "trn2", name, **healthy(name, **{operand: like(value, at=16)}))
-    plan("trn2", name, **healthy(name, **{operand: like(value, at=32)}))
+    refuses(
+        "NKW-PARTITION-START", "trn2", name, **healthy(name, **{operand: like(value, start_partition=16)})
+    )
+    plan("trn2", name, **healthy(name, **{operand: like(value, start_partition=32)}))
 
 
 @pytest.mark.parametrize(("name", "operand"), TILE_OPERANDS)
@@ -157,7 +159,7 @@ def test_start_partitions_by_the_number_of_partitions(
 ) -> None:
     chip = hardware(target)
     for start in range(129 - partitions):
-        operand = tile((partitions, 4), at=start)
+        operand = tile((partitions, 4), start_partition=start)
         if start in starts:
             rules.starts_on_quadrant(chip, "dst", operand)
         else:
@@ -217,10 +219,10 @@ def test_steps_of_a_free_dim_are_at_most_32767_elements(name: str, operand: str,
     value = healthy(name)[operand]
     shape, free = value.shape, value.free_size
     row = free * abs(stride)
-    whole = tile((shape[0], row), str(value.dtype), value.buffer)
+    allocation = tile((shape[0], row), str(value.dtype), value.buffer)
     first = row - 1 if stride < 0 else 0
     inner = tuple(stride * size for size in NkiTensor(shape, value.dtype, value.storage).strides[1:])
-    strided = NkiTensor.from_storage(shape, value.dtype, whole.storage, (row, *inner), first)
+    strided = NkiTensor.from_storage(shape, value.dtype, allocation.storage, (row, *inner), first)
     if free == 1 or abs(stride) <= 32767:
         rules.strides_within_limit(hardware("trn2"), operand, strided)
     else:
@@ -229,21 +231,21 @@ def test_steps_of_a_free_dim_are_at_most_32767_elements(name: str, operand: str,
 
 @pytest.mark.parametrize(("rows", "accepted"), [(32767, True), (32768, False)])
 def test_rows_of_a_block_are_at_most_a_stride_apart(rows: int, accepted: bool) -> None:
-    whole = tile((2, 3, rows), "uint8")
-    part = NkiTensor.from_storage((2, 3, 8), whole.dtype, whole.storage, whole.strides, 0)
-    alone = NkiTensor.from_storage((2, 1, 8), whole.dtype, whole.storage, whole.strides, 0)
-    rules.strides_within_limit(hardware("trn2"), "dst", whole)  # its rows follow one another
+    allocation = tile((2, 3, rows), "uint8")
+    block = NkiTensor.from_storage((2, 3, 8), allocation.dtype, allocation.storage, allocation.strides, 0)
+    alone = NkiTensor.from_storage((2, 1, 8), allocation.dtype, allocation.storage, allocation.strides, 0)
+    rules.strides_within_limit(hardware("trn2"), "dst", allocation)  # its rows follow one another
     plan("trn2", "memset", dst=alone, value=1)
     if accepted:
-        plan("trn2", "memset", dst=part, value=1)
+        plan("trn2", "memset", dst=block, value=1)
     else:
-        refuses("NKW-STRIDE", "trn2", "memset", dst=part, value=1)
+        refuses("NKW-STRIDE", "trn2", "memset", dst=block, value=1)
 
 
 def test_a_dma_is_bound_by_no_limit_of_an_access_pattern() -> None:
-    whole = tile((2, 3, 40000), "uint8")
-    part = NkiTensor.from_storage((2, 3, 8), whole.dtype, whole.storage, whole.strides, 0)
-    plan("trn2", "dma_copy", dst=tile((2, 3, 8), "uint8"), src=part)
+    allocation = tile((2, 3, 40000), "uint8")
+    block = NkiTensor.from_storage((2, 3, 8), allocation.dtype, allocation.storage, allocation.strides, 0)
+    plan("trn2", "dma_copy", dst=tile((2, 3, 8), "uint8"), src=block)
     plan("trn2", "dma_copy", dst=tile((2, 70000), "uint8"), src=tile((2, 70000), "uint8", HBM))
 
 

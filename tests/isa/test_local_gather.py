@@ -41,7 +41,7 @@ test_refuses_and_accepts_the_twin = twins(
         {"dst": tile((24, 48)), "src_buffer": tile((24, 100)), "index": tile((24, 3), "uint16")},
         {"dst": tile((16, 48)), "src_buffer": tile((16, 100)), "index": tile((16, 3), "uint16")},
     ),
-    ("NKW-GATHER-SAME-CORES", {"index": tile((32, 3), "uint16", at=32)}, {}),
+    ("NKW-GATHER-SAME-CORES", {"index": tile((32, 3), "uint16", start_partition=32)}, {}),
     ("NKW-GATHER-COUNT", {"num_valid_indices": 49, "dst": tile((32, 49))}, {"num_valid_indices": 48}),
     ("NKW-GATHER-COUNT", {"num_valid_indices": 0}, {"num_valid_indices": 1, "dst": tile((32, 1))}),
     (

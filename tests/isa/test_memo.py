@@ -37,8 +37,8 @@ _known = Memo()
 def tile(
     shape: tuple[int, ...] = (128, 64), buffer: MemoryRegion = MemoryRegion.sbuf, dtype: str = "float32"
 ) -> NkiTensor:
-    kind = as_dtype(dtype)
-    return NkiTensor(shape, kind, Storage(shape, kind, buffer, ""))
+    element = as_dtype(dtype)
+    return NkiTensor(shape, element, Storage(shape, element, buffer, ""))
 
 
 def planned(instruction: str, /, *args: Any, chip: Hardware = CHIP, **kwargs: Any) -> Plan:
@@ -88,7 +88,7 @@ def test_a_template_over_new_tiles_is_the_plan_of_the_planner() -> None:
     assert again.reads == anew.reads == (stationary, moving)
     assert again.writes == anew.writes == (dst,)
     values = np.random.default_rng(0).standard_normal((128, 576), np.float32)
-    results = [each.compute(values[:, :64], values[:, 64:])[0] for each in (again, anew)]
+    results = [plan.compute(values[:, :64], values[:, 64:])[0] for plan in (again, anew)]
     assert np.array_equal(*results)
 
 
@@ -128,11 +128,11 @@ def test_a_refused_call_is_refused_however_often_one_like_it_passed(accepted, re
 
 @pytest.mark.parametrize("partitions", [127, 128])
 def test_a_tile_of_another_layout_is_another_call(partitions: int) -> None:
-    whole = tile((128, 64))
+    full_tile = tile((128, 64))
     for _ in range(3):
-        planned("tensor_copy", tile((partitions, 64)), whole[0:partitions])
+        planned("tensor_copy", tile((partitions, 64)), full_tile[0:partitions])
         with pytest.raises(RuleViolation, match=r"NKW-PARTITIONS-AGREE|NKW-PARTITION-START"):
-            planned("tensor_copy", tile((partitions, 64)), whole[1:partitions])
+            planned("tensor_copy", tile((partitions, 64)), full_tile[1:partitions])
 
 
 def test_zero_is_told_from_minus_zero_and_a_number_from_a_truth() -> None:
@@ -168,16 +168,16 @@ def test_values_that_may_change_are_planned_anew() -> None:
 
 @pytest.mark.slow
 def test_a_template_holds_no_bytes_of_a_launch() -> None:
-    held = []
+    references = []
     for _ in range(3):
         operands = tile(), tile(), tile((128, 1))
         planned("activation", operands[0], nl.exp, operands[1], bias=operands[2])
         planned("tensor_scalar", operands[0], operands[1], nl.add, operands[2])
-        held += [weakref.ref(operand.storage.array) for operand in operands]
+        references += [weakref.ref(operand.storage.array) for operand in operands]
         del operands
     gc.collect()
     assert templates() == 2
-    assert [reference() for reference in held] == [None] * 9
+    assert [reference() for reference in references] == [None] * 9
 
 
 def test_functions_of_operands_that_are_columns_take_the_new_ones() -> None:

@@ -89,13 +89,13 @@ test_quantize_refuses_and_accepts_the_twin = twins(
     ),
     (
         "NKW-MX-SCALE-START",
-        quantizing(32, dst_scale=tile((4, 4), "uint8", at=16)),
-        quantizing(32, dst_scale=tile((4, 4), "uint8", at=12)),
+        quantizing(32, dst_scale=tile((4, 4), "uint8", start_partition=16)),
+        quantizing(32, dst_scale=tile((4, 4), "uint8", start_partition=12)),
     ),
     (
         "NKW-MX-SCALE-START",
-        quantizing(32, dst_scale=tile((4, 4), "uint8", at=2)),
-        quantizing(32, dst_scale=tile((4, 4), "uint8", at=36)),
+        quantizing(32, dst_scale=tile((4, 4), "uint8", start_partition=2)),
+        quantizing(32, dst_scale=tile((4, 4), "uint8", start_partition=36)),
     ),
 )
 

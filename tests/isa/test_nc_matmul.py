@@ -18,7 +18,7 @@ from tests.isa.tiles import PSUM, TARGETS, Fresh, execute, healthy, plan, refuse
 _MODE = nisa.matmul_perf_mode
 
 
-def _whole(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+def _whole_numbers(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     """Whole numbers that every input dtype holds, and whose float32 sums of products are exact in any order."""
     return np.random.default_rng(seed).integers(-8, 9, shape).astype(STORAGE[dtype])
 
@@ -33,7 +33,7 @@ def _product(stationary: np.ndarray, moving: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3", "float8_e5m2"])
 @pytest.mark.parametrize(("k", "m", "n"), [(1, 1, 1), (127, 128, 33), (128, 127, 512), (64, 5, 129)])
 def test_whole_numbers_are_multiplied_exactly(target: str, dtype: str, k: int, m: int, n: int) -> None:
-    stationary, moving = _whole(dtype, (k, m), 1), _whole(dtype, (k, n), 2)
+    stationary, moving = _whole_numbers(dtype, (k, m), 1), _whole_numbers(dtype, (k, n), 2)
     done = execute(target, "nc_matmul", dst=Fresh((m, n), buffer=PSUM), stationary=stationary, moving=moving)
     assert_same(done["dst"], _product(stationary, moving))
 
@@ -50,7 +50,7 @@ def test_sums_stay_within_the_error_of_float32_summation() -> None:
 
 
 def test_free_dims_are_flattened() -> None:
-    stationary, moving = _whole("bfloat16", (6, 2, 4), 1), _whole("bfloat16", (6, 3, 5), 2)
+    stationary, moving = _whole_numbers("bfloat16", (6, 2, 4), 1), _whole_numbers("bfloat16", (6, 3, 5), 2)
     done = execute(
         "trn1", "nc_matmul", dst=Fresh((8, 5, 3), buffer=PSUM), stationary=stationary, moving=moving
     )["dst"]
@@ -134,9 +134,12 @@ def _accumulated(target: str, writes: list[tuple[slice, bool | None]]) -> np.nda
         stationary, row = nl.load(identity), nl.load(ones)
         total = nl.ndarray((4, 6), nl.float32, nl.psum)
         for columns, accumulate in writes:
-            part = total[:, columns]
+            accumulator = total[:, columns]
             nisa.nc_matmul(
-                dst=part, stationary=stationary, moving=row[:, 0 : part.shape[1]], accumulate=accumulate
+                dst=accumulator,
+                stationary=stationary,
+                moving=row[:, 0 : accumulator.shape[1]],
+                accumulate=accumulate,
             )
         out = nl.ndarray((4, 6), nl.float32, nl.shared_hbm)
         tile_ = nl.ndarray((4, 6), nl.float32)
@@ -221,7 +224,7 @@ def test_transpose_mode_moves_bits_from_gen3_on(dtype: str) -> None:
 
 
 def test_transpose_mode_needs_an_identity() -> None:
-    data = _whole("float32", (8, 4), 1)
+    data = _whole_numbers("float32", (8, 4), 1)
     for moving in (2 * np.eye(8, dtype=np.float32), np.eye(8, dtype=np.float32)[::-1].copy()):
         with pytest.raises(RuleViolation, match="NKW-TRANSPOSE-IDENTITY"):
             execute(
@@ -236,7 +239,10 @@ def test_transpose_mode_needs_an_identity() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_double_row_contracts_two_rows_per_partition(target: str) -> None:
-    stationary, moving = _whole("float8_e4m3", (16, 2, 5), 1), _whole("float8_e4m3", (16, 2, 7), 2)
+    stationary, moving = (
+        _whole_numbers("float8_e4m3", (16, 2, 5), 1),
+        _whole_numbers("float8_e4m3", (16, 2, 7), 2),
+    )
     for mode in (_MODE.double_row, "double_row"):
         planned = {
             "dst": tile((5, 7), buffer=PSUM),
@@ -321,7 +327,7 @@ def test_an_operand_fits_its_tile_of_the_array() -> None:
 
 
 def test_tiling_and_hints_do_not_change_values() -> None:
-    ones = [_whole("bfloat16", (32, columns), columns) % 2 for columns in (5, 7)]
+    ones = [_whole_numbers("bfloat16", (32, columns), columns) % 2 for columns in (5, 7)]
     stationary, moving = (np.abs(values).astype(values.dtype) for values in ones)
     call = {"dst": Fresh((5, 7), buffer=PSUM), "stationary": stationary, "moving": moving}
     for changes in (

@@ -45,8 +45,8 @@ test_refuses_and_accepts_the_twin = twins(
     ),
     (
         "NKW-SHUFFLE-START",
-        {"dst": tile((64, 6)), "src": tile((32, 6), at=32), "shuffle_mask": [0] * 32},
-        {"dst": tile((32, 6), at=96), "src": tile((32, 6), at=32)},
+        {"dst": tile((64, 6)), "src": tile((32, 6), start_partition=32), "shuffle_mask": [0] * 32},
+        {"dst": tile((32, 6), start_partition=96), "src": tile((32, 6), start_partition=32)},
     ),
 )
 

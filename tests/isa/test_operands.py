@@ -14,8 +14,8 @@ from simulate.numerics import as_dtype
 
 
 def tensor(shape: tuple[int, ...], dtype: str = "float32", region: MemoryRegion = nl.sbuf) -> NkiTensor:
-    kind = as_dtype(dtype)
-    return NkiTensor(shape, kind, Storage(shape, kind, region, ""))
+    element = as_dtype(dtype)
+    return NkiTensor(shape, element, Storage(shape, element, region, ""))
 
 
 def refused(code: str, name: str, *args: object, **kwargs: object) -> None:

@@ -17,10 +17,10 @@ def copied(step: int, move: Callable[..., object]) -> Callable[..., object]:
     @nki.jit
     def kernel(x):
         out = nl.ndarray((32 // step, 8), dtype=x.dtype, buffer=nl.shared_hbm)
-        whole = nl.load(x)
-        part = nl.ndarray((32 // step, 8), dtype=x.dtype)
-        move(dst=part, src=whole[::step])
-        nisa.dma_copy(dst=out, src=part)
+        loaded = nl.load(x)
+        strided = nl.ndarray((32 // step, 8), dtype=x.dtype)
+        move(dst=strided, src=loaded[::step])
+        nisa.dma_copy(dst=out, src=strided)
         return out
 
     return kernel

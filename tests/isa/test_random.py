@@ -68,8 +68,8 @@ def test_a_seed_repeats_its_numbers_and_another_does_not(target):
     def kernel(seeds):
         loaded = nl.load(seeds)
         tiles = []
-        for at in (0, 1, 0):
-            nisa.set_rng_seed(src_seeds=loaded[0:1, at : at + 1])
+        for index in (0, 1, 0):
+            nisa.set_rng_seed(src_seeds=loaded[0:1, index : index + 1])
             bits = nl.ndarray((128, 8), dtype=nl.uint32)
             nisa.rng(dst=bits)
             tiles.append(out_of(bits))
@@ -82,17 +82,21 @@ def test_a_seed_repeats_its_numbers_and_another_does_not(target):
 
 
 def test_numbers_go_on_where_they_stopped():
-    def kernel(parts, x):
+    def kernel(column_slices, x):
         result = nl.ndarray((16, 10), dtype=nl.uint32)
-        for part in parts:
-            nisa.rng(dst=result[:, part])
+        for columns in column_slices:
+            nisa.rng(dst=result[:, columns])
         return out_of(result)
 
-    whole, parted = (
-        run(lambda x, parts=parts: kernel(parts, x), np.zeros((1, 1), np.float32), target="trn2")
-        for parts in ([slice(0, 10)], [slice(0, 3), slice(3, 10)])
+    together, parted = (
+        run(
+            lambda x, column_slices=column_slices: kernel(column_slices, x),
+            np.zeros((1, 1), np.float32),
+            target="trn2",
+        )
+        for column_slices in ([slice(0, 10)], [slice(0, 3), slice(3, 10)])
     )
-    assert_same_bits(whole, parted)
+    assert_same_bits(together, parted)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "float32"])

@@ -147,13 +147,13 @@ def test_what_every_rank_gets(dtype: str, order: list[int]) -> None:
 
     def kernel(share):
         group = ncc.ReplicaGroup([order])
-        given = nl.ndarray(share.shape, share.dtype, nl.hbm)
-        nisa.dma_copy(dst=given, src=share)
+        source = nl.ndarray(share.shape, share.dtype, nl.hbm)
+        nisa.dma_copy(dst=source, src=share)
         outs = [nl.ndarray(shape, share.dtype, nl.shared_hbm) for shape in ((6, 4), (6, 4), (18, 4), (2, 4))]
-        ncc.all_reduce([given], [outs[0]], group, nl.add)
-        ncc.all_reduce([given], [outs[1]], group, nl.maximum)
-        ncc.all_gather([given], [outs[2]], group, 0)
-        ncc.reduce_scatter([given], [outs[3]], group, 0, nl.add)
+        ncc.all_reduce([source], [outs[0]], group, nl.add)
+        ncc.all_reduce([source], [outs[1]], group, nl.maximum)
+        ncc.all_gather([source], [outs[2]], group, 0)
+        ncc.reduce_scatter([source], [outs[3]], group, 0, nl.add)
         return tuple(outs)
 
     outputs = launch(kernel, [((share,), {}) for share in shares], hardware("trn2")).outputs
@@ -162,8 +162,8 @@ def test_what_every_rank_gets(dtype: str, order: list[int]) -> None:
         assert_same(total, (sum(wide)).astype(STORAGE[dtype]))
         assert_same(largest, np.max(wide, axis=0))
         assert_same_bits(gathered, np.concatenate([shares[other] for other in order]))
-        at = 2 * order.index(rank)
-        assert_same(chunk, total[at : at + 2])
+        first = 2 * order.index(rank)
+        assert_same(chunk, total[first : first + 2])
 
 
 def test_members_that_disagree_are_named() -> None:
@@ -191,8 +191,10 @@ def test_a_core_barrier_needs_two_cores(target: str) -> None:
         assert made.engine is engine and made.rendezvous is not None
         assert made.rendezvous.members == (0, 1) and not made.rendezvous.by_rank
     assert plan(target, "core_barrier", **_barrier()).engine is Engine.gpsimd
-    own = [plan(target, "core_barrier", **_barrier(data=tile((1, 1), "int32"))).rendezvous for _ in range(2)]
-    assert own[0].terms == own[1].terms  # each core means its own tile
+    rendezvous = [
+        plan(target, "core_barrier", **_barrier(data=tile((1, 1), "int32"))).rendezvous for _ in range(2)
+    ]
+    assert rendezvous[0].terms == rendezvous[1].terms  # each core means its own tile
     for changes, code in (
         ({"cores": (0,)}, "NKW-BARRIER-CORES"),
         ({"cores": (1, 0)}, "NKW-BARRIER-CORES"),

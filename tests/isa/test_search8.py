@@ -44,12 +44,12 @@ def test_nan_counts_as_the_largest() -> None:
 
 def _find(row: list[float], wanted: list[float], missing: int) -> list[int]:
     taken: set[int] = set()
-    found = []
+    indices = []
     for value in wanted:
-        at = next((i for i, x in enumerate(row) if x == value and i not in taken), missing)
-        taken.add(at)
-        found.append(at)
-    return found
+        index = next((i for i, x in enumerate(row) if x == value and i not in taken), missing)
+        taken.add(index)
+        indices.append(index)
+    return indices
 
 
 @pytest.mark.parametrize("index", ["uint16", "uint32"])
@@ -69,9 +69,9 @@ def test_nc_find_index8_takes_successive_occurrences(dtype: str, shape: tuple[in
 def test_the_maxima_of_a_row_are_found_again_and_all_differ() -> None:
     data = _data("bfloat16", (128, 200))
     largest = execute("trn1", "max8", dst=Fresh((128, 8)), src=data)["dst"]
-    places = execute("trn1", "nc_find_index8", dst=Fresh((128, 8), "uint32"), data=data, vals=largest)["dst"]
-    assert_same(np.take_along_axis(data, places.astype(np.int64), axis=1), largest)
-    assert all(len(set(row)) == 8 for row in places.tolist())
+    indices = execute("trn1", "nc_find_index8", dst=Fresh((128, 8), "uint32"), data=data, vals=largest)["dst"]
+    assert_same(np.take_along_axis(data, indices.astype(np.int64), axis=1), largest)
+    assert all(len(set(row)) == 8 for row in indices.tolist())
 
 
 def test_a_value_that_is_missing_gives_all_ones() -> None:
@@ -84,12 +84,12 @@ def test_a_value_that_is_missing_gives_all_ones() -> None:
 
 def _match(row: list[float], wanted: list[float], imm: float, missing: int) -> tuple[list[float], list[int]]:
     replaced, left = list(row), [True] * len(row)
-    places = [missing] * 8
+    indices = [missing] * 8
     for slot in reversed(range(8)):
-        at = next((i for i, x in enumerate(row) if x == wanted[slot] and left[i]), None)
-        if at is not None:
-            replaced[at], left[at], places[slot] = imm, False, at
-    return replaced, places
+        index = next((i for i, x in enumerate(row) if x == wanted[slot] and left[i]), None)
+        if index is not None:
+            replaced[index], left[index], indices[slot] = imm, False, index
+    return replaced, indices
 
 
 @pytest.mark.parametrize("imm", [-1.5, 3.0, float("-inf")])
@@ -112,7 +112,7 @@ def test_nc_match_replace8_serves_slots_from_the_last(dtype: str, shape: tuple[i
         dst_idx=Fresh((shape[0], 8), "uint32"),
     )
     assert_same(done["dst"].reshape(shape[0], -1), np.array([replaced for replaced, _ in pairs]))
-    assert done["dst_idx"].tolist() == [places for _, places in pairs]
+    assert done["dst_idx"].tolist() == [indices for _, indices in pairs]
 
 
 def test_the_published_example_of_nc_match_replace8() -> None:

@@ -91,11 +91,11 @@ def test_each_core_gets_what_the_other_sent(engine):
 def test_a_core_that_names_itself_is_refused(named, culprit, mode):
     def kernel(x):
         peer = named[nl.program_id(0)]
-        part = nl.load(x)
-        nisa.sendrecv(src=part, dst=part, send_to_rank=peer, recv_from_rank=peer, pipe_id=0)
+        exchanged = nl.load(x)
+        nisa.sendrecv(src=exchanged, dst=exchanged, send_to_rank=peer, recv_from_rank=peer, pipe_id=0)
         out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
         if nl.program_id(0) == 0:
-            nisa.dma_copy(dst=out, src=part)
+            nisa.dma_copy(dst=out, src=exchanged)
         return out
 
     before = threading.active_count()
@@ -128,8 +128,10 @@ def test_cores_that_disagree_are_named_and_a_lone_one_is_a_deadlock():
     def kernel(x, width, lone):
         core = nl.program_id(0)
         if core == 0 or not lone:
-            part = nl.load(x[0:1, : width[core]])
-            nisa.sendrecv(src=part, dst=part, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
+            exchanged = nl.load(x[0:1, : width[core]])
+            nisa.sendrecv(
+                src=exchanged, dst=exchanged, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0
+            )
         out = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.shared_hbm)
         nisa.dma_copy(dst=out, src=x[0:1, 0:1])
         return out

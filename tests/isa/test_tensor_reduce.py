@@ -33,17 +33,17 @@ BITS: dict[str, Callable[[int, int], int]] = {
 def _rows(data: np.ndarray, axes: int) -> list[tuple[tuple[int, ...], list[float]]]:
     """Each index that is kept, and the elements reduced into it, in streaming order."""
     kept = data.shape[: data.ndim - axes]
-    return [(at, data[at].reshape(-1).tolist()) for at in itertools.product(*map(range, kept))]
+    return [(index, data[index].reshape(-1).tolist()) for index in itertools.product(*map(range, kept))]
 
 
 def _folded(function: Callable[[list[Any]], Any], data: np.ndarray, axes: int) -> np.ndarray:
     result = np.zeros(data.shape[: data.ndim - axes], np.float64)
-    for at, row in _rows(data, axes):
-        result[at] = function(row)
+    for index, row in _rows(data, axes):
+        result[index] = function(row)
     return result
 
 
-def _whole(shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
+def _whole_numbers(shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
     """Small whole numbers, whose float32 sums are exact in any order."""
     return np.random.default_rng(3).integers(0, 5, shape).astype(sample(dtype, (1,)).dtype)
 
@@ -54,7 +54,7 @@ def _whole(shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
     ("shape", "axes"), [((1, 5), 1), ((127, 3, 7), 1), ((128, 3, 7), 2), ((5, 2, 3, 4), 3)]
 )
 def test_reduces_trailing_dims(name: str, dtype: str, shape: tuple[int, ...], axes: int) -> None:
-    data = _whole(shape, dtype)
+    data = _whole_numbers(shape, dtype)
     expected = _folded(FOLDS[name], data.astype(np.float64), axes)
     result = (shape[0], *shape[1 : len(shape) - axes]) if axes < len(shape) - 1 else (shape[0], 1)
     trailing = tuple(range(len(shape) - axes, len(shape)))
@@ -89,7 +89,7 @@ def test_sums_stay_within_the_error_of_float32_summation() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int16", "uint8"])
 def test_the_result_is_rounded_once(dtype: str) -> None:
-    data = Given(_whole((7, 300)), PSUM)
+    data = Given(_whole_numbers((7, 300)), PSUM)
     done = execute("trn2", "tensor_reduce", dst=Fresh((7, 1), dtype), op=nl.add, data=data, axis=1)["dst"]
     assert_same(done[:, 0], through_float32(data.values.astype(np.float64).sum(axis=1), dtype))
 

@@ -92,7 +92,9 @@ def test_load_reduce_starts_from_imm1_of_each_partition(op1):
 
 def test_reduce_carries_on_where_the_last_instruction_stopped():
     src = sample("float32", (5, 16))
-    whole = execute("trn2", NAME, dst=Fresh((5, 16)), src=src, op0=nl.add, op1=nl.subtract, imm0=1.0)["dst"]
+    expected = execute("trn2", NAME, dst=Fresh((5, 16)), src=src, op0=nl.add, op1=nl.subtract, imm0=1.0)[
+        "dst"
+    ]
     common = {"op0": nl.add, "op1": nl.subtract, "imm0": 1.0}
     halves = execute_all(
         "trn2",
@@ -101,15 +103,15 @@ def test_reduce_carries_on_where_the_last_instruction_stopped():
             (NAME, {"dst": Fresh((5, 8)), "src": src[:, :8].copy(), **common}),
         ],
     )["dst"]
-    assert_same(halves, whole[:, :8])
+    assert_same(halves, expected[:, :8])
 
     def kernel(x):
         out = nl.ndarray((5, 16), dtype=nl.float32, buffer=nl.shared_hbm)
         tile_, result = nl.load(x), nl.ndarray((5, 16), dtype=nl.float32)
-        for part, command in ((slice(0, 7), CMD.reset_reduce), (slice(7, 16), CMD.reduce)):
+        for columns, command in ((slice(0, 7), CMD.reset_reduce), (slice(7, 16), CMD.reduce)):
             nisa.tensor_scalar_cumulative(
-                dst=result[:, part],
-                src=tile_[:, part],
+                dst=result[:, columns],
+                src=tile_[:, columns],
                 op0=nl.add,
                 op1=nl.subtract,
                 imm0=1.0,
@@ -120,7 +122,7 @@ def test_reduce_carries_on_where_the_last_instruction_stopped():
 
     import simulate
 
-    assert_same(simulate.launch(kernel, [((src,), {})]).outputs[0], whole)
+    assert_same(simulate.launch(kernel, [((src,), {})]).outputs[0], expected)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "uint16", "float8_e4m3"])

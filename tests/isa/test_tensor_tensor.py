@@ -49,7 +49,7 @@ def test_32_bit_integers_are_exact_on_gpsimd_and_wrap(name: str, dtype: str) -> 
 
 
 def test_who_does_tensor_tensor() -> None:
-    whole = {"data1": tile((8, 8), "int32"), "data2": tile((8, 8), "uint32"), "dst": tile((8, 8), "int32")}
+    operands = {"data1": tile((8, 8), "int32"), "data2": tile((8, 8), "uint32"), "dst": tile((8, 8), "int32")}
     for op, changes, engine in (
         (nl.add, {}, Engine.gpsimd),
         (nl.maximum, {}, Engine.vector),
@@ -59,9 +59,9 @@ def test_who_does_tensor_tensor() -> None:
         (nl.bitwise_and, {}, Engine.vector),
         (nl.power, {}, Engine.gpsimd),
     ):
-        assert plan("trn1", "tensor_tensor", **{**whole, **changes}, op=op).engine is engine
-    refuses("NKW-ENGINE", "trn1", "tensor_tensor", **whole, op=nl.power, engine=Engine.vector)
-    refuses("NKW-ENGINE", "trn1", "tensor_tensor", **whole, op=nl.add, engine=Engine.scalar)
+        assert plan("trn1", "tensor_tensor", **{**operands, **changes}, op=op).engine is engine
+    refuses("NKW-ENGINE", "trn1", "tensor_tensor", **operands, op=nl.power, engine=Engine.vector)
+    refuses("NKW-ENGINE", "trn1", "tensor_tensor", **operands, op=nl.add, engine=Engine.scalar)
     floats = healthy("tensor_tensor", dst=tile((8, 8), buffer=PSUM), engine=Engine.gpsimd)
     refuses("NKW-GPSIMD-PSUM", "trn1", "tensor_tensor", **floats)
 
@@ -69,13 +69,14 @@ def test_who_does_tensor_tensor() -> None:
 @pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
 @pytest.mark.parametrize("name", ["bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift"])
 def test_bits_are_for_the_vector_engine(name: str, target: str) -> None:
-    whole = {operand: tile((8, 8), "int32") for operand in ("dst", "data1", "data2")}
-    call = {**whole, "op": getattr(nl, name)}
+    operands = {operand: tile((8, 8), "int32") for operand in ("dst", "data1", "data2")}
+    call = {**operands, "op": getattr(nl, name)}
     assert plan(target, "tensor_tensor", **call, engine=Engine.vector).engine is Engine.vector
     assert plan(target, "tensor_tensor", **call).engine is Engine.vector
     refuses("NKW-ENGINE", target, "tensor_tensor", **call, engine=Engine.gpsimd)
     assert (
-        plan(target, "tensor_tensor", **{**whole, "op": nl.add}, engine=Engine.gpsimd).engine is Engine.gpsimd
+        plan(target, "tensor_tensor", **{**operands, "op": nl.add}, engine=Engine.gpsimd).engine
+        is Engine.gpsimd
     )
 
 

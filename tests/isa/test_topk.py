@@ -53,13 +53,13 @@ def largest(src, n, k):
     partitions, _columns = src.shape
 
     def kernel(x):
-        values, places = (
+        values, indices = (
             nl.zeros((partitions, k), dtype=nl.bfloat16),
             nl.full((partitions, k), 99999, nl.uint32),
         )
-        nisa.topk(val_dst=values, idx_dst=places, src=nl.load(x), n=n)
+        nisa.topk(val_dst=values, idx_dst=indices, src=nl.load(x), n=n)
         outs = []
-        for result in (values, places):
+        for result in (values, indices):
             out = nl.ndarray(result.shape, dtype=result.dtype, buffer=nl.shared_hbm)
             nisa.dma_copy(dst=out, src=result)
             outs.append(out)
@@ -75,12 +75,12 @@ def test_finds_the_largest_of_each_group_in_snake_order(partitions, n, k):
     random = np.random.default_rng(n)
     src = random.permutation(partitions * -(-n // 16)).reshape(partitions, -1) % 251 - 100
     src = src.astype(ml_dtypes.bfloat16)
-    values, places = largest(src, n, k)
+    values, indices = largest(src, n, k)
     for group in range(partitions // 16):
         snake = [float(src[16 * group + j % 16, j // 16]) for j in range(n)]
         best = sorted(range(n), key=lambda j: (-snake[j], j))[:k][::-1]
         for j in range(k):
-            assert places[16 * group + j % 16, j // 16] == best[j]
+            assert indices[16 * group + j % 16, j // 16] == best[j]
             assert float(values[16 * group + j % 16, j // 16]) == snake[best[j]]
 
 
@@ -88,13 +88,13 @@ def test_elements_beyond_n_do_not_count_and_other_results_stay():
     src = np.full((16, 2), 5, ml_dtypes.bfloat16)
     src[:, 0] = np.arange(16)
     src[2:, 1] = 1000
-    values, places = largest(src, 18, 3)
+    values, indices = largest(src, 18, 3)
     assert [float(values[j, 0]) for j in range(3)] == [13, 14, 15]
-    assert places[:3, 0].tolist() == [13, 14, 15]
-    assert (places[3:] == 99999).all() and (places[:, 1:] == 99999).all()
+    assert indices[:3, 0].tolist() == [13, 14, 15]
+    assert (indices[3:] == 99999).all() and (indices[:, 1:] == 99999).all()
 
 
 def test_of_equal_values_the_lower_position_counts_as_larger():
-    values, places = largest(np.ones((16, 1), ml_dtypes.bfloat16), 16, 4)
-    assert places[:4, 0].tolist() == [3, 2, 1, 0]
+    values, indices = largest(np.ones((16, 1), ml_dtypes.bfloat16), 16, 4)
+    assert indices[:4, 0].tolist() == [3, 2, 1, 0]
     assert (values[:4, 0].astype(float) == 1).all()

@@ -104,10 +104,10 @@ def eight_in_two_dims(x, wrong):
 
 
 def values_in_four_dims(x, wrong):
-    tile, found = nl.load(x), nl.ndarray((128, 8), nl.uint32)
+    tile, indices = nl.load(x), nl.ndarray((128, 8), nl.uint32)
     values = tile.reshape((128, 2, 2, 2)) if wrong else tile
-    nisa.nc_find_index8(dst=found, data=tile, vals=values)
-    return _stored(found)
+    nisa.nc_find_index8(dst=indices, data=tile, vals=values)
+    return _stored(indices)
 
 
 def barrier_on_a_tile(x, wrong):
@@ -356,8 +356,14 @@ def test_a_sentence_that_public_kernels_break_is_a_warning_on_the_chip(
     assert [error.code for error in launched.tolerated] == [code]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = [each for each in examine(lambda: _launch(kernel, target, True, "chip")) if each.code == code]
-    assert [each.severity for each in found] == [Severity.warning] and not fails_a_check(found[0], False)
+        findings = [
+            finding
+            for finding in examine(lambda: _launch(kernel, target, True, "chip"))
+            if finding.code == code
+        ]
+    assert [finding.severity for finding in findings] == [Severity.warning] and not fails_a_check(
+        findings[0], False
+    )
 
 
 def test_every_rule_about_undocumented_arguments_is_tried() -> None:
@@ -383,7 +389,7 @@ def test_axes_are_counted_from_the_front(axis: Any, refused: bool) -> None:
         (),
         {"dst": tile((128, 1)), "op": nl.add, "data": tile((128, 8)), "axis": axis},
     )
-    assert [each.code for each in made.undocumented] == ["NKW-REDUCE-AXIS-NEGATIVE"] * refused
+    assert [rule.code for rule in made.undocumented] == ["NKW-REDUCE-AXIS-NEGATIVE"] * refused
 
 
 @pytest.mark.parametrize("value", [True, False, np.True_, 0, 1, None, "False"])
@@ -406,7 +412,7 @@ def test_a_hint_holds_for_ones_and_zeros_of_every_dtype(hint: str) -> None:
     assert made.value_rule is not None
     masks, halves = np.eye(4, 8, dtype=np.float32), np.full((4, 8), 0.5, np.float32)
     made.value_rule(masks, masks)
-    own = (halves, masks) if "stationary" in hint else (masks, halves)
-    made.value_rule(*own[::-1])
+    operand_values = (halves, masks) if "stationary" in hint else (masks, halves)
+    made.value_rule(*operand_values[::-1])
     with pytest.raises(RuleViolation, match="NKW-MATMUL-ONEZERO"):
-        made.value_rule(*own)
+        made.value_rule(*operand_values)

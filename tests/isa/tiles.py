@@ -30,15 +30,17 @@ HBM, SHARED_HBM = MemoryRegion.private_hbm, MemoryRegion.shared_hbm
 
 
 def tile(
-    shape: tuple[int, ...], dtype: str = "float32", buffer: MemoryRegion = SBUF, at: int = 0
+    shape: tuple[int, ...], dtype: str = "float32", buffer: MemoryRegion = SBUF, start_partition: int = 0
 ) -> NkiTensor:
-    """An operand without bytes; on chip it starts at partition `at` of its allocation."""
+    """An operand without bytes; on chip it starts at partition `start_partition` of its allocation."""
     element = as_dtype(dtype)
     storage = Storage(
-        (shape[0] + at, *shape[1:]), element, buffer, "", array=np.empty(0, np.uint8), fresh=True
+        (shape[0] + start_partition, *shape[1:]), element, buffer, "", array=np.empty(0, np.uint8), fresh=True
     )
-    whole = NkiTensor(storage.shape, element, storage)
-    return NkiTensor.from_storage(shape, element, storage, whole.strides, at * whole.strides[0])
+    allocation = NkiTensor(storage.shape, element, storage)
+    return NkiTensor.from_storage(
+        shape, element, storage, allocation.strides, start_partition * allocation.strides[0]
+    )
 
 
 def plan(target: str, name: str, **arguments: Any) -> Plan:
@@ -72,8 +74,8 @@ def twins(
 
 def like(value: NkiTensor, **changes: Any) -> NkiTensor:
     """An operand with the shape, dtype and memory of another, but for the changes."""
-    given = {"shape": value.shape, "dtype": str(value.dtype), "buffer": value.buffer, **changes}
-    return tile(given.pop("shape"), **given)
+    arguments = {"shape": value.shape, "dtype": str(value.dtype), "buffer": value.buffer, **changes}
+    return tile(arguments.pop("shape"), **arguments)
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,8 @@ def execute_all(target: str, calls: list[tuple[str, Mapping[str, Any]]]) -> dict
                 operands.setdefault(key, made)
     arrays = {key: o.values for key, o in operands.items() if isinstance(o, Given)}
 
-    def kernel(given: dict[str, NkiTensor]) -> dict[str, NkiTensor]:
-        tiles = {key: _placed(operand, given.get(key)) for key, operand in operands.items()}
+    def kernel(tensors: dict[str, NkiTensor]) -> dict[str, NkiTensor]:
+        tiles = {key: _placed(operand, tensors.get(key)) for key, operand in operands.items()}
         written: dict[str, NkiTensor] = {}
         for name, arguments in calls:
             getattr(nisa, name)(**{key: tiles.get(key, value) for key, value in arguments.items()})
@@ -130,18 +132,18 @@ RESULTS = ("dst", "reduce_res", "dst_idx")
 """The parameters that instructions write to."""
 
 
-def _placed(operand: Given | Fresh, given: NkiTensor | None) -> NkiTensor:
+def _placed(operand: Given | Fresh, tensor: NkiTensor | None) -> NkiTensor:
     if isinstance(operand, Fresh):
         return nl.ndarray(operand.shape, operand.dtype, operand.buffer)
-    assert given is not None
-    dtype = operand.dtype or given.dtype
+    assert tensor is not None
+    dtype = operand.dtype or tensor.dtype
     if operand.buffer in (HBM, SHARED_HBM):
-        return given.view(dtype)
-    loaded = nl.load(given)
+        return tensor.view(dtype)
+    loaded = nl.load(tensor)
     if operand.buffer is SBUF:
         return loaded.view(dtype)
-    placed = nl.ndarray(given.shape, dtype, PSUM)
-    nisa.tensor_copy(dst=placed.view(given.dtype), src=loaded)
+    placed = nl.ndarray(tensor.shape, dtype, PSUM)
+    nisa.tensor_copy(dst=placed.view(tensor.dtype), src=loaded)
     return placed
 
 
