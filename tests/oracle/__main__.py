@@ -24,10 +24,10 @@ def main() -> int:
     parser.add_argument(
         "--only", choices=sorted(INSTRUCTIONS), action="append", help="draw these instructions only"
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        only = frozenset(given.only) if given.only else None
-        tally = run(given.instructions, given.seed, tuple(given.target or TARGETS), only=only)
+        only = frozenset(options.only) if options.only else None
+        tally = run(options.instructions, options.seed, tuple(options.target or TARGETS), only=only)
     except (Difference, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

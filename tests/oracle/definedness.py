@@ -58,8 +58,8 @@ class Use:
         states = self.registers.states[: self.rows]
         states[:] = WRITTEN
         if undefined and self.command != "reset":
-            (_, whole), *_ = undefined
-            states[~whole.reshape(self.rows, -1).all(axis=1)] = POISON
+            (_, read_defined), *_ = undefined
+            states[~read_defined.reshape(self.rows, -1).all(axis=1)] = POISON
 
 
 def use_of(name: str, core: Core, call: Call) -> Use | None:
@@ -89,7 +89,7 @@ def poisoned(name: str, core: Core, call: Call, use: Use | None = None) -> Defin
         return None
     generation = core.generation
     reads = _read(call)
-    at_run_time = any(each.is_dynamic for each in (call["dst"], *reads))
+    at_run_time = any(operand.is_dynamic for operand in (call["dst"], *reads))
     if at_run_time or call["dst"].memory.buffer not in _ON_CHIP:
         return None
     if name == "nonzero_with_count":
@@ -100,8 +100,8 @@ def poisoned(name: str, core: Core, call: Call, use: Use | None = None) -> Defin
         reads = [call["stationary"], call["moving"]]
         for side in ("stationary", "moving"):
             reads += _scale_rows(call[side], call[f"{side}_scale"])
-    unwritten = [each for each in reads if not defined(each).all()]
-    if not unwritten or not all(_partly(each) for each in unwritten):
+    unwritten = [read for read in reads if not defined(read).all()]
+    if not unwritten or not all(_partly(read) for read in unwritten):
         return None
     return rule(generation, call)
 
@@ -131,21 +131,21 @@ def _within_partitions_of(call: Call, use: Use) -> Defined | None:
     reads = _read(call)
     writes = [value for key, value in call.items() if isinstance(value, Operand) and key in _RESULTS]
     sound = use.states() != POISON
-    unwritten = [each for each in reads if not defined(each).all()]
+    unwritten = [read for read in reads if not defined(read).all()]
     if not unwritten and sound.all():
         return None
-    at_run_time = any(each.is_dynamic for each in (*reads, *writes))
-    off_chip = any(each.memory.buffer not in _ON_CHIP for each in writes)
+    at_run_time = any(operand.is_dynamic for operand in (*reads, *writes))
+    off_chip = any(write.memory.buffer not in _ON_CHIP for write in writes)
     rows = _whole_partitions(reads) & sound
-    if at_run_time or off_chip or not rows.any() or not all(_partly(each) for each in unwritten):
+    if at_run_time or off_chip or not rows.any() or not all(_partly(read) for read in unwritten):
         if not unwritten:
             raise Unwritten("accumulators")
         return None
-    return [(each, _spread(rows, each)) for each in writes]
+    return [(write, _spread(rows, write)) for write in writes]
 
 
 def _whole_partitions(reads: list[Operand]) -> np.ndarray:
-    return np.logical_and.reduce([defined(each.flat()).all(axis=1) for each in reads])
+    return np.logical_and.reduce([defined(read.flat()).all(axis=1) for read in reads])
 
 
 def _spread(rows: np.ndarray, over: Operand) -> np.ndarray:
@@ -156,14 +156,14 @@ def _within_partitions(generation: int, call: Call) -> Defined | None:
     reads = _read(call)
     rows = _whole_partitions(reads)
     writes = [value for key, value in call.items() if isinstance(value, Operand) and key in _RESULTS]
-    return [(each, _spread(rows, each)) for each in writes] if rows.any() else None
+    return [(write, _spread(rows, write)) for write in writes] if rows.any() else None
 
 
 def _reduced(generation: int, call: Call) -> Defined | None:
     dst, axis = call["dst"], call["axis"]
     data = defined(call["data"])
-    whole = data.all(axis=axis if isinstance(axis, tuple) else (axis,))
-    return [(dst, whole.reshape(dst.shape))] if whole.any() else None
+    all_defined = data.all(axis=axis if isinstance(axis, tuple) else (axis,))
+    return [(dst, all_defined.reshape(dst.shape))] if all_defined.any() else None
 
 
 def _served(operand: Operand) -> Operand:
@@ -210,17 +210,17 @@ def _multiplied(generation: int, call: Call) -> Defined:
 
 def _scale_rows(data: Operand, scale: Operand) -> list[Operand]:
     """The scales of an MX operand: four rows of every quadrant of partitions."""
-    at = scale.flat().addresses[:, : int(np.prod(data.shape[1:]))]
+    addresses = scale.flat().addresses[:, : int(np.prod(data.shape[1:]))]
     quadrants = range(0, data.shape[0], 32)
-    return [Operand(scale.memory, scale.format, at[first : first + 4]) for first in quadrants]
+    return [Operand(scale.memory, scale.format, addresses[first : first + 4]) for first in quadrants]
 
 
 def _multiplied_mx(generation: int, call: Call) -> Defined:
     columns = []
     for side in ("stationary", "moving"):
         data = call[side].flat()
-        parts = [data, *_scale_rows(data, call[f"{side}_scale"])]
-        columns.append(np.array([defined(part).all(axis=0) for part in parts]).all(axis=0))
+        operands = [data, *_scale_rows(data, call[f"{side}_scale"])]
+        columns.append(np.array([defined(operand).all(axis=0) for operand in operands]).all(axis=0))
     dst = call["dst"]
     return [(dst, (columns[0][:, None] & columns[1][None, :]).reshape(dst.shape))]
 
@@ -233,8 +233,8 @@ def _quantized(generation: int, call: Call) -> Defined:
         for f in range(groups.shape[1]):
             groups[group, f] = rows[8 * group : 8 * group + 8, 4 * f : 4 * f + 4].all()
     scales = _scale_rows(dst, call["dst_scale"])
-    found: Defined = [(dst, np.repeat(groups, 8, axis=0).reshape(dst.shape))]
-    return found + [(scale, groups[4 * q : 4 * q + 4]) for q, scale in enumerate(scales)]
+    results: Defined = [(dst, np.repeat(groups, 8, axis=0).reshape(dst.shape))]
+    return results + [(scale, groups[4 * q : 4 * q + 4]) for q, scale in enumerate(scales)]
 
 
 def _gathered(generation: int, call: Call) -> Defined | None:

@@ -97,10 +97,10 @@ class Draw:
         return int(self.random.integers(1, largest + 1))
 
     def number(self) -> float:
-        kind = self.random.random()
-        if kind < 0.3:
+        choice = self.random.random()
+        if choice < 0.3:
             return float(self.pick((0.0, 1.0, -1.0, 2.0, 0.5, -0.0)))
-        if kind < 0.95:
+        if choice < 0.95:
             return float(np.float32(self.random.standard_normal() * 3))
         return float(self.pick((float("inf"), float("-inf"), 3.0e38, 1e-40, float("nan"))))
 
@@ -120,9 +120,9 @@ class Draw:
 
     def contents(self, format_: Format, count: int) -> np.ndarray:
         """Raw bits: moderate values, small whole numbers, any bits, or moderate values with a few special ones."""
-        random, kind = self.random, self.random.random()
+        random, choice = self.random, self.random.random()
         top = 2**format_.bits
-        if kind < 0.08:
+        if choice < 0.08:
             return random.integers(0, top, count, dtype=np.uint64)
         if format_.name == "bool_":
             return random.integers(0, 2, count, dtype=np.uint64)
@@ -130,18 +130,18 @@ class Draw:
             low, high = format_.limits
             small = random.integers(max(low, -9), 10, count)
             wide = random.integers(low, high, count, endpoint=True)
-            return (np.where(random.random(count) < (0.2 if kind < 0.6 else 0.9), wide, small) % top).astype(
-                np.uint64
-            )
+            return (
+                np.where(random.random(count) < (0.2 if choice < 0.6 else 0.9), wide, small) % top
+            ).astype(np.uint64)
         if not format_.is_float:
             return random.integers(0, top, count, dtype=np.uint64)
-        values = random.standard_normal(count) * (4 if kind < 0.8 else 0.25)
-        if kind < 0.3:
+        values = random.standard_normal(count) * (4 if choice < 0.8 else 0.25)
+        if choice < 0.3:
             values = np.rint(values)
         bits = format_.encode(values).astype(np.uint64)
-        if format_.dropped and kind > 0.5:  # as in a float32 tile viewed as tfloat32
+        if format_.dropped and choice > 0.5:  # as in a float32 tile viewed as tfloat32
             bits |= random.integers(0, 1 << format_.dropped, count, dtype=np.uint64)
-        if kind > 0.88:
+        if choice > 0.88:
             special = random.random(count) < 2 / count
             edges = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 3.4e38, -3.4e38, 1e-45])
             bits = np.where(special, format_.encode(random.choice(edges, count)), bits).astype(np.uint64)
@@ -191,16 +191,18 @@ class Draw:
     @staticmethod
     def rows(tile: Tile, start: int, count: int) -> Tile:
         """Some partitions of a tile."""
-        at, keys = tile.oracle, slice(start, start + count)
-        return Tile(tile.simulated[keys], Operand(at.memory, at.format, at.addresses[keys]))
+        operand, keys = tile.oracle, slice(start, start + count)
+        return Tile(tile.simulated[keys], Operand(operand.memory, operand.format, operand.addresses[keys]))
 
     def _fill(self, tile: Tile) -> None:
         """Contents for a tile, now and then for its first partitions or columns only."""
         if self.chance(0.015):
             rows = slice(0, self.upto(tile.shape[0]))
             keys = (rows,) if self.chance(0.5) else (slice(None), slice(0, self.upto(tile.shape[1])))
-            at = tile.oracle
-            tile = Tile(tile.simulated[keys], Operand(at.memory, at.format, at.addresses[keys]))
+            operand = tile.oracle
+            tile = Tile(
+                tile.simulated[keys], Operand(operand.memory, operand.format, operand.addresses[keys])
+            )
         self.lockstep.fill(tile, self.contents(tile.oracle.format, tile.oracle.addresses.size))
 
     def result(self, partitions: int, free: int, dtype: str, buffer: str = "sbuf", **how: Any) -> Tile:
@@ -215,16 +217,18 @@ class Draw:
         if not self.chance(0.05):
             return self.tile(partitions, free, dtype, buffer, **how)
         one = self.tile(partitions, 1, dtype, buffer, shape=(partitions, 1))
-        at = np.broadcast_to(one.oracle.addresses, (partitions, free))
-        return Tile(one.simulated.broadcast(1, free), Operand(one.oracle.memory, one.oracle.format, at))
+        addresses = np.broadcast_to(one.oracle.addresses, (partitions, free))
+        return Tile(
+            one.simulated.broadcast(1, free), Operand(one.oracle.memory, one.oracle.format, addresses)
+        )
 
     def _factors(self, free: int, most: int) -> list[int]:
         sizes = [free]
         while len(sizes) < most and self.chance(0.35):
-            at = int(self.random.integers(len(sizes)))
-            divisors = [d for d in range(1, sizes[at] + 1) if sizes[at] % d == 0]
+            index = int(self.random.integers(len(sizes)))
+            divisors = [d for d in range(1, sizes[index] + 1) if sizes[index] % d == 0]
             left = self.pick(divisors)
-            sizes[at : at + 1] = [left, sizes[at] // left]
+            sizes[index : index + 1] = [left, sizes[index] // left]
         return sizes
 
     def _slices(self, sizes: list[int], order: list[int], plain: bool) -> tuple[list[slice], list[int]]:
@@ -268,15 +272,15 @@ class Draw:
         if self.chance(0.1) and FORMATS[dtype].is_float:
             stored = f"uint{FORMATS[dtype].bits}"
         root = self.lockstep.allocate(tuple(extents), stored, buffer)
-        at = root.oracle.addresses[tuple(keys)]
+        addresses = root.oracle.addresses[tuple(keys)]
         simulated = _by_pattern(root, keys) if self.chance(0.15) else root.simulated[tuple(keys)]
         if order != sorted(order):
             back = (0, *(1 + order.index(axis) for axis in range(len(order))))
-            simulated, at = simulated.permute(back), at.transpose(back)
+            simulated, addresses = simulated.permute(back), addresses.transpose(back)
         if stored != dtype:
             simulated = simulated.view(dtype)
         if shape is None and simulated.is_contiguous() and len(sizes) > 1 and self.chance(0.2):
             # The same elements under fewer or more dims.
             again = (partitions, *self._factors(free, dims - 1))
-            simulated, at = simulated.reshape(again), at.reshape(again)
-        return Tile(simulated, Operand(root.oracle.memory, FORMATS[dtype], at))
+            simulated, addresses = simulated.reshape(again), addresses.reshape(again)
+        return Tile(simulated, Operand(root.oracle.memory, FORMATS[dtype], addresses))

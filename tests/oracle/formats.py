@@ -29,7 +29,7 @@ class Format:
 
     name: str
     bytes: int
-    kind: Kind
+    number_kind: Kind
     exponent: int = 0
     mantissa: int = 0
     infinite: bool = True
@@ -41,11 +41,11 @@ class Format:
 
     @property
     def is_float(self) -> bool:
-        return self.kind is Kind.floating
+        return self.number_kind is Kind.floating
 
     @property
     def is_integer(self) -> bool:
-        return self.kind in (Kind.signed, Kind.unsigned, Kind.boolean)
+        return self.number_kind in (Kind.signed, Kind.unsigned, Kind.boolean)
 
     @property
     def unsigned(self) -> np.dtype:
@@ -70,7 +70,7 @@ class Format:
     @property
     def limits(self) -> tuple[int, int]:
         """The smallest and largest integer."""
-        if self.kind is Kind.signed:
+        if self.number_kind is Kind.signed:
             return -(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1
         return 0, 2**self.bits - 1
 
@@ -89,7 +89,7 @@ class Format:
     def _values(self, bits: np.ndarray) -> np.ndarray:
         bits = bits.astype(np.int64)
         if not self.is_float:
-            if self.kind is Kind.signed:
+            if self.number_kind is Kind.signed:
                 bits = np.where(bits >= 2 ** (self.bits - 1), bits - 2**self.bits, bits)
             return bits.astype(np.float64)
         bits = bits >> self.dropped
@@ -108,12 +108,12 @@ class Format:
         """Values rounded once, to nearest with ties to even; integers saturate, floats overflow."""
         values = np.asarray(values, np.float64)
         nan = np.isnan(values)
-        if self.kind is Kind.boolean:
+        if self.number_kind is Kind.boolean:
             return (values != 0).astype(self.unsigned)
         if not self.is_float:
             low, high = self.limits
-            whole = np.clip(np.rint(np.where(nan, 0.0, values)), low, high).astype(np.int64)
-            return (whole & (2**self.bits - 1)).astype(self.unsigned)
+            integers = np.clip(np.rint(np.where(nan, 0.0, values)), low, high).astype(np.int64)
+            return (integers & (2**self.bits - 1)).astype(self.unsigned)
         magnitude = np.where(np.isfinite(values), np.abs(values), 0.0)
         exponent = np.maximum(np.frexp(magnitude)[1].astype(np.int64) - 1, 1 - self.bias)
         steps = np.rint(np.ldexp(magnitude, self.mantissa - exponent)).astype(np.int64)

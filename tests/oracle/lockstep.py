@@ -92,8 +92,8 @@ class Lockstep:
         memory = Memory(name, buffer, storage.array.copy(), np.zeros(storage.nbytes, np.uint8))
         self.memories.append((storage, memory))
         format_ = FORMATS[dtype]
-        at = format_.bytes * np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
-        return Tile(tensor, Operand(memory, format_, at))
+        addresses = format_.bytes * np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
+        return Tile(tensor, Operand(memory, format_, addresses))
 
     def fill(self, tile: Tile, bits: np.ndarray) -> None:
         """Bring raw bits into a tile: host array to SBUF or HBM by DMA, on to PSUM by a copy."""
@@ -101,10 +101,10 @@ class Lockstep:
         raw = np.ascontiguousarray(bits.reshape(-1).astype(format_.unsigned)).view(np.uint8)
         for memory in (self._host, self._feed_memory.bytes):
             memory[: raw.size] = raw
-        at = format_.bytes * np.arange(bits.size, dtype=np.int64).reshape(tile.shape)
+        addresses = format_.bytes * np.arange(bits.size, dtype=np.int64).reshape(tile.shape)
         source = Tile(
             self._feed[: raw.size].view(format_.name).reshape(tile.shape),
-            Operand(self._feed_memory, format_, at),
+            Operand(self._feed_memory, format_, addresses),
         )
         self.tally.fills += 1
         if tile.oracle.memory.buffer != "psum":
@@ -156,19 +156,19 @@ class Lockstep:
         simulated = tensor.simulated.ap([[width, rows], [1, width]], vector_offset=index.simulated)
         bytes_per_row = width * tensor.oracle.format.bytes
         listed = index.oracle.addresses.T.reshape(-1)[:rows]
-        at = tensor.oracle.addresses[:1] + np.zeros((rows, 1), np.int64)
+        addresses = tensor.oracle.addresses[:1] + np.zeros((rows, 1), np.int64)
         named = Rows(
             Operand(index.oracle.memory, index.oracle.format, listed), bytes_per_row, tensor.shape[0]
         )
-        return Tile(simulated, Operand(tensor.oracle.memory, tensor.oracle.format, at, named))
+        return Tile(simulated, Operand(tensor.oracle.memory, tensor.oracle.format, addresses, named))
 
     def listed(self, base: Tile, index: Tile, count: int) -> Tile:
         """`count` elements of every partition of a tile, whose offsets an index lists group by group."""
         first = base.oracle.addresses.reshape(base.shape[0], -1)[:, :1]
-        at = np.broadcast_to(first, (base.shape[0], count))
+        addresses = np.broadcast_to(first, (base.shape[0], count))
         offsets = Offsets(index.oracle, base.free_size)
         simulated = base.simulated.indirect(index.simulated, count)
-        return Tile(simulated, Operand(base.oracle.memory, base.oracle.format, at, offsets=offsets))
+        return Tile(simulated, Operand(base.oracle.memory, base.oracle.format, addresses, offsets=offsets))
 
     def rows_from(self, tensor: Tile, index: Tile | Register, count: int = 1) -> Tile:
         """So many rows of an HBM matrix, of which a register or a (1, 1) tile names the first."""
@@ -176,8 +176,8 @@ class Lockstep:
         simulated = tensor.simulated.ap([[width, count], [1, width]], scalar_offset=index.simulated)
         number = index.name if isinstance(index, Register) else index.oracle
         rows = Rows(number, width * tensor.oracle.format.bytes, tensor.shape[0])
-        at = tensor.oracle.addresses[:count]
-        return Tile(simulated, Operand(tensor.oracle.memory, tensor.oracle.format, at, rows))
+        addresses = tensor.oracle.addresses[:count]
+        return Tile(simulated, Operand(tensor.oracle.memory, tensor.oracle.format, addresses, rows))
 
     # -- one instruction ----------------------------------------------------------------------------------------
 
@@ -205,16 +205,18 @@ class Lockstep:
                 group = 32 if name in _TENSOR_ENGINE else 16
                 if name != "dma_copy":  # which skips offsets out of range by itself
                     call = {
-                        key: self.core.resolved(each, group) if isinstance(each, Operand) else each
-                        for key, each in call.items()
+                        key: self.core.resolved(argument, group)
+                        if isinstance(argument, Operand)
+                        else argument
+                        for key, argument in call.items()
                     }
                 self.oracle[name](self.core, **call)
             if use is not None:
                 use.mark(undefined)
         except (Unwritten, OutOfRange) as error:
             expected = self._out_of_range(name, call) or error  # either may be refused first
-        for operand, whole in undefined or ():
-            operand.memory.state[operand.every_byte()[~whole]] = POISON
+        for operand, whole_elements in undefined or ():
+            operand.memory.state[operand.every_byte()[~whole_elements]] = POISON
         if counted:
             (self.tally.compared if refusal is None else self.tally.refused)[name] += 1
         wanted = (
@@ -222,19 +224,19 @@ class Lockstep:
             if expected is None
             else refusal is not None and (isinstance(expected, OutOfRange) or refusal.code in _UNDEFINED)
         )
-        found = f"it answered {refusal}, the oracle {expected!r}" if not wanted else ""
+        difference = f"it answered {refusal}, the oracle {expected!r}" if not wanted else ""
         # The instruction that a fill is for compares the bytes of the fill.
-        if not found and (counted or self.core.ranges):
-            found = self._compare()
-        if found:
-            raise Difference(self._report(name, arguments, found))
+        if not difference and (counted or self.core.ranges):
+            difference = self._compare()
+        if difference:
+            raise Difference(self._report(name, arguments, difference))
 
     def _out_of_range(self, name: str, call: Mapping[str, Any]) -> OutOfRange | None:
         """The error of an offset beyond its tensor, if the call has one."""
         try:
-            for each in call.values() if name != "dma_copy" else ():
-                if isinstance(each, Operand):
-                    self.core.resolved(each, 32 if name in _TENSOR_ENGINE else 16)
+            for argument in call.values() if name != "dma_copy" else ():
+                if isinstance(argument, Operand):
+                    self.core.resolved(argument, 32 if name in _TENSOR_ENGINE else 16)
         except OutOfRange as error:
             return error
         except Unwritten:
@@ -242,57 +244,58 @@ class Lockstep:
         return None
 
     def _simulate(self, name: str, arguments: Mapping[str, Any]) -> None:
-        given = {key: _simulated(key, value) for key, value in arguments.items()}
+        operands = {key: _simulated(key, value) for key, value in arguments.items()}
         if name == "scalar_load":
-            made = nisa.scalar_load(given["src"])
+            made = nisa.scalar_load(operands["src"])
         elif name == "scalar_arithmetic":
-            made = getattr(operator, given["operator"])(given["left"], given["right"])
+            made = getattr(operator, operands["operator"])(operands["left"], operands["right"])
         else:
-            getattr(nisa, name)(**given)
+            getattr(nisa, name)(**operands)
             return
         dst: Register = arguments["dst"]
         self.registers[dst.name] = replace(dst, simulated=made, is_scalar=True)
 
-    def _report(self, name: str, arguments: Mapping[str, Any], found: str) -> str:
-        head = f"{name} on {self.target}, stream {self.seed}, step {self._step}: {found}"
+    def _report(self, name: str, arguments: Mapping[str, Any], difference: str) -> str:
+        head = f"{name} on {self.target}, stream {self.seed}, step {self._step}: {difference}"
         return "\n".join([head, *(f"  {key} = {_shown(value)}" for key, value in arguments.items())])
 
     def _compare(self) -> str:
-        for each in self.core.ranges:
-            if found := self._settle(each):
-                return found
+        for known_range in self.core.ranges:
+            if difference := self._settle(known_range):
+                return difference
         for storage, memory in self.memories:
             # Comparing bytes objects is several times faster than comparing small arrays.
             if storage.array.tobytes() != memory.bytes.tobytes():
-                at = int(np.flatnonzero(storage.array != memory.bytes)[0])
-                return f"byte {at} of {memory.name} is {storage.array[at]}, not {memory.bytes[at]}"
-            if found := _compare_states(storage.validity, memory):
-                return found
+                position = int(np.flatnonzero(storage.array != memory.bytes)[0])
+                return f"byte {position} of {memory.name} is {storage.array[position]}, not {memory.bytes[position]}"
+            if difference := _compare_states(storage.validity, memory):
+                return difference
         for name, register in self.registers.items():
             value = register.simulated.value
             if value != self.core.registers[name]:
                 return f"{name} is {value}, not {self.core.registers[name]}"
         return self._compare_accumulators()
 
-    def _settle(self, each: Range) -> str:
+    def _settle(self, known_range: Range) -> str:
         """Check the elements that are known up to rounding, and take over the simulator's bits for them."""
-        operand = each.operand
+        operand = known_range.operand
         storage = next(storage for storage, memory in self.memories if memory is operand.memory)
-        at = operand.every_byte()
-        raw = np.ascontiguousarray(storage.array[at])
+        addresses = operand.every_byte()
+        raw = np.ascontiguousarray(storage.array[addresses])
         seen = operand.format.decode(raw.view(operand.format.unsigned)[..., 0])
-        wrong = ~each.free & np.where(
-            each.nan | np.isnan(seen),
-            np.isnan(seen) != (each.nan | each.perhaps),
-            ~_within(seen, each.low, each.high),
+        wrong = ~known_range.free & np.where(
+            known_range.nan | np.isnan(seen),
+            np.isnan(seen) != (known_range.nan | known_range.perhaps),
+            ~_within(seen, known_range.low, known_range.high),
         )
         if wrong.any():
             first = tuple(int(i) for i in np.argwhere(wrong)[0])
             return (
-                f"element {first} written is {seen[first]!r}, not within {each.low[first]!r} to {each.high[first]!r} "
+                f"element {first} written is {seen[first]!r}, "
+                f"not within {known_range.low[first]!r} to {known_range.high[first]!r} "
                 f"({int(wrong.sum())} of {wrong.size} differ)"
             )
-        operand.memory.bytes[at] = raw
+        operand.memory.bytes[addresses] = raw
         return ""
 
     def _compare_accumulators(self) -> str:
@@ -322,8 +325,8 @@ def _compare_states(validity: Any, memory: Memory) -> str:
         seen = validity.mask.tobytes()
     if seen == expected:
         return ""
-    at = next(i for i, (one, other) in enumerate(zip(seen, expected)) if one != other)
-    return f"byte {at} of {memory.name} has state {seen[at]}, not {expected[at]}"
+    position = next(i for i, (one, other) in enumerate(zip(seen, expected)) if one != other)
+    return f"byte {position} of {memory.name} has state {seen[position]}, not {expected[position]}"
 
 
 def _within(seen: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:

@@ -135,10 +135,10 @@ class Core:
 
     def bits(self, operand: Operand) -> np.ndarray:
         """The raw bits of every element."""
-        at = operand.every_byte()
-        if not self.reads_anything and not (operand.memory.state[at] & WRITTEN).all():
+        addresses = operand.every_byte()
+        if not self.reads_anything and not (operand.memory.state[addresses] & WRITTEN).all():
             raise Unwritten(operand.memory.name)
-        raw = np.ascontiguousarray(operand.memory.bytes[at])
+        raw = np.ascontiguousarray(operand.memory.bytes[addresses])
         return raw.view(operand.format.unsigned)[..., 0]
 
     def values(self, operand: Operand) -> np.ndarray:
@@ -169,14 +169,14 @@ class Core:
         index = offsets.index.flat()
         rows = index.format.decode(self.bits(index)).astype(np.int64)
         partitions, count = operand.shape
-        found = np.zeros((partitions, count), np.int64)
+        indices = np.zeros((partitions, count), np.int64)
         for partition in range(partitions):
             first = partition - partition % group
             for i in range(count):
-                found[partition, i] = rows[first + i % group, i // group]
-        inside = (found >= 0) & (found < offsets.extent)
-        at = operand.addresses + np.where(inside, found, 0) * operand.format.bytes
-        return Operand(operand.memory, operand.format, at), inside
+                indices[partition, i] = rows[first + i % group, i // group]
+        inside = (indices >= 0) & (indices < offsets.extent)
+        addresses = operand.addresses + np.where(inside, indices, 0) * operand.format.bytes
+        return Operand(operand.memory, operand.format, addresses), inside
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -190,12 +190,12 @@ class Core:
         """Put raw bits into the elements (or the chosen ones)."""
         element = operand.format.unsigned
         raw = np.ascontiguousarray(bits.reshape(operand.shape).astype(element))[..., None].view(np.uint8)
-        at = operand.every_byte()
+        addresses = operand.every_byte()
         if chosen is not None:
             chosen = chosen.reshape(operand.shape)
-            at, raw = at[chosen], raw[chosen]
-        operand.memory.bytes[at] = raw
-        operand.memory.state[at] = ACCUMULATED if accumulated else WRITTEN
+            addresses, raw = addresses[chosen], raw[chosen]
+        operand.memory.bytes[addresses] = raw
+        operand.memory.state[addresses] = ACCUMULATED if accumulated else WRITTEN
 
     def write(
         self,
@@ -229,9 +229,9 @@ class Core:
         perhaps = np.isnan(low) | np.isnan(high)
         low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
         nan = np.isnan(operand.format.rounded(values)) & (finite == 0)
-        parts = [low, high, nan, perhaps, free]
+        bounds = [low, high, nan, perhaps, free]
         if chosen is not None:
             kept = chosen.reshape(operand.shape)
             operand = Operand(operand.memory, operand.format, operand.addresses[kept])
-            parts = [part[kept] for part in parts]
-        self.ranges.append(Range(operand, *parts))
+            bounds = [bound[kept] for bound in bounds]
+        self.ranges.append(Range(operand, *bounds))

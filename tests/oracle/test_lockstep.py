@@ -22,7 +22,7 @@ PARTS = 8
 
 
 @cache
-def part(seed: int) -> Tally:
+def run_share(seed: int) -> Tally:
     """Compare the random instructions of one part."""
     return run(20_000 // PARTS, seed)
 
@@ -36,12 +36,12 @@ def test_every_instruction_of_the_book_has_an_oracle_or_a_reason() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", deep_except(range(PARTS), PARTS))
 def test_random_instructions_agree(seed: int) -> None:
-    part(seed)
+    run_share(seed)
 
 
 @pytest.mark.slow
 def test_draws_reach_every_instruction_of_the_oracle() -> None:
-    assert set(part(0).compared) == set(INSTRUCTIONS) | {"fori_loop", "while_loop"}
+    assert set(run_share(0).compared) == set(INSTRUCTIONS) | {"fori_loop", "while_loop"}
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_draws_gather_and_scatter_by_indirect(name: str) -> None:
 @pytest.mark.slow
 def test_few_drawn_instructions_are_refused() -> None:
     """Refusals are drawn on purpose, by unwritten operands and indices out of range, and must stay the exception."""
-    assert 0 < sum(part(0).refused.values()) < part(0).instructions / 10
+    assert 0 < sum(run_share(0).refused.values()) < run_share(0).instructions / 10
 
 
 # -- wrong oracles -------------------------------------------------------------------------------------------------
@@ -76,8 +76,8 @@ def _reads_anything(core: Core, dst: Operand, src: Operand, engine: str = "unkno
         INSTRUCTIONS["tensor_copy"](core, dst, src)
 
 
-def _not_recorded(core: Core, dst: Operand, **others: Any) -> None:
-    INSTRUCTIONS["nc_matmul"](core, dst, **others)
+def _not_recorded(core: Core, dst: Operand, **operands: Any) -> None:
+    INSTRUCTIONS["nc_matmul"](core, dst, **operands)
     dst.memory.state[dst.memory.state == 3] = 1
 
 
@@ -89,9 +89,9 @@ def _truncated(core: Core, dst: Operand, src: Operand, engine: str = "unknown") 
         core.write(dst, np.trunc(core.matrix(src)))
 
 
-def _forgets_the_sum(core: Core, dst: Operand, **others: Any) -> None:
+def _forgets_the_sum(core: Core, dst: Operand, **operands: Any) -> None:
     before = core.scalar.values.copy()
-    INSTRUCTIONS["activation"](core, dst, **others)
+    INSTRUCTIONS["activation"](core, dst, **operands)
     core.scalar.values[:] = before
 
 
@@ -101,7 +101,7 @@ def _off_by_one(core: Core, dst: str, src: str | int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong", "found"),
+    ("name", "wrong", "difference"),
     [
         ("reciprocal", _one_more, "is"),
         ("tensor_copy", _one_element_more, "byte"),
@@ -112,11 +112,11 @@ def _off_by_one(core: Core, dst: str, src: str | int) -> None:
         ("register_move", _off_by_one, "register"),
     ],
 )
-def test_a_wrong_oracle_is_caught(name: str, wrong: Callable[..., None], found: str) -> None:
+def test_a_wrong_oracle_is_caught(name: str, wrong: Callable[..., None], difference: str) -> None:
     with pytest.raises(Difference) as caught:
         run(2_000, seed=0, oracle={**INSTRUCTIONS, name: wrong}, only=frozenset({name}))
     first = str(caught.value).splitlines()[0]
-    assert first.startswith(f"{name} on ") and found in first
+    assert first.startswith(f"{name} on ") and difference in first
 
 
 def test_a_difference_names_instruction_operands_seed_and_step() -> None:

@@ -13,7 +13,7 @@ from tests.oracle.machine import Core, Operand
 
 def memset(core: Core, dst: Operand, value: float, engine: str = "unknown") -> None:
     """dst = value everywhere."""
-    if dst.format.kind is Kind.packed:
+    if dst.format.number_kind is Kind.packed:
         core.write_bits(dst, np.zeros(dst.shape, np.int64))
     elif dst.format.is_integer:
         low, high = dst.format.limits
@@ -165,6 +165,6 @@ def nc_stream_shuffle(core: Core, dst: Operand, src: Operand, shuffle_mask: list
         quadrant, lane = divmod(row, 32)
         if shuffle_mask[lane] == 255:
             continue
-        at = 32 * quadrant + shuffle_mask[lane]
+        source = 32 * quadrant + shuffle_mask[lane]
         one = Operand(to.memory, to.format, to.addresses[row : row + 1])
-        core.write_bits(one, rows[at : at + 1])
+        core.write_bits(one, rows[source : source + 1])

@@ -111,7 +111,7 @@ def register_move(core: Core, dst: str, src: str | int) -> None:
 def register_load(core: Core, dst: str, src: Operand) -> None:
     """dst = the one element of src: the value of an integer, the bits of a float."""
     word, half = int(core.bits(src).reshape(-1)[0]), 2 ** (src.format.bits - 1)
-    if src.format.kind is Kind.signed:
+    if src.format.number_kind is Kind.signed:
         word = (word + half) % (2 * half) - half
     core.registers[dst] = (word + 2**31) % 2**32 - 2**31
 

@@ -17,7 +17,7 @@ def rng(core: Core, dst: Operand, engine: str = "unknown") -> None:
 
 def rand2(core: Core, dst: Operand, min: Any, max: Any) -> None:
     """dst = numbers from min to max."""
-    low, high = (np.broadcast_to(core.column(each), dst.flat().shape) for each in (min, max))
+    low, high = (np.broadcast_to(core.column(bound), dst.flat().shape) for bound in (min, max))
     core.generators.clear()
     core.write(dst, (low + high) / 2, (high - low) / 2)
 

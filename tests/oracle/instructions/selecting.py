@@ -72,17 +72,19 @@ def max8(core: Core, dst: Operand, src: Operand) -> None:
 def _matches(row: list[float], wanted: list[float], slots: Iterable[int]) -> dict[int, int | None]:
     """Per slot the first position of its value that no earlier slot has taken."""
     taken: set[int] = set()
-    found: dict[int, int | None] = {}
+    positions: dict[int, int | None] = {}
     for slot in slots:
         free = [i for i, value in enumerate(row) if value == wanted[slot] and i not in taken]
-        found[slot] = free[0] if free else None
+        positions[slot] = free[0] if free else None
         taken.update(free[:1])
-    return found
+    return positions
 
 
-def _indices(found: list[dict[int, int | None]], dst: Operand) -> np.ndarray:
+def _indices(matches: list[dict[int, int | None]], dst: Operand) -> np.ndarray:
     missing = 2**dst.format.bits - 1
-    return np.array([[missing if (at := row[slot]) is None else at for slot in range(8)] for row in found])
+    return np.array(
+        [[missing if (position := row[slot]) is None else position for slot in range(8)] for row in matches]
+    )
 
 
 def nc_find_index8(core: Core, dst: Operand, data: Operand, vals: Operand) -> None:
@@ -96,22 +98,22 @@ def nc_match_replace8(
 ) -> None:
     """Slots 7 down to 0 each replace the first remaining match by imm."""
     values, wanted = core.matrix(data), core.matrix(vals).tolist()
-    found = [_matches(row, eight, range(7, -1, -1)) for row, eight in zip(values.tolist(), wanted)]
-    for row, slots in enumerate(found):
-        for at in slots.values():
-            if at is not None:
-                values[row, at] = single(imm)
+    matches = [_matches(row, eight, range(7, -1, -1)) for row, eight in zip(values.tolist(), wanted)]
+    for row, slots in enumerate(matches):
+        for slot in slots.values():
+            if slot is not None:
+                values[row, slot] = single(imm)
     core.write(dst, values)
     if dst_idx is not None:
-        core.write_bits(dst_idx, _indices(found, dst_idx))
+        core.write_bits(dst_idx, _indices(matches, dst_idx))
 
 
 def nc_n_gather(core: Core, dst: Operand, data: Operand, indices: Operand) -> None:
     """dst[p, j] = data[p, indices[p, j]]."""
-    bits, at = core.bits(data.flat()), core.bits(indices.flat()).astype(np.int64)
-    if (at >= bits.shape[1]).any():
+    bits, columns = core.bits(data.flat()), core.bits(indices.flat()).astype(np.int64)
+    if (columns >= bits.shape[1]).any():
         raise OutOfRange
-    core.write_bits(dst, np.take_along_axis(bits, at, axis=1))
+    core.write_bits(dst, np.take_along_axis(bits, columns, axis=1))
 
 
 def local_gather(
@@ -132,7 +134,7 @@ def local_gather(
             raise OutOfRange
         for lane in range(16):
             row = bits[first + lane]
-            result[first + lane] = [row[at + e] for at in listed for e in range(num_elem_per_idx)]
+            result[first + lane] = [row[offset + e] for offset in listed for e in range(num_elem_per_idx)]
     core.write_bits(dst, result)
 
 
@@ -179,8 +181,8 @@ def sequence_bounds(core: Core, dst: Operand, segment_ids: Operand) -> None:
     if any(i < 0 for i in ids):
         raise OutOfRange
     starts, ends = [], []
-    for at, id_ in enumerate(ids):
-        start, end = at, at + 1
+    for position, id_ in enumerate(ids):
+        start, end = position, position + 1
         while start > 0 and ids[start - 1] == id_:
             start -= 1
         while end < len(ids) and ids[end] == id_:
@@ -197,16 +199,16 @@ def bn_stats(core: Core, dst: Operand, data: Operand) -> None:
     """Count, mean and count * variance of the even elements, then of the odd ones."""
     rows = core.matrix(data)
     values, slacks = [], []
-    for part in (rows[:, 0::2], rows[:, 1::2]):
-        count = part.shape[1]
+    for elements in (rows[:, 0::2], rows[:, 1::2]):
+        count = elements.shape[1]
         if count == 0:
             values.append(np.zeros((rows.shape[0], 3)))
             slacks.append(np.zeros((rows.shape[0], 3)))
             continue
         with np.errstate(all="ignore"):
-            mean = part.mean(axis=1, keepdims=True)
-            spread = ((part - mean) ** 2).sum(axis=1, keepdims=True)
-            peak = np.abs(part).max(axis=1, keepdims=True)
+            mean = elements.mean(axis=1, keepdims=True)
+            spread = ((elements - mean) ** 2).sum(axis=1, keepdims=True)
+            peak = np.abs(elements).max(axis=1, keepdims=True)
         values.append(np.concatenate([np.full_like(mean, count), single(mean), single(spread)], axis=1))
         error, error2 = _moment_errors(count, peak, spread)
         slacks.append(np.concatenate([np.zeros_like(mean), error, error2], axis=1))

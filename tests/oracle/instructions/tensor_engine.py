@@ -101,8 +101,8 @@ def nc_transpose(core: Core, dst: Operand, data: Operand, engine: str = "unknown
     special = np.isnan(values) | np.isinf(values)
     result = values.copy()
     for p in range(values.shape[0]):
-        others = np.delete(special, p, axis=0).any(axis=0)
-        result[p] = np.where(others, np.nan, values[p])
+        reaches = np.delete(special, p, axis=0).any(axis=0)
+        result[p] = np.where(reaches, np.nan, values[p])
     core.write(dst, result.T, np.zeros(result.T.shape), accumulated=by_matmul)
 
 

@@ -53,19 +53,19 @@ def tensor_copy(d: Draw) -> Arguments:
 @draws
 def tensor_tensor(d: Draw) -> Arguments:
     p, f = d.size()
-    kind = d.random.random()
-    if kind < 0.2:
+    choice = d.random.random()
+    if choice < 0.2:
         dtype = d.dtype(INTEGERS)
         first, second = d.source(p, f, dtype), d.source(p, f, same_size(d, dtype), d.buffer())
         dst = destination(d, p, f, (first, second), same_size(d, dtype))
         return {"dst": dst, "data1": first, "data2": second, "op": d.pick(BITVEC)}
-    if kind < 0.35:
+    if choice < 0.35:
         words = ("int32", "uint32")
         first, second = (d.source(p, f, d.pick(words)) for _ in range(2))
         dst = destination(d, p, f, (first, second), d.pick(words), buffer="sbuf", buffers=("sbuf",))
         engine = d.pick(("unknown", "gpsimd", "vector"))
         return {"dst": dst, "data1": first, "data2": second, "op": d.pick(BINARY[:3]), "engine": engine}
-    if kind < 0.4:
+    if choice < 0.4:
         first, second = (d.source(p, f, d.dtype()) for _ in range(2))
         dst = d.result(p, f, d.dtype(FLOATS), apart_from=(first, second))
         return {"dst": dst, "data1": first, "data2": second, "op": "power"}
@@ -151,8 +151,8 @@ def nc_stream_shuffle(d: Draw) -> Arguments:
     p, f = d.pick((32, 64, 96, 128)), d.upto(12)
     dtype = d.dtype()
     one = p == 32 and d.chance(0.5)
-    at = None if p in (32, 64) else 0
-    src = d.tile(1 if one else p, f, dtype, d.buffer(), start=at)
-    dst = d.tile(p, f, dtype, d.buffer(), apart_from=(src,), start=at, filled=d.chance(0.6))
+    start = None if p in (32, 64) else 0
+    src = d.tile(1 if one else p, f, dtype, d.buffer(), start=start)
+    dst = d.tile(p, f, dtype, d.buffer(), apart_from=(src,), start=start, filled=d.chance(0.6))
     mask = [255 if d.chance(0.1) else 0 if one else int(d.random.integers(32)) for _ in range(32)]
     return {"dst": dst, "src": src, "shuffle_mask": mask}

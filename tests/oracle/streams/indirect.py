@@ -78,7 +78,9 @@ def _dma(d: Draw) -> Arguments:
     """A DMA between a tile and a listed one, whose offsets may be out of range: refused or skipped."""
     p, f, dtype = d.pick((16, 32, 64, 128)), d.upto(40), d.dtype()
     other = d.tile(p, f, dtype if d.chance(0.7) else d.dtype(PLAIN), "hbm" if d.chance(0.5) else "sbuf")
-    start = d.pick([at for at in (0, 32, 64) if at + p <= 128 and (p <= 32 or at % 64 == 0)])
+    start = d.pick(
+        [partition for partition in (0, 32, 64) if partition + p <= 128 and (p <= 32 or partition % 64 == 0)]
+    )
     skip, gathered = d.chance(0.5), d.chance(0.5)
     beyond = (0.2 if skip else 0.002) if d.chance(0.7) else 0.0
     like = Tile(None, Operand(other.oracle.memory, FORMATS[dtype], np.zeros((p, f), np.int64)))
@@ -122,9 +124,9 @@ def _indirect(
         lists = np.where(d.random.random(lists.shape) < beyond, width + d.upto(3), lists)
     elif gathered and d.chance(0.03):
         lists[0, 0] = width
-    own = {"start": start, "apart_from": (), "reuse": 0.0}
+    settings = {"start": start, "apart_from": (), "reuse": 0.0}
     index_dtype = d.pick(("uint16", "uint32", "int32"))
-    index = d.tile(partitions, columns, index_dtype, values=lists, shape=(partitions, columns), **own)
+    index = d.tile(partitions, columns, index_dtype, values=lists, shape=(partitions, columns), **settings)
     same_start = gathered or beyond is not None
     base = d.lockstep.allocate(
         (start + partitions if same_start else partitions, width), tile.dtype, buffer or tile.buffer

@@ -15,12 +15,12 @@ _ARITHMETIC = "add sub mul".split()
 
 
 def _word(d: Draw) -> int:
-    kind = d.random.random()
-    return int(d.random.integers(-9, 10)) if kind < 0.5 else int(d.random.integers(-(2**31), 2**31))
+    choice = d.random.random()
+    return int(d.random.integers(-9, 10)) if choice < 0.5 else int(d.random.integers(-(2**31), 2**31))
 
 
 def _scalar(d: Draw) -> Register:
-    known = [each for each in d.lockstep.registers.values() if each.is_scalar]
+    known = [register for register in d.lockstep.registers.values() if register.is_scalar]
     if known and d.chance(0.7):
         return d.pick(known)
     return d.lockstep.scalar(_word(d))
@@ -64,12 +64,12 @@ def loop(d: Draw, instruction: Callable[[], None]) -> None:
     seen: list[int] = []
 
     def body(counter: Any) -> None:
-        held = d.lockstep.hold(counter, expected[len(seen)])
+        counter_hold = d.lockstep.hold(counter, expected[len(seen)])
         seen.append(counter.value)
         instruction()
         if d.chance(0.1):
             loop(d, instruction)
-        d.lockstep.release(held)
+        d.lockstep.release(counter_hold)
 
     bounds = [d.lockstep.register(bound).simulated if d.chance(0.3) else bound for bound in (lower, upper)]
     nl.fori_loop(*bounds, body, step)

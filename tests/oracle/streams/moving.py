@@ -17,28 +17,28 @@ def _anywhere(d: Draw) -> str:
 @draws
 def dma_copy(d: Draw) -> Arguments:
     p, f = d.size()
-    kind = d.random.random()
+    choice = d.random.random()
     dtype = d.dtype((*ANY, "bool_"))
-    if kind < 0.4:
+    if choice < 0.4:
         src = d.source(p, f, dtype, _anywhere(d))
         same = d.chance(0.6)
         dst = destination(
             d, p, f, (src,), dtype if same else d.dtype(), buffer=_anywhere(d), buffers=("sbuf", "hbm")
         )
         return {"dst": dst, "src": src, **_how(d, dst.dtype == src.dtype)}
-    if kind < 0.55:
+    if choice < 0.55:
         return _one_row(d, f, dtype)
-    rows = d.upto(6) + (p if kind > 0.7 else 0)
+    rows = d.upto(6) + (p if choice > 0.7 else 0)
     table = d.lockstep.allocate((rows, f), dtype, "hbm")
     d.lockstep.fill(table, d.contents(table.oracle.format, rows * f))
     skip = d.chance(0.5)
-    numbers = d.random.permutation(rows)[:p] if kind > 0.7 else d.random.integers(0, rows, p)
+    numbers = d.random.permutation(rows)[:p] if choice > 0.7 else d.random.integers(0, rows, p)
     if skip or d.chance(0.05):
         numbers = np.where(d.random.random(p) < 0.3, rows + d.random.integers(0, 3, p), numbers)
     index = d.column(p, d.pick(("int32", "uint32")), values=numbers.reshape(p, 1), shape=(p, 1))
     other = d.tile(p, f, dtype if d.chance(0.6) else d.dtype(PLAIN), apart_from=(index,))
     gathered = d.lockstep.rows_of(table, index)
-    dst, src = (gathered, other) if kind > 0.7 else (other, gathered)
+    dst, src = (gathered, other) if choice > 0.7 else (other, gathered)
     return {"dst": dst, "src": src, "oob_mode": "skip" if skip else "error"}
 
 
@@ -150,9 +150,9 @@ def dma_compute(d: Draw) -> Arguments:
 
 def _some_register(d: Draw, writable: bool = False) -> Any:
     known = [
-        each
-        for each in d.lockstep.registers.values()
-        if not writable or (each.writable and not each.is_scalar)
+        register
+        for register in d.lockstep.registers.values()
+        if not writable or (register.writable and not register.is_scalar)
     ]
     return d.pick(known) if known else d.lockstep.register(int(d.random.integers(-(2**31), 2**31)))
 

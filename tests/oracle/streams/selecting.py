@@ -89,8 +89,8 @@ def nc_n_gather(d: Draw) -> Arguments:
     p, f = d.size()
     data, wanted = d.source(p, f, d.dtype()), d.upto(20)
     outside = d.chance(0.03)
-    at = d.random.integers(0, f + outside, (p, wanted))
-    indices = d.tile(p, wanted, "uint32", values=at, apart_from=(data,))
+    columns = d.random.integers(0, f + outside, (p, wanted))
+    indices = d.tile(p, wanted, "uint32", values=columns, apart_from=(data,))
     return {
         "dst": d.result(p, wanted, data.dtype, apart_from=(data, indices)),
         "data": data,
@@ -160,12 +160,12 @@ def bn_stats(d: Draw) -> Arguments:
 
 @draws
 def bn_aggr(d: Draw) -> Arguments:
-    p, parts = d.pick(d.partitions), d.upto(6)
-    triples = d.random.standard_normal((p, parts, 3)) * 3
-    triples[:, :, 0] = d.random.integers(0, 40, (p, parts))
+    p, segments = d.pick(d.partitions), d.upto(6)
+    triples = d.random.standard_normal((p, segments, 3)) * 3
+    triples[:, :, 0] = d.random.integers(0, 40, (p, segments))
     triples[:, :, 2] = np.abs(triples[:, :, 2]) * triples[:, :, 0]
     values = FORMATS["float32"].encode(triples.reshape(p, -1))
-    data = d.tile(p, 3 * parts, "float32", d.buffer(), values=values)
+    data = d.tile(p, 3 * segments, "float32", d.buffer(), values=values)
     return {
         "dst": d.result(p, 2, d.dtype(FLOATS), d.buffer(), shape=(p, 2), apart_from=(data,)),
         "data": data,
