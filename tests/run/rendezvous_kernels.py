@@ -37,11 +37,11 @@ def crossed(x, rank):
 def gathered(x, group, members):
     """all_gather over a group of `members` ranks."""
     rows, columns = x.shape
-    own = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm)
+    local = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm)
     everyones = nl.ndarray((members * rows, columns), dtype=x.dtype, buffer=nl.private_hbm)
     out = nl.ndarray((members * rows, columns), dtype=x.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(dst=own, src=x)
-    ncc.all_gather(srcs=[own], dsts=[everyones], replica_group=group, collective_dim=0)
+    nisa.dma_copy(dst=local, src=x)
+    ncc.all_gather(srcs=[local], dsts=[everyones], replica_group=group, collective_dim=0)
     nisa.dma_copy(dst=out, src=everyones)
     return out
 

@@ -36,10 +36,10 @@ def test_a_view_in_another_dtype_has_the_accumulated_sum(mode: simulate.Mode) ->
             assert (seen[step, :, 1::2] == 2.25 * (step + 1)).all()
 
 
-def _products_into(x, parts, accumulate):
+def _products_into(x, column_ranges, accumulate):
     tile = nl.load(x)
     bank = nl.ndarray((x.shape[1], x.shape[1]), dtype=nl.float32, buffer=nl.psum)
-    for first, end in parts:
+    for first, end in column_ranges:
         nisa.nc_matmul(
             dst=bank[:, first:end], stationary=tile, moving=tile[:, first:end], accumulate=accumulate
         )
@@ -52,7 +52,7 @@ def _products_into(x, parts, accumulate):
 
 @pytest.mark.parametrize("columns", [127, 128])
 @pytest.mark.parametrize(
-    "parts",
+    "column_ranges",
     [
         ((0, 64), (64, None)),
         ((0, 64), (64, None), (0, 64)),
@@ -61,13 +61,13 @@ def _products_into(x, parts, accumulate):
         ((0, 2), (1, 3), (2, 4), (0, None)),
     ],
 )
-def test_the_first_write_of_every_element_overwrites_and_later_ones_add(columns: int, parts) -> None:
+def test_the_first_write_of_every_element_overwrites_and_later_ones_add(columns: int, column_ranges) -> None:
     x = np.random.default_rng(0).integers(-4, 5, (16, columns)).astype(np.float32)
-    parts = tuple((first, columns if end is None else end) for first, end in parts)
+    column_ranges = tuple((first, columns if end is None else end) for first, end in column_ranges)
     times = np.zeros(columns)
-    for first, end in parts:
+    for first, end in column_ranges:
         times[first:end] += 1
-    (out,) = simulate.launch(_products_into, [((x, parts, None), {})]).outputs
+    (out,) = simulate.launch(_products_into, [((x, column_ranges, None), {})]).outputs
     assert np.array_equal(out, (x.T @ x) * times)
 
 

@@ -10,13 +10,17 @@ from simulate.run import boxes
 
 def each_with_each(table: np.ndarray) -> list[set[tuple[int, bool]]]:
     """Overlaps and covers of boxes (tensor, first row, end row, first byte, end byte), by sets of places."""
-    places = [
+    element_sets = [
         {(tensor, row, byte) for row in range(top, end) for byte in range(left, right)}
         for tensor, top, end, left, right in table.tolist()
     ]
     return [
-        {(other, there <= here) for other, there in enumerate(places) if other != one and here & there}
-        for one, here in enumerate(places)
+        {
+            (other, other_elements <= elements)
+            for other, other_elements in enumerate(element_sets)
+            if other != one and elements & other_elements
+        }
+        for one, elements in enumerate(element_sets)
     ]
 
 
@@ -30,13 +34,13 @@ def test_overlaps_are_those_of_comparing_each_with_each(at_once: int) -> None:
         end = first + random.integers(1, 1 + reach, (count, 2))
         owner = random.integers(0, tensors, count) * 3
         table = np.unique(np.column_stack([owner, first[:, 0], end[:, 0], first[:, 1], end[:, 1]]), axis=0)
-        found = boxes.find_overlaps(table, at_once)
-        assert [set(each) for each in found] == each_with_each(table)
-        assert all(len(set(each)) == len(each) for each in found)
-        seen += sum(map(len, found))
+        overlaps = boxes.find_overlaps(table, at_once)
+        assert [set(neighbours) for neighbours in overlaps] == each_with_each(table)
+        assert all(len(set(neighbours)) == len(neighbours) for neighbours in overlaps)
+        seen += sum(map(len, overlaps))
     assert seen > 1000
 
 
 def test_no_boxes_have_no_neighbours() -> None:
     assert boxes.find_overlaps(np.zeros((0, 5), np.int64)) == []
-    assert [list(each) for each in boxes.find_overlaps(np.array([[4, 0, 1, 0, 1]]))] == [[]]
+    assert [list(neighbours) for neighbours in boxes.find_overlaps(np.array([[4, 0, 1, 0, 1]]))] == [[]]

@@ -79,9 +79,11 @@ def test_ranks_of_the_environment_run_a_kernel_with_numbers_of_their_own(
     assert np.array_equal(first, alone)
     assert not np.array_equal(first, second)
     done = launch_by_name("nki_kernels:all_reduce", ["f32[8,4]", "replica_group=group"], Mode.eager)
-    given = [np.random.default_rng(seed).standard_normal((8, 4)).astype(np.float32) for seed in (0, (0, 1))]
+    inputs = [np.random.default_rng(seed).standard_normal((8, 4)).astype(np.float32) for seed in (0, (0, 1))]
     for output in done.outputs:
-        np.testing.assert_array_equal(output, given[0] + given[1])  # one addition of two numbers rounds once
+        np.testing.assert_array_equal(
+            output, inputs[0] + inputs[1]
+        )  # one addition of two numbers rounds once
 
 
 def test_a_kernel_imports_what_stands_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,10 +176,10 @@ def largest(x):
 
 def places_of_the_largest(x):
     tile = half(x, rows=8, columns=F)
-    eight, at = nl.ndarray((P, 8), dtype=nl.float32), nl.ndarray((P, 8), dtype=nl.uint32)
+    eight, indices = nl.ndarray((P, 8), dtype=nl.float32), nl.ndarray((P, 8), dtype=nl.uint32)
     nisa.max8(dst=eight, src=tile)
-    nisa.nc_find_index8(dst=at, data=tile, vals=eight)
-    return at, (slice(0, 8), slice(None)), np.broadcast_to(np.arange(F - 1, F - 9, -1), (8, 8))
+    nisa.nc_find_index8(dst=indices, data=tile, vals=eight)
+    return indices, (slice(0, 8), slice(None)), np.broadcast_to(np.arange(F - 1, F - 9, -1), (8, 8))
 
 
 def without_the_largest(x):
@@ -315,10 +315,10 @@ CASES = (
 def test_the_defined_part_may_be_used_and_the_rest_may_not(case: Callable[..., Any]) -> None:
     wanted: list[Any] = []
 
-    def kernel(x, whole):
-        tile, part, expected = case(x)
+    def kernel(x, reads_all):
+        tile, defined, expected = case(x)
         wanted.append(expected)
-        return stored(tile if whole else tile[part])
+        return stored(tile if reads_all else tile[defined])
 
     chip = hardware("trn3")  # the chip that has them all
     result = simulate.launch(kernel, [((X, False), {})], chip).outputs[0]
@@ -435,22 +435,22 @@ def test_an_index_that_was_not_written_is_refused_at_once() -> None:
         simulate.launch(kernel, [((X,), {})])
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_the_other_core_receives_no_more_than_was_written(whole: bool) -> None:
-    def kernel(x, whole):
+@pytest.mark.parametrize("reads_all", [False, True])
+def test_the_other_core_receives_no_more_than_was_written(reads_all: bool) -> None:
+    def kernel(x, reads_all):
         received = nl.ndarray((P, F), dtype=nl.float32)
         peer = 1 - nl.program_id(0)
         sent = half(x) if peer else nl.load(x)
         nisa.sendrecv(src=sent, dst=received, send_to_rank=peer, recv_from_rank=peer, pipe_id=0)
         out = nl.ndarray((2, P, F), dtype=nl.float32, buffer=nl.shared_hbm)
-        columns = F if whole or peer else F // 2
+        columns = F if reads_all or peer else F // 2
         nisa.dma_copy(dst=out[1 - peer, :, :columns], src=received[:, :columns])
         return out
 
     def run() -> np.ndarray:
-        return simulate.launch(kernel, [((X, whole), {})], logical_core_size=2).outputs[0]
+        return simulate.launch(kernel, [((X, reads_all), {})], logical_core_size=2).outputs[0]
 
-    if whole:
+    if reads_all:
         with pytest.raises(RuleViolation, match="NKW-UNWRITTEN"):
             run()
     else:

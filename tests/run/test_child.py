@@ -331,7 +331,7 @@ def test_a_copy_of_the_child_does_not_go_on_with_the_trials(verified: Ran) -> No
 def test_processes_of_the_kernel_end_with_it(tmp_path: Path, ran: Ran) -> None:
     done = ran("run", "k.py:starts_a_process", "f32[8,32]")
     assert done.returncode == 0
-    folders = {each.name: _folder_of(each) for each in Path("/proc").glob("[0-9]*")}
+    folders = {process.name: _folder_of(process) for process in Path("/proc").glob("[0-9]*")}
     assert [name for name, folder in folders.items() if folder == str(tmp_path)] == [str(os.getpid())]
 
 
@@ -386,10 +386,10 @@ def test_the_debugger_has_the_terminal(tmp_path: Path) -> None:
     answered = False
     while True:
         try:
-            part = os.read(leader, 65536)
+            chunk = os.read(leader, 65536)
         except OSError:  # the other end is closed
             break
-        shown += part
+        shown += chunk
         if b"(Pdb)" in shown and not answered:
             answered = True
             os.write(leader, b"p x.shape\nc\n")
@@ -481,7 +481,7 @@ def test_a_record_is_complete_or_none() -> None:
     token = b"0123456789abcdef"
     data = record.to_bytes(token)
     again = Record.from_bytes(data, token)
-    assert again is not None and (again.status, [tuple(each) for each in again.printed]) == (
+    assert again is not None and (again.status, [tuple(line) for line in again.printed]) == (
         1,
         record.printed,
     )

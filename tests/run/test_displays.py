@@ -86,12 +86,16 @@ def tall(x: Any, columns: int) -> Any:
 
 
 def test_profile_of_a_kernel_is_that_of_its_dry_launch() -> None:
-    found = simulate.profile(*NORM, target="trn1", reading=Reading.serial)
+    profiled = simulate.profile(*NORM, target="trn1", reading=Reading.serial)
     launch = simulate.World("trn1").launch(NORM[0], [(NORM[1:], {})], simulate.Mode.dry)
     other = profile_of_streams(launch.streams, launch.hardware, "rmsnorm on trn1", Reading.serial)
-    assert isinstance(found, Profile)
-    assert (found.title, found.length_ns, found.traffic) == (other.title, other.length_ns, other.traffic)
-    assert found.calling_lines and not other.calling_lines  # callers are kept without asking
+    assert isinstance(profiled, Profile)
+    assert (profiled.title, profiled.length_ns, profiled.traffic) == (
+        other.title,
+        other.length_ns,
+        other.traffic,
+    )
+    assert profiled.calling_lines and not other.calling_lines  # callers are kept without asking
 
 
 def test_profile_and_occupancy_take_keywords_of_the_kernel_and_trip_counts() -> None:
@@ -109,19 +113,19 @@ def test_the_target_is_that_of_the_environment_unless_named(monkeypatch: pytest.
 
 
 def test_occupancy_of_a_kernel_is_that_of_its_launch_with_callers() -> None:
-    found = simulate.occupancy(*NORM, target="trn1")
+    occupied = simulate.occupancy(*NORM, target="trn1")
     with simulate.recorded(calls=True):
         launch = simulate.World("trn1").launch(NORM[0], [(NORM[1:], {})], simulate.Mode.dry)
-    assert isinstance(found, Occupancy)
-    assert (found,) == occupancies(launch)
+    assert isinstance(occupied, Occupancy)
+    assert (occupied,) == occupancies(launch)
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_occupancy_shows_also_what_does_not_fit(more: int) -> None:
     usable = simulate.occupancy(*NORM).sbuf.usable_bytes
-    found = simulate.occupancy(tall, X, usable // 4 + more)
-    assert found.sbuf.peak_bytes == usable + 4 * more
-    assert ("does not fit" in str(found)) == (more > 0)
+    occupied = simulate.occupancy(tall, X, usable // 4 + more)
+    assert occupied.sbuf.peak_bytes == usable + 4 * more
+    assert ("does not fit" in str(occupied)) == (more > 0)
     if more > 0:
         with pytest.raises(RuleViolation, match="NKW-CAPACITY"):
             simulate.profile(tall, X, usable // 4 + more)
@@ -144,8 +148,8 @@ def test_occupancy_of_two_cores_is_that_of_the_fuller_one() -> None:
         nisa.dma_copy(dst=out[nl.program_id(0), :, 0:columns], src=tile)
         return out
 
-    found = simulate.occupancy(uneven, X, cores=2)
-    assert (found.core, found.sbuf.peak_bytes) == (1, 4 * 128)
+    occupied = simulate.occupancy(uneven, X, cores=2)
+    assert (occupied.core, occupied.sbuf.peak_bytes) == (1, 4 * 128)
 
 
 REFUSED: list[tuple[Callable[[], object], type[NkwError], str]] = [
@@ -189,10 +193,14 @@ REFUSED: list[tuple[Callable[[], object], type[NkwError], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("call", "kind", "words"), REFUSED, ids=lambda each: each if isinstance(each, str) else ""
+    ("call", "error_type", "words"),
+    REFUSED,
+    ids=lambda argument: argument if isinstance(argument, str) else "",
 )
-def test_bad_input_is_a_typed_error(call: Callable[[], object], kind: type[NkwError], words: str) -> None:
-    with pytest.raises(kind) as refusal:
+def test_bad_input_is_a_typed_error(
+    call: Callable[[], object], error_type: type[NkwError], words: str
+) -> None:
+    with pytest.raises(error_type) as refusal:
         call()
     assert str(refusal.value).startswith(words)
 
@@ -208,9 +216,9 @@ def test_a_package_and_the_function_of_its_name_are_both_there() -> None:
 def test_html_has_the_words_of_the_text_and_escapes_them() -> None:
     rows = [(Name("<i>/a.py:7", "op "), "1 < 2"), ("b & c", "3")]
     noted = Noted(table("na<me|number", rows), ["x < y", ""])
-    parts = [Hanging("<b> & 'c'", style="bold"), "", "a < b", noted, verbatim(["+-> ", "  |<"])]
-    page = as_html(parts)
-    assert words_of(page) == rendered(parts).split()
+    report = [Hanging("<b> & 'c'", style="bold"), "", "a < b", noted, verbatim(["+-> ", "  |<"])]
+    page = as_html(report)
+    assert words_of(page) == rendered(report).split()
     assert Cells(page).rows == [["na<me", "number"], ["op <i>/a.py:7", "1 < 2"], ["x < y"], ["b & c", "3"]]
     assert page.count("<table>") == 1 and '<p class="bold">&lt;b&gt;' in page
     assert "<script" not in page and "http" not in page
@@ -218,25 +226,28 @@ def test_html_has_the_words_of_the_text_and_escapes_them() -> None:
 
 
 def test_a_profile_shows_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = simulate.profile(*NORM)
-    assert repr(found) == f"<profile of rmsnorm on trn2: {found.length_ns / 1000:.3f} us (program reading)>"
-    assert f"{found}\n" == profile_text(found)
-    page = found._repr_html_()
-    assert words_of(page) == wide(found, monkeypatch)
+    profiled = simulate.profile(*NORM)
+    assert (
+        repr(profiled)
+        == f"<profile of rmsnorm on trn2: {profiled.length_ns / 1000:.3f} us (program reading)>"
+    )
+    assert f"{profiled}\n" == profile_text(profiled)
+    page = profiled._repr_html_()
+    assert words_of(page) == wide(profiled, monkeypatch)
     rows = Cells(page).rows
-    busy = f"{found.timeline.busy_ns['Vector'] / 1000:.3f}"
+    busy = f"{profiled.timeline.busy_ns['Vector'] / 1000:.3f}"
     assert ["Vector", busy] in [row[:2] for row in rows[rows.index([*TRACKS]) :]]
 
 
 def test_an_occupancy_shows_its_picture_and_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = simulate.occupancy(*NORM, target="trn1")
-    peak, usable, psum = found.sbuf.peak_bytes, found.sbuf.usable_bytes, found.psum.peak_bytes
-    assert f"SBUF {peak:,} of {usable:,}, PSUM {psum:,} of" in repr(found)
-    assert f"{found}\n" == memory_text(found)
-    picture, report = found._repr_html_().split("<details>")
-    assert "<svg" in picture and f"SBUF: {verdict(found.sbuf)}" in picture
+    occupied = simulate.occupancy(*NORM, target="trn1")
+    peak, usable, psum = occupied.sbuf.peak_bytes, occupied.sbuf.usable_bytes, occupied.psum.peak_bytes
+    assert f"SBUF {peak:,} of {usable:,}, PSUM {psum:,} of" in repr(occupied)
+    assert f"{occupied}\n" == memory_text(occupied)
+    picture, report = occupied._repr_html_().split("<details>")
+    assert "<svg" in picture and f"SBUF: {verdict(occupied.sbuf)}" in picture
     report = report.replace("<summary>as text</summary>", "").replace("</details>", "")
-    assert words_of(report) == wide(found, monkeypatch)
+    assert words_of(report) == wide(occupied, monkeypatch)
 
 
 def test_a_launch_shows_what_ran(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,16 +326,16 @@ def test_of_many_values_the_first_and_the_last_are_shown(columns: int, cut: bool
         out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
         tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=tile, src=x)
-        seen.extend(Cells(each._repr_html_()).rows for each in (tile, x, tile[100:104]))
+        seen.extend(Cells(tensor._repr_html_()).rows for tensor in (tile, x, tile[100:104]))
         nisa.dma_copy(dst=out, src=tile)
         return out
 
     values = np.arange(128 * columns, dtype=np.int32).reshape(128, columns)
     simulate.World().launch(looked_at, [((values,), {})])
-    tile, argument, part = seen
+    tile, argument, rows = seen
     shown = [*range(4), None, *range(columns - 4, columns)] if cut else [*range(columns)]
-    assert tile[0] == ["partition", *("…" if each is None else str(each) for each in shown)]
+    assert tile[0] == ["partition", *("…" if column is None else str(column) for column in shown)]
     assert argument[0][0] == "row" and tile[1:] == argument[1:]
     assert [row[0] for row in tile[1:]] == ["0", "1", "2", "3", "…", "124", "125", "126", "127"]
-    assert tile[-1][1:] == ["…" if each is None else str(values[127, each]) for each in shown]
-    assert part[1][1] == str(values[100, 0]) and len(part) == 5
+    assert tile[-1][1:] == ["…" if column is None else str(values[127, column]) for column in shown]
+    assert rows[1][1] == str(values[100, 0]) and len(rows) == 5

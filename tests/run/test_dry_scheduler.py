@@ -22,8 +22,8 @@ PAIRS, CROSSED, ALL = [[0, 1], [2, 3]], [[1, 2], [3, 0]], [[0, 1, 2, 3]]
 
 def sums(x: Any, lists: list[list[list[int]]], rank: int, fails: tuple[int, int, int]) -> Any:
     """One sum after another over the given lists of ranks; `fails`: a rank, after how many sums, which error."""
-    own, total = (nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm) for _ in range(2))
-    nisa.dma_copy(dst=own, src=x)
+    local, total = (nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm) for _ in range(2))
+    nisa.dma_copy(dst=local, src=x)
     failing, after, error = fails
     for number, groups in enumerate(lists):
         op = nl.add
@@ -33,11 +33,11 @@ def sums(x: Any, lists: list[list[list[int]]], rank: int, fails: tuple[int, int,
             if error == 1:
                 break
             op = nl.maximum
-        ncc.all_reduce(srcs=[own], dsts=[total], replica_group=ncc.ReplicaGroup(groups), op=op)
+        ncc.all_reduce(srcs=[local], dsts=[total], replica_group=ncc.ReplicaGroup(groups), op=op)
         for _ in range(rank):
-            nisa.dma_copy(dst=own, src=total)
+            nisa.dma_copy(dst=local, src=total)
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(dst=out, src=own)
+    nisa.dma_copy(dst=out, src=local)
     return out
 
 
@@ -61,23 +61,23 @@ def test_a_dry_launch_records_the_schedule_of_the_eager_one(lists: list[list[lis
 
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("after", range(3))
-@pytest.mark.parametrize(("error", "kind"), [(0, ValueError), (1, Deadlock), (2, RendezvousMismatch)])
+@pytest.mark.parametrize(("error", "error_type"), [(0, ValueError), (1, Deadlock), (2, RendezvousMismatch)])
 def test_a_dry_launch_shows_the_error_of_the_eager_one(
-    rank: int, after: int, error: int, kind: type[Exception]
+    rank: int, after: int, error: int, error_type: type[Exception]
 ) -> None:
     lists, fails = [PAIRS, CROSSED, ALL], (rank, after, error)
     seen = error_of(simulate.Mode.dry, lists, fails)
     assert seen == error_of(simulate.Mode.eager, lists, fails)
-    assert seen[0] is kind
+    assert seen[0] is error_type
 
 
 def failing(x: Any, rank: int, early: int, late: int) -> Any:
     """Rank `early` fails before the ranks meet, rank `late` afterwards."""
-    own, total = (nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm) for _ in range(2))
-    nisa.dma_copy(dst=own, src=x)
+    local, total = (nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm) for _ in range(2))
+    nisa.dma_copy(dst=local, src=x)
     if rank == early:
         raise KeyError(f"early {rank}")
-    ncc.all_reduce(srcs=[own], dsts=[total], replica_group=ncc.ReplicaGroup(ALL), op=nl.add)
+    ncc.all_reduce(srcs=[local], dsts=[total], replica_group=ncc.ReplicaGroup(ALL), op=nl.add)
     if rank >= late:
         raise StopIteration(f"late {rank}")
     return x

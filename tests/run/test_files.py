@@ -28,7 +28,7 @@ def refusal(path: Path | str, inputs: Iterable[Path] = ()) -> str:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(each.name for each in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_a_file_is_replaced_when_it_is_complete(tmp_path: Path) -> None:

@@ -41,9 +41,9 @@ def copied(target: str, array: Any) -> tuple[Any, str, tuple[str, ...]]:
 @pytest.mark.parametrize("name", SEEN)
 def test_a_narrow_dtype_of_torch_arrives_bit_by_bit(target: str, name: str) -> None:
     bits = torch.arange(4 * 64, dtype=torch.int32).to(torch.uint8).reshape(4, 64)
-    given = bits.view(getattr(torch, name))
-    result, seen, warnings = copied(target, given)
-    assert seen == name and result.dtype == given.dtype and not warnings
+    array = bits.view(getattr(torch, name))
+    result, seen, warnings = copied(target, array)
+    assert seen == name and result.dtype == array.dtype and not warnings
     assert torch.equal(result.view(torch.uint8), bits)
 
 
@@ -52,14 +52,14 @@ def test_a_narrow_dtype_of_torch_arrives_bit_by_bit(target: str, name: str) -> N
 def test_float8_e4m3fn_of_torch_is_converted_where_the_chip_multiplies_e4m3(
     target: str, largest: float, beyond: int
 ) -> None:
-    given = torch.tensor([[0.0, -0.5, 2.0**-9, largest]]).to(torch.float8_e4m3fn)
-    result, seen, warnings = copied(target, given)
+    array = torch.tensor([[0.0, -0.5, 2.0**-9, largest]]).to(torch.float8_e4m3fn)
+    result, seen, warnings = copied(target, array)
     assert result.dtype == torch.float8_e4m3fn
     if hardware(target).matmul_e4m3fn:
-        assert seen == "float8_e4m3fn" and torch.equal(result.float(), given.float()) and not warnings
+        assert seen == "float8_e4m3fn" and torch.equal(result.float(), array.float()) and not warnings
         return
     assert seen == "float8_e4m3"
-    assert torch.equal(result.float()[:, :3], given.float()[:, :3])
+    assert torch.equal(result.float()[:, :3], array.float()[:, :3])
     assert bool(result.float()[0, 3].isnan()) == bool(beyond)  # infinity, which float8_e4m3fn does not have
     assert [text.partition(" of")[0] for text in warnings] == ["[NKW-ARGUMENT-FP8] 1"] * beyond
 
@@ -77,7 +77,7 @@ def test_a_converted_argument_is_multiplied_on_gen3() -> None:
     world, rng = simulate.World("trn2"), np.random.default_rng(1)
     for _ in range(3):  # the second and third may replay; each has values of its own
         a, b = (torch.from_numpy(rng.integers(-8, 9, (32, 16)).astype(np.float32)) for _ in range(2))
-        narrow = tuple(each.to(torch.float8_e4m3fn) for each in (a, b))
+        narrow = tuple(array.to(torch.float8_e4m3fn) for array in (a, b))
         result = world.launch(kernel, [(narrow, {})], mode=simulate.Mode.replay).outputs[0]
         assert torch.equal(result, a.T @ b)
 
@@ -90,9 +90,9 @@ def test_writes_of_a_kernel_reach_a_converted_argument(mine: bool) -> None:
         nisa.dma_copy(dst=x[:, 0 : 4 if mine else 2], src=tile[:, 0 : 4 if mine else 2])
         return x
 
-    given = torch.ones(1, 4).to(torch.float8_e4m3fn)
-    simulate.World("trn2").launch(kernel, [((given,), {})])
-    assert given.float().tolist() == [[2.0] * 4 if mine else [2.0, 2.0, 1.0, 1.0]]
+    array = torch.ones(1, 4).to(torch.float8_e4m3fn)
+    simulate.World("trn2").launch(kernel, [((array,), {})])
+    assert array.float().tolist() == [[2.0] * 4 if mine else [2.0, 2.0, 1.0, 1.0]]
 
 
 class Spelled(np.ndarray):
@@ -116,9 +116,9 @@ class Spelled(np.ndarray):
 )
 def test_packed_words_go_by_their_name(spelling: str, name: str) -> None:
     words = np.arange(32, dtype=DTYPES[name].storage).reshape(4, 8)
-    given = words.view(Spelled)
-    given.spelling = spelling
-    result, seen, _ = copied("trn3", given)
+    array = words.view(Spelled)
+    array.spelling = spelling
+    result, seen, _ = copied("trn3", array)
     assert seen == name and np.array_equal(np.asarray(result), words)
 
 

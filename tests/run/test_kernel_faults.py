@@ -201,10 +201,10 @@ def test_every_command_reports_the_line(
     words = written(tmp_path, "nisa.tensor_scaler(dst=tile, data=tile)")
     assert main([command, words, "f32[128,4]"]) == status
     done = capsys.readouterr()
-    said = done.out + done.err
-    assert "did you mean nisa.tensor_scalar?" in said.replace("\n", " ")
-    assert f"typo.py:{LINE}" in said
-    assert "does not take these arguments" not in said and "Traceback" not in said
+    printed = done.out + done.err
+    assert "did you mean nisa.tensor_scalar?" in printed.replace("\n", " ")
+    assert f"typo.py:{LINE}" in printed
+    assert "does not take these arguments" not in printed and "Traceback" not in printed
 
 
 def test_a_script_reports_the_line(tmp_path: Path, capsys: Capture) -> None:
@@ -212,9 +212,9 @@ def test_a_script_reports_the_line(tmp_path: Path, capsys: Capture) -> None:
     script = Path(words.rpartition(":")[0])
     script.write_text(script.read_text() + "\nkernel(np.ones((128, 4), np.float32))\n")
     assert main(["run", str(script)]) == 1
-    said = capsys.readouterr().err
-    assert "[NKW-KERNEL-ERROR] 'NkiTensor' object has no attribute 'T'; in NKI: nisa.nc_transpose" in said
-    assert f"typo.py:{LINE} in kernel" in said
+    printed = capsys.readouterr().err
+    assert "[NKW-KERNEL-ERROR] 'NkiTensor' object has no attribute 'T'; in NKI: nisa.nc_transpose" in printed
+    assert f"typo.py:{LINE} in kernel" in printed
 
 
 def test_numpy_on_a_tile_says_what_to_write(tmp_path: Path) -> None:

@@ -180,11 +180,11 @@ def test_using_poison_is_refused_with_the_line_that_read_undefined_bytes() -> No
         tile = nl.ndarray((4, 4), dtype=nl.float32, name="scratch")
         nisa.tensor_copy(dst=tile[:, 0:2], src=nl.load(x)[:, 0:2])
         nisa.tensor_copy(dst=nl.ndarray((4, 2), dtype=nl.float32), src=tile[:, 0:2])
-        part = nl.ndarray((4, 3), dtype=nl.float32)
-        nisa.tensor_copy(dst=part, src=tile[:, 0:3])  # blamed
+        copied = nl.ndarray((4, 3), dtype=nl.float32)
+        nisa.tensor_copy(dst=copied, src=tile[:, 0:3])  # blamed
         if used:
-            nisa.dma_copy(dst=nl.ndarray((4, 3), dtype=nl.float32, buffer=nl.shared_hbm), src=part)
-        nisa.dma_copy(dst=nl.ndarray((4, 2), dtype=nl.float32, buffer=nl.shared_hbm), src=part[:, 0:2])
+            nisa.dma_copy(dst=nl.ndarray((4, 3), dtype=nl.float32, buffer=nl.shared_hbm), src=copied)
+        nisa.dma_copy(dst=nl.ndarray((4, 2), dtype=nl.float32, buffer=nl.shared_hbm), src=copied[:, 0:2])
         return x
 
     with pytest.raises(RuleViolation) as refused:
@@ -261,14 +261,14 @@ def test_recordings_nest() -> None:
 
 @pytest.mark.slow
 def test_a_recording_without_outputs_keeps_no_array() -> None:
-    with simulate.recorded() as whole, simulate.recorded(outputs=False) as spare:
+    with simulate.recorded() as complete, simulate.recorded(outputs=False) as spare:
         result = double(np.ones((4, 4), np.float32))
         kept = weakref.ref(result)
         del result
     assert [launch.outputs for launch in spare] == [[]]
-    assert spare[0].streams == whole[0].streams
-    assert kept() is whole[0].outputs[0]
-    whole.clear()
+    assert spare[0].streams == complete[0].streams
+    assert kept() is complete[0].outputs[0]
+    complete.clear()
     gc.collect()
     assert kept() is None
 
@@ -416,15 +416,15 @@ def test_python_looks_at_the_values_of_a_launch_that_has_some(mode: simulate.Mod
         assert nl.load(x).array.sum() == 28
         return x
 
-    given = [((np.full((2, 2), 7, np.float32),), {})]
+    launches = [((np.full((2, 2), 7, np.float32),), {})]
     if mode is simulate.Mode.eager:
-        simulate.launch(kernel, given, mode=mode)
+        simulate.launch(kernel, launches, mode=mode)
         return
     with pytest.raises(
         Unsupported,
         match=r"a dry run has no values of .*\(2, 2\) float32 in sbuf \(allocated at .*\) to look",
     ):
-        simulate.launch(kernel, given, mode=mode)
+        simulate.launch(kernel, launches, mode=mode)
 
 
 def test_a_world_takes_one_entry_per_rank() -> None:
@@ -453,11 +453,11 @@ def test_a_call_runs_on_the_ranks_of_the_environment(beta1: bool, monkeypatch: p
         return out
 
     kernel = OldKernel(old_body) if beta1 else double
-    given = np.arange(12, dtype=np.float32).reshape(3, 4)
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
     for text, ranks in (("", 1), ("1", 1), ("3", 3)):
         monkeypatch.setenv("NKW_RANKS", text)
         with simulate.recorded() as launches:
-            np.testing.assert_array_equal(kernel(given), given if beta1 else 2 * given)
+            np.testing.assert_array_equal(kernel(x), x if beta1 else 2 * x)
         (done,) = launches
         assert [stream.rank for stream in done.streams] == list(range(ranks))
         assert len(done.outputs) == ranks
@@ -466,7 +466,7 @@ def test_a_call_runs_on_the_ranks_of_the_environment(beta1: bool, monkeypatch: p
         with pytest.raises(
             InvalidArgument, match=f"NKW_RANKS is '{text}'; set it to a number of ranks from 1 to 999"
         ):
-            kernel(given)
+            kernel(x)
 
 
 def test_an_interrupt_while_an_instruction_is_recorded_stays_one_and_says_where() -> None:
@@ -492,7 +492,7 @@ def test_an_interrupt_while_an_instruction_is_recorded_stays_one_and_says_where(
                 raise KeyboardInterrupt
         return trace
 
-    said = []
+    messages = []
     for lines in count(1):
         left = lines
         before = sys.gettrace()
@@ -503,10 +503,10 @@ def test_an_interrupt_while_an_instruction_is_recorded_stays_one_and_says_where(
             )
             break
         except KeyboardInterrupt as stopped:
-            said.append(str(stopped))
+            messages.append(str(stopped))
         finally:
             sys.settrace(before)
-    assert len(said) > 30
+    assert len(messages) > 30
     sentence = r"twice has issued (nothing|\d instructions, the last is dma_copy at .+ in twice)"
-    assert all(re.fullmatch(sentence, each) for each in said)
-    assert {"nothing", "1", "2", "3"} == {each.split()[3] for each in said}
+    assert all(re.fullmatch(sentence, message) for message in messages)
+    assert {"nothing", "1", "2", "3"} == {message.split()[3] for message in messages}

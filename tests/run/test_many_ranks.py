@@ -38,7 +38,7 @@ def forms(ranks: int) -> dict[str, Groups]:
     everyone = list(range(ranks))
     half = max(1, ranks // 2)
     shuffled = [int(rank) for rank in np.random.default_rng(ranks).permutation(ranks)]
-    found = {
+    lists_by_form = {
         "whole": [everyone],
         "reversed": [everyone[::-1]],
         "blocks": [everyone[:half], everyone[half : 2 * half]],
@@ -48,7 +48,11 @@ def forms(ranks: int) -> dict[str, Groups]:
         "some": [shuffled[: ranks // 3], shuffled[ranks // 3 : half]],
         "fours": [shuffled[first : first + 4] for first in range(0, ranks - 3, 4)],
     }
-    return {form: kept for form, lists in found.items() if (kept := [each for each in lists if each])}
+    return {
+        form: kept
+        for form, lists in lists_by_form.items()
+        if (kept := [members for members in lists if members])
+    }
 
 
 def private(source: Any, shape: tuple[int, ...] | None = None) -> Any:
@@ -64,34 +68,34 @@ def everything(x: Any, metadata: Any, group: Any, pairs: Any, size: int, iterati
     if size == 0:
         return (x,)
     rows = PART * size
-    own, part = private(x), private(x[0:PART])
+    local, first_rows = private(x), private(x[0:PART])
     dst = [private(x, (rows, COLUMNS)) for _ in range(4)]
     gathered = private(x, (rows * size, COLUMNS))
-    ncc.all_reduce([own], [dst[0]], group, nl.add)
-    ncc.all_reduce([own], [dst[1]], group, nl.minimum)
-    ncc.all_gather([own], [gathered], group, 0)
+    ncc.all_reduce([local], [dst[0]], group, nl.add)
+    ncc.all_reduce([local], [dst[1]], group, nl.minimum)
+    ncc.all_gather([local], [gathered], group, 0)
     chunk, moved = private(x, (PART, COLUMNS)), private(x, (PART, COLUMNS))
-    ncc.reduce_scatter([own], [chunk], group, 0, nl.maximum)
-    ncc.all_to_all([own], [dst[2]], group, 0)
-    ncc.collective_permute([part], [moved], pairs)
+    ncc.reduce_scatter([local], [chunk], group, 0, nl.maximum)
+    ncc.all_to_all([local], [dst[2]], group, 0)
+    ncc.collective_permute([first_rows], [moved], pairs)
     ring, sums = private(x, (rows, COLUMNS)), private(x, (PART, COLUMNS))
-    ncc.collective_permute_implicit([[own], [part]], [[ring], [sums]], group, [0, 1])
-    ncc.collective_permute_implicit_reduce([[own]], [[ring]], [[dst[3]]], group, nl.add)
+    ncc.collective_permute_implicit([[local], [first_rows]], [[ring], [sums]], group, [0, 1])
+    ncc.collective_permute_implicit_reduce([[local]], [[ring]], [[dst[3]]], group, nl.add)
     table = private(metadata)
     slots = private(x, (rows, COLUMNS))
-    ncc.all_to_all_v([own], [slots], group, table)
-    whole = private(x, (rows, COLUMNS))
+    ncc.all_to_all_v([local], [slots], group, table)
+    all_slots = private(x, (rows, COLUMNS))
     if size == 4:
-        ncc.all_gather_v([own], [whole], group, private(metadata))
+        ncc.all_gather_v([local], [all_slots], group, private(metadata))
     wide = nl.ndarray((PART, COLUMNS * size), dtype=x.dtype)
-    ncc.all_gather([nl.load(part)], [wide], group, 1)
+    ncc.all_gather([nl.load(first_rows)], [wide], group, 1)
     numbers = nl.ndarray((1, 1 + iterations), dtype=nl.int32, buffer=nl.shared_hbm)
     nisa.register_store(numbers[:, 0:1], ncc.rank_id())
     for i in range(iterations):
         who = ncc.collective_permute_implicit_current_processing_rank_id(i, group)
         nisa.register_store(numbers[:, 1 + i : 2 + i], who)
-    results = (*dst, gathered, chunk, moved, ring, sums, slots, table, whole)
-    return (*(shared(each) for each in results), shared(wide), numbers)
+    results = (*dst, gathered, chunk, moved, ring, sums, slots, table, all_slots)
+    return (*(shared(result) for result in results), shared(wide), numbers)
 
 
 def shared(source: Any) -> Any:
@@ -123,9 +127,9 @@ def expected(
     tables: dict[int, np.ndarray],
 ) -> list[np.ndarray]:
     """What `everything` gives a rank; `source` tells from which rank the permutation moves to it."""
-    size, place = len(group), group.index(rank)
-    before = group[place - 1]
-    second = group[place - 2] if size > 1 else rank
+    size, position = len(group), group.index(rank)
+    before = group[position - 1]
+    second = group[position - 2] if size > 1 else rank
     sums = sum(data[member].astype(np.int64) for member in group).astype(np.int32)
     least, most = data[rank].copy(), data[rank].copy()
     for member in group:
@@ -133,22 +137,22 @@ def expected(
             np.where(data[member] < least, data[member], least),
             np.where(data[member] > most, data[member], most),
         )
-    exchanged = [data[member][PART * place : PART * (place + 1)] for member in group]
+    exchanged = [data[member][PART * position : PART * (position + 1)] for member in group]
     permuted = data[source[rank]][:PART] if rank in source else np.full((PART, COLUMNS), -1)
-    slots, whole = (np.full(PART * COLUMNS * size, -1, np.int32) for _ in range(2))
+    slots, all_slots = (np.full(PART * COLUMNS * size, -1, np.int32) for _ in range(2))
     table = tables[rank].copy()
     for slot, sender in enumerate(group):
         flat, first = data[sender].reshape(-1), slot * PART * COLUMNS
-        count, start = (int(tables[sender][row, place]) for row in (0, 1))
+        count, start = (int(tables[sender][row, position]) for row in (0, 1))
         slots[first : first + count] = flat[start : start + count]
         table[2, slot] = count
         count, start = (int(tables[sender][row, 0]) for row in (0, 1))
         if size == 4:
-            whole[first : first + count] = flat[start : start + count]
+            all_slots[first : first + count] = flat[start : start + count]
     wide = np.full((PART, COLUMNS * size), 0, np.int32)
     for slot, member in enumerate(group):
         wide[:, COLUMNS * slot : COLUMNS * (slot + 1)] = data[member][:PART]
-    steps = [group[(place - i) % size] for i in range(3)]
+    steps = [group[(position - i) % size] for i in range(3)]
     shape = data[rank].shape
     return [
         sums,
@@ -156,13 +160,13 @@ def expected(
         np.concatenate(exchanged),
         data[before] + data[second],  # what the predecessor joined: its own data and what it had been sent
         np.concatenate([data[member] for member in group]),
-        most[PART * place : PART * (place + 1)],
+        most[PART * position : PART * (position + 1)],
         permuted,
         data[before],
         data[before][:PART],
         slots.reshape(shape),
         table,
-        whole.reshape(shape),
+        all_slots.reshape(shape),
         wide,
         np.array([[rank, *steps]]),
     ]
@@ -178,12 +182,12 @@ def check(ranks: int, groups: Groups) -> None:
     source = {target: sender for sender, target in pairs}
     group = ncc.ReplicaGroup(groups)
     nothing = np.zeros((1, 1), np.int32)
-    given = [
+    inputs = [
         (data.get(rank, nothing), tables.get(rank, nothing), group, pairs, len(list_of.get(rank, ())), 3)
         for rank in range(ranks)
     ]
     world = simulate.World("trn2", ranks=ranks)
-    outputs = world.launch(everything, [(arguments, {}) for arguments in given]).outputs
+    outputs = world.launch(everything, [(arguments, {}) for arguments in inputs]).outputs
     for rank, seen in enumerate(outputs):
         if rank not in list_of:
             assert np.array_equal(seen[0], nothing)
@@ -206,20 +210,20 @@ def by_core(x: Any, group: Any, pairs: Any, skips: int) -> Any:
     """Each core moves and sums its own x[core], core 1 twice; `skips` is the core that leaves the last sum out."""
     core, rows = nl.program_id(0), x.shape[1]
     out = nl.ndarray((2, 3, rows, COLUMNS), dtype=x.dtype, buffer=nl.shared_hbm)
-    own = private(x[core])
-    total, moved, around = (private(own, (rows, COLUMNS)) for _ in range(3))
-    ncc.collective_permute([own], [moved], pairs)
-    ncc.collective_permute_implicit([[own]], [[around]], group)
-    ncc.all_reduce([own], [total], group, nl.add)
+    local = private(x[core])
+    total, moved, around = (private(local, (rows, COLUMNS)) for _ in range(3))
+    ncc.collective_permute([local], [moved], pairs)
+    ncc.collective_permute_implicit([[local]], [[around]], group)
+    ncc.all_reduce([local], [total], group, nl.add)
     if core == 1 and skips != 1:
         ncc.all_reduce([private(total)], [total], group, nl.add)
-    for at, result in enumerate((total, moved, around)):
-        nisa.dma_copy(dst=out[core, at], src=result)
+    for index, result in enumerate((total, moved, around)):
+        nisa.dma_copy(dst=out[core, index], src=result)
     nisa.core_barrier(out, cores=(0, 1))
     return out
 
 
-def of_two_cores(groups: Groups, skipping: dict[int, int]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def launch_two_cores(groups: Groups, skipping: dict[int, int]) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """What every rank gave `by_core` and got; `skipping` names the core of a rank that leaves a sum out."""
     ranks = 1 + max(rank for group in groups for rank in group)
     data = [
@@ -229,38 +233,38 @@ def of_two_cores(groups: Groups, skipping: dict[int, int]) -> tuple[list[np.ndar
     pairs = [(group[i], group[i - 1]) for group in groups for i in range(len(group))]
     group = ncc.ReplicaGroup(groups)
     world = simulate.World("trn2", ranks=ranks, logical_core_size=2)
-    given = [((data[rank], group, pairs, skipping.get(rank, 0)), {}) for rank in range(ranks)]
-    return data, world.launch(by_core, given).outputs
+    inputs = [((data[rank], group, pairs, skipping.get(rank, 0)), {}) for rank in range(ranks)]
+    return data, world.launch(by_core, inputs).outputs
 
 
 @pytest.mark.parametrize("groups", [[[0]], [[0, 1]], [[2, 0, 1]], [[0, 3], [2, 1, 4]]], ids=str)
 def test_collectives_of_two_core_ranks_join_cores_of_equal_number(groups: Groups) -> None:
-    data, outputs = of_two_cores(groups, {})
+    data, outputs = launch_two_cores(groups, {})
     for group in groups:
-        for place, rank in enumerate(group):
+        for position, rank in enumerate(group):
             for core in (0, 1):
                 total = sum(data[member][core] for member in group)
                 seen = outputs[rank][core]
                 assert np.array_equal(seen[0], total * (len(group) if core else 1))
-                assert np.array_equal(seen[1], data[group[(place + 1) % len(group)]][core])
-                assert np.array_equal(seen[2], data[group[place - 1]][core])
+                assert np.array_equal(seen[1], data[group[(position + 1) % len(group)]][core])
+                assert np.array_equal(seen[2], data[group[position - 1]][core])
 
 
 def test_a_core_that_leaves_a_collective_out_is_named() -> None:
     with pytest.raises(Deadlock) as caught:
-        of_two_cores([[0, 1]], {1: 1})
+        launch_two_cores([[0, 1]], {1: 1})
     waits = [line.split() for line in str(caught.value).splitlines() if " waits in " in line]
     assert [(line[1], line[4]) for line in waits] == [("0", "core_barrier"), ("1", "all_reduce")]
-    _, outputs = of_two_cores([[0, 1]], {0: 1, 1: 1})  # left out by both ranks alike
+    _, outputs = launch_two_cores([[0, 1]], {0: 1, 1: 1})  # left out by both ranks alike
     assert len(outputs) == 2
 
 
 def test_31_of_32_ranks_wait_for_the_last_and_no_thread_is_left() -> None:
     def kernel(x: Any, comes: bool) -> Any:
-        own = private(x)
+        local = private(x)
         if comes:
-            ncc.all_reduce([own], [private(x)], ncc.ReplicaGroup([list(range(32))]), nl.add)
-        return shared(own)
+            ncc.all_reduce([local], [private(x)], ncc.ReplicaGroup([list(range(32))]), nl.add)
+        return shared(local)
 
     x = np.ones((2, 2), np.float32)
     world = simulate.World("trn2", ranks=32)

@@ -136,11 +136,11 @@ def test_names_of_attributes_elements_lists_and_several_targets() -> None:
         one, other = nl.ndarray((64, 16), dtype=nl.float32), nl.ndarray((64, 16), dtype=nl.float32)
         return (one, other)[1]
 
-    def given(x):
+    def named_tensor(x):
         tile = nl.ndarray((64, 16), dtype=nl.float32, buffer=nl.sbuf, name="weights")
         return tile
 
-    makers = (attribute, element, listed, annotated, two_on_two_lines, two_on_one_line, given)
+    makers = (attribute, element, listed, annotated, two_on_two_lines, two_on_one_line, named_tensor)
     names = ["holder.sums", "tiles['left']", "tiles", "sums", "other", "one or other", "weights"]
     assert [named(maker) for maker in makers] == names
     assert (
@@ -166,7 +166,7 @@ def test_a_tile_has_one_name_in_memory_findings_and_traces() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "read", "said"),
+    ("written", "read", "message"),
     [
         ((slice(0, 32), slice(0, 16)), (slice(0, 128), slice(0, 16)), "rows 32 to 127, columns 0 to 15 were"),
         ((slice(0, 128), slice(0, 15)), (slice(0, 128), slice(8, 16)), "rows 0 to 127, column 15 of"),
@@ -183,26 +183,26 @@ def test_a_tile_has_one_name_in_memory_findings_and_traces() -> None:
         ((slice(0, 32), slice(0, 16)), (slice(64, 128), slice(0, 16)), "nothing was ever written"),
     ],
 )
-def test_an_unwritten_read_says_which_rows_and_columns(written, read, said) -> None:
+def test_an_unwritten_read_says_which_rows_and_columns(written, read, message) -> None:
     def kernel(x):
-        part = nl.ndarray((128, 16), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.memset(part[written], value=0.0)
+        tile = nl.ndarray((128, 16), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(tile[written], value=0.0)
         out = nl.ndarray((128, 16), dtype=nl.float32, buffer=nl.shared_hbm)
-        nisa.dma_copy(dst=out[read], src=part[read])
+        nisa.dma_copy(dst=out[read], src=tile[read])
         return out
 
     error = refusal(kernel, ROWS)
     assert error.code == "NKW-UNWRITTEN"
-    assert said in error.seen and "part (" in error.seen
-    assert error.operands["src"].startswith("part ")
+    assert message in error.seen and "tile (" in error.seen
+    assert error.operands["src"].startswith("tile ")
 
 
 def test_unwritten_rows_of_more_dims_are_slices() -> None:
     def kernel(x):
-        part = nl.ndarray((128, 2, 8), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.memset(part[0:128, 0:1], value=0.0)
+        tile = nl.ndarray((128, 2, 8), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(tile[0:128, 0:1], value=0.0)
         out = nl.ndarray((128, 2, 8), dtype=nl.float32, buffer=nl.shared_hbm)
-        nisa.dma_copy(dst=out, src=part)
+        nisa.dma_copy(dst=out, src=tile)
 
     assert "[0:128, 1, 0:8] were never written" in refusal(kernel, ROWS).seen
 
@@ -248,7 +248,9 @@ def test_a_missing_core_and_a_refused_grid_say_what_sets_the_logical_core() -> N
 def findings_of(kernel, *arguments):
     with gathered() as seen:
         nki.simulate(kernel)(*arguments)
-    return sort_findings(found for launch, evidence in seen.launches for found in detect(launch, evidence))
+    return sort_findings(
+        finding for launch, evidence in seen.launches for finding in detect(launch, evidence)
+    )
 
 
 @pytest.mark.parametrize(
@@ -267,27 +269,27 @@ def test_the_root_of_infinity_is_not_cured_by_clipping(value, hint) -> None:
     assert finding.code == "NKW-FUNCTION-RANGE" and hint in finding.hint
 
 
-def clobbered(places, columns=512):
+def clobbered(offsets, columns=512):
     """The finding for tiles of one PSUM bank at these bytes; the last one, of so many columns, overwrites the first."""
 
     def kernel(x):
-        first = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum, address=(0, places[0]))
+        first = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum, address=(0, offsets[0]))
         nisa.memset(first, value=1.0)
-        held = []
-        for place in places[1:-1]:
-            held.append(nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum, address=(0, place)))
-            nisa.memset(held[-1], value=1.0)
-        last = nl.ndarray((128, columns), dtype=nl.float32, buffer=nl.psum, address=(0, places[-1]))
+        tiles = []
+        for offset in offsets[1:-1]:
+            tiles.append(nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum, address=(0, offset)))
+            nisa.memset(tiles[-1], value=1.0)
+        last = nl.ndarray((128, columns), dtype=nl.float32, buffer=nl.psum, address=(0, offsets[-1]))
         nisa.memset(last, value=2.0)
         out = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
         total = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_copy(dst=total, src=last[:, 0:512])
-        for tile in [first, *held]:
+        for tile in [first, *tiles]:
             nisa.tensor_tensor(dst=total, data1=total, data2=tile, op=nl.add)
         nisa.dma_copy(dst=out, src=total)
         return out
 
-    return next(found for found in findings_of(kernel, ROWS) if found.code == "NKW-MEM-CLOBBER")
+    return next(finding for finding in findings_of(kernel, ROWS) if finding.code == "NKW-MEM-CLOBBER")
 
 
 def test_a_hint_for_psum_names_a_bank_that_is_free() -> None:

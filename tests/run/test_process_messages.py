@@ -53,25 +53,25 @@ WRONG: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
-def test_a_message_is_read_as_it_was_written(kind: Any) -> None:
-    content = json.dumps(MESSAGES[kind])
-    assert json.loads(kind.decode(content.encode(), 1).encode()) == json.loads(content)
+@pytest.mark.parametrize("message_type", MESSAGES, ids=lambda message_type: message_type.__name__)
+def test_a_message_is_read_as_it_was_written(message_type: Any) -> None:
+    content = json.dumps(MESSAGES[message_type])
+    assert json.loads(message_type.decode(content.encode(), 1).encode()) == json.loads(content)
 
 
-@pytest.mark.parametrize(("kind", "value"), WRONG, ids=range(len(WRONG)))
-def test_a_wrong_message_is_an_error_that_names_the_rank(kind: Any, value: Any) -> None:
+@pytest.mark.parametrize(("message_type", "value"), WRONG, ids=range(len(WRONG)))
+def test_a_wrong_message_is_an_error_that_names_the_rank(message_type: Any, value: Any) -> None:
     with pytest.raises(
         NkwError, match=r"NKW-PROCESS-LOST.* the message of rank 1 cannot be read: start all ranks"
     ):
-        kind.decode(json.dumps(value).encode(), 1)
+        message_type.decode(json.dumps(value).encode(), 1)
 
 
-@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("message_type", MESSAGES, ids=lambda message_type: message_type.__name__)
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[", b"[" * 100_000, b"NaN", b"null", b"[1, 2, 3, 4, 5]"])
-def test_a_text_that_is_no_message_is_an_error(kind: Any, content: bytes) -> None:
+def test_a_text_that_is_no_message_is_an_error(message_type: Any, content: bytes) -> None:
     with pytest.raises(NkwError, match="cannot be read"):
-        kind.decode(content, 0)
+        message_type.decode(content, 0)
 
 
 def test_control_characters_of_another_rank_are_escaped_and_long_texts_are_shortened() -> None:

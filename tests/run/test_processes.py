@@ -24,7 +24,7 @@ from simulate.run.processes import Processes
 from tests.commands import run_command
 from tests.deep import deep_except
 from tests.interruptible import remove_progress
-from tests.run.process_program import part
+from tests.run.process_program import argument_of
 from tests.run.rendezvous_kernels import gathered, reduced, summed_by_both_cores
 
 torch = pytest.importorskip("torch")
@@ -81,7 +81,7 @@ def without_agent(
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def printed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The results that the three processes of process_program print."""
     folder = tmp_path_factory.mktemp("said")
     done = torchrun(3, "tests.run.process_program", str(folder))
@@ -89,37 +89,40 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads(line) for file in sorted(folder.iterdir()) for line in file.read_text().splitlines()]
 
 
-def found(said: list[dict[str, Any]], what: str) -> dict[int, dict[str, Any]]:
+def select_by_rank(printed: list[dict[str, Any]], topic: str) -> dict[int, dict[str, Any]]:
     """The results of each rank under one name."""
-    return {each["rank"]: each for each in said if each["what"] == what}
+    return {line["rank"]: line for line in printed if line["topic"] == topic}
 
 
 def in_one_process(
     kernel: Any, arguments: list[tuple[Any, ...]], target: str = "trn1", lnc: int = 1
 ) -> list[str]:
     world = simulate.World(target, 3, lnc)
-    return [out.tobytes().hex() for out in world.launch(kernel, [(each, {}) for each in arguments]).outputs]
+    return [
+        out.tobytes().hex()
+        for out in world.launch(kernel, [(argument, {}) for argument in arguments]).outputs
+    ]
 
 
 @pytest.mark.slow
-def test_each_process_holds_one_rank(said: list[dict[str, Any]]) -> None:
+def test_each_process_holds_one_rank(printed: list[dict[str, Any]]) -> None:
     assert {
-        rank: (each["size"], each["here"]) for rank, each in found(said, "world").items()
+        rank: (report["size"], report["ranks"]) for rank, report in select_by_rank(printed, "world").items()
     } == dict.fromkeys(range(3), (3, 1))
 
 
 @pytest.mark.slow
-def test_eager_and_replayed_launches_give_the_bytes_of_one_process(said: list[dict[str, Any]]) -> None:
+def test_eager_and_replayed_launches_give_the_bytes_of_one_process(printed: list[dict[str, Any]]) -> None:
     for launch, mode in enumerate(["eager", "replay", "replay"]):
-        same = in_one_process(reduced, [(part(rank, launch), EVERYONE) for rank in range(3)])
-        got = [each for each in said if each.get("launch") == launch]
-        assert sorted((each["rank"], each["mode"], each["bytes"]) for each in got) == [
+        same = in_one_process(reduced, [(argument_of(rank, launch), EVERYONE) for rank in range(3)])
+        got = [line for line in printed if line.get("launch") == launch]
+        assert sorted((report["rank"], report["mode"], report["bytes"]) for report in got) == [
             (rank, mode, same[rank]) for rank in range(3)
         ]
 
 
-def test_a_replayed_rank_disagrees_with_a_rank_in_another_collective(said: list[dict[str, Any]]) -> None:
-    reports = found(said, "replayed shapes")
+def test_a_replayed_rank_disagrees_with_a_rank_in_another_collective(printed: list[dict[str, Any]]) -> None:
+    reports = select_by_rank(printed, "replayed shapes")
     assert {rank: report["code"] for rank, report in reports.items()} == dict.fromkeys(
         range(3), "NKW-RENDEZVOUS"
     )
@@ -134,20 +137,22 @@ def test_a_replayed_rank_disagrees_with_a_rank_in_another_collective(said: list[
         ] == []
 
 
-def test_groups_are_separate(said: list[dict[str, Any]]) -> None:
-    same = in_one_process(gathered, [(part(rank), PAIR, 1 if rank == 1 else 2) for rank in range(3)])
-    assert [found(said, "gathered")[rank]["bytes"] for rank in range(3)] == same
+def test_groups_are_separate(printed: list[dict[str, Any]]) -> None:
+    same = in_one_process(gathered, [(argument_of(rank), PAIR, 1 if rank == 1 else 2) for rank in range(3)])
+    assert [select_by_rank(printed, "gathered")[rank]["bytes"] for rank in range(3)] == same
 
 
-def test_collectives_join_cores_of_equal_number(said: list[dict[str, Any]]) -> None:
-    same = in_one_process(summed_by_both_cores, [(part(rank), EVERYONE) for rank in range(3)], "trn2", 2)
-    assert [found(said, "both cores")[rank]["bytes"] for rank in range(3)] == same
+def test_collectives_join_cores_of_equal_number(printed: list[dict[str, Any]]) -> None:
+    same = in_one_process(
+        summed_by_both_cores, [(argument_of(rank), EVERYONE) for rank in range(3)], "trn2", 2
+    )
+    assert [select_by_rank(printed, "both cores")[rank]["bytes"] for rank in range(3)] == same
 
 
-def test_ranks_may_complete_rendezvous_in_different_orders(said: list[dict[str, Any]]) -> None:
-    wanted = {place: [float(part(rank, place).sum()) for rank in range(3)] for place in range(3)}
-    got = [each for each in said if each["what"] == "several at once"]
-    assert len(got) == 9 and all(each["sums"] == wanted[each["place"]] for each in got)
+def test_ranks_may_complete_rendezvous_in_different_orders(printed: list[dict[str, Any]]) -> None:
+    wanted = {index: [float(argument_of(rank, index).sum()) for rank in range(3)] for index in range(3)}
+    got = [line for line in printed if line["topic"] == "several at once"]
+    assert len(got) == 9 and all(report["sums"] == wanted[report["index"]] for report in got)
 
 
 def test_the_store_does_not_grow_with_the_launches() -> None:
@@ -160,8 +165,8 @@ def test_the_store_does_not_grow_with_the_launches() -> None:
         for rank in ranks:
             with rank.launch():
                 posted.append(rank.post(rendezvous, [], Location("", 0, ""), dry=True))
-        for rank, own in zip(ranks, posted):
-            rank.wait([own])
+        for rank, posting in zip(ranks, posted):
+            rank.wait([posting])
         keys.append(store.num_keys())
     assert keys[1:] == keys[:1] * 19
 
@@ -186,23 +191,23 @@ def test_a_lost_store_is_an_error_of_ours() -> None:
 
 
 def test_a_rank_that_leaves_a_collective_out_is_waited_for_until_nobody_can_go_on(
-    said: list[dict[str, Any]],
+    printed: list[dict[str, Any]],
 ) -> None:
-    reports = found(said, "left out")
+    reports = select_by_rank(printed, "left out")
     assert sorted(reports) == [0, 2]
     for report in reports.values():
         assert report["code"] in ("NKW-DEADLOCK", "NKW-PROCESS-LOST") and "in total_of" in report["text"]
 
 
-def test_a_disagreement_has_the_term_of_every_member(said: list[dict[str, Any]]) -> None:
-    reports = found(said, "shapes")
+def test_a_disagreement_has_the_term_of_every_member(printed: list[dict[str, Any]]) -> None:
+    reports = select_by_rank(printed, "shapes")
     assert ({report["code"] for report in reports.values()}, len(reports)) == ({"NKW-RENDEZVOUS"}, 3)
     for rank in range(3):
         assert f"srcs: member {rank} says [(({5 - rank}, 7), 'float32')]" in reports[0]["text"]
 
 
-def test_ranks_that_wait_in_a_circle_are_told_so(said: list[dict[str, Any]]) -> None:
-    reports = found(said, "crossed")
+def test_ranks_that_wait_in_a_circle_are_told_so(printed: list[dict[str, Any]]) -> None:
+    reports = select_by_rank(printed, "crossed")
     assert len(reports) == 3
     first = [report for report in reports.values() if report["code"] == "NKW-DEADLOCK"]
     assert first and all(f"rank {rank} waits in all_reduce" in first[0]["text"] for rank in range(3))
@@ -216,10 +221,10 @@ def test_no_rank_waits_for_ever_for_one_that_is_gone(failing: int, how: str) -> 
     """Rank 0 holds the store. The processes have no agent above them, which would end them itself."""
     command = ["tests.run.failing_program", str(failing), how]
     processes = without_agent(3, command, stderr=subprocess.DEVNULL)
-    said = [process.communicate()[0] for process in processes]
+    printed_by_rank = [process.communicate()[0] for process in processes]
     for rank in {0, 1, 2} - {failing}:
         assert processes[rank].returncode == 3
-        assert said[rank].strip() in ("NKW-PROCESS-LOST", "NKW-DEADLOCK")
+        assert printed_by_rank[rank].strip() in ("NKW-PROCESS-LOST", "NKW-DEADLOCK")
 
 
 @pytest.mark.slow
@@ -240,22 +245,22 @@ def test_ranks_that_are_killed_leave_no_file_and_the_others_one_sentence(
         signal.SIGTERM
     )  # takes longer to end than a killed one, whose end it might see
     ranks[killed].send_signal(signal.SIGKILL)
-    said = [remove_progress(rank.communicate()[1]) for rank in ranks]
+    printed_by_rank = [remove_progress(rank.communicate()[1]) for rank in ranks]
     assert (ranks[killed].returncode, ranks[terminated].returncode) == (-signal.SIGKILL, 143)
-    assert re.fullmatch(r"\nnkw: terminated.*\n", said[terminated])
+    assert re.fullmatch(r"\nnkw: terminated.*\n", printed_by_rank[terminated])
     for rank in {0, 1, 2} - {killed, terminated}:
         assert ranks[rank].returncode == 2
-        (line,) = said[rank].splitlines()
+        (line,) = printed_by_rank[rank].splitlines()
         assert line.startswith("nkw: error: ") and "[NKW-PROCESS-LOST]" in line and len(line) < 250
     assert [*temporary.iterdir(), *outputs.iterdir()] == []
     started = tuple(
         f"_{rank.pid}_" for rank in ranks
     )  # torch puts process numbers into names of shared memory
-    assert not [file for file in Path("/dev/shm").glob("*") if any(each in file.name for each in started)]
+    assert not [file for file in Path("/dev/shm").glob("*") if any(prefix in file.name for prefix in started)]
 
 
-def test_gather_takes_arrays_of_any_size(said: list[dict[str, Any]]) -> None:
-    assert {rank: each["sums"] for rank, each in found(said, "world gather").items()} == {
+def test_gather_takes_arrays_of_any_size(printed: list[dict[str, Any]]) -> None:
+    assert {rank: report["sums"] for rank, report in select_by_rank(printed, "world gather").items()} == {
         rank: [0.0, 2.0, 4.0] for rank in range(3)
     }
 

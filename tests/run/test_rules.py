@@ -38,8 +38,8 @@ def large_psum_tile(x):
 def many_live_tiles(x):
     tiles = [nl.full((128, 32 * 1024), number, nl.float32) for number in range(2)]
     tile = nl.load(x)
-    for each in tiles:
-        nisa.tensor_tensor(dst=tile, data1=tile, data2=each[:, 0:4], op=nl.add)
+    for live in tiles:
+        nisa.tensor_tensor(dst=tile, data1=tile, data2=live[:, 0:4], op=nl.add)
     out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
     nl.store(out, tile)
     return out
@@ -111,12 +111,12 @@ BROKEN = [
 
 @pytest.mark.parametrize(("code", "kernel", "expected"), BROKEN, ids=[k.__name__ for _, k, _ in BROKEN])
 def test_what_the_vendors_simulator_does_not_check_is_a_warning(code: str, kernel, expected) -> None:
-    given = [((X.copy(),), {})]
+    launches = [((X.copy(),), {})]
     with pytest.raises(RuleViolation) as refused:
-        World("trn2").launch(kernel, given)
+        World("trn2").launch(kernel, launches)
     assert refused.value.code == code
     with pytest.warns(ToleratedRule, match=rf"^\[{code}\]"):
-        done = World("trn2", rules="simulator").launch(kernel, given)
+        done = World("trn2", rules="simulator").launch(kernel, launches)
     np.testing.assert_array_equal(done.outputs[0], expected)
     assert {error.code for error in done.tolerated} >= {code}
     assert all(error.where is not None and "test_rules.py" in error.where.file for error in done.tolerated)
@@ -200,7 +200,9 @@ kernel(np.ones((4, 4), np.int32))
 
 
 @pytest.mark.parametrize(
-    ("command", "refused"), [("run", 1), ("time", 1), ("memory", 1), ("check", 1)], ids=lambda each: str(each)
+    ("command", "refused"),
+    [("run", 1), ("time", 1), ("memory", 1), ("check", 1)],
+    ids=lambda argument: str(argument),
 )
 def test_every_command_takes_the_rules(tmp_path, capsys, monkeypatch, command: str, refused: int) -> None:
     monkeypatch.delenv("NKI_RULES", raising=False)
@@ -247,11 +249,11 @@ def poison_summed_into_gathered_columns(x, index):
 
 def test_poison_that_no_element_can_carry_is_tolerated() -> None:
     index = (np.arange(128, dtype=np.uint32) % 8)[:, None]
-    given = [((X.copy(), index), {})]
+    launches = [((X.copy(), index), {})]
     with pytest.raises(RuleViolation, match="NKW-UNWRITTEN"):
-        World("trn3").launch(poison_summed_into_gathered_columns, given)
+        World("trn3").launch(poison_summed_into_gathered_columns, launches)
     with pytest.warns(ToleratedRule, match="NKW-UNWRITTEN"):
-        done = World("trn3", rules="simulator").launch(poison_summed_into_gathered_columns, given)
+        done = World("trn3", rules="simulator").launch(poison_summed_into_gathered_columns, launches)
     assert {error.code for error in done.tolerated} == {"NKW-UNWRITTEN"}
     # Sixteen partitions share the list 0, 1, 2, …, of which each takes four columns.
     np.testing.assert_array_equal(done.outputs[0].sum(axis=1), X.sum(axis=1))

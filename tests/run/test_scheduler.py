@@ -44,12 +44,12 @@ def run(kernel, arguments):
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_all_reduce_sums_exactly(ranks: int, dtype: type) -> None:
     rng = np.random.default_rng(ranks)
-    parts = [rng.integers(-1000, 1000, (5, 7)).astype(dtype) for _ in range(ranks)]
+    arrays = [rng.integers(-1000, 1000, (5, 7)).astype(dtype) for _ in range(ranks)]
     group = ncc.ReplicaGroup([list(range(ranks))])
-    for out in run(reduce_kernel, [(part, group, nl.add) for part in parts]):
-        assert np.array_equal(out, np.sum(parts, axis=0))
-    for out in run(reduce_kernel, [(part, group, nl.maximum) for part in parts]):
-        assert np.array_equal(out, np.max(parts, axis=0))
+    for out in run(reduce_kernel, [(array, group, nl.add) for array in arrays]):
+        assert np.array_equal(out, np.sum(arrays, axis=0))
+    for out in run(reduce_kernel, [(array, group, nl.maximum) for array in arrays]):
+        assert np.array_equal(out, np.max(arrays, axis=0))
 
 
 def schedule_of(count: int, seed: int | None) -> list[int]:
@@ -95,8 +95,8 @@ def test_an_error_under_a_random_schedule_ends_every_core() -> None:
 
 def test_groups_are_separate() -> None:
     group = ncc.ReplicaGroup([[0, 2], [1, 3]])
-    parts = [np.full((2, 2), 10.0**rank, np.float32) for rank in range(4)]
-    outs = run(reduce_kernel, [(part, group, nl.add) for part in parts])
+    arrays = [np.full((2, 2), 10.0**rank, np.float32) for rank in range(4)]
+    outs = run(reduce_kernel, [(array, group, nl.add) for array in arrays])
     assert [out[0, 0] for out in outs] == [101, 1010, 101, 1010]
 
 
@@ -113,11 +113,11 @@ def test_gather_and_scatter_follow_the_order_of_the_rank_list() -> None:
         ncc.reduce_scatter(srcs=[x], dsts=[out], replica_group=g, collective_dim=0, op=nl.add)
         return out
 
-    parts = [np.full((2, 3), rank, np.float32) for rank in range(2)]
-    for out in run(gather, [(part, group) for part in parts]):
+    arrays = [np.full((2, 3), rank, np.float32) for rank in range(2)]
+    for out in run(gather, [(array, group) for array in arrays]):
         assert out[:, 0].tolist() == [1, 1, 0, 0]
     wholes = [np.arange(12, dtype=np.float32).reshape(4, 3) * (rank + 1) for rank in range(2)]
-    outs = run(scatter, [(whole, group) for whole in wholes])
+    outs = run(scatter, [(array, group) for array in wholes])
     total = wholes[0] + wholes[1]
     assert np.array_equal(outs[0], total[2:4]) and np.array_equal(outs[1], total[0:2])
 
@@ -172,8 +172,8 @@ def test_runs_are_deterministic_over_ranks() -> None:
     texts = set()
     for _ in range(5):
         world = simulate.World("trn2", ranks=3)
-        parts = [np.full((2, 2), rank, np.float32) for rank in range(3)]
-        done = world.launch(reduce_kernel, [((part, group, nl.add), {}) for part in parts])
+        arrays = [np.full((2, 2), rank, np.float32) for rank in range(3)]
+        done = world.launch(reduce_kernel, [((array, group, nl.add), {}) for array in arrays])
         texts.add("".join(stream.text() for stream in done.streams))
     assert len(texts) == 1
 
@@ -211,7 +211,7 @@ def barrier_unless(x, skipped):
 @pytest.mark.parametrize(("skipped", "healthy"), [((False, False), True), ((True, False), False)])
 def test_a_barrier_joins_the_cores_of_its_own_rank(skipped: tuple[bool, bool], healthy: bool) -> None:
     world = simulate.World("trn2", ranks=2, logical_core_size=2)
-    arguments = [((np.ones((2, 2), np.float32), each), {}) for each in skipped]
+    arguments = [((np.ones((2, 2), np.float32), skips), {}) for skips in skipped]
     if healthy:
         assert all((out == 1).all() for out in world.launch(barrier_unless, arguments).outputs)
     else:

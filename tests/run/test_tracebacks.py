@@ -90,14 +90,14 @@ def frames(trace):
 
 
 def test_a_fault_of_the_simulator_keeps_its_frames() -> None:
-    def of_the_kernel(x):
+    def slice_beyond(x):
         return x[0:9]
 
     with pytest.raises(NkwError) as refused:
-        simulate.launch(of_the_kernel, [((np.ones((4, 4), np.float32),), {})])
+        simulate.launch(slice_beyond, [((np.ones((4, 4), np.float32),), {})])
     assert set(frames(of_the_user(refused.value))) == {__file__}
     with pytest.raises(TypeError, match="cannot unpack") as began_inside:
-        simulate.launch(of_the_kernel, [3])
+        simulate.launch(slice_beyond, [3])
     assert any(name.startswith(PACKAGE) for name in frames(of_the_user(began_inside.value)))
 
 

@@ -105,7 +105,7 @@ def _shared(n):
     return nl.shared_constant(np.array([[6]], np.int32))
 
 
-def _of_a_row(n):
+def _sum_of_row(n):
     row = nl.ndarray((1, n.shape[1]), nl.int32)
     nisa.dma_copy(dst=row[0:1, 0:2], src=n[0:1, 0:2])
     nisa.tensor_tensor(dst=row[0:1, 0:1], data1=row[0:1, 0:1], data2=row[0:1, 1:2], op=nl.add)
@@ -148,7 +148,7 @@ def _through_floats(n):
 
 
 @pytest.mark.parametrize(
-    ("prepare", "copies"), [(_constant, 4), (_shared, 6), (_of_a_row, 3), (_filled_again, 2)]
+    ("prepare", "copies"), [(_constant, 4), (_shared, 6), (_sum_of_row, 3), (_filled_again, 2)]
 )
 def test_small_integers_that_follow_from_known_ones_are_known(prepare, copies: int) -> None:
     assert _after(prepare, np.array([[1, 2]], np.int32)) == copies
@@ -245,10 +245,10 @@ def test_loops_take_their_counts_in_the_order_they_are_reached() -> None:
         nl.fori_loop(0, 3, counts)
         return x
 
-    found = _events(nested, Mode.dry, trips=(2, 3, 4))
-    assert [found.count(name) for name in ("tensor_copy", "memset", "iota")] == [6, 4, 3]
-    found = _events(nested, Mode.dry, trips=(2,))
-    assert [found.count(name) for name in ("tensor_copy", "memset", "iota")] == [4, 2, 3]
+    events = _events(nested, Mode.dry, trips=(2, 3, 4))
+    assert [events.count(name) for name in ("tensor_copy", "memset", "iota")] == [6, 4, 3]
+    events = _events(nested, Mode.dry, trips=(2,))
+    assert [events.count(name) for name in ("tensor_copy", "memset", "iota")] == [4, 2, 3]
 
 
 @pytest.mark.parametrize("trips", [(-1,), (1.5,), ("3",), (True,), -1, 1.5, "3", None])
