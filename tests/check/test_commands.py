@@ -101,8 +101,8 @@ def test_check_and_memory_take_a_kernel_by_name_with_shapes(simulate: Any, folde
         kernel = SCRIPT.format(rows=rows).rpartition("kernel(np")[0]  # the script without its launch
         (folder / f"{name}.py").write_text(kernel)
     assert simulate("check", "whole.py:kernel", "f32[4,4]").returncode == 0
-    found = simulate("check", "part.py:kernel", "f32[4,4]")
-    assert found.returncode == 1 and "NKW-OUTPUT-PARTIAL" in found.stdout
+    partial = simulate("check", "part.py:kernel", "f32[4,4]")
+    assert partial.returncode == 1 and "NKW-OUTPUT-PARTIAL" in partial.stdout
     refused = simulate("check", "whole.py:nothing", "f32[4,4]")
     assert refused.returncode == 2 and "whole.py has no kernel nothing" in refused.stderr
     assert "SBUF: fits" in simulate("memory", "whole.py:kernel", "f32[4,4]").stdout
@@ -138,7 +138,7 @@ def test_check_reports_what_stops_a_launch(simulate: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "status", "said"),
+    ("script", "status", "message"),
     [
         ("empty.py", 2, "no kernel was launched"),
         ("missing.py", 2, "missing.py is not a file"),
@@ -146,16 +146,16 @@ def test_check_reports_what_stops_a_launch(simulate: Any) -> None:
     ],
 )
 def test_check_tells_its_own_failure_from_the_script_s(
-    simulate: Any, script: str, status: int, said: str
+    simulate: Any, script: str, status: int, message: str
 ) -> None:
     done = simulate("check", script)
     assert (done.returncode, done.stdout) == (status, "")
-    assert f"error: {said}" in done.stderr
+    assert f"error: {message}" in done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("source", "status", "said"),
+    ("source", "status", "message"),
     [
         ("raise GeneratorExit", 3, "error: it.py failed before its end: GeneratorExit\n"),
         ("raise BaseException('x')", 3, "error: it.py failed before its end: BaseException: x\n"),
@@ -168,14 +168,14 @@ def test_check_tells_its_own_failure_from_the_script_s(
     ],
 )
 def test_a_script_that_takes_its_process_apart_is_no_finding(
-    tmp_path: Path, source: str, status: int, said: str
+    tmp_path: Path, source: str, status: int, message: str
 ) -> None:
     (tmp_path / "it.py").write_text(source + "\n")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "simulate", "check", "it.py"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (status, "")
-    assert done.stderr.endswith(said) and "simulate/" not in done.stderr
+    assert done.stderr.endswith(message) and "simulate/" not in done.stderr
 
 
 @pytest.mark.parametrize("source", ["def f(:", "x = " + "(" * 3000 + "1" + ")" * 3000, "x = 'a"])
@@ -189,25 +189,25 @@ def test_a_script_that_does_not_parse_shows_no_frames(simulate: Any, folder: Pat
 
 @pytest.mark.parametrize(("rows", "reported"), [(4, "0 warnings"), (3, "NKW-OUTPUT-PARTIAL")])
 @pytest.mark.parametrize(
-    ("end", "said"), [("1 / 0", "ZeroDivisionError: division by zero"), ("exit(7)", "it exited with 7")]
+    ("end", "message"), [("1 / 0", "ZeroDivisionError: division by zero"), ("exit(7)", "it exited with 7")]
 )
 def test_launches_before_a_script_fails_are_reported(
-    simulate: Any, folder: Path, rows: int, reported: str, end: str, said: str
+    simulate: Any, folder: Path, rows: int, reported: str, end: str, message: str
 ) -> None:
     (folder / "fails.py").write_text(SCRIPT.format(rows=rows) + f"\n{end}\n")
     done = simulate("check", "fails.py")
     assert done.returncode == 3
     assert reported in done.stdout
-    assert f"error: fails.py failed before its end: {said}\n" in done.stderr
+    assert f"error: fails.py failed before its end: {message}\n" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("line", "said", "status"),
+    ("line", "message", "status"),
     [("for _ in nl.dynamic_range(1): pass", "error[NKI044]", 1), ("a = TABLE", "warning[NKI031]", 0)],
 )
 @pytest.mark.parametrize("launched", [True, False])
 def test_check_lints_the_functions_that_issued_instructions(
-    simulate: Any, folder: Path, line: str, said: str, status: int, launched: bool
+    simulate: Any, folder: Path, line: str, message: str, status: int, launched: bool
 ) -> None:
     helper = f"TABLE = []\n\ndef helper(tile):\n    {line}\n    nisa.memset(tile, value=2)\n"
     kernel = SCRIPT.format(rows=4).replace("@nki.jit", f"{helper}\n@nki.jit")
@@ -215,7 +215,7 @@ def test_check_lints_the_functions_that_issued_instructions(
     (folder / "fills.py").write_text(kernel.replace("    return out", call))
     done = simulate("check", "fills.py")
     assert done.returncode == (status if launched else 0)
-    assert (said in done.stdout) == launched
+    assert (message in done.stdout) == launched
 
 
 def test_what_a_script_prints_is_not_mixed_with_the_report(simulate: Any, folder: Path) -> None:
@@ -262,16 +262,16 @@ def test_a_finding_in_a_helper_names_the_callers_and_the_allocation(simulate: An
         "  called at helped.py:5 in narrowed",
         "  called at helped.py:13 in kernel",
     ]
-    (found,) = json.loads(simulate("check", "--format", "json", "helped.py").stdout)["findings"]
-    above = [(each["line"], each["function"]) for each in found["callers"]]
+    (finding,) = json.loads(simulate("check", "--format", "json", "helped.py").stdout)["findings"]
+    above = [(caller["line"], caller["function"]) for caller in finding["callers"]]
     assert above == [(5, "narrowed"), (13, "kernel")]
-    (access,) = found["accesses"]
+    (access,) = finding["accesses"]
     assert access["allocated"] == {"file": "helped.py", "line": 4, "function": "narrowed"}
-    assert access["callers"] == found["callers"]
+    assert access["callers"] == finding["callers"]
     ((run,),) = [json.loads(simulate("check", "--format", "sarif", "helped.py").stdout)["runs"]]
     related = run["results"][0]["relatedLocations"]
-    places = [each["physicalLocation"]["region"]["startLine"] for each in related]
-    assert places == [9, 4, 5, 13]
+    lines_named = [location["physicalLocation"]["region"]["startLine"] for location in related]
+    assert lines_named == [9, 4, 5, 13]
     assert related[1]["message"]["text"] == "small was allocated here"
 
 
@@ -291,8 +291,8 @@ def test_sarif_names_rules_and_places(simulate: Any) -> None:
     (run,) = json.loads(done.stdout)["runs"]
     assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["NKW-OUTPUT-PARTIAL"]
     (result,) = run["results"]
-    place = result["locations"][0]["physicalLocation"]
-    assert (place["artifactLocation"]["uri"], place["region"]["startLine"]) == ("half.py", 8)
+    location = result["locations"][0]["physicalLocation"]
+    assert (location["artifactLocation"]["uri"], location["region"]["startLine"]) == ("half.py", 8)
     assert result["relatedLocations"][0]["physicalLocation"]["region"]["startLine"] == 10
 
 
@@ -338,7 +338,11 @@ def test_doctor_tells_a_placeholder_by_its_metadata(
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: neuronx-cc\nVersion: 0.0.1\n")
     (about / "RECORD").write_text("".join(f"neuronxcc/part{i}.py,,\n" for i in range(files)))
     monkeypatch.syspath_prepend(str(folder / "site"))
-    (line,) = [each for each in simulate("doctor").stdout.splitlines(True) if each.startswith("neuronx-cc")]
+    (line,) = [
+        line_of_doctor
+        for line_of_doctor in simulate("doctor").stdout.splitlines(True)
+        if line_of_doctor.startswith("neuronx-cc")
+    ]
     assert seen in line
 
 
@@ -403,14 +407,14 @@ def test_sarif_writes_file_names_as_uris(simulate: Any, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("variable", "value", "message"),
     [
         ("NKI_BACKEND", "bogus", "known are auto, simulate, neuron"),
         ("NEURON_PLATFORM_TARGET_OVERRIDE", "trn9", "trn1"),
     ],
 )
 def test_doctor_says_what_the_environment_asks_for_in_vain(
-    simulate: Any, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+    simulate: Any, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
 ) -> None:
     healthy = simulate("doctor")
     assert healthy.returncode == 0
@@ -418,7 +422,7 @@ def test_doctor_says_what_the_environment_asks_for_in_vain(
     monkeypatch.setenv(variable, value)
     done = simulate("doctor")
     assert done.returncode == 1
-    assert said in done.stdout
+    assert message in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -433,9 +437,9 @@ def test_help_says_what_exit_statuses_mean(
         main([command, "--help"])
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    said, _, ended = " ".join(text.rpartition("Exit status: ")[2].split()).partition("; 130")
+    statuses_text, _, ended = " ".join(text.rpartition("Exit status: ")[2].split()).partition("; 130")
     assert ended.split() == "interrupted, 143 terminated.".split()
-    assert [mark for mark in said if mark.isdigit()] == list(statuses)
+    assert [mark for mark in statuses_text if mark.isdigit()] == list(statuses)
 
 
 AFFINE = """import nki

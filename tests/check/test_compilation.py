@@ -41,9 +41,9 @@ def test_a_copy_from_or_to_hbm_may_change_the_number_of_rows(memory: str) -> Non
 def test_a_16_bit_result_in_psum_starts_at_4_bytes(first: int, dtype: Any) -> None:
     def kernel(x):
         sums = nl.ndarray((4, 16), dtype=dtype, buffer=nl.psum)
-        part = sums[:, first : first + 8]
-        nisa.tensor_copy(dst=part, src=nl.load(x))
-        return copied_out(part)
+        columns = sums[:, first : first + 8]
+        nisa.tensor_copy(dst=columns, src=nl.load(x))
+        return copied_out(columns)
 
     odd = bool(first % 2) and dtype in (nl.bfloat16, nl.float16)
     assert codes(kernel, ramp(4, 8)) == ["NKW-PSUM-HALF-START"] * odd
@@ -59,9 +59,9 @@ def test_rows_of_a_dma_transpose_are_32_bytes_apart(columns: int, taken: int, ex
         nisa.dma_transpose(dst=tile[:, 0:taken], src=x)
         return copied_out(tile[:, 0:taken])
 
-    found = findings(kernel, ramp(taken, 16).astype(nl.bfloat16))
-    assert [each.code for each in found] == ["NKW-DMA-TRANSPOSE-STRIDE"] * expected
-    assert not any(fails_a_check(each, tolerant=False) for each in found)
+    reported = findings(kernel, ramp(taken, 16).astype(nl.bfloat16))
+    assert [finding.code for finding in reported] == ["NKW-DMA-TRANSPOSE-STRIDE"] * expected
+    assert not any(fails_a_check(finding, tolerant=False) for finding in reported)
 
 
 @pytest.mark.parametrize("step", [0, 8, 16])
@@ -71,9 +71,9 @@ def test_one_row_on_chip_steps_over_partitions(step: int) -> None:
         nisa.tensor_copy(dst=out, src=tile.ap(pattern=[[step, 1], [1, 8]]))
         return copied_out(out)
 
-    found = findings(kernel, ramp(1, 8))
-    assert [each.code for each in found] == ["NKW-PARTITION-STEP-ZERO"] * (step == 0)
-    assert all(fails_a_check(each, tolerant=False) for each in found)
+    reported = findings(kernel, ramp(1, 8))
+    assert [finding.code for finding in reported] == ["NKW-PARTITION-STEP-ZERO"] * (step == 0)
+    assert all(fails_a_check(finding, tolerant=False) for finding in reported)
 
 
 def test_a_step_of_zero_in_hbm_or_in_a_free_dim_is_silent() -> None:

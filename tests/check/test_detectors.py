@@ -87,8 +87,8 @@ def test_cores_race_by_bytes_and_not_by_boxes(first: int, expected: list[str]) -
         nisa.dma_copy(dst=out[:, columns], src=tile)
         return out
 
-    found = [code for code in codes(kernel, X, cores=2) if code != "NKW-OUTPUT-PARTIAL"]
-    assert sorted(set(found)) == expected
+    reported = [code for code in codes(kernel, X, cores=2) if code != "NKW-OUTPUT-PARTIAL"]
+    assert sorted(set(reported)) == expected
 
 
 @pytest.mark.parametrize("rendezvous", ["barrier", "sendrecv"])
@@ -113,10 +113,10 @@ def test_a_rendezvous_between_two_accesses_orders_them(rendezvous: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scale", "own_first", "racing"), [(0.0, True, False), (0.0, False, True), (1.0, True, True)]
+    ("scale", "writes_first", "racing"), [(0.0, True, False), (0.0, False, True), (1.0, True, True)]
 )
 def test_a_core_may_read_back_bytes_that_both_write_equally(
-    scale: float, own_first: bool, racing: bool
+    scale: float, writes_first: bool, racing: bool
 ) -> None:
     """A core reads its own bytes in every order, unless the other core writes different ones."""
 
@@ -126,14 +126,16 @@ def test_a_core_may_read_back_bytes_that_both_write_equally(
         out = nl.ndarray((16, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
         tile = nl.load(x)
         nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=scale * core)
-        if own_first or core == 0:
+        if writes_first or core == 0:
             nisa.dma_copy(dst=scratch, src=tile)
         nisa.dma_copy(dst=out[nl.ds(core * 8, 8)], src=nl.load(scratch))
         return out
 
-    found = findings(kernel, np.ones((8, 4), np.float32), cores=2)
-    races = [each for each in found if each.code == "NKW-RACE" and each.severity is Severity.error]
-    assert bool(races) is racing, [str(each) for each in found]
+    reported = findings(kernel, np.ones((8, 4), np.float32), cores=2)
+    races = [
+        finding for finding in reported if finding.code == "NKW-RACE" and finding.severity is Severity.error
+    ]
+    assert bool(races) is racing, [str(finding) for finding in reported]
 
 
 @pytest.mark.parametrize(("apart", "severities"), [(0.0, ["warning"]), (1.0, ["error"])])
@@ -147,13 +149,13 @@ def test_equal_bytes_at_a_place_found_at_run_time_are_a_warning(apart: float, se
         nisa.dma_copy(dst=out.ap(pattern=[[4, 8], [1, 4]], scalar_offset=row), src=tile)
         return out
 
-    found = findings(kernel, np.ones((8, 4), np.float32), cores=2)
-    assert [each.severity.value for each in found if each.code == "NKW-RACE"] == severities
+    reported = findings(kernel, np.ones((8, 4), np.float32), cores=2)
+    assert [finding.severity.value for finding in reported if finding.code == "NKW-RACE"] == severities
 
 
 def races(kernel: Any, *arguments: Any) -> list[str]:
-    found = findings(kernel, *arguments, cores=2)
-    return sorted({each.severity.value for each in found if each.code == "NKW-RACE"})
+    reported = findings(kernel, *arguments, cores=2)
+    return sorted({finding.severity.value for finding in reported if finding.code == "NKW-RACE"})
 
 
 @pytest.mark.parametrize("where", ["rows", "scatter", "words"])
@@ -405,12 +407,12 @@ def test_the_index_of_a_value_that_is_not_found_is_no_loss() -> None:
     """All ones, 2**32 - 1, is no float32; it comes from a float32 that saturates."""
 
     def kernel(x):
-        places = nl.ndarray((8, 8), dtype=nl.uint32)
+        indices = nl.ndarray((8, 8), dtype=nl.uint32)
         wanted = nl.ndarray((8, 8), dtype=nl.uint32)
         nisa.memset(dst=wanted, value=100)
-        nisa.nc_find_index8(dst=places, data=nl.load(x), vals=wanted)
+        nisa.nc_find_index8(dst=indices, data=nl.load(x), vals=wanted)
         out = nl.ndarray((8, 8), dtype=nl.uint32, buffer=nl.shared_hbm)
-        nisa.dma_copy(dst=out, src=places)
+        nisa.dma_copy(dst=out, src=indices)
         return out
 
     assert codes(kernel, np.arange(64, dtype=np.uint32).reshape(8, 8)) == []

@@ -14,7 +14,7 @@ from tests.check.launched import codes
 from tests.faults.data import copied_out
 
 
-def of_function(op: str) -> Callable[..., Any]:
+def activation_kernel(op: str) -> Callable[..., Any]:
     def kernel(x):
         tile = nl.load(x)
         nisa.activation(dst=tile, op=getattr(nl, op), data=tile)
@@ -48,18 +48,18 @@ LIMITS = [
 def test_a_function_is_reported_from_the_first_value_outside_its_range(op, limit, direction) -> None:
     inside = np.float32(limit)  # kernels clip to pi as float32
     outside = np.nextafter(inside, np.float32(direction * np.inf))
-    assert codes(of_function(op), column(inside)) == []
-    assert codes(of_function(op), column(outside)) == ["NKW-FUNCTION-RANGE"]
+    assert codes(activation_kernel(op), column(inside)) == []
+    assert codes(activation_kernel(op), column(outside)) == ["NKW-FUNCTION-RANGE"]
 
 
 @pytest.mark.parametrize("op", ["exp", "tanh", "sigmoid", "square", "gelu", "relu"])
 def test_functions_for_all_inputs_are_never_reported(op) -> None:
-    assert codes(of_function(op), column(-1e18)) == []
+    assert codes(activation_kernel(op), column(-1e18)) == []
 
 
 def test_the_root_of_an_exact_zero_is_not_reported() -> None:
-    assert codes(of_function("sqrt"), column(0.0)) == []
-    assert codes(of_function("sqrt"), column(-1e-30)) == ["NKW-FUNCTION-RANGE"]
+    assert codes(activation_kernel("sqrt"), column(0.0)) == []
+    assert codes(activation_kernel("sqrt"), column(-1e-30)) == ["NKW-FUNCTION-RANGE"]
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("float8_e4m3", 240.0), ("float8_e5m2", 57344.0)])
@@ -74,15 +74,15 @@ def test_a_cast_to_fp8_is_reported_where_it_overflows(dtype, most) -> None:
     assert codes(kernel, column(np.inf)) == []  # what was infinite before is no overflow
 
 
-@pytest.mark.parametrize("given", [True, False])
-def test_integers_are_judged_before_an_instruction_overwrites_them(given) -> None:
+@pytest.mark.parametrize("exceeds", [True, False])
+def test_integers_are_judged_before_an_instruction_overwrites_them(exceeds) -> None:
     def kernel(x):
         tile = nl.load(x)
         nisa.tensor_scalar(dst=tile, data=tile, op0=nl.minimum, operand0=5.0)
         return copied_out(tile)
 
-    value = 2**24 + given
-    expected = ["NKW-INT-FLOAT32"] if given else []
+    value = 2**24 + exceeds
+    expected = ["NKW-INT-FLOAT32"] if exceeds else []
     assert codes(kernel, np.array([[value, 1], [3, 4]], np.int32)) == expected
 
 
@@ -109,7 +109,7 @@ def summed(commands: list[str], used: bool = False) -> Callable[..., Any]:
 BLOCKS = np.arange(24, dtype=np.float32).reshape(4, 6)
 
 
-def of_registers(kernel: Callable[..., Any]) -> list[str]:
+def register_codes(kernel: Callable[..., Any]) -> list[str]:
     """Return the codes about accumulator registers; kernels that overwrite their sums get others as well."""
     return [code for code in codes(kernel, BLOCKS) if code.startswith("NKW-REGISTERS")]
 
@@ -124,7 +124,7 @@ def of_registers(kernel: Callable[..., Any]) -> list[str]:
     ],
 )
 def test_sums_in_the_scalar_registers(commands, used, expected) -> None:
-    assert of_registers(summed(commands, used)) == expected
+    assert register_codes(summed(commands, used)) == expected
 
 
 @pytest.mark.parametrize(("command", "expected"), [("reset_reduce", []), ("idle", ["NKW-REGISTERS-IDLE"])])
@@ -133,13 +133,18 @@ def test_an_idle_vector_instruction_reads_out_what_it_spoils(command, expected) 
         tile, highest = nl.load(x), nl.ndarray((4, 1), dtype=nl.float32)
         chosen, kept = nl.ndarray((4, 6), dtype=nl.uint8), nl.ndarray((4, 6), dtype=nl.float32)
         nisa.memset(dst=chosen, value=1)
-        for each in (nisa.reduce_cmd.reset_reduce, getattr(nisa.reduce_cmd, command)):
+        for reduce_command in (nisa.reduce_cmd.reset_reduce, getattr(nisa.reduce_cmd, command)):
             nisa.select_reduce(
-                dst=kept, predicate=chosen, on_true=tile, on_false=0.0, reduce_res=highest, reduce_cmd=each
+                dst=kept,
+                predicate=chosen,
+                on_true=tile,
+                on_false=0.0,
+                reduce_res=highest,
+                reduce_cmd=reduce_command,
             )
         return copied_out(highest)
 
-    assert of_registers(kernel) == expected
+    assert register_codes(kernel) == expected
 
 
 @pytest.mark.parametrize(("between", "expected"), [("scalar", []), ("vector", ["NKW-REGISTERS-IDLE"])])
@@ -166,7 +171,7 @@ def test_only_instructions_of_the_same_engine_spoil_its_registers(between, expec
                 nisa.select_reduce(dst=kept, predicate=chosen, on_true=tile, on_false=0.0)
         return copied_out(sums)
 
-    assert of_registers(kernel) == expected
+    assert register_codes(kernel) == expected
 
 
 @pytest.mark.parametrize(("seeded", "expected"), [(True, []), (False, ["NKW-RANDOM-UNSEEDED"])])

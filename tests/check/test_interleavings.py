@@ -19,7 +19,7 @@ SEEDS = 64
 def halves_swapped(x: Any, barrier: bool) -> Any:
     """Each core writes its half to scratch space, and one half of the output from there."""
     core = nl.program_id(0)
-    mine, others = nl.ds(core * 4, 4), nl.ds((1 - core) * 4, 4)
+    mine, peer_rows = nl.ds(core * 4, 4), nl.ds((1 - core) * 4, 4)
     scratch = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="scratch")
     out = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
     nisa.memset(clear := nl.ndarray((4, 4), dtype=nl.float32), value=1)
@@ -27,9 +27,9 @@ def halves_swapped(x: Any, barrier: bool) -> Any:
     nisa.dma_copy(dst=scratch[mine], src=nl.load(x[mine]))
     if barrier:
         nisa.core_barrier(data=scratch, cores=(0, 1))
-        nisa.dma_copy(dst=out[mine], src=nl.load(scratch[others]))
+        nisa.dma_copy(dst=out[mine], src=nl.load(scratch[peer_rows]))
     else:
-        nisa.dma_copy(dst=out[others], src=nl.load(scratch[mine]))
+        nisa.dma_copy(dst=out[peer_rows], src=nl.load(scratch[mine]))
     return out
 
 
@@ -42,26 +42,26 @@ def test_sixty_four_interleavings_of_a_right_kernel_agree(target: str) -> None:
 def test_the_swapped_pair_is_named_and_the_report_repeats() -> None:
     world = simulate.World("trn2", 1, 2)
 
-    def found() -> list[Any]:
+    def examine_orders() -> list[Any]:
         every = examine(lambda: world.launch(halves_swapped, [((ramp(8, 4), False), {})]), seeds=8)
         return [finding for finding in every if finding.code == "NKW-CORE-SCHEDULE"]
 
-    findings = found()
+    findings = examine_orders()
     assert findings
     for finding in findings:
-        assert {each.core for each in finding.touches} == {0, 1}
-        assert {each.tensor for each in finding.touches} == {"out"}
-    assert found() == findings
+        assert {touch.core for touch in finding.touches} == {0, 1}
+        assert {touch.tensor for touch in finding.touches} == {"out"}
+    assert examine_orders() == findings
 
 
 def test_ranks_that_share_python_state_are_found_and_others_not() -> None:
     taken: list[int] = []
 
-    def numbered(x: Any, own: int | None) -> Any:
-        place = len(taken) % 3 if own is None else own
-        taken.append(place)
+    def numbered(x: Any, number: int | None) -> Any:
+        index = len(taken) % 3 if number is None else number
+        taken.append(index)
         out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-        nisa.tensor_scalar(dst=(tile := nl.load(x)), data=tile, op0=nl.add, operand0=float(place))
+        nisa.tensor_scalar(dst=(tile := nl.load(x)), data=tile, op0=nl.add, operand0=float(index))
         nisa.dma_copy(dst=out, src=tile)
         return out
 
@@ -103,7 +103,7 @@ def test_repeated_launches_are_not_recorded_and_keep_the_arguments() -> None:
 
 
 def test_an_argument_that_cannot_be_copied_is_refused_in_a_sentence() -> None:
-    def kernel(x: Any, held: Any) -> Any:
+    def kernel(x: Any, module: Any) -> Any:
         return x
 
     x = ramp(4, 4)

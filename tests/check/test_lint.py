@@ -386,9 +386,9 @@ def test_lint_waits_for_no_pipe(tmp_path: Path, capsys) -> None:
 def test_a_file_of_the_older_dialect_has_only_warnings() -> None:
     kernel = "def k(x):\n    i = nl.arange(128)\n    return nisa.reciprocal(data=nl.load(x), mask=i)\n"
     older = "import neuronxcc.nki.isa as nisa\nimport neuronxcc.nki.language as nl\n\n" + kernel
-    found = lint_source(older, "kernel.py")
-    assert {finding.code for finding in found} == {"NKI021", "NKI022", "NKI023", "NKI024"}
-    assert {finding.severity for finding in found} == {Severity.warning}
+    findings = lint_source(older, "kernel.py")
+    assert {finding.code for finding in findings} == {"NKI021", "NKI022", "NKI023", "NKI024"}
+    assert {finding.severity for finding in findings} == {Severity.warning}
     assert any(finding.severity is Severity.error for finding in lint_source(HEAD + kernel, "kernel.py"))
 
 
@@ -444,6 +444,6 @@ def test_kernels_in_branches_of_a_module_are_seen(guarded: str) -> None:
     ],
 )
 def test_a_dma_into_a_reshaped_tensor_of_hbm_is_warned_of(lines: str, expected: list[str]) -> None:
-    found = lint_source(HEAD + BODY.format(lines), "kernel.py")
-    assert [finding.code for finding in found] == expected
-    assert all("a user report" in finding.message for finding in found)
+    findings = lint_source(HEAD + BODY.format(lines), "kernel.py")
+    assert [finding.code for finding in findings] == expected
+    assert all("a user report" in finding.message for finding in findings)

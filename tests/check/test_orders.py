@@ -44,7 +44,7 @@ def reorderable(
     recording = Recording()
     with observing(recording):
         done = simulate.World("trn2", len(arguments), cores).launch(
-            kernel, [(each, {}) for each in arguments]
+            kernel, [(argument, {}) for argument in arguments]
         )
     return recording.launch, done
 
@@ -57,26 +57,26 @@ def random_kernel(x: Any, seed: int) -> Any:
     scratch = nl.ndarray((TILES * SIDE, SIDE), dtype=nl.float32, buffer=nl.private_hbm)
     nisa.dma_copy(dst=scratch, src=x)
 
-    def part(rows: int, columns: int, step: int) -> Any:
+    def draw_view(rows: int, columns: int, step: int) -> Any:
         tile = tiles[random.integers(TILES)]
         column = int(random.integers(SIDE - (columns - 1) * step))
         return tile[0:rows, column : column + (columns - 1) * step + 1 : step]
 
     for _ in range(STEPS):
         rows, columns, step = (int(random.integers(1, n + 1)) for n in (SIDE, SIDE // 2, 2))
-        a, b, c = (part(rows, columns, step) for _ in range(3))
-        what = random.integers(6)
-        if what == 0:
+        a, b, c = (draw_view(rows, columns, step) for _ in range(3))
+        instruction = random.integers(6)
+        if instruction == 0:
             nisa.tensor_tensor(dst=a, data1=b, data2=c, op=nl.add)
-        elif what == 1:
+        elif instruction == 1:
             nisa.tensor_scalar(dst=a, data=b, op0=nl.multiply, operand0=0.5)
-        elif what == 2:
+        elif instruction == 2:
             nisa.rng(dst=a.view(nl.uint32), engine=nisa.engine.vector)
             nisa.tensor_scalar(dst=a, data=a.view(nl.uint32), op0=nl.multiply, operand0=2.0**-32)
-        elif what == 3:
+        elif instruction == 3:
             row = int(random.integers(TILES * SIDE - rows + 1))
             nisa.dma_copy(dst=scratch[row : row + rows, 0:columns], src=a)
-        elif what == 4:
+        elif instruction == 4:
             row = int(random.integers(TILES * SIDE - rows + 1))
             nisa.dma_copy(dst=a, src=scratch[row : row + rows, SIDE - columns : SIDE])
         else:
@@ -103,8 +103,8 @@ def test_random_instructions_give_the_same_bytes_in_every_order(seed: int) -> No
 def test_the_dependences_of_timing_are_enough_for_the_same_bytes(seed: int) -> None:
     launch, _ = reorderable(random_kernel, [(ramp(TILES * SIDE, SIDE), seed)])
     (stream,) = launch.streams
-    found = dependences(stream, every_read=True)
-    before = [{producer for producer, _ in found.waits_of(event)} for event in range(len(stream))]
+    graph = dependences(stream, every_read=True)
+    before = [{producer for producer, _ in graph.waits_of(event)} for event in range(len(stream))]
     expected = launch.run(range(len(launch)))
     for number in range(6):
         assert launch.run(order_randomly(before, number)) == expected
@@ -122,7 +122,7 @@ def test_a_missing_dependence_changes_bytes() -> None:
 
 def _without(launch: ReorderedLaunch, before: list[set[int]], step: int) -> list[bytes]:
     """The results of an order in which one step ignores its dependences and comes first."""
-    return launch.run([step, *(each for each in range(len(launch)) if each != step)])
+    return launch.run([step, *(index for index in range(len(launch)) if index != step)])
 
 
 def test_the_launch_itself_keeps_its_bytes() -> None:
@@ -159,18 +159,18 @@ def pair_kernel(x: Any, barrier: bool) -> Any:
 def test_a_barrier_orders_two_cores_and_without_it_the_pair_is_named() -> None:
     world = simulate.World("trn2", 1, 2)
 
-    def found(barrier: bool) -> list[Any]:
+    def examine_pair(barrier: bool) -> list[Any]:
         every = examine(lambda: world.launch(pair_kernel, [((ramp(4, 4), barrier), {})]), orders=3)
         return [finding for finding in every if finding.code == "NKW-ORDER"]
 
-    assert found(True) == []
-    (finding,) = found(False)
-    assert [(each.core, each.verb, each.tensor) for each in finding.touches] == [
+    assert examine_pair(True) == []
+    (finding,) = examine_pair(False)
+    assert [(touch.core, touch.verb, touch.tensor) for touch in finding.touches] == [
         (0, "writes", "between"),
         (1, "reads", "between"),
     ]
     assert finding.where == finding.touches[1].where
-    assert found(False) == [finding]
+    assert examine_pair(False) == [finding]
 
 
 def summed(x: Any, group: Any) -> Any:
@@ -206,8 +206,8 @@ def test_counts_below_zero_are_refused_and_zero_accepted() -> None:
     for orders, seeds in ((-1, 0), (0, -1)):
         with pytest.raises(InvalidArgument) as refused:
             examine(lambda: None, orders, seeds)
-        given = f"orders={orders}, seeds={seeds}"
-        assert refused.value.message == f"{given}: a count is negative; give 0 or more of each"
+        arguments = f"orders={orders}, seeds={seeds}"
+        assert refused.value.message == f"{arguments}: a count is negative; give 0 or more of each"
 
 
 HIDDEN, INNER, HEADS, KV_HEADS, DEPTH, POSITIONS = 128, 256, 4, 2, 32, 128
@@ -257,14 +257,14 @@ def shipped(tokens: int) -> dict[str, tuple[Any, ...]]:
 
 @pytest.mark.parametrize("case", [case for case in cases() if case.ranks == 1], ids=lambda case: case.name)
 def test_a_small_launch_of_every_kernel_of_one_rank_gives_the_same_bytes_in_every_order(case: Case) -> None:
-    given = tuple(
-        normal(16, *each.shape).astype(each.dtype)
-        if isinstance(each, np.ndarray) and each.dtype != np.int32  # positions and ids stay 0
-        else each
-        for each in case.arguments
+    arguments = tuple(
+        normal(16, *argument.shape).astype(argument.dtype)
+        if isinstance(argument, np.ndarray) and argument.dtype != np.int32  # positions and ids stay 0
+        else argument
+        for argument in case.arguments
     )
-    found = examine(lambda: simulate.World("trn2").launch(case.kernel, [(given, {})]), orders=4)
-    assert [finding for finding in found if finding.code == "NKW-ORDER"] == []
+    findings = examine(lambda: simulate.World("trn2").launch(case.kernel, [(arguments, {})]), orders=4)
+    assert [finding for finding in findings if finding.code == "NKW-ORDER"] == []
 
 
 @pytest.mark.parametrize("tokens", [5, 129])
@@ -272,5 +272,5 @@ def test_a_small_launch_of_every_kernel_of_one_rank_gives_the_same_bytes_in_ever
 def test_the_shipped_kernels_give_the_same_bytes_in_every_order(name: str, tokens: int) -> None:
     arguments = shipped(min(tokens, POSITIONS - 1) if "attention" in name or name == "rope" else tokens)[name]
     kernel = getattr(kernels, name)
-    found = examine(lambda: simulate.World("trn2").launch(kernel, [(arguments, {})]), orders=4)
-    assert [finding for finding in found if finding.code == "NKW-ORDER"] == []
+    findings = examine(lambda: simulate.World("trn2").launch(kernel, [(arguments, {})]), orders=4)
+    assert [finding for finding in findings if finding.code == "NKW-ORDER"] == []

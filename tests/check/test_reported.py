@@ -37,9 +37,9 @@ def exponential(x: Any, command: Any, after: str) -> Any:
     ],
 )
 def test_an_idle_exponential_before_vector_work(command: Any, after: str, expected: list[str]) -> None:
-    found = findings(exponential, X, command, after, target="trn3")
-    assert [each.code for each in found] == expected
-    assert all("a user report" in each.message for each in found)
+    reported = findings(exponential, X, command, after, target="trn3")
+    assert [finding.code for finding in reported] == expected
+    assert all("a user report" in finding.message for finding in reported)
 
 
 def test_a_loop_of_idle_exponentials_is_reported_once() -> None:
@@ -95,10 +95,12 @@ def rows_by(how: str) -> Any:
     ],
 )
 def test_an_offset_computed_in_a_device_loop(how: str, expected: list[str]) -> None:
-    found = findings(rows_by(how), X, np.arange(8, dtype=np.int32).reshape(8, 1)[::-1].copy())
-    found = [each for each in found if each.code not in ("NKW-INPUT-UNUSED", "NKW-OUTPUT-CONSTANT")]
-    assert [each.code for each in found] == expected
-    assert all("a user report" in each.message for each in found)
+    reported = findings(rows_by(how), X, np.arange(8, dtype=np.int32).reshape(8, 1)[::-1].copy())
+    reported = [
+        finding for finding in reported if finding.code not in ("NKW-INPUT-UNUSED", "NKW-OUTPUT-CONSTANT")
+    ]
+    assert [finding.code for finding in reported] == expected
+    assert all("a user report" in finding.message for finding in reported)
 
 
 def test_an_offset_computed_in_the_kernel_without_a_loop_is_silent() -> None:
@@ -129,7 +131,7 @@ def contracted(weights: Any, scales: Any, x: Any, how: str) -> Any:
     return copied_out(sums)
 
 
-@pytest.mark.parametrize("kind", [ml_dtypes.float8_e4m3, np.int8])
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3, np.int8])
 @pytest.mark.parametrize(
     ("how", "scales", "expected"),
     [
@@ -142,13 +144,13 @@ def contracted(weights: Any, scales: Any, x: Any, how: str) -> Any:
     ],
 )
 def test_scales_of_8_bit_data_that_differ_in_a_contraction(
-    kind: Any, how: str, scales: np.ndarray, expected: list[str]
+    dtype: Any, how: str, scales: np.ndarray, expected: list[str]
 ) -> None:
-    weights = (np.arange(32).reshape(8, 4) % 5).astype(kind)
-    found = findings(contracted, weights, scales, np.ones((8, 6), np.float32), how)
-    found = [each for each in found if each.code in ("NKW-SCALES-CONTRACTED", "NKW-UNREAD")]
-    assert [each.code for each in found] == expected
-    assert all("a user report" in each.message for each in found)
+    weights = (np.arange(32).reshape(8, 4) % 5).astype(dtype)
+    reported = findings(contracted, weights, scales, np.ones((8, 6), np.float32), how)
+    reported = [finding for finding in reported if finding.code in ("NKW-SCALES-CONTRACTED", "NKW-UNREAD")]
+    assert [finding.code for finding in reported] == expected
+    assert all("a user report" in finding.message for finding in reported)
 
 
 def test_weights_per_input_channel_of_wider_data_are_silent() -> None:
@@ -167,5 +169,8 @@ def test_a_contraction_names_the_scaled_operand_on_either_side(scaled_side: str)
         return copied_out(sums)
 
     weights = (np.arange(32).reshape(8, 4) % 5).astype(np.int8)
-    (found,) = findings(kernel, weights, COLUMN, np.ones((8, 6), np.float32))
-    assert [(each.verb, each.tensor) for each in found.touches] == [("writes", "wide"), ("reads", "wide")]
+    (finding,) = findings(kernel, weights, COLUMN, np.ones((8, 6), np.float32))
+    assert [(touch.verb, touch.tensor) for touch in finding.touches] == [
+        ("writes", "wide"),
+        ("reads", "wide"),
+    ]

@@ -57,8 +57,8 @@ def test_a_softmax_masked_with_infinities_is_silent(fill: str) -> None:
         return copied_out(scores)
 
     mask = np.where(np.tri(4, 8), 0, -INF).astype(np.float32)
-    found = codes(kernel, ramp(4, 8), mask)
-    assert found == (["NKW-INPUT-UNUSED"] if fill == "affine_select" else [])
+    reported = codes(kernel, ramp(4, 8), mask)
+    assert reported == (["NKW-INPUT-UNUSED"] if fill == "affine_select" else [])
 
 
 @pytest.mark.parametrize(("value", "expected"), [(np.nan, []), (INF, []), (0.0, ["NKW-NONFINITE"])])
@@ -108,7 +108,7 @@ def test_the_last_round_of_a_running_maximum_may_prepare_a_next_one(blocks: int)
 
     def kernel(x):
         out = nl.ndarray((8, 1), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
-        old, new, part = (nl.ndarray((4, 1), dtype=nl.float32) for _ in range(3))
+        old, new, block_result = (nl.ndarray((4, 1), dtype=nl.float32) for _ in range(3))
         total, scale = nl.ndarray((4, 1), dtype=nl.float32), nl.ndarray((4, 1), dtype=nl.float32)
         width = 12 // blocks
         for rows in range(2):
@@ -116,14 +116,16 @@ def test_the_last_round_of_a_running_maximum_may_prepare_a_next_one(blocks: int)
             nisa.memset(total, value=0.0)
             for block in range(blocks):
                 tile = nl.load(x[rows * 4 : rows * 4 + 4, block * width : block * width + width])
-                nisa.tensor_reduce(dst=part, data=tile, op=nl.maximum, axis=1)
-                nisa.tensor_tensor(dst=new, data1=old, data2=part, op=nl.maximum)
+                nisa.tensor_reduce(dst=block_result, data=tile, op=nl.maximum, axis=1)
+                nisa.tensor_tensor(dst=new, data1=old, data2=block_result, op=nl.maximum)
                 nisa.tensor_tensor(dst=scale, data1=old, data2=new, op=nl.subtract)
                 nisa.activation(dst=scale, op=nl.exp, data=scale)
                 nisa.tensor_tensor(dst=total, data1=total, data2=scale, op=nl.multiply)
                 nisa.tensor_scalar(dst=tile, data=tile, op0=nl.subtract, operand0=new)
-                nisa.activation_reduce(dst=tile, op=nl.exp, data=tile, reduce_op=nl.add, reduce_res=part)
-                nisa.tensor_tensor(dst=total, data1=total, data2=part, op=nl.add)
+                nisa.activation_reduce(
+                    dst=tile, op=nl.exp, data=tile, reduce_op=nl.add, reduce_res=block_result
+                )
+                nisa.tensor_tensor(dst=total, data1=total, data2=block_result, op=nl.add)
                 nisa.tensor_copy(dst=old, src=new)
             nisa.dma_copy(dst=out[rows * 4 : rows * 4 + 4], src=total)
         return out
@@ -192,18 +194,18 @@ def test_a_store_to_scratch_of_which_a_part_is_read_is_silent(rows: int, expecte
     def kernel(x):
         out = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.shared_hbm)
         scratch = nl.ndarray((6, 4), dtype=nl.float32, buffer=nl.private_hbm)
-        part = nl.zeros((4, 4), dtype=nl.float32)
+        read_back = nl.zeros((4, 4), dtype=nl.float32)
         for block in range(2):
             tile = nl.load(x)
             nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=float(block))
             nisa.dma_copy(dst=scratch[2 * block : 2 * block + 4], src=tile)
             if rows or block:
-                nisa.dma_copy(dst=part[0 : rows or 4], src=scratch[0 : rows or 4])
-        nisa.dma_copy(dst=out, src=part)
+                nisa.dma_copy(dst=read_back[0 : rows or 4], src=scratch[0 : rows or 4])
+        nisa.dma_copy(dst=out, src=read_back)
         return out
 
-    found = codes(kernel, ramp(4, 4))
-    assert [code for code in found if code == "NKW-STORE-LOST"] == expected
+    reported = codes(kernel, ramp(4, 4))
+    assert [code for code in reported if code == "NKW-STORE-LOST"] == expected
 
 
 @pytest.mark.parametrize("method", ["dma_transpose", "nc_transpose", "nc_stream_shuffle"])
@@ -310,7 +312,7 @@ def test_scratch_that_another_rank_reads_is_silent(ranks: int) -> None:
             kernel, [((ramp(4, 8), rank == 1), {}) for rank in range(ranks)]
         )
     ((launch, evidence),) = seen.launches
-    assert [each.code for each in detect(launch, evidence)] == ["NKW-RESULT-UNUSED"] * (ranks == 1)
+    assert [finding.code for finding in detect(launch, evidence)] == ["NKW-RESULT-UNUSED"] * (ranks == 1)
 
 
 @pytest.mark.parametrize(

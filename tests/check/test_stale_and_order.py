@@ -39,10 +39,10 @@ def test_a_gather_that_may_skip_rows_overwrites_nothing_for_sure(skips, expected
 
     def kernel(x, numbers):
         tile = nl.zeros((4, 12), dtype=nl.float32)
-        places = nl.ndarray((4, 2), dtype=nl.int32)
-        nisa.dma_copy(dst=places, src=numbers)
+        row_numbers = nl.ndarray((4, 2), dtype=nl.int32)
+        nisa.dma_copy(dst=row_numbers, src=numbers)
         for column in range(2):
-            rows = x.ap(pattern=[[12, 4], [1, 12]], vector_offset=places[:, column : column + 1])
+            rows = x.ap(pattern=[[12, 4], [1, 12]], vector_offset=row_numbers[:, column : column + 1])
             nisa.dma_copy(dst=tile, src=rows, oob_mode=mode)
         return copied_out(tile)
 
@@ -67,8 +67,8 @@ def test_columns_beyond_the_last_load_are_stale(read, expected) -> None:
         sums = nl.ndarray((4, 2), dtype=nl.float32)
         for block, columns in ((0, 6), (1, 4)):
             nisa.dma_copy(dst=tile[:, 0:columns], src=x[:, block * 6 : block * 6 + columns])
-            part = sums[:, block : block + 1]
-            nisa.tensor_reduce(dst=part, op=nl.add, data=tile[:, 0 : (read if block else 6)], axis=1)
+            block_sum = sums[:, block : block + 1]
+            nisa.tensor_reduce(dst=block_sum, op=nl.add, data=tile[:, 0 : (read if block else 6)], axis=1)
         return copied_out(sums)
 
     assert codes(kernel, X) == expected
@@ -228,11 +228,11 @@ def test_a_tile_from_outside_is_not_filled_in_every_affine_iteration(loop, outsi
 def test_sums_in_place_and_parts_of_a_tile_are_no_loop_carried_dependence() -> None:
     def kernel(x):
         total = nl.zeros((4, 4), dtype=nl.float32)
-        parts = nl.ndarray((4, 12), dtype=nl.float32)
+        columns_of_blocks = nl.ndarray((4, 12), dtype=nl.float32)
         for block in nl.affine_range(3):
             columns = slice(block * 4, block * 4 + 4)
-            nisa.dma_copy(dst=parts[:, columns], src=x[:, columns])
-            nisa.tensor_tensor(dst=total, data1=total, data2=parts[:, columns], op=nl.add)
+            nisa.dma_copy(dst=columns_of_blocks[:, columns], src=x[:, columns])
+            nisa.tensor_tensor(dst=total, data1=total, data2=columns_of_blocks[:, columns], op=nl.add)
         return copied_out(total)
 
     assert codes(kernel, X) == []
