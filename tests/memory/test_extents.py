@@ -11,12 +11,12 @@ from simulate.memory.extents import Box, contains, find_boxes, find_rows, join_b
 
 
 def _touched(shape: tuple[int, ...], strides: tuple[int, ...], offset: int, width: int) -> list[int]:
-    places = [
+    addresses = [
         offset + sum(i * stride for i, stride in zip(index, strides)) + byte
         for index in itertools.product(*map(range, shape))
         for byte in range(width)
     ]
-    return sorted(set(places))
+    return sorted(set(addresses))
 
 
 def _inside(sizes: tuple[int, ...], box: Box) -> list[int]:
@@ -29,15 +29,15 @@ def test_slices_permutations_and_reshapes_are_the_boxes_they_touch() -> None:
     for _ in range(400):
         width = int(rng.choice([1, 2, 4]))
         sizes = tuple(int(n) for n in rng.integers(1, 6, rng.integers(1, 5)))
-        whole = np.zeros(sizes, f"u{width}")
-        parts = []
+        array = np.zeros(sizes, f"u{width}")
+        slices = []
         for size in sizes:
             first = int(rng.integers(size))
-            parts.append(slice(first, int(rng.integers(first, size)) + 1))
-        view = whole[tuple(parts)]
+            slices.append(slice(first, int(rng.integers(first, size)) + 1))
+        view = array[tuple(slices)]
         order = rng.permutation(view.ndim)
         moved = view.transpose(order)
-        offset = view.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+        offset = view.__array_interface__["data"][0] - array.__array_interface__["data"][0]
         in_bytes = (*sizes[:-1], sizes[-1] * width)
         exact, enclosing = find_boxes(in_bytes, moved.shape, moved.strides, offset, width)
         assert exact is not None and exact == enclosing
@@ -46,7 +46,7 @@ def test_slices_permutations_and_reshapes_are_the_boxes_they_touch() -> None:
 
 def test_a_box_is_exact_only_if_the_view_touches_all_of_it() -> None:
     rng = np.random.default_rng(6)
-    exacts = others = 0
+    exacts = inexact = 0
     for _ in range(3000):
         width = int(rng.choice([1, 2]))
         sizes = tuple(int(n) for n in rng.integers(1, 5, rng.integers(1, 4)))
@@ -61,11 +61,11 @@ def test_a_box_is_exact_only_if_the_view_touches_all_of_it() -> None:
             continue
         assert enclosing is not None and set(touched) <= set(_inside(in_bytes, enclosing))
         if exact is None:
-            others += 1
+            inexact += 1
         else:
             exacts += 1
             assert _inside(in_bytes, exact) == touched
-    assert exacts > 100 and others > 100
+    assert exacts > 100 and inexact > 100
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,10 @@ def test_a_field_without_a_value_is_none() -> None:
     class Sizes(NKIObject):
         rows: int = 1
         columns: int
-        kinds: ClassVar[int]
+        shared: ClassVar[int]
 
     assert (Sizes().rows, Sizes().columns, Sizes(columns=2).columns) == (1, None, 2)
-    assert not hasattr(Sizes, "kinds")
+    assert not hasattr(Sizes, "shared")
 
 
 def test_what_a_class_is_made_of_is_no_parameter() -> None:

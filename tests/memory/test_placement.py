@@ -68,13 +68,13 @@ def test_a_tile_lies_at_the_first_bytes_that_are_free(bank: int | None) -> None:
     def touch(a: tuple[int, Tile, int], b: tuple[int, Tile, int]) -> bool:
         (at_a, tile_a, _), (at_b, tile_b, _) = a, b
         quadrants = [range(row // 32, -(-(row + tile.partitions) // 32)) for _, tile, row in (a, b)]
-        beside = not set(quadrants[0]) & set(quadrants[1])
-        return not beside and at_a < at_b + tile_b.bytes and at_b < at_a + tile_a.bytes
+        apart = not set(quadrants[0]) & set(quadrants[1])
+        return not apart and at_a < at_b + tile_b.bytes and at_b < at_a + tile_a.bytes
 
     def aligned(byte: int, size: int) -> int:
         byte += -byte % 4
-        whole = bank is not None and (size > bank or byte % bank + size > bank)
-        return byte + -byte % bank if bank is not None and whole else byte
+        moves_up = bank is not None and (size > bank or byte % bank + size > bank)
+        return byte + -byte % bank if bank is not None and moves_up else byte
 
     for _ in range(30):
         tiles = [
@@ -86,21 +86,22 @@ def test_a_tile_lies_at_the_first_bytes_that_are_free(bank: int | None) -> None:
         for tile in sorted(tiles, key=lambda tile: (tile.first_use, tile.serial)):
             if tile.address is not None:
                 continue
-            others = [other for other in placed if overlap(other[1], tile)]
+            neighbours = [other for other in placed if overlap(other[1], tile)]
             starting = {
-                aligned(byte, tile.bytes) for byte in (0, *(at + other.bytes for at, other, _ in others))
+                aligned(byte, tile.bytes)
+                for byte in (0, *(start + other.bytes for start, other, _ in neighbours))
             }
-            found = min(
-                (at, row)
-                for at in starting
+            lowest = min(
+                (start, row)
+                for start in starting
                 for row in starts(tile.partitions)
-                if not any(touch((at, tile, row), other) for other in others)
+                if not any(touch((start, tile, row), other) for other in neighbours)
             )
-            assert (placement.offsets[tile.serial], placement.first_partitions[tile.serial]) == found
-            placed.append((found[0], tile, found[1]))
-        assert placement.high_water_bytes == max(at + tile.bytes for at, tile, _ in placed)
+            assert (placement.offsets[tile.serial], placement.first_partitions[tile.serial]) == lowest
+            placed.append((lowest[0], tile, lowest[1]))
+        assert placement.high_water_bytes == max(start + tile.bytes for start, tile, _ in placed)
         live = {event: [t for t in tiles if t.first_use <= event <= t.last_use] for event in range(120)}
-        most = max(bound_bytes((t.bytes, t.partitions) for t in each) for each in live.values())
+        most = max(bound_bytes((t.bytes, t.partitions) for t in live_tiles) for live_tiles in live.values())
         assert placement.live_bytes == most == bound_bytes((t.bytes, t.partitions) for t in placement.peak)
 
 
@@ -152,9 +153,9 @@ def test_a_quadrant_beside_96_partitions_is_free() -> None:
 
 def test_an_address_takes_the_quadrants_that_its_partitions_touch() -> None:
     fixed = Tile(0, 100, 0, 9, 0, partitions=32, first_partition=48)
-    beside = Tile(1, 100, 0, 9, None, partitions=32)
+    upper = Tile(1, 100, 0, 9, None, partitions=32)
     below = Tile(2, 100, 0, 9, None, partitions=64)
-    placement = place_tiles([fixed, beside, below])
+    placement = place_tiles([fixed, upper, below])
     assert placement.first_partitions == {0: 48, 1: 0, 2: 0}
     assert placement.offsets == {0: 0, 1: 0, 2: 100}
 

@@ -15,9 +15,9 @@ from simulate.numerics import as_dtype
 def tensor(
     shape: tuple[int, ...], dtype: str = "int32", region: MemoryRegion = MemoryRegion.private_hbm
 ) -> NkiTensor:
-    kind = as_dtype(dtype)
-    numbers = np.arange(np.prod(shape), dtype=np.int64).astype(kind.storage).reshape(shape)
-    return NkiTensor(shape, kind, Storage(shape, kind, region, "x", array=numbers))
+    element = as_dtype(dtype)
+    numbers = np.arange(np.prod(shape), dtype=np.int64).astype(element.storage).reshape(shape)
+    return NkiTensor(shape, element, Storage(shape, element, region, "x", array=numbers))
 
 
 def tile(shape: tuple[int, ...], dtype: str = "int32") -> NkiTensor:
@@ -51,48 +51,48 @@ def test_hbm_indexing_is_numpys(key: object) -> None:
 def test_a_slice_made_again_is_the_same_view_of_another_tensor() -> None:
     first, second = tensor((7, 4, 5)), tensor((7, 4, 5))
     for _ in range(2):
-        for whole in (first, second):
-            part = whole[1:6:3, 2:]
-            assert part.storage is whole.storage and part.dtype is whole.dtype
-            assert np.array_equal(part.array, numbers((7, 4, 5))[1:6:3, 2:])
-            assert np.array_equal(part[:, 1].array, numbers((7, 4, 5))[1:6:3, 3])
+        for base in (first, second):
+            view = base[1:6:3, 2:]
+            assert view.storage is base.storage and view.dtype is base.dtype
+            assert np.array_equal(view.array, numbers((7, 4, 5))[1:6:3, 2:])
+            assert np.array_equal(view[:, 1].array, numbers((7, 4, 5))[1:6:3, 3])
 
 
 def test_a_slice_known_for_one_dtype_or_memory_is_not_taken_for_another() -> None:
     narrow, wide, on_chip = tensor((4, 6), "int16"), tensor((4, 6)), tile((4, 6))
-    for whole in (narrow, wide, on_chip):
-        assert whole[1:3, 2:4].dtype is whole.dtype
-        assert np.array_equal(whole[1:3, 2:4].array, numbers((4, 6))[1:3, 2:4])
+    for base in (narrow, wide, on_chip):
+        assert base[1:3, 2:4].dtype is base.dtype
+        assert np.array_equal(base[1:3, 2:4].array, numbers((4, 6))[1:3, 2:4])
     assert wide[1].shape == (6,) and on_chip[1].shape == (1, 6)
 
 
 def test_indices_that_equal_a_known_one_but_are_none_are_refused() -> None:
     """1.0 == 1, and a slice that was looked up before must not let it pass."""
-    whole = tensor((7, 4))
-    assert whole[1].shape == (4,) and whole[1:2].shape == (1, 4)
+    base = tensor((7, 4))
+    assert base[1].shape == (4,) and base[1:2].shape == (1, 4)
     for key in (1.0, np.s_[1.0:2], np.s_[1:2.0], np.s_[1:2:1.0], (1, 2.0)):
         with pytest.raises(OutOfBounds):
-            whole[key]
-    assert whole[np.int64(1)].shape == (4,) and whole[np.int64(1) : np.uint8(2)].shape == (1, 4)
+            base[key]
+    assert base[np.int64(1)].shape == (4,) and base[np.int64(1) : np.uint8(2)].shape == (1, 4)
 
 
 def test_shapes_and_strides_are_ints_of_python_whatever_they_were_given_as() -> None:
-    part = tensor((8, 6)).reshape((np.int64(4), np.int32(12)))[:, np.int64(2) : np.int64(5)]
-    assert [type(n) for n in (*part.shape, *part.strides, part.offset)] == [int] * 5
+    view = tensor((8, 6)).reshape((np.int64(4), np.int32(12)))[:, np.int64(2) : np.int64(5)]
+    assert [type(n) for n in (*view.shape, *view.strides, view.offset)] == [int] * 5
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_a_copied_view_lies_as_the_view_does(copied) -> None:
-    part = tensor((7, 4, 5))[1:6:3, 2:]
-    other = copied(part)
+    view = tensor((7, 4, 5))[1:6:3, 2:]
+    other = copied(view)
     assert (other.shape, other.strides, other.offset, other.dtype) == (
-        part.shape,
-        part.strides,
-        part.offset,
-        part.dtype,
+        view.shape,
+        view.strides,
+        view.offset,
+        view.dtype,
     )
-    assert np.array_equal(other[1:].array, part[1:].array)
-    assert other.byte_view() == part.byte_view() and other.layout.rows == part.layout.rows
+    assert np.array_equal(other[1:].array, view[1:].array)
+    assert other.byte_view() == view.byte_view() and other.layout.rows == view.layout.rows
 
 
 def test_hbm_keeps_one_dim() -> None:
@@ -319,6 +319,6 @@ def test_refuses_assignment() -> None:
 
 def test_printing_shows_values_and_says_what_is_unwritten() -> None:
     assert "[[0 1]" in repr(tile((2, 2)))
-    kind = as_dtype("float32")
-    fresh = NkiTensor((2, 2), kind, Storage((2, 2), kind, MemoryRegion.sbuf, "y"))
+    element = as_dtype("float32")
+    fresh = NkiTensor((2, 2), element, Storage((2, 2), element, MemoryRegion.sbuf, "y"))
     assert repr(fresh) == "<y (2, 2) float32 in sbuf, not fully written>"

@@ -18,10 +18,10 @@ def test_random_writes_are_remembered_byte_by_byte() -> None:
             r1, c1 = int(rng.integers(r0, rows)) + 1, int(rng.integers(c0, columns)) + 1
             state = int(rng.choice([WRITTEN, ACCUMULATED]))
             shape = (r1 - r0, c1 - c0)
-            whole = shape == (rows, columns)
+            covers_all = shape == (rows, columns)
             strides = (columns * itemsize, itemsize)
             offset = (r0 * columns + c0) * itemsize
-            validity.mark(state, whole, shape, strides, offset, itemsize)
+            validity.mark(state, covers_all, shape, strides, offset, itemsize)
             states[r0:r1, c0:c1] = state
             everything = (True, (rows, columns), strides, 0, itemsize)
             assert validity.written(*everything) == bool((states != EMPTY).all())
@@ -40,21 +40,21 @@ def test_random_boxes_are_remembered_byte_by_byte() -> None:
         states = np.full(sizes, start, np.uint8)
         for _ in range(10):
             box = _box(rng, sizes)
-            place = tuple(slice(*interval) for interval in box)
+            index = tuple(slice(*interval) for interval in box)
             state = int(rng.choice([WRITTEN, ACCUMULATED]))
             if not validity.mark_box(state, box):
                 masked += 1
-                view = states[place]
+                view = states[index]
                 validity.mark(state, False, view.shape, view.strides, _offset(states, view), 1)
-            states[place] = state
-            for asked in (_box(rng, sizes), tuple((0, size) for size in sizes)):
-                part = states[tuple(slice(*interval) for interval in asked)]
-                found = validity.state_within(asked)
-                if found is None:
+            states[index] = state
+            for queried in (_box(rng, sizes), tuple((0, size) for size in sizes)):
+                expected = states[tuple(slice(*interval) for interval in queried)]
+                state_within = validity.state_within(queried)
+                if state_within is None:
                     unknown += 1
                 else:
                     known += 1
-                    assert (part == found).all()
+                    assert (expected == state_within).all()
             if validity.uniform is not None:
                 assert (states == validity.uniform).all()
         if validity.mask is not None:
@@ -70,8 +70,8 @@ def _box(rng: np.random.Generator, sizes: tuple[int, ...]) -> tuple[tuple[int, i
     return tuple(box)
 
 
-def _offset(whole: np.ndarray, view: np.ndarray) -> int:
-    return view.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+def _offset(array: np.ndarray, view: np.ndarray) -> int:
+    return view.__array_interface__["data"][0] - array.__array_interface__["data"][0]
 
 
 def test_parts_that_cover_everything_become_one_state() -> None:
