@@ -35,32 +35,38 @@ def _inside(use, *arrays: np.ndarray, level: str = "0.7"):
 def test_the_documented_grid() -> None:
     def use(x):
         grid = nl.tiles(x, tile_shape=(128, 256))
-        whole = (grid.shape, grid.tile_shape, grid.element_shape, grid.index_step_elements, grid.is_remainder)
-        parts = [
+        properties = (
+            grid.shape,
+            grid.tile_shape,
+            grid.element_shape,
+            grid.index_step_elements,
+            grid.is_remainder,
+        )
+        views = [
             (g.shape, g.element_shape, g.data.shape)
             for g in (grid[1, 2], grid[1, :], grid[:, 2], grid[1:3, 0:2])
         ]
-        return whole, parts, grid.dtype, grid.buffer, type(grid[0, 0])
+        return properties, views, grid.dtype, grid.buffer, type(grid[0, 0])
 
-    whole, parts, dtype, buffer, kind = _inside(use, _array(512, 1024))
-    assert whole == ((4, 4), (128, 256), (512, 1024), (128, 256), False)
-    assert parts == [
+    properties, views, dtype, buffer, grid_type = _inside(use, _array(512, 1024))
+    assert properties == ((4, 4), (128, 256), (512, 1024), (128, 256), False)
+    assert views == [
         ((), (128, 256), (128, 256)),
         ((4,), (128, 1024), (128, 1024)),
         ((4,), (512, 256), (512, 256)),
         ((2, 2), (256, 512), (256, 512)),
     ]
-    assert (str(dtype), buffer, kind) == ("float32", nl.private_hbm, nl.NkiTileGrid)
+    assert (str(dtype), buffer, grid_type) == ("float32", nl.private_hbm, nl.NkiTileGrid)
 
 
 @nki.jit
 def copy_by_tiles(x, tile_shape):
     out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
     sources, targets = nl.tiles(x, tile_shape=tile_shape), nl.tiles(out, tile_shape=tile_shape)
-    for place in itertools.product(*map(range, sources.shape)):
-        tile = nl.ndarray(sources[place].element_shape, x.dtype)
-        nisa.dma_copy(dst=tile.data, src=sources[place].data)
-        nisa.dma_copy(dst=targets[place].data, src=tile)
+    for index in itertools.product(*map(range, sources.shape)):
+        tile = nl.ndarray(sources[index].element_shape, x.dtype)
+        nisa.dma_copy(dst=tile.data, src=sources[index].data)
+        nisa.dma_copy(dst=targets[index].data, src=tile)
     return out
 
 
@@ -70,11 +76,11 @@ def copy_by_blocks(x, tile_shape, block_shape):
     sources = nl.blocks(x, tile_shape=tile_shape, block_shape=block_shape)
     targets = nl.blocks(nl.tiles(out, tile_shape=tile_shape), block_shape=block_shape)
     assert sources.block_shape == targets.block_shape == block_shape
-    for place in itertools.product(*map(range, sources.shape)):
-        inner = nl.tiles(sources[place])
+    for index in itertools.product(*map(range, sources.shape)):
+        inner = nl.tiles(sources[index])
         for within in itertools.product(*map(range, inner.shape)):
             tile = nl.load(inner[within].data)
-            nisa.dma_copy(dst=nl.tiles(targets[place])[within].data, src=tile)
+            nisa.dma_copy(dst=nl.tiles(targets[index])[within].data, src=tile)
     return out
 
 
@@ -85,8 +91,8 @@ def copy_through_the_chip(x, tile_shape, block_shape):
     sources, targets = nl.tiles(x, tile_shape=tile_shape), nl.tiles(out, tile_shape=tile_shape)
     kept = nl.alloc_tiles(tile_shape=tile_shape, element_shape=x.shape, buffer=nl.sbuf, dtype=x.dtype)
     assert (kept.shape, kept.element_shape) == (sources.shape, x.shape)
-    for place in itertools.product(*map(range, sources.shape)):
-        nisa.dma_copy(dst=kept[place].data, src=sources[place].data)
+    for index in itertools.product(*map(range, sources.shape)):
+        nisa.dma_copy(dst=kept[index].data, src=sources[index].data)
     for row in itertools.product(*map(range, kept.shape[:-1])):
         nisa.dma_copy(dst=targets[row].data, src=kept[row].data)
     return out
@@ -138,14 +144,14 @@ def test_an_on_chip_grid_is_one_allocation_with_room_for_whole_tiles() -> None:
             name="grid",
         )
         assert (grid.shape, grid.block_shape, grid[1, 1].element_shape) == ((2, 2), (1, 2), (2, 488))
-        places = [each.data.offset for each in (nl.tiles(grid)[0, 1], nl.tiles(grid)[1, 0])]
-        assert places == [256, 4 * 256]
+        offsets = [grid_tile.data.offset for grid_tile in (nl.tiles(grid)[0, 1], nl.tiles(grid)[1, 0])]
+        assert offsets == [256, 4 * 256]
         nisa.memset(dst=grid[1, 1].data, value=1.0)
         return x
 
     with recorded() as launches:
         kernel(_array(1, 1))
-    (record,) = [each for each in launches[0].streams[0].tensors if each.name == "grid"]
+    (record,) = [tensor for tensor in launches[0].streams[0].tensors if tensor.name == "grid"]
     assert record.row_bytes == 2 * 4 * 256 * 2
 
 

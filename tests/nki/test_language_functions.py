@@ -22,8 +22,8 @@ UNIT = 2.0**-23  # one unit in the last place of float32, relative
 def run(function, *arrays, target="trn2", rules="chip"):
     """The results of `function` on arrays loaded to SBUF, brought back to HBM."""
 
-    def kernel(*given):
-        results = function(*(nl.load(x) for x in given))
+    def kernel(*hbm_arrays):
+        results = function(*(nl.load(x) for x in hbm_arrays))
         outs = [out_of(r) for r in (results if isinstance(results, tuple) else (results,))]
         return outs[0] if len(outs) == 1 else outs
 
@@ -273,8 +273,8 @@ def test_load_transpose2d_and_gather_flattened():
     assert np.array_equal(simulate.launch(turned, [((table,), {})]).outputs[0], table.T)
     indices = np.random.default_rng(1).integers(0, 12, (7, 2, 3)).astype(np.uint32)
     expected = np.take_along_axis(table, indices.reshape(7, 6).astype(int), 1).reshape(7, 2, 3)
-    for kind in (np.uint32, np.int32):
-        assert np.array_equal(run(nl.gather_flattened, table, indices.astype(kind)), expected)
+    for dtype in (np.uint32, np.int32):
+        assert np.array_equal(run(nl.gather_flattened, table, indices.astype(dtype)), expected)
     with pytest.raises(Unsupported, match="only axis=0"):
         run(lambda a, b: nl.gather_flattened(a, b, axis=1), table, indices)
 
@@ -348,8 +348,8 @@ def test_ranks_are_told_apart_by_registers():
         registers = [ncc.rank_id()]
         registers += [ncc.collective_permute_implicit_current_processing_rank_id(i, group) for i in range(4)]
         row = nl.ndarray((1, 5), dtype=nl.int32)
-        for at, register in enumerate(registers):
-            nisa.register_store(dst=row[0:1, at : at + 1], src=register)
+        for index, register in enumerate(registers):
+            nisa.register_store(dst=row[0:1, index : index + 1], src=register)
         return out_of(row)
 
     world = simulate.World("trn2", ranks=3)

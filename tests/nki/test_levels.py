@@ -17,10 +17,10 @@ from simulate.world import World, launch
 
 
 def _deprecations(call) -> list[str]:
-    with warnings.catch_warnings(record=True) as given:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call()
-    return [str(each.message) for each in given if each.category is DeprecationWarning]
+    return [str(warning.message) for warning in caught if warning.category is DeprecationWarning]
 
 
 def _launched(kernel, level: str, *arrays):
@@ -81,16 +81,16 @@ def test_a_name_of_0_7_is_refused_before_it_and_the_message_names_the_level() ->
         assert _launched(_registers, level, word.copy())[0, 0] == 4
 
 
-@pytest.mark.parametrize(("level", "kind"), [("0.6", nisa.VirtualRegister), ("0.7", nisa.NkiScalar)])
-def test_the_counter_of_a_loop_has_arithmetic_from_0_7_on(level: str, kind: type) -> None:
-    kinds = []
+@pytest.mark.parametrize(("level", "counter_type"), [("0.6", nisa.VirtualRegister), ("0.7", nisa.NkiScalar)])
+def test_the_counter_of_a_loop_has_arithmetic_from_0_7_on(level: str, counter_type: type) -> None:
+    counter_types = []
 
     def kernel(x):
-        nl.fori_loop(0, 2, lambda i: kinds.append(type(i)))
+        nl.fori_loop(0, 2, lambda i: counter_types.append(type(i)))
         return x
 
     _launched(kernel, level, np.ones((1, 1), np.float32))
-    assert kinds == [kind, kind]
+    assert counter_types == [counter_type, counter_type]
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,13 @@ def test_a_name_is_deprecated_from_its_level_on(use, name: str, first: str) -> N
         return x
 
     for level in map(str, LEVELS):
-        given = _deprecations(lambda at=level: _launched(kernel, at, np.ones((1, 1), np.float32)))
+        deprecations = _deprecations(
+            lambda kernel_level=level: _launched(kernel, kernel_level, np.ones((1, 1), np.float32))
+        )
         if Level.of(level) < Level.of(first):
-            assert given == []
+            assert deprecations == []
         else:
-            assert given == [f"{name} is deprecated since NKI {first}; {FEATURES[name].instead}"]
+            assert deprecations == [f"{name} is deprecated since NKI {first}; {FEATURES[name].instead}"]
 
 
 def test_install_chooses_the_level_of_the_process(monkeypatch) -> None:
@@ -126,20 +128,20 @@ def test_install_chooses_the_level_of_the_process(monkeypatch) -> None:
 
 
 def test_replay_keeps_levels_apart() -> None:
-    kinds = []
+    counter_types = []
 
     def kernel(x):
-        nl.fori_loop(0, 1, lambda i: kinds.append(type(i)))
+        nl.fori_loop(0, 1, lambda i: counter_types.append(type(i)))
         out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
         nl.store(out, nl.load(x))
         return out
 
-    given = [((np.ones((1, 1), np.float32),), {})]
+    launches = [((np.ones((1, 1), np.float32),), {})]
     worlds = [World(level=level) for level in ("0.6", "0.7")]
     worlds[1]._replays = worlds[0].replays
     for world in worlds:
-        world.launch(kernel, given, simulate.Mode.replay)
-    assert kinds == [nisa.VirtualRegister, nisa.NkiScalar]
+        world.launch(kernel, launches, simulate.Mode.replay)
+    assert counter_types == [nisa.VirtualRegister, nisa.NkiScalar]
 
 
 # -- the number of physical cores of a call -----------------------------------------------------------------
@@ -220,5 +222,5 @@ def test_an_older_parameter_is_deprecated_from_0_6_on() -> None:
     x = np.ones((1, 1), np.float32)
     assert _deprecations(lambda: _launched(kernel, "0.5", x)) == []
     for level in ("0.6", "0.7"):
-        (given,) = _deprecations(lambda at=level: _launched(kernel, at, x))
-        assert given.startswith("nisa.tensor_copy(dtype=…) is of an earlier release of NKI")
+        (deprecation,) = _deprecations(lambda kernel_level=level: _launched(kernel, kernel_level, x))
+        assert deprecation.startswith("nisa.tensor_copy(dtype=…) is of an earlier release of NKI")

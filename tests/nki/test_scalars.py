@@ -68,10 +68,12 @@ def row_of(x, index):
 def test_a_scalar_addresses_hbm_and_a_replay_reads_its_own() -> None:
     x = np.arange(80, dtype=np.float32).reshape(10, 8)
     world = World("trn2")
-    for at in (0, 3, 4, 1):
-        given = [((x, _word(at)), {})]
+    for index in (0, 3, 4, 1):
+        launches = [((x, _word(index)), {})]
         for mode in (Mode.eager, Mode.replay):
-            np.testing.assert_array_equal(world.launch(row_of, given, mode).outputs[0][0], x[2 * at + 1])
+            np.testing.assert_array_equal(
+                world.launch(row_of, launches, mode).outputs[0][0], x[2 * index + 1]
+            )
     with pytest.raises(OutOfBounds):
         row_of(x, _word(5))
 
@@ -105,18 +107,18 @@ def test_a_loop_between_scalars_counts_with_a_scalar(scalar: bool, lower: int, u
 
 
 def test_a_register_as_bound_gives_a_register_as_counter() -> None:
-    kinds = []
+    counter_types = []
 
     @nki.jit
     def kernel(n):
         register = nisa.register_alloc()
         nisa.register_load(register, nl.load(n))
-        nl.fori_loop(0, register, lambda i: kinds.append(type(i)))
-        nl.fori_loop(0, nisa.scalar_load(nl.load(n)), lambda i: kinds.append(type(i)))
+        nl.fori_loop(0, register, lambda i: counter_types.append(type(i)))
+        nl.fori_loop(0, nisa.scalar_load(nl.load(n)), lambda i: counter_types.append(type(i)))
         return n
 
     kernel(_word(1))
-    assert kinds == [nisa.VirtualRegister, nisa.NkiScalar]
+    assert counter_types == [nisa.VirtualRegister, nisa.NkiScalar]
 
 
 def test_while_loop_runs_until_its_scalar_is_zero() -> None:
@@ -184,7 +186,7 @@ def test_what_scalars_do_beside_it() -> None:
 FOUR = ncc.ReplicaGroup([[0, 1, 2, 3]])
 
 
-def _variable(kind: str, halves: bool, late: bool = False):
+def _variable(collective: str, halves: bool, late: bool = False):
     def kernel(x, metadata):
         src = nl.ndarray(x.shape, x.dtype, buffer=nl.private_hbm)
         out = nl.ndarray((16,), x.dtype, buffer=nl.private_hbm)
@@ -192,14 +194,14 @@ def _variable(kind: str, halves: bool, late: bool = False):
         nisa.dma_copy(dst=out, src=zeros)
         table = nl.ndarray(metadata.shape, metadata.dtype, buffer=nl.private_hbm)
         nisa.dma_copy(dst=table, src=metadata)
-        given = {"srcs": [src], "dsts": [out], "replica_group": FOUR, "metadata_tensor": table}
+        operands = {"srcs": [src], "dsts": [out], "replica_group": FOUR, "metadata_tensor": table}
         if not halves:
             nisa.dma_copy(dst=src, src=x)
-            getattr(ncc, kind)(**given)
+            getattr(ncc, collective)(**operands)
         else:
-            ready = getattr(ncc, f"{kind}_prepare")(**given)
+            ready = getattr(ncc, f"{collective}_prepare")(**operands)
             nisa.dma_copy(dst=src, src=x)  # after the prepare
-            getattr(ncc, f"{kind}_trigger")(ready, name="go")
+            getattr(ncc, f"{collective}_trigger")(ready, name="go")
         return out, table
 
     return kernel
@@ -213,9 +215,9 @@ def _launched(kernel) -> list:
     return World("trn2", ranks=4).launch(kernel, arguments).outputs
 
 
-@pytest.mark.parametrize("kind", ["all_gather_v", "all_to_all_v"])
-def test_two_halves_move_what_the_whole_moves(kind: str) -> None:
-    for seen, wanted in zip(_launched(_variable(kind, True)), _launched(_variable(kind, False))):
+@pytest.mark.parametrize("collective", ["all_gather_v", "all_to_all_v"])
+def test_two_halves_move_what_the_whole_moves(collective: str) -> None:
+    for seen, wanted in zip(_launched(_variable(collective, True)), _launched(_variable(collective, False))):
         for one, other in zip(seen, wanted):
             np.testing.assert_array_equal(one, other)
             assert one.any()
@@ -232,8 +234,8 @@ def test_the_halves_stand_in_the_stream_under_their_names() -> None:
 def _misuse(use):
     def kernel(x, metadata):
         out = nl.ndarray((16,), x.dtype, buffer=nl.private_hbm)
-        given = {"srcs": [x], "dsts": [out], "replica_group": FOUR, "metadata_tensor": metadata}
-        use(given)
+        operands = {"srcs": [x], "dsts": [out], "replica_group": FOUR, "metadata_tensor": metadata}
+        use(operands)
         return x
 
     return kernel
@@ -267,12 +269,12 @@ def test_halves_out_of_order_are_refused(use, code: str) -> None:
 def test_halves_have_the_documented_parameters() -> None:
     import inspect
 
-    for kind in ("all_gather_v", "all_to_all_v"):
-        assert list(inspect.signature(getattr(ncc, f"{kind}_prepare")).parameters) == [
+    for collective in ("all_gather_v", "all_to_all_v"):
+        assert list(inspect.signature(getattr(ncc, f"{collective}_prepare")).parameters) == [
             *("srcs", "dsts", "replica_group", "metadata_tensor"),
             *("recv_counts_known", "has_rdispls", "priority", "name"),
         ]
-        assert list(inspect.signature(getattr(ncc, f"{kind}_trigger")).parameters) == [
+        assert list(inspect.signature(getattr(ncc, f"{collective}_trigger")).parameters) == [
             "prepare_instr",
             "name",
         ]

@@ -146,14 +146,14 @@ def _apply(dst, data, config):
 
 
 @nki.jit
-def configured(config, pair, table, kind, step):
+def configured(config, pair, table, operation, step):
     left, right = pair
     out = nl.ndarray(left.shape, left.dtype, buffer=nl.shared_hbm)
     sums = nl.ndarray((left.shape[0], 1), nl.float32, buffer=nl.shared_hbm)
     tile = nl.load(left)
     step(tile, tile, config)
     nisa.tensor_tensor(dst=tile, data1=tile, data2=nl.load(right), op=nl.add)
-    if kind == Kind.multiply:
+    if operation == Kind.multiply:
         nisa.tensor_tensor(dst=tile, data1=tile, data2=nl.load(config.weights), op=nl.multiply)
     nisa.tensor_tensor(dst=tile, data1=tile, data2=nl.load(table["bias"]), op=nl.add)
     nl.store(out, tile)
@@ -163,15 +163,15 @@ def configured(config, pair, table, kind, step):
     return out, {"sums": sums}
 
 
-@pytest.mark.parametrize("kind", [Plain, Wider, Frozen])
+@pytest.mark.parametrize("config_type", [Plain, Wider, Frozen])
 @pytest.mark.parametrize("way", list(Kind))
-def test_objects_tuples_dicts_enums_and_functions_reach_the_kernel(kind, way) -> None:
+def test_objects_tuples_dicts_enums_and_functions_reach_the_kernel(config_type, way) -> None:
     x, weights = _ones(4, 6), _ones(4, 6) + 1
-    config = kind(4, 3.0, weights)
-    out, rest = configured(config, (x, x), {"bias": weights}, kind=way, step=_apply)
+    config = config_type(4, 3.0, weights)
+    out, named_outputs = configured(config, (x, x), {"bias": weights}, operation=way, step=_apply)
     expected = (4 * x) * (weights if way is Kind.multiply else 1) + weights
     np.testing.assert_array_equal(out, expected)
-    np.testing.assert_array_equal(rest["sums"], expected.sum(1, keepdims=True))
+    np.testing.assert_array_equal(named_outputs["sums"], expected.sum(1, keepdims=True))
     assert config.weights is weights  # the caller's object is not changed
 
 
@@ -242,7 +242,7 @@ def test_a_schedule_that_makes_no_sense_is_refused(edges, message: str) -> None:
 
 
 @nki.jit
-def asked(x):
+def hinted(x):
     tile = nl.load(x)
     first = nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)
     second = nisa.memset(dst=nl.ndarray((2, 2), nl.float32), value=0)
@@ -258,7 +258,7 @@ def asked(x):
 
 def test_depends_on_no_reorder_and_device_print(capsys) -> None:
     with recorded() as launches:
-        asked(_ones(2, 2))
+        hinted(_ones(2, 2))
     assert launches[0].streams[0].requested == [(1, 2), (3, 4)]
     assert "tile" in capsys.readouterr().out
 

@@ -59,9 +59,9 @@ def test_a_wide_scalar_is_an_offset_in_hbm(mode: str) -> None:
 
     x = np.arange(80, dtype=np.float32).reshape(10, 8)
     world = World("trn2")
-    for at in (0, 3, 4):
-        done = world.launch(row_of, [((x, _word(at)), {})], Mode(mode))
-        np.testing.assert_array_equal(done.outputs[0][0], x[2 * at + 1])
+    for index in (0, 3, 4):
+        done = world.launch(row_of, [((x, _word(index)), {})], Mode(mode))
+        np.testing.assert_array_equal(done.outputs[0][0], x[2 * index + 1])
 
 
 def _use(use, level: str = "0.7", dtype=np.int64):
