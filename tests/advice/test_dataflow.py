@@ -85,18 +85,18 @@ CASES: dict[str, Case] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_first_advice_is_followed_and_keeps_what_it_promises(name: str) -> None:
-    kind, detail, slow, fast, arguments = CASES[name]
+    advice_kind, detail, slow, fast, arguments = CASES[name]
     before, after = (kernels.dry(kernel, *arguments) for kernel in (slow, fast))
-    here, there = (profile(done.streams, done.hardware) for done in (before, after))
-    first = here.advice[0]
-    assert (first.advice_kind, first.detail) == (kind, detail)
-    assert abs(first.length_ns - there.length_ns) <= SHARE * there.length_ns
-    assert kind not in {piece.advice_kind for piece in there.advice}
-    if kind in (
+    slower, faster = (profile(done.streams, done.hardware) for done in (before, after))
+    first = slower.advice[0]
+    assert (first.advice_kind, first.detail) == (advice_kind, detail)
+    assert abs(first.length_ns - faster.length_ns) <= SHARE * faster.length_ns
+    assert advice_kind not in {piece.advice_kind for piece in faster.advice}
+    if advice_kind in (
         AdviceKind.load_order,
         AdviceKind.chains,
     ):  # an order gains at most what the dataflow bound leaves
-        assert there.length_ns >= here.timelines[Reading.dataflow].length_ns
+        assert faster.length_ns >= slower.timelines[Reading.dataflow].length_ns
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -113,8 +113,8 @@ def test_both_kernels_of_a_pair_compute_the_same(name: str) -> None:
 def test_no_order_is_proposed_that_a_dependence_forbids() -> None:
     """Every tile is written by one chain and read by the next, so neither chains nor loads can change places."""
     done = kernels.dry(dataflow.running_sum, kernels.zeros(1024, 512))
-    kinds = {piece.advice_kind for piece in profile(done.streams, done.hardware).advice}
-    assert not kinds & {AdviceKind.chains, AdviceKind.load_order, AdviceKind.repeats}
+    advice_kinds = {piece.advice_kind for piece in profile(done.streams, done.hardware).advice}
+    assert not advice_kinds & {AdviceKind.chains, AdviceKind.load_order, AdviceKind.repeats}
 
 
 def test_values_that_change_between_iterations_are_not_called_repeats() -> None:

@@ -33,9 +33,9 @@ FEW = kernels.zeros(4, 4096)
 PAIRS: dict[AdviceKind, tuple[tuple[np.ndarray, ...], Callable[..., Any], Callable[..., Any]]] = {
     AdviceKind.float32: (SWIGLU, rmsnorm_swiglu.wide, rmsnorm_swiglu.narrow),
     AdviceKind.reloads: ((SQUARE, SQUARE), matmul.rotated, matmul.resident),
-    AdviceKind.small_dmas: ((ROWS,), softmax.whole, softmax.merged),
+    AdviceKind.small_dmas: ((ROWS,), softmax.whole_rows, softmax.merged),
     AdviceKind.transposes: ((SQUARE,), pairs.turned_on_tensor, pairs.turned_by_dma),
-    AdviceKind.small_tiles: ((ROWS,), softmax.rotated, softmax.whole),
+    AdviceKind.small_tiles: ((ROWS,), softmax.rotated, softmax.whole_rows),
     AdviceKind.rotation: ((ROWS,), softmax.piecewise, softmax.rotated),
     AdviceKind.engines: ((TILE,), pairs.copies_on_vector, pairs.copies_on_two_engines),
     AdviceKind.load_order: ((ROWS, ROWS), dataflow.gates_first, dataflow.gates_in_order),
@@ -49,8 +49,8 @@ PAIRS: dict[AdviceKind, tuple[tuple[np.ndarray, ...], Callable[..., Any], Callab
 }
 
 
-def _profile(kernel: Callable[..., Any], *arguments: np.ndarray, **others: Any) -> Profile:
-    launch = kernels.dry(kernel, *arguments, **others)
+def _profile(kernel: Callable[..., Any], *arguments: np.ndarray, **options: Any) -> Profile:
+    launch = kernels.dry(kernel, *arguments, **options)
     return profile(launch.streams, launch.hardware)
 
 
@@ -58,19 +58,19 @@ def test_every_kind_has_a_pair() -> None:
     assert set(PAIRS) == set(AdviceKind)
 
 
-@pytest.mark.parametrize("kind", AdviceKind)
-def test_the_sick_kernel_gets_the_advice_and_the_healed_one_does_not(kind: AdviceKind) -> None:
-    arguments, sick, healed = PAIRS[kind]
-    assert kind in {each.advice_kind for each in _profile(sick, *arguments).advice}
-    assert kind not in {each.advice_kind for each in _profile(healed, *arguments).advice}
+@pytest.mark.parametrize("advice_kind", AdviceKind)
+def test_the_sick_kernel_gets_the_advice_and_the_healed_one_does_not(advice_kind: AdviceKind) -> None:
+    arguments, sick, healed = PAIRS[advice_kind]
+    assert advice_kind in {piece.advice_kind for piece in _profile(sick, *arguments).advice}
+    assert advice_kind not in {piece.advice_kind for piece in _profile(healed, *arguments).advice}
 
 
-@pytest.mark.parametrize("kind", AdviceKind)
-def test_the_predicted_length_is_near_that_of_the_healed_kernel(kind: AdviceKind) -> None:
+@pytest.mark.parametrize("advice_kind", AdviceKind)
+def test_the_predicted_length_is_near_that_of_the_healed_kernel(advice_kind: AdviceKind) -> None:
     """What the change gains differs by a factor of 1.5 at most from what the twin brings."""
-    arguments, sick, healed = PAIRS[kind]
+    arguments, sick, healed = PAIRS[advice_kind]
     done = _profile(sick, *arguments)
-    piece = next(each for each in done.advice if each.advice_kind is kind)
+    piece = next(advice for advice in done.advice if advice.advice_kind is advice_kind)
     brought = done.length_ns - _profile(healed, *arguments).length_ns
     assert brought / 1.5 <= piece.before_ns - piece.length_ns <= brought * 1.5
 
@@ -79,9 +79,11 @@ def test_the_predicted_length_is_near_that_of_the_healed_kernel(kind: AdviceKind
 def test_the_streams_are_left_as_they_were() -> None:
     for arguments, sick, _ in PAIRS.values():
         launch = kernels.dry(sick, *arguments)
-        before = [(each.text(), list(each.tensors), len(each.templates)) for each in launch.streams]
+        before = [(stream.text(), list(stream.tensors), len(stream.templates)) for stream in launch.streams]
         assert profile(launch.streams, launch.hardware).advice
-        assert before == [(each.text(), list(each.tensors), len(each.templates)) for each in launch.streams]
+        assert before == [
+            (stream.text(), list(stream.tensors), len(stream.templates)) for stream in launch.streams
+        ]
 
 
 def overwritten(a):
@@ -98,7 +100,7 @@ def overwritten(a):
 
 
 def test_loads_of_what_was_written_in_between_are_no_repetition() -> None:
-    assert AdviceKind.reloads not in {each.advice_kind for each in _profile(overwritten, TILE).advice}
+    assert AdviceKind.reloads not in {piece.advice_kind for piece in _profile(overwritten, TILE).advice}
 
 
 def kept_beyond_room(a):
@@ -114,11 +116,11 @@ def kept_beyond_room(a):
     return out
 
 
-@pytest.mark.parametrize(("tiles", "given"), [(207, True), (208, False)])
-def test_loads_are_kept_only_where_they_have_room(tiles: int, given: bool) -> None:
+@pytest.mark.parametrize(("tiles", "is_advised"), [(207, True), (208, False)])
+def test_loads_are_kept_only_where_they_have_room(tiles: int, is_advised: bool) -> None:
     """A tile takes 1 KiB of the 212,984 bytes that a partition of trn2 has for tiles; the sums take 4 bytes."""
     done = _profile(kept_beyond_room, kernels.zeros(128 * tiles, 512, kernels.BF16))
-    assert (AdviceKind.reloads in {each.advice_kind for each in done.advice}) == given
+    assert (AdviceKind.reloads in {piece.advice_kind for piece in done.advice}) == is_advised
 
 
 def accumulated(a):
@@ -133,7 +135,7 @@ def accumulated(a):
 
 
 def test_a_tile_that_carries_a_value_keeps_its_bytes() -> None:
-    assert AdviceKind.rotation not in {each.advice_kind for each in _profile(accumulated, ROWS).advice}
+    assert AdviceKind.rotation not in {piece.advice_kind for piece in _profile(accumulated, ROWS).advice}
 
 
 def test_two_cores_of_a_rank_get_tiles_of_their_own() -> None:
@@ -148,13 +150,13 @@ def test_two_cores_of_a_rank_get_tiles_of_their_own() -> None:
 
 def test_a_report_has_the_first_pieces_and_all_on_request() -> None:
     done = _profile(rmsnorm_swiglu.wide, *SWIGLU)
-    short, whole = text(done), text(done, all_advice=True)
+    short, complete = text(done), text(done, all_advice=True)
     assert f"1. {done.advice[0].length_ns / 1000:.3f} us (-" in short
     assert "16-bit operands" in short
     assert "vendor's bounds" not in short
-    for each in done.bounds:
-        assert f"{each.name} " in whole
-    assert max(map(len, whole.splitlines())) <= 80
+    for bound in done.bounds:
+        assert f"{bound.name} " in complete
+    assert max(map(len, complete.splitlines())) <= 80
 
 
 def test_a_report_without_advice_says_so_on_request_only() -> None:
@@ -166,22 +168,22 @@ def test_a_report_without_advice_says_so_on_request_only() -> None:
 
 def test_records_are_those_of_the_profile() -> None:
     done = _profile(rmsnorm_swiglu.wide, *SWIGLU)
-    found = records(done)
-    assert [each["gain"] for each in found["advice"]] == [each.gain for each in done.advice]
-    assert [each["time_ns"] for each in found["bounds"]] == [each.time_ns for each in done.bounds]
+    document = records(done)
+    assert [row["gain"] for row in document["advice"]] == [advice.gain for advice in done.advice]
+    assert [bound["time_ns"] for bound in document["bounds"]] == [bound.time_ns for bound in done.bounds]
 
 
 @pytest.mark.slow
 def test_each_tensor_that_is_loaded_again_is_advised_on_alone_and_all_where_that_gains_more() -> None:
     deep = [kernels.zeros(1024, columns, kernels.BF16) for columns in (1024, 2048)]
     done = _profile(tile_by_tile.func, *deep)
-    assert [each.tensors for each in done.advice] == [("b", "a_t"), ("b",), ("a_t",)]
+    assert [piece.tensors for piece in done.advice] == [("b", "a_t"), ("b",), ("a_t",)]
     assert done.advice[0].sentence == "keep in SBUF what is loaded again: b, a_t"
     short = text(done)
     assert "what is loaded again: b, a_t" in short and short.count("what is loaded again") == 1
     assert "2 more with --advice" in short
     assert text(done, all_advice=True).count("what is loaded again") == 3
-    both, b, a = (each.before_ns - each.length_ns for each in done.advice)
+    both, b, a = (piece.before_ns - piece.length_ns for piece in done.advice)
     assert both >= b + 0.02 * done.length_ns > a
 
 

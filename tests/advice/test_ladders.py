@@ -45,7 +45,7 @@ LADDERS: dict[str, tuple[Sequence[np.ndarray], Sequence[Kernel], Sequence[Advice
     ),
     "softmax": (
         (kernels.zeros(1024, 512),),
-        (softmax.piecewise, softmax.rotated, softmax.whole, softmax.merged),
+        (softmax.piecewise, softmax.rotated, softmax.whole_rows, softmax.merged),
         (AdviceKind.rotation, AdviceKind.small_tiles, AdviceKind.small_dmas),
     ),
 }
@@ -62,36 +62,38 @@ def _profiles(name: str) -> list[Profile]:
 
 @pytest.mark.parametrize("name", LADDERS)
 def test_the_first_advice_is_the_change_of_the_next_variant(name: str) -> None:
-    kinds = LADDERS[name][2]
-    assert [each.advice[0].advice_kind for each in _profiles(name)[:-1]] == list(kinds)
+    advice_kinds = LADDERS[name][2]
+    assert [rung.advice[0].advice_kind for rung in _profiles(name)[:-1]] == list(advice_kinds)
 
 
-def _of_step(name: str, step: int, pieces: Sequence[Advice]) -> Advice | None:
+def _find_advice_of_step(name: str, step: int, pieces: Sequence[Advice]) -> Advice | None:
     """The piece of advice that the next variant follows: the first of its kind, or that on its tensors."""
-    kind, tensors = LADDERS[name][2][step], TENSORS.get((name, step))
-    found = [each for each in pieces if each.advice_kind is kind and tensors in (None, each.tensors)]
-    return found[0] if found else None
+    advice_kind, tensors = LADDERS[name][2][step], TENSORS.get((name, step))
+    matching = [
+        piece for piece in pieces if piece.advice_kind is advice_kind and tensors in (None, piece.tensors)
+    ]
+    return matching[0] if matching else None
 
 
 @pytest.mark.parametrize("name", LADDERS)
 def test_predicted_gains_are_what_the_next_variant_brings(name: str) -> None:
-    for step, (here, following) in enumerate(pairwise(_profiles(name))):
-        piece = _of_step(name, step, here.advice)
+    for step, (current, following) in enumerate(pairwise(_profiles(name))):
+        piece = _find_advice_of_step(name, step, current.advice)
         assert piece is not None
-        brought = here.length_ns - following.length_ns
+        brought = current.length_ns - following.length_ns
         assert brought / FACTOR <= piece.before_ns - piece.length_ns <= brought * FACTOR, piece.kind
 
 
 @pytest.mark.parametrize("name", LADDERS)
 def test_advice_that_was_followed_is_not_given_again(name: str) -> None:
     for step, following in enumerate(_profiles(name)[1:]):
-        assert _of_step(name, step, following.advice) is None
+        assert _find_advice_of_step(name, step, following.advice) is None
 
 
 def test_swiglu_goes_from_the_bound_of_float32_products_to_that_of_its_bytes() -> None:
     """27.8 us: x, weight, gate, up and the float32 result at the rate of HBM while both cores of a stack work."""
     _, wide, narrow = _profiles("rmsnorm and swiglu")
-    assert [round(each.length_ns / 1000, 1) for each in (wide, narrow)] == [76.9, 31.1]
+    assert [round(rung.length_ns / 1000, 1) for rung in (wide, narrow)] == [76.9, 31.1]
     assert round(wide.timelines[Reading.scheduled].length_ns / 1000, 1) == 72.0
     assert (round(wide.roofline.least_ns / 1000, 1), wide.roofline.bound) == (54.6, "compute")
     assert (round(narrow.roofline.least_ns / 1000, 1), narrow.roofline.bound) == (22.9, "memory")
@@ -101,8 +103,8 @@ def test_swiglu_goes_from_the_bound_of_float32_products_to_that_of_its_bytes() -
 
 @pytest.mark.parametrize("name", LADDERS)
 def test_advice_is_ordered_by_gain_and_none_is_below_two_per_cent(name: str) -> None:
-    for each in _profiles(name):
-        gains = [piece.gain for piece in each.advice]
+    for rung in _profiles(name):
+        gains = [piece.gain for piece in rung.advice]
         assert gains == sorted(gains, reverse=True)
         assert all(gain >= 0.02 for gain in gains)
-        assert {piece.before_ns for piece in each.advice} <= {each.length_ns}
+        assert {piece.before_ns for piece in rung.advice} <= {rung.length_ns}

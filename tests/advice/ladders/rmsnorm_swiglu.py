@@ -35,9 +35,9 @@ def _normed(x: Any, weight: Any, dtype: Any) -> Any:
     )
     turned = nl.ndarray((128, hidden), dtype=dtype)
     for k in range(hidden // 128):
-        part = nl.ndarray((128, 128), dtype=dtype, buffer=nl.psum)
-        nisa.nc_transpose(dst=part, data=normed[:, k * 128 : (k + 1) * 128])
-        nisa.tensor_copy(dst=turned[:, k * 128 : (k + 1) * 128], src=part)
+        transposed = nl.ndarray((128, 128), dtype=dtype, buffer=nl.psum)
+        nisa.nc_transpose(dst=transposed, data=normed[:, k * 128 : (k + 1) * 128])
+        nisa.tensor_copy(dst=turned[:, k * 128 : (k + 1) * 128], src=transposed)
     return turned
 
 

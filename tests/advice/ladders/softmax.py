@@ -30,30 +30,30 @@ def _stored(y: Any, tile: Any, rows: Any) -> None:
         nisa.dma_copy(dst=y[rows, columns], src=tile[:, columns])
 
 
-def _scales(tile: Any, parts: list[slice]) -> Any:
+def _scales(tile: Any, column_slices: list[slice]) -> Any:
     """The exponentials of x in the tile, and one over the sum of each row."""
-    sums = nl.ndarray((128, len(parts)), dtype=nl.float32)
-    for number, columns in enumerate(parts):
+    sums = nl.ndarray((128, len(column_slices)), dtype=nl.float32)
+    for number, columns in enumerate(column_slices):
         reset = nisa.reduce_cmd.reset_reduce
-        here = tile[:, columns]
+        piece = tile[:, columns]
         total = sums[:, number : number + 1]
-        nisa.activation(here, nl.exp, here, reduce_op=nl.add, reduce_res=total, reduce_cmd=reset)
-    whole = nl.ndarray((128, 1), dtype=nl.float32)
-    nisa.tensor_reduce(dst=whole, op=nl.add, data=sums, axis=1)
+        nisa.activation(piece, nl.exp, piece, reduce_op=nl.add, reduce_res=total, reduce_cmd=reset)
+    total_of_row = nl.ndarray((128, 1), dtype=nl.float32)
+    nisa.tensor_reduce(dst=total_of_row, op=nl.add, data=sums, axis=1)
     scale = nl.ndarray((128, 1), dtype=nl.float32)
-    nisa.reciprocal(dst=scale, data=whole)
+    nisa.reciprocal(dst=scale, data=total_of_row)
     return scale
 
 
-def _scaled(tile: Any, scale: Any, parts: list[slice]) -> None:
-    for columns in parts:
-        here = tile[:, columns]
-        nisa.tensor_scalar(dst=here, data=here, op0=nl.multiply, operand0=scale)
+def _scaled(tile: Any, scale: Any, column_slices: list[slice]) -> None:
+    for columns in column_slices:
+        piece = tile[:, columns]
+        nisa.tensor_scalar(dst=piece, data=piece, op0=nl.multiply, operand0=scale)
 
 
-def _softmax(x: Any, rotates: bool, whole: bool, merged: bool) -> Any:
+def _softmax(x: Any, rotates: bool, by_row: bool, merged: bool) -> Any:
     y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    parts = [slice(0, x.shape[1])] if whole else _pieces(x)
+    column_slices = [slice(0, x.shape[1])] if by_row else _pieces(x)
     tile = nl.ndarray((128, x.shape[1]), dtype=nl.float32)
     for first in range(0, x.shape[0], 128):
         rows = slice(first, first + 128)
@@ -63,7 +63,7 @@ def _softmax(x: Any, rotates: bool, whole: bool, merged: bool) -> Any:
             nisa.dma_copy(dst=tile, src=x[rows])
         else:
             _loaded(tile, x, rows)
-        _scaled(tile, _scales(tile, parts), parts)
+        _scaled(tile, _scales(tile, column_slices), column_slices)
         if merged:
             nisa.dma_copy(dst=y[rows], src=tile)
         else:
@@ -73,19 +73,19 @@ def _softmax(x: Any, rotates: bool, whole: bool, merged: bool) -> Any:
 
 def piecewise(x):
     """One tile for all rows."""
-    return _softmax(x, rotates=False, whole=False, merged=False)
+    return _softmax(x, rotates=False, by_row=False, merged=False)
 
 
 def rotated(x):
     """A tile for each 128 rows."""
-    return _softmax(x, rotates=True, whole=False, merged=False)
+    return _softmax(x, rotates=True, by_row=False, merged=False)
 
 
-def whole(x):
+def whole_rows(x):
     """Whole rows in one instruction."""
-    return _softmax(x, rotates=True, whole=True, merged=False)
+    return _softmax(x, rotates=True, by_row=True, merged=False)
 
 
 def merged(x):
     """Whole rows in one DMA as well."""
-    return _softmax(x, rotates=True, whole=True, merged=True)
+    return _softmax(x, rotates=True, by_row=True, merged=True)
