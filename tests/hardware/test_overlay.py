@@ -47,12 +47,12 @@ def value(number: Any, chip: str = "trn2", name: str = "semaphore_ns", **more: A
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_number_of_an_overlay_replaces_that_of_its_chip_only(target: str) -> None:
-    before = {each: hardware(each) for each in TARGETS}
+    before = {chip: hardware(chip) for chip in TARGETS}
     use_overlay(overlay(value(52.5, target, note="two cores")))
-    for each in TARGETS:
-        record = hardware(each)
-        assert (record == before[each]) is (each != target)
-        assert record.semaphore_ns == (52.5 if each == target else before[each].semaphore_ns)
+    for chip in TARGETS:
+        record = hardware(chip)
+        assert (record == before[chip]) is (chip != target)
+        assert record.semaphore_ns == (52.5 if chip == target else before[chip].semaphore_ns)
     number = hardware(target).provenance["semaphore_ns"]
     assert (number.source, number.confidence.value, number.note) == ("a test", "derived", "two cores")
     assert hardware(target).label == f"{target} with 1 number of measured.json"
@@ -91,15 +91,15 @@ def test_an_overlay_without_numbers_changes_nothing() -> None:
 
 
 def test_every_number_of_times_and_no_other_can_be_replaced() -> None:
-    kinds = {each.name: each.type for each in fields(Hardware) if each.name != "provenance"}
-    limits = {name for name in kinds if not replaceable(name)}
+    types = {field.name: field.type for field in fields(Hardware) if field.name != "provenance"}
+    limits = {name for name in types if not replaceable(name)}
     assert {"partitions", "sbuf_usable_bytes_per_partition", "hbm_bytes_per_core", "dma_engines"} <= limits
     assert {"mx", "activity_throttle", "matmul_tile_sizes", "name", "matmul_fp32_passes"} <= limits
-    assert all("ghz" not in each and not each.endswith(("_ns", "_cycles", "_per_s")) for each in limits)
+    assert all("ghz" not in limit and not limit.endswith(("_ns", "_cycles", "_per_s")) for limit in limits)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("{", "it is no JSON"),
         ("[" * 100_000, "it is no JSON"),
@@ -137,10 +137,10 @@ def test_every_number_of_times_and_no_other_can_be_replaced() -> None:
         ('{"trn2": {}, "trn2": {}}', "'trn2' stands twice in one object"),
     ],
 )
-def test_what_is_no_overlay_is_refused_in_one_sentence(content: Any, said: str) -> None:
+def test_what_is_no_overlay_is_refused_in_one_sentence(content: Any, message: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         use_overlay(overlay(content))
-    assert refused.value.code == "NKW-HARDWARE" and said in str(refused.value)
+    assert refused.value.code == "NKW-HARDWARE" and message in str(refused.value)
     assert not os.environ[HARDWARE_VARIABLE]
 
 
@@ -156,8 +156,8 @@ def test_a_file_that_is_not_there_is_refused_where_a_chip_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(HARDWARE_VARIABLE, "absent.json")
-    said = r"absent\.json cannot be used: it cannot be read: No such file or directory$"
-    with pytest.raises(InvalidArgument, match=said):
+    message = r"absent\.json cannot be used: it cannot be read: No such file or directory$"
+    with pytest.raises(InvalidArgument, match=message):
         simulate.World("trn2")
 
 
@@ -209,7 +209,7 @@ KERNEL = ("nki_kernels:rmsnorm", "f32[128,512]", "f32[1,512]", "1e-5")
 def test_commands_read_an_overlay_and_their_reports_say_so(words: tuple[str, ...], capsys: Capture) -> None:
     from model.loading.shipped import PRETRAINED
 
-    command = [str(PRETRAINED) if each == "MODEL" else each for each in words]
+    command = [str(PRETRAINED) if word == "MODEL" else word for word in words]
     path = overlay(value(3160.0, name="dma_completion_ns"))
     assert nkw([*command, "--json", "plain.json"]) == 0
     assert "measured.json" not in "".join(capsys.readouterr())

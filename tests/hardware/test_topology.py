@@ -19,34 +19,35 @@ def all_reduce_us(target: str | Hardware, ranks: int, size: int) -> float:
 
 @pytest.mark.parametrize("name", INSTANCES)
 def test_an_instance_is_its_chip_but_for_collectives(name: str) -> None:
-    chip, own = hardware(INSTANCES[name].target), hardware(name)
-    differing = {field for field in chip.provenance if getattr(chip, field) != getattr(own, field)}
+    chip, joined = hardware(INSTANCES[name].target), hardware(name)
+    differing = {field for field in chip.provenance if getattr(chip, field) != getattr(joined, field)}
     assert all(field.startswith("collective_") for field in differing)
-    assert hardware(name) is own
+    assert hardware(name) is joined
 
 
 @pytest.mark.parametrize("name", INSTANCES)
 def test_inside_a_chip_no_link_counts(name: str) -> None:
-    chip, own = hardware(INSTANCES[name].target), hardware(name)
+    chip, joined = hardware(INSTANCES[name].target), hardware(name)
     for size in (1000, 100 * MB):
         for ranks in (2, chip.physical_cores_per_chip):
-            assert all_reduce_us(own, ranks, size) == all_reduce_us(chip, ranks, size)
+            assert all_reduce_us(joined, ranks, size) == all_reduce_us(chip, ranks, size)
 
 
 @pytest.mark.parametrize("name", INSTANCES)
 def test_tables_reach_to_the_last_core(name: str) -> None:
-    own = hardware(name)
+    joined = hardware(name)
     for table in (
-        own.collective_latency_ns,
-        own.collective_mesh_gb_per_s,
-        own.collective_bus_gb_per_s,
-        own.collective_switch_bytes,
+        joined.collective_latency_ns,
+        joined.collective_mesh_gb_per_s,
+        joined.collective_bus_gb_per_s,
+        joined.collective_switch_bytes,
     ):
         assert max(table) == INSTANCES[name].physical_cores
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, place in INSTANCES.items() if place.target in ("trn2", "trn3")]
+    "name",
+    [name for name, instance_record in INSTANCES.items() if instance_record.target in ("trn2", "trn3")],
 )
 def test_logical_cores_are_half_as_many_ranks_on_the_same_chips(name: str) -> None:
     """Of a chip or more, n ranks of two cores are on the chips of 2 n physical cores; fewer are on one chip."""
@@ -82,20 +83,20 @@ def test_a_ring_of_chips_is_a_row_of_a_torus_with_its_own_links() -> None:
 
 
 def test_four_chips_of_a_torus_use_half_of_their_links() -> None:
-    own, sweep = hardware("trn2.48xlarge"), hardware("trn1")
-    assert own.collective_bus_gb_per_s[32] == sweep.collective_bus_gb_per_s[8] * 1024.0 / 384.0
-    assert own.collective_bus_gb_per_s[128] == sweep.collective_bus_gb_per_s[32] * 1024.0 / 384.0
+    joined, sweep = hardware("trn2.48xlarge"), hardware("trn1")
+    assert joined.collective_bus_gb_per_s[32] == sweep.collective_bus_gb_per_s[8] * 1024.0 / 384.0
+    assert joined.collective_bus_gb_per_s[128] == sweep.collective_bus_gb_per_s[32] * 1024.0 / 384.0
 
 
 def test_more_servers_use_more_links() -> None:
-    own = hardware("trn3 UltraServer Gen1")
-    assert own.collective_bus_gb_per_s[512] == own.collective_bus_gb_per_s[32] * (256 + 320 + 128) / 256
+    joined = hardware("trn3 UltraServer Gen1")
+    assert joined.collective_bus_gb_per_s[512] == joined.collective_bus_gb_per_s[32] * (256 + 320 + 128) / 256
 
 
 def test_an_ultraserver_is_four_instances_and_their_ring() -> None:
-    own, part = instance("trn2 UltraServer"), INSTANCES["trn2u.48xlarge"]
-    assert (own.chips, own.physical_cores) == (64, 512)
-    assert own.hbm_bytes == 4 * part.hbm_bytes
+    joined, member = instance("trn2 UltraServer"), INSTANCES["trn2u.48xlarge"]
+    assert (joined.chips, joined.physical_cores) == (64, 512)
+    assert joined.hbm_bytes == 4 * member.hbm_bytes
     chip, inside = hardware("trn2 UltraServer"), hardware("trn2u.48xlarge")
     for ranks in (2, 8, 32, 128):
         assert all_reduce_us(chip, ranks, 100 * MB) == all_reduce_us(inside, ranks, 100 * MB)
@@ -109,11 +110,11 @@ def test_an_ultraserver_is_four_instances_and_their_ring() -> None:
 
 @pytest.mark.parametrize(("count", "steps"), [(2, 2), (3, 4), (4, 4), (5, 6), (16, 8)])
 def test_several_instances_add_steps_and_bytes_over_efa(count: int, steps: int) -> None:
-    own, one = hardware(f"{count} x trn1.32xlarge"), hardware("trn1.32xlarge")
+    joined, one = hardware(f"{count} x trn1.32xlarge"), hardware("trn1.32xlarge")
     ranks = 32 * count
-    assert max(own.collective_latency_ns) == ranks
+    assert max(joined.collective_latency_ns) == ranks
     for size in (256_000, 512 * MB):
-        added = all_reduce_us(own, ranks, size) - all_reduce_us(one, 32, size)
+        added = all_reduce_us(joined, ranks, size) - all_reduce_us(one, 32, size)
         sent_us = 2 * (count - 1) / count * size / 100.0 / 1000.0
         assert added == pytest.approx(steps * 165.0 + sent_us, rel=1e-9)
 
@@ -122,19 +123,21 @@ def test_several_instances_agree_with_the_sweeps_over_nodes() -> None:
     """All-reduces of 32 ranks on two and four nodes, 355 and 705 us; 64 ranks on two, 398 us."""
     one = hardware("trn1.32xlarge")
     for nodes, measured_us in ((2, 355.2), (4, 705.4)):
-        each = 32 // nodes
-        spread = across(one, nodes, each, 100.0 * each / 32, one.collective_efa_step_ns, "test")
+        ranks_per_node = 32 // nodes
+        spread = across(
+            one, nodes, ranks_per_node, 100.0 * ranks_per_node / 32, one.collective_efa_step_ns, "test"
+        )
         assert all_reduce_us(spread, 32, 262_144) == pytest.approx(measured_us, rel=0.02)
     assert all_reduce_us("2 x trn1.32xlarge", 64, 102_400) == pytest.approx(398.0, rel=0.15)
 
 
 @pytest.mark.parametrize("name", ["2 x trn1n.32xlarge", "3 x trn2 UltraServer", "2 x trn3 UltraServer Gen1"])
 def test_groups_inside_one_of_several_go_over_its_own_links(name: str) -> None:
-    own, one = hardware(name), hardware(name[4:])
+    joined, one = hardware(name), hardware(name[4:])
     cores = INSTANCES[name[4:]].physical_cores
     for ranks in (2, cores):
-        assert all_reduce_us(own, ranks, 100 * MB) == all_reduce_us(one, ranks, 100 * MB)
-    assert all_reduce_us(own, cores + 1, 100 * MB) > all_reduce_us(one, cores, 100 * MB)
+        assert all_reduce_us(joined, ranks, 100 * MB) == all_reduce_us(one, ranks, 100 * MB)
+    assert all_reduce_us(joined, cores + 1, 100 * MB) > all_reduce_us(one, cores, 100 * MB)
     assert instance(name).physical_cores == int(name[0]) * cores
 
 
@@ -156,9 +159,9 @@ def test_spaces_in_several_do_not_count() -> None:
     ],
 )
 def test_refuses_several_of_what_cannot_be_joined(name: str, sentence: str) -> None:
-    for asked in (instance, hardware):
+    for look_up in (instance, hardware):
         with pytest.raises(InvalidArgument, match=sentence) as refused:
-            asked(name)
+            look_up(name)
         assert refused.value.code == "NKW-INSTANCE"
 
 
