@@ -37,15 +37,15 @@ def times(
     """The times, in ns, of kernels on a chip whose numbers are `factors` times the record's."""
     changes = {Parameter(name): math.log(factor) for name, factor in factors.items()}
     with standing_in(change_record(hardware(target), changes)):
-        return [each() for each in predictions]
+        return [prediction() for prediction in predictions]
 
 
 def measured(arguments: Sequence[str], factors: Mapping[str, float]) -> list[Measurement]:
     """Measurements of the kernel with such arguments on such a chip, trn2."""
-    predictions = [prediction(each) for each in arguments]
+    predictions = [prediction(argument) for argument in arguments]
     return [
-        Measurement(each, "trn2", time_ns, 0.0, predict)
-        for each, time_ns, predict in zip(arguments, times(predictions, factors), predictions)
+        Measurement(name, "trn2", time_ns, 0.0, predict)
+        for name, time_ns, predict in zip(arguments, times(predictions, factors), predictions)
     ]
 
 
@@ -53,18 +53,18 @@ def entries(arguments: Sequence[str], factors: Mapping[str, float]) -> list[dict
     """The same as entries of a file."""
     return [
         {
-            "id": each.name,
+            "id": argument.name,
             "family": "kernel",
             "kernel": KERNEL,
-            "shapes": each.name,
+            "shapes": argument.name,
             "dtype": "float32",
             "target": "trn2",
             "instance": "trn2.3xlarge",
             "cores": 1,
-            "latency_us": each.measured_ns / 1e3,
+            "latency_us": argument.measured_ns / 1e3,
             "measured": DEVICE,
             "source": "a test",
             "confidence": "high",
         }
-        for each in measured(arguments, factors)
+        for argument in measured(arguments, factors)
     ]

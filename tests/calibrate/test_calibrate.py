@@ -40,101 +40,109 @@ def _no_overlay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("wild", [1.0, 10.0])
 def test_two_numbers_are_found_within_per_cent_and_no_others_whatever_one_wild_time_says(wild: float) -> None:
-    given = measured(KERNELS, CHANGED)
-    given[3] = Measurement(given[3].name, "trn2", wild * given[3].measured_ns, 0.0, given[3].predict)
-    found = calibrate("trn2", given)
-    assert {str(each.number): each.determined for each in found.contradictions} == dict.fromkeys(
-        CHANGED, True
+    measurements = measured(KERNELS, CHANGED)
+    measurements[3] = Measurement(
+        measurements[3].name, "trn2", wild * measurements[3].measured_ns, 0.0, measurements[3].predict
     )
-    for each in found.contradictions:
-        assert each.measured / each.recorded == pytest.approx(CHANGED[str(each.number)], rel=0.02)
-        assert each.after < 0.005 < each.before and each.kernels >= 4
-    assert found.outliers == ((given[3].name,) if wild > 1.0 else ())
-    assert found.record == hardware("trn2")
+    calibration = calibrate("trn2", measurements)
+    assert {
+        str(contradiction.number): contradiction.determined for contradiction in calibration.contradictions
+    } == dict.fromkeys(CHANGED, True)
+    for contradiction in calibration.contradictions:
+        assert contradiction.measured / contradiction.recorded == pytest.approx(
+            CHANGED[str(contradiction.number)], rel=0.02
+        )
+        assert contradiction.after < 0.005 < contradiction.before and contradiction.kernels >= 4
+    assert calibration.outliers == ((measurements[3].name,) if wild > 1.0 else ())
+    assert calibration.record == hardware("trn2")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wild", [1.0, 8.0])
 def test_times_as_predicted_contradict_nothing(wild: float) -> None:
-    given = measured(KERNELS, {})
-    given[5] = Measurement(given[5].name, "trn2", wild * given[5].measured_ns, 0.0, given[5].predict)
-    found = calibrate("trn2", given)
-    assert found.contradictions == () and found.overlay("a test") == {}
-    assert found.outliers == ((given[5].name,) if wild > 1.0 else ())
+    measurements = measured(KERNELS, {})
+    measurements[5] = Measurement(
+        measurements[5].name, "trn2", wild * measurements[5].measured_ns, 0.0, measurements[5].predict
+    )
+    calibration = calibrate("trn2", measurements)
+    assert calibration.contradictions == () and calibration.overlay("a test") == {}
+    assert calibration.outliers == ((measurements[5].name,) if wild > 1.0 else ())
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_elasticities_of_few_numbers_among_many_take_few_predictions(seed: int) -> None:
     generator = random.Random(seed)
-    numbers = [Parameter(f"number_{each:02}_ns") for each in range(32)]
-    truth = {each: generator.uniform(0.05, 0.9) for each in generator.sample(numbers, 3)}
-    asked: list[int] = []
+    numbers = [Parameter(f"number_{index:02}_ns") for index in range(32)]
+    truth = {parameter: generator.uniform(0.05, 0.9) for parameter in generator.sample(numbers, 3)}
+    counts: list[int] = []
 
     def growth(some: Sequence[Parameter]) -> float:
-        asked.append(len(some))
-        return sum(truth.get(each, 0.0) for each in some)
+        counts.append(len(some))
+        return sum(truth.get(parameter, 0.0) for parameter in some)
 
-    assert find_elasticities(growth, numbers) == {each: truth.get(each, 0.0) for each in numbers}
+    assert find_elasticities(growth, numbers) == {number: truth.get(number, 0.0) for number in numbers}
     # Of each that counts at most two groups of every size, halved five times.
-    assert len(asked) <= 1 + 3 * 2 * 5 < 32
+    assert len(counts) <= 1 + 3 * 2 * 5 < 32
     assert find_elasticities(growth, []) == {}
 
 
-@pytest.mark.parametrize(("each", "found"), [(0.0049, 0), (0.0051, 2)])
-def test_together_numbers_are_slight_where_each_is(each: float, found: int) -> None:
+@pytest.mark.parametrize(("elasticity", "count"), [(0.0049, 0), (0.0051, 2)])
+def test_together_numbers_are_slight_where_each_is(elasticity: float, count: int) -> None:
     numbers = [Parameter("semaphore_ns"), Parameter("vector_clock_ghz")]
-    own = find_elasticities(lambda some: each * len(some) / 2 if len(some) == 2 else each, numbers)
-    assert sum(by != 0.0 for by in own.values()) == found
-    assert list(own.values()) == ([each, -each] if found else [0.0, 0.0])
+    elasticities = find_elasticities(
+        lambda some: elasticity * len(some) / 2 if len(some) == 2 else elasticity, numbers
+    )
+    assert sum(by != 0.0 for by in elasticities.values()) == count
+    assert list(elasticities.values()) == ([elasticity, -elasticity] if count else [0.0, 0.0])
 
 
 @pytest.mark.slow
 def test_numbers_that_always_act_together_are_named_and_not_written() -> None:
-    found = calibrate("trn2", measured(SMALL, {"dma_completion_ns": 2.0}))
-    (each,) = found.contradictions
-    named = {str(number) for number in (each.number, *each.instead)}
-    assert not each.determined and {"dma_static_first_ns", "dma_completion_ns"} <= named
-    assert found.overlay("a test") == {}
+    calibration = calibrate("trn2", measured(SMALL, {"dma_completion_ns": 2.0}))
+    (contradiction,) = calibration.contradictions
+    named = {str(number) for number in (contradiction.number, *contradiction.instead)}
+    assert not contradiction.determined and {"dma_static_first_ns", "dma_completion_ns"} <= named
+    assert calibration.overlay("a test") == {}
 
 
 @pytest.mark.parametrize("count", [3, 4])
 def test_fewer_times_than_four_are_refused(count: int) -> None:
-    given = measured(SMALL[:count], {})
+    measurements = measured(SMALL[:count], {})
     if count == 4:
-        assert calibrate("trn2", given).contradictions == ()
+        assert calibrate("trn2", measurements).contradictions == ()
         return
     with pytest.raises(InvalidArgument, match="3 measured times of trn2 can be used; 4 at least"):
-        calibrate("trn2", given)
+        calibrate("trn2", measurements)
 
 
 @pytest.mark.slow
 def test_an_overlay_is_written_that_makes_predictions_what_was_measured(capsys: Capture) -> None:
     Path("measured.json").write_text(json.dumps(entries(KERNELS, CHANGED)))
     assert main(["calibrate", "measured.json", "--out", "overlay.json", "--json", "found.json"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "vector_clock_ghz: 0.768 instead of 0.96, -20.0%" in said
-    assert "overlay: overlay.json, 2 numbers" in said
+    report = " ".join(capsys.readouterr().out.split())
+    assert "vector_clock_ghz: 0.768 instead of 0.96, -20.0%" in report
+    assert "overlay: overlay.json, 2 numbers" in report
     written = json.loads(Path("overlay.json").read_text())["trn2"]
     assert set(written) == set(CHANGED)
     assert written["vector_clock_ghz"]["source"].startswith("nkw calibrate of measured.json: ")
     (chip,) = json.loads(Path("found.json").read_text())["chips"]
-    assert {each["number"] for each in chip["contradictions"]} == set(written)
+    assert {contradiction["number"] for contradiction in chip["contradictions"]} == set(written)
 
-    predictions = [prediction(each) for each in KERNELS]
+    predictions = [prediction(argument) for argument in KERNELS]
     wanted = times(predictions, CHANGED)
     use_overlay("overlay.json")
-    assert [each() for each in predictions] == pytest.approx(wanted, rel=0.005)
+    assert [prediction() for prediction in predictions] == pytest.approx(wanted, rel=0.005)
 
     # A second calibration begins with the overlay, has nothing to add, and keeps its numbers.
     assert main(["calibrate", "measured.json", "--hardware", "overlay.json", "--out", "again.json"]) == 0
     again = json.loads(Path("again.json").read_text())["trn2"]
-    assert {name: each["value"] for name, each in again.items()} == {
-        name: each["value"] for name, each in written.items()
+    assert {name: number["value"] for name, number in again.items()} == {
+        name: number["value"] for name, number in written.items()
     }
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (None, "cannot be read: No such file or directory"),
         ("[", "is no JSON"),
@@ -142,11 +150,11 @@ def test_an_overlay_is_written_that_makes_predictions_what_was_measured(capsys: 
         ("[]", "the results contain no usable measurement of a kernel"),
     ],
 )
-def test_files_without_measurements_are_refused(content: str | None, said: str, capsys: Capture) -> None:
+def test_files_without_measurements_are_refused(content: str | None, message: str, capsys: Capture) -> None:
     if content is not None:
         Path("measured.json").write_text(content)
     assert main(["calibrate", "measured.json"]) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_words_of_the_fidelity_bench_need_a_checkout(
@@ -154,8 +162,10 @@ def test_words_of_the_fidelity_bench_need_a_checkout(
 ) -> None:
     import sys
 
-    monkeypatch.setattr(sys, "path", [each for each in sys.path if not (Path(each) / "benchmarks").is_dir()])
-    for name in [each for each in sys.modules if each.partition(".")[0] == "benchmarks"]:
+    monkeypatch.setattr(
+        sys, "path", [entry for entry in sys.path if not (Path(entry) / "benchmarks").is_dir()]
+    )
+    for name in [module for module in sys.modules if module.partition(".")[0] == "benchmarks"]:
         monkeypatch.delitem(sys.modules, name)
     Path("measured.json").write_text('[{"family": "matmul", "target": "trn2"}]')
     assert main(["calibrate", "measured.json"]) == 2
@@ -182,12 +192,12 @@ WRONG: dict[str, list[Any]] = {
 @pytest.mark.parametrize("field", WRONG)
 def test_an_entry_that_makes_no_sense_is_left_out_with_the_reason(field: str, capsys: Capture) -> None:
     good = entries(SMALL, {})
-    bad = [{**good[0], "id": f"bad {number}", field: each} for number, each in enumerate(WRONG[field])]
+    bad = [{**good[0], "id": f"bad {number}", field: invalid} for number, invalid in enumerate(WRONG[field])]
     Path("measured.json").write_text(json.dumps([*bad, *good]))
     assert main(["calibrate", "measured.json", "--json", "found.json"]) == 0
     document = json.loads(Path("found.json").read_text())
-    assert [each["name"] for each in document["skipped"]] == [each["id"] for each in bad]
-    assert all(each["why"] and "\n" not in each["why"] for each in document["skipped"])
+    assert [entry["name"] for entry in document["skipped"]] == [entry["id"] for entry in bad]
+    assert all(entry["why"] and "\n" not in entry["why"] for entry in document["skipped"])
     assert len(document["chips"][0]["kernels"]) == len(SMALL)
 
 
@@ -195,18 +205,18 @@ def wild(seed: int, capsys: Capture) -> None:
     """Calibrate with entries whose fields have wild values."""
     generator = random.Random(seed)
     good = entries(SMALL[:2], {})
-    given: list[Any] = [
+    measurements: list[Any] = [
         entry | {name: generator.choice(values)} for entry in good for name, values in WRONG.items()
     ]
-    given += generator.sample([None, [], {}, 3, "text", {"family": "kernel"}], generator.randrange(3))
-    generator.shuffle(given)
-    content = json.dumps(given)
+    measurements += generator.sample([None, [], {}, 3, "text", {"family": "kernel"}], generator.randrange(3))
+    generator.shuffle(measurements)
+    content = json.dumps(measurements)
     if generator.random() < 0.3:
-        place = generator.randrange(len(content))
+        position = generator.randrange(len(content))
         content = (
-            content[:place]
+            content[:position]
             + generator.choice(['"', "}", "\x00", "9" * 400, "[" * 5000])
-            + content[place + 1 :]
+            + content[position + 1 :]
         )
     Path("measured.json").write_text(content)
     status = main(["calibrate", "measured.json"])

@@ -22,7 +22,7 @@ CHANGED = {"dma_completion_ns": 2.0}
 
 
 @pytest.fixture(autouse=True)
-def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _working_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(HARDWARE_VARIABLE, "")
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     monkeypatch.chdir(tmp_path)
@@ -86,8 +86,8 @@ def written(folder: Path, capsys: Capture) -> tuple[list[dict[str, Any]], str]:
 def test_a_measured_kernel_of_this_project_is_an_entry_that_fidelity_predicts(capsys: Capture) -> None:
     folder = bundle("m", "nki_kernels:matmul", "bf16[64,64] bf16[64,128]")
     bring_back(folder, 20_000.0, spread_ns=400.0)
-    (entry,), said = written(folder, capsys)
-    assert "measurements: measured.json, 1 kernel launch" in said
+    (entry,), report = written(folder, capsys)
+    assert "measurements: measured.json, 1 kernel launch" in report
     digest = json.loads((folder / "bundle.json").read_text())["digest"][:12]
     assert entry == {
         "id": f"matmul-{digest}",
@@ -107,12 +107,12 @@ def test_a_measured_kernel_of_this_project_is_an_entry_that_fidelity_predicts(ca
     assert entry["kernel"].startswith("nki_kernels") and entry["kernel"].endswith(":matmul")
     (read,) = read_entries("measured.json")
     assert read.flaw == ""
-    (found,) = outcomes([read])
-    assert found.covered and found.measured_us == 20.0
+    (outcome,) = outcomes([read])
+    assert outcome.covered and outcome.measured_us == 20.0
     predicted = json.loads((folder / "bundle.json").read_text())["cases"][0]["predicted"]
     # A benchmark of trn2 holds 9.1 us of starting and ending a kernel.
-    assert found.predicted_us is not None
-    assert found.predicted_us[found.reading] == pytest.approx(predicted["scheduled_ns"] / 1e3 + 9.1)
+    assert outcome.predicted_us is not None
+    assert outcome.predicted_us[outcome.reading] == pytest.approx(predicted["scheduled_ns"] / 1e3 + 9.1)
 
 
 @pytest.mark.parametrize(
@@ -131,22 +131,22 @@ def test_confidence_follows_from_clock_and_spread(
     assert entry["confidence"] == confidence
     assert entry["measured"] == (DEVICE if clock == "device" else HOST)
     assert entry["kernel"] == f"{folder.resolve()}/sources/micro.py:micro"
-    (found,) = outcomes(read_entries("measured.json"), readings=(), probe=False)
-    assert found.covered, found.reason
+    (outcome,) = outcomes(read_entries("measured.json"), readings=(), probe=False)
+    assert outcome.covered, outcome.reason
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "reason"),
     [
         ({"times": None, "status": "failed", "stage": "compile"}, "it was not timed (failed at compile)"),
         ({"times": None, "status": "skipped"}, "it was not timed (skipped)"),
     ],
 )
-def test_a_case_without_a_time_is_left_out(more: dict[str, Any], said: str, capsys: Capture) -> None:
+def test_a_case_without_a_time_is_left_out(more: dict[str, Any], reason: str, capsys: Capture) -> None:
     folder = bundle("m", KERNEL, SMALL[0])
     bring_back(folder, 20_000.0, **more)
     entries, text = written(folder, capsys)
-    assert entries == [] and said in text
+    assert entries == [] and reason in text
 
 
 def test_a_kernel_that_has_changed_since_is_left_out(capsys: Capture) -> None:
@@ -167,12 +167,12 @@ def test_a_result_of_another_bundle_is_refused(key: str, capsys: Capture) -> Non
     record = folder / "result" / "result.json"
     record.write_text(json.dumps(json.loads(record.read_text()) | {key: "trn1"}))
     assert main(["calibrate", "m"]) == 2
-    assert "is that of another bundle" in " ".join(capsys.readouterr().err.split())
+    assert "belongs to another bundle" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.slow
 def test_bundles_that_came_back_and_their_entries_calibrate_alike(capsys: Capture) -> None:
-    predictions = [prediction(each) for each in SMALL]
+    predictions = [prediction(argument) for argument in SMALL]
     entries = []
     for number, (arguments, time_ns) in enumerate(zip(SMALL, times(predictions, CHANGED))):
         folder = bundle(f"m{number}", KERNEL, arguments)
@@ -180,13 +180,13 @@ def test_bundles_that_came_back_and_their_entries_calibrate_alike(capsys: Captur
         entries += written(folder, capsys)[0]
     folders = [f"m{number}" for number in range(len(SMALL))]
     Path("all.json").write_text(json.dumps(entries))
-    found = []
+    chips = []
     for words in ([*folders[:-1], os.path.join(folders[-1], "result")], ["all.json"]):
         assert main(["calibrate", *words, "--json", "found.json"]) == 0
         (chip,) = json.loads(Path("found.json").read_text())["chips"]
-        found.append(chip)
-    assert found[0] == found[1]
-    (number,) = found[0]["contradictions"]
+        chips.append(chip)
+    assert chips[0] == chips[1]
+    (number,) = chips[0]["contradictions"]
     assert "dma_completion_ns" in [number["number"], *number["instead"]]
 
 
@@ -201,8 +201,10 @@ def test_described_kernels_of_the_bench_are_measurements_unless_held_out(tmp_pat
     items = [{**base, **words, "id": f"n{number}"} for number in range(12)]
     items += [{**base, **words, "id": "n0", "confidence": "low"}, {**base, "family": "nothing", "id": "n0"}]
     Path("described.json").write_text(json.dumps(items))
-    found, skipped = described(Path("described.json"))
-    held_out = [each.id for each in read_entries("described.json")[:12] if each.held_out]
-    assert held_out and [each.name for each in skipped] == [*held_out, "n0", "n0"]
-    assert len(found) == 12 - len(held_out)
-    assert all(each.target == "trn1" and 50.0 < each.predict() < 500.0 for each in found)
+    measurements, skipped = described(Path("described.json"))
+    held_out = [entry.id for entry in read_entries("described.json")[:12] if entry.held_out]
+    assert held_out and [entry.name for entry in skipped] == [*held_out, "n0", "n0"]
+    assert len(measurements) == 12 - len(held_out)
+    assert all(
+        measurement.target == "trn1" and 50.0 < measurement.predict() < 500.0 for measurement in measurements
+    )
