@@ -33,14 +33,14 @@ def abbreviates(call: ast.Call) -> bool:
 
 
 def test_no_parser_takes_abbreviated_names() -> None:
-    found = {
+    abbreviating = {
         f"{path.relative_to(ROOT)}:{call.lineno}"
         for path in SOURCES
         if "Parser(" in (text := path.read_text(encoding="utf-8")) or "add_parser(" in text
         for call in calls_of_parsers(text)
         if abbreviates(call)
     }
-    assert found == set()
+    assert abbreviating == set()
 
 
 @pytest.mark.parametrize(

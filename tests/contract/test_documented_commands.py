@@ -79,19 +79,19 @@ def test_a_command_of_a_page_exists(
     for name in ("script.py", "mine.py", "kernel.py", "doubled.py", "mine_test.py"):
         (tmp_path / name).write_text("", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    program, *rest = words
+    program, *arguments = words
     if program == "torchrun":
-        rest = rest[rest.index("-m") + 2 :]
+        arguments = arguments[arguments.index("-m") + 2 :]
         program = "nkw"
     if program == "nkw":
-        check_nkw([word for word in rest if word != "..."])
+        check_nkw([word for word in arguments if word != "..."])
     elif program == "make":
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-        assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in rest)
-    elif program == "python" and rest[0] == "-m":
-        assert importlib.util.find_spec(rest[1]) is not None
+        assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in arguments)
+    elif program == "python" and arguments[0] == "-m":
+        assert importlib.util.find_spec(arguments[1]) is not None
     elif program == "python":
-        assert (ROOT / rest[0]).is_file() or rest[0].endswith("/run.py")  # which a bundle has
+        assert (ROOT / arguments[0]).is_file() or arguments[0].endswith("/run.py")  # which a bundle has
     else:
         assert program in FOREIGN
 

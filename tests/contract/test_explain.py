@@ -19,9 +19,11 @@ def test_every_code_in_the_source_has_a_sentence_an_example_and_a_source() -> No
     assert len(printed) > 380
     known = load_explanations()
     assert printed - known.keys() == set()
-    for each in known.values():
-        assert each.sentence and each.wrong and each.right and each.source, each.code
-        assert each.wrong != each.right, each.code
+    for explanation in known.values():
+        assert explanation.sentence and explanation.wrong and explanation.right and explanation.source, (
+            explanation.code
+        )
+        assert explanation.wrong != explanation.right, explanation.code
     assert known.keys() - printed == set(), "codes that nothing prints"
 
 
@@ -30,9 +32,9 @@ def test_the_tables_keep_their_order_and_say_each_code_once() -> None:
     codes = []
     for table in ("rules", "lint", "findings", "other", "vendor"):
         lines = (folder / f"{table}.txt").read_text(encoding="utf-8").splitlines()
-        own = [line.split(" ;; ")[0] for line in lines if not line.startswith("#")]
-        assert own == sorted(own), table
-        codes += own
+        table_codes = [line.split(" ;; ")[0] for line in lines if not line.startswith("#")]
+        assert table_codes == sorted(table_codes), table
+        codes += table_codes
     assert len(codes) == len(set(codes))
 
 
@@ -40,25 +42,29 @@ def test_an_instruction_that_is_named_as_a_source_exists() -> None:
     from simulate.isa import COLLECTIVES, INSTRUCTIONS
 
     named = [
-        each.source.rpartition("nki.isa.")[2]
-        for each in load_explanations().values()
-        if "nki.isa." in each.source
+        explanation.source.rpartition("nki.isa.")[2]
+        for explanation in load_explanations().values()
+        if "nki.isa." in explanation.source
     ]
     assert named and set(named) <= INSTRUCTIONS.keys() | {"register_alloc"}
     assert COLLECTIVES
 
 
 def test_a_documented_source_names_its_page_and_its_section_or_that_none_is_recorded() -> None:
-    for each in load_explanations().values():
-        if "documentation" in each.source:
-            parts = each.source.split(", ")
-            assert any(word in each.source for word in ("page", "guide", "logical NeuronCore")), each.code
-            assert parts[-1].startswith(("section ", "notes on the parameters")), each.code
+    for explanation in load_explanations().values():
+        if "documentation" in explanation.source:
+            clauses = explanation.source.split(", ")
+            assert any(word in explanation.source for word in ("page", "guide", "logical NeuronCore")), (
+                explanation.code
+            )
+            assert clauses[-1].startswith(("section ", "notes on the parameters")), explanation.code
 
 
 def test_codes_of_the_vendor_name_rules_that_exist() -> None:
-    for each in load_vendor_codes().values():
-        assert each.meaning and each.cure and set(each.rules) <= load_explanations().keys(), each.code
+    for vendor_code in load_vendor_codes().values():
+        assert (
+            vendor_code.meaning and vendor_code.cure and set(vendor_code.rules) <= load_explanations().keys()
+        ), vendor_code.code
     assert load_vendor_codes()["NCC_EARG001"].rules == ("NKW-LNC",)
 
 
@@ -70,7 +76,7 @@ def test_codes_that_users_report_have_a_cause_a_cure_and_a_source(code: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("asked", "first", "count"),
+    ("typed", "first", "count"),
     [
         ("nkw-unwritten", "NKW-UNWRITTEN (error)", 1),
         ("UNWRITTEN", "NKW-UNWRITTEN", 1),
@@ -79,10 +85,10 @@ def test_codes_that_users_report_have_a_cause_a_cure_and_a_source(code: str) -> 
         ("NCC_EBVF", "NCC_EBVF030", 1),
     ],
 )
-def test_a_code_is_found_as_it_is_typed(asked: str, first: str, count: int) -> None:
-    found = explain_code(asked)
-    assert len(found) == count
-    assert str(found[0]).startswith(first.partition(" (")[0])
+def test_a_code_is_found_as_it_is_typed(typed: str, first: str, count: int) -> None:
+    explanations = explain_code(typed)
+    assert len(explanations) == count
+    assert str(explanations[0]).startswith(first.partition(" (")[0])
 
 
 def test_a_typing_error_gets_the_close_codes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,9 +103,9 @@ def test_a_typing_error_gets_the_close_codes(capsys: pytest.CaptureFixture[str])
 
 def test_the_command_prints_example_and_source(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "nkw-partition-start"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("NKW-PARTITION-START: ")
-    assert [line.split(":")[0].strip() for line in said[1:]] == ["wrong", "right", "source"]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("NKW-PARTITION-START: ")
+    assert [line.split(":")[0].strip() for line in printed[1:]] == ["wrong", "right", "source"]
     assert main(["explain"]) == 0
     listed = capsys.readouterr().out
     assert "NKW-UNWRITTEN" in listed and "NCC_EOOM001" in listed

@@ -18,7 +18,7 @@ EXCEPTIONS = {
 
 def test_only_known_readers_name_an_instruction() -> None:
     names = {*INSTRUCTIONS, *COLLECTIVES}
-    found = {
+    readers = {
         str(file.relative_to(ROOT))
         for reader in READERS
         for file in (ROOT / reader).rglob("*.py")
@@ -26,4 +26,4 @@ def test_only_known_readers_name_an_instruction() -> None:
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Constant) and node.value in names
     }
-    assert found == EXCEPTIONS
+    assert readers == EXCEPTIONS

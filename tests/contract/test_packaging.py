@@ -146,8 +146,8 @@ def test_neuron_extra_admits_the_genuine_packages(project: dict[str, Any]) -> No
 
 
 def test_no_other_extra_names_a_neuron_package(project: dict[str, Any]) -> None:
-    others = requirements(project, *set(project["optional-dependencies"]) - {"neuron", "legacy"})
-    assert not {canonicalize_name(line.name) for line in others} & set(PLACEHOLDERS)
+    other_requirements = requirements(project, *set(project["optional-dependencies"]) - {"neuron", "legacy"})
+    assert not {canonicalize_name(line.name) for line in other_requirements} & set(PLACEHOLDERS)
 
 
 def test_extras_are_those_that_readme_names_and_none_is_empty(project: dict[str, Any]) -> None:
@@ -249,7 +249,7 @@ def test_files_that_need_an_extra_exist_and_need_it(project: dict[str, Any], nam
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "imported"),
     [
         ("import torch.nn", {"torch"}),
         ("try:\n    from torch import nn\nexcept ImportError:\n    nn = None", {"torch"}),
@@ -259,10 +259,10 @@ def test_files_that_need_an_extra_exist_and_need_it(project: dict[str, Any], nam
         ("import json\nimport simulate.run\nfrom . import sibling", set()),
     ],
 )
-def test_finds_what_a_file_needs_when_imported(tmp_path: Path, text: str, found: set[str]) -> None:
+def test_finds_what_a_file_needs_when_imported(tmp_path: Path, text: str, imported: set[str]) -> None:
     file = tmp_path / "file.py"
     file.write_text(text, encoding="utf-8")
-    assert third_party_imports_at_import(file) == found
+    assert third_party_imports_at_import(file) == imported
 
 
 @pytest.mark.slow

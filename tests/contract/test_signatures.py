@@ -40,8 +40,8 @@ def _text(default: Any) -> str | None:
     if isinstance(default, Enum):
         exported = [
             name
-            for name, kind in vars(_API_MODULES["nki.isa"]).items()
-            if kind is type(default) and name.islower()
+            for name, member in vars(_API_MODULES["nki.isa"]).items()
+            if member is type(default) and name.islower()
         ]
         return f"{exported[0]}.{default.name}" if exported else default.name
     name = getattr(default, "name", None) or getattr(default, "__name__", None)
@@ -60,24 +60,26 @@ def test_a_function_has_the_documented_signature(module: str, name: str) -> None
     documented = _MODULES[module][name]
     actual = _signature(getattr(_API_MODULES[module], name))
     hidden = {parameter for parameter, _, default in documented if default == _HIDDEN}
-    assert [[p, kind, _HIDDEN if p in hidden else text] for p, kind, text in actual] == documented
+    assert [
+        [p, parameter_kind, _HIDDEN if p in hidden else text] for p, parameter_kind, text in actual
+    ] == documented
 
 
 @pytest.mark.parametrize(("module", "name"), _CLASSES)
 def test_a_class_has_the_documented_methods_attributes_and_members(module: str, name: str) -> None:
     value, documented = getattr(_API_MODULES[module], name), _API["classes"][module][name]
-    kind = value if isinstance(value, type) else type(value)
+    cls = value if isinstance(value, type) else type(value)
     for method, parameters in documented.get("methods", {}).items():
         # The reference hides the fields of NKIObject behind **kwargs.
         if (name, method) != ("NKIObject", "__init__"):
             seen = [
-                p for p in _signature(getattr(kind, method)) if p[0] != "self" and (name, p[0]) not in _BEYOND
+                p for p in _signature(getattr(cls, method)) if p[0] != "self" and (name, p[0]) not in _BEYOND
             ]
             assert seen == parameters, method
-    slots = {slot for base in kind.__mro__ for slot in getattr(base, "__slots__", ())}
+    slots = {slot for base in cls.__mro__ for slot in getattr(base, "__slots__", ())}
     for attribute in documented.get("attributes", []):
-        assert hasattr(kind, attribute) or attribute in slots, attribute
-    assert {m: kind[m].value for m in documented.get("members", {})} == documented.get("members", {})
+        assert hasattr(cls, attribute) or attribute in slots, attribute
+    assert {m: cls[m].value for m in documented.get("members", {})} == documented.get("members", {})
 
 
 def test_no_documented_function_is_missing() -> None:
