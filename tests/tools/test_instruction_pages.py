@@ -76,13 +76,13 @@ def test_chips_are_those_that_pass_the_rules_about_the_chip(name: str, chips: tu
 
 
 def test_rules_are_found_in_functions_and_classes_that_a_planner_uses() -> None:
-    found = reached_from(INSTRUCTIONS["tensor_scalar"])
-    assert {"NKW-PARTITION-START", "NKW-BITVEC-OPERAND", "NKW-FLOAT32-RANGE"} <= set(found.rules)
-    assert "NKW-MATMUL-DTYPE" not in found.rules
+    facts = reached_from(INSTRUCTIONS["tensor_scalar"])
+    assert {"NKW-PARTITION-START", "NKW-BITVEC-OPERAND", "NKW-FLOAT32-RANGE"} <= set(facts.rules)
+    assert "NKW-MATMUL-DTYPE" not in facts.rules
 
 
 def test_numbers_of_the_cost_are_told_from_limits() -> None:
-    found = reached_from(INSTRUCTIONS["nc_matmul"])
-    assert "matmul_fp32_passes" in found.numbers
-    assert "stationary_free_max" in found.limits
-    assert not found.numbers & found.limits
+    facts = reached_from(INSTRUCTIONS["nc_matmul"])
+    assert "matmul_fp32_passes" in facts.numbers
+    assert "stationary_free_max" in facts.limits
+    assert not facts.numbers & facts.limits

@@ -139,8 +139,8 @@ def _statements(function: Any) -> list[Any]:
 
 def test_an_input_that_sizes_have_no_use_for_is_no_finding_and_another_one_is() -> None:
     """A prompt without a prefix reads no page; its tables of angles are as long as it."""
-    given = expansion(batch([0], (3, 24, 8, 16, 12), 32, 20, block=16), 3)
-    case = by_reference("latent_keys_values", "trn2", *given)
+    inputs = expansion(batch([0], (3, 24, 8, 16, 12), 32, 20, block=16), 3)
+    case = by_reference("latent_keys_values", "trn2", *inputs)
 
     def unused(*unread: str) -> list[str]:
         return [finding.message.split()[1] for finding in launched(replace(case, unread=unread))[1]]
@@ -194,10 +194,10 @@ def view(tile: Any, first: int = 0, columns: int = 4) -> View:
 
 
 def instruction(name: str, reads: tuple[Any, ...], writes: tuple[View, ...], memory: str = "sbuf") -> Call:
-    stored = tuple(each.allocation for each in writes)
+    stored = tuple(write.allocation for write in writes)
     arguments = tuple(
-        ("tile", each.allocation, (each.steps, each.starts, 0, each.dtype), memory)
-        for each in (*map(view, reads), *writes)
+        ("tile", operand.allocation, (operand.steps, operand.starts, 0, operand.dtype), memory)
+        for operand in (*map(view, reads), *writes)
     )
     accumulates = name == "nc_matmul"
     return Call(name, arguments, reads, stored, accumulates, tuple(map(view, reads)), writes)
@@ -246,9 +246,9 @@ def test_calls_are_equal_only_where_the_data_cannot_tell(ours: str, theirs: str,
 @pytest.mark.deep
 def test_a_process_that_holds_much_address_space_still_judges(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of memory counts from what the process has: test workers that have loaded torch map gigabytes."""
-    held = mmap.mmap(-1, 4 << 30)  # mapped, never touched
+    reserved = mmap.mmap(-1, 4 << 30)  # mapped, never touched
     try:
         results = run(sampled([m for m in every_mutant() if "all_reduce" in m.key], 2, seed=0))
         assert all(result.verdict.fate is not Fate.limit for result in results)
     finally:
-        held.close()
+        reserved.close()

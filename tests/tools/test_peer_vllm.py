@@ -58,7 +58,7 @@ def test_equal_answers_exit_0_with_a_table(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("there", "said"),
+    ("answer", "difference"),
     [
         ({**RIGHT, "tokens": [[1, 2], [3, 5]]}, "two prompts: request 1, token 1: 4 here, 5 there"),
         (
@@ -68,16 +68,16 @@ def test_equal_answers_exit_0_with_a_table(tmp_path: Path, capsys: pytest.Captur
         ({**RIGHT, "cached": [0, 0]}, "two prompts: request 1 found 32 tokens in pages here, 0 there"),
     ],
 )
-def test_a_difference_exits_1_and_is_named(tmp_path: Path, capsys, there, said: str) -> None:
-    assert main(["--python", answering(tmp_path, Answer([there], TIMES, VERSIONS))]) == 1
+def test_a_difference_exits_1_and_is_named(tmp_path: Path, capsys, answer, difference: str) -> None:
+    assert main(["--python", answering(tmp_path, Answer([answer], TIMES, VERSIONS))]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].endswith("no")
-    assert lines[-1] == said
+    assert lines[-1] == difference
     assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ("print('no vllm', file=sys.stderr); sys.exit(3)", ""),
         ("raise MemoryError('2 GiB')", "ended with code 1 in the job 'small': MemoryError: 2 GiB"),
@@ -88,12 +88,12 @@ def test_a_difference_exits_1_and_is_named(tmp_path: Path, capsys, there, said: 
         ("open(answered, 'w').write(json.dumps({'cases': []}))", "is not the one to that job"),
     ],
 )
-def test_no_answer_exits_2_and_says_why(tmp_path: Path, capsys, body: str, said: str) -> None:
+def test_no_answer_exits_2_and_says_why(tmp_path: Path, capsys, body: str, message: str) -> None:
     python = stand_in(tmp_path, body)
     assert main(["--python", python]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
-    assert (said or f"{python} has no vllm: no vllm") in error
+    assert (message or f"{python} has no vllm: no vllm") in error
     assert error.count("\n") == 1
 
 
