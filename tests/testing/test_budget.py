@@ -48,63 +48,67 @@ def summed(x, group):
     return out
 
 
-def held(**limits: Any) -> Predicted:
+def predict_within(**limits: Any) -> Predicted:
     return BudgetChecker(Budget(**limits), "trn2")(doubled, X)
 
 
 def test_what_is_predicted_is_what_the_kernel_moves_and_holds() -> None:
-    found = held(time_us=1e6)
-    assert (found.hbm_bytes, found.sbuf_bytes) == (HBM_BYTES, SBUF_BYTES)
+    predicted = predict_within(time_us=1e6)
+    assert (predicted.hbm_bytes, predicted.sbuf_bytes) == (HBM_BYTES, SBUF_BYTES)
     launch = simulate.World("trn2").launch(doubled, [((X,), {})], simulate.Mode.dry)
-    assert found.time_us * 1000 == simulate.timing.schedule(launch.streams, launch.hardware).length_ns
+    assert predicted.time_us * 1000 == simulate.timing.schedule(launch.streams, launch.hardware).length_ns
 
 
 @pytest.mark.parametrize("name", ["time_us", "hbm_bytes", "sbuf_bytes"])
 def test_a_budget_holds_at_the_prediction_and_above_and_not_below(name: str) -> None:
-    limit = getattr(held(hbm_bytes=HBM_BYTES), name)
+    limit = getattr(predict_within(hbm_bytes=HBM_BYTES), name)
     more, less = (
         (np.nextafter(limit, np.inf), np.nextafter(limit, 0.0))
         if name == "time_us"
         else (limit + 1, limit - 1)
     )
-    held(**{name: limit})
-    held(**{name: float(more) if name == "time_us" else more})
+    predict_within(**{name: limit})
+    predict_within(**{name: float(more) if name == "time_us" else more})
     with pytest.raises(BudgetExceeded) as failure:
-        held(**{name: float(less) if name == "time_us" else less})
+        predict_within(**{name: float(less) if name == "time_us" else less})
     assert failure.value.folder is None
 
 
 def test_the_report_says_what_was_predicted_by_how_much_and_where_it_goes() -> None:
-    found = held(hbm_bytes=HBM_BYTES)
+    predicted = predict_within(hbm_bytes=HBM_BYTES)
     with pytest.raises(BudgetExceeded) as failure:
-        held(time_us=1.0, hbm_bytes=HBM_BYTES - 8, sbuf_bytes=SBUF_BYTES // 2)
+        predict_within(time_us=1.0, hbm_bytes=HBM_BYTES - 8, sbuf_bytes=SBUF_BYTES // 2)
     lines = str(failure.value).splitlines()
-    over = found.time_us - 1
+    over = predicted.time_us - 1
     assert lines[0] == "doubled on trn2 exceeds its budget (program reading)"
     assert lines[1] == (
-        f"  time: {found.time_us:.3f} us, budget 1: {over:.3g} us too many ({100 * over:.1f} %)"
+        f"  time: {predicted.time_us:.3f} us, budget 1: {over:.3g} us too many ({100 * over:.1f} %)"
     )
     assert lines[2] == "  HBM traffic: 98,304 bytes, budget 98,296: 8 too many (0.0 %)"
     assert lines[3] == "  SBUF: 384 bytes per partition, budget 192: 192 too many (100.0 %)"
-    rest = "\n".join(lines[4:])
-    assert re.search(r"critical path, by line .*\n(?:.*\n)*dma_copy .*test_budget\.py:\d+", rest)
-    assert re.search(r"HBM tensor .*\nout .*\nx ", rest)
+    details = "\n".join(lines[4:])
+    assert re.search(r"critical path, by line .*\n(?:.*\n)*dma_copy .*test_budget\.py:\d+", details)
+    assert re.search(r"HBM tensor .*\nout .*\nx ", details)
     assert re.search(
-        r"live at the peak of SBUF .*\ntile \(128, 96\) float32 +384 +1\n.*test_budget\.py", rest
+        r"live at the peak of SBUF .*\ntile \(128, 96\) float32 +384 +1\n.*test_budget\.py", details
     )
 
 
 def test_a_limit_that_holds_is_not_reported() -> None:
     with pytest.raises(BudgetExceeded) as failure:
-        held(time_us=1e6, hbm_bytes=0, sbuf_bytes=SBUF_BYTES)
+        predict_within(time_us=1e6, hbm_bytes=0, sbuf_bytes=SBUF_BYTES)
     assert "time:" not in str(failure.value) and "SBUF" not in str(failure.value)
     assert "98,304 bytes, budget 0: 98,304 too many\n" in str(failure.value)
 
 
 def test_the_reading_and_the_target_decide_the_time() -> None:
-    serial, dataflow = (held(hbm_bytes=HBM_BYTES, reading=reading) for reading in ("serial", "dataflow"))
+    serial, dataflow = (
+        predict_within(hbm_bytes=HBM_BYTES, reading=reading) for reading in ("serial", "dataflow")
+    )
     assert dataflow.time_us < serial.time_us
-    names = {held(hbm_bytes=HBM_BYTES, target=name).launch.hardware.name for name in ("trn1", "trn3")}
+    names = {
+        predict_within(hbm_bytes=HBM_BYTES, target=name).launch.hardware.name for name in ("trn1", "trn3")
+    }
     assert names == {"trn1", "trn3"}
 
 
@@ -130,8 +134,8 @@ def test_trip_counts_come_from_the_budget_from_the_call_or_from_the_arguments() 
 
     def loads(budget: Budget, **how: Any) -> list[float]:
         checker = BudgetChecker(budget, "trn2")
-        found = checker(repeated, X, count, **how), checker.ranks(repeated, [(X, count)], **how)
-        return [(each.hbm_bytes - count.nbytes) / X.nbytes for each in found]
+        predictions = checker(repeated, X, count, **how), checker.ranks(repeated, [(X, count)], **how)
+        return [(prediction.hbm_bytes - count.nbytes) / X.nbytes for prediction in predictions]
 
     without, five = Budget(hbm_bytes=10**9), Budget(hbm_bytes=10**9, trips=5)
     assert loads(without) == [3, 3]

@@ -32,7 +32,7 @@ def test_the_examples_pass(tmp_path: Path) -> None:
         "no:cacheprovider",
         ".",
     ]
-    here = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(command, cwd=tmp_path, env=here, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert f"{sum(map(int, RESULTS))} passed" in ran.stdout

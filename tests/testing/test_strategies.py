@@ -35,7 +35,7 @@ def test_tiles_of_drawn_shapes_can_be_allocated(target: str, buffer: MemoryRegio
 @pytest.mark.parametrize("target", TARGETS)
 def test_borders_are_drawn(target: str) -> None:
     chip = simulate.hardware(target)
-    whole = capacity_bytes(chip, MemoryRegion.sbuf) // 2
+    most_columns = capacity_bytes(chip, MemoryRegion.sbuf) // 2
     drawn: list[tuple[int, int]] = []
 
     @settings(EXAMPLES, max_examples=400)
@@ -46,8 +46,8 @@ def test_borders_are_drawn(target: str) -> None:
     collect()
     rows, columns = ({shape[dim] for shape in drawn} for dim in (0, 1))
     assert {1, 63, 64, 65, chip.partitions - 1, chip.partitions} <= rows
-    assert {1, 127, 128, 129, whole - 1, whole} <= columns
-    assert max(rows) == chip.partitions and max(columns) == whole
+    assert {1, 127, 128, 129, most_columns - 1, most_columns} <= columns
+    assert max(rows) == chip.partitions and max(columns) == most_columns
 
 
 def test_partitions_end_where_asked_for() -> None:
@@ -76,10 +76,10 @@ def test_arrays_have_the_dtype_and_stay_in_range() -> None:
 def test_whole_numbers_are_whole() -> None:
     @EXAMPLES
     @given(tiles((3, 4), integral=True))
-    def whole(array: np.ndarray) -> None:
+    def check_integral(array: np.ndarray) -> None:
         assert np.array_equal(array, np.round(array))
 
-    whole()
+    check_integral()
 
 
 def test_views_hold_something_and_keep_the_partitions_together() -> None:
@@ -97,9 +97,9 @@ def test_a_tile_and_a_host_array_have_the_same_views() -> None:
     import nki.language as nl
 
     def kernel(x, index):
-        part = nl.load(x)[index]
-        out = nl.ndarray(part.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-        nisa.dma_copy(dst=out, src=part)
+        view = nl.load(x)[index]
+        out = nl.ndarray(view.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=view)
         return out
 
     @EXAMPLES

@@ -97,9 +97,9 @@ def test_nan_and_infinity_have_their_places() -> None:
     odd = np.array([np.nan, np.inf, -np.inf, 1.0], np.float32)
     with pytest.warns(WeakComparison):
         compare(odd, odd.astype(np.float64))
-    for at, value in ((0, 0.0), (1, -np.inf), (2, 0.0), (3, np.nan)):
+    for index, value in ((0, 0.0), (1, -np.inf), (2, 0.0), (3, np.nan)):
         wrong = odd.copy()
-        wrong[at] = value
+        wrong[index] = value
         with pytest.raises(Mismatch, match="1 of 4 elements beyond"):
             compare(wrong, odd.astype(np.float64))
 
