@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from model.config.published import find_published
-
 PRETRAINED = Path(__file__).resolve().parents[1] / "pretrained"
 SHIPPED = {"stories": PRETRAINED, "stories-moe": PRETRAINED / "stories-moe"}
 """Folders by name: a dense story writer, which is the default, and a story writer with routed experts."""
@@ -30,5 +28,7 @@ def config_path(name: str | Path) -> Path:
     path = model_path(name)
     if os.path.exists(path):
         return path
+    from model.config.published import find_published  # imports numpy, which the help of a command does without
+
     published = find_published(str(name))
     return path if published is None else published.path

@@ -282,7 +282,7 @@ class Story:
         step = self._steps[index]
         ran = [case["token"] for case in self._record.values["cases"] if case["name"] == step["case"]]
         token = ran[0] if ran and ran[0] is not None else "none"
-        position = f"prompt {step['prompt'] + 1}, token {step['index'] + 1}"
+        position = f"prompt {step['prompt'] + 1}, token {step['number'] + 1}"
         print(f"{position}: {token}, expected {step['token']}", flush=True)
 
 

@@ -204,7 +204,7 @@ def test_what_a_layer_cannot_be_is_one_sentence(
     assert bundled(capsys, *shared, *accepted)[0] == 0
     assert (tmp_path / "b" / "run.py").is_file()
     status, text = bundled(capsys, *shared, *accepted)
-    assert status == 2 and text.endswith("b is there already; a bundle is written into a new folder")
+    assert status == 2 and text.endswith("b exists already; give a new or empty folder")
 
 
 def wide(folder: Path, width: int) -> Path:

@@ -36,12 +36,12 @@ def test_no_entry_is_slower_than_the_default_in_either_reading(
     name, generation, launches = entry.split(" ", 2)
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", GENERATIONS[generation])
     words, values = TUNED[entry]["arguments"].split(), TUNED[entry]["values"]
-    bench = Bench(Subject.of(f"nki_kernels:{name}", words, "worse"))
+    bench = Bench(Subject.from_arguments(f"nki_kernels:{name}", words, "worse"))
     kernel = read_declaration(bench.kernel)
-    assert kernel.takes(values)
+    assert kernel.accepts(values)
     args, keywords = call_of(words, Mode.dry)
     assert kernel.bucket is not None and kernel.bucket(*args, **keywords) == launches
-    default, tuned = (bench.times(bench.launch(tuning)) for tuning in (kernel.default, values))
+    default, tuned = (bench.compute_times(bench.launch(tuning)) for tuning in (kernel.default, values))
     assert tuned.program_ns < default.program_ns
     assert tuned.scheduled_ns <= default.scheduled_ns
 

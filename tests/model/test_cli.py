@@ -17,6 +17,7 @@ import pytest
 import safetensors.numpy
 
 from model.commands.generate.command import create_prompt_progress
+from model.config.published import PUBLISHED
 from model.loading.shipped import PRETRAINED
 from nkw.commands import main
 from tests.deep import deep_except
@@ -270,7 +271,7 @@ def test_a_terminal_without_unicode_gets_question_marks(tiny) -> None:
 @pytest.mark.slow
 def test_a_plan_has_question_marks_on_such_a_terminal_too(tmp_path, monkeypatch) -> None:
     named = tmp_path / "größe.json"
-    named.write_text((ROOT / "tests" / "model" / "configs" / "mamba-130m.json").read_text())
+    named.write_text((PUBLISHED / "mamba-130m.json").read_text())
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     assert main(["plan", str(named)]) == 0

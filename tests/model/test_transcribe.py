@@ -290,7 +290,7 @@ def test_a_plan_predicts_the_encoder_with_the_prompt(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """And by hand what it says of speech: a window takes the first token and 127 steps, with engine time."""
-    config = str(Path(__file__).parent / "configs" / "whisper-tiny.json")
+    config = "whisper-tiny"
     result = tmp_path / "plan.json"
     assert main(["plan", config, "--dtype", "bfloat16", "--batch", "2", "--json", str(result)]) == 0
     text = capsys.readouterr().out
@@ -329,10 +329,10 @@ def test_a_plan_predicts_the_encoder_with_the_prompt(
 
 
 def test_a_plan_of_rooflines_knows_no_encoder(capsys: pytest.CaptureFixture[str]) -> None:
-    config = str(Path(__file__).parent / "configs" / "whisper-tiny.json")
+    config = "whisper-tiny"
     assert main(["plan", config, "--accelerator", "h100", "--json", "-"]) == 0
     heard = json.loads(capsys.readouterr().out)["speech"]
     assert heard["encoder"] is None and heard["whole"]["program_ns"] > 0
-    other = str(Path(__file__).parent / "configs" / "llama-3.2-1b.json")
+    other = "llama-3.2-1b"
     assert main(["plan", other, "--accelerator", "h100", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["speech"] is None

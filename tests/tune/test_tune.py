@@ -124,8 +124,8 @@ def test_a_search_finds_the_best_of_many_candidates_in_few_trials() -> None:
         return Outcome(1000.0 + sum((candidate[name] - 5) ** 2 for name in "abcd"))
 
     best = search(kernel, time_of(kernel.default), Formula(), trials=120)
-    assert len(best.tried) == 120 < kernel.candidates == 8**4
-    assert len({tuple(each.candidate.values()) for each in best.tried}) == 120
+    assert len(best.trials) == 120 < kernel.candidates == 8**4
+    assert len({tuple(trial.candidate.values()) for trial in best.trials}) == 120
     # 3 % of all candidates are that near to the minimum or nearer, one of 4,096 is it.
     assert best.best.outcome.length_ns <= 1002.0
     assert best.importance.keys() == {"a", "b", "c", "d"}
