@@ -224,7 +224,7 @@ def _divided(target: str, ranks: OverPositions, case: KernelCase = OVER_POSITION
     arguments = case.arguments(ranks.settings)
 
     def judge(outputs: Outputs) -> None:
-        case.compare(ranks.whole(outputs)[0], arguments)
+        case.compare(ranks.join_outputs(outputs)[0], arguments)
 
     return Case("attention_decode", target, tuple(ranks.shards(arguments)), judge)
 
@@ -376,7 +376,7 @@ def _prefill() -> list[Case]:
             *(0.3, *sloped[1:], None, None, 0, None, None, None, None, None, True, slopes),
         ),
         _continued("trn2", np.float32, 128, None, None, 60),
-        by_reference("attention_prefill", "trn2", *test_shared_caches.of_speech(300)),
+        by_reference("attention_prefill", "trn2", *test_shared_caches.draw_speech(300)),
         _shared(_continued("trn2", np.float32, 128, None, None, 60)),
         _shared(_continued("trn1", BF16, 128, *_pages(200, 42), tokens=200, pages=42)),
         _shared(two_cores(_whole_prompt("trn3", 300, 2, 1, 130, 300, BF16, np.float32))),

@@ -29,14 +29,14 @@ def latent() -> list[Case]:
         ("trn2", batch([1100], small, 1152, block=64)),
         ("trn2", batch([5, 9], (17, 512, 8, 8, 4), 12)),
         ("trn3", batch([300], (5, 136, 8, 16, 300), 384, 2, dtype=BF16, block=128)),
-        ("trn2", batch([20, 7], (70, 24, 8, 122, 4), 2304, dtype=BF16, held=np.float32)),
+        ("trn2", batch([20, 7], (70, 24, 8, 122, 4), 2304, dtype=BF16, weight_dtype=np.float32)),
     ]
     prompts: list[tuple[str, Any]] = [
         ("trn2", expansion(batch([0, 0], small, 172, 140), 3)),
         ("trn1", expansion(batch([60, 128], wide, 256, 60, block=16), 4, 128)),
         (
             "trn2",
-            expansion(batch([5, 9], (40, 136, 8, 122, 20), 100, 70, dtype=BF16, held=np.float32), 40, 10),
+            expansion(batch([5, 9], (40, 136, 8, 122, 20), 100, 70, dtype=BF16, weight_dtype=np.float32), 40, 10),
         ),
         ("trn2", expansion(batch([20], small, 100, 70), 3, 100)),
         ("trn2", expansion(batch([0], small, 640, 520, block=16), 3)),
