@@ -47,8 +47,8 @@ def changed(old: str, new: str) -> None:
     Path("doubled.py").write_text(text.replace(old, new))
 
 
-def found(capsys: Capture, *words: str) -> dict[str, Any]:
-    """The document of a search that has its way."""
+def search_document(capsys: Capture, *words: str) -> dict[str, Any]:
+    """Return the document of a search that has its way."""
     assert main([words[0], "--json", "-", *words[1:]]) == 0
     document = json.loads(capsys.readouterr().out)
     assert isinstance(document, dict)
@@ -65,27 +65,27 @@ def test_the_example_of_the_page_prints_what_stands_below_it(capsys: Capture) ->
 
 @pytest.mark.slow
 def test_all_candidates_are_tried_once_and_the_fastest_is_the_best(capsys: Capture) -> None:
-    document = found(capsys, *WORDS, "--jobs", "1")
+    document = search_document(capsys, *WORDS, "--jobs", "1")
     tried = document["tried"]
-    values = [(each["values"]["columns"], each["values"]["engine"]) for each in tried]
-    domains = [each["domain"] for each in document["parameters"]]
+    values = [(trial["values"]["columns"], trial["values"]["engine"]) for trial in tried]
+    domains = [parameter["domain"] for parameter in document["parameters"]]
     assert sorted(values) == sorted((columns, engine) for columns in domains[0] for engine in domains[1])
-    times = [max(each["program_ns"], each["scheduled_ns"]) for each in tried if not each["code"]]
+    times = [max(trial["program_ns"], trial["scheduled_ns"]) for trial in tried if not trial["code"]]
     assert document["best_ns"] == min(times) < document["default_ns"] == times[0]
     assert document["gain"] == pytest.approx(1 - min(times) / times[0])
     # One tile of 65,536 float32 is more than a partition has.
     assert hardware("trn2").sbuf_usable_bytes_per_partition < 65536 * 4
-    assert {each["values"]["columns"] for each in tried if each["code"]} == {65536}
-    assert {each["code"] for each in tried} == {"", "NKW-TILE-SIZE"}
+    assert {trial["values"]["columns"] for trial in tried if trial["code"]} == {65536}
+    assert {trial["code"] for trial in tried} == {"", "NKW-TILE-SIZE"}
 
 
 @pytest.mark.parametrize("reading", ["program", "scheduled"])
 def test_the_time_of_a_candidate_is_that_of_a_launch_with_its_values(reading: str, capsys: Capture) -> None:
-    document = found(capsys, *SMALL, "--jobs", "1", "--reading", reading)
+    document = search_document(capsys, *SMALL, "--jobs", "1", "--reading", reading)
     (other,) = {"program_ns", "scheduled_ns"} - {f"{reading}_ns"}
-    assert all(each[other] is None for each in document["tried"])
-    given = f"tuning={document['best']}"
-    assert main(["time", "--json", "-", "--reading", reading, *SMALL[1:], given]) == 0
+    assert all(trial[other] is None for trial in document["tried"])
+    tuning = f"tuning={document['best']}"
+    assert main(["time", "--json", "-", "--reading", reading, *SMALL[1:], tuning]) == 0
     (profile,) = json.loads(capsys.readouterr().out)["profiles"]
     assert document["best_ns"] == profile["length_ns"]
 
@@ -93,9 +93,9 @@ def test_the_time_of_a_candidate_is_that_of_a_launch_with_its_values(reading: st
 @pytest.mark.slow
 def test_a_seed_tries_the_same_candidates_in_this_process_and_in_others(capsys: Capture) -> None:
     words = ["tune", "nki_kernels:matmul", "bf16[128,128]", "bf16[128,512]", "--trials", "20"]
-    documents = [found(capsys, *words, "--jobs", jobs) for jobs in ("1", "3")]
+    documents = [search_document(capsys, *words, "--jobs", jobs) for jobs in ("1", "3")]
     assert documents[0] == documents[1]
-    assert found(capsys, *words, "--jobs", "1", "--seed", "1")["tried"] != documents[0]["tried"]
+    assert search_document(capsys, *words, "--jobs", "1", "--seed", "1")["tried"] != documents[0]["tried"]
 
 
 @pytest.mark.slow
@@ -114,11 +114,11 @@ def test_a_search_finds_the_best_of_many_candidates_in_few_trials() -> None:
 
     class Formula:
         def measure(self, batch, until):
-            for place, each in reversed(list(enumerate(batch))):  # in any order
-                yield place, time_of(each)
+            for index, candidate in reversed(list(enumerate(batch))):  # in any order
+                yield index, time_of(candidate)
 
         def close(self) -> None:
-            """Nothing is under way."""
+            """Do nothing: nothing is under way."""
 
     def time_of(candidate) -> Outcome:
         return Outcome(1000.0 + sum((candidate[name] - 5) ** 2 for name in "abcd"))
@@ -138,8 +138,8 @@ def test_a_candidate_that_the_kernel_refuses_or_that_ends_its_process_is_refused
         '    assert columns != 512, "never 512"\n    if columns == 2048:\n        end_process()\n    out = nl',
     )
     changed("@nki.jit", "def end_process():\n    import os\n    os._exit(3)\n\n\n@nki.jit")
-    document = found(capsys, *WORDS, "--jobs", "2")
-    reasons = {each["values"]["columns"]: (each["code"], each["why"]) for each in document["tried"]}
+    document = search_document(capsys, *WORDS, "--jobs", "2")
+    reasons = {trial["values"]["columns"]: (trial["code"], trial["why"]) for trial in document["tried"]}
     assert reasons[512] == ("NKW-KERNEL-CALL", "doubled.py:doubled does not take these arguments: never 512")
     assert reasons[2048] == ("process", "the process of this candidate ended with status 3")
     assert reasons[128] == reasons[8192] == ("", "")
@@ -151,9 +151,9 @@ def test_seconds_end_a_search_with_a_candidate_under_way(capsys: Capture) -> Non
     changed(
         "    out = nl", "    if columns == 8192:\n        import time\n        time.sleep(600)\n    out = nl"
     )
-    document = found(capsys, *SMALL, "--jobs", "2", "--seconds", "3")
+    document = search_document(capsys, *SMALL, "--jobs", "2", "--seconds", "3")
     assert document["complete"] is True
-    assert {each["values"]["columns"] for each in document["tried"]}.isdisjoint({8192})
+    assert {trial["values"]["columns"] for trial in document["tried"]}.isdisjoint({8192})
     assert document["tried"][0]["number"] == 0
 
 
@@ -182,7 +182,7 @@ def test_the_page_is_one_file_with_the_report_and_a_curve_that_never_rises(capsy
     assert report.splitlines()[4].strip() in page
     assert not re.search(r"https?:|<script|<link|src=", page)
     (path,) = re.findall(r'<path class="best" d="([^"]+)"', page)
-    heights = [float(each) for each in re.findall(r"(?:M[\d.]+ |V)([\d.]+)", path)]
+    heights = [float(height) for height in re.findall(r"(?:M[\d.]+ |V)([\d.]+)", path)]
     assert len(heights) == page.count("<circle") == 10
     assert heights == sorted(heights)  # down is more
 
@@ -192,8 +192,8 @@ def test_a_table_gets_entries_keeps_others_and_loses_those_that_are_no_faster(ca
     other = {"other gen2 float32 8": {"arguments": "f32[8]", "values": {"rows": 8, "engine": "scalar"}}}
     Path("tuned.py").write_text(f'"""Values."""\n\nTUNED = {other}\nAFTER = 1\n')
     assert main([*SMALL, "--jobs", "1", "--write"]) == 0
-    said = capsys.readouterr().out.splitlines()[-1]
-    assert said == f"{ENTRY} is in tuned.py"
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    assert last_line == f"{ENTRY} is in tuned.py"
     text = Path("tuned.py").read_text()
     assert text.startswith('"""Values."""\n\nTUNED = {\n') and text.endswith("\n}\nAFTER = 1\n")
     table = table_of(text)
@@ -201,12 +201,12 @@ def test_a_table_gets_entries_keeps_others_and_loses_those_that_are_no_faster(ca
     assert table[ENTRY]["arguments"] == "f32[128,4096]"
     best = table[ENTRY]["values"]
     # The entry is tried again, however few candidates are.
-    assert found(capsys, *SMALL, "--jobs", "1", "--trials", "1", "--write")["best"] == best
+    assert search_document(capsys, *SMALL, "--jobs", "1", "--trials", "1", "--write")["best"] == best
     changed('("columns", 128,', f'("columns", {best["columns"]},')
     changed('("engine", "vector",', f'("engine", "{best["engine"]}",')
     assert main([*SMALL, "--jobs", "1", "--write"]) == 0
-    said = capsys.readouterr().out.splitlines()[-1]
-    assert said == f"{ENTRY} saves less than 1 % and is not in tuned.py"
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    assert last_line == f"{ENTRY} saves less than 1 % and is not in tuned.py"
     assert table_of(Path("tuned.py").read_text()) == other
 
 
@@ -233,7 +233,7 @@ def test_refuses_to_write_for_a_kernel_without_buckets(capsys: Capture) -> None:
     Path("tuned.py").write_text("TUNED = {}\n")
     assert main([*SMALL, "--jobs", "1", "--write"]) == 2
     assert "has no function doubled_bucket" in capsys.readouterr().err
-    assert found(capsys, *SMALL, "--jobs", "1")["entry"] is None
+    assert search_document(capsys, *SMALL, "--jobs", "1")["entry"] is None
 
 
 @pytest.mark.parametrize(
@@ -278,12 +278,15 @@ def test_a_kernel_that_fails_with_its_defaults_is_no_search(capsys: Capture) -> 
 def test_without_the_extras_one_sentence_names_them(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert main([*SMALL, "--jobs", "1"]) == 2
-    said = "error: [NKW-TUNE-EXTRA] tune needs optuna, which is not installed; pip install 'nki-workbench[tune]'\n"
-    assert capsys.readouterr().err.endswith(said)
+    message = "error: [NKW-TUNE-EXTRA] tune needs optuna, which is not installed; pip install 'nki-workbench[tune]'\n"
+    assert capsys.readouterr().err.endswith(message)
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main([*SMALL, "--cluster", "local"]) == 2
-    said = "error: [NKW-TUNE-EXTRA] --cluster needs Ray, which is not installed; pip install 'nki-workbench[cluster]'\n"
-    assert capsys.readouterr().err.endswith(said)
+    message = (
+        "error: [NKW-TUNE-EXTRA] --cluster needs Ray, which is not installed; "
+        "pip install 'nki-workbench[cluster]'\n"
+    )
+    assert capsys.readouterr().err.endswith(message)
 
 
 @pytest.mark.slow
@@ -299,21 +302,21 @@ def test_proposals_are_all_candidates_once() -> None:
     bench = Bench(Subject.from_arguments("doubled.py:doubled", ["f32[128,512]"], "program"))
     kernel = read_declaration(unwrap_kernel(bench.kernel))
     proposals = Proposals(kernel.parameters, 0)
-    asked = [proposals.candidate(proposals.next()) for _ in range(kernel.candidates)]
-    assert len({tuple(each.items()) for each in asked}) == kernel.candidates
+    candidates = [proposals.candidate(proposals.next()) for _ in range(kernel.candidates)]
+    assert len({tuple(candidate.items()) for candidate in candidates}) == kernel.candidates
     workers = Here(bench)
-    assert [place for place, _ in workers.measure(asked, float("inf"))] == list(range(kernel.candidates))
-    assert list(workers.measure(asked, 0.0)) == []
+    assert [index for index, _ in workers.measure(candidates, float("inf"))] == list(range(kernel.candidates))
+    assert list(workers.measure(candidates, 0.0)) == []
 
 
 @pytest.mark.deep
 def test_a_ray_cluster_of_two_workers_finds_what_this_process_finds(capsys: Capture) -> None:
     pytest.importorskip("ray")
     words = ["tune", "nki_kernels:matmul", "bf16[128,128]", "bf16[128,512]", "--trials", "20"]
-    here = found(capsys, *words, "--jobs", "1")
-    assert found(capsys, *words, "--jobs", "2", "--cluster", "local") == here
+    local = search_document(capsys, *words, "--jobs", "1")
+    assert search_document(capsys, *words, "--jobs", "2", "--cluster", "local") == local
     changed("    out = nl", "    if columns == 2048:\n        import os\n        os._exit(3)\n    out = nl")
-    document = found(capsys, *SMALL, "--jobs", "2", "--cluster", "local")
-    assert {each["values"]["columns"] for each in document["tried"] if each["code"] == "process"} == {2048}
+    document = search_document(capsys, *SMALL, "--jobs", "2", "--cluster", "local")
+    assert {trial["values"]["columns"] for trial in document["tried"] if trial["code"] == "process"} == {2048}
     assert main([*SMALL, "--cluster", "127.0.0.1:1"]) == 2
     assert "[NKW-TUNE-CLUSTER] no Ray cluster answers at 127.0.0.1:1" in capsys.readouterr().err
