@@ -59,7 +59,7 @@ def test_json_is_the_verdict(command: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["add.py"], "error: add.py names no kernel; give FILE.py:NAME or MODULE:NAME"),
         (["add.py", "--target", "trn1"], "error: add.py names no kernel; give FILE.py:NAME or MODULE:NAME"),
@@ -77,10 +77,10 @@ def test_json_is_the_verdict(command: Any) -> None:
         (["add.py:add", "f32[2,2]"], "error: [NKW-VERIFY] the reference does not take these arguments: "),
     ],
 )
-def test_what_the_command_cannot_judge_ends_with_2(command: Any, words: list[str], said: str) -> None:
+def test_what_the_command_cannot_judge_ends_with_2(command: Any, words: list[str], message: str) -> None:
     status, out, err = command(*words)
     assert status == 2 and out == ""
-    assert said in err
+    assert message in err
 
 
 def test_more_than_one_rank_is_refused(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,20 +128,20 @@ def test_rules_of_the_vendors_simulator_are_named_where_they_tolerate(command: A
     words = (f"{tmp_path}/k.py:larger_than_sbuf", "f32[64,32]")
     status, out, _ = command(*words)
     assert status == 1 and "error[NKW-TILE-SIZE]" in out
-    with pytest.warns(ToleratedRule) as given:
+    with pytest.warns(ToleratedRule) as caught:
         status, out, _ = command(*words, "--rules", "simulator")
     assert status == 0
     assert "tolerated by the vendor's simulator: NKW-CAPACITY, NKW-TILE-SIZE\n" in out
-    assert len(given) == 2  # and not once for each trial
+    assert len(caught) == 2  # and not once for each trial
     assert "tolerated" not in command(f"{tmp_path}/k.py:of_level_0_7", "f32[64,32]")[1]
 
 
 @pytest.mark.parametrize(("level", "status"), [("0.6", 1), ("0.7", 0)])
 def test_the_level_decides_what_exists(command: Any, tmp_path: Path, level: str, status: int) -> None:
     (tmp_path / "k.py").write_text(KERNELS)
-    found = command(f"{tmp_path}/k.py:of_level_0_7", "f32[64,32]", "--level", level)
-    assert found[0] == status
-    assert ("[NKW-LEVEL] nl.tiles exists from level 0.7 on" in " ".join(found[1].split())) == bool(status)
+    answer = command(f"{tmp_path}/k.py:of_level_0_7", "f32[64,32]", "--level", level)
+    assert answer[0] == status
+    assert ("[NKW-LEVEL] nl.tiles exists from level 0.7 on" in " ".join(answer[1].split())) == bool(status)
 
 
 def test_modules_beside_kernel_and_reference_are_imported(command: Any, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def refuses_other_sizes(x):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "reference", "said"),
+    ("kernel", "reference", "message"),
     [
         (
             "copied",
@@ -245,14 +245,16 @@ def refuses_other_sizes(x):
     ],
 )
 def test_without_a_verdict_the_status_is_3_and_the_document_has_the_reason(
-    command: Any, tmp_path: Path, kernel: str, reference: str, said: str
+    command: Any, tmp_path: Path, kernel: str, reference: str, message: str
 ) -> None:
     (tmp_path / "k.py").write_text(NO_ARRAYS)
     words = (f"{tmp_path}/k.py:{kernel}", "f32[8,32]", "--reference", f"{tmp_path}/k.py:{reference}")
     status, out, err = command(*words, "--json", "-")
-    assert status == 3 and f"error: [NKW-VERIFY] {said}" in err
+    assert status == 3 and f"error: [NKW-VERIFY] {message}" in err
     told = json.loads(out)
-    assert (told["outcome"], len(told)) == ("none", 4) and told["reason"].startswith(f"[NKW-VERIFY] {said}")
+    assert (told["outcome"], len(told)) == ("none", 4) and told["reason"].startswith(
+        f"[NKW-VERIFY] {message}"
+    )
 
 
 def test_a_kernel_that_returns_no_array_is_wrong(command: Any, tmp_path: Path) -> None:

@@ -24,23 +24,23 @@ def test_values_of_the_trials() -> None:
         (np.zeros((64, 8), np.float32), np.arange(64, dtype=np.int32)), {"w": np.zeros((1, 8), np.float16)}
     )
     first, second = draw_random(call, 0), draw_random(call, 1)
-    for one, other, given in zip(first.arrays, second.arrays, call.arrays):
-        assert (one.shape, one.dtype) == (given.shape, given.dtype)
+    for one, other, original in zip(first.arrays, second.arrays, call.arrays):
+        assert (one.shape, one.dtype) == (original.shape, original.dtype)
         assert not np.array_equal(one, other)
     assert np.array_equal(np.sort(first.args[1]), call.args[1])
     assert np.abs(draw_large(call).args[0]).max() > 1000
     assert np.isfinite(np.square(draw_large(call).keywords["w"])).all()  # in float16
-    assert not any(each.any() for each in fill_zeros(call).arrays)
+    assert not any(array.any() for array in fill_zeros(call).arrays)
     assert 0 < np.count_nonzero(clear_half(first).args[0]) < 512
-    assert [np.isnan(each).sum() for each in add_nan(first).floats] == [1, 1]
+    assert [np.isnan(array).sum() for array in add_nan(first).floats] == [1, 1]
     sizes = dict(vary_extents(call))
     assert list(sizes) == ["63", "65", "7", "9"]
-    assert [each.shape for each in sizes["65"].arrays] == [(65, 8), (65,), (1, 8)]
+    assert [array.shape for array in sizes["65"].arrays] == [(65, 8), (65,), (1, 8)]
     assert sizes["63"].args[1].max() == 62 and sizes["65"].args[1].max() == 63
 
 
 def terms(reference: Any, *arguments: np.ndarray) -> tuple[float, int]:
-    """Magnitude and contraction of a reference's result."""
+    """Return magnitude and contraction of a reference's result."""
     call = draw_random(Call(arguments, {}), 0)
     contractions = count_contractions(reference, call, answer(reference, call))
     return compute_truth(reference, call, contractions).magnitudes[0], contractions[0]

@@ -33,27 +33,27 @@ FLOAT32, BFLOAT16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
 
 
 def trials_of(kernel: Any, call: Call, seeds: range, reference: Any = None) -> list[list[Trial]]:
-    """The statistical trials of a kernel for pairs of random calls; two for each number in `seeds`."""
+    """Return the statistical trials of a kernel for pairs of random calls; two for each number in `seeds`."""
     function = unwrap_kernel(kernel)
     reference = reference or find_reference(function, function.__name__)
     chip = target_hardware()
     first = inputs.draw_random(call, 0)
     contractions = count_contractions(reference, first, answer(reference, first))
 
-    def run(given: Call) -> Any:
-        return launch(function, [(given.args, given.keywords)], chip)
+    def run(arguments: Call) -> Any:
+        return launch(function, [(arguments.args, arguments.keywords)], chip)
 
     judge = partial(run_trial, run=run, reference=reference, contractions=contractions, is_requested=True)
     return [
         statistical_trials(
-            [judge("random", call=inputs.draw_random(call, seed * 2 + part)) for part in range(2)]
+            [judge("random", call=inputs.draw_random(call, seed * 2 + index)) for index in range(2)]
         )
         for seed in seeds
     ]
 
 
 def normalised(x: Any, count: int) -> Any:
-    """x over the root of its mean square; `count` is what the sum of squares is divided by."""
+    """Divide x by the root of its mean square; `count` is what the sum of squares is divided by."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     rows, columns = x.shape
     for row in range(0, rows, 128):
@@ -79,18 +79,18 @@ def normalised(x: Any, count: int) -> Any:
 
 @nki.jit
 def over_d(x):
-    """Divided by the number of columns."""
+    """Divide by the number of columns."""
     return normalised(x, x.shape[1])
 
 
 @nki.jit
 def over_d_less_one(x):
-    """Divided by one less."""
+    """Divide by one less."""
     return normalised(x, x.shape[1] - 1)
 
 
 def normalised_reference(x: np.ndarray) -> np.ndarray:
-    """The definition."""
+    """Compute the definition."""
     return x / np.sqrt(np.square(x).mean(axis=1, keepdims=True))
 
 
@@ -120,7 +120,7 @@ def test_verify_calls_it_wrong_and_says_the_factor() -> None:
 
 @nki.jit
 def scaled_by_a_bfloat16(x):
-    """x / 3 with the third as a bfloat16 number, which all elements share."""
+    """Return x / 3 with the third as a bfloat16 number, which all elements share."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     tile = nl.load(x)
     third = nl.ndarray((128, 1), nl.bfloat16)
@@ -131,7 +131,7 @@ def scaled_by_a_bfloat16(x):
 
 
 def scaled_by_a_bfloat16_reference(x: np.ndarray) -> np.ndarray:
-    """The definition."""
+    """Compute the definition."""
     return x / 3
 
 
@@ -167,11 +167,11 @@ def test_a_factor_is_measured_below_the_rounding_of_one_element(factor: float) -
     generator = np.random.default_rng(5)
     truths = [generator.standard_normal((128, 2048)) for _ in range(2)]
     last = [Rounding(2.0**-8, 128 * 2048, 1.0, False, True)]
-    seen = statistic([(each * factor).astype(BFLOAT16) for each in truths], truths, last, 1.0, 1, 4)
+    seen = statistic([(truth * factor).astype(BFLOAT16) for truth in truths], truths, last, 1.0, 1, 4)
     assert seen is not None
     assert seen.slope == pytest.approx(factor - 1, abs=2e-5)
     assert abs(seen.slope) > seen.slope_allowed
-    right = statistic([each.astype(BFLOAT16) for each in truths], truths, last, 1.0, 1, 4)
+    right = statistic([truth.astype(BFLOAT16) for truth in truths], truths, last, 1.0, 1, 4)
     assert right is not None and abs(right.slope) < right.slope_allowed < 2.0**-14
     assert right.rms_allowed / 9 < right.rms < right.rms_allowed
 
@@ -190,10 +190,10 @@ def silent(kernel: str, seeds: range) -> None:
     args, keywords = call_of(EXAMPLES[kernel])
     function = callable_named(words)
     try:
-        found = trials_of(function, Call(args, keywords), seeds)
+        trials_by_seed = trials_of(function, Call(args, keywords), seeds)
     except InvalidArgument as refused:  # without a reference, or one that fails on random values
         pytest.skip(str(refused))
-    for seed, trials in zip(seeds, found):
+    for seed, trials in zip(seeds, trials_by_seed):
         assert [trial.reason for trial in trials if trial.outcome is Outcome.wrong] == [], seed
 
 

@@ -18,12 +18,12 @@ from tests.deep import deep_except
 FOLDER = Path(__file__).parent / "tasks"
 TASKS = sorted(path.stem for path in FOLDER.glob("*.py"))
 TABLES: dict[str, dict[str, Any]] = {name: runpy.run_path(str(FOLDER / f"{name}.py")) for name in TASKS}
-WRONG = [(name, kind) for name in TASKS for kind in TABLES[name]["WRONG"]]
+WRONG = [(name, change) for name in TASKS for change in TABLES[name]["WRONG"]]
 MOST_LINES, COLUMNS = 36, 80  # messages are whole, and the paths of a test run may take lines of their own
 
 
 def judged(task: str, file: Path, old: str = "", new: str = "") -> Verdict:
-    """The verdict on a task's kernel, in which a part that it has once is replaced."""
+    """Return the verdict on a task's kernel, in which a part that it has once is replaced."""
     source = (FOLDER / f"{task}.py").read_text(encoding="utf-8").partition("\n\nARGUMENTS")[0]
     kernel, between, reference = source.partition(f"\n\ndef {task}_reference")
     assert not old or kernel.count(old) == 1, f"{task} has {kernel.count(old)} times: {old}"
@@ -55,9 +55,9 @@ def test_the_right_kernel_is_right_and_clean_and_the_slow_one_is_slower(task: st
     assert slow.speed.floor_ns == pytest.approx(right.speed.floor_ns)
 
 
-@pytest.mark.parametrize(("task", "kind"), deep_except(WRONG, 5))
-def test_a_wrong_kernel_is_refused_with_its_reason(task: str, kind: str, tmp_path: Path) -> None:
-    old, new, reason = TABLES[task]["WRONG"][kind]
+@pytest.mark.parametrize(("task", "change"), deep_except(WRONG, 5))
+def test_a_wrong_kernel_is_refused_with_its_reason(task: str, change: str, tmp_path: Path) -> None:
+    old, new, reason = TABLES[task]["WRONG"][change]
     verdict = judged(task, tmp_path / "wrong.py", old, new)
     assert verdict.status == 1 and not verdict.right, str(verdict)
-    assert any(each in verdict.reason for each in reason.split("|")), verdict.reason
+    assert any(alternative in verdict.reason for alternative in reason.split("|")), verdict.reason

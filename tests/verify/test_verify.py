@@ -20,7 +20,7 @@ ROWS = np.zeros((128, 8), np.float32)
 
 
 def stored(tile: Any, rows: int | None = None) -> Any:
-    """A tile in an output of its shape; of `rows` rows only, the others are never written."""
+    """Store a tile in an output of its shape; of `rows` rows only, the others are never written."""
     out = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=out[0:rows] if rows else out, src=tile[0:rows] if rows else tile)
     return out
@@ -28,28 +28,28 @@ def stored(tile: Any, rows: int | None = None) -> Any:
 
 @nki.jit
 def doubled(x):
-    """2 x, of one tile."""
+    """Return 2 x, of one tile."""
     tile = nl.load(x)
     nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=2.0)
     return stored(tile)
 
 
 def doubled_reference(x: np.ndarray) -> np.ndarray:
-    """2 x."""
+    """Return 2 x."""
     return 2 * x
 
 
 def outcome(verdict: Verdict, name: str) -> Outcome:
-    """What came of one trial."""
-    (found,) = [each.outcome for each in verdict.trials if each.name == name]
-    return found
+    """Return what came of one trial."""
+    (trial_outcome,) = [trial.outcome for trial in verdict.trials if trial.name == name]
+    return trial_outcome
 
 
 def test_a_right_kernel_is_tried_on_values_and_sizes() -> None:
     verdict = simulate.verify(doubled, [ROWS])
     assert verdict.right and verdict.clean and verdict.status == 0 and verdict.reason == ""
     values = ["random", "other random", "rms error", "slope - 1", "large", "zeros", "half zeros", "NaN"]
-    assert [each.name for each in verdict.trials] == [*values, "127", "129", "7", "9"]
+    assert [trial.name for trial in verdict.trials] == [*values, "127", "129", "7", "9"]
     assert outcome(verdict, "129") is Outcome.not_taken  # a tile has 128 partitions
     assert outcome(verdict, "127") is Outcome.right
     assert verdict.speed is not None
@@ -70,7 +70,7 @@ def test_the_size_that_a_kernel_refuses_itself_is_not_wrong() -> None:
 
     verdict = verify(even, [np.zeros((64, 8), np.float32)], lambda x: x)
     assert verdict.right
-    (odd, other, *_) = [each for each in verdict.trials if each.ragged]
+    (odd, other, *_) = [trial for trial in verdict.trials if trial.ragged]
     assert (odd.name, odd.outcome, other.outcome) == ("63", Outcome.not_taken, Outcome.not_taken)
     assert (
         odd.reason
@@ -83,7 +83,7 @@ def test_a_kernel_that_leaves_the_last_row_of_odd_sizes_out_is_wrong() -> None:
         return stored(nl.load(x), x.shape[0] // 2 * 2)
 
     verdict = verify(pairs, [np.zeros((64, 8), np.float32)], lambda x: x)
-    assert [each.name for each in verdict.trials if each.outcome is Outcome.wrong] == ["63", "65"]
+    assert [trial.name for trial in verdict.trials if trial.outcome is Outcome.wrong] == ["63", "65"]
     assert verdict.status == 1 and verdict.reason.startswith("63: unwritten bytes")
 
 
@@ -162,14 +162,14 @@ def test_findings_make_a_right_kernel_unclean() -> None:
 
     verdict = verify(ignores, [ROWS, ROWS], lambda x, y: x)
     assert verdict.right and not verdict.clean and verdict.status == 1
-    assert [each.code for each in verdict.findings] == ["NKW-INPUT-UNUSED"]
+    assert [finding.code for finding in verdict.findings] == ["NKW-INPUT-UNUSED"]
     assert "warning[NKW-INPUT-UNUSED]" in str(verdict)
 
 
 @pytest.mark.parametrize("synchronized", [True, False])
 def test_a_race_of_two_cores_is_a_finding(monkeypatch: pytest.MonkeyPatch, synchronized: bool) -> None:
     def exchanged(x):
-        """Each core stores its half of x; both then copy the half of the other."""
+        """Store each core's half of x; both then copy the half of the other."""
         assert x.shape[0] % 2 == 0, "two halves"
         rows = x.shape[0] // 2
         mine, other = nl.program_id(0) * rows, (1 - nl.program_id(0)) * rows
@@ -186,24 +186,24 @@ def test_a_race_of_two_cores_is_a_finding(monkeypatch: pytest.MonkeyPatch, synch
     verdict = verify(exchanged, [np.zeros((64, 8), np.float32)], lambda x: x)
     assert verdict.right and verdict.clean is synchronized
     assert verdict.status == (0 if synchronized else 1)
-    assert any("RACE" in each.code for each in verdict.findings) is not synchronized
+    assert any("RACE" in finding.code for finding in verdict.findings) is not synchronized
 
 
 @pytest.mark.parametrize(
-    ("reference", "said"),
+    ("reference", "message"),
     [
         (None, "there is no lonely_reference beside lonely"),
         (lambda x: np.ones(x.shape), "output 0 of the reference is the same for different arguments"),
         (lambda x: x[:, 99], "the reference fails on random values: IndexError"),
     ],
 )
-def test_what_cannot_be_judged_is_refused(reference: Any, said: str) -> None:
+def test_what_cannot_be_judged_is_refused(reference: Any, message: str) -> None:
     def lonely(x):
         return stored(nl.load(x))
 
     with pytest.raises(InvalidArgument) as refused:
         verify(lonely, [ROWS], reference)
-    assert refused.value.code == "NKW-VERIFY" and refused.value.message.startswith(said)
+    assert refused.value.code == "NKW-VERIFY" and refused.value.message.startswith(message)
 
 
 def test_a_kernel_that_does_not_take_the_arguments_cannot_be_judged() -> None:

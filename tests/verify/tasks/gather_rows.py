@@ -18,10 +18,10 @@ def gather_rows(indices, table):
     for first in range(0, count, ROWS):
         last = min(count, first + ROWS)
         numbers = nl.load(indices[first:last])
-        found = nl.ndarray((last - first, width), dtype=table.dtype, buffer=nl.sbuf)
+        gathered = nl.ndarray((last - first, width), dtype=table.dtype, buffer=nl.sbuf)
         source = table.ap(pattern=[[width, last - first], [1, width]], vector_offset=numbers)
-        nisa.dma_copy(dst=found, src=source)
-        nisa.dma_copy(dst=out[first:last], src=found)
+        nisa.dma_copy(dst=gathered, src=source)
+        nisa.dma_copy(dst=out[first:last], src=gathered)
     return out
 
 
@@ -40,16 +40,20 @@ WRONG = {
         "error",
     ),
     "half of each row": (
-        "nisa.dma_copy(dst=out[first:last], src=found)",
-        "nisa.dma_copy(dst=out[first:last, 0:32], src=found[:, 0:32])",
+        "nisa.dma_copy(dst=out[first:last], src=gathered)",
+        "nisa.dma_copy(dst=out[first:last, 0:32], src=gathered[:, 0:32])",
         "unwritten",
     ),
     "missing last tile": ("range(0, count, ROWS)", "range(0, count - ROWS, ROWS)", "unwritten"),
-    "constant": ("nisa.dma_copy(dst=found, src=source)", "nisa.memset(dst=found, value=1.0)", "constant"),
-    "unwritten output": ("nisa.dma_copy(dst=out[first:last], src=found)", "pass", "unwritten"),
+    "constant": (
+        "nisa.dma_copy(dst=gathered, src=source)",
+        "nisa.memset(dst=gathered, value=1.0)",
+        "constant",
+    ),
+    "unwritten output": ("nisa.dma_copy(dst=out[first:last], src=gathered)", "pass", "unwritten"),
     "precision": (
-        "found = nl.ndarray((last - first, width), dtype=table.dtype",
-        "found = nl.ndarray((last - first, width), dtype=nl.bfloat16",
+        "gathered = nl.ndarray((last - first, width), dtype=table.dtype",
+        "gathered = nl.ndarray((last - first, width), dtype=nl.bfloat16",
         "error",
     ),
     "columns of the first half twice": (

@@ -17,11 +17,11 @@ def masked_select(mask, a, b):
     for first in range(0, rows, ROWS):
         last = min(rows, first + ROWS)
         chosen = nl.load(b[first:last])
-        others = nl.load(a[first:last])
+        replacement = nl.load(a[first:last])
         masks = nl.load(mask[first:last])
         predicate = nl.ndarray(masks.shape, dtype=nl.uint8, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=predicate, data=masks, op0=nl.greater, operand0=0.0)
-        nisa.tensor_copy_predicated(dst=chosen, src=others, predicate=predicate)
+        nisa.tensor_copy_predicated(dst=chosen, src=replacement, predicate=predicate)
         nisa.dma_copy(dst=out[first:last], src=chosen)
     return out
 
@@ -38,7 +38,7 @@ WRONG = {
     "wrong threshold": ("operand0=0.0", "operand0=0.01", "error"),
     "mask of the first rows": ("mask[first:last]", "mask[0 : last - first]", "error"),
     "mask ignored": (
-        "nisa.tensor_copy_predicated(dst=chosen, src=others, predicate=predicate)",
+        "nisa.tensor_copy_predicated(dst=chosen, src=replacement, predicate=predicate)",
         "pass",
         "copy of argument 2",
     ),
@@ -49,5 +49,5 @@ WRONG = {
         "error|NKW",
     ),
     "unwritten output": ("nisa.dma_copy(dst=out[first:last], src=chosen)", "pass", "unwritten"),
-    "copy of input": ("src=chosen)", "src=others)", "copy of argument 1"),
+    "copy of input": ("src=chosen)", "src=replacement)", "copy of argument 1"),
 }
