@@ -22,7 +22,9 @@ from tests.terminal.test_terminal import ESCAPE, environment, on_a_terminal, wid
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 WITH_FOLDERS = ("fidelity", "bundle", "compare")  # their examples need a folder, or that there is none
 EXAMPLES = {
-    verb: shlex.split(each.example) for verb, each in SIMULATOR_VERBS.items() if verb not in WITH_FOLDERS
+    verb: shlex.split(description.example)
+    for verb, description in SIMULATOR_VERBS.items()
+    if verb not in WITH_FOLDERS
 }
 EXAMPLES["plan"] = ["plan", str(ROOT / "model" / "pretrained"), "--tp", "2"]
 EXAMPLES["time --sweep"] = ["time", "script.py:doubled", "f32[128,N]", "--sweep", "N=64,60000"]

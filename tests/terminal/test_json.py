@@ -39,42 +39,42 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
     """The files that examples name, in the working folder."""
     (tmp_path / "script.py").write_text(SCRIPT)
     if "calibrate" in request.node.name:
-        found = [*entries(SMALL, {"dma_completion_ns": 2.0}), {"family": "kernel"}]
-        (tmp_path / "measured.json").write_text(json.dumps(found))
+        measurements = [*entries(SMALL, {"dma_completion_ns": 2.0}), {"family": "kernel"}]
+        (tmp_path / "measured.json").write_text(json.dumps(measurements))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
 
 
 def documented() -> dict[str, dict[str, set[str]]]:
-    """For each command its keys with their types."""
-    found: dict[str, dict[str, set[str]]] = {verb: {} for verb in SIMULATOR_VERBS}
+    """Return for each command its keys with their types."""
+    keys_by_verb: dict[str, dict[str, set[str]]] = {verb: {} for verb in SIMULATOR_VERBS}
     for section in PAGE.read_text(encoding="utf-8").split("\n## ")[1:]:
         head = section.split("\n")[0]
         rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", section, re.MULTILINE)
         assert rows, head
         for verb in SHARED.get(head, (head,)):
-            found[verb] |= {key: set(types.split(" or ")) for key, types in rows}
-    return found
+            keys_by_verb[verb] |= {key: set(types.split(" or ")) for key, types in rows}
+    return keys_by_verb
 
 
 def leaves(value: Any, key: str, known: dict[str, set[str]]) -> Iterator[tuple[str, str]]:
-    """The keys of a document with their types, as the page writes them."""
+    """Yield the keys of a document with their types, as the page writes them."""
     if known.get(key, set()) & {"place", "access"} and isinstance(value, dict):
-        kind = "place" if set(value) == PLACE else "access"
-        yield key, kind
+        object_type = "place" if set(value) == PLACE else "access"
+        yield key, object_type
     elif isinstance(value, dict):
-        for name, each in value.items():
+        for name, member in value.items():
             inner = f"{key}.{name}".lstrip(".")
-            yield from leaves(each, inner if f"{key}.*" not in known else f"{key}.*", known)
+            yield from leaves(member, inner if f"{key}.*" not in known else f"{key}.*", known)
     elif isinstance(value, list):
-        for each in value:
-            yield from leaves(each, f"{key}[]", known)
+        for element in value:
+            yield from leaves(element, f"{key}[]", known)
     else:
         yield key, TYPES[type(value)]
 
 
 def written(capsys: Capture, *words: str) -> tuple[int, dict[str, Any], str]:
-    """Status, document on stdout and stderr of a command with `--json -`."""
+    """Return status, document on stdout and stderr of a command with `--json -`."""
     status = main([words[0], "--json", "-", *words[1:]])
     captured = capsys.readouterr()
     return status, json.loads(captured.out), captured.err
@@ -141,21 +141,22 @@ def test_a_document_has_the_keys_and_types_of_the_page(
     if verb in ("time", "memory"):
         swept = [verb, "script.py:doubled", "f32[128,N]", "--sweep"]
         runs += [[*swept, sizes] for sizes in ("N=64", "N=16384,65536", "N=64,65536")]
-    for each in runs:
-        status, document, _ = written(capsys, *each)
+    for run in runs:
+        status, document, _ = written(capsys, *run)
         assert status in (0, 1)
         assert (document["schema"], document["command"]) == (1, verb)
-        for key, kind in leaves(document, "", known):
-            seen.setdefault(key, set()).add(kind)
+        for key, json_type in leaves(document, "", known):
+            seen.setdefault(key, set()).add(json_type)
     unknown = seen.keys() - known.keys()
     assert not unknown
-    for key, kinds in seen.items():
+    for key, json_types in seen.items():
         if known[key] == {"value"}:
-            assert kinds <= {"string", "boolean", "integer", "number"}
+            assert json_types <= {"string", "boolean", "integer", "number"}
             continue
-        assert all(kind in known[key] or (kind == "integer" and "number" in known[key]) for kind in kinds), (
-            key
-        )
+        assert all(
+            json_type in known[key] or (json_type == "integer" and "number" in known[key])
+            for json_type in json_types
+        ), key
     empty = {"launches[].warnings[]", "findings[].callers[]", "tolerated[]"}  # lists without elements here
     empty.add("reason")  # of a document that is not complete
     if verb == "lint":  # source has no accesses
@@ -252,18 +253,18 @@ def test_a_file_gets_what_stdout_gets_and_the_text_is_printed_as_without_it(
     assert main([verb, "--json", "out.json", *words[1:]]) == status
     assert capsys.readouterr() == plain
     assert json.loads((tmp_path / "out.json").read_text()) == document
-    own = {"measured.json", "overlay.json"} if verb == "calibrate" else set()
-    assert {each.name for each in tmp_path.iterdir()} == {"out.json", "script.py"} | own
+    written_files = {"measured.json", "overlay.json"} if verb == "calibrate" else set()
+    assert {path.name for path in tmp_path.iterdir()} == {"out.json", "script.py"} | written_files
 
 
 @pytest.mark.parametrize("verb", DOCUMENTS)
 def test_a_document_that_cannot_be_written_is_refused(verb: str, capsys: Capture, tmp_path: Path) -> None:
     words = shlex.split(SIMULATOR_VERBS[verb].example)
-    place = tmp_path / "no" / "out.json"
-    assert main([verb, "--json", str(place), *words[1:]]) == 2
+    path = tmp_path / "no" / "out.json"
+    assert main([verb, "--json", str(path), *words[1:]]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert f"[NKW-JSON-PATH] the document cannot be written to {place}: No such file" in captured.err
+    assert f"[NKW-JSON-PATH] the document cannot be written to {path}: No such file" in captured.err
     if "script.py" in words:
         assert main([verb, "--json", "script.py", *words[1:]]) == 2
         assert "this command reads that file" in capsys.readouterr().err
@@ -328,8 +329,8 @@ def test_the_examples_of_the_model_run_and_print_a_document(
     assert captured.err == text
     assert (document["schema"], document["command"]) == ({"generate": 3, "plan": 1}[command], command)
     page = PAGE.parent / "model" / {"generate": "engine.md", "plan": "planning.md"}[command]
-    said = page.read_text(encoding="utf-8").partition("\n## JSON\n")[2]
-    assert [key for key in document if f"`{key}`" not in said] == []
+    section = page.read_text(encoding="utf-8").partition("\n## JSON\n")[2]
+    assert [key for key in document if f"`{key}`" not in section] == []
 
 
 RANKS = """

@@ -21,7 +21,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def ran(folder: Path, *words: str, path: str = "") -> subprocess.CompletedProcess[str]:
-    """Python with these words in a folder; `path` stands before the checkout on its path."""
+    """Run Python with these words in a folder; `path` stands before the checkout on its path."""
     return subprocess.run(
         [sys.executable, *words],
         cwd=folder,
@@ -44,7 +44,7 @@ def test_both_command_lines_list_every_verb(capsys: Capture) -> None:
         text = help_of(command, ["--help"], capsys)
         assert text.startswith(f"usage: {name} ")
         listed = re.findall(r"^    (\w+)\s+\S", text, re.MULTILINE)
-        assert [each for each in listed if each in SIMULATOR_VERBS] == list(SIMULATOR_VERBS)
+        assert [name for name in listed if name in SIMULATOR_VERBS] == list(SIMULATOR_VERBS)
 
 
 @pytest.mark.parametrize("verb", [verb for verb in SIMULATOR_VERBS if verb != "fidelity"])
@@ -88,8 +88,8 @@ def test_verbs_without_a_script_load_no_torch(words: list[str]) -> None:
 def test_a_traceback_of_a_script_shows_its_own_frames_only(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("raise RuntimeError('the data is odd')\n")
     done = [ran(tmp_path, "-m", module, "run", "bad.py") for module in ("nkw", "model", "simulate")]
-    assert {each.returncode for each in done} == {1}
-    assert len({each.stderr for each in done}) == 1
+    assert {run.returncode for run in done} == {1}
+    assert len({run.stderr for run in done}) == 1
     assert done[0].stderr.count("File ") == 1
 
 

@@ -53,7 +53,7 @@ def test_an_unknown_row_is_refused() -> None:
 
 
 def list_functions(verbs: Mapping[str, Verb]) -> Iterator[str]:
-    """Where the functions of commands are, also of commands of two words."""
+    """Yield the functions of commands, also of commands of two words."""
     for verb in verbs.values():
         yield from list_functions(verb.verbs) if verb.verbs else [verb.function]
 

@@ -60,7 +60,7 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def on_a_terminal(command: list[str], columns: int = 80, **extra: str) -> str:
-    """What a command writes to a pseudo terminal, on stdout and stderr."""
+    """Return what a command writes to a pseudo terminal, on stdout and stderr."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     running = subprocess.Popen(
@@ -70,20 +70,20 @@ def on_a_terminal(command: list[str], columns: int = 80, **extra: str) -> str:
     written = b""
     while True:
         try:
-            part = os.read(leader, 65536)
+            chunk = os.read(leader, 65536)
         except OSError:  # the other end is closed
             break
-        if not part:
+        if not chunk:
             break
-        written += part
+        written += chunk
     os.close(leader)
     assert running.wait() in (0, 1)
     return written.decode().replace("\r\n", "\n")
 
 
 def width(line: str) -> int:
-    """Columns of a terminal, without rich."""
-    return sum(2 if east_asian_width(each) in "WF" else 1 for each in line)
+    """Return columns of a terminal, without rich."""
+    return sum(2 if east_asian_width(character) in "WF" else 1 for character in line)
 
 
 @pytest.fixture
@@ -185,17 +185,17 @@ def test_lines_of_progress_are_known_to_tests_that_expect_other_lines(
 
 
 def test_work_of_unknown_length_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = Event()
+    described = Event()
 
-    def said() -> str:
-        asked.set()
+    def describe() -> str:
+        described.set()
         return "kernel: 7 instructions"
 
-    with working(said, every=0.001):
-        asked.wait()
+    with working(describe, every=0.001):
+        described.wait()
     err = capsys.readouterr().err
     assert err and err.replace("kernel: 7 instructions\n", "") == ""
-    with working(said, every=1e9):
+    with working(describe, every=1e9):
         pass
     assert capsys.readouterr().err == ""
 

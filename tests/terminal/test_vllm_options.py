@@ -26,7 +26,7 @@ FIELDS = EngineArgs.__dataclass_fields__
 
 
 def first_named(flag: str) -> VllmOption:
-    """The option that `nkw serve` means by a name."""
+    """Return the option that `nkw serve` means by a name."""
     rows = {
         name
         for option in load(MODEL_VERBS["serve"].options)
@@ -45,23 +45,23 @@ def first_named(flag: str) -> VllmOption:
 
 @cache
 def parser_of(command: str) -> argparse.ArgumentParser:
-    """The parser of `nkw` for a command."""
+    """Return the parser of `nkw` for a command."""
     return build_parser([command])
 
 
 def parse(*words: str) -> dict[str, Any]:
-    """The options of a command."""
+    """Return the options of a command."""
     return vars(parser_of(words[0]).parse_args(words))
 
 
 def changed(*words: str) -> dict[str, Any]:
-    """The options of a command that words change."""
+    """Return the options of a command that words change."""
     bare = parse(words[0])
     return {name: value for name, value in parse(*words).items() if name not in bare or bare[name] != value}
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The one line of a command line that is refused."""
+    """Return the one line of a command line that is refused."""
     with pytest.raises(SystemExit) as left:
         parser_of(words[0]).parse_args(words)
     assert left.value.code == 2
@@ -78,7 +78,7 @@ def test_every_option_of_vllm_is_in_the_table() -> None:
 
 def test_switches_and_values_are_those_of_vllm() -> None:
     table = {option.flag: option.is_switch for option in list_options()}
-    assert [name for name, kind in NAMES.items() if table[name] != (kind == "switch")] == []
+    assert [name for name, option_type in NAMES.items() if table[name] != (option_type == "switch")] == []
 
 
 def test_a_name_is_once_in_the_tables_without_equivalent() -> None:
@@ -135,7 +135,7 @@ def test_a_sentence_is_one_sentence_that_is_shown_whole() -> None:
 
 
 def check_sentence(option: VllmOption) -> None:
-    """A sentence begins after a colon and has no full stop."""
+    """Check that a sentence begins after a colon and has no full stop."""
     if not option.sentence:
         return
     assert len(option.sentence) < 300
@@ -336,7 +336,7 @@ def test_every_keyword_of_vllm_is_known_to_llm() -> None:
 
 
 def check_keyword(option: VllmOption) -> None:
-    """A default is taken in silence; another value is translated, without effect, or refused with one sentence."""
+    """Check that a default is taken in silence; another value is translated, without effect, or refused."""
     if option.equivalent is not None:
         if "." not in option.keyword and option.equivalent.argument:
             value: Any = True if option.is_switch else {"num_speculative_tokens": 2}

@@ -48,8 +48,8 @@ def test_an_unknown_option_is_called_one(
     with pytest.raises(SystemExit) as ended:
         main([command, words, "f32[8,4]", option])
     assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.endswith(f"error: {command} has no option {option.partition('=')[0]}{meant}\n")
+    message = capsys.readouterr().err
+    assert message.endswith(f"error: {command} has no option {option.partition('=')[0]}{meant}\n")
 
 
 def test_numbers_below_zero_are_arguments_of_a_kernel(tmp_path: Path, capsys: Capture) -> None:
@@ -61,11 +61,11 @@ def test_numbers_below_zero_are_arguments_of_a_kernel(tmp_path: Path, capsys: Ca
 
 def test_tune_names_the_sweep_over_an_argument(words: str, capsys: Capture) -> None:
     assert main(["tune", words, "f32[8,4]"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
+    message = " ".join(capsys.readouterr().err.split())
     assert (
         "the file of copied declares no parameters; it needs a tuple PARAMETERS of rows (name, default, domain); its "
         "argument NB=512 is timed by `nkw time --sweep NB=128,256,512` with NB=NB"
-    ) in said
+    ) in message
     assert main(["time", "--sweep", "NB=128,256,512", words, "f32[8,4]", "NB=NB"]) == 0
 
 
@@ -75,9 +75,9 @@ def test_lint_takes_several_paths_and_reads_a_file_once(tmp_path: Path, capsys: 
     report = tmp_path / "found.json"
     paths = [str(tmp_path / "good.py"), str(tmp_path / "bad.py"), str(tmp_path)]
     assert main(["lint", *paths, "--json", str(report)]) == 1
-    found = json.loads(report.read_text())
-    assert found["files"] == 2
-    assert [each["message"] for each in found["findings"]] == ["nl.laod does not exist"]
+    document = json.loads(report.read_text())
+    assert document["files"] == 2
+    assert [finding["message"] for finding in document["findings"]] == ["nl.laod does not exist"]
     assert "try: nl.load" in capsys.readouterr().out
     assert main(["lint", str(tmp_path / "good.py"), str(tmp_path / "good.py")]) == 0
     assert main(["lint", str(tmp_path / "missing.py"), str(tmp_path / "good.py")]) == 1
