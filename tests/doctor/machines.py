@@ -14,7 +14,7 @@ LAPTOP = Machine(
 
 
 def neuron_ls(chips: int, cores: int, lnc: int | None) -> str:
-    """What `neuron-ls --json-output` prints, in the form of the Neuron LS user guide."""
+    """Return what `neuron-ls --json-output` prints, in the form of the Neuron LS user guide."""
     rows: list[dict[str, Any]] = [
         {"neuron_device": chip, "nc_count": cores, "memory_size": 103079215104, "neuron_processes": []}
         for chip in range(chips)
@@ -25,7 +25,7 @@ def neuron_ls(chips: int, cores: int, lnc: int | None) -> str:
 
 
 def instance(family: str, chips: int, driver: str, runtime: str, neuron_ls: str) -> Machine:
-    """An instance with chips, their driver and the runtime, and no Python packages yet."""
+    """Return an instance with chips, their driver and the runtime, and no Python packages yet."""
     files = {f"/dev/neuron{chip}": "" for chip in range(chips)}
     files |= {
         "/sys/module/neuron/version": f"{driver}\n",
@@ -49,7 +49,7 @@ def instance(family: str, chips: int, driver: str, runtime: str, neuron_ls: str)
 
 
 def genuine(**versions: str) -> dict[str, Package]:
-    """Packages with many files; _ stands for - in their names."""
+    """Return packages with many files; _ stands for - in their names."""
     return {name.replace("_", "-"): Package(version, 900) for name, version in versions.items()}
 
 
@@ -72,18 +72,18 @@ HEALTHY = {"laptop": LAPTOP, "trn2": TRN2, "trn1": TRN1, "inf2": INF2}
 
 
 def with_variables(machine: Machine, **variables: str | None) -> Machine:
-    """The machine with more variables; None takes one away."""
+    """Return the machine with more variables; None takes one away."""
     merged = {**machine.variables, **variables}
     return replace(machine, variables={name: value for name, value in merged.items() if value is not None})
 
 
 def with_packages(machine: Machine, **versions: str) -> Machine:
-    """The machine with more or other Python packages."""
+    """Return the machine with more or other Python packages."""
     return replace(machine, packages={**machine.packages, **genuine(**versions)})
 
 
 def with_system(machine: Machine, **versions: str) -> Machine:
-    """The machine with other versions of system packages, all said to be loaded and found."""
+    """Return the machine with other versions of system packages, all said to be loaded and found."""
     named = {f"aws-neuronx-{name.replace('_', '-')}": version for name, version in versions.items()}
     driver = named.get("aws-neuronx-dkms", machine.files["/sys/module/neuron/version"])
     return replace(
@@ -95,7 +95,7 @@ def with_system(machine: Machine, **versions: str) -> Machine:
 
 
 def without(machine: Machine, *names: str) -> Machine:
-    """The machine without files, packages or outputs whose names begin so."""
+    """Return the machine without files, packages or outputs whose names begin so."""
 
     def kept(table: Any) -> dict[str, Any]:
         return {name: value for name, value in table.items() if not name.startswith(names)}

@@ -16,7 +16,7 @@ from tests.doctor.machines import neuron_ls
 
 
 def written(root: Path, files: dict[str, str]) -> None:
-    """Files below a folder that stands for /."""
+    """Write files below a folder that stands for /."""
     for name, text in files.items():
         path = root / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def test_neuron_ls_comes_before_the_files_of_the_driver(instance: Path) -> None:
     outputs = {"neuron-ls --json-output": neuron_ls(16, 4, 2)}
     machine = collect(instance, outputs.get)
     assert machine.cores == 64
-    assert {each.lnc for each in machine.devices} == {2}
+    assert {device.lnc for device in machine.devices} == {2}
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
 
 
 def script(folder: Path, name: str, text: str) -> None:
-    """A command in a folder."""
+    """Write a command in a folder."""
     path = folder / name
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)

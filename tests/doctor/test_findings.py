@@ -36,13 +36,13 @@ OLD_INF2 = without(INF2, "torch-neuronx", "transformers")
 
 
 def placed(name: str, version: str, code_files: int) -> Machine:
-    """A laptop with one package."""
+    """Return a laptop with one package."""
     return replace(LAPTOP, packages={name: Package(version, code_files)})
 
 
 def told(machine: Machine) -> list[tuple[str, str]]:
-    """Names and mends of all findings."""
-    return [(each.name, each.mend) for each in find_problems(machine)]
+    """Return names and mends of all findings."""
+    return [(problem.name, problem.mend) for problem in find_problems(machine)]
 
 
 SICK = {
@@ -308,8 +308,8 @@ def test_a_placeholder_is_known_by_its_version_and_its_few_files(name: str, code
     assert (
         collect_facts(placed(name, "0.0.1", code_files))[name] == "0.0.1, a placeholder that cannot be used"
     )
-    assert "placeholder" not in [each for each, _ in told(placed(name, "0.0.1", 4))]
-    assert "placeholder" not in [each for each, _ in told(placed(name, "9.1", code_files))]
+    assert "placeholder" not in [finding for finding, _ in told(placed(name, "0.0.1", 4))]
+    assert "placeholder" not in [finding for finding, _ in told(placed(name, "9.1", code_files))]
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_a_placeholder_is_known_by_its_version_and_its_few_files(name: str, code
     ],
 )
 def test_the_placeholders_of_the_public_index_are_known(name: str, version: str) -> None:
-    assert [each for each, _ in told(placed(name, version, 1))] == ["placeholder"]
+    assert [finding for finding, _ in told(placed(name, version, 1))] == ["placeholder"]
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_cores_are_told_with_who_holds_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lnc", "visible", "there"),
+    ("lnc", "visible", "is_present"),
     [
         ("1", "127", True),
         ("1", "128", False),
@@ -392,13 +392,13 @@ def test_cores_are_told_with_who_holds_them() -> None:
     ],
 )
 def test_cores_are_counted_at_the_degree_that_the_variables_ask_for(
-    lnc: str | None, visible: str, there: bool
+    lnc: str | None, visible: str, is_present: bool
 ) -> None:
     """neuron-ls has counted 64 logical cores of two physical ones each."""
     listed = replace(TRN2, outputs={"neuron-ls --json-output": neuron_ls(16, 4, 2)})
     machine = with_variables(listed, NEURON_LOGICAL_NC_CONFIG=lnc, NEURON_RT_VISIBLE_CORES=visible)
-    assert [each for each, _ in told(machine) if each == "cores-absent"] == (
-        [] if there else ["cores-absent"]
+    assert [finding for finding, _ in told(machine) if finding == "cores-absent"] == (
+        [] if is_present else ["cores-absent"]
     )
 
 
@@ -449,13 +449,13 @@ def test_no_machine_is_too_strange(
     outputs: dict[str, str],
 ) -> None:
     machine = Machine(python, packages, system, files, variables, outputs)
-    assert all(each.says and each.mend for each in find_problems(machine))
-    assert all(isinstance(each, str) for each in collect_facts(machine).values())
+    assert all(problem.says and problem.mend for problem in find_problems(machine))
+    assert all(isinstance(fact, str) for fact in collect_facts(machine).values())
 
 
 def test_each_version_of_a_component_belongs_to_one_release() -> None:
     for component in ("sdk", "driver", "runtime", "compiler", "nki"):
-        versions = [each for each in (getattr(release, component) for release in RELEASES) if each]
+        versions = [version for version in (getattr(release, component) for release in RELEASES) if version]
         assert versions == sorted(set(versions), reverse=True)
 
 
@@ -489,5 +489,5 @@ def test_numbers_of_any_form_are_read_or_left(digits: str) -> None:
         outputs={"modinfo -F version neuron": digits},
         system_packages={"aws-neuronx-runtime-lib": digits, "aws-neuronx-collectives": digits},
     )
-    assert all(each.says and each.mend for each in find_problems(damaged))
+    assert all(problem.says and problem.mend for problem in find_problems(damaged))
     assert collect_facts(damaged)["Python"] == "3.12.3"
