@@ -31,16 +31,16 @@ _SHAPE = re.compile(r"\b(\w+) (\(\d[\d, ]*\))")
 _REMARK = re.compile(r" \([a-z]\w* in [A-Z]+\)$")
 
 
-def as_code(text: str, rest: str = "more") -> str | None:
-    """An example as Python, as statements or as arguments of a call; None where it is a sentence."""
-    text = _SHAPE.sub(r"\1=T(\2)", _REMARK.sub("", text)).replace("…", rest)
+def as_code(text: str, filler: str = "more") -> str | None:
+    """Return an example as Python, as statements or as arguments of a call; None where it is a sentence."""
+    text = _SHAPE.sub(r"\1=T(\2)", _REMARK.sub("", text)).replace("…", filler)
     for form in ("{}", "f({})", "{} pass", "{}\ndef f(): pass"):
         try:
             tree = ast.parse(form.format(text))
         except SyntaxError:
             continue
         inner = tree.body if form == "{}" else [tree.body[0]]
-        kinds: tuple[type[ast.AST], ...] = (
+        node_types: tuple[type[ast.AST], ...] = (
             ast.keyword,
             ast.Assign,
             ast.Subscript,
@@ -48,9 +48,11 @@ def as_code(text: str, rest: str = "more") -> str | None:
             ast.Compare,
             ast.If,
         )
-        kinds += ast.AugAssign, ast.Import, ast.FunctionDef
-        calls = sum(isinstance(node, ast.Call) for part in inner for node in ast.walk(part))
-        if calls > (form == "f({})") or any(isinstance(n, kinds) for part in inner for n in ast.walk(part)):
+        node_types += ast.AugAssign, ast.Import, ast.FunctionDef
+        calls = sum(isinstance(node, ast.Call) for statement in inner for node in ast.walk(statement))
+        if calls > (form == "f({})") or any(
+            isinstance(n, node_types) for statement in inner for n in ast.walk(statement)
+        ):
             return text if form == "f({})" else form.format(text)
     return None
 
@@ -78,7 +80,7 @@ def _call(function: Any, base: dict[str, Any], **changes: Any) -> Any:
 
 
 def codes(setting: Setting, code: str) -> list[str]:
-    """The codes that a kernel of these lines gets: of the rule that stops it, else of its findings."""
+    """Return the codes that a kernel of these lines gets: of the rule that stops it, else of its findings."""
     body = "\n    ".join(setting.lines.format(code).splitlines())
     space: dict[str, Any] = {
         "nl": nl,
@@ -110,11 +112,11 @@ def codes(setting: Setting, code: str) -> list[str]:
             world.launch(kernel, [((x, wide), {})] * setting.ranks)
         except NkwError as error:
             return [error.code]
-    return [each.code for launch, evidence in seen.launches for each in detect(launch, evidence)]
+    return [finding.code for launch, evidence in seen.launches for finding in detect(launch, evidence)]
 
 
 def linted(setting: Setting, code: str) -> list[str]:
-    """The codes that lint gives a file of these lines."""
+    """Return the codes that lint gives a file of these lines."""
     head = "import nki\nimport nki.isa as nisa\nimport nki.language as nl\n\n"
-    found = lint_source(head + setting.lines.format(code), "kernel.py", Level.of(setting.level))
-    return [finding.code for finding in found]
+    findings = lint_source(head + setting.lines.format(code), "kernel.py", Level.of(setting.level))
+    return [finding.code for finding in findings]

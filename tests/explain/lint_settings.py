@@ -13,10 +13,10 @@ _NAMES = """    a = b = y = tile = mask = nl.load(x)
 
 
 def _lint(
-    line: str = "{}", end: str = "    return out", level: str = "0.7", rest: str = "data=tile"
+    line: str = "{}", end: str = "    return out", level: str = "0.7", filler: str = "data=tile"
 ) -> Setting:
     head = "@nki.jit\ndef kernel(x, n=4, rows=4, limit=4, shape=(128, 8)):\n"
-    return Setting(f"{head}{_NAMES}    {line}\n{end}\n", level=level, rest=rest)
+    return Setting(f"{head}{_NAMES}    {line}\n{end}\n", level=level, filler=filler)
 
 
 LINT: dict[str, Setting] = {
@@ -44,7 +44,7 @@ LINT: dict[str, Setting] = {
     "NKI029": _lint(),
     "NKI030": _lint(),
     "NKI033": _lint(),
-    "NKI035": _lint(rest="data=out"),
+    "NKI035": _lint(filler="data=out"),
     "NKI038": _lint(),
     "NKI042": Setting("@nki.jit\ndef kernel(x):\n    return nl.load(x)\n\n{}\n", level="0.6"),
     "NKI044": _lint(),

@@ -1,6 +1,6 @@
 """Where an example of `explain` stands: the lines of a kernel around it, by code.
 
-`{}` is the place of the example, `…` in an example the text that `rest` gives. `T(shape, dtype, buffer)` makes a tile
+`{}` is the place of the example, `…` in an example the text that `filler` gives. `T(shape, dtype, buffer)` makes a tile
 filled with zeros, `call(function, base, …)` calls with the base's arguments but for those that the example gives.
 """
 
@@ -17,7 +17,7 @@ class Setting:
     target: str = "trn2"
     cores: int = 1
     ranks: int = 1
-    rest: str = ""
+    filler: str = ""
     level: str = "0.7"
     beta1: bool = False
 
@@ -71,8 +71,8 @@ def _beta1(lines: str = "{}", **options: str) -> Setting:
 
 
 def _together(collective: str, result: str, base: str = "") -> Setting:
-    whole = f"dict(srcs=[H((128, 512))], dsts=[{result}], replica_group=ReplicaGroup([[0, 1]]), {base})"
-    return Setting(f"x = a = b = y = H((128, 512))\ncall(ncc.{collective}, {whole}, {{}})", ranks=2)
+    operands = f"dict(srcs=[H((128, 512))], dsts=[{result}], replica_group=ReplicaGroup([[0, 1]]), {base})"
+    return Setting(f"x = a = b = y = H((128, 512))\ncall(ncc.{collective}, {operands}, {{}})", ranks=2)
 
 
 RUN: dict[str, Setting] = {
@@ -98,7 +98,7 @@ RUN: dict[str, Setting] = {
     "NKW-BETA1-AXIS": _beta1(),
     "NKW-BETA1-CONDITION": _beta1(),
     "NKW-BETA1-HBM": _beta1("t = tile = nl.load(x[0:8, 0:8])\n{}"),
-    "NKW-BETA1-IOTA": _beta1(rest="dtype=nl.int32"),
+    "NKW-BETA1-IOTA": _beta1(filler="dtype=nl.int32"),
     "NKW-BETA1-NO-MASK": _beta1(),
     "NKW-BETA1-OPERANDS": _beta1(),
     "NKW-BETA1-PREDICATE": _beta1("call(nisa.affine_select, dict(on_true_tile=t, on_false_value=0.0), {})"),
@@ -187,7 +187,7 @@ RUN: dict[str, Setting] = {
     ),
     "NKW-ORDER-HANDLE": Setting(
         "tile = T((128, 512))\nstore = nisa.dma_copy(dst=H((128, 512)), src=tile)\n{}",
-        rest="dst=tile, src=tile",
+        filler="dst=tile, src=tile",
     ),
     "NKW-ORDER-LATER": Setting(
         "first = nisa.memset(nl.ndarray((4, 4), nl.float32), 0.0)\n"
@@ -244,11 +244,11 @@ RUN: dict[str, Setting] = {
         "recv_from_rank=1 - nl.program_id(0)",
         cores=2,  # type: ignore[arg-type]
     ),
-    "NKW-SHAPE": Setting("{}", rest="dtype=nl.float32"),
+    "NKW-SHAPE": Setting("{}", filler="dtype=nl.float32"),
     "NKW-STRIDE": Setting("tile = nl.ndarray((128, 80001), nl.uint8)\nnisa.memset(dst={}, value=0)"),
     "NKW-TENSOR-OPERATOR": Setting("a, b, y = T((128, 8)), T((128, 8)), T((128, 8))\n{}"),
     "NKW-TENSOR-SCALAR-OPERATOR": _scalar(),
-    "NKW-TILE-SHAPE": Setting("{}", rest="dtype=nl.float32"),
+    "NKW-TILE-SHAPE": Setting("{}", filler="dtype=nl.float32"),
     "NKW-TILE-SIZE": Setting("{}"),
     "NKW-UNARY-OPERAND": _scalar(),
     "NKW-VECTOR-OFFSET": Setting("tile, table, rows = T((128, 8)), H((8, 8)), T((4, 1), nl.int32)\n{}"),
