@@ -10,7 +10,7 @@ WIDTH = 64
 
 
 def loaded(source):
-    """A tile of HBM; allocated here, named by the caller."""
+    """Load a tile of HBM; allocated here, named by the caller."""
     tile = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=source)
     return tile
@@ -18,7 +18,7 @@ def loaded(source):
 
 @nki.jit
 def nest(x, outer=3, large=1000):
-    """Per outer step: 256 bytes of x, 4 * large bytes of scratch, one PSUM bank; 512 bytes at byte 8192 all along."""
+    """Take per outer step 256 bytes of x, 4 * large bytes of scratch, one PSUM bank; 512 bytes at 8192 all along."""
     out = nl.ndarray((128, WIDTH * outer), dtype=nl.float32, buffer=nl.shared_hbm)
     kept = nl.ndarray((128, 128), dtype=nl.float32, buffer=nl.sbuf, address=(0, 8192), name="kept")
     nisa.memset(dst=kept, value=0.0)
@@ -37,7 +37,7 @@ def nest(x, outer=3, large=1000):
 
 @nki.jit
 def on_device(x):
-    """A loop that the device counts."""
+    """Run a loop that the device counts."""
     out = nl.ndarray((128, 128), dtype=nl.float32, buffer=nl.shared_hbm)
     tile = loaded(x[:, 0:128])
 

@@ -128,8 +128,8 @@ def test_tiles_side_by_side_are_not_drawn_over_each_other(partitions: int, lanes
             across = min(x + width, other_x + other_width) - max(x, other_x)
             up = min(y + height, other_y + other_height) - max(y, other_y)
             assert across <= 0.01 or up <= 0.01
-    said = [node.text or "" for node in root.iter(f"{SVG}text")]
-    assert sum(words.startswith("partitions ") and " to " in words for words in said) == (lanes > 1) * lanes
+    labels = [node.text or "" for node in root.iter(f"{SVG}text")]
+    assert sum(words.startswith("partitions ") and " to " in words for words in labels) == (lanes > 1) * lanes
 
 
 @pytest.mark.slow
@@ -160,9 +160,9 @@ SCRIPT = """import nki, nki.isa as nisa, nki.language as nl, numpy as np
 def kernel(x):
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     tile = nl.load(x)
-    rest = nl.ndarray((128, {rest}), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=rest, value=0.0)
-    nisa.tensor_tensor(dst=tile, data1=tile, data2=rest[:, 0:4], op=nl.add)
+    row = nl.ndarray((128, {columns}), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=row, value=0.0)
+    nisa.tensor_tensor(dst=tile, data1=tile, data2=row[:, 0:4], op=nl.add)
     nisa.dma_copy(dst=out, src=tile)
     return out
 
@@ -178,15 +178,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("rest", "status", "words"), [
+@pytest.mark.parametrize(("columns", "status", "words"), [
     (45051, 0, "SBUF: fits, with 4 bytes to spare"),
     (45052, 0, "SBUF: fits, with 0 bytes to spare"),
     (45053, 1, "SBUF: does not fit: the live bytes exceed the usable ones by 4"),
 ])  # fmt: skip
 def test_the_command_says_what_fits_also_of_a_refused_launch(
-    folder: Path, capsys: pytest.CaptureFixture[str], rest: int, status: int, words: str
+    folder: Path, capsys: pytest.CaptureFixture[str], columns: int, status: int, words: str
 ) -> None:
-    (folder / "script.py").write_text(SCRIPT.format(rest=rest))
+    (folder / "script.py").write_text(SCRIPT.format(columns=columns))
     assert main(["memory", "script.py"]) == status
     out, err = capsys.readouterr()
     assert words in out
@@ -194,7 +194,7 @@ def test_the_command_says_what_fits_also_of_a_refused_launch(
 
 
 def test_the_command_writes_a_picture(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "script.py").write_text(SCRIPT.format(rest=8))
+    (folder / "script.py").write_text(SCRIPT.format(columns=8))
     assert main(["memory", "--svg", "map.svg", "script.py"]) == 0
     assert capsys.readouterr().out == "picture: map.svg\n"
     ElementTree.parse(folder / "map.svg")
@@ -203,7 +203,7 @@ def test_the_command_writes_a_picture(folder: Path, capsys: pytest.CaptureFixtur
 
 
 def test_the_command_refuses_what_it_cannot_do(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "script.py").write_text(SCRIPT.format(rest=8))
+    (folder / "script.py").write_text(SCRIPT.format(columns=8))
     (folder / "empty.py").write_text("")
     assert main(["memory", "empty.py"]) == 2
     assert "error: no kernel was launched" in capsys.readouterr().err
@@ -218,10 +218,10 @@ def test_the_command_refuses_what_it_cannot_do(folder: Path, capsys: pytest.Capt
 def test_a_picture_does_not_take_the_place_of_the_script(
     folder: Path, capsys: pytest.CaptureFixture[str], run: str
 ) -> None:
-    (folder / "script.py").write_text(SCRIPT.format(rest=8))
+    (folder / "script.py").write_text(SCRIPT.format(columns=8))
     os.link(folder / "script.py", folder / "other.svg")
     for name in ("script.py", "other.svg"):
         assert main(["memory", "--svg", name, run]) == 2
         wrong = f"[NKW-PICTURE-PATH] the picture cannot be written to {name}: this command reads that file"
         assert capsys.readouterr().err == f"error: {wrong}\n"
-    assert (folder / "script.py").read_text() == SCRIPT.format(rest=8)
+    assert (folder / "script.py").read_text() == SCRIPT.format(columns=8)

@@ -35,7 +35,7 @@ def launched(
 
 
 def line_of(words: str) -> int:
-    """The line of tests/occupancy/kernels.py that contains some words."""
+    """Return the line of tests/occupancy/kernels.py that contains some words."""
     lines = Path(__file__).with_name("kernels.py").read_text().splitlines()
     return next(number for number, line in enumerate(lines, 1) if words in line)
 
@@ -52,22 +52,22 @@ def test_live_bytes_of_a_kernel_known_by_hand() -> None:
 
 def test_every_loop_has_its_high_water_mark() -> None:
     levels = launched(nest, X).sbuf.levels
-    found = {tuple(loop.header for loop in level.path): level for level in levels}
+    levels_by_path = {tuple(loop.header for loop in level.path): level for level in levels}
     outer, inner = "for i in nl.affine_range(outer)", "for j in nl.static_range(2)"
-    assert list(found) == [(), (outer,), (outer, inner)]
-    assert [found[path].live_bytes for path in found] == [4768] * 3
-    assert [found[path].inner_bytes for path in found] == [4768, 4256, 0]
-    assert [found[path].events for path in found] == [22, 21, 6]
-    assert found[outer,].path[0].where.line == line_of(outer)
+    assert list(levels_by_path) == [(), (outer,), (outer, inner)]
+    assert [levels_by_path[path].live_bytes for path in levels_by_path] == [4768] * 3
+    assert [levels_by_path[path].inner_bytes for path in levels_by_path] == [4768, 4256, 0]
+    assert [levels_by_path[path].events for path in levels_by_path] == [22, 21, 6]
+    assert levels_by_path[outer,].path[0].where.line == line_of(outer)
 
 
 def test_a_helper_runs_in_the_loops_of_its_callers_where_these_were_kept() -> None:
-    def of_the_load(occupancy: Occupancy) -> list[str]:
+    def list_load_loops(occupancy: Occupancy) -> list[str]:
         (tile,) = (source for source in occupancy.sbuf.sources if source.name == "tile")
         return [loop.header for loop in tile.loops]
 
-    assert of_the_load(launched(nest, X)) == ["for i in nl.affine_range(outer)"]
-    assert of_the_load(launched(nest, X, calls=False)) == []
+    assert list_load_loops(launched(nest, X)) == ["for i in nl.affine_range(outer)"]
+    assert list_load_loops(launched(nest, X, calls=False)) == []
 
 
 def test_a_device_loop_is_a_level() -> None:
@@ -119,8 +119,8 @@ def test_there_are_eight_banks_and_a_tile_lies_in_the_first_free_one() -> None:
     assert [bank.number for bank in occupancy.psum.banks] == list(range(8))
     assert [bank.tiles for bank in occupancy.psum.banks] == [3] + [0] * 7
     assert occupancy.psum.banks[0].high_water_bytes == 2048
-    held = sum(use.last_use + 1 - use.first_use for use in occupancy.psum.uses)
-    assert occupancy.psum.banks[0].events == held
+    events_in_use = sum(use.last_use + 1 - use.first_use for use in occupancy.psum.uses)
+    assert occupancy.psum.banks[0].events == events_in_use
     assert occupancy.sbuf.banks == ()
 
 
@@ -148,10 +148,10 @@ def test_room_counts_all_tiles_of_a_source() -> None:
 )
 def test_tiles_on_few_partitions_have_room_side_by_side(partitions: int, tiles: int, most: int) -> None:
     """The room is no smaller than what fits: it shares the memory out, and a tile cannot be split."""
-    given = [Tile(serial, 4, 0, 9, None, partitions=partitions) for serial in range(tiles)]
+    tile_records = [Tile(serial, 4, 0, 9, None, partitions=partitions) for serial in range(tiles)]
     chosen = set(range(tiles))
-    assert largest_size(given, chosen, 1000) >= most
-    assert find_largest_fit(given, chosen, 1000, None) == most
+    assert largest_size(tile_records, chosen, 1000) >= most
+    assert find_largest_fit(tile_records, chosen, 1000, None) == most
 
 
 def test_two_halves_of_a_tile_are_shown_beside_each_other() -> None:
