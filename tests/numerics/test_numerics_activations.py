@@ -108,7 +108,7 @@ POSITIVE_ONLY = ("log", "sqrt", "rsqrt")
 
 
 def inputs(name: str) -> np.ndarray:
-    """A dense grid around zero, all magnitudes of float32, random values, less what has no finite result."""
+    """Return a dense grid around zero, all magnitudes of float32, random values, less what has no finite result."""
     grid = np.linspace(-14, 14, 2001)
     magnitudes = np.logspace(-37, 38, 301)
     scattered = np.random.default_rng(23).standard_normal(2000) * 4
@@ -235,8 +235,8 @@ def test_table_is_the_documented_one() -> None:
 def test_copy_square_and_rsqrt_share_a_table() -> None:
     shared = [name for name, row in ACTIVATION_FUNCTIONS.items() if row.table == "copy"]
     assert shared == ["copy", "square", "rsqrt"]
-    others = [row.table for name, row in ACTIVATION_FUNCTIONS.items() if name not in shared]
-    assert len(set(others)) == len(others)
+    other_tables = [row.table for name, row in ACTIVATION_FUNCTIONS.items() if name not in shared]
+    assert len(set(other_tables)) == len(other_tables)
 
 
 @pytest.mark.parametrize("name", ACTIVATION_FUNCTIONS)

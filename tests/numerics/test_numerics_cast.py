@@ -78,7 +78,7 @@ def bit_length(n: np.ndarray) -> np.ndarray:
 
 
 def half_even(n: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """n / 2**shift rounded to an integer, ties to even; exact for shift <= 0."""
+    """Round n / 2**shift to an integer, ties to even; exact for shift <= 0."""
     right = np.clip(shift, 0, 40)
     quotient, remainder = n >> right, n & ((np.int64(1) << right) - 1)
     half = (np.int64(1) << right) >> 1
@@ -87,7 +87,7 @@ def half_even(n: np.ndarray, shift: np.ndarray) -> np.ndarray:
 
 
 def reference_patterns(bits: np.ndarray, target: Format) -> tuple[np.ndarray, np.ndarray]:
-    """The target's patterns for float32 patterns, and where the result is NaN."""
+    """Return the target's patterns for float32 patterns, and where the result is NaN."""
     bits = bits.astype(np.int64)
     negative, exponent, mantissa = bits >> 31, bits >> 23 & 0xFF, bits & 0x7FFFFF
     significand = mantissa + ((exponent > 0).astype(np.int64) << 23)
@@ -107,7 +107,7 @@ def reference_patterns(bits: np.ndarray, target: Format) -> tuple[np.ndarray, np
 
 
 def edge_patterns() -> np.ndarray:
-    """Every sign and exponent, with mantissas around every tie a format can meet, subnormals included."""
+    """Return every sign and exponent, with mantissas around every tie a format can meet, subnormals included."""
     mantissas = {0, 1, 2, 0x7FFFFF, 0x7FFFFE, 0x400000, 0x3FFFFF, 0x400001}
     for position in range(23):
         half = 1 << position
@@ -141,12 +141,12 @@ def test_rounds_to_nearest_even(target: Format, patterns: np.ndarray) -> None:
         finite = np.isfinite(got)
         assert not (got.view(np.uint32)[finite] & 0x1FFF).any(), "10 bits of mantissa are left"
     expected, nan = reference_patterns(patterns, target)
-    found = patterns_of(got, target)
-    assert is_nan(found[nan], target).all()
-    wrong = ~nan & (found != expected)
+    rounded = patterns_of(got, target)
+    assert is_nan(rounded[nan], target).all()
+    wrong = ~nan & (rounded != expected)
     shown = [
         f"{p:08x}: {f:x}, expected {e:x}"
-        for p, f, e in zip(patterns[wrong], found[wrong], expected[wrong], strict=True)
+        for p, f, e in zip(patterns[wrong], rounded[wrong], expected[wrong], strict=True)
     ]
     assert not wrong.any(), f"{wrong.sum()} wrong, first {shown[:3]}"
 
@@ -226,9 +226,9 @@ def test_integers_saturate_at_their_limits(dtype: DType) -> None:
     """One below, at and one above each limit, in steps that float32 can hold there."""
     info = np.iinfo(dtype.storage)
     for limit in (int(info.min), int(info.max)):
-        at = np.float32(limit)
-        steps = [np.nextafter(at, np.float32(-np.inf)), at, np.nextafter(at, np.float32(np.inf))]
-        nearby = [*steps, at - np.float32(1), at + np.float32(1)]
+        border = np.float32(limit)
+        steps = [np.nextafter(border, np.float32(-np.inf)), border, np.nextafter(border, np.float32(np.inf))]
+        nearby = [*steps, border - np.float32(1), border + np.float32(1)]
         got = from_float32(np.array(nearby, np.float32), dtype)
         assert got.dtype == dtype.storage
         assert got.tolist() == [min(max(round(float(v)), int(info.min)), int(info.max)) for v in nearby]
@@ -333,8 +333,8 @@ def test_every_pair_is_a_read_followed_by_a_write(source: DType, target: DType) 
 @pytest.mark.parametrize("dtype", UNPACKED, ids=str)
 @pytest.mark.parametrize("shape", [(0,), (1, 1), (3, 0, 2), (2, 3, 4, 5)], ids=str)
 def test_shapes_are_kept(dtype: DType, shape: tuple[int, ...]) -> None:
-    there = from_float32(np.zeros(shape, np.float32), dtype)
-    assert there.shape == to_float32(there, dtype).shape == shape
+    converted = from_float32(np.zeros(shape, np.float32), dtype)
+    assert converted.shape == to_float32(converted, dtype).shape == shape
 
 
 def test_signalling_nan_raises_no_warning() -> None:

@@ -186,7 +186,7 @@ def test_invert_is_xor_with_all_ones(integer: type) -> None:
 
 
 def small_integers(shape: tuple[int, ...]) -> np.ndarray:
-    """Float32 values whose sums and products are exact."""
+    """Return float32 values whose sums and products are exact."""
     return np.random.default_rng(11).integers(-3, 4, shape).astype(np.float32)
 
 

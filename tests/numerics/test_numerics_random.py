@@ -11,7 +11,7 @@ MASK = 0xFFFFFFFF
 
 
 def shift_register(word: int, count: int) -> list[int]:
-    """x^32 + x^22 + x^2 + x + 1, bit by bit; one word per 32 steps."""
+    """Step x^32 + x^22 + x^2 + x + 1, bit by bit; one word per 32 steps."""
     words = []
     for _ in range(count):
         for _ in range(32):
@@ -22,7 +22,7 @@ def shift_register(word: int, count: int) -> list[int]:
 
 
 def marsaglia(state: list[int], count: int) -> tuple[list[int], list[int]]:
-    """xorwow as printed: t=(x^(x>>2)); x=y; y=z; z=w; w=v; v=(v^(v<<4))^(t^(t<<1)); return (d+=362437)+v."""
+    """Run xorwow as printed: t=(x^(x>>2)); x=y; y=z; z=w; w=v; v=(v^(v<<4))^(t^(t<<1)); return (d+=362437)+v."""
     x, y, z, w, v, d = state
     words = []
     for _ in range(count):
