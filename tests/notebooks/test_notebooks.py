@@ -44,7 +44,7 @@ RESULT = re.compile(
 
 
 def told(text: str) -> list[str]:
-    """The results that a text tells by itself."""
+    """Return the results that a text tells by itself."""
     return RESULT.findall(re.sub(r"`[^`]*`", "", text))
 
 
@@ -70,7 +70,9 @@ def test_a_result_in_the_text_is_found(text: str, results: list[str]) -> None:
 def test_pages_say_how_many_measurements_are_published_here() -> None:
     count = len(json.loads((FOLDER / "published.json").read_text(encoding="utf-8")))
     for page in (FOLDER / "README.md", ROOT / "benchmarks" / "fidelity" / "README.md"):
-        assert re.search(rf"\b{count}\s+(?:published|of\s+the) measurements", page.read_text(encoding="utf-8")), page
+        assert re.search(
+            rf"\b{count}\s+(?:published|of\s+the) measurements", page.read_text(encoding="utf-8")
+        ), page
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -79,9 +81,9 @@ def test_uses_public_names_only(path: Path) -> None:
     for node in ast.walk(ast.parse("\n".join(cells))):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom):
-            names = [*(node.module or "").split("."), *(each.name for each in node.names)]
+            names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
         elif isinstance(node, ast.Import):
-            names = [part for each in node.names for part in each.name.split(".")]
+            names = [component for alias in node.names for component in alias.name.split(".")]
         elif isinstance(node, ast.Attribute):
             names = [node.attr]
         private = [name for name in names if name.startswith("_") and not name.endswith("__")]
