@@ -9,19 +9,19 @@ import pytest
 import simulate.beta1.isa as nisa
 import simulate.beta1.language as nl
 from nkw.errors import InvalidArgument, RuleViolation
-from tests.beta1.kernels import run, stored, whole
+from tests.beta1.kernels import run, stored, whole_numbers
 
-X, Y = whole(128, 48), whole(128, 48, seed=1)
+X, Y = whole_numbers(128, 48), whole_numbers(128, 48, seed=1)
 
 
 @pytest.mark.parametrize("rows", [127, 128, 129, 300])
 def test_load_transpose2d_takes_more_rows_than_partitions(rows: int) -> None:
-    x = whole(rows, 48)
+    x = whole_numbers(rows, 48)
     assert np.array_equal(run(lambda x: stored(nl.load_transpose2d(x)), x), x.T)
 
 
 def test_dma_transpose_turns_the_dims_round() -> None:
-    x = whole(16, 128).astype(np.float16)
+    x = whole_numbers(16, 128).astype(np.float16)
     assert np.array_equal(run(lambda x: stored(nisa.dma_transpose(x[:, :])), x), x.T)
     assert np.array_equal(run(lambda x: stored(nisa.dma_transpose(nl.load(x), axes=(1, 0))), x), x.T)
     with pytest.raises(InvalidArgument, match="NKW-BETA1-AXES"):
@@ -100,6 +100,6 @@ def test_an_hbm_tensor_is_true_and_a_tile_is_no_condition() -> None:
 @pytest.mark.parametrize("precise", ["0", "1"])
 def test_a_view_in_another_dtype_keeps_the_elements(monkeypatch, precise: str) -> None:
     monkeypatch.setenv("NKI_PRECISE_FP", precise)
-    x = whole(64, 8).astype(ml_dtypes.bfloat16)
+    x = whole_numbers(64, 8).astype(ml_dtypes.bfloat16)
     seen = run(lambda x: stored(nl.load(x.view(nl.bfloat16))), x)
     assert seen.shape == (64, 8) and np.array_equal(seen.astype(np.float32), x.astype(np.float32))

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 import simulate.beta1.isa as nisa
 import simulate.beta1.language as nl
 from nkw.errors import OutOfBounds, RuleViolation
-from tests.beta1.kernels import run, stored, whole
+from tests.beta1.kernels import run, stored, whole_numbers
 
-X = whole(128, 60)
+X = whole_numbers(128, 60)
 
 
 def test_arange_with_axes_indexes_as_numpy_does() -> None:
@@ -111,7 +111,7 @@ def test_accesses_of_more_than_five_dims_are_split(dims: int) -> None:
             column = column + axis * weight
         return axes[0], column
 
-    data = whole(8, 64)
+    data = whole_numbers(8, 64)
 
     def kernel(x):
         doubled = nl.load(x)[index(nl)] * 2.0

@@ -9,10 +9,10 @@ import pytest
 import simulate.beta1.isa as nisa
 import simulate.beta1.language as nl
 from nkw.errors import InvalidArgument, RuleViolation
-from tests.beta1.kernels import run, stored, whole
+from tests.beta1.kernels import run, stored, whole_numbers
 
-X, Y = whole(128, 48), whole(128, 48, seed=1)
-COLUMN, ROW = whole(128, 1, seed=2), whole(1, 48, seed=3)
+X, Y = whole_numbers(128, 48), whole_numbers(128, 48, seed=1)
+COLUMN, ROW = whole_numbers(128, 1, seed=2), whole_numbers(1, 48, seed=3)
 BINARY = {
     "add": np.add,
     "subtract": np.subtract,
@@ -52,9 +52,9 @@ def test_division_rounds_once_and_divides_integers_into_fractions() -> None:
         return stored(tile / 38), stored(nl.floor(tile / 38, dtype=nl.int32)), stored(nl.mod(tile, 38))
 
     numbers = np.arange(128 * 20, dtype=np.int32).reshape(128, 20)
-    quotient, whole_part, rest = run(kernel, numbers)
+    quotient, whole_part, remainder = run(kernel, numbers)
     assert np.array_equal(quotient, numbers.astype(np.float32) / np.float32(38))
-    assert np.array_equal(whole_part, numbers // 38) and np.array_equal(rest, numbers % 38)
+    assert np.array_equal(whole_part, numbers // 38) and np.array_equal(remainder, numbers % 38)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_number_keeps_the_dtype_of_a_float_tile() -> None:
 
 def test_refuses_shapes_that_do_not_broadcast() -> None:
     with pytest.raises(RuleViolation, match="numpy's rule"):
-        run(lambda a, b: stored(nl.load(a) + nl.load(b)), X, whole(128, 47))
+        run(lambda a, b: stored(nl.load(a) + nl.load(b)), X, whole_numbers(128, 47))
 
 
 @pytest.mark.parametrize("rows", [1, 31, 32, 33, 127, 128])
@@ -90,7 +90,7 @@ def test_a_row_is_broadcast_over_partitions(rows: int) -> None:
 @pytest.mark.parametrize("axis", [1, 3, (1,), (2, 3), (1, 3), (-1, -3), (1, 2, 3)])
 @pytest.mark.parametrize("keepdims", [False, True])
 def test_reductions_take_any_free_dims(axis, keepdims: bool) -> None:
-    data = whole(16, 3, 4, 5)
+    data = whole_numbers(16, 3, 4, 5)
 
     def kernel(x):
         tile = nl.load(x)
@@ -108,7 +108,7 @@ def test_refuses_other_axes(axis) -> None:
 
 
 def test_mean_and_variance_are_exact_on_whole_numbers() -> None:
-    data = 4 * whole(128, 64, seed=4)
+    data = 4 * whole_numbers(128, 64, seed=4)
 
     def kernel(x):
         tile = nl.load(x)
@@ -137,7 +137,7 @@ def test_where_takes_tiles_and_numbers() -> None:
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_matmul_transposes_its_first_operand_if_needed(transposed: bool) -> None:
-    a, b = whole(64, 96), whole(64 if transposed else 96, 80, seed=1)
+    a, b = whole_numbers(64, 96), whole_numbers(64 if transposed else 96, 80, seed=1)
     result = run(lambda x, y: stored(nl.matmul(nl.load(x), nl.load(y), transpose_x=transposed)), a, b)
     assert np.array_equal(result, (a.T if transposed else a) @ b)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import simulate.beta1.isa as nisa
 import simulate.beta1.language as nl
 from nkw.errors import OutOfBounds, RuleViolation, Unsupported
-from tests.beta1.kernels import issued, launched, run, stored, whole
+from tests.beta1.kernels import issued, launched, run, stored, whole_numbers
 
 COMPARE = {
     "<": lambda a, b: a < b,
@@ -48,7 +48,7 @@ def test_boxes_cover_exactly_what_the_mask_selects(shape, conditions) -> None:
 
 @pytest.mark.parametrize("rows", [1, 127, 128, 129, 200, 256, 257])
 def test_a_ragged_last_tile_is_loaded_and_stored_under_a_mask(rows: int) -> None:
-    data = whole(rows, 24)
+    data = whole_numbers(rows, 24)
 
     def kernel(x):
         out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
@@ -64,7 +64,10 @@ def test_a_ragged_last_tile_is_loaded_and_stored_under_a_mask(rows: int) -> None
 
 def test_without_the_mask_the_same_access_is_refused() -> None:
     with pytest.raises(OutOfBounds, match="mask the access"):
-        run(lambda x: stored(nl.load(x[nl.arange(128)[:, None], nl.arange(24)[None, :]])), whole(127, 24))
+        run(
+            lambda x: stored(nl.load(x[nl.arange(128)[:, None], nl.arange(24)[None, :]])),
+            whole_numbers(127, 24),
+        )
 
 
 def _triangle(library):
@@ -73,7 +76,7 @@ def _triangle(library):
 
 
 def test_a_triangle_on_chip_leaves_the_rest_of_its_target() -> None:
-    data = whole(128, 128)
+    data = whole_numbers(128, 128)
 
     def kernel(x):
         out = nl.full((128, 128), 77.0, np.float32)
@@ -86,7 +89,7 @@ def test_a_triangle_on_chip_leaves_the_rest_of_its_target() -> None:
 
 
 def test_a_triangle_of_a_dma_is_cut_into_rectangles() -> None:
-    data = whole(128, 128)
+    data = whole_numbers(128, 128)
 
     def kernel(x, out):
         nl.store(out, nl.load(x), mask=_triangle(nl))
@@ -101,12 +104,12 @@ def test_what_a_mask_leaves_out_of_a_fresh_tile_is_nan() -> None:
         i_p, i_f = nl.mgrid[0:128, 0:8]
         return stored(nl.load(x[i_p, i_f], mask=i_p < 100))
 
-    result = run(kernel, whole(128, 8))
-    assert np.array_equal(result[:100], whole(128, 8)[:100]) and np.isnan(result[100:]).all()
+    result = run(kernel, whole_numbers(128, 8))
+    assert np.array_equal(result[:100], whole_numbers(128, 8)[:100]) and np.isnan(result[100:]).all()
 
 
 def test_a_reduction_takes_a_rectangle_and_refuses_a_triangle() -> None:
-    data = whole(128, 128)
+    data = whole_numbers(128, 128)
 
     def kernel(x, mask):
         return stored(nl.sum(nl.load(x), axis=1, mask=mask))
@@ -118,7 +121,7 @@ def test_a_reduction_takes_a_rectangle_and_refuses_a_triangle() -> None:
 
 
 def test_a_mean_divides_by_what_the_mask_selects() -> None:
-    data = 8 * whole(16, 12)
+    data = 8 * whole_numbers(16, 12)
 
     def kernel(x):
         return stored(nl.mean(nl.load(x), axis=1, mask=nl.mgrid[0:16, 0:12].x < 4))
@@ -128,7 +131,7 @@ def test_a_mean_divides_by_what_the_mask_selects() -> None:
 
 @pytest.mark.parametrize("rows", [127, 128, 129])
 def test_a_slice_may_end_beyond_its_dim_where_a_mask_cuts_it(rows: int) -> None:
-    data = whole(rows, 8)
+    data = whole_numbers(rows, 8)
 
     def kernel(x, masked):
         tile = nl.zeros((128, 8), np.float32)
@@ -150,7 +153,7 @@ def test_a_mask_that_selects_nothing_issues_nothing() -> None:
         tile[...] = nl.multiply(tile, 2.0, mask=mask)
         return stored(tile)
 
-    data = whole(4, 8)
+    data = whole_numbers(4, 8)
     i_p, _ = nl.mgrid[0:4, 0:8]
     assert "tensor_scalar" in issued(launched(kernel, data, i_p < 1))
     for nothing in (i_p < 0, False):
@@ -168,11 +171,11 @@ def test_refuses_masks_joined_otherwise(wrong) -> None:
 
 def test_refuses_a_mask_of_another_shape() -> None:
     with pytest.raises(RuleViolation, match="broadcast to the shape of the access"):
-        run(lambda x: stored(nl.copy(nl.load(x), mask=nl.arange(9)[:, None] < 4)), whole(8, 8))
+        run(lambda x: stored(nl.copy(nl.load(x), mask=nl.arange(9)[:, None] < 4)), whole_numbers(8, 8))
 
 
 def test_matmul_takes_masks_of_loop_variables_only() -> None:
-    data = whole(128, 128)
+    data = whole_numbers(128, 128)
 
     def kernel(x, mask):
         tile = nl.load(x)

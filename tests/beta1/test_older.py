@@ -13,9 +13,9 @@ import simulate.nki.isa as nisa
 import simulate.nki.language as nl
 from nkw.errors import NkwError, RuleViolation
 from simulate.nki.older import OLDER
-from tests.beta1.kernels import whole
+from tests.beta1.kernels import whole_numbers
 
-X = whole(64, 64)
+X = whole_numbers(64, 64)
 
 
 def _copied(x, **older):

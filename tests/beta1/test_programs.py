@@ -14,9 +14,9 @@ import simulate.beta1.isa as nisa
 import simulate.beta1.language as nl
 from nkw.errors import InvalidArgument, NkwError, RuleViolation, Unsupported
 from simulate.run import Mode
-from tests.beta1.kernels import run, stored, whole
+from tests.beta1.kernels import run, stored, whole_numbers
 
-X = whole(128, 64)
+X = whole_numbers(128, 64)
 
 
 @nki.jit

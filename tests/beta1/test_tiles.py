@@ -9,9 +9,9 @@ import pytest
 import simulate.beta1.isa as nisa
 import simulate.beta1.language as nl
 from nkw.errors import InvalidArgument, RuleViolation
-from tests.beta1.kernels import issued, launched, run, stored, whole
+from tests.beta1.kernels import issued, launched, run, stored, whole_numbers
 
-X = whole(128, 64)
+X = whole_numbers(128, 64)
 
 
 def test_an_assigned_result_is_written_in_place() -> None:
@@ -62,7 +62,7 @@ def test_dtype_decides_the_result_and_the_target_decides_without_it() -> None:
 
 @pytest.mark.parametrize("start", [nl.ndarray, nl.zeros])
 def test_matmuls_added_to_psum_accumulate_inside_the_tensor_engine(start) -> None:
-    a, b = whole(256, 128), whole(256, 256, seed=1)
+    a, b = whole_numbers(256, 128), whole_numbers(256, 256, seed=1)
 
     def kernel(a, b):
         total = start((128, 256), np.float32, buffer=nl.psum)
@@ -177,11 +177,11 @@ def test_loop_reduce_adds_up_over_its_loop_and_needs_a_target() -> None:
     def kernel(x, assigned):
         total = nl.ndarray((32, 64), np.float32)
         for k in nl.affine_range(4):
-            part = nl.load(x[nl.ds(32 * k, 32), :])
+            block = nl.load(x[nl.ds(32 * k, 32), :])
             if assigned:
-                total[...] = nl.loop_reduce(part, np.add, loop_indices=[k])
+                total[...] = nl.loop_reduce(block, np.add, loop_indices=[k])
             else:
-                total = nl.loop_reduce(part, np.add, loop_indices=[k])
+                total = nl.loop_reduce(block, np.add, loop_indices=[k])
         return stored(total)
 
     assert np.array_equal(run(kernel, X, True), X.reshape(4, 32, 64).sum(0))
