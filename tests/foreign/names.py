@@ -25,18 +25,18 @@ _MD_BLOCK = re.compile(r"```(?:python|py)\n(.*?)```", re.DOTALL)
 
 
 def uses(folders: Sequence[Path]) -> dict[str, list[str]]:
-    """The dotted names of NKI that the files under `folders` use, each with the places, as `file:line`."""
-    found: dict[str, list[str]] = {}
+    """Return the dotted names of NKI that the files under `folders` use, each with the places, as `file:line`."""
+    places_by_name: dict[str, list[str]] = {}
     for folder in folders:
         for path in sorted(folder.rglob("*")):
             if path.suffix in (".py", ".rst", ".md", ".ipynb", ".txt") and path.is_file():
                 for name, line in _file_uses(path):
-                    found.setdefault(name, []).append(f"{path}:{line}")
-    return found
+                    places_by_name.setdefault(name, []).append(f"{path}:{line}")
+    return places_by_name
 
 
 def missing(names: Sequence[str]) -> list[str]:
-    """The dotted names that the modules bound to `nki` and `neuronxcc.nki` do not have."""
+    """Return the dotted names that the modules bound to `nki` and `neuronxcc.nki` do not have."""
     return [name for name in names if not _resolves(name)]
 
 
@@ -67,20 +67,20 @@ def _sources(path: Path) -> Iterator[str]:
 
 
 def rst_blocks(text: str) -> Iterator[str]:
-    """The Python blocks of a reStructuredText page, dedented."""
+    """Yield the Python blocks of a reStructuredText page, dedented."""
     lines = text.splitlines()
-    at = 0
-    while at < len(lines):
-        match = _RST_BLOCK.match(lines[at])
-        at += 1
+    index = 0
+    while index < len(lines):
+        match = _RST_BLOCK.match(lines[index])
+        index += 1
         if match is None:
             continue
         indent = len(match.group(1))
         block = []
-        while at < len(lines) and (not lines[at].strip() or _indent(lines[at]) > indent):
-            if not lines[at].strip().startswith(":"):
-                block.append(lines[at])
-            at += 1
+        while index < len(lines) and (not lines[index].strip() or _indent(lines[index]) > indent):
+            if not lines[index].strip().startswith(":"):
+                block.append(lines[index])
+            index += 1
         yield textwrap.dedent("\n".join(block)) + "\n"
 
 
@@ -108,51 +108,51 @@ def _tree_uses(tree: ast.AST) -> Iterator[tuple[str, int]]:
     aliases: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for part in node.names:
-                if _is_nki(part.name):
-                    yield part.name, node.lineno
-                    if part.asname:
-                        aliases[part.asname] = part.name
-                    elif part.name.startswith("nki"):
+            for alias in node.names:
+                if _is_nki(alias.name):
+                    yield alias.name, node.lineno
+                    if alias.asname:
+                        aliases[alias.asname] = alias.name
+                    elif alias.name.startswith("nki"):
                         aliases["nki"] = "nki"
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for part in node.names:
-                name = f"{node.module}.{part.name}"
-                if _is_nki(name) and part.name != "*":
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                if _is_nki(name) and alias.name != "*":
                     yield name, node.lineno
-                    aliases[part.asname or part.name] = name
+                    aliases[alias.asname or alias.name] = name
     chains: set[int] = set()
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute) or id(node) in chains:
             continue
-        parts: list[str] = []
+        components: list[str] = []
         inner: ast.expr = node
         while isinstance(inner, ast.Attribute):
             chains.add(id(inner))
-            parts.append(inner.attr)
+            components.append(inner.attr)
             inner = inner.value
         if isinstance(inner, ast.Name) and inner.id in aliases:
-            yield ".".join([aliases[inner.id], *reversed(parts)]), node.lineno
+            yield ".".join([aliases[inner.id], *reversed(components)]), node.lineno
 
 
 def _resolves(name: str) -> bool:
-    parts = name.split(".")
-    start = 2 if parts[0] == "neuronxcc" else 1
+    components = name.split(".")
+    start = 2 if components[0] == "neuronxcc" else 1
     try:
-        value: object = importlib.import_module(".".join(parts[:start]))
+        value: object = importlib.import_module(".".join(components[:start]))
     except ImportError:
         return False
-    for at, part in enumerate(parts[start:], start):
+    for index, component in enumerate(components[start:], start):
         if isinstance(value, ModuleType):
             try:
-                value = importlib.import_module(".".join(parts[: at + 1]))
+                value = importlib.import_module(".".join(components[: index + 1]))
                 continue
             except ImportError:
                 pass
-        if not hasattr(value, part):
+        if not hasattr(value, component):
             # What hangs on a class or an instance may be made at run time; what hangs on a module may not.
             return not isinstance(value, ModuleType)
-        value = getattr(value, part)
+        value = getattr(value, component)
     return True
 
 
@@ -162,11 +162,11 @@ def main(folders: Sequence[str]) -> int:
     import simulate
 
     simulate.install("simulate")
-    found = uses([Path(folder) for folder in folders])
-    lacking = sorted(missing(list(found)), key=lambda name: (-len(found[name]), name))
+    places_by_name = uses([Path(folder) for folder in folders])
+    lacking = sorted(missing(list(places_by_name)), key=lambda name: (-len(places_by_name[name]), name))
     for name in lacking:
-        print(f"{len(found[name]):5d}  {name:60s} {found[name][0]}")
-    print(f"{len(found)} names used, {len(lacking)} of them missing")
+        print(f"{len(places_by_name[name]):5d}  {name:60s} {places_by_name[name][0]}")
+    print(f"{len(places_by_name)} names used, {len(lacking)} of them missing")
     return 1 if lacking else 0
 
 

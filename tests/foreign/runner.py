@@ -84,9 +84,9 @@ class Outcome:
 
 
 def rows(table: Path) -> list[Row]:
-    """The rows of a table; raises ValueError for a row that is not well formed."""
+    """Return the rows of a table; raises ValueError for a row that is not well formed."""
     known = {f.name for f in fields(Row)}
-    found = []
+    table_rows = []
     for entry in _toml(table)["row"]:
         unknown = entry.keys() - known
         if unknown:
@@ -94,8 +94,8 @@ def rows(table: Path) -> list[Row]:
         if bool(entry.get("explained")) != bool(entry.get("fails_with")):
             raise ValueError(f"{table.name}: row {entry.get('symbol')} needs both explained and fails_with")
         tuples = {key: tuple(entry[key]) for key in ("grid", "absent") if key in entry}
-        found.append(Row(**{**entry, **tuples}))
-    return found
+        table_rows.append(Row(**{**entry, **tuples}))
+    return table_rows
 
 
 def run(row: Row, folder: Path, python: str = sys.executable) -> Outcome:
@@ -138,14 +138,14 @@ def _judged(row: Row, passed: bool, detail: str) -> Outcome:
 
 
 def tolerance(row: Row, expected: np.ndarray) -> float:
-    """Half a unit in the last place of the largest result, for each rounding and each float32 addition."""
+    """Return half a unit in the last place of the largest result, for each rounding and each float32 addition."""
     unit = 2.0 ** -(_FRACTION_BITS[row.precision] + 1)
     relative = row.roundings * unit + row.terms * 2.0 ** -(_FRACTION_BITS["float32"] + 1)
     return relative * float(np.abs(expected).max())
 
 
 def report(outcomes: Sequence[Outcome]) -> str:
-    """The outcomes as a table, with a count at the end."""
+    """Return the outcomes as a table, with a count at the end."""
     width = max((len(o.row.label) for o in outcomes), default=0)
     lines = [f"{o.status:<10s}{o.row.label:<{width}s}  {o.detail}" for o in outcomes]
     counts = {
@@ -202,7 +202,7 @@ def _compared(row: Row, clone: Path) -> tuple[bool, str]:
     if row.reference == OWN:
         # Those tests draw from numpy's global generator.
         np.random.seed(row.seed)  # noqa: NPY002
-        return _own_test(module, row.symbol)
+        return _run_unit_test(module, row.symbol)
     kernel = getattr(module, row.symbol.partition("#")[0])
     if row.wrap:
         from neuronxcc import nki
@@ -214,10 +214,10 @@ def _compared(row: Row, clone: Path) -> tuple[bool, str]:
         kernel = nki.jit(kernel)
     if row.grid:
         kernel = kernel[tuple(row.grid)]
-    given = _inputs(row)
-    expected = named_function(row.reference)(*(_copy(value) for value in given), **row.arguments)
+    inputs = _inputs(row)
+    expected = named_function(row.reference)(*(_copy(value) for value in inputs), **row.arguments)
     evaluated = {key: eval(text, module.__dict__) for key, text in row.expressions.items()}
-    results = kernel(*given, **row.arguments, **evaluated)
+    results = kernel(*inputs, **row.arguments, **evaluated)
     results, expected = (value if isinstance(value, tuple) else (value,) for value in (results, expected))
     worst = []
     for result, wanted in zip(results, expected, strict=True):
@@ -233,7 +233,7 @@ def _compared(row: Row, clone: Path) -> tuple[bool, str]:
     return True, "; ".join(worst)
 
 
-def _own_test(module: types.ModuleType, symbol: str) -> tuple[bool, str]:
+def _run_unit_test(module: types.ModuleType, symbol: str) -> tuple[bool, str]:
     """Run a unit test of the file; the last line of its failure is the detail."""
     case, _, method = symbol.partition(".")
     result = unittest.TestResult()
@@ -247,11 +247,13 @@ def _own_test(module: types.ModuleType, symbol: str) -> tuple[bool, str]:
 
 def _module(row: Row, clone: Path) -> types.ModuleType:
     for name in row.absent:
-        parts = name.split(".")
-        for depth in range(1, len(parts) + 1):
-            empty = sys.modules.setdefault(".".join(parts[:depth]), types.ModuleType(parts[depth - 1]))
+        components = name.split(".")
+        for depth in range(1, len(components) + 1):
+            empty = sys.modules.setdefault(
+                ".".join(components[:depth]), types.ModuleType(components[depth - 1])
+            )
             if depth > 1:
-                setattr(sys.modules[".".join(parts[: depth - 1])], parts[depth - 1], empty)
+                setattr(sys.modules[".".join(components[: depth - 1])], components[depth - 1], empty)
     path = clone / row.file
     sys.path[:0] = [str(path.parent), str(clone / "src"), str(clone)]
     source = path.read_text(encoding="utf-8")
@@ -267,7 +269,7 @@ def _module(row: Row, clone: Path) -> types.ModuleType:
 
 
 def _page(text: str, symbol: str) -> str:
-    """The Python block of a page that defines the symbol, after the imports that its blocks need."""
+    """Return the Python block of a page that defines the symbol, after the imports that its blocks need."""
     from tests.foreign.names import rst_blocks
 
     name, _, number = symbol.partition("#")
@@ -279,7 +281,7 @@ def _page(text: str, symbol: str) -> str:
 
 
 def named_function(name: str) -> Any:
-    """A function of references.py, or of another module beside it: `module.function`."""
+    """Return a function of references.py, or of another module beside it: `module.function`."""
     module, _, function = name.rpartition(".")
     return getattr(importlib.import_module(f"tests.foreign.{module or 'references'}"), function)
 
@@ -294,14 +296,14 @@ def _inputs(row: Row) -> tuple[Any, ...]:
 def _array(random: np.random.Generator, entry: dict[str, Any]) -> np.ndarray:
     from tests.foreign.references import numpy_dtype
 
-    shape, kind = tuple(entry["shape"]), entry.get("kind", "uniform")
+    shape, distribution = tuple(entry["shape"]), entry.get("kind", "uniform")
     low, high = entry.get("low", -1.0), entry.get("high", 1.0)
-    if kind == "integers":
+    if distribution == "integers":
         values = random.integers(low, high + 1, shape)
-    elif kind == "normal":
+    elif distribution == "normal":
         values = random.standard_normal(shape)
     else:
-        assert kind == "uniform", f"kind={kind}"
+        assert distribution == "uniform", f"kind={distribution}"
         values = random.uniform(low, high, shape)
     return values.astype(numpy_dtype(entry.get("dtype", "float32")))
 

@@ -103,10 +103,12 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run(clone: Path, calls: list[dict[str, str]], *options: str) -> tuple[int, list[str]]:
-    """The exit status and the lines of a report, one per call."""
+    """Return the exit status and the lines of a report, one per call."""
     table = clone / "table.toml"
-    given = {"kernel": "scale", "file": "test_scale.py", "test": "TestScale.test_scale"}
-    entries = ["\n".join(f"{key} = '{value}'" for key, value in {**given, **call}.items()) for call in calls]
+    defaults = {"kernel": "scale", "file": "test_scale.py", "test": "TestScale.test_scale"}
+    entries = [
+        "\n".join(f"{key} = '{value}'" for key, value in {**defaults, **call}.items()) for call in calls
+    ]
     table.write_text("".join(f"[[row]]\n{entry}\n" for entry in entries))
     command = [sys.executable, str(HERE / "runner.py"), str(clone), "--table", str(table), *options]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -129,8 +131,8 @@ def test_every_row_is_judged_by_the_librarys_own_test(clone: Path) -> None:
             {"test": "test_nothing"},
         ],
     )
-    said = ["passed", "passed", "explained", *["failed"] * 5]
-    assert [line.split()[0] for line in lines[:8]] == said, lines
+    statuses = ["passed", "passed", "explained", *["failed"] * 5]
+    assert [line.split()[0] for line in lines[:8]] == statuses, lines
     assert "out: error 0 of" in lines[0] and "beyond" in lines[3] and "passes, though" in lines[5]
     assert "TypeError" in lines[6] and "the test ran nothing" in lines[7]
     assert status == 1 and lines[-1].startswith("2 passed, 5 failed, 1 explained; at most")

@@ -57,15 +57,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_uses_follow_imports_and_their_aliases(folder: Path) -> None:
-    found = uses([folder])
+    places_by_name = uses([folder])
     assert {
         "nki.isa.dma_copy",
         "nki.isa.constants.oob_mode.skip",
         "nki.isa.memset",
         "nki.language.add",
-    } <= set(found)
-    assert not any("nothing" in name or "shell" in name or "broken" in name for name in found)
-    assert found["nki.isa.tensor_frobnicate"] == [f"{folder / 'a.py'}:9"]
+    } <= set(places_by_name)
+    assert not any("nothing" in name or "shell" in name or "broken" in name for name in places_by_name)
+    assert places_by_name["nki.isa.tensor_frobnicate"] == [f"{folder / 'a.py'}:9"]
 
 
 def test_missing_names_are_those_that_do_not_resolve(folder: Path) -> None:

@@ -52,8 +52,8 @@ def folder(tmp_path: Path) -> Path:
 
 def _row(file: str, **more) -> Row:
     beta1 = {} if file == "now" else {"wrap": True, "until": "stop = 1", "absent": ("vendor.only.here",)}
-    given = {"symbol": "added", "reference": "add", "inputs": [SHAPE, SHAPE], "precision": "float16"}
-    return Row(clone="clone", file=f"{file}.py", **{**given, **beta1, **more})
+    defaults = {"symbol": "added", "reference": "add", "inputs": [SHAPE, SHAPE], "precision": "float16"}
+    return Row(clone="clone", file=f"{file}.py", **{**defaults, **beta1, **more})
 
 
 @pytest.mark.slow
@@ -198,9 +198,9 @@ PAGE = """
 @pytest.mark.slow
 def test_a_block_of_a_page_is_a_row(folder: Path) -> None:
     (folder / "clone" / "page.rst").write_text(PAGE)
-    given = {"reference": "add", "inputs": [SHAPE, SHAPE], "precision": "float16"}
-    assert run(Row("clone", "page.rst", "added#2", **given), folder).status == "passed"
-    assert run(Row("clone", "page.rst", "added", **given), folder).status == "failed"
+    settings = {"reference": "add", "inputs": [SHAPE, SHAPE], "precision": "float16"}
+    assert run(Row("clone", "page.rst", "added#2", **settings), folder).status == "passed"
+    assert run(Row("clone", "page.rst", "added", **settings), folder).status == "failed"
 
 
 @pytest.mark.parametrize("table", TABLES)

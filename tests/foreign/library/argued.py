@@ -100,8 +100,8 @@ ARGUED = (
 
 
 def argument(row: Any, finding: str) -> str:
-    """Why a finding on a row's kernel is accepted; empty if the table does not accept it."""
-    for each in ARGUED:
-        if f"[{each.code}]" in finding and each.words in finding and each.kernel in row.kernel:
-            return each.reason
+    """Return why a finding on a row's kernel is accepted; empty if the table does not accept it."""
+    for entry in ARGUED:
+        if f"[{entry.code}]" in finding and entry.words in finding and entry.kernel in row.kernel:
+            return entry.reason
     return ""

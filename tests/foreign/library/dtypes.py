@@ -22,7 +22,7 @@ class Packed(np.ndarray):
     packed: DType | None = None
 
     def __array_finalize__(self, source: Any) -> None:
-        """A view or a copy is of the same packed dtype."""
+        """Keep the packed dtype in a view or a copy."""
         self.packed = getattr(source, "packed", None)
 
     @property
@@ -36,17 +36,17 @@ class Packed(np.ndarray):
         return np.ndarray.view(self, np.ndarray)
 
     def view(self, *args: Any, **kwargs: Any) -> Any:
-        """A view of the words."""
+        """Return a view of the words."""
         return self.plain.view(*args, **kwargs)
 
     def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> Any:
-        """The words, if of another dtype; casting packed values to it is refused."""
+        """Return the words, if of another dtype; casting packed values to it is refused."""
         if dtype == self.packed:
             return self.copy()
         raise TypeError(f"{self.packed} has no cast to {dtype}")
 
     def __reduce__(self) -> Any:
-        """Pickle as words with a name."""
+        """Return what pickle stores: words with a name."""
         return _packed, (self.plain, str(self.packed))
 
 
@@ -57,7 +57,7 @@ def _packed(words: np.ndarray, name: str) -> Packed:
 
 
 def static_cast(values: Any, dtype: Any) -> np.ndarray:
-    """The values in another dtype; to an x4 dtype four neighbours of the last dim become one word, and back."""
+    """Cast values to another dtype; for x4 dtypes four neighbours of the last dim become one word, and back."""
     wanted = _dtype(dtype)
     if isinstance(values, Packed):
         if wanted == values.packed:
@@ -74,7 +74,7 @@ def static_cast(values: Any, dtype: Any) -> np.ndarray:
 
 
 def allocating(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    """numpy's zeros or empty, for packed dtypes too."""
+    """Return numpy's zeros or empty, for packed dtypes too."""
 
     def allocate(shape: Any, dtype: Any = float, *args: Any, **kwargs: Any) -> np.ndarray:
         if isinstance(dtype, DType) and dtype.is_packed:
@@ -93,15 +93,15 @@ def _words(elements: np.ndarray, dtype: DType) -> np.ndarray:
     bits = dtype.storage.itemsize * 8 // _PACKED
     mask = dtype.storage.type((1 << bits) - 1)
     words = np.zeros(codes.shape[:-1], dtype.storage)
-    for place in range(_PACKED):
-        words |= (codes[..., place] & mask) << dtype.storage.type(place * bits)
+    for index in range(_PACKED):
+        words |= (codes[..., index] & mask) << dtype.storage.type(index * bits)
     return words
 
 
 def _unpacked(words: np.ndarray, dtype: DType) -> np.ndarray:
     bits = dtype.storage.itemsize * 8 // _PACKED
     mask = (1 << bits) - 1
-    codes = np.stack([(words >> (place * bits)) & mask for place in range(_PACKED)], -1).astype(np.uint8)
+    codes = np.stack([(words >> (index * bits)) & mask for index in range(_PACKED)], -1).astype(np.uint8)
     return codes.reshape(*words.shape[:-1], -1).view(dtype.packed_storage).astype(np.float32)
 
 
@@ -117,24 +117,24 @@ def _storage(dtype: Any) -> np.dtype:
 
 
 def finfo(dtype: Any) -> Any:
-    """What is asked of a floating dtype: the numpy dtype that holds it, and its range."""
+    """Return what is asked of a floating dtype: the numpy dtype that holds it, and its range."""
     known = as_dtype(dtype)
     return SimpleNamespace(dtype=known.storage, max=known.max, min=-known.max)
 
 
 def is_float_type(dtype: Any) -> bool:
-    """Whether a dtype is a floating one."""
+    """Return whether a dtype is a floating one."""
     known = _dtype(dtype)
     return known.is_float if isinstance(known, DType) else known.kind == "f"
 
 
 def sizeinbytes(dtype: Any) -> int:
-    """The bytes of one element."""
+    """Return the bytes of one element."""
     return as_dtype(dtype).itemsize
 
 
 def module() -> ModuleType:
-    """The stand-in, to be imported as `neuron_dtypes`."""
+    """Return the stand-in, to be imported as `neuron_dtypes`."""
     made = ModuleType("neuron_dtypes")
     made.__dict__.update(DTYPES, static_cast=static_cast, finfo=finfo)
     made.__dict__.update(is_float_type=is_float_type, sizeinbytes=sizeinbytes)

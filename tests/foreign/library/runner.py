@@ -59,16 +59,16 @@ class Outcome:
 
 
 def rows(table: Path = HERE / "table.toml") -> list[Row]:
-    """The rows of a table; raises ValueError for a row that is not well formed."""
-    known, found = {f.name for f in fields(Row)}, []
+    """Return the rows of a table; raises ValueError for a row that is not well formed."""
+    known, table_rows = {f.name for f in fields(Row)}, []
     for entry in _toml(table)["row"]:
         unknown = entry.keys() - known
         if unknown:
             raise ValueError(f"{table.name}: row {entry.get('kernel')} has unknown keys {sorted(unknown)}")
         if bool(entry.get("explained")) != bool(entry.get("fails_with")):
             raise ValueError(f"{table.name}: row {entry.get('kernel')} needs both explained and fails_with")
-        found.append(Row(**entry))
-    return found
+        table_rows.append(Row(**entry))
+    return table_rows
 
 
 def run(row: Row, check: bool) -> Outcome:
@@ -90,7 +90,9 @@ def _one(row: Row, check: bool) -> dict[str, Any]:
         with gathered() if check else nullcontext() as seen:
             results = running.results(row)
         if check:
-            findings = [str(each) for launch, evidence in seen.launches for each in detect(launch, evidence)]
+            findings = [
+                str(finding) for launch, evidence in seen.launches for finding in detect(launch, evidence)
+            ]
         passed, detail = (
             bool(results) and all(good for good, _ in results),
             "; ".join(text for _, text in results),
@@ -106,7 +108,9 @@ def _judged(row: Row, result: dict[str, Any]) -> Outcome:
     from tests.foreign.library.argued import argument
 
     passed, detail = result.pop("passed"), result.pop("detail")
-    result["findings"] = tuple(each for each in result.get("findings", ()) if not argument(row, each))
+    result["findings"] = tuple(
+        finding for finding in result.get("findings", ()) if not argument(row, finding)
+    )
     status = "passed" if passed else "failed"
     if row.explained and passed:
         status, detail = "failed", f"passes, though the table says: {row.explained}"
@@ -118,9 +122,9 @@ def _judged(row: Row, result: dict[str, Any]) -> Outcome:
 
 
 def report(outcome: Outcome) -> str:
-    """One outcome as a line, and a finding per line below it."""
+    """Return one outcome as a line, and a finding per line below it."""
     head = f"{outcome.status:<10s}{outcome.seconds:6.1f} s {outcome.mib:5d} MiB  {outcome.row.label}"
-    return "\n".join([f"{head}  {outcome.detail}", *(f"    {each}" for each in outcome.findings)])
+    return "\n".join([f"{head}  {outcome.detail}", *(f"    {finding}" for finding in outcome.findings)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,25 +15,27 @@ from simulate.world import launch
 from tests.foreign.library.dtypes import Packed, static_cast
 
 
-def outputs(asked: Any) -> list[list[Any]]:
-    """The outputs of the kernel, one list of arrays per rank."""
-    ranks = asked.inference_args.collective_ranks
-    given = [_of_rank(asked.kernel_input, rank) for rank in range(ranks)]
-    packed = {name: str(value.dtype) for name, value in given[0].items() if isinstance(value, Packed)}
-    kernel = getattr(asked.kernel_func, "func", asked.kernel_func)
-    arguments = [((), {name: _host(value) for name, value in each.items()}) for each in given]
+def outputs(test: Any) -> list[list[Any]]:
+    """Return the outputs of the kernel, one list of arrays per rank."""
+    ranks = test.inference_args.collective_ranks
+    inputs_by_rank = [_select_rank(test.kernel_input, rank) for rank in range(ranks)]
+    packed = {
+        name: str(value.dtype) for name, value in inputs_by_rank[0].items() if isinstance(value, Packed)
+    }
+    kernel = getattr(test.kernel_func, "func", test.kernel_func)
+    arguments = [((), {name: _host(value) for name, value in inputs.items()}) for inputs in inputs_by_rank]
     done = launch(
         _viewing(kernel, packed) if packed else kernel,
         arguments,
-        target_hardware(asked.compiler_input.platform_target.get_compile_target()),
-        asked.compiler_input.logical_nc_config,
+        target_hardware(test.compiler_input.platform_target.get_compile_target()),
+        test.compiler_input.logical_nc_config,
         has_grid=True,
     )
     return [_listed(value) for value in done.outputs]
 
 
-def _of_rank(given: Any, rank: int) -> dict[str, Any]:
-    values = given.for_rank(rank) if hasattr(given, "for_rank") else given
+def _select_rank(kernel_input: Any, rank: int) -> dict[str, Any]:
+    values = kernel_input.for_rank(rank) if hasattr(kernel_input, "for_rank") else kernel_input
     return {name.removesuffix(".must_alias_input"): value for name, value in (values or {}).items()}
 
 
@@ -50,12 +52,12 @@ def _host(value: Any) -> Any:
 
 
 def _viewing(kernel: Callable[..., Any], packed: dict[str, str]) -> Callable[..., Any]:
-    """The kernel with words taken for the packed values that they are."""
+    """Return the kernel with words taken for the packed values that they are."""
 
-    def viewing(**given: Any) -> Any:
+    def viewing(**arguments: Any) -> Any:
         for name, dtype in packed.items():
-            given[name] = given[name].view(dtype)
-        return kernel(**given)
+            arguments[name] = arguments[name].view(dtype)
+        return kernel(**arguments)
 
     viewing.__name__ = getattr(kernel, "__name__", "kernel")
     return viewing
@@ -67,9 +69,9 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def compared(asked: Any, results: list[list[Any]]) -> tuple[bool, str]:
-    """Whether every output of every rank is within the test's own tolerance, and the worst of each."""
-    wanted = asked.validation_args
+def compared(test: Any, results: list[list[Any]]) -> tuple[bool, str]:
+    """Return whether every output of every rank is within the test's own tolerance, and the worst of each."""
+    wanted = test.validation_args
     texts, good = [], True
     for rank, values in enumerate(results):
         golden = _golden(wanted.golden_output, rank)
@@ -124,10 +126,10 @@ def results(row: Any) -> list[tuple[bool, str]]:
     )
     owner, _, name = row.test.rpartition(".")
     function = getattr(getattr(module, owner), name) if owner else getattr(module, name)
-    given = {"range_test_options": _case(function, row.case)} if row.case else {}
+    options = {"range_test_options": _case(function, row.case)} if row.case else {}
     import nki.language as nl
 
-    given.update(eval(f"dict({row.arguments})", {"nl": nl, "np": np, **module.__dict__}))
+    options.update(eval(f"dict({row.arguments})", {"nl": nl, "np": np, **module.__dict__}))
     manager = Manager(TraceMode.Simulator)
     fixtures = {
         "test_manager": manager,
@@ -138,12 +140,12 @@ def results(row: Any) -> list[tuple[bool, str]]:
     }
     names = inspect.signature(function).parameters
     filled = {key: value for key, value in fixtures.items() if key in names}
-    function(*([getattr(module, owner)()] if owner else []), **{**filled, **given})
+    function(*([getattr(module, owner)()] if owner else []), **{**filled, **options})
     return manager.results
 
 
 def _case(function: Any, name: str) -> Any:
-    """One of the cases that the ranges of a test generate, by its name; they are drawn from a fixed seed."""
+    """Return one of the cases that a test's ranges generate, by its name; they are drawn from a fixed seed."""
     from test.utils.ranged_test_harness import RangeTestHarness
 
     random.seed(0)
@@ -160,9 +162,9 @@ class Manager:
         self.trace_mode = trace_mode
         self.results: list[tuple[bool, str]] = []
 
-    def execute(self, asked: Any) -> None:
+    def execute(self, test: Any) -> None:
         """Run a kernel for a test; a wrong result is kept, an error is raised."""
-        self.results.append(compared(asked, outputs(asked)))
+        self.results.append(compared(test, outputs(test)))
 
 
 class _Silent:

@@ -127,7 +127,7 @@ def allocate_packed() -> None:
 
 
 def mend() -> None:
-    """Correct the reference's table of fp4 values, which has -2 twice and so misses one place for all beyond."""
+    """Replace the reference's table of fp4 values, which has -2 twice and so misses one place for all beyond."""
     import torch
     from nkilib_src.nkilib.core.utils import mx_torch_common
 
@@ -136,19 +136,19 @@ def mend() -> None:
 
 
 def circulant(column: Any) -> np.ndarray:
-    """The matrix whose columns are rotations of `column`, as scipy.linalg has it."""
+    """Return the matrix whose columns are rotations of `column`, as scipy.linalg has it."""
     column = np.asarray(column)
     rows = np.arange(column.size)
     return column[(rows[:, None] - rows) % column.size]
 
 
 def expit(x: Any) -> np.ndarray:
-    """The logistic function, in the dtype that comes in."""
+    """Return the logistic function, in the dtype that comes in."""
     return 1 / (1 + np.exp(-np.asarray(x)))
 
 
 def erf(x: Any) -> np.ndarray:
-    """The error function."""
+    """Return the error function."""
     import torch
 
     return torch.erf(torch.from_numpy(np.ascontiguousarray(x))).numpy()
