@@ -14,7 +14,7 @@ import nki.language as nl  # noqa: E402
 
 
 def tiled_product(a_by_k, b):
-    """a.T @ b, tile by tile; operands are loaded and copied, and cast to float32 where their dtypes differ."""
+    """Compute a.T @ b by tiles; operands are loaded and copied, and cast to float32 where their dtypes differ."""
     (depth, rows), columns = a_by_k.shape, b.shape[1]
     dtype = b.dtype if a_by_k.dtype == b.dtype else nl.float32
     out = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.shared_hbm)
@@ -36,13 +36,13 @@ def tiled_product(a_by_k, b):
     return out
 
 
-def whole(seed: int, *shape: int, dtype=np.float32, largest: int = 3) -> np.ndarray:
-    """Whole numbers whose sums of products are exact in float32, in any order."""
+def whole_numbers(seed: int, *shape: int, dtype=np.float32, largest: int = 3) -> np.ndarray:
+    """Draw whole numbers whose sums of products are exact in float32, in any order."""
     return np.random.default_rng(seed).integers(-largest, largest + 1, shape).astype(dtype)
 
 
 def assert_within_bound_of_sums(result: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
-    """Whatever the order of a sum of n products in float32, it errs by n u / (1 - n u) of the sum of magnitudes."""
+    """Assert that sums of n products in float32 err by n u / (1 - n u) of the sum of magnitudes, in any order."""
     depth, unit = left.shape[1], 2.0**-24
     left, right = left.astype(np.float64), right.astype(np.float64)
     bound = depth * unit / (1 - depth * unit) * (np.abs(left) @ np.abs(right))
@@ -50,7 +50,7 @@ def assert_within_bound_of_sums(result: np.ndarray, left: np.ndarray, right: np.
 
 
 def calls(cache: ReplayCache) -> list[str]:
-    """The names of the functions that the only rewritten program calls."""
+    """Return the names of the functions that the only rewritten program calls."""
     (program,) = cache.programs
     (rank,) = program.fused._ranks
     return [function.__name__ for segment in rank.segments for function, _ in segment]

@@ -14,7 +14,7 @@ from simulate.replay import Program, ReplayOptions
 from simulate.replay.arena import Arena
 from simulate.replay.fusion.blocked_matmul import LARGE, choose_block_shape, count_scratch_elements, multiply
 from simulate.world import process_replays
-from tests.replay.matmuls import assert_within_bound_of_sums, calls, tiled_product, whole
+from tests.replay.matmuls import assert_within_bound_of_sums, calls, tiled_product, whole_numbers
 
 simulate.install("simulate")
 
@@ -23,7 +23,7 @@ BF16 = ml_dtypes.bfloat16
 
 
 def multiplied(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """left @ right by blocks, into a part of a larger matrix whose other elements must not change."""
+    """Compute left @ right by blocks, into a part of a larger matrix whose other elements must not change."""
     (rows, depth), columns = left.shape, right.shape[1]
     scratch = np.full(count_scratch_elements(rows, depth, columns), np.nan, np.float32)
     around = np.full((rows + 2, columns + 2), 7.0, np.float32)
@@ -77,12 +77,12 @@ def test_the_scratch_does_not_grow_with_the_matrix(rows, depth, columns) -> None
 @pytest.mark.parametrize(("columns", "blocked"), [(1023, False), (1024, False), (1025, True)])
 @pytest.mark.parametrize("weights_left", [False, True])
 def test_a_large_narrow_operand_is_never_widened_whole(cache, columns, blocked, weights_left) -> None:
-    few, weights = whole(1, 1024, 5), whole(2, 1024, columns, dtype=BF16)
+    few, weights = whole_numbers(1, 1024, 5), whole_numbers(2, 1024, columns, dtype=BF16)
     assert (weights.size > LARGE) == blocked
-    given = (weights, few) if weights_left else (few, weights)
+    inputs = (weights, few) if weights_left else (few, weights)
     outputs = [
         simulate.World("trn2", replay=ReplayOptions(), replays=process_replays())
-        .launch(tiled_product, [(given, {})], mode)
+        .launch(tiled_product, [(inputs, {})], mode)
         .outputs[0]
         for mode in (simulate.Mode.eager, simulate.Mode.replay, simulate.Mode.replay)
     ]
@@ -95,8 +95,8 @@ def test_a_large_narrow_operand_is_never_widened_whole(cache, columns, blocked, 
 
 def test_rewriting_holds_the_tables_of_no_more_tiles_than_are_in_use() -> None:
     depth, columns = 1024, 2048
-    given = whole(1, depth, 1), whole(2, depth, columns, dtype=BF16)
-    program = Program(simulate.launch(tiled_product, [(given, {})]))
+    inputs = whole_numbers(1, depth, 1), whole_numbers(2, depth, columns, dtype=BF16)
+    program = Program(simulate.launch(tiled_product, [(inputs, {})]))
     tracemalloc.start()
     try:
         program.rewrite()

@@ -10,7 +10,7 @@ import simulate
 from nkw.errors import OutOfBounds
 from simulate.replay import ReplayOptions
 from simulate.world import process_replays
-from tests.replay.matmuls import calls, tiled_product, whole
+from tests.replay.matmuls import calls, tiled_product, whole_numbers
 
 simulate.install("simulate")
 
@@ -26,14 +26,14 @@ def launch(kernel, *arguments, mode=simulate.Mode.replay, target="trn2", **optio
 
 
 def both_ways(kernel, *arguments, **options):
-    """The outputs and the arguments after an eager and after a rewritten launch, on copies."""
-    found = []
+    """Return the outputs and the arguments after an eager and after a rewritten launch, on copies."""
+    outputs_and_arguments = []
     for mode in (simulate.Mode.eager, simulate.Mode.replay, simulate.Mode.replay):
-        own = [each.copy() if isinstance(each, np.ndarray) else each for each in arguments]
-        output = launch(kernel, *own, mode=mode, **options)
+        copies = [argument.copy() if isinstance(argument, np.ndarray) else argument for argument in arguments]
+        output = launch(kernel, *copies, mode=mode, **options)
         outputs = list(output) if isinstance(output, tuple) else [output]
-        found.append(outputs + [each for each in own if isinstance(each, np.ndarray)])
-    return found[0], found[2]
+        outputs_and_arguments.append(outputs + [array for array in copies if isinstance(array, np.ndarray)])
+    return outputs_and_arguments[0], outputs_and_arguments[2]
 
 
 def agree(kernel, *arguments) -> None:
@@ -51,7 +51,7 @@ def stored(out, tile, rows=slice(None), columns=slice(None)):
 )
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 def test_a_tiled_matmul_becomes_one_call(cache, depth, rows, columns, dtype) -> None:
-    a, b = whole(1, depth, rows, dtype=dtype), whole(2, depth, columns, dtype=BF16)
+    a, b = whole_numbers(1, depth, rows, dtype=dtype), whole_numbers(2, depth, columns, dtype=BF16)
     agree(tiled_product, a, b if dtype == BF16 else b.astype(np.float32))
     tiles = -(-depth // 128) * -(-rows // 128) * -(-columns // 512)
     assert cache.report.matmuls_fused == tiles - 1
@@ -67,20 +67,22 @@ def test_sums_taken_in_another_order_stay_within_the_bound(cache) -> None:
     assert (np.abs(replayed[0].astype(np.float64) - eager[0]) <= bound).all()
 
 
-def pieced_product(parts, b, width):
-    """The sum of parts[i].T @ b[i]; each operand is computed first, in a tile of its own."""
-    count, depth, rows = parts.shape
+def pieced_product(operands, b, width):
+    """Sum operands[i].T @ b[i]; each operand is computed first, in a tile of its own."""
+    count, depth, rows = operands.shape
     columns = b.shape[2]
     out = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.shared_hbm)
     lefts = [nl.ndarray((depth, rows), dtype=nl.float32) for _ in range(count)]
-    for part, left in enumerate(lefts):
-        nisa.tensor_scalar(dst=left, data=nl.load(parts[part]), op0=nl.multiply, operand0=float(part + 1))
+    for index, left in enumerate(lefts):
+        nisa.tensor_scalar(
+            dst=left, data=nl.load(operands[index]), op0=nl.multiply, operand0=float(index + 1)
+        )
     for start in range(0, columns, width):
         end = min(columns, start + width)
         total = nl.ndarray((rows, end - start), dtype=nl.float32, buffer=nl.psum)
-        for part, left in enumerate(lefts):
-            moving = nl.load(b[part, :, start:end])
-            nisa.nc_matmul(dst=total, stationary=left, moving=moving, accumulate=part > 0)
+        for index, left in enumerate(lefts):
+            moving = nl.load(b[index, :, start:end])
+            nisa.nc_matmul(dst=total, stationary=left, moving=moving, accumulate=index > 0)
         result = nl.ndarray(total.shape, dtype=nl.float32)
         nisa.tensor_copy(dst=result, src=total)
         stored(out, result, columns=slice(start, end))
@@ -89,18 +91,18 @@ def pieced_product(parts, b, width):
 
 @pytest.mark.parametrize(("columns", "joined"), [(7, 0), (8, 2), (9, 2)])
 def test_separate_operands_are_concatenated_above_a_size(cache, columns, joined) -> None:
-    agree(pieced_product, whole(1, 3, 128, 5), whole(2, 3, 128, columns), columns)
+    agree(pieced_product, whole_numbers(1, 3, 128, 5), whole_numbers(2, 3, 128, columns), columns)
     assert cache.report.matmuls_fused == joined
 
 
 def test_separate_operands_are_concatenated_once_for_all_adjacent_columns(cache) -> None:
-    given = whole(1, 3, 128, 9), whole(2, 3, 128, 25)
-    agree(pieced_product, *given, 12)
+    inputs = whole_numbers(1, 3, 128, 9), whole_numbers(2, 3, 128, 25)
+    agree(pieced_product, *inputs, 12)
     assert cache.report.matmuls_fused == 8  # of three parts times three blocks of columns, the last ragged
 
 
 def product_then_square(a_by_k, b, width):
-    """(a.T @ b) ** 2, multiplied by blocks of columns and squared at once."""
+    """Compute (a.T @ b) ** 2, multiplied by blocks of columns and squared at once."""
     rows, columns = a_by_k.shape[1], b.shape[1]
     out = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.shared_hbm)
     wide = nl.ndarray((rows, columns), dtype=nl.float32)
@@ -118,23 +120,23 @@ def product_then_square(a_by_k, b, width):
 
 @pytest.mark.parametrize("rows", [1, 5, 128])
 def test_adjacent_results_need_no_copy(cache, rows) -> None:
-    agree(product_then_square, whole(1, 64, rows), whole(2, 64, 300), 128)
+    agree(product_then_square, whole_numbers(1, 64, rows), whole_numbers(2, 64, 300), 128)
     (program,) = cache.programs
     called = [function.__name__ for segment in program.fused._ranks[0].segments for function, _ in segment]
     assert called == ["matmul", "multiply"]
 
 
 def interleaved_product(x, w, rows_first):
-    """w.T @ x, or its transpose: partition p holds the neighbouring rows p * count … of both, as decode kernels do."""
+    """Compute w.T @ x, or its transpose: partition p holds the neighbouring rows p * count … of both."""
     columns, count = w.shape[1], w.shape[0] // 128
     vector = nl.load(x.reshape((128, count)))
     matrix = nl.load(w.reshape((128, count, columns)))
     shape = (columns, 1) if rows_first else (1, columns)
     total = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
-    for part in range(count):
-        operands = matrix[:, part, :], vector[:, part : part + 1]
+    for row in range(count):
+        operands = matrix[:, row, :], vector[:, row : row + 1]
         stationary, moving = operands if rows_first else operands[::-1]
-        nisa.nc_matmul(dst=total, stationary=stationary, moving=moving, accumulate=part > 0)
+        nisa.nc_matmul(dst=total, stationary=stationary, moving=moving, accumulate=row > 0)
     out = nl.ndarray(shape, dtype=nl.float32, buffer=nl.shared_hbm)
     result = nl.ndarray(shape, dtype=nl.float32)
     nisa.tensor_copy(dst=result, src=total)
@@ -145,29 +147,29 @@ def interleaved_product(x, w, rows_first):
 @pytest.mark.parametrize("rows_first", [True, False])
 @pytest.mark.parametrize(("count", "dtype"), [(1, np.float32), (2, np.float32), (5, np.float32), (3, BF16)])
 def test_interleaved_parts_of_a_sum_are_one_matmul(cache, count, dtype, rows_first) -> None:
-    x, w = whole(1, 128 * count, 1, dtype=dtype), whole(2, 128 * count, 127, dtype=dtype)
+    x, w = whole_numbers(1, 128 * count, 1, dtype=dtype), whole_numbers(2, 128 * count, 127, dtype=dtype)
     agree(interleaved_product, x, w, rows_first)
     assert cache.report.matmuls_fused == count - 1
     assert calls(cache).count("matmul") == 1 and "add" not in calls(cache)
 
 
 def spread_product(x, w, chunks):
-    """Chunks of x @ w, one a partition, all but a rest: the stationary operand of a chunk is zero in other columns."""
+    """Compute chunks of x @ w, one a partition: the stationary operand of a chunk is zero in other columns."""
     depth, columns = w.shape
     count, size = depth // 128, columns // chunks
     vector = nl.load(x.reshape((128, count)))
     matrix = nl.load(w.reshape((128, count, columns)))
     total = nl.ndarray((chunks, size), dtype=nl.float32, buffer=nl.psum)
-    for part in range(count):
+    for row in range(count):
         for chunk in range(chunks):
             spread = nl.ndarray((128, chunks), dtype=nl.float32)
             nisa.memset(dst=spread, value=0.0)
-            nisa.tensor_copy(dst=spread[:, chunk : chunk + 1], src=vector[:, part : part + 1])
+            nisa.tensor_copy(dst=spread[:, chunk : chunk + 1], src=vector[:, row : row + 1])
             nisa.nc_matmul(
                 dst=total,
                 stationary=spread,
-                moving=matrix[:, part, chunk * size : (chunk + 1) * size],
-                accumulate=part + chunk > 0,
+                moving=matrix[:, row, chunk * size : (chunk + 1) * size],
+                accumulate=row + chunk > 0,
             )
     out = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.shared_hbm)
     result = nl.ndarray(total.shape, dtype=nl.float32)
@@ -178,7 +180,12 @@ def spread_product(x, w, chunks):
 
 @pytest.mark.parametrize(("count", "chunks"), [(1, 3), (3, 2), (3, 4), (2, 7)])
 def test_a_sum_of_parts_of_several_matrices_is_one_matmul_for_each(cache, count, chunks) -> None:
-    agree(spread_product, whole(1, 128 * count, 1), whole(2, 128 * count, 9 * chunks + 1), chunks)
+    agree(
+        spread_product,
+        whole_numbers(1, 128 * count, 1),
+        whole_numbers(2, 128 * count, 9 * chunks + 1),
+        chunks,
+    )
     assert cache.report.matmuls_fused == (count - 1) * chunks and calls(cache).count("add") == chunks - 1
 
 
@@ -189,16 +196,16 @@ def test_interleaved_rows_of_a_result_are_one_matmul(cache, count) -> None:
         vector, matrix = nl.load(x), nl.load(w)
         result = nl.ndarray((127, count), dtype=nl.float32)
         total = nl.ndarray((127, count), dtype=nl.float32, buffer=nl.psum)
-        for part in range(count):
+        for index in range(count):
             nisa.nc_matmul(
-                dst=total[:, part : part + 1], stationary=matrix[:, part:columns:count], moving=vector
+                dst=total[:, index : index + 1], stationary=matrix[:, index:columns:count], moving=vector
             )
         nisa.tensor_copy(dst=result, src=total)
         out = nl.ndarray((127, count), dtype=nl.float32, buffer=nl.shared_hbm)
         stored(out, result)
         return out
 
-    agree(rows_of_a_product, whole(1, 64, 1), whole(2, 64, 127 * count))
+    agree(rows_of_a_product, whole_numbers(1, 64, 1), whole_numbers(2, 64, 127 * count))
     assert calls(cache).count("matmul") == 1
 
 
@@ -207,13 +214,13 @@ def test_indices_read_at_run_time(cache, per_row) -> None:
     def moves(table, rows, out):
         tile = nl.ndarray((2, 3), dtype=table.dtype)
         index = nl.load(rows)
-        here = {"vector_offset": index} if per_row else {"scalar_offset": index[0:1]}
-        nisa.dma_copy(dst=tile, src=table.ap([[3, 2], [1, 3]], **here))
+        offset = {"vector_offset": index} if per_row else {"scalar_offset": index[0:1]}
+        nisa.dma_copy(dst=tile, src=table.ap([[3, 2], [1, 3]], **offset))
         nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=2.0)
-        nisa.dma_copy(dst=out.ap([[3, 2], [1, 3]], **here), src=tile)
+        nisa.dma_copy(dst=out.ap([[3, 2], [1, 3]], **offset), src=tile)
         return out
 
-    agree(moves, whole(1, 8, 3), np.array([[5], [2]], np.int32), whole(2, 8, 3))
+    agree(moves, whole_numbers(1, 8, 3), np.array([[5], [2]], np.int32), whole_numbers(2, 8, 3))
     assert cache.report.unlowered == 0
 
 
@@ -224,13 +231,13 @@ def test_run_time_indices_stay_inside_in_replays(cache, per_row, index, outside)
         count = 2 if per_row else 1
         tile = nl.ndarray((count, 3), dtype=table.dtype)
         loaded = nl.load(rows)
-        here = {"vector_offset": loaded} if per_row else {"scalar_offset": loaded}
-        nisa.dma_copy(dst=tile, src=table.ap([[3, count], [1, 3]], **here))
-        nisa.dma_copy(dst=out.ap([[3, count], [1, 3]], **here), src=tile)
+        offset = {"vector_offset": loaded} if per_row else {"scalar_offset": loaded}
+        nisa.dma_copy(dst=tile, src=table.ap([[3, count], [1, 3]], **offset))
+        nisa.dma_copy(dst=out.ap([[3, count], [1, 3]], **offset), src=tile)
         return out
 
     table, rows, out = (
-        whole(1, 8, 3),
+        whole_numbers(1, 8, 3),
         np.full((2 if per_row else 1, 1), 1, np.int32),
         np.zeros((8, 3), np.float32),
     )
@@ -254,7 +261,7 @@ def test_an_input_that_is_overwritten_is_read_before(cache) -> None:
         nisa.dma_copy(dst=x[0:64], src=second)
         return x
 
-    agree(shifts, whole(1, 128, 7))
+    agree(shifts, whole_numbers(1, 128, 7))
     assert cache.report.rewritten == 1
 
 
@@ -268,7 +275,7 @@ def test_a_tile_that_is_written_again_keeps_its_earlier_readers(cache) -> None:
         stored(out, tile)
         return out
 
-    agree(reuses, whole(1, 128, 9), whole(2, 128, 9))
+    agree(reuses, whole_numbers(1, 128, 9), whole_numbers(2, 128, 9))
 
 
 def test_a_copy_through_hbm_is_eliminated(cache) -> None:
@@ -281,7 +288,7 @@ def test_a_copy_through_hbm_is_eliminated(cache) -> None:
         stored(out, tile)
         return out
 
-    agree(through, whole(1, 128, 9))
+    agree(through, whole_numbers(1, 128, 9))
     assert cache.report.calls == 1
 
 
@@ -334,27 +341,27 @@ def test_a_matmul_that_cannot_be_traced_accumulates(cache) -> None:
         stored(out, result)
         return out
 
-    x, y = whole(1, 64, 16, dtype=BF16), whole(2, 64, 32, dtype=BF16)
+    x, y = whole_numbers(1, 64, 16, dtype=BF16), whole_numbers(2, 64, 32, dtype=BF16)
     eager, replayed = both_ways(multiplies, x, y, target="trn3")
     assert np.array_equal(eager[0], replayed[0])
     assert cache.report.rewritten == 1
 
 
 def test_a_result_of_several_writes(cache) -> None:
-    def parts(x):
+    def write_thirds(x):
         out = nl.ndarray((x.shape[0], 3 * x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
         tile, n = nl.load(x), x.shape[1]
         whole_row = nl.ndarray((x.shape[0], 3 * n), dtype=x.dtype)
-        for part, factor in enumerate((1.0, 2.0, 3.0)):
+        for index, factor in enumerate((1.0, 2.0, 3.0)):
             nisa.tensor_scalar(
-                dst=whole_row[:, part * n : (part + 1) * n], data=tile, op0=nl.multiply, operand0=factor
+                dst=whole_row[:, index * n : (index + 1) * n], data=tile, op0=nl.multiply, operand0=factor
             )
         doubled = nl.ndarray(whole_row.shape, dtype=x.dtype)
         nisa.tensor_tensor(dst=doubled, data1=whole_row, data2=whole_row, op=nl.add)
         stored(out, doubled)
         return out
 
-    agree(parts, whole(1, 128, 5))
+    agree(write_thirds, whole_numbers(1, 128, 5))
 
 
 def test_arguments_that_share_memory_are_replayed_as_recorded() -> None:
@@ -382,7 +389,7 @@ def test_arguments_that_share_memory_are_replayed_as_recorded() -> None:
 
 
 def test_a_rewritten_program_keeps_no_bytes_of_tiles(cache) -> None:
-    a, b = whole(1, 256, 128), whole(2, 256, 128)
+    a, b = whole_numbers(1, 256, 128), whole_numbers(2, 256, 128)
     for exact in (False, False, True, False, False):
         result = launch(tiled_product, a, b, exact=exact)
         assert np.array_equal(result, a.T @ b)
@@ -402,9 +409,9 @@ def test_tiles_with_run_time_addresses_keep_memory_of_their_own(cache, exact_bet
         return out
 
     for step, value in enumerate((0, 0, 0, 0)):
-        x = whole(step, 8, 4)
-        given = x, np.array([[value]], np.int32)
-        assert np.array_equal(launch(picks, *given, exact=exact_between and step == 2), x)
+        x = whole_numbers(step, 8, 4)
+        inputs = x, np.array([[value]], np.int32)
+        assert np.array_equal(launch(picks, *inputs, exact=exact_between and step == 2), x)
 
 
 def test_state_between_instructions_is_followed(cache) -> None:
@@ -412,24 +419,24 @@ def test_state_between_instructions_is_followed(cache) -> None:
         out = nl.ndarray((x.shape[0], 2), dtype=nl.float32, buffer=nl.shared_hbm)
         tile, squares = nl.load(x), nl.ndarray(x.shape, dtype=nl.float32)
         total = nl.ndarray((x.shape[0], 2), dtype=nl.float32)
-        for part, command in enumerate((nisa.reduce_cmd.reset_reduce, nisa.reduce_cmd.reduce)):
+        for column, command in enumerate((nisa.reduce_cmd.reset_reduce, nisa.reduce_cmd.reduce)):
             nisa.activation(
                 dst=squares,
                 op=nl.square,
                 data=tile,
                 reduce_op=nl.add,
-                reduce_res=total[:, part : part + 1],
+                reduce_res=total[:, column : column + 1],
                 reduce_cmd=command,
             )
         stored(out, total)
         return out
 
     for rows in (127, 128, 3):
-        agree(sums, whole(1, rows, 9))
+        agree(sums, whole_numbers(1, rows, 9))
 
 
 def random_kernel(seed: int):
-    """A kernel of drawn instructions over some tiles and HBM tensors, in which nothing is read before it is written."""
+    """Return a kernel of drawn instructions over tiles and HBM tensors, which reads nothing before it is written."""
 
     def kernel(x, y, w):
         draw = np.random.default_rng(seed)
@@ -445,20 +452,20 @@ def random_kernel(seed: int):
             start = int(draw.integers(0, n - 1))
             end = int(draw.integers(start + 1, n + 1))
             where = slice(start, end)
-            kind = draw.integers(0, 9)
-            if kind == 0:
+            choice = draw.integers(0, 9)
+            if choice == 0:
                 nisa.tensor_copy(dst=a[:, where], src=b[:, where])
-            elif kind == 1:
+            elif choice == 1:
                 nisa.tensor_tensor(dst=a[:, where], data1=a[:, where], data2=b[:, where], op=nl.subtract)
-            elif kind == 2:
+            elif choice == 2:
                 nisa.tensor_scalar(dst=a[:, where], data=b[:, where], op0=nl.minimum, operand0=2.0)
-            elif kind == 3:
+            elif choice == 3:
                 hbm = (x, y, scratch, out)[draw.integers(0, 4)]
                 nisa.dma_copy(dst=a[:, where], src=hbm[:, where])
-            elif kind == 4:
+            elif choice == 4:
                 hbm = (x, scratch, out)[draw.integers(0, 3)]
                 nisa.dma_copy(dst=hbm[:, where], src=a[:, where])
-            elif kind == 5:
+            elif choice == 5:
                 bank = nl.ndarray((n, x.shape[0]), dtype=nl.float32, buffer=nl.psum)
                 nisa.nc_transpose(dst=bank, data=a)
                 turned = nl.ndarray((n, x.shape[0]), dtype=nl.float32)
@@ -466,7 +473,7 @@ def random_kernel(seed: int):
                 back = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.psum)
                 nisa.nc_transpose(dst=back, data=turned)
                 nisa.tensor_copy(dst=b, src=back)
-            elif kind == 6:
+            elif choice == 6:
                 total = nl.ndarray((x.shape[0], n), dtype=nl.float32, buffer=nl.psum)
                 weights = nl.load(w)
                 low = nl.ndarray(x.shape, dtype=nl.float32)
@@ -481,7 +488,7 @@ def random_kernel(seed: int):
                     half = slice(k * (n // 2), (k + 1) * (n // 2))
                     nisa.nc_matmul(dst=total, stationary=turned[half], moving=weights[half], accumulate=k > 0)
                 nisa.tensor_copy(dst=b, src=total)
-            elif kind == 7:
+            elif choice == 7:
                 column = nl.ndarray((x.shape[0], 1), dtype=nl.float32)
                 nisa.tensor_reduce(dst=column, op=nl.maximum, data=a[:, where], axis=1)
                 nisa.tensor_scalar(dst=b[:, where], data=a[:, where], op0=nl.subtract, operand0=column)
@@ -498,7 +505,7 @@ def random_kernel(seed: int):
 
 
 def scratch_of(scratch):
-    """A copy of an internal tensor, which a kernel may return."""
+    """Copy an internal tensor, which a kernel may return."""
     copy = nl.ndarray(scratch.shape, dtype=nl.float32, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=copy, src=scratch)
     return copy
@@ -508,9 +515,13 @@ def scratch_of(scratch):
 def test_random_programs_give_eagers_bytes(cache, seed) -> None:
     """All numbers are whole and small, so that every order of summation is exact."""
     rows = (128, 127, 33)[seed % 3]
-    arguments = whole(seed, rows, 64), whole(seed + 1, rows, 64), whole(seed + 2, 64, 64, largest=1)
+    arguments = (
+        whole_numbers(seed, rows, 64),
+        whole_numbers(seed + 1, rows, 64),
+        whole_numbers(seed + 2, 64, 64, largest=1),
+    )
     kernel = random_kernel(seed)
     agree(kernel, *arguments)
     assert cache.report.rewritten == 1
-    launch(kernel, *[each.copy() for each in arguments], exact=True, verify=True)
+    launch(kernel, *[argument.copy() for argument in arguments], exact=True, verify=True)
     assert cache.report.verified == 1

@@ -271,27 +271,27 @@ def a_list_in_a_list_in_a_table():
 
 @change
 def a_list_that_holds_itself():
-    held: list[Any] = [2.0]
-    held.append(held)
-    return lambda x: scaled(x, held[1][0]), lambda: held.__setitem__(0, 3.0)
+    cycle: list[Any] = [2.0]
+    cycle.append(cycle)
+    return lambda x: scaled(x, cycle[1][0]), lambda: cycle.__setitem__(0, 3.0)
 
 
 @change
 def a_set():
-    held = {2.0}
-    return lambda x: scaled(x, sum(held)), lambda: held.add(3.0)
+    factors = {2.0}
+    return lambda x: scaled(x, sum(factors)), lambda: factors.add(3.0)
 
 
 @change
 def the_type_of_a_key():
-    held = {1: 0}
+    counts = {1: 0}
     factors = {int: 2.0, bool: 3.0}
 
     def swap():
-        held.clear()
-        held[True] = 0
+        counts.clear()
+        counts[True] = 0
 
-    return lambda x: scaled(x, factors[type(next(iter(held)))]), swap
+    return lambda x: scaled(x, factors[type(next(iter(counts)))]), swap
 
 
 @change
@@ -331,7 +331,7 @@ def _kernel_with_a_cell(filled: bool) -> tuple[Any, Any]:
         except NameError:
             return scaled(x, 7.0)
 
-    cell = next(each for each in kernel.__closure__ or () if each.cell_contents == 2.0)
+    cell = next(cell for cell in kernel.__closure__ or () if cell.cell_contents == 2.0)
     if not filled:
         del cell.cell_contents
     return kernel, cell
@@ -511,11 +511,11 @@ def test_equal_arguments_of_another_meaning_are_another_program(cache, make) -> 
 
 def test_a_changed_class_of_an_argument_is_never_served_by_a_stale_program(cache) -> None:
     class Config(nl.NKIObject):
-        def __init__(self, own):
-            self.own = own
+        def __init__(self, scale):
+            self.scale = scale
 
         def factor(self):
-            return self.own
+            return self.scale
 
     class Factor(Enum):
         one = [2.0]  # noqa: RUF012
@@ -527,9 +527,9 @@ def test_a_changed_class_of_an_argument_is_never_served_by_a_stale_program(cache
             lambda: setattr(Config, "factor", lambda s: 3.0),
         ),
         (lambda x, factor: scaled(x, factor.value[0]), Factor.one, lambda: Factor.one.value.append(0.0)),
-        (lambda x, kind: scaled(x, kind.own), Config, lambda: setattr(Config, "own", 3.0)),
+        (lambda x, cls: scaled(x, cls.scale), Config, lambda: setattr(Config, "scale", 3.0)),
     ):
-        Config.own = 2.0  # type: ignore[attr-defined]
+        Config.scale = 2.0  # type: ignore[attr-defined]
         for _ in range(2):
             launched(kernel, X, value)
         hits = cache.report.hits
@@ -557,11 +557,11 @@ def counts_in_its_closure():
 
 @refusal("the kernel changes what it depends on")
 def counts_in_a_list():
-    held: list[int] = []
+    calls: list[int] = []
 
     def kernel(x):
-        held.append(1)
-        return scaled(x, len(held))
+        calls.append(1)
+        return scaled(x, len(calls))
 
     return kernel
 
@@ -657,7 +657,7 @@ def returns_an_object():
     return lambda x: Frozen(scaled(x, 2.0))
 
 
-@pytest.mark.parametrize(("make", "reason"), REFUSALS, ids=lambda each: getattr(each, "__name__", ""))
+@pytest.mark.parametrize(("make", "reason"), REFUSALS, ids=lambda make: getattr(make, "__name__", ""))
 def test_a_kernel_that_may_do_otherwise_next_time_is_launched_eagerly(cache, make, reason) -> None:
     kernel = make()
     for _ in range(2):
@@ -692,14 +692,14 @@ def test_an_argument_that_cannot_be_compared_is_no_error(cache, argument, reason
 
 
 def test_a_kernel_that_changes_its_arguments_is_launched_eagerly(cache) -> None:
-    def kernel(x, held):
-        held.append(1)
-        return scaled(x, len(held))
+    def kernel(x, calls):
+        calls.append(1)
+        return scaled(x, len(calls))
 
     for _ in range(2):
-        held: list[int] = []
-        assert np.array_equal(launched(kernel, X, held), X)
-        assert held == [1]
+        calls: list[int] = []
+        assert np.array_equal(launched(kernel, X, calls), X)
+        assert calls == [1]
     assert cache.report.refusals == {"the kernel changes its arguments": 2}
 
 
@@ -710,10 +710,10 @@ def test_a_long_chain_of_values_is_watched_to_its_end(cache) -> None:
         first = [first]
 
     def kernel(x):
-        found: Any = first
-        while isinstance(found, list):
-            found = found[0]
-        return scaled(x, found)
+        current: Any = first
+        while isinstance(current, list):
+            current = current[0]
+        return scaled(x, current)
 
     for factor in (2.0, 2.0, 3.0):
         last[0] = factor
@@ -723,8 +723,8 @@ def test_a_long_chain_of_values_is_watched_to_its_end(cache) -> None:
 
 def test_an_array_of_another_byte_order_is_read_as_the_numbers_it_holds() -> None:
     for value in (1.0, 2.0):
-        given = np.full((4, 4), value, ">f4")
-        assert np.array_equal(launched(scaled, given, 3.0), np.full((4, 4), 3 * value))
+        array = np.full((4, 4), value, ">f4")
+        assert np.array_equal(launched(scaled, array, 3.0), np.full((4, 4), 3 * value))
 
 
 def test_a_kernel_returns_a_named_tuple_however_it_is_launched(cache) -> None:
@@ -734,9 +734,9 @@ def test_a_kernel_returns_a_named_tuple_however_it_is_launched(cache) -> None:
         return Pair(scaled(x, 2.0), scaled(x, 3.0))
 
     for step in range(2):
-        found = launched(kernel, X + step)
-        assert isinstance(found, Pair)
-        assert np.array_equal(found.a, 2 * (X + step)) and np.array_equal(found.b, 3 * (X + step))
+        pair = launched(kernel, X + step)
+        assert isinstance(pair, Pair)
+        assert np.array_equal(pair.a, 2 * (X + step)) and np.array_equal(pair.b, 3 * (X + step))
     assert cache.report.hits == 1
 
 

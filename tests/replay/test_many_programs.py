@@ -7,7 +7,7 @@ import pytest
 
 import simulate
 from simulate.replay import Program, why_not_replayed
-from tests.replay.test_fusion import random_kernel, whole
+from tests.replay.test_fusion import random_kernel, whole_numbers
 
 
 def replayed_instructions(seed: int) -> int:
@@ -15,8 +15,8 @@ def replayed_instructions(seed: int) -> int:
     rows = (128, 127, 33, 129 - 64)[seed % 4]
 
     def arrays(number: int) -> list[np.ndarray]:
-        first, second = whole(number, rows, 64), whole(number + 1, rows, 64)
-        return [first, second, whole(number + 2, 64, 64, largest=1)]
+        first, second = whole_numbers(number, rows, 64), whole_numbers(number + 1, rows, 64)
+        return [first, second, whole_numbers(number + 2, 64, 64, largest=1)]
 
     kernel, target = random_kernel(seed), ("trn1", "trn2", "trn3")[seed % 3]
     chip = simulate.hardware(target)
@@ -29,9 +29,9 @@ def replayed_instructions(seed: int) -> int:
         if not exact:
             program.rewrite()
             assert program.why_not_fused is None
-        given = arrays(seed + 100)
-        (seen,) = program.run([given], exact=exact)
-        for one, other in zip((*seen, *given), (*wanted, *eager), strict=True):
+        arguments = arrays(seed + 100)
+        (seen,) = program.run([arguments], exact=exact)
+        for one, other in zip((*seen, *arguments), (*wanted, *eager), strict=True):
             assert one.tobytes() == other.tobytes(), (seed, exact)
     return len(done.streams[0])
 

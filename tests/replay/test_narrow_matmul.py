@@ -17,7 +17,7 @@ from simulate.replay.fusion import narrow_matmul as narrow
 from simulate.replay.fusion import speed
 from simulate.replay.fusion.blocked_matmul import choose_block_shape
 from simulate.world import process_replays
-from tests.replay.matmuls import assert_within_bound_of_sums, calls, tiled_product, whole
+from tests.replay.matmuls import assert_within_bound_of_sums, calls, tiled_product, whole_numbers
 
 torch = pytest.importorskip("torch", reason="torch is an extra (speed)")
 onemkl = pytest.mark.skipif(not speed.has_onemkl(), reason="this torch shows no oneMKL")
@@ -37,15 +37,15 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 
 
 def turned(matrix: np.ndarray) -> np.ndarray:
-    """The same matrix, its columns one after the other in memory."""
+    """Return the same matrix, its columns one after the other in memory."""
     return np.ascontiguousarray(matrix.T).T
 
 
-def replays(given: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The outputs of an eager and of a rewritten launch."""
+def replays(operands: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the outputs of an eager and of a rewritten launch."""
     world = simulate.World("trn2", replay=ReplayOptions(speed=True), replays=process_replays())
     modes = (simulate.Mode.eager, simulate.Mode.replay, simulate.Mode.replay)
-    eager, _, replayed = (world.launch(tiled_product, [(given, {})], mode).outputs[0] for mode in modes)
+    eager, _, replayed = (world.launch(tiled_product, [(operands, {})], mode).outputs[0] for mode in modes)
     return eager, replayed
 
 
@@ -63,7 +63,7 @@ def test_oneMKL_multiplies_every_layout(rows, depth, columns, layouts) -> None:
         return (turned(around) if layouts & bit else around)[1:-1, 1:-1]
 
     left, right = (
-        each.astype(BF16, order="K") for each in (laid_out(1, rows, depth), laid_out(2, depth, columns))
+        matrix.astype(BF16, order="K") for matrix in (laid_out(1, rows, depth), laid_out(2, depth, columns))
     )
     around = np.full((rows + 2, columns + 2), 7.0, np.float32)
     out = (turned(around) if layouts & 4 else around)[1:-1, 1:-1]
@@ -102,9 +102,9 @@ def by_parts(left: np.ndarray, right: np.ndarray, at_once: int) -> np.ndarray:
 @pytest.mark.parametrize("magnitude", [-85, 0, 120])
 def test_three_bfloat16_numbers_hold_a_float32(magnitude) -> None:
     values = np.ldexp(normal(1, 9, 301), magnitude).astype(np.float32)
-    parts = np.empty((27, 301), BF16)
-    narrow.split_float32(values, parts, np.empty_like(values))
-    assert np.array_equal(parts.astype(np.float64).reshape(3, 9, 301).sum(0), values)
+    narrow_terms = np.empty((27, 301), BF16)
+    narrow.split_float32(values, narrow_terms, np.empty_like(values))
+    assert np.array_equal(narrow_terms.astype(np.float64).reshape(3, 9, 301).sum(0), values)
 
 
 @onemkl
@@ -130,9 +130,9 @@ def test_numbers_without_parts_have_the_products_of_plain_multiplication(value, 
 
 def test_nan_stays_nan_for_every_payload() -> None:
     values = np.array([[0x7F800001, 0xFFC00000, 0x7FFFFFFF]], np.uint32).view(np.float32)
-    parts = np.empty((3, 3), BF16)
-    narrow.split_float32(values, parts, np.empty_like(values))
-    assert np.isnan(parts[0].astype(np.float32)).all() and not parts[1:].any()
+    narrow_terms = np.empty((3, 3), BF16)
+    narrow.split_float32(values, narrow_terms, np.empty_like(values))
+    assert np.isnan(narrow_terms[0].astype(np.float32)).all() and not narrow_terms[1:].any()
 
 
 # -- in rewritten programs ----------------------------------------------------------------------------------------
@@ -142,8 +142,8 @@ def test_nan_stays_nan_for_every_payload() -> None:
 @pytest.mark.parametrize("weights_left", [False, True])
 def test_bfloat16_matrices_keep_their_float32_sums(cache, library, weights_left) -> None:
     """The sums are whole numbers beyond the 8 bits of bfloat16, so a rounded product would show."""
-    given = whole(1, 512, 128, dtype=BF16), whole(2, 512, 640, dtype=BF16)
-    eager, replayed = replays(given[::-1] if weights_left else given)
+    operands = whole_numbers(1, 512, 128, dtype=BF16), whole_numbers(2, 512, 640, dtype=BF16)
+    eager, replayed = replays(operands[::-1] if weights_left else operands)
     assert calls(cache).count("multiply" if library == "oneMKL" else "multiply_widened") == 1
     assert np.array_equal(eager, replayed)
     assert (replayed != replayed.astype(BF16)).any()
@@ -152,7 +152,9 @@ def test_bfloat16_matrices_keep_their_float32_sums(cache, library, weights_left)
 @onemkl
 @pytest.mark.parametrize(("columns", "narrow"), [(63, False), (64, True), (65, True)])
 def test_oneMKL_multiplies_above_a_size(cache, columns, narrow) -> None:
-    eager, replayed = replays((whole(1, 128, 32, dtype=BF16), whole(2, 128, columns, dtype=BF16)))
+    eager, replayed = replays(
+        (whole_numbers(1, 128, 32, dtype=BF16), whole_numbers(2, 128, columns, dtype=BF16))
+    )
     assert ("multiply" in calls(cache)) == narrow
     assert np.array_equal(eager, replayed)
 
@@ -163,7 +165,7 @@ def test_oneMKL_multiplies_above_a_size(cache, columns, narrow) -> None:
 def test_torch_multiplies_where_both_operands_have_enough_rows(
     cache, library, few, narrow, weights_left
 ) -> None:
-    x, weights = whole(1, 512, few, dtype=BF16), whole(2, 512, 640, dtype=BF16)
+    x, weights = whole_numbers(1, 512, few, dtype=BF16), whole_numbers(2, 512, 640, dtype=BF16)
     assert few * weights.size >= 1 << 24 or not narrow
     eager, replayed = replays((weights, x) if weights_left else (x, weights))
     assert np.array_equal(eager, replayed)
@@ -188,15 +190,15 @@ def test_a_large_narrow_matrix_is_multiplied_by_the_parts_of_a_float32_one(
 @onemkl
 def test_products_of_parts_are_verified_against_eager(cache) -> None:
     world = simulate.World("trn2", replay=ReplayOptions(speed=True, verify=True), replays=process_replays())
-    given = normal(1, 1024, 129), normal(2, 1024, 1025).astype(BF16)
+    operands = normal(1, 1024, 129), normal(2, 1024, 1025).astype(BF16)
     for _ in range(2):
-        world.launch(tiled_product, [(given, {})], simulate.Mode.replay)
+        world.launch(tiled_product, [(operands, {})], simulate.Mode.replay)
     assert cache.report.verified == 1 and "widen" not in calls(cache)
 
 
 @pytest.mark.parametrize("library", ["torch"], indirect=True)
 def test_without_oneMKL_a_large_narrow_matrix_is_widened_in_blocks(cache, library) -> None:
-    eager, replayed = replays((whole(1, 1024, 5), whole(2, 1024, 1025, dtype=BF16)))
+    eager, replayed = replays((whole_numbers(1, 1024, 5), whole_numbers(2, 1024, 1025, dtype=BF16)))
     assert np.array_equal(eager, replayed)
     assert "multiply" in calls(cache) and "multiply_widened" not in calls(cache)
 
@@ -229,10 +231,10 @@ def test_a_processor_without_fast_bfloat16_stays_with_numpy(monkeypatch, relativ
     monkeypatch.setattr(speed, "available", lambda: True)
     monkeypatch.setattr(speed, "relative_time", lambda: relative)
     speed.warn_of_slowness.cache_clear()
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert [ReplayOptions.from_environment().speed for _ in range(2)] == [faster, faster]
-    assert [str(each.message) for each in said] == (
+    assert [str(warning.message) for warning in caught] == (
         []
         if faster
         else [

@@ -7,7 +7,7 @@ import pytest
 
 import simulate
 from simulate.replay.fusion import packing
-from tests.replay.matmuls import calls, whole
+from tests.replay.matmuls import calls, whole_numbers
 from tests.replay.test_fusion import agree
 
 simulate.install("simulate")
@@ -17,15 +17,17 @@ import nki.language as nl  # noqa: E402
 
 
 def attended(x, w, rows):
-    """For each part of x: rows of it in another order, the softmax of a product of them, and its largest element."""
-    parts, height, width = x.shape
-    out = nl.ndarray((parts, 128, width + 1), dtype=nl.float32, buffer=nl.shared_hbm)
+    """Compute for each block of x: rows in another order, the softmax of their product, and its largest element."""
+    blocks, height, width = x.shape
+    out = nl.ndarray((blocks, 128, width + 1), dtype=nl.float32, buffer=nl.shared_hbm)
     weights = nl.load(w)
-    for part in range(parts):
-        at = nl.load(rows[part])
+    for block in range(blocks):
+        row_numbers = nl.load(rows[block])
         gathered = nl.ndarray((128, width), dtype=nl.float32)
-        flat = x.reshape((parts * height, width))
-        nisa.dma_copy(dst=gathered, src=flat.ap(pattern=[[width, 128], [1, width]], vector_offset=at))
+        flat = x.reshape((blocks * height, width))
+        nisa.dma_copy(
+            dst=gathered, src=flat.ap(pattern=[[width, 128], [1, width]], vector_offset=row_numbers)
+        )
         product = nl.ndarray((128, width), dtype=nl.float32, buffer=nl.psum)
         nisa.nc_matmul(dst=product, stationary=weights, moving=gathered)
         shifted = nl.ndarray((128, width), dtype=nl.float32)
@@ -35,24 +37,24 @@ def attended(x, w, rows):
         total = nl.ndarray((128, 1), dtype=nl.float32)
         nisa.tensor_reduce(dst=total, op=nl.add, data=gathered, axis=1)
         nisa.tensor_scalar(dst=shifted, data=shifted, op0=nl.subtract, operand0=total)
-        nisa.dma_copy(dst=out[part, :, 0:width], src=shifted)
-        nisa.dma_copy(dst=out[part, :, width : width + 1], src=largest)
+        nisa.dma_copy(dst=out[block, :, 0:width], src=shifted)
+        nisa.dma_copy(dst=out[block, :, width : width + 1], src=largest)
     return out
 
 
-def given(parts: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rows = np.random.default_rng(parts).integers(0, parts * 130, (parts, 128, 1)).astype(np.int32)
-    return whole(1, parts, 130, width), whole(2, 128, 128), rows
+def draw_arguments(blocks: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rows = np.random.default_rng(blocks).integers(0, blocks * 130, (blocks, 128, 1)).astype(np.int32)
+    return whole_numbers(1, blocks, 130, width), whole_numbers(2, 128, 128), rows
 
 
 @pytest.mark.parametrize("width", [1, 2, 33])
 def test_repeated_parts_take_the_calls_of_one(cache, width) -> None:
-    found = []
-    for parts in (3, 8):
+    kernel_calls = []
+    for blocks in (3, 8):
         cache.clear()
-        agree(attended, *given(parts, width))
-        found.append(calls(cache))
-    assert found[0] == found[1]
+        agree(attended, *draw_arguments(blocks, width))
+        kernel_calls.append(calls(cache))
+    assert kernel_calls[0] == kernel_calls[1]
 
 
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
@@ -74,22 +76,22 @@ def test_what_an_earlier_part_stores_is_read_by_a_later_one(cache) -> None:
             nisa.dma_copy(dst=state, src=tile)
         return state
 
-    agree(handed_on, whole(1, 128, 5), np.arange(127, -1, -1, dtype=np.int32)[:, None])
+    agree(handed_on, whole_numbers(1, 128, 5), np.arange(127, -1, -1, dtype=np.int32)[:, None])
 
 
 def test_a_choice_of_elements_is_rewritten(cache) -> None:
     def chosen(x, masks):
         out = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.shared_hbm)
-        for part in range(x.shape[0]):
+        for index in range(x.shape[0]):
             tile = nl.ndarray((128, x.shape[2]), dtype=nl.float32)
             nisa.memset(dst=tile, value=7.0)
-            nisa.tensor_copy_predicated(dst=tile, src=nl.load(x[part]), predicate=nl.load(masks[part]))
+            nisa.tensor_copy_predicated(dst=tile, src=nl.load(x[index]), predicate=nl.load(masks[index]))
             nisa.tensor_copy_predicated(
-                dst=tile, src=0.5, predicate=nl.load(masks[part - 1]), reverse_pred=True
+                dst=tile, src=0.5, predicate=nl.load(masks[index - 1]), reverse_pred=True
             )
-            nisa.dma_copy(dst=out[part], src=tile)
+            nisa.dma_copy(dst=out[index], src=tile)
         return out
 
     masks = np.random.default_rng(7).integers(0, 2, (3, 128, 6)).astype(np.uint8)
-    agree(chosen, whole(1, 3, 128, 6), masks)
+    agree(chosen, whole_numbers(1, 3, 128, 6), masks)
     assert (cache.report.rewritten, cache.report.unlowered) == (1, 0)

@@ -122,10 +122,10 @@ def test_an_assignment_makes_element_ids(builder, provenance) -> None:
     assert {view.value.number for _, view in split_into_boxes(provenance, builder.values)} == {0, 1}
 
 
-@pytest.mark.parametrize("of", ["the whole", "the part"])
-def test_an_assignment_to_aliased_elements_is_not_traced(builder, provenance, of) -> None:
+@pytest.mark.parametrize("target", ["the whole", "the part"])
+def test_an_assignment_to_aliased_elements_is_not_traced(builder, provenance, target) -> None:
     tile = Tracer(builder, provenance, float32)
-    part = tile[0]
+    view = tile[0]
     with pytest.raises(Untraceable, match="another view aliases"):
         (tile if of == "the whole" else part)[...] = 1.0
     own = tile.copy()

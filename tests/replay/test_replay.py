@@ -28,10 +28,10 @@ STEPS = [1.0, 2.0]
 
 
 def replayed(kernel, *arguments, ranks: int = 1, target: str = "trn2"):
-    """One launch in replay mode; `arguments` are those of the one rank, or a list of them for several."""
+    """Launch once in replay mode; `arguments` are those of the one rank, or a list of them for several."""
     world = simulate.World(target, ranks=ranks, replays=process_replays())
-    given = [(tuple(arguments), {})] if ranks == 1 else [(tuple(each), {}) for each in arguments]
-    done = world.launch(kernel, given, mode=simulate.Mode.replay)
+    launches = [(tuple(arguments), {})] if ranks == 1 else [(tuple(argument), {}) for argument in arguments]
+    done = world.launch(kernel, launches, mode=simulate.Mode.replay)
     return done.outputs[0] if ranks == 1 else done.outputs
 
 
@@ -55,10 +55,10 @@ def test_a_second_launch_is_replayed_on_its_own_data(cache) -> None:
 
 
 def attention_like(x, w, cache, position):
-    """Matmuls that accumulate, narrow weights, a reduction, a gather and a scatter by a run-time number."""
+    """Run matmuls that accumulate, narrow weights, a reduction, a gather and a scatter by a run-time number."""
     rows, hidden = x.shape
     out = nl.ndarray((rows, hidden), dtype=nl.float32, buffer=nl.shared_hbm)
-    at = nl.load(position)
+    loaded_position = nl.load(position)
     data, weights = nl.load(x), nl.load(w)
     wide = nl.ndarray(weights.shape, dtype=nl.float32)
     nisa.tensor_copy(dst=wide, src=weights)
@@ -74,9 +74,9 @@ def attention_like(x, w, cache, position):
     nisa.activation_reduce(dst=result, op=nl.exp, data=total, reduce_op=nl.add, reduce_res=sums, scale=0.01)
     nisa.tensor_scalar(dst=result, data=result, op0=nl.multiply, operand0=sums)
     row = nl.ndarray((1, hidden), dtype=nl.float32)
-    nisa.dma_copy(dst=row, src=cache.ap([[hidden, 1], [1, hidden]], scalar_offset=at))
+    nisa.dma_copy(dst=row, src=cache.ap([[hidden, 1], [1, hidden]], scalar_offset=loaded_position))
     nisa.tensor_tensor(dst=result[0:1], data1=result[0:1], data2=row, op=nl.add)
-    nisa.dma_copy(dst=cache.ap([[hidden, 1], [1, hidden]], scalar_offset=at), src=result[0:1])
+    nisa.dma_copy(dst=cache.ap([[hidden, 1], [1, hidden]], scalar_offset=loaded_position), src=result[0:1])
     nisa.dma_copy(dst=out, src=result)
     return out, cache
 
@@ -123,9 +123,9 @@ def test_replayed_ranks_complete_rendezvous(cache) -> None:
         return out
 
     for seed in range(3):
-        parts = [floats(seed * 3 + rank, 4, 4).round() for rank in range(3)]
-        for out in replayed(total, *[(part, group) for part in parts], ranks=3):
-            assert np.array_equal(out, sum(parts))
+        arrays = [floats(seed * 3 + rank, 4, 4).round() for rank in range(3)]
+        for out in replayed(total, *[(array, group) for array in arrays], ranks=3):
+            assert np.array_equal(out, sum(arrays))
     assert cache.report.hits == 2
 
 
@@ -550,8 +550,8 @@ def test_a_chain_of_rendezvous_completes(cache) -> None:
     groups = [(first,), (first, second), (second,)]
     for exact in (False, False, True):
         world = simulate.World("trn2", ranks=3, replay=ReplayOptions(exact=exact), replays=process_replays())
-        given = [((np.full((4, 4), 10.0**rank, np.float32), groups[rank]), {}) for rank in range(3)]
-        outputs = world.launch(chained, given, mode=simulate.Mode.replay).outputs
+        launches = [((np.full((4, 4), 10.0**rank, np.float32), groups[rank]), {}) for rank in range(3)]
+        outputs = world.launch(chained, launches, mode=simulate.Mode.replay).outputs
         assert [int(output[0, 0]) for output in outputs] == [11, 111, 111]
     assert cache.report.hits == 2
 
@@ -580,9 +580,9 @@ def test_a_dry_launch_has_no_values_to_repeat() -> None:
 
 
 def test_a_launch_on_a_logical_core_of_two_physical_cores_has_no_program() -> None:
-    given = [((floats(1, 4, 4), 3.0), {})]
-    assert why_not_replayed(simulate.launch(scaled, given, logical_core_size=1)) is None
-    done = simulate.launch(scaled, given, logical_core_size=2)
+    launches = [((floats(1, 4, 4), 3.0), {})]
+    assert why_not_replayed(simulate.launch(scaled, launches, logical_core_size=1)) is None
+    done = simulate.launch(scaled, launches, logical_core_size=2)
     assert why_not_replayed(done) == "a logical core of several physical cores"
     with pytest.raises(
         simulate.errors.InvalidArgument, match="several physical cores; launch the kernel eagerly"
@@ -649,10 +649,10 @@ def test_a_program_takes_an_array_without_dims_as_it_was_recorded() -> None:
 @pytest.mark.slow
 def test_a_launch_that_is_kept_holds_no_tensor_of_the_kernel() -> None:
     gc.collect()
-    before = sum(type(each) is Storage and each.array.nbytes > 1 for each in gc.get_objects())
+    before = sum(type(candidate) is Storage and candidate.array.nbytes > 1 for candidate in gc.get_objects())
     done = simulate.launch(attention_like, [(attention_arguments(0), {})])
     gc.collect()
-    after = sum(type(each) is Storage and each.array.nbytes > 1 for each in gc.get_objects())
+    after = sum(type(candidate) is Storage and candidate.array.nbytes > 1 for candidate in gc.get_objects())
     assert len(done.streams[0]) > 10 and after == before
 
 
@@ -666,8 +666,8 @@ def test_a_replay_refuses_an_index_that_does_not_exist(cache) -> None:
 
     table = floats(0, 8, 3)
     for rows in ([1, 2], [0, 7]):
-        found = replayed(looks_up, table, np.array(rows, np.int32)[:, None])
-        assert np.array_equal(found, table[rows])
+        output = replayed(looks_up, table, np.array(rows, np.int32)[:, None])
+        assert np.array_equal(output, table[rows])
     for rows in ([8, 0], [0, -1]):
         messages = []
         for mode in (simulate.Mode.replay, simulate.Mode.eager):
@@ -701,7 +701,7 @@ for seed in range(3):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "summary"),
     [
         ([], "0 launches replayed, 0 recorded"),
         (["--replay"], "2 launches replayed, 1 recorded, 0 refused, 0 dropped, 0 verified"),
@@ -709,13 +709,13 @@ for seed in range(3):
         (["--verify-replay"], "2 launches replayed, 1 recorded, 0 refused, 0 dropped, 2 verified"),
     ],
 )
-def test_a_script_is_replayed_on_request(cache, monkeypatch, capsys, tmp_path, options, said) -> None:
+def test_a_script_is_replayed_on_request(cache, monkeypatch, capsys, tmp_path, options, summary) -> None:
     for variable in ("NKW_REPLAY", "NKW_EXACT_REPLAY", "NKW_VERIFY_REPLAY"):
         monkeypatch.setenv(variable, "0")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     assert main(["run", *options, "--replay-report", str(script)]) == 0
-    assert f"replay: {said}" in capsys.readouterr().err
+    assert f"replay: {summary}" in capsys.readouterr().err
     assert bool(cache.report.rewritten) == (options in (["--replay"], ["--verify-replay"]))
 
 
@@ -763,7 +763,7 @@ def test_a_kernel_that_reads_no_values_says_so() -> None:
         nisa.dma_copy(dst=x, src=tile)
         return x
 
-    given = [((np.ones((4, 4), np.float32),), {})]
-    assert not simulate.launch(scaled_copy, given).reads_values
+    launches = [((np.ones((4, 4), np.float32),), {})]
+    assert not simulate.launch(scaled_copy, launches).reads_values
     with gathered():  # detectors read values, and the kernel does not
-        assert not simulate.launch(scaled_copy, given).reads_values
+        assert not simulate.launch(scaled_copy, launches).reads_values

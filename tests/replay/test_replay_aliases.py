@@ -24,7 +24,7 @@ DTYPES = (np.float32, ml_dtypes.bfloat16, np.float16, np.int32, np.uint8, ml_dty
 
 
 def random_kernel(seed: int, group: Any) -> Any:
-    """Loads, stores, copies in HBM and rendezvous, drawn; it returns arguments, views and results."""
+    """Return a kernel of drawn loads, stores, copies in HBM and rendezvous; it returns arguments, views and results."""
 
     def kernel(*arguments):
         draw = np.random.default_rng(seed)
@@ -33,36 +33,36 @@ def random_kernel(seed: int, group: Any) -> Any:
             nl.ndarray((ROWS, COLUMNS), dtype=dtype, buffer=buffer)
             for buffer in (nl.shared_hbm, nl.private_hbm)
         )
-        tiles = [nl.load(each) for each in arguments]
+        tiles = [nl.load(argument) for argument in arguments]
         nisa.dma_copy(dst=inside, src=tiles[0])
         nisa.dma_copy(dst=out, src=tiles[-1])
         tensors = [*arguments, inside, out]
         for _ in range(18):
             one, other = (tiles[i] for i in draw.integers(0, len(tiles), 2))
-            here, there = (tensors[i] for i in draw.integers(0, len(tensors), 2))
+            target, source = (tensors[i] for i in draw.integers(0, len(tensors), 2))
             first, top = int(draw.integers(0, COLUMNS - 1)), int(draw.integers(0, ROWS - 1))
             columns = slice(first, int(draw.integers(first + 1, COLUMNS + 1)))
             rows = slice(top, int(draw.integers(top + 1, ROWS + 1)))
             low, mirrored = slice(0, rows.stop - top), slice(ROWS - rows.stop, ROWS - top)
-            kind = draw.integers(0, 8)
-            if kind == 0:
-                nisa.dma_copy(dst=here[rows, columns], src=one[low, columns])
-            elif kind == 1:
-                nisa.dma_copy(dst=one[low, columns], src=here[rows, columns])
-            elif kind == 2:
+            choice = draw.integers(0, 8)
+            if choice == 0:
+                nisa.dma_copy(dst=target[rows, columns], src=one[low, columns])
+            elif choice == 1:
+                nisa.dma_copy(dst=one[low, columns], src=target[rows, columns])
+            elif choice == 2:
                 tile = one[:, columns]
                 nisa.tensor_tensor(dst=tile, data1=tile, data2=other[:, columns], op=nl.add)
-            elif kind == 3:
+            elif choice == 3:
                 nisa.tensor_scalar(dst=one[:, columns], data=other[:, columns], op0=nl.minimum, operand0=3.0)
-            elif kind == 4:
+            elif choice == 4:
                 nisa.tensor_copy(dst=one[:, columns], src=other[:, columns])
-            elif kind == 5:
-                nisa.dma_copy(dst=here[:, columns], src=there[:, columns])
-            elif kind == 6:
-                nisa.dma_copy(dst=here[rows, columns], src=there[mirrored, columns])
+            elif choice == 5:
+                nisa.dma_copy(dst=target[:, columns], src=source[:, columns])
+            elif choice == 6:
+                nisa.dma_copy(dst=target[rows, columns], src=source[mirrored, columns])
             elif group is not None:
                 mine, largest = (nl.ndarray((ROWS, COLUMNS), dtype=dtype, buffer=nl.hbm) for _ in range(2))
-                nisa.dma_copy(dst=mine, src=here)
+                nisa.dma_copy(dst=mine, src=target)
                 ncc.all_reduce(srcs=[mine], dsts=[largest], replica_group=group, op=nl.maximum)
                 nisa.dma_copy(dst=one, src=largest)
         return [out, (out, out, arguments[0]), (arguments[-1], out[0:4]), {"a": arguments[0], "o": out}][
@@ -73,25 +73,27 @@ def random_kernel(seed: int, group: Any) -> Any:
 
 
 def laid_out(seed: int, step: int, ranks: int, dtype: Any) -> tuple[np.ndarray, list[tuple[np.ndarray, ...]]]:
-    """A pool, and every rank's two arrays in it: at random offsets, overlapping, apart, or one array twice."""
+    """Draw a pool, and every rank's two arrays in it: at random offsets, overlapping, apart, or one array twice."""
     draw = np.random.default_rng((seed, step))
     size, how = ROWS * COLUMNS, draw.integers(0, 4)
     pool = draw.integers(0, 4, 4 * size).astype(dtype)
-    given = []
+    rank_arrays = []
     for _ in range(ranks):
         starts = draw.integers(0, 2 * size, 2) if how == 0 else size * draw.integers(0, 2, 2)
         arrays = [pool[start : start + size].reshape(ROWS, COLUMNS) for start in starts]
         if how == 2:
-            arrays = [draw.permutation(each.reshape(-1)).reshape(ROWS, COLUMNS) for each in arrays]
-        given.append((arrays[0], arrays[0] if how == 3 else arrays[1]))
-    return pool, given
+            arrays = [draw.permutation(array.reshape(-1)).reshape(ROWS, COLUMNS) for array in arrays]
+        rank_arrays.append((arrays[0], arrays[0] if how == 3 else arrays[1]))
+    return pool, rank_arrays
 
 
 def all_bytes(value: Any) -> list[bytes]:
     if isinstance(value, np.ndarray):
         return [value.tobytes()]
     return [
-        each for part in (value.values() if isinstance(value, dict) else value) for each in all_bytes(part)
+        content
+        for member in (value.values() if isinstance(value, dict) else value)
+        for content in all_bytes(member)
     ]
 
 
@@ -103,9 +105,9 @@ def test_random_kernels_on_overlapping_arrays_give_eagers_bytes(cache, seed) -> 
         options = ReplayOptions(exact=step in (2, 4), verify=step in (3, 4))
         world, seen = simulate.World("trn2", ranks=ranks, replay=options, replays=process_replays()), []
         for mode in (simulate.Mode.eager, simulate.Mode.replay):
-            pool, given = laid_out(seed, step % 4, ranks, dtype)
-            launch = world.launch(kernel, [(arrays, {}) for arrays in given], mode=mode)
-            seen.append((all_bytes(launch.outputs), all_bytes(given), pool.tobytes()))
+            pool, rank_arrays = laid_out(seed, step % 4, ranks, dtype)
+            launch = world.launch(kernel, [(arrays, {}) for arrays in rank_arrays], mode=mode)
+            seen.append((all_bytes(launch.outputs), all_bytes(rank_arrays), pool.tobytes()))
         assert seen[0] == seen[1]
     reasons = cache.report.refusals
     assert set(reasons) <= ({"ranks share memory that one of them writes"} if ranks > 1 else set())
@@ -130,8 +132,8 @@ def test_ranks_that_write_to_each_others_memory_are_launched_eagerly(cache, writ
     seen = []
     for mode in (simulate.Mode.eager, *3 * [simulate.Mode.replay]):
         x, apart = np.ones((4, 4), np.float32), np.zeros((2, 4, 4), np.float32)
-        given = [((x, x if written else apart[rank], group), {}) for rank in range(2)]
-        outputs = world.launch(writes_between_rendezvous, given, mode=mode).outputs
+        launches = [((x, x if written else apart[rank], group), {}) for rank in range(2)]
+        outputs = world.launch(writes_between_rendezvous, launches, mode=mode).outputs
         seen.append([output.tobytes() for output in outputs])
     assert seen == 4 * [seen[0]]
     reasons = {"ranks share memory that one of them writes": 2} if written else {}

@@ -22,12 +22,12 @@ def launched(kernel: Any, *arguments: Any, exact: bool = False, mode: Any = simu
     return world.launch(kernel, [(arguments, {})], mode=mode).outputs[0]
 
 
-def agrees(kernel: Any, *rest: Any) -> None:
+def agrees(kernel: Any, *arguments: Any) -> None:
     """Launch a kernel six times on other data, exact and rewritten in alternation."""
     for step in range(6):
         x = np.full((4, 4), step, np.float32) + np.arange(4, dtype=np.float32)[:, None]
-        wanted = launched(kernel, x.copy(), *rest, mode=simulate.Mode.eager)
-        assert np.array_equal(launched(kernel, x.copy(), *rest, exact=step in (2, 3, 5)), wanted)
+        wanted = launched(kernel, x.copy(), *arguments, mode=simulate.Mode.eager)
+        assert np.array_equal(launched(kernel, x.copy(), *arguments, exact=step in (2, 3, 5)), wanted)
 
 
 def stored(tile):
@@ -64,7 +64,7 @@ def goes_through_hbm(x):
 
 
 def gathers_from_hbm(x):
-    """The rewritten program keeps this tensor in memory of its own; an exact replay continues with its bytes."""
+    """Gather from a tensor that a rewritten program keeps in its own memory; exact replays go on with its bytes."""
     inside = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm)
     nisa.dma_copy(dst=inside[0:2], src=x[2:4])
     nisa.dma_copy(dst=inside[2:4], src=nl.load(x[0:2]))

@@ -27,9 +27,9 @@ RUN = str(Path(simulate.replay.__file__).parent)
 
 
 def kernel(x, w, rows):
-    """A product, a sum in place, rows taken by number, and a result."""
+    """Compute a product, a sum in place, rows taken by number, and a result."""
     out = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.shared_hbm)
-    data, weights, at = nl.load(x), nl.load(w), nl.load(rows)
+    data, weights, row_numbers = nl.load(x), nl.load(w), nl.load(rows)
     product = nl.ndarray((x.shape[1], w.shape[1]), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=product, stationary=data, moving=weights)
     result = nl.ndarray(product.shape, dtype=nl.float32)
@@ -37,7 +37,7 @@ def kernel(x, w, rows):
     nisa.tensor_tensor(dst=data, data1=data, data2=data, op=nl.add)
     taken = nl.ndarray(x.shape, dtype=nl.float32)
     width = x.shape[1]
-    nisa.dma_copy(dst=taken, src=x.ap([[width, x.shape[0]], [1, width]], vector_offset=at))
+    nisa.dma_copy(dst=taken, src=x.ap([[width, x.shape[0]], [1, width]], vector_offset=row_numbers))
     nisa.tensor_tensor(dst=taken, data1=taken, data2=result, op=nl.add)
     nisa.dma_copy(dst=out, src=taken)
     nisa.dma_copy(dst=x, src=data)
@@ -60,15 +60,15 @@ def expected(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def replayed(seed: int, exact: bool) -> tuple[np.ndarray, np.ndarray]:
-    given = arguments(seed)
+    inputs = arguments(seed)
     world = simulate.World("trn2", replay=ReplayOptions(exact=exact), replays=process_replays())
-    out = world.launch(kernel, [(given, {})], mode=simulate.Mode.replay).outputs[0]
-    return out, given[0]
+    out = world.launch(kernel, [(inputs, {})], mode=simulate.Mode.replay).outputs[0]
+    return out, inputs[0]
 
 
 def check(seed: int, exact: bool) -> None:
-    for found, wanted in zip(replayed(seed, exact), expected(seed)):
-        assert np.array_equal(found, wanted)
+    for output, wanted in zip(replayed(seed, exact), expected(seed)):
+        assert np.array_equal(output, wanted)
 
 
 def interrupted_at(number: int, run: Callable[[], Any]) -> bool:
@@ -145,14 +145,14 @@ def test_threads_that_launch_the_same_kernel_get_their_own_results(cache, exact)
 def test_arrays_of_earlier_launches_are_let_go_on_request(cache, exact) -> None:
     world = simulate.World("trn2", replay=ReplayOptions(exact=exact), replays=process_replays())
     for _ in range(2):
-        given = arguments(1)
-        held = [weakref.ref(each) for each in given[::2]]
-        out = world.launch(kernel, [(given, {})], mode=simulate.Mode.replay).outputs[0]
-        held.append(weakref.ref(out.base))
-        del given, out
-    assert all(each() is not None for each in held)
+        inputs = arguments(1)
+        references = [weakref.ref(array) for array in inputs[::2]]
+        out = world.launch(kernel, [(inputs, {})], mode=simulate.Mode.replay).outputs[0]
+        references.append(weakref.ref(out.base))
+        del inputs, out
+    assert all(reference() is not None for reference in references)
     cache.release()
-    assert [each() for each in held] == [None, None, None]
+    assert [reference() for reference in references] == [None, None, None]
     for seed in (1, 7, 1):
         check(seed, exact)
     assert cache.report.hits == 4
@@ -176,10 +176,10 @@ def test_letting_go_in_the_middle_of_a_replay_waits_for_its_end(cache, exact, mo
 
     sys.settrace(trace)
     try:
-        found = replayed(3, exact)
+        outputs = replayed(3, exact)
     finally:
         sys.settrace(None)
-    assert len(steps) > 20 and all(np.array_equal(*each) for each in zip(found, expected(3)))
+    assert len(steps) > 20 and all(np.array_equal(*pair) for pair in zip(outputs, expected(3)))
     assert program._external[0].storage.uncounted_host is None
     check(4, exact)
 

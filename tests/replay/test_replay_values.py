@@ -24,7 +24,7 @@ def launched(kernel: Any, *arguments: Any, mode: Any = simulate.Mode.replay, **o
 
 
 def product(a, b):
-    """a.T @ b in two parts of the contraction."""
+    """Compute a.T @ b in two parts of the contraction."""
     depth, rows = a.shape
     out = nl.ndarray((rows, b.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
     total = nl.ndarray(out.shape, dtype=nl.float32, buffer=nl.psum)
@@ -52,9 +52,9 @@ def test_values_that_are_not_finite_are_replayed_and_verified(cache, special) ->
     launched(product, *matrices())
     wanted = launched(product, *matrices(*special), mode=simulate.Mode.eager)
     for exact in (False, True):
-        found = launched(product, *matrices(*special), exact=exact, verify=True)
-        assert np.array_equal(np.isnan(found), np.isnan(wanted))
-        assert np.array_equal(found[~np.isfinite(found)], wanted[~np.isfinite(wanted)], equal_nan=True)
+        output = launched(product, *matrices(*special), exact=exact, verify=True)
+        assert np.array_equal(np.isnan(output), np.isnan(wanted))
+        assert np.array_equal(output[~np.isfinite(output)], wanted[~np.isfinite(wanted)], equal_nan=True)
     assert cache.report.verified == 2
 
 
@@ -87,18 +87,18 @@ def test_sums_that_overflow_in_one_order_only_are_no_mismatch(cache, largest) ->
     a[0, :8] = np.inf
     b *= np.float32(min(largest, 1e19))
     for _ in range(3):
-        found = launched(tiled, a, b, verify=True)
+        output = launched(tiled, a, b, verify=True)
     assert cache.report.matmuls_fused > 0 and cache.report.verified == 2
-    assert (largest < 1e19) == bool(np.isfinite(found[8:]).all())
+    assert (largest < 1e19) == bool(np.isfinite(output[8:]).all())
 
 
 def tiled(a, b):
-    """a.T @ b in four parts of the contraction, which a replay fuses."""
+    """Compute a.T @ b in four parts of the contraction, which a replay fuses."""
     out = nl.ndarray((a.shape[1], b.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
     total = nl.ndarray(out.shape, dtype=nl.float32, buffer=nl.psum)
     for k in range(0, a.shape[0], 128):
-        part = slice(k, k + 128)
-        nisa.nc_matmul(dst=total, stationary=nl.load(a[part]), moving=nl.load(b[part]), accumulate=k > 0)
+        rows = slice(k, k + 128)
+        nisa.nc_matmul(dst=total, stationary=nl.load(a[rows]), moving=nl.load(b[rows]), accumulate=k > 0)
     result = nl.ndarray(out.shape, dtype=nl.float32)
     nisa.tensor_copy(dst=result, src=total)
     nisa.dma_copy(dst=out, src=result)
@@ -122,9 +122,9 @@ def test_bool_outputs_are_zero_and_one(cache, arguments, exact) -> None:
     kernel: Callable[..., Any] = writes_bytes_to_bool if arguments else returns_bytes_as_bool
     for step in range(3):
         x = (np.arange(12, dtype=np.uint8) * 7 + step).reshape(3, 4)
-        found = launched(kernel, x, *(np.zeros((3, 4), each) for each in arguments), exact=exact)
-        assert found.dtype == bool
-        assert found.tobytes() == (x != 0).tobytes()
+        output = launched(kernel, x, *(np.zeros((3, 4), argument) for argument in arguments), exact=exact)
+        assert output.dtype == bool
+        assert output.tobytes() == (x != 0).tobytes()
     assert cache.report.hits == 2
 
 
