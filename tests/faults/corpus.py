@@ -32,7 +32,7 @@ PARSED = Level.of("0.6")
 
 
 def load(path: Path) -> ModuleType:
-    """The module of one file, executed anew."""
+    """Import the module of one file, executed anew."""
     simulate.install("simulate")
     spec = importlib.util.spec_from_file_location(f"fault_{path.parent.name}_{path.stem}", path)
     assert spec is not None and spec.loader is not None
@@ -45,19 +45,19 @@ def load(path: Path) -> ModuleType:
 class Fault:
     """One wrong kernel: a file of its own, or a row of a table."""
 
-    kind: str
+    fault_class: str
     name: str
     path: Path
     row: Program | None = None
 
     def program(self) -> Program:
-        """The launch; a file is imported anew each time, so its module has no state of an earlier launch."""
+        """Return the launch; a file is imported anew each time, so its module has no state of an earlier launch."""
         if self.row is not None:
             return self.row
         module = load(self.path)
         inputs, answer = module.inputs, module.answer
         if getattr(module, "RANKS", 1) == 1:
-            inputs, answer = lambda: [module.inputs()], lambda given: [module.answer(*given[0])]
+            inputs, answer = lambda: [module.inputs()], lambda rank_inputs: [module.answer(*rank_inputs[0])]
         return Program(
             module.CODE,
             module.kernel,
@@ -71,7 +71,7 @@ class Fault:
         )
 
     def blamed_line(self) -> int:
-        """The number of the one line that is marked."""
+        """Return the number of the one line that is marked."""
         lines, first = self.path.read_text().splitlines(), 1
         if self.row is not None:
             lines, first = inspect.getsourcelines(self.row.kernel)
@@ -80,29 +80,29 @@ class Fault:
         return marked[0]
 
     def report(self, findings: list[Finding]) -> str:
-        """The report as it is stored: with the name of the file and without its folder.
+        """Return the report as it is stored: with the name of the file and without its folder.
 
         A table's lines move with every row above them, so their numbers are counted from the blamed line.
         """
         tail = re.escape(f"{self.path.parent.name}/{self.path.name}")
-        whole = re.sub(rf"[^\s(]*{tail}", self.path.name, format_text(findings))
+        text = re.sub(rf"[^\s(]*{tail}", self.path.name, format_text(findings))
         if self.row is None:
-            return whole
+            return text
         blamed = self.blamed_line()
 
         def relative(seen: re.Match[str]) -> str:
             distance = int(seen[1]) - blamed
             return f"{self.path.name}:blamed" + (f"{distance:+d}" if distance else "")
 
-        return re.sub(rf"{re.escape(self.path.name)}:(\d+)", relative, whole)
+        return re.sub(rf"{re.escape(self.path.name)}:(\d+)", relative, text)
 
     def stored(self) -> str:
-        """The stored report, which the wrong kernel has to get."""
-        whole = self.path.with_suffix(".txt").read_text()
-        return whole if self.row is None else reports(whole)[self.name]
+        """Return the stored report, which the wrong kernel has to get."""
+        text = self.path.with_suffix(".txt").read_text()
+        return text if self.row is None else reports(text)[self.name]
 
     def run(self, sick: bool) -> tuple[list[Finding], list[Any]]:
-        """The findings, and the outputs of every rank if the kernel ran to its end."""
+        """Return the findings, and the outputs of every rank if the kernel ran to its end."""
         program = self.program()
         findings: list[Finding] = []
         if not program.switched:
@@ -112,11 +112,11 @@ class Fault:
             ]
             if sick:
                 return findings, []
-        given, extra = program.inputs(), {"sick": sick} if program.switched else {}
+        rank_inputs, extra = program.inputs(), {"sick": sick} if program.switched else {}
         with gathered(program.orders, program.seeds) as seen:
             try:
-                world = simulate.World(program.target, len(given), program.cores)
-                outputs = world.launch(program.kernel, [(each, extra) for each in given]).outputs
+                world = simulate.World(program.target, len(rank_inputs), program.cores)
+                outputs = world.launch(program.kernel, [(inputs, extra) for inputs in rank_inputs]).outputs
             except NkwError as error:
                 return [convert_launch_error(error)], []
         for launch, evidence in seen.launches:
@@ -125,10 +125,10 @@ class Fault:
 
 
 def reports(stored: str) -> dict[str, str]:
-    """The reports of a table by the names of its rows."""
-    parts = _HEADING.split(stored)
-    assert not parts[0]
-    return dict(zip(parts[1::2], parts[2::2]))
+    """Return the reports of a table by the names of its rows."""
+    fields = _HEADING.split(stored)
+    assert not fields[0]
+    return dict(zip(fields[1::2], fields[2::2]))
 
 
 def _rows(path: Path) -> list[Fault]:
@@ -143,7 +143,7 @@ FAULTS += [row for path in TABLES for row in _rows(path)]
 
 
 def same(outputs: list[Any], expected: list[Any]) -> bool:
-    """Whether outputs equal those of numpy, bit for bit."""
+    """Return whether outputs equal those of numpy, bit for bit."""
     pairs = zip(outputs, expected, strict=True)
     return all(
         all(map(np.array_equal, got, want)) if isinstance(want, tuple) else np.array_equal(got, want)
@@ -159,9 +159,9 @@ def main() -> None:
         heading = "" if fault.row is None else f"== {fault.name}\n"
         file = fault.path.with_suffix(".txt")
         written[file] = written.get(file, "") + heading + fault.report(findings)
-    for file, whole in written.items():
-        file.write_text(whole)
-    for name, count in sorted(Counter(fault.kind for fault in FAULTS).items()):
+    for file, text in written.items():
+        file.write_text(text)
+    for name, count in sorted(Counter(fault.fault_class for fault in FAULTS).items()):
         print(f"{count:4d} {name}")
     print(f"{len(FAULTS):4d} in all")
 

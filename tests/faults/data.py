@@ -10,7 +10,7 @@ import numpy as np
 
 
 def ramp(*shape: int, dtype: Any = np.float32) -> np.ndarray:
-    """0, 1, 2, … 30, 0, … in the given shape."""
+    """Return 0, 1, 2, … 30, 0, … in the given shape."""
     return (np.arange(np.prod(shape)) % 31).reshape(shape).astype(dtype)
 
 
@@ -18,13 +18,13 @@ TWO_RANKS = [(ramp(4, 4), 0), (ramp(4, 4) + 1, 1)]
 """A matrix and the number of each rank."""
 
 
-def sum_of_two(given: Any) -> list[np.ndarray]:
-    """The result of an all_reduce with nl.add, on each of two ranks."""
-    return [given[0][0] + given[1][0]] * 2
+def sum_of_two(rank_inputs: Any) -> list[np.ndarray]:
+    """Return the result of an all_reduce with nl.add, on each of two ranks."""
+    return [rank_inputs[0][0] + rank_inputs[1][0]] * 2
 
 
 def copied_out(tile):
-    """A tile in SBUF or PSUM as an output of the kernel."""
+    """Copy a tile in SBUF or PSUM to an output of the kernel."""
     if tile.buffer == nl.psum:
         sums, tile = tile, nl.ndarray(tile.shape, dtype=tile.dtype)
         nisa.tensor_copy(dst=tile, src=sums)
@@ -34,7 +34,7 @@ def copied_out(tile):
 
 
 def inner(source):
-    """A private copy in HBM: collectives may not touch arguments of a kernel."""
+    """Copy to private HBM: collectives may not touch arguments of a kernel."""
     copy = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.private_hbm, name="inner")
     nisa.dma_copy(dst=copy, src=source)
     return copy

@@ -38,10 +38,10 @@ def fault(
     target: str = "trn2",
     cores: int = 1,
 ) -> Callable[[Callable[..., Any]], Program]:
-    """A row: the kernel below, which takes `arguments` and `sick`, and whose healthy output is `answer(*arguments)`.
+    """Make a row: the kernel below takes `arguments` and `sick`, and its healthy output is `answer(*arguments)`.
 
     With `ranks`, the arguments of each, `answer` takes that list and returns the output of each.
     """
-    given = [arguments] if ranks is None else ranks
-    answers = answer if ranks is not None else lambda each: [answer(*each[0])]
-    return lambda kernel: Program(code, kernel, lambda: copy.deepcopy(given), answers, target, cores)
+    rank_arguments = [arguments] if ranks is None else ranks
+    answers = answer if ranks is not None else lambda rank_inputs: [answer(*rank_inputs[0])]
+    return lambda kernel: Program(code, kernel, lambda: copy.deepcopy(rank_arguments), answers, target, cores)

@@ -9,11 +9,11 @@ import pytest
 from tests.faults.corpus import FAULTS, FOLDER, TABLES, Fault, reports, same
 
 
-def each(faults: list[Fault]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("fault", faults, ids=lambda fault: f"{fault.kind}/{fault.name}")
+def over_faults(faults: list[Fault]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("fault", faults, ids=lambda fault: f"{fault.fault_class}/{fault.name}")
 
 
-@each(FAULTS)
+@over_faults(FAULTS)
 def test_the_wrong_kernel_is_reported(fault: Fault) -> None:
     findings, _ = fault.run(sick=True)
     assert [finding.code for finding in findings] == [fault.program().code]
@@ -22,7 +22,7 @@ def test_the_wrong_kernel_is_reported(fault: Fault) -> None:
     assert fault.report(findings) == fault.stored()
 
 
-@each(FAULTS)
+@over_faults(FAULTS)
 def test_the_healed_kernel_is_silent_and_right(fault: Fault) -> None:
     findings, outputs = fault.run(sick=False)
     assert findings == []
@@ -30,7 +30,7 @@ def test_the_healed_kernel_is_silent_and_right(fault: Fault) -> None:
     assert same(outputs, list(program.answer(program.inputs())))
 
 
-@each([fault for fault in FAULTS if fault.kind == "deadlock"])
+@over_faults([fault for fault in FAULTS if fault.fault_class == "deadlock"])
 def test_a_deadlock_leaves_no_thread(fault: Fault) -> None:
     before = set(threading.enumerate())
     fault.run(sick=True)
