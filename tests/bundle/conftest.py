@@ -43,7 +43,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
         os.chdir(before)
         os.environ.clear()
         os.environ.update(variables)
-        for name in [each for each in sys.modules if each.partition(".")[0] == "travelling"]:
+        for name in [module for module in sys.modules if module.partition(".")[0] == "travelling"]:
             del sys.modules[name]
     assert status == 0
     return folder
@@ -56,7 +56,7 @@ def carried(bundle: Path, tmp_path: Path) -> Path:
 
 
 def wheel(folder: Path, package: str, version: str, fault: dict[str, Any] | None = None) -> Path:
-    """A wheel of a package of `vendor/`, with what is wrong with it."""
+    """Build a wheel of a package of `vendor/`, with what is wrong with it."""
     files = {f"{package}/__init__.py": (VENDOR / package / "__init__.py").read_bytes()}
     if fault is not None:
         files[f"{package}/fault.json"] = json.dumps(fault).encode()
@@ -78,12 +78,12 @@ def wheel(folder: Path, package: str, version: str, fault: dict[str, Any] | None
 
 
 def bare_environment(folder: Path, built: Path, *packages: Path) -> Path:
-    """The Python of an environment that has a wheel, and links to these packages; no other package is installed."""
+    """Make an environment with a wheel and links to these packages, and no other package; return its Python."""
     venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
     (site,) = folder.glob("lib/python3*/site-packages")
     for package in packages:
-        for each in package.parent.glob(f"{package.name}*"):
-            (site / each.name).symlink_to(each)
+        for path in package.parent.glob(f"{package.name}*"):
+            (site / path.name).symlink_to(path)
     with zipfile.ZipFile(built) as archive:  # what pip does with a wheel of Python files
         archive.extractall(site)
     return folder / "bin" / "python"
@@ -98,7 +98,7 @@ class Instance:
     tools: Path
 
     def run(self, folder: Path, *words: str, on_device: bool = False) -> subprocess.CompletedProcess[str]:
-        """run.py of a bundle; `on_device`: times are taken by nrtpy."""
+        """Run run.py of a bundle; `on_device`: times are taken by nrtpy."""
         kept = {
             name: value
             for name, value in os.environ.items()

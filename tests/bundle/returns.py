@@ -28,12 +28,12 @@ def bring_back(folder: Path) -> None:
             )
         ns = case.predicted.program_ns
         times = {"warmup": 1, "repetitions_ns": [ns], "median_ns": ns, "spread_ns": 0.0, "clock": "device"}
-        rest = {"stage": None, "error": None, "log": None, "profile": None}
+        details = {"stage": None, "error": None, "log": None, "profile": None}
         if bundle.generated is not None:
-            tokens = {each.case: each.token for each in bundle.generated.steps}
-            rest |= {"inputs": "own", "drift": [0.5], "token": tokens.get(case.name)}
+            tokens = {step.case: step.token for step in bundle.generated.steps}
+            details |= {"inputs": "own", "drift": [0.5], "token": tokens.get(case.name)}
             outputs[0]["stray"] = None
-        cases.append({"name": case.name, "status": "ran", "outputs": outputs, "times": times, **rest})
+        cases.append({"name": case.name, "status": "ran", "outputs": outputs, "times": times, **details})
     environment = {
         "python": "3.11",
         "platform": "",

@@ -65,7 +65,7 @@ def test_a_kernel_of_a_file_travels_with_what_it_imports(bundled: Any, tmp_path:
     status, text = bundled("mine.py:copied", "bf16[8,16]", "twice=True", "--out", "out", "--target", "trn1")
     assert status == 0 and text.startswith("out: 1 kernel launch for trn1 (LNC 1), ")
     made = load_bundle(tmp_path / "out")
-    assert {each.name for each in (tmp_path / "out" / "sources").iterdir()} == {
+    assert {path.name for path in (tmp_path / "out" / "sources").iterdir()} == {
         "mine.py",
         "helper.py",
         "other.py",
@@ -73,9 +73,9 @@ def test_a_kernel_of_a_file_travels_with_what_it_imports(bundled: Any, tmp_path:
     assert (tmp_path / "out" / "sources" / "mine.py").read_bytes() == (tmp_path / "mine.py").read_bytes()
     assert made.expects.packages == ("pytest",)
     assert made.expects.instances == ("trn1.2xlarge", "trn1.32xlarge", "trn1n.32xlarge")
-    given, flag = made.cases[0].arguments
-    assert (given.dtype, given.shape, flag.text) == ("bfloat16", (8, 16), "True")
-    assert np.load(tmp_path / "out" / given.file).dtype == np.uint16
+    array, flag = made.cases[0].arguments
+    assert (array.dtype, array.shape, flag.text) == ("bfloat16", (8, 16), "True")
+    assert np.load(tmp_path / "out" / array.file).dtype == np.uint16
 
 
 def test_a_bundle_of_the_same_is_the_same(bundled: Any, tmp_path: Path) -> None:
@@ -109,9 +109,9 @@ def test_all_instructions_are_counted_by_their_names_and_are_in_the_digest(
         copy = COPY.replace("    nisa.dma_copy(dst=out, src=a)", loop.format(rows=rows))
         (tmp_path / f"mine{number}.py").write_text(copy.format(imports=""))
         assert bundled(f"mine{number}.py:copied", "f32[3,16]", "--out", f"out{number}")[0] == 0
-        found = load_bundle(tmp_path / f"out{number}").cases[0].instructions
-        counts.append((found.count, found.ops))
-        digests.add(found.sha256)
+        instructions = load_bundle(tmp_path / f"out{number}").cases[0].instructions
+        counts.append((instructions.count, instructions.ops))
+        digests.add(instructions.sha256)
     assert counts == [(3, {"dma_copy": 3})] * 2 + [(2, {"dma_copy": 2})]
     assert len(digests) == 3
 
@@ -190,11 +190,11 @@ def test_what_cannot_be_bundled_is_one_sentence(
     kernel(tmp_path / "greedy.py", imports="from simulate.errors import NkwError")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    before = {each.name for each in tmp_path.iterdir()}
+    before = {path.name for path in tmp_path.iterdir()}
     status, text = bundled(*words)
     assert status == 2 and "error: [NKW-" in text
     assert sentence in text
-    assert {each.name for each in tmp_path.iterdir()} - {"__pycache__"} == before
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == before
 
 
 @pytest.mark.parametrize(("columns", "status"), [(1030, 0), (1040, 2)])
@@ -202,9 +202,9 @@ def test_a_bundle_has_ten_megabytes_at_most(columns: int, status: int, bundled: 
     """The arrays have 9,888,000 and 9,984,000 bytes; run.py and the rest some 40,000. An empty folder is taken."""
     kernel(tmp_path / "mine.py")
     (tmp_path / "out").mkdir()
-    found, text = bundled("mine.py:copied", f"f32[1200,{columns}]", "--out", "out")
-    assert found == status
-    size = sum(each.stat().st_size for each in (tmp_path / "out").rglob("*") if each.is_file())
+    exit_status, text = bundled("mine.py:copied", f"f32[1200,{columns}]", "--out", "out")
+    assert exit_status == status
+    size = sum(path.stat().st_size for path in (tmp_path / "out").rglob("*") if path.is_file())
     assert size < 10_000_000
     assert ("the bundle would have 10,0" in text) == (status == 2)
 
@@ -213,8 +213,8 @@ def test_a_kernel_that_breaks_a_rule_is_not_bundled(bundled: Any, tmp_path: Path
     kernel(tmp_path / "mine.py")
     text = (tmp_path / "mine.py").read_text().replace("src=a)", "src=a[0:4])")
     (tmp_path / "mine.py").write_text(text)
-    status, said = bundled("mine.py:copied", "f32[8,16]", "--out", "out")
-    assert status == 1 and "error: [NKW-" in said
+    status, printed = bundled("mine.py:copied", "f32[8,16]", "--out", "out")
+    assert status == 1 and "error: [NKW-" in printed
     assert not (tmp_path / "out").exists()
 
 
@@ -229,7 +229,7 @@ def test_a_write_that_fails_leaves_nothing(
     monkeypatch.setattr(folder.os, "replace", full)
     status, text = bundled("mine.py:copied", "f32[8,16]", "--out", "out")
     assert (status, "out cannot be written: No space left on device" in text) == (2, True)
-    assert [each.name for each in tmp_path.iterdir() if each.name != "__pycache__"] == ["mine.py"]
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["mine.py"]
 
 
 def test_compare_before_a_run_says_what_to_run_first(
@@ -250,13 +250,13 @@ def test_compare_before_a_run_says_what_to_run_first(
 
 
 def test_packages_that_bind_the_simulator_travel_with_an_empty_init(tmp_path: Path) -> None:
-    found = sources.Sources()
+    collected = sources.Sources()
     module, file = "nki_kernels.matmul", Path(build.__file__).parents[2] / "nki_kernels" / "matmul.py"
-    assert sources.collect_sources(found, module, file) == "nki"
-    assert "simulate" not in found.files["nki_kernels/__init__.py"]
-    assert found.files["nki_kernels/matmul.py"] == file.read_text()
-    assert not any(name.startswith("simulate") for name in found.files)
-    assert found.packages == set()
+    assert sources.collect_sources(collected, module, file) == "nki"
+    assert "simulate" not in collected.files["nki_kernels/__init__.py"]
+    assert collected.files["nki_kernels/matmul.py"] == file.read_text()
+    assert not any(name.startswith("simulate") for name in collected.files)
+    assert collected.packages == set()
 
 
 @pytest.mark.slow
@@ -264,30 +264,30 @@ def test_every_shipped_kernel_of_one_rank_is_in_the_catalogue(bundled: Any, tmp_
     import nki_kernels
     from nki_kernels.examples import EXAMPLES, RANKS
 
-    kernels = {each for each in nki_kernels.__all__ if not each.endswith("_reference")}
-    assert {each for each in EXAMPLES if ":" not in each} == kernels
+    kernels = {name for name in nki_kernels.__all__ if not name.endswith("_reference")}
+    assert {name for name in EXAMPLES if ":" not in name} == kernels
     status, text = bundled(
         "nki_kernels", "--catalogue", "--target", "trn2", "--out", "out", "--json", "told.json"
     )
     assert status == 0
     told = json.loads((tmp_path / "told.json").read_text())
-    names = {each["name"] for each in told["cases"]}
-    assert names == {each.rpartition(":")[2] for each in EXAMPLES} - set(RANKS)
-    assert [each.partition(":")[0] for each in told["left_out"]] == list(RANKS)
+    names = {case["name"] for case in told["cases"]}
+    assert names == {name.rpartition(":")[2] for name in EXAMPLES} - set(RANKS)
+    assert [name.partition(":")[0] for name in told["left_out"]] == list(RANKS)
     assert told["bytes"] < 10_000_000
     assert "target trn2" in text
 
 
 def test_run_py_imports_nothing_of_the_project_and_is_python_310() -> None:
     tree = ast.parse(Path(run.__file__).read_text(), feature_version=(3, 10))
-    imports = [each for each in ast.walk(tree) if isinstance(each, (ast.Import, ast.ImportFrom))]
-    names = {name.name for each in imports if isinstance(each, ast.Import) for name in each.names}
-    names |= {each.module or "" for each in imports if isinstance(each, ast.ImportFrom)}
-    assert {each.partition(".")[0] for each in names} - sys.stdlib_module_names == {"numpy"}
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {name.name for node in imports if isinstance(node, ast.Import) for name in node.names}
+    names |= {node.module or "" for node in imports if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in names} - sys.stdlib_module_names == {"numpy"}
 
 
 def works(python: str) -> bool:
-    """Whether there is such a Python; some names on the path only say that there is none."""
+    """Return whether there is such a Python; some names on the path only say that there is none."""
     return (
         bool(shutil.which(python)) and subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
     )
@@ -297,7 +297,7 @@ OTHERS = list(filter(works, ("python3.10", "python3.12", "python3.13", "python3.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("python", [sys.executable, *OTHERS], ids=lambda each: Path(each).name)
+@pytest.mark.parametrize("python", [sys.executable, *OTHERS], ids=lambda path: Path(path).name)
 def test_run_py_needs_nothing_but_the_standard_library(
     python: str, carried: Path, capsys: pytest.CaptureFixture[str], compared: Callable[[Path], Any]
 ) -> None:

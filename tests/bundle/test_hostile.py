@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nkw.commands import main as of_models
+from nkw.commands import main as run_model_command
 from nkw.errors import InvalidArgument
 from nkw.terminal import rendered
 from simulate.bundle.compare import compare_bundle, make_document, make_report
@@ -52,7 +52,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--out",
         str(folder / "bundle"),
     ]
-    assert of_models(words) == 0
+    assert run_model_command(words) == 0
     return folder / "bundle"
 
 
@@ -64,8 +64,8 @@ def told(story: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def said(folder: Path) -> str:
-    """The comparison, or the sentence for which there is none; anything else fails the test."""
+def compare_or_refuse(folder: Path) -> str:
+    """Return the comparison, or the sentence for which there is none; anything else fails the test."""
     try:
         seen = compare_bundle(folder)
     except InvalidArgument as error:
@@ -82,7 +82,7 @@ def said(folder: Path) -> str:
 
 
 def test_as_run_py_writes_it_all_is_equal(returned: Path) -> None:
-    assert said(returned).startswith("all 4 cases are equal")
+    assert compare_or_refuse(returned).startswith("all 4 cases are equal")
 
 
 def changed(folder: Path, change: Callable[[Json], None]) -> str:
@@ -90,19 +90,19 @@ def changed(folder: Path, change: Callable[[Json], None]) -> str:
     result = json.loads(path.read_text())
     change(result)
     path.write_text(json.dumps(result))
-    return said(folder)
+    return compare_or_refuse(folder)
 
 
 def first_result(bundle: Json) -> Json:
-    """The first argument of the second case of a generation, which the first case returns."""
+    """Return the first argument of the second case of a generation, which the first case returns."""
     argument: Json = next(iter(bundle["cases"][1]["arguments"].values()))
     assert argument["kind"] == "result"
     return argument
 
 
 def output_of(result: Json) -> Json:
-    found: Json = result["cases"][0]["outputs"][0]
-    return found
+    first_output: Json = result["cases"][0]["outputs"][0]
+    return first_output
 
 
 @pytest.mark.parametrize(
@@ -166,50 +166,50 @@ def values_file(folder: Path) -> Path:
     return folder / "result" / "values" / "scaled" / "output-0.npy"
 
 
-def broken_values(kind: str, path: Path) -> None:
+def broken_values(fault: str, path: Path) -> None:
     """Put something else in the place of an array."""
     array = np.load(path)
-    if kind == "missing":
+    if fault == "missing":
         path.unlink()
-    elif kind == "shorter":
+    elif fault == "shorter":
         path.write_bytes(path.read_bytes()[:-1])
-    elif kind == "longer":
+    elif fault == "longer":
         path.write_bytes(path.read_bytes() + b"\0")
-    elif kind == "pickled":
+    elif fault == "pickled":
         np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    elif kind == "a pickle":
+    elif fault == "a pickle":
         path.write_bytes(pickle.dumps(array))
-    elif kind == "another shape":
+    elif fault == "another shape":
         np.save(path, array.T.copy())
-    elif kind == "another dtype":
+    elif fault == "another dtype":
         np.save(path, array.astype(np.float64))
-    elif kind == "a huge header":
+    elif fault == "a huge header":
         path.write_bytes(b"\x93NUMPY\x02\x00" + (2**31).to_bytes(4, "little"))
-    elif kind == "a huge shape":
+    elif fault == "a huge shape":
         path.write_bytes(path.read_bytes().replace(b"(200, 1000)", b"(2000000000, 1000)"))
-    elif kind == "a pipe":
+    elif fault == "a pipe":
         path.unlink()
         os.mkfifo(path)
-    elif kind == "a link out":
+    elif fault == "a link out":
         outside = path.parents[4] / "outside.npy"
         np.save(outside, array)
         path.unlink()
         path.symlink_to(outside)
-    elif kind == "a loop of links":
+    elif fault == "a loop of links":
         path.unlink()
         path.symlink_to(path)
 
 
 @pytest.mark.parametrize(
-    "kind",
+    "fault",
     [
         *("missing", "shorter", "longer", "pickled", "a pickle", "another shape", "another dtype"),
         *("a huge header", "a huge shape", "a pipe", "a link out", "a loop of links"),
     ],
 )
-def test_a_hostile_array_is_missing_and_the_others_are_compared(kind: str, returned: Path) -> None:
-    broken_values(kind, values_file(returned))
-    text = " ".join(said(returned).split())
+def test_a_hostile_array_is_missing_and_the_others_are_compared(fault: str, returned: Path) -> None:
+    broken_values(fault, values_file(returned))
+    text = " ".join(compare_or_refuse(returned).split())
     assert text.startswith("3 of 4 cases agree")
     assert "scaled output-0 is missing" in text
 
@@ -218,14 +218,14 @@ def test_nan_in_values_is_compared(returned: Path) -> None:
     array = np.load(values_file(returned))
     array[3, 4] = np.nan
     np.save(values_file(returned), array)
-    text = " ".join(said(returned).split())
+    text = " ".join(compare_or_refuse(returned).split())
     assert "first element (3, 4): nan for" in text and "NaN or infinite" in text
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_both_orders_of_an_array_are_read(order: Any, returned: Path) -> None:
     np.save(values_file(returned), np.asarray(np.load(values_file(returned)), order=order))
-    assert said(returned).startswith("all 4 cases are equal")
+    assert compare_or_refuse(returned).startswith("all 4 cases are equal")
 
 
 @pytest.mark.parametrize(
@@ -285,28 +285,28 @@ VALUES: list[Any] = [
 def mutated(tree: Any, rng: random.Random) -> None:
     """Change one member somewhere: another value, gone, twice, or of another name."""
     while True:
-        places = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
-        if not places:
+        keys = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
+        if not keys:
             return
-        place = rng.choice(places)
-        below = tree[place]
+        key = rng.choice(keys)
+        below = tree[key]
         if isinstance(below, (dict, list)) and below and rng.random() < 0.85:
             tree = below
             continue
         way = rng.randrange(4)
         if way == 0:
-            tree.pop(place)
+            tree.pop(key)
         elif way == 1 and isinstance(tree, list):
             tree.append(copy.deepcopy(below))
         elif way == 1:
-            tree[rng.choice(places)] = copy.deepcopy(below)
+            tree[rng.choice(keys)] = copy.deepcopy(below)
         else:
-            tree[place] = copy.deepcopy(rng.choice(VALUES))
+            tree[key] = copy.deepcopy(rng.choice(VALUES))
         return
 
 
 def attempt(folder: Path, pristine: dict[str, bytes], rng: random.Random, case: str) -> None:
-    """Spoil the files of a result or of a manifest, or the arrays of a case, and compare."""
+    """Change the files of a result or of a manifest, or the arrays of a case, and compare."""
     name = rng.choice(["result/result.json", "result/result.json", "bundle.json", "values", "expected"])
     if name in ("values", "expected"):
         name = f"{'result/' if name == 'values' else ''}{name}/{case}/output-0.npy"
@@ -325,7 +325,7 @@ def attempt(folder: Path, pristine: dict[str, bytes], rng: random.Random, case: 
             content[rng.randrange(len(content))] = rng.randrange(256)
         spoilt = bytes(content)
     (folder / name).write_bytes(spoilt)
-    said(folder)
+    compare_or_refuse(folder)
     (folder / name).write_bytes(pristine[name])
 
 
@@ -420,7 +420,7 @@ def test_a_manifest_whose_launches_do_not_fit_together_is_refused(
     bundle = json.loads((told / "bundle.json").read_text())
     change(bundle)
     (told / "bundle.json").write_text(json.dumps(bundle))
-    assert sentence in " ".join(said(told).split())
+    assert sentence in " ".join(compare_or_refuse(told).split())
 
 
 @pytest.mark.parametrize(

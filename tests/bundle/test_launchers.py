@@ -24,8 +24,8 @@ def case(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[st
     """A case of the bundle by name; what it imports is forgotten afterwards."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     manifest = json.loads((bundle / "bundle.json").read_text())
-    yield lambda name: next(each for each in manifest["cases"] if each["name"] == name)
-    for name in [each for each in sys.modules if each.partition(".")[0] == "travelling"]:
+    yield lambda name: next(case for case in manifest["cases"] if case["name"] == name)
+    for name in [module for module in sys.modules if module.partition(".")[0] == "travelling"]:
         del sys.modules[name]
     run.imported.cache_clear()
 
@@ -37,7 +37,7 @@ class Placed:
         self._tensor, self._device = tensor, device
 
     def to(self, device: object) -> torch.Tensor:
-        """The tensor, which stays on the host."""
+        """Return the tensor, which stays on the host."""
         assert device == self._device
         return self._tensor
 
@@ -54,7 +54,7 @@ def module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
 
 
 def reading(bundle: Path) -> Callable[[dict[str, Any]], Any]:
-    """Reads arguments from the files of the bundle."""
+    """Read arguments from the files of the bundle."""
     return run.read_from(bundle, {"weights": None}, None)
 
 
@@ -101,7 +101,7 @@ def test_torchneuron_is_told_which_arguments_a_kernel_writes_to(
     words = ["travelling.elementwise:stored", "f32[130,96]", "f32[1,96]", "--target", "trn2"]
     assert main(["bundle", *words, "--out", str(folder)]) == 0
     (case,) = json.loads((folder / "bundle.json").read_text())["cases"]
-    assert [each["argument"] for each in case["outputs"]] == ["", "cache"]
+    assert [output["argument"] for output in case["outputs"]] == ["", "cache"]
     seen = []
 
     def nki_op(name: str, *, mutates_args: Any) -> Any:
@@ -113,7 +113,7 @@ def test_torchneuron_is_told_which_arguments_a_kernel_writes_to(
     try:
         same_as_expected(folder, case, run.by_torchneuron(folder, case, reading(folder))())
     finally:
-        for name in [each for each in sys.modules if each.partition(".")[0] == "travelling"]:
+        for name in [module for module in sys.modules if module.partition(".")[0] == "travelling"]:
             del sys.modules[name]
         run.imported.cache_clear()
     assert seen == [{"cache"}]
@@ -173,7 +173,7 @@ def test_beta1_kernels_go_through_baremetal_and_benchmark(
 
 
 @pytest.mark.parametrize(
-    ("dialect", "installed", "launcher", "said"),
+    ("dialect", "installed", "launcher", "reason"),
     [
         ("nki", {"nki": "0.7.0"}, "nki", ""),
         ("nki", {"nki": "0.5.0", "torch-neuronx": "2.14.0"}, "nki", ""),
@@ -198,26 +198,26 @@ def test_beta1_kernels_go_through_baremetal_and_benchmark(
     ],
 )
 def test_what_is_installed_decides_the_path(
-    dialect: str, installed: dict[str, str], launcher: str | None, said: str
+    dialect: str, installed: dict[str, str], launcher: str | None, reason: str
 ) -> None:
-    found, remark = run.usable_launcher(dialect, installed)
-    assert found == launcher
-    assert said in remark and bool(said) == bool(remark)
+    launcher_name, remark = run.usable_launcher(dialect, installed)
+    assert launcher_name == launcher
+    assert reason in remark and bool(reason) == bool(remark)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2", "float32", "int32"])
 def test_arrays_are_the_same_bits_in_torch_and_back(dtype: str) -> None:
     values = np.arange(-6, 6).astype(run.dtype_named(dtype))
     bits, name = run.to_numpy(values)
-    there = run.to_torch(bits, name)
-    assert str(there.dtype) == f"torch.{dtype}"
-    again, back = run.to_numpy(there)
+    tensor = run.to_torch(bits, name)
+    assert str(tensor.dtype) == f"torch.{dtype}"
+    again, back = run.to_numpy(tensor)
     assert back == name == dtype
     assert again.tobytes() == values.tobytes()
 
 
 def failing_writes(monkeypatch: pytest.MonkeyPatch, often: int) -> list[Path]:
-    """Makes the first replacements of a file fail, as those on a full disk do."""
+    """Let the first replacements of a file fail, as those on a full disk do."""
     tried: list[Path] = []
     replace = run.os.replace
 

@@ -43,16 +43,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_folder(tmp_path_factory.mktemp("models") / "tiny")
 
 
-def given(folder: Path, case: Case) -> dict[str, np.ndarray]:
-    return {each.name: np.load(folder / each.file) for each in case.arguments if each.file}
+def load_arguments(folder: Path, case: Case) -> dict[str, np.ndarray]:
+    return {argument.name: np.load(folder / argument.file) for argument in case.arguments if argument.file}
 
 
 def expected(folder: Path, case: Case) -> list[np.ndarray]:
-    return [np.load(folder / each.file) for each in case.outputs]
+    return [np.load(folder / output.file) for output in case.outputs]
 
 
 def bundled(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    """Status and text of `nkw bundle`."""
+    """Return status and text of `nkw bundle`."""
     try:
         status = main(["bundle", *words])
     except SystemExit as stopped:  # options that cannot be parsed
@@ -65,26 +65,26 @@ def bundled(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 def test_all_launches_of_the_layer_are_cases_in_their_order(layer: Path) -> None:
     bundle = load_bundle(layer)
     assert (bundle.bundle_kind, bundle.target) == ("layer", "trn2")
-    assert [each.name for each in bundle.cases] == LAUNCHES
-    assert all(output.tolerance is not None for each in bundle.cases for output in each.outputs)
+    assert [case.name for case in bundle.cases] == LAUNCHES
+    assert all(output.tolerance is not None for case in bundle.cases for output in case.outputs)
 
 
 def test_a_launch_is_given_what_those_before_it_return(layer: Path) -> None:
     """Queries, keys and values, the residual, and the caches, which the prompt fills and the token finds filled."""
     bundle = load_bundle(layer)
-    arrays = [given(layer, each) for each in bundle.cases]
-    found = [expected(layer, each) for each in bundle.cases]
-    assert [arrays[1][name].tobytes() for name in "qkv"] == [array.tobytes() for array in found[0]]
-    assert found[1][0].tobytes() in {each.tobytes() for each in arrays[2].values()}
-    assert found[2][0].tobytes() in {each.tobytes() for each in arrays[3].values()}
-    for cache in found[1][1:]:
+    arrays = [load_arguments(layer, case) for case in bundle.cases]
+    outputs = [expected(layer, case) for case in bundle.cases]
+    assert [arrays[1][name].tobytes() for name in "qkv"] == [array.tobytes() for array in outputs[0]]
+    assert outputs[1][0].tobytes() in {array.tobytes() for array in arrays[2].values()}
+    assert outputs[2][0].tobytes() in {array.tobytes() for array in arrays[3].values()}
+    for cache in outputs[1][1:]:
         assert cache.any()
-        assert cache.tobytes() in {each.tobytes() for each in arrays[4].values()}
-        assert not any(each.any() for each in arrays[1].values() if each.shape == cache.shape)
-    for before, after in zip(found[1][1:], found[4][1:]):  # one position more
+        assert cache.tobytes() in {array.tobytes() for array in arrays[4].values()}
+        assert not any(array.any() for array in arrays[1].values() if array.shape == cache.shape)
+    for before, after in zip(outputs[1][1:], outputs[4][1:]):  # one position more
         axis = 2 if before.shape[2] > before.shape[3] else 3
-        others = tuple(each for each in range(4) if each != axis)
-        assert np.flatnonzero((before != after).any(axis=others)).tolist() == [TOKENS]
+        other_axes = tuple(dim for dim in range(4) if dim != axis)
+        assert np.flatnonzero((before != after).any(axis=other_axes)).tolist() == [TOKENS]
 
 
 @pytest.mark.slow
@@ -95,9 +95,9 @@ def test_the_weights_are_those_of_the_layer(tiny: Path, tmp_path: Path) -> None:
     for number in (0, 1):
         folder = tmp_path / str(number)
         assert main(["bundle", str(tiny), "--layer", str(number), "--tokens", "2", "--out", str(folder)]) == 0
-        arrays = given(folder, load_bundle(folder).cases[0]).values()
-        norms = [weights[f"model.layers.{each}.input_layernorm.weight"].tobytes() for each in (0, 1)]
-        assert [norm in {each.tobytes() for each in arrays} for norm in norms] == [number == 0, number == 1]
+        arrays = load_arguments(folder, load_bundle(folder).cases[0]).values()
+        norms = [weights[f"model.layers.{layer}.input_layernorm.weight"].tobytes() for layer in (0, 1)]
+        assert [norm in {array.tobytes() for array in arrays} for norm in norms] == [number == 0, number == 1]
 
 
 @pytest.mark.slow
@@ -139,9 +139,9 @@ def test_the_document_lists_the_launches(
     bundle = load_bundle(tmp_path / "b")
     assert (bundle.target, bundle.digest) == ("trn1", document["digest"])
     assert document["cases"] == [
-        {"name": each.name, "lnc": 1, "instructions": each.instructions.count} for each in bundle.cases
+        {"name": case.name, "lnc": 1, "instructions": case.instructions.count} for case in bundle.cases
     ]
-    assert {output.dtype for each in bundle.cases for output in each.outputs} == {"bfloat16"}
+    assert {output.dtype for case in bundle.cases for output in case.outputs} == {"bfloat16"}
 
 
 @pytest.mark.slow
@@ -208,7 +208,7 @@ def test_what_a_layer_cannot_be_is_one_sentence(
 
 
 def wide(folder: Path, width: int) -> Path:
-    """A model of one layer: its MLP has 6,144 bytes for each column, attention and norms 3,149,824."""
+    """Write a model of one layer: its MLP has 6,144 bytes for each column, attention and norms 3,149,824."""
     changes = {"hidden_size": 512, "intermediate_size": width, "num_hidden_layers": 1}
     return write_folder(folder / "wide", **changes)
 
@@ -224,8 +224,8 @@ def test_weights_of_up_to_eight_megabytes_travel(
     assert status == 0 and ("--weights FOLDER" in text) == (not travel)
     bundle = load_bundle(tmp_path / "b")
     assert (bundle.weights is None) == travel
-    kinds = {each.argument_kind for case in bundle.cases for each in case.arguments}
-    assert ("weight" in kinds) == (not travel)
+    argument_kinds = {argument.argument_kind for case in bundle.cases for argument in case.arguments}
+    assert ("weight" in argument_kinds) == (not travel)
     size = sum(path.stat().st_size for path in (tmp_path / "b").rglob("*") if path.is_file())
     assert (size > 8_000_000) == travel
 
@@ -241,7 +241,7 @@ def test_a_larger_layer_takes_its_weights_from_the_models_folder(
     assert done.returncode == 1 and "the weights are missing: give --weights FOLDER" in done.stdout
     assert machine.run(carried, "--weights", str(folder)).returncode == 0
     seen = compared(carried)
-    assert seen.agrees and {each.agreement for each in seen.cases} == {Agreement.equal}
+    assert seen.agrees and {case.agreement for case in seen.cases} == {Agreement.equal}
 
 
 @pytest.mark.slow
@@ -260,7 +260,7 @@ def test_a_layer_of_a_config_alone_has_drawn_weights(
     machine = instance()
     assert machine.run(carried).returncode == 0
     seen = compared(carried)
-    assert seen.agrees and {each.agreement for each in seen.cases} == {Agreement.equal}
+    assert seen.agrees and {case.agreement for case in seen.cases} == {Agreement.equal}
     manifest = json.loads((carried / "bundle.json").read_text())
     manifest["weights"]["drawn"][0]["seed"] += 1
     (carried / "bundle.json").write_text(json.dumps(manifest))

@@ -48,12 +48,12 @@ def taken(generation: Path, tmp_path: Path) -> Path:
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "result" / "result.json").read_text())
-    return found
+    document: dict[str, Any] = json.loads((folder / "result" / "result.json").read_text())
+    return document
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The sentence for which nothing is bundled."""
+    """Return the sentence for which nothing is bundled."""
     try:
         status = main(["bundle", *words])
     except SystemExit as stopped:
@@ -70,17 +70,17 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_every_launch_of_every_step_is_a_case_in_order(generation: Path) -> None:
     bundle = load_bundle(generation)
     assert (bundle.bundle_kind, bundle.target) == ("model", "trn2")
-    names = [each.name for each in bundle.cases]
+    names = [case.name for case in bundle.cases]
     assert len(names) == 2 + LAYERS * PROMPT_LAUNCHES + 2 + LAYERS
     assert names[:2] == ["p1-t1-embedding-embedding", "p1-t1-layer-0-qkv_projection"]
     assert names[-2:] == ["p1-t2-layer-5-decoder_layer_decode", "p1-t2-head-lm_head"]
-    assert {each.model_part for each in bundle.cases} == {
+    assert {case.model_part for case in bundle.cases} == {
         "embedding",
         "head",
         *(f"layer {n}" for n in range(6)),
     }
     assert all(
-        output.tolerance for each in bundle.cases for output in each.outputs if output.dtype != "int32"
+        output.tolerance for case in bundle.cases for output in case.outputs if output.dtype != "int32"
     )
 
 
@@ -90,10 +90,10 @@ def test_tokens_are_those_that_the_model_generates(
 ) -> None:
     assert main(["generate", "--prompt", "Once upon a time", "--max-new-tokens", "2", "--json", "-"]) == 0
     (sequence,) = json.loads(capsys.readouterr().out)["generations"]
-    found = load_bundle(generation).generated
-    assert found is not None
-    assert list(found.prompts[0].ids) == sequence["prompt_ids"]
-    assert [each.token for each in found.steps] == sequence["generated_ids"]
+    generated = load_bundle(generation).generated
+    assert generated is not None
+    assert list(generated.prompts[0].ids) == sequence["prompt_ids"]
+    assert [step.token for step in generated.steps] == sequence["generated_ids"]
 
 
 def test_weights_stay_behind(generation: Path) -> None:
@@ -118,7 +118,7 @@ def test_unchanged_it_comes_back_equal(
     assert out.startswith("all 34 launches are equal (trn2; instance unknown, launcher nki, nki 0.7.0)")
     assert "prompt 1: 2 of 2 tokens are equal" in out and "likely" not in out
     result = result_of(taken)
-    assert {each["inputs"] for each in result["cases"]} == {"expected"}
+    assert {case["inputs"] for case in result["cases"]} == {"expected"}
     assert not (taken / "result" / "values").exists()  # equal values need not travel
 
 
@@ -130,11 +130,11 @@ def test_the_first_wrong_launch_of_a_changed_instruction_is_named(
     bundle = load_bundle(taken)
     assert instance(instruction="reciprocal", above=0.0).run(taken, *WEIGHTS).returncode == 0
     seen = compared(taken)
-    wrong = {each.case.name for each in seen.cases if each.agreement is Agreement.wrong}
-    using = {each.name for each in bundle.cases if "reciprocal" in each.instructions.ops}
+    wrong = {case.case.name for case in seen.cases if case.agreement is Agreement.wrong}
+    using = {case.name for case in bundle.cases if "reciprocal" in case.instructions.ops}
     assert wrong == using and wrong
-    assert {each.agreement for each in seen.cases} == {Agreement.wrong, Agreement.equal}
-    first = next(each.name for each in bundle.cases if each.name in using)
+    assert {case.agreement for case in seen.cases} == {Agreement.wrong, Agreement.equal}
+    first = next(case.name for case in bundle.cases if case.name in using)
     assert first == "p1-t1-layer-0-attention_prefill"
     assert simulator(["compare", str(taken)]) == 1
     words = " ".join(capsys.readouterr().out.split())
@@ -149,11 +149,11 @@ def test_rounding_is_carried_on_and_not_blamed(taken: Path, instance: Make, comp
     """A square that is off by a little: within the bound of each launch, beyond it where launches add up."""
     assert instance(instruction="nc_matmul", above=0.0, times=1 + 1e-5).run(taken, *WEIGHTS).returncode == 0
     seen = compared(taken)
-    results = [each.result for each in seen.cases if each.result is not None]
-    assert {each.inputs for each in results} == {"expected", "own"}
-    assert not [each.case.name for each in seen.cases if each.agreement is Agreement.wrong]
-    assert any(each.drift for each in results)
-    assert all(each.agrees for each in seen.steps)
+    results = [case.result for case in seen.cases if case.result is not None]
+    assert {case.inputs for case in results} == {"expected", "own"}
+    assert not [case.case.name for case in seen.cases if case.agreement is Agreement.wrong]
+    assert any(case.drift for case in results)
+    assert all(step.agrees for step in seen.steps)
 
 
 @pytest.mark.slow
@@ -162,12 +162,12 @@ def test_a_crash_in_the_middle_loses_one_launch(taken: Path, instance: Make, com
     assert instance(crash="mlp").run(taken, *WEIGHTS).returncode == 1
     result = result_of(taken)
     assert len(result["cases"]) == 34 and result["finished"] is not None
-    found = [each for each in result["cases"] if each["name"].endswith("-mlp")]
-    assert [each["status"] for each in found] == ["failed"] * 2 + ["skipped"] * 4
-    assert found[0]["error"] == {"type": "Crash", "message": "ended by SIGSEGV"}
-    assert found[2]["error"]["message"] == "mlp on such arguments ended 2 processes before"
-    rest = [each for each in compared(taken).cases if each.case.kernel != "mlp"]
-    assert {each.agreement for each in rest} == {Agreement.equal}
+    mlp_cases = [case for case in result["cases"] if case["name"].endswith("-mlp")]
+    assert [case["status"] for case in mlp_cases] == ["failed"] * 2 + ["skipped"] * 4
+    assert mlp_cases[0]["error"] == {"type": "Crash", "message": "ended by SIGSEGV"}
+    assert mlp_cases[2]["error"]["message"] == "mlp on such arguments ended 2 processes before"
+    other_cases = [case for case in compared(taken).cases if case.case.kernel != "mlp"]
+    assert {case.agreement for case in other_cases} == {Agreement.equal}
 
 
 @pytest.mark.slow
@@ -176,10 +176,10 @@ def test_a_kernel_that_the_compiler_refuses_loses_its_launches(
 ) -> None:
     assert instance(refuse="output_projection").run(taken, *WEIGHTS).returncode == 1
     seen = compared(taken)
-    failed = [each.case.kernel for each in seen.cases if not each.ran]
+    failed = [case.case.kernel for case in seen.cases if not case.ran]
     assert failed == ["output_projection"] * LAYERS
-    assert all(each.agreement is Agreement.equal for each in seen.cases if each.ran)
-    assert [each.token for each in seen.steps] == [each.step.token for each in seen.steps]
+    assert all(case.agreement is Agreement.equal for case in seen.cases if case.ran)
+    assert [step.token for step in seen.steps] == [step.step.token for step in seen.steps]
     (likely,) = seen.likely
     assert (likely.rule, likely.cases) == (4, ("p1-t1-layer-0-output_projection",))
 
@@ -200,7 +200,7 @@ def test_times_of_programs_come_from_the_device(taken: Path, instance: Make, com
     assert done.returncode == 0, done.stdout + done.stderr
     first, second = result_of(taken)["cases"]
     assert (first["times"]["clock"], second["times"]["clock"]) == ("device", "host")
-    seen = {each.case.name: each for each in compared(taken).tried}
+    seen = {case.case.name: case for case in compared(taken).tried}
     assert seen[names[0]].inside is True and seen[names[1]].inside is None
 
 
@@ -211,26 +211,26 @@ def test_large_outputs_are_compared_by_digests_and_are_lost_with_their_launch(
     """As many bytes as an output has are still values, one less and it has digests."""
     folder = write_folder(tmp_path / "tiny", num_hidden_layers=1)
     hidden = 3 * 32 * 4  # bytes of three rows of 32 columns: the token that begins a text, and two bytes
-    kinds = {}
+    has_file = {}
     for limit in (hidden, hidden - 1):
         monkeypatch.setattr(chain, "MOST_OUTPUT_BYTES", limit)
         words = (str(folder), "--prompt", "ab", "--max-new-tokens", "2")
         bundle = load_bundle(bundled(tmp_path / f"b{limit}", *words))
-        kinds[limit] = {
-            each.name: bool(each.outputs[0].file) for each in bundle.cases if each.outputs[0].shape == (3, 32)
+        has_file[limit] = {
+            case.name: bool(case.outputs[0].file) for case in bundle.cases if case.outputs[0].shape == (3, 32)
         }
-    assert kinds[hidden] and all(kinds[hidden].values()) and not any(kinds[hidden - 1].values())
+    assert has_file[hidden] and all(has_file[hidden].values()) and not any(has_file[hidden - 1].values())
     weights = ("--weights", str(folder))
     machine = instance(crash="attention_prefill")
     assert machine.run(tmp_path / f"b{hidden - 1}", *weights).returncode == 1
-    results = {each["name"]: each for each in result_of(tmp_path / f"b{hidden - 1}")["cases"]}
+    results = {case["name"]: case for case in result_of(tmp_path / f"b{hidden - 1}")["cases"]}
     assert len(results) == len(bundle.cases)
     lost = results["p1-t1-layer-0-output_projection"]
     assert lost["status"] == "skipped"
     assert lost["error"]["message"] == (
         "what p1-t1-layer-0-attention_prefill should return did not travel, and what it returned is lost"
     )
-    seen = {each.case.name: each for each in compared(tmp_path / f"b{hidden - 1}").cases}
+    seen = {case.case.name: case for case in compared(tmp_path / f"b{hidden - 1}").cases}
     assert seen["p1-t1-embedding-embedding"].agreement is Agreement.equal
     assert results["p1-t2-embedding-embedding"]["status"] == "ran"
 
@@ -277,8 +277,8 @@ def test_experts_come_back_equal(tmp_path: Path, instance: Make, compared: Compa
     done = instance().run(folder, "--weights", str(model_path("stories-moe")))
     assert done.returncode == 0, done.stdout + done.stderr
     seen = compared(folder)
-    assert seen.agrees and {each.agreement for each in seen.cases} == {Agreement.equal}
-    assert [(each.step.prompt, each.step.number) for each in seen.steps] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert seen.agrees and {case.agreement for case in seen.cases} == {Agreement.equal}
+    assert [(step.step.prompt, step.step.number) for step in seen.steps] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 @pytest.mark.slow
@@ -289,17 +289,17 @@ def test_weights_are_rounded_as_the_loader_rounds_them(
     folder = write_folder(tmp_path / "tiny", num_hidden_layers=1)
     tensors = safetensors.numpy.load_file(folder / "model.safetensors")
     names = sorted(tensors)
-    parts = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
-    for file, own in parts.items():
-        safetensors.numpy.save_file({name: tensors[name] for name in own}, folder / file)
-    where = {name: file for file, own in parts.items() for name in own}
+    names_by_file = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
+    for file, file_names in names_by_file.items():
+        safetensors.numpy.save_file({name: tensors[name] for name in file_names}, folder / file)
+    where = {name: file for file, file_names in names_by_file.items() for name in file_names}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     (folder / "model.safetensors").unlink()
     bundle = bundled(tmp_path / "b", str(folder), "--max-new-tokens", "1", "--dtype", "bfloat16")
-    found: Bundle = load_bundle(bundle)
-    assert found.weights is not None
-    assert [each.name for each in found.weights.files] == ["one.safetensors", "two.safetensors"]
-    assert {each.dtype for each in found.weights.operands} == {"bfloat16"}
+    loaded: Bundle = load_bundle(bundle)
+    assert loaded.weights is not None
+    assert [file.name for file in loaded.weights.files] == ["one.safetensors", "two.safetensors"]
+    assert {operand.dtype for operand in loaded.weights.operands} == {"bfloat16"}
     assert instance().run(bundle, "--weights", str(folder)).returncode == 0
     assert compared(bundle).agrees
 

@@ -42,19 +42,19 @@ def came_back(
 
 
 def compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
-    """The profile in the document of the one case, and the text."""
+    """Return the profile in the document of the one case, and the text."""
     assert main(["compare", str(folder), "--json", "seen.json"]) == 0
     (case,) = json.loads(Path("seen.json").read_text())["cases"]
     return case["profile"], capsys.readouterr().out
 
 
 def measured(case: Case, factor: int) -> Mapping[str, Sequence[Row]]:
-    """Tables in which each engine and line takes `factor` times what is predicted; lines of files below the bundle."""
+    """Return tables in which engines and lines take `factor` times the prediction; lines of files below the bundle."""
     rows: list[Row] = []
-    for each in case.predicted.lines:
-        place = f"/home/ubuntu/m/sources/{each.file}:{each.line}"
+    for line in case.predicted.lines:
+        location = f"/home/ubuntu/m/sources/{line.file}:{line.line}"
         rows.append(
-            span(0, factor * round(each.busy_ns), engine="Vector", opcode="X", nki_source_location=place)
+            span(0, factor * round(line.busy_ns), engine="Vector", opcode="X", nki_source_location=location)
         )
     return {"Metadata": [METADATA], "Instruction": rows}
 
@@ -66,12 +66,12 @@ def test_lines_stand_beside_their_predictions(
     folder = came_back(PROFILE)
     (case,) = load_bundle(folder).cases
     write_profile(folder / "result" / PROFILE, measured(case, 2))
-    found, text = compared(folder, capsys)
-    assert found["unread"] == ""
-    own = {f"{Path(each.file).name}:{each.line}": each.busy_ns for each in case.predicted.lines}
-    assert {each["name"]: each["predicted_ns"] for each in found["lines"]} == own
-    assert [each["ratio"] for each in found["lines"]] == pytest.approx([2.0] * len(own), rel=1e-2)
-    assert {"Tensor", "Vector"} <= {each["name"] for each in found["engines"]}
+    profile, text = compared(folder, capsys)
+    assert profile["unread"] == ""
+    busy_by_line = {f"{Path(line.file).name}:{line.line}": line.busy_ns for line in case.predicted.lines}
+    assert {line["name"]: line["predicted_ns"] for line in profile["lines"]} == busy_by_line
+    assert [line["ratio"] for line in profile["lines"]] == pytest.approx([2.0] * len(busy_by_line), rel=1e-2)
+    assert {"Tensor", "Vector"} <= {engine["name"] for engine in profile["engines"]}
     assert "matmul, active us" in text and "matmul, line, us" in text and "2.00" in text
 
 
@@ -80,21 +80,21 @@ def test_a_summary_has_engines_and_no_lines(
 ) -> None:
     folder = came_back(f"{PROFILE}/summary.json")
     (case,) = load_bundle(folder).cases
-    own = case.predicted
+    predicted = case.predicted
     (folder / "result" / PROFILE).mkdir(parents=True)
     summary = {
-        "total_time": 3 * (own.program_ns + own.overhead_ns) / 1e9,
-        "tensor_engine_active_time": 3 * own.engines["Tensor"] / 1e9,
+        "total_time": 3 * (predicted.program_ns + predicted.overhead_ns) / 1e9,
+        "tensor_engine_active_time": 3 * predicted.engines["Tensor"] / 1e9,
     }
     (folder / "result" / PROFILE / "summary.json").write_text(json.dumps(summary))
-    found, _ = compared(folder, capsys)
-    ratios = {each["name"]: each["ratio"] for each in (*found["total"], *found["engines"])}
+    profile, _ = compared(folder, capsys)
+    ratios = {row["name"]: row["ratio"] for row in (*profile["total"], *profile["engines"])}
     assert (ratios["total_time"], ratios["Tensor"]) == pytest.approx((3.0, 3.0))
-    assert found["lines"] == []
+    assert profile["lines"] == []
 
 
 @pytest.mark.parametrize(
-    ("place", "content", "why"),
+    ("path", "content", "why"),
     [
         (f"{PROFILE}/profile.ntff", b"NTFF", "only the .ntff came back; neuron-explorer view makes tables"),
         (f"{PROFILE}/summary.json", b"{", "summary.json"),
@@ -105,14 +105,14 @@ def test_a_summary_has_engines_and_no_lines(
 def test_a_profile_that_cannot_be_read_is_said_and_the_rest_is_compared(
     came_back: Callable[[str], Path],
     capsys: pytest.CaptureFixture[str],
-    place: str,
+    path: str,
     content: bytes | None,
     why: str,
 ) -> None:
-    folder = came_back(place)
+    folder = came_back(path)
     if content is not None:
         (folder / "result" / PROFILE).mkdir(parents=True)
-        (folder / "result" / place).write_bytes(content)
-    found, text = compared(folder, capsys)
-    assert why in found["unread"] and found["engines"] == found["lines"] == []
+        (folder / "result" / path).write_bytes(content)
+    profile, text = compared(folder, capsys)
+    assert why in profile["unread"] and profile["engines"] == profile["lines"] == []
     assert "all 1 cases are equal" in text and "the profile cannot be compared" in text

@@ -38,13 +38,13 @@ def test_boxes_put_an_operand_together_again(size: int) -> None:
     ):
         made = np.full(operand.shape, -1)
         count = 0
-        for at, shape, corner, steps in split_into_strided_boxes(operand, (0,) * operand.ndim, bounds):
+        for origin, shape, corner, steps in split_into_strided_boxes(operand, (0,) * operand.ndim, bounds):
             box = np.full(shape, corner)
             for axis, step in enumerate(steps):
                 box = box + np.arange(shape[axis]).reshape(-1, *(1,) * (len(shape) - axis - 1)) * step
             labels = np.searchsorted(bounds, box, "right")
             assert (labels == labels.flat[0]).all()
-            made[tuple(slice(begin, begin + length) for begin, length in zip(at, shape))] = box
+            made[tuple(slice(begin, begin + length) for begin, length in zip(origin, shape))] = box
             count += 1
         np.testing.assert_array_equal(made, operand)
         assert count <= 6
@@ -53,8 +53,8 @@ def test_boxes_put_an_operand_together_again(size: int) -> None:
 def test_what_no_box_expresses_is_refused() -> None:
     rng = np.random.default_rng(0)
     numbers = rng.permutation(np.arange(1, 5))
-    found = list(split_into_strided_boxes(numbers, (0,), np.array([1])))
-    assert sum(shape[0] for _, shape, _, _ in found) == 4  # single elements, at worst
+    boxes = list(split_into_strided_boxes(numbers, (0,), np.array([1])))
+    assert sum(shape[0] for _, shape, _, _ in boxes) == 4  # single elements, at worst
     crossed = np.array([[1, 2], [3, 5]])
     assert (
         sum(
@@ -70,13 +70,13 @@ def test_every_operand_comes_out_as_it_was_loaded(family: str, tmp_path: Path) -
     folder = write_family(tmp_path / family, family)
     model = LoadedModel.open(folder, "bfloat16")
     (rank,) = model.load_shards(Mesh())
-    found = reference_weights(model, rank, rank.arrays)
-    assert {each.name for each in found.operands} == set(rank.arrays)
-    operand = found.operands[1]
+    weights = reference_weights(model, rank, rank.arrays)
+    assert {operand.name for operand in weights.operands} == set(rank.arrays)
+    operand = weights.operands[1]
     piece = operand.pieces[0]
     moved = replace(operand, pieces=(replace(piece, start=piece.start + 1), *operand.pieces[1:]))
     with pytest.raises(ModelError, match="the recipe of a weight is wrong: the weight "):
-        check_recipes(model.checkpoint.files, replace(found, operands=(moved,)))
+        check_recipes(model.checkpoint.files, replace(weights, operands=(moved,)))
 
 
 def test_floats_are_rounded_to_bfloat16_as_ml_dtypes_rounds_them() -> None:
@@ -123,11 +123,11 @@ def test_a_drawn_tensor_is_what_is_documented(scale: float, shift: float) -> Non
 
 def test_places_written_are_along_the_axis_with_the_fewest() -> None:
     before = np.zeros((2, 128, 3), np.float32)
-    for axis, places in ((1, [5]), (1, [0, 127]), (2, [1]), (0, [1])):
+    for axis, positions in ((1, [5]), (1, [0, 127]), (2, [1]), (0, [1])):
         after = before.copy()
-        np.moveaxis(after, axis, 0)[places] = 1.0
+        np.moveaxis(after, axis, 0)[positions] = 1.0
         seen_axis, seen = find_written_positions(before, after)
-        assert (seen_axis, seen.tolist(), seen.dtype) == (axis, places, np.int32)
+        assert (seen_axis, seen.tolist(), seen.dtype) == (axis, positions, np.int32)
     assert find_written_positions(before, before)[1].tolist() == [0]  # at least one
     signed = before.copy()
     signed[0, 9, 0] = -0.0
@@ -139,8 +139,8 @@ def test_an_origin_is_of_an_array_that_lives_and_is_unchanged() -> None:
     array = np.arange(12, dtype=np.float32).reshape(4, 3)
     origins.note(array, "result", "case", 2)
     for seen in (array, array[-2:], array[-1:]):
-        found = origins.find_origin(seen)
-        assert found is not None and (found.text, found.output) == ("case", 2)
+        origin = origins.find_origin(seen)
+        assert origin is not None and (origin.text, origin.output) == ("case", 2)
     for other in (array[:2], array.copy(), array.T, array.view(np.int32), array.reshape(3, 4)):
         assert origins.find_origin(other) is None
     array[0, 0] = 7.0

@@ -23,8 +23,8 @@ esac"""
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "result" / "result.json").read_text())
-    return found
+    document: dict[str, Any] = json.loads((folder / "result" / "result.json").read_text())
+    return document
 
 
 @pytest.mark.slow
@@ -53,7 +53,7 @@ def test_the_first_wrong_tile_of_a_changed_instruction_is_named(
 ) -> None:
     expected = np.load(carried / "expected" / "scaled" / "output-0.npy")
     above = float(np.sort(expected, axis=None)[-2])  # one element of 200,000 is larger
-    row, column = (int(each) for each in np.argwhere(expected > above)[0])
+    row, column = (int(index) for index in np.argwhere(expected > above)[0])
     assert instance(instruction="tensor_scalar", above=above).run(carried).returncode == 0
     seen = compared(carried)
     scaled = seen.cases[0]
@@ -62,7 +62,7 @@ def test_the_first_wrong_tile_of_a_changed_instruction_is_named(
     assert output.tile == (row // 128, column // 512)
     assert output.first is not None and output.first.index == (row, column)
     assert output.first.seen == np.float32(expected[row, column]) * np.float32(1.25)
-    assert [each.agreement for each in seen.cases[1:]] == [Agreement.equal] * 3
+    assert [case.agreement for case in seen.cases[1:]] == [Agreement.equal] * 3
     assert not seen.agrees
 
 
@@ -80,8 +80,8 @@ def test_an_instruction_that_several_wrong_kernels_share_is_blamed(
 def test_a_slow_instruction_is_seen_in_the_times(carried: Path, instance: Make, compared: Compared) -> None:
     assert instance(instruction="tensor_scalar", slower=1e6).run(carried, on_device=True).returncode == 0
     seen = compared(carried)
-    assert [each.agreement for each in seen.cases] == [Agreement.equal] * 4
-    assert [each.inside for each in seen.cases] == [False, False, True, True]
+    assert [case.agreement for case in seen.cases] == [Agreement.equal] * 4
+    assert [case.inside for case in seen.cases] == [False, False, True, True]
     (likely,) = seen.likely
     assert (likely.fault, likely.rule, likely.cases) == (Fault.simulator, 10, ("scaled", "shifted"))
     assert "tensor_scalar" in likely.why
@@ -97,7 +97,7 @@ def test_a_kernel_that_the_compiler_refuses_loses_itself_only(
     assert case["error"]["message"] == "[NCC_TEST001] the compiler refuses this kernel"
     assert "NCC_TEST001" in (carried / "result" / case["log"]).read_text()
     seen = compared(carried)
-    assert [each.agrees for each in seen.cases] == [False, False, True, False]  # two were not tried
+    assert [case.agrees for case in seen.cases] == [False, False, True, False]  # two were not tried
     (likely,) = seen.likely
     assert (likely.fault, likely.rule, likely.cases) == (Fault.simulator, 4, ("shifted",))
 
@@ -108,7 +108,7 @@ def test_where_every_kernel_is_refused_it_is_the_environment(
 ) -> None:
     assert instance(refuse="doubled").run(carried, "--only", "doubled").returncode == 1
     seen = compared(carried)
-    assert {each.fault for each in seen.likely} == {Fault.environment}
+    assert {blame.fault for blame in seen.likely} == {Fault.environment}
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_a_crash_in_the_middle_loses_one_case(carried: Path, instance: Make, com
     assert (case["status"], case["stage"]) == ("failed", "run")  # the NEFF is there: it had been compiled
     assert case["error"] == {"type": "Crash", "message": "ended by SIGSEGV"}
     seen = compared(carried)
-    assert [each.agrees for each in seen.cases] == [True, False, True, True]
+    assert [case.agrees for case in seen.cases] == [True, False, True, True]
     (likely,) = seen.likely
     assert (likely.fault, likely.rule, likely.cases) == (Fault.environment, 2, ("shifted",))
 
@@ -146,10 +146,10 @@ def test_on_a_full_disk_values_are_lost_and_digests_come_back(
     (carried / "limited.py").replace(carried / "run.py")
     machine.run(carried)
     result = result_of(carried)
-    assert result["finished"] is not None and [each["status"] for each in result["cases"]] == ["ran"] * 4
-    assert any("output-0 cannot be written" in each["message"] for each in result["failures"])
+    assert result["finished"] is not None and [case["status"] for case in result["cases"]] == ["ran"] * 4
+    assert any("output-0 cannot be written" in failure["message"] for failure in result["failures"])
     seen = compared(carried)
-    assert [each.agreement for each in seen.cases] == [Agreement.equal] * 4
+    assert [case.agreement for case in seen.cases] == [Agreement.equal] * 4
     assert not seen.intact  # run.py was changed for this test
 
 
@@ -169,7 +169,7 @@ def test_the_placeholder_of_the_public_index_is_recognised(
 ) -> None:
     assert instance(version="0.0.1").run(carried).returncode == 1
     seen = compared(carried)
-    assert {each.fault for each in seen.likely} == {Fault.environment}
+    assert {blame.fault for blame in seen.likely} == {Fault.environment}
     assert "nki 0.0.1 is the placeholder of the public index" in seen.result.failures[0][1]
 
 
@@ -208,4 +208,4 @@ def test_a_changed_bundle_is_noticed_there_and_here(
     seen = compared(carried)
     assert not seen.intact
     assert seen.result.failures == (("read", "files of the bundle were changed: its digest is another one"),)
-    assert [each.rule for each in seen.likely] == [1]
+    assert [blame.rule for blame in seen.likely] == [1]

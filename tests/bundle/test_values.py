@@ -40,10 +40,10 @@ def test_neighbours_are_one_ulp_apart_over_all_values_of_a_dtype(dtype: type) ->
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_ulps_are_counted_as_nextafter_steps(dtype: type) -> None:
     values = np.array([0.0, 1.0, -1.0, 1e-45, -3e38], dtype)
-    there = values
+    shifted = values
     for steps in range(4):
-        assert np.all(ulps_between(values, there) == steps)
-        there = np.nextafter(there, np.array(np.inf, dtype))
+        assert np.all(ulps_between(values, shifted) == steps)
+        shifted = np.nextafter(shifted, np.array(np.inf, dtype))
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def test_the_allowed_difference_is_bound_and_error_together(change: float, agree
     expected = np.zeros((4, 4))
     seen = expected.copy()
     seen[2, 3] += change
-    found = compare_arrays(output(expected), seen, expected)
-    assert (found.agreement, found.allowed) == (agreement, 1.0)
-    assert found.error == change
-    assert (found.first.index if found.first else None) == ((2, 3) if change else None)
+    comparison = compare_arrays(output(expected), seen, expected)
+    assert (comparison.agreement, comparison.allowed) == (agreement, 1.0)
+    assert comparison.error == change
+    assert (comparison.first.index if comparison.first else None) == ((2, 3) if change else None)
 
 
 def test_the_first_tile_comes_before_the_first_row() -> None:
@@ -65,26 +65,26 @@ def test_the_first_tile_comes_before_the_first_row() -> None:
     expected = np.zeros((200, 600), np.float32)
     seen = expected.copy()
     seen[100, 3] = seen[1, 599] = seen[130, 2] = 9.0
-    found = compare_arrays(output(expected), seen, expected)
-    assert found.first is not None and found.first.index == (100, 3)
-    assert (found.tile, found.wrong_tiles, found.tiles, found.beyond) == ((0, 0), 3, 4, 3)
+    comparison = compare_arrays(output(expected), seen, expected)
+    assert comparison.first is not None and comparison.first.index == (100, 3)
+    assert (comparison.tile, comparison.wrong_tiles, comparison.tiles, comparison.beyond) == ((0, 0), 3, 4, 3)
 
 
 def test_an_element_beyond_the_bound_comes_before_one_within() -> None:
     expected = np.zeros((2, 4), np.float32)
     seen = expected.copy()
     seen[0, 0], seen[1, 1] = 0.5, 7.0
-    found = compare_arrays(output(expected), seen, expected)
-    assert found.first is not None and found.first.index == (1, 1)
-    assert (found.beyond, found.differing) == (1, 2)
+    comparison = compare_arrays(output(expected), seen, expected)
+    assert comparison.first is not None and comparison.first.index == (1, 1)
+    assert (comparison.beyond, comparison.differing) == (1, 2)
 
 
 @pytest.mark.parametrize(("seen", "ulps"), [(np.nan, None), (np.inf, None), (3.0, 12582912)])
 def test_nan_and_infinities_are_beyond_every_bound(seen: float, ulps: int | None) -> None:
     expected = np.ones((1, 1), np.float32)
-    found = compare_arrays(output(expected), np.full((1, 1), seen, np.float32), expected)
-    assert found.agreement is Agreement.wrong
-    assert found.first is not None and found.first.ulps == ulps
+    comparison = compare_arrays(output(expected), np.full((1, 1), seen, np.float32), expected)
+    assert comparison.agreement is Agreement.wrong
+    assert comparison.first is not None and comparison.first.ulps == ulps
 
 
 def test_nan_in_the_same_place_is_equal_only_with_the_same_bits() -> None:
@@ -98,12 +98,12 @@ def test_integers_have_no_bound_and_unreferenced_floats_no_judgement() -> None:
     integers = np.zeros((2, 2), np.int32)
     assert compare_arrays(output(integers), integers + 1, integers).agreement is Agreement.wrong
     floats = integers.astype(np.float32)
-    found = compare_arrays(output(floats, None), floats + 1, floats)
-    assert (found.agreement, found.allowed, found.differing) == (Agreement.unbounded, None, 4)
+    comparison = compare_arrays(output(floats, None), floats + 1, floats)
+    assert (comparison.agreement, comparison.allowed, comparison.differing) == (Agreement.unbounded, None, 4)
 
 
 @pytest.mark.parametrize(
-    ("shape", "places"),
+    ("shape", "origins"),
     [
         ((), [(0, 0)]),
         ((5,), [(0, 0), (0, 4)]),
@@ -112,12 +112,12 @@ def test_integers_have_no_bound_and_unreferenced_floats_no_judgement() -> None:
         ((0, 4), []),
     ],
 )
-def test_tiles_take_leading_dims_as_rows(shape: tuple[int, ...], places: list[tuple[int, int]]) -> None:
+def test_tiles_take_leading_dims_as_rows(shape: tuple[int, ...], origins: list[tuple[int, int]]) -> None:
     array = np.arange(np.prod(shape, dtype=int)).reshape(shape)
-    found = list(tiles(array, 2, 4))
-    assert [(row, column) for row, column, _ in found] == places
-    assert sum(part.size for *_, part in found) == array.size
-    assert len(tile_digests(array, 2, 4)) == len(places)
+    found_tiles = list(tiles(array, 2, 4))
+    assert [(row, column) for row, column, _ in found_tiles] == origins
+    assert sum(tile.size for *_, tile in found_tiles) == array.size
+    assert len(tile_digests(array, 2, 4)) == len(origins)
 
 
 # -- who is blamed ---------------------------------------------------------------------------------------------------
@@ -129,40 +129,42 @@ class Story:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.bundle: Bundle = load_bundle(folder)
-        self.cases = {each.name: _equal(each) for each in self.bundle.cases}
+        self.cases = {case.name: _equal(case) for case in self.bundle.cases}
         self.nki = "0.7.0"
         self.more: dict[str, object] = {}
 
     def wrong(self, *names: str) -> Story:
-        """These cases return something else: an array of another shape."""
+        """Return something else from these cases: an array of another shape."""
         for name in names:
             case = self.cases[name]
-            first, *rest = case.outputs
-            self.cases[name] = replace(case, outputs=(replace(first, shape=(1,), tiles=None), *rest))
+            first, *remaining = case.outputs
+            self.cases[name] = replace(case, outputs=(replace(first, shape=(1,), tiles=None), *remaining))
         return self
 
     def timed(self, **times_ns: float) -> Story:
-        """Times of cases on the device."""
+        """Set times of cases on the device."""
         for name, ns in times_ns.items():
             self.cases[name] = replace(self.cases[name], times=Times(0, (ns,), ns, 0.0, "device"))
         return self
 
-    def failed(self, name: str, stage: str, kind: str = "RuntimeError") -> Story:
-        """A case that failed."""
+    def failed(self, name: str, stage: str, error_type: str = "RuntimeError") -> Story:
+        """Set a case that failed."""
         case = self.cases[name]
-        self.cases[name] = replace(case, status="failed", stage=stage, error=(kind, "it says"), outputs=())
+        self.cases[name] = replace(
+            case, status="failed", stage=stage, error=(error_type, "it says"), outputs=()
+        )
         return self
 
-    def found(self, name: str, *codes: str) -> Story:
-        """What nkw check had found when the bundle was made."""
+    def with_findings(self, name: str, *codes: str) -> Story:
+        """Set what nkw check had found when the bundle was made."""
         cases = tuple(
-            replace(each, findings=codes) if each.name == name else each for each in self.bundle.cases
+            replace(case, findings=codes) if case.name == name else case for case in self.bundle.cases
         )
         self.bundle = replace(self.bundle, cases=cases)
         return self
 
     def told(self) -> Comparison:
-        """The comparison."""
+        """Return the comparison."""
         environment = Environment("3.11", "Linux", {"nki": self.nki}, None, (), {})
         result = Result(
             self.bundle.digest, "trn2", "", "then", environment, "nki", tuple(self.cases.values()), ()
@@ -170,17 +172,17 @@ class Story:
         return compare_cases(self.folder, self.bundle, replace(result, **self.more), True)  # type: ignore[arg-type]
 
     def blamed(self) -> list[tuple[Fault, int, tuple[str, ...]]]:
-        """Fault, rule and cases."""
+        """Return fault, rule and cases."""
         told = self.told()
         assert told.agrees == (not told.likely)
         assert all(
-            f"(rule {each.rule})" in " ".join(rendered(make_report(told)).split()) for each in told.likely
+            f"(rule {blame.rule})" in " ".join(rendered(make_report(told)).split()) for blame in told.likely
         )
-        return [(each.fault, each.rule, each.cases) for each in told.likely]
+        return [(blame.fault, blame.rule, blame.cases) for blame in told.likely]
 
 
 def _equal(case: object) -> CaseResult:
-    """A case whose digests are those expected."""
+    """Return a case whose digests are those expected."""
     from simulate.bundle.manifest import Case
 
     assert isinstance(case, Case)
@@ -193,9 +195,9 @@ def story(bundle: Path) -> Story:
     told = Story(bundle)
     for case in told.bundle.cases:
         values = []
-        for each in case.outputs:
-            digests = tile_digests(np.load(bundle / each.file), *each.tile)
-            values.append(Values(each.name, each.dtype, each.shape, None, tuple(digests)))
+        for output in case.outputs:
+            digests = tile_digests(np.load(bundle / output.file), *output.tile)
+            values.append(Values(output.name, output.dtype, output.shape, None, tuple(digests)))
         told.cases[case.name] = replace(told.cases[case.name], outputs=tuple(values))
     return told
 
@@ -223,7 +225,7 @@ def test_one_wrong_kernel_with_an_instruction_of_its_own_blames_the_model(story:
 
 
 def test_findings_of_check_blame_the_kernel(story: Story) -> None:
-    told = story.wrong("doubled").found("doubled", "NKW-RACE").blamed()
+    told = story.wrong("doubled").with_findings("doubled", "NKW-RACE").blamed()
     assert told == [(Fault.kernel, 5, ("doubled",))]
 
 
@@ -241,18 +243,20 @@ def test_another_release_is_blamed_before_kernels_and_instructions(story: Story)
 @pytest.mark.parametrize("stage", ["compile", "run"])
 def test_a_refusal_blames_the_kernel_with_findings_else_the_simulator(story: Story, stage: str) -> None:
     assert story.failed("doubled", stage).blamed() == [(Fault.simulator, 4, ("doubled",))]
-    assert story.found("doubled", "NKW-RACE").blamed() == [(Fault.kernel, 4, ("doubled",))]
+    assert story.with_findings("doubled", "NKW-RACE").blamed() == [(Fault.kernel, 4, ("doubled",))]
 
 
 @pytest.mark.parametrize(
-    ("stage", "kind"), [("import", "ImportError"), ("run", "Crash"), ("compile", "Timeout")]
+    ("stage", "error_type"), [("import", "ImportError"), ("run", "Crash"), ("compile", "Timeout")]
 )
-def test_imports_crashes_and_hangs_blame_the_environment(story: Story, stage: str, kind: str) -> None:
-    assert story.failed("doubled", stage, kind).blamed() == [(Fault.environment, 2, ("doubled",))]
+def test_imports_crashes_and_hangs_blame_the_environment(story: Story, stage: str, error_type: str) -> None:
+    assert story.failed("doubled", stage, error_type).blamed() == [(Fault.environment, 2, ("doubled",))]
 
 
 @pytest.mark.parametrize(
-    "more", [{"bundle": "another"}, {"target": "trn1"}, {"finished": None}], ids=lambda each: next(iter(each))
+    "more",
+    [{"bundle": "another"}, {"target": "trn1"}, {"finished": None}],
+    ids=lambda change: next(iter(change)),
 )
 def test_a_run_of_other_files_or_cut_short_blames_the_environment(
     story: Story, more: dict[str, object]
@@ -277,7 +281,7 @@ def test_the_bracket_ends_at_the_longest_reading_with_the_overhead(
 
 
 def test_times_blame_the_costs_of_an_instruction_or_the_schedule(story: Story) -> None:
-    fits = {each.name: sum(each.predicted.bracket_ns) / 2 for each in story.bundle.cases}
+    fits = {case.name: sum(case.predicted.bracket_ns) / 2 for case in story.bundle.cases}
     assert story.timed(**fits).blamed() == []
     assert story.timed(scaled=1e9, shifted=1e9).blamed() == [(Fault.simulator, 10, ("scaled", "shifted"))]
     story.timed(

@@ -8,21 +8,21 @@ import numpy as np
 from travelling.tiles import tiles
 
 
-def loaded(a, place):
+def loaded(a, region):
     tile = nl.ndarray(
-        (place[0].stop - place[0].start, place[1].stop - place[1].start), dtype=a.dtype, buffer=nl.sbuf
+        (region[0].stop - region[0].start, region[1].stop - region[1].start), dtype=a.dtype, buffer=nl.sbuf
     )
-    nisa.dma_copy(dst=tile, src=a[place[0], place[1]])
+    nisa.dma_copy(dst=tile, src=a[region[0], region[1]])
     return tile
 
 
 @nki.jit
 def scaled(a, factor):
     result = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
-    for place in tiles(a.shape):
-        tile = loaded(a, place)
+    for region in tiles(a.shape):
+        tile = loaded(a, region)
         nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=factor)
-        nisa.dma_copy(dst=result[place[0], place[1]], src=tile)
+        nisa.dma_copy(dst=result[region[0], region[1]], src=tile)
     return result
 
 
@@ -33,10 +33,10 @@ def scaled_reference(a, factor):
 @nki.jit
 def shifted(a, shift=1.0):
     result = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
-    for place in tiles(a.shape):
-        tile = loaded(a, place)
+    for region in tiles(a.shape):
+        tile = loaded(a, region)
         nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=shift)
-        nisa.dma_copy(dst=result[place[0], place[1]], src=tile)
+        nisa.dma_copy(dst=result[region[0], region[1]], src=tile)
     return result
 
 
@@ -47,10 +47,10 @@ def shifted_reference(a, shift=1.0):
 @nki.jit
 def doubled(a):
     result = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
-    for place in tiles(a.shape):
-        tile = loaded(a, place)
+    for region in tiles(a.shape):
+        tile = loaded(a, region)
         nisa.tensor_tensor(dst=tile, data1=tile, data2=tile, op=nl.add)
-        nisa.dma_copy(dst=result[place[0], place[1]], src=tile)
+        nisa.dma_copy(dst=result[region[0], region[1]], src=tile)
     return result
 
 
@@ -60,7 +60,7 @@ def doubled_reference(a):
 
 @nki.jit
 def picked(a, number):
-    """A part of `a`, and the number that was given."""
+    """Return a part of `a`, and the number that was given."""
     _, rows, columns = a.shape
     tile = nl.ndarray((rows, columns), dtype=a.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=a[1])
@@ -79,7 +79,7 @@ def picked_reference(a, number):
 
 @nki.jit
 def stored(cache, row):
-    """`cache` with `row` in its fourth place, and the squares of `row`; it writes to its first argument."""
+    """Return `cache` with `row` in its fourth place, and the squares of `row`; it writes to its first argument."""
     tile = loaded(row, (slice(0, 1), slice(0, row.shape[1])))
     squares = nl.ndarray(row.shape, dtype=row.dtype, buffer=nl.sbuf)
     nisa.activation(dst=squares, op=nl.square, data=tile)

@@ -4,10 +4,10 @@ ROWS, COLUMNS = 128, 512
 
 
 def tiles(shape):
-    """The slices of each tile."""
+    """Return the slices of each tile."""
     rows, columns = shape
-    found = []
+    slices = []
     for row in range(0, rows, ROWS):
         for column in range(0, columns, COLUMNS):
-            found.append((slice(row, min(row + ROWS, rows)), slice(column, min(column + COLUMNS, columns))))
-    return found
+            slices.append((slice(row, min(row + ROWS, rows)), slice(column, min(column + COLUMNS, columns))))
+    return slices

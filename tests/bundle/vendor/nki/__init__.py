@@ -40,8 +40,8 @@ def changed(planner):
         wrong = np.float32(FAULT.get("times", 1.25))
 
         def compute(*operands):
-            right, *others = made.compute(*operands)
-            return np.where(right > FAULT["above"], right * wrong, right), *others
+            right, *remaining = made.compute(*operands)
+            return np.where(right > FAULT["above"], right * wrong, right), *remaining
 
         return dataclasses.replace(made, compute=compute)
 

@@ -30,7 +30,7 @@ class NrtpyModel:
     def benchmark(self, inputs, outputs=None, warmup_iter=5, benchmark_iter=5, mode="device"):
         if mode not in ("device", "host") or benchmark_iter < 1:
             raise ValueError("mode is device or host, benchmark_iter at least 1")
-        if not all(isinstance(each, NrtpyTensor) for each in inputs.values()):
+        if not all(isinstance(tensor, NrtpyTensor) for tensor in inputs.values()):
             raise TypeError("inputs are NrtpyTensors")
         times = [self._time_ns * (1 + 1e-3 * (number % 4)) / 1e6 for number in range(benchmark_iter)]
         return SimpleNamespace(durations_ms=times)
