@@ -48,7 +48,7 @@ class Use:
     reads: bool
 
     def states(self) -> np.ndarray:
-        """The states of the registers that the call reads, one per partition; all written if it reads none."""
+        """Return the states of the registers that the call reads, one per partition; all written if it reads none."""
         return self.registers.states[: self.rows] if self.reads else np.full(self.rows, WRITTEN)
 
     def mark(self, undefined: Defined | None) -> None:
@@ -63,7 +63,7 @@ class Use:
 
 
 def use_of(name: str, core: Core, call: Call) -> Use | None:
-    """How a call uses accumulator registers; raises Unwritten if it reads some that nothing has set."""
+    """Return how a call uses accumulator registers; raises Unwritten if it reads some that nothing has set."""
     if name not in _ACCUMULATING:
         return None
     engine, default = _ACCUMULATING[name]
@@ -78,7 +78,7 @@ def use_of(name: str, core: Core, call: Call) -> Use | None:
 
 
 def poisoned(name: str, core: Core, call: Call, use: Use | None = None) -> Defined | None:
-    """The results of a call that may read unwritten elements and does; None if it reads none, or is refused.
+    """Return the results of a call that may read unwritten elements and does; None if it reads none, or is refused.
 
     Raises Unwritten if registers alone make it refused.
     """
@@ -107,7 +107,7 @@ def poisoned(name: str, core: Core, call: Call, use: Use | None = None) -> Defin
 
 
 def _read(call: Call) -> list[Operand]:
-    """The operands that a call reads; activate2 reads none that its operators have no use for."""
+    """Return the operands that a call reads; activate2 reads none that its operators have no use for."""
     idle = [key for key, op in (("imm0", "op0"), ("imm1", "op1")) if call.get(op) == "bypass"]
     idle += ["relu_param"] if call.get("op") != "prelu" else []
     return [
@@ -118,12 +118,12 @@ def _read(call: Call) -> list[Operand]:
 
 
 def defined(operand: Operand) -> np.ndarray:
-    """Which elements hold written values, or values computed from written ones alone."""
+    """Return which elements hold written values, or values computed from written ones alone."""
     return (operand.memory.state[operand.every_byte()] & WRITTEN).all(axis=-1)
 
 
 def _partly(operand: Operand) -> bool:
-    """Whether some element of the operand was written, even with poison."""
+    """Return whether some element of the operand was written, even with poison."""
     return bool((operand.memory.state[operand.every_byte()] != EMPTY).all(axis=-1).any())
 
 
@@ -167,7 +167,7 @@ def _reduced(generation: int, call: Call) -> Defined | None:
 
 
 def _served(operand: Operand) -> Operand:
-    """The first of every 16 partitions."""
+    """Return the first of every 16 partitions."""
     return Operand(operand.memory, operand.format, operand.addresses[::16])
 
 
@@ -209,7 +209,7 @@ def _multiplied(generation: int, call: Call) -> Defined:
 
 
 def _scale_rows(data: Operand, scale: Operand) -> list[Operand]:
-    """The scales of an MX operand: four rows of every quadrant of partitions."""
+    """Return the scales of an MX operand: four rows of every quadrant of partitions."""
     addresses = scale.flat().addresses[:, : int(np.prod(data.shape[1:]))]
     quadrants = range(0, data.shape[0], 32)
     return [Operand(scale.memory, scale.format, addresses[first : first + 4]) for first in quadrants]
@@ -226,7 +226,7 @@ def _multiplied_mx(generation: int, call: Call) -> Defined:
 
 
 def _quantized(generation: int, call: Call) -> Defined:
-    """Eight partitions of four elements share a scale; one undefined element makes all of them undefined."""
+    """Return the defined results: eight partitions of four elements share a scale, undefined as soon as one is."""
     dst, rows = call["dst"], defined(call["src"].flat())
     groups = np.zeros((rows.shape[0] // 8, rows.shape[1] // 4), np.bool_)
     for group in range(groups.shape[0]):

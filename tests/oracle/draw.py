@@ -61,7 +61,7 @@ class Register:
 
 
 def _by_pattern(root: Tile, keys: list[slice]) -> Any:
-    """The slices of a fresh tensor written as an access pattern: [step, count] pairs and an offset."""
+    """Return the slices of a fresh tensor written as an access pattern: [step, count] pairs and an offset."""
     pattern, offset, stride = [], 0, 1
     for size, key in reversed(list(zip(root.shape, keys))):
         step = key.step or 1
@@ -105,7 +105,7 @@ class Draw:
         return float(self.pick((float("inf"), float("-inf"), 3.0e38, 1e-40, float("nan"))))
 
     def size(self) -> tuple[int, int]:
-        """Partitions and free size of an instruction; large ones are rarer."""
+        """Return partitions and free size of an instruction; large ones are rarer."""
         p = self.partitions[int(self.random.choice(3, p=(0.5, 0.38, 0.12)))]
         return p, self.frees[int(self.random.choice(3, p=(0.5, 0.35, 0.15)))]
 
@@ -119,7 +119,7 @@ class Draw:
     # -- contents -----------------------------------------------------------------------------------------------
 
     def contents(self, format_: Format, count: int) -> np.ndarray:
-        """Raw bits: moderate values, small whole numbers, any bits, or moderate values with a few special ones."""
+        """Return raw bits: moderate values, small whole numbers, any bits, or moderate values with few special ones."""
         random, choice = self.random, self.random.random()
         top = 2**format_.bits
         if choice < 0.08:
@@ -165,7 +165,7 @@ class Draw:
         reuse: float = 0.75,
         keep: bool = True,
     ) -> Tile:
-        """A view of `partitions` rows of `free` elements in at most `dims` dims.
+        """Return a view of `partitions` rows of `free` elements in at most `dims` dims.
 
         `values` are written into it first; `shape` fixes the shape; `apart_from` are tiles whose memory it must not
         share; `start` fixes the partition at which it starts; `keep` lets later instructions have it too.
@@ -190,12 +190,12 @@ class Draw:
 
     @staticmethod
     def rows(tile: Tile, start: int, count: int) -> Tile:
-        """Some partitions of a tile."""
+        """Return some partitions of a tile."""
         operand, keys = tile.oracle, slice(start, start + count)
         return Tile(tile.simulated[keys], Operand(operand.memory, operand.format, operand.addresses[keys]))
 
     def _fill(self, tile: Tile) -> None:
-        """Contents for a tile, now and then for its first partitions or columns only."""
+        """Fill a tile, now and then its first partitions or columns only."""
         if self.chance(0.015):
             rows = slice(0, self.upto(tile.shape[0]))
             keys = (rows,) if self.chance(0.5) else (slice(None), slice(0, self.upto(tile.shape[1])))
@@ -206,14 +206,14 @@ class Draw:
         self.lockstep.fill(tile, self.contents(tile.oracle.format, tile.oracle.addresses.size))
 
     def result(self, partitions: int, free: int, dtype: str, buffer: str = "sbuf", **how: Any) -> Tile:
-        """A destination: no stride-0 view, filled or fresh."""
+        """Return a destination: no stride-0 view, filled or fresh."""
         return self.tile(partitions, free, dtype, buffer, filled=self.chance(0.3), **how)
 
     def column(self, partitions: int, dtype: str = "float32", **how: Any) -> Tile:
         return self.tile(partitions, 1, dtype, how.pop("buffer", "sbuf"), **how)
 
     def source(self, partitions: int, free: int, dtype: str, buffer: str = "sbuf", **how: Any) -> Tile:
-        """A source, now and then one element per partition repeated along the free dim (stride 0)."""
+        """Return a source, now and then one element per partition repeated along the free dim (stride 0)."""
         if not self.chance(0.05):
             return self.tile(partitions, free, dtype, buffer, **how)
         one = self.tile(partitions, 1, dtype, buffer, shape=(partitions, 1))
@@ -232,7 +232,7 @@ class Draw:
         return sizes
 
     def _slices(self, sizes: list[int], order: list[int], plain: bool) -> tuple[list[slice], list[int]]:
-        """A slice per free dim, in `order`, and the size of the dim it is cut from."""
+        """Return a slice per free dim, in `order`, and the size of the dim it is cut from."""
         keys, extents = [], []
         for axis in order:
             begin, step = (

@@ -77,7 +77,7 @@ class Format:
     # -- bits to values -----------------------------------------------------------------------------------------
 
     def decode(self, bits: np.ndarray) -> np.ndarray:
-        """The exact values of raw bits, as float64."""
+        """Return the exact values of raw bits, as float64."""
         if self.is_float and self.bytes <= 2:
             return self._table[bits]
         return self._values(bits)
@@ -105,7 +105,7 @@ class Format:
     # -- values to bits -----------------------------------------------------------------------------------------
 
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """Values rounded once, to nearest with ties to even; integers saturate, floats overflow."""
+        """Round values once, to nearest with ties to even; integers saturate, floats overflow."""
         values = np.asarray(values, np.float64)
         nan = np.isnan(values)
         if self.number_kind is Kind.boolean:
@@ -126,7 +126,7 @@ class Format:
         return (bits << self.dropped).astype(self.unsigned)
 
     def rounded(self, values: np.ndarray) -> np.ndarray:
-        """Values as they are after being written in this format."""
+        """Return values as they are after being written in this format."""
         return self.decode(self.encode(values))
 
 
@@ -165,5 +165,5 @@ TINY = 2.0**-149
 
 
 def single(values: np.ndarray | float) -> np.ndarray:
-    """Rounded to float32 by IEEE 754. float64 sums, products and quotients of float32 numbers round correctly so."""
+    """Round to float32 by IEEE 754; float64 sums, products and quotients of float32 numbers round correctly so."""
     return np.asarray(values, np.float64).astype(np.float32).astype(np.float64)

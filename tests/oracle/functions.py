@@ -32,7 +32,7 @@ def _density(x: float) -> float:
 
 
 def _normal(x: float) -> float:
-    """0.5 (1 + erf(x / sqrt 2)); erfc keeps the digits of the lower tail."""
+    """Compute 0.5 (1 + erf(x / sqrt 2)); erfc keeps the digits of the lower tail."""
     return 0.5 * math.erfc(-x / math.sqrt(2))
 
 
@@ -88,7 +88,7 @@ _ROUNDINGS = 16
 def activated(
     name: str, x: np.ndarray, slack: np.ndarray, slope: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """f(x) for arguments known up to `slack`, and the bound of the result.
+    """Compute f(x) for arguments known up to `slack`, and the bound of the result.
 
     The bound has three parts. The first is the error of the argument, propagated through f (f at both ends). The second
     is _ROUNDINGS units of f, and as many units of the argument's last place, propagated through f. The third is one of
@@ -125,13 +125,13 @@ def activated(
 
 
 def _guarded(values: np.ndarray, bound: np.ndarray, slack: np.ndarray) -> np.ndarray:
-    """Infinite values have no error; where the bound is NaN, the value is unknown."""
+    """Guard a bound: infinite values have no error; where the bound is NaN, the value is unknown."""
     bound = np.where(np.isfinite(values), bound, 0.0)
     return np.where(np.isinf(slack) | np.isnan(bound), np.inf, bound)
 
 
 def _total(function: Callable[[float], float]) -> Callable[[float], float]:
-    """A function of a float that answers for every float: NaN for NaN and outside its domain."""
+    """Return a function of a float that answers for every float: NaN for NaN and outside its domain."""
 
     def answered(x: float) -> float:
         if math.isnan(x):

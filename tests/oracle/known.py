@@ -23,5 +23,5 @@ KNOWN: tuple[Known, ...] = ()
 
 
 def is_known(instruction: str, call: Mapping[str, Any]) -> bool:
-    """Whether a call is one that the simulator is known to get wrong."""
+    """Return whether a call is one that the simulator is known to get wrong."""
     return any(known.instruction == instruction and known.concerns(call) for known in KNOWN)

@@ -84,7 +84,7 @@ class Lockstep:
     # -- memory -------------------------------------------------------------------------------------------------
 
     def allocate(self, shape: tuple[int, ...], dtype: str, buffer: str) -> Tile:
-        """A fresh allocation on both sides."""
+        """Allocate on both sides."""
         tensor = nl.ndarray(shape, dtype, _BUFFERS[buffer])
         storage = tensor.storage
         name = f"{buffer}{len(self.memories)}"
@@ -115,26 +115,26 @@ class Lockstep:
         self.step("tensor_copy", {"dst": tile, "src": between}, counted=False)
 
     def register(self, value: int) -> Register:
-        """A register with a value."""
+        """Make a register with a value."""
         register = replace(self.new_register(), simulated=nisa.register_alloc())
         self.registers[register.name] = register
         self.step("register_move", {"dst": register, "src": value}, counted=False)
         return register
 
     def new_register(self) -> Register:
-        """The name of a scalar that the next instruction makes."""
+        """Return the name of a scalar that the next instruction makes."""
         self._named += 1
         return Register(None, f"register{self._named}")
 
     def scalar(self, value: int) -> Register:
-        """A scalar with a value, loaded from memory."""
+        """Make a scalar with a value, loaded from memory."""
         tile, register = self.allocate((1, 1), "int32", "sbuf"), self.new_register()
         self.fill(tile, np.array([[value % 2**32]], np.uint64))
         self.step("scalar_load", {"dst": register, "src": tile}, counted=False)
         return self.registers[register.name]
 
     def hold(self, counter: Any, value: int) -> Register:
-        """A loop's counter, which has to have `value` until it is released."""
+        """Hold a loop's counter, which has to have `value` until it is released."""
         register = replace(self.new_register(), simulated=counter, writable=False)
         self.registers[register.name] = register
         self.core.registers[register.name] = value
@@ -151,7 +151,7 @@ class Lockstep:
             raise Difference(self._report(loop, {}, f"its counter was {seen}, not {expected}"))
 
     def rows_of(self, tensor: Tile, index: Tile, count: int | None = None) -> Tile:
-        """`count` rows (default: one per partition) of an HBM matrix, named by an index tile column after column."""
+        """Return `count` rows (default: one a partition) of an HBM matrix, named by an index tile column by column."""
         width, rows = tensor.shape[1], count or index.shape[0]
         simulated = tensor.simulated.ap([[width, rows], [1, width]], vector_offset=index.simulated)
         bytes_per_row = width * tensor.oracle.format.bytes
@@ -163,7 +163,7 @@ class Lockstep:
         return Tile(simulated, Operand(tensor.oracle.memory, tensor.oracle.format, addresses, named))
 
     def listed(self, base: Tile, index: Tile, count: int) -> Tile:
-        """`count` elements of every partition of a tile, whose offsets an index lists group by group."""
+        """Return `count` elements of every partition of a tile, whose offsets an index lists group by group."""
         first = base.oracle.addresses.reshape(base.shape[0], -1)[:, :1]
         addresses = np.broadcast_to(first, (base.shape[0], count))
         offsets = Offsets(index.oracle, base.free_size)
@@ -171,7 +171,7 @@ class Lockstep:
         return Tile(simulated, Operand(base.oracle.memory, base.oracle.format, addresses, offsets=offsets))
 
     def rows_from(self, tensor: Tile, index: Tile | Register, count: int = 1) -> Tile:
-        """So many rows of an HBM matrix, of which a register or a (1, 1) tile names the first."""
+        """Return so many rows of an HBM matrix, of which a register or a (1, 1) tile names the first."""
         width = tensor.shape[1]
         simulated = tensor.simulated.ap([[width, count], [1, width]], scalar_offset=index.simulated)
         number = index.name if isinstance(index, Register) else index.oracle
@@ -232,7 +232,7 @@ class Lockstep:
             raise Difference(self._report(name, arguments, difference))
 
     def _out_of_range(self, name: str, call: Mapping[str, Any]) -> OutOfRange | None:
-        """The error of an offset beyond its tensor, if the call has one."""
+        """Return the error of an offset beyond its tensor, if the call has one."""
         try:
             for argument in call.values() if name != "dma_copy" else ():
                 if isinstance(argument, Operand):
@@ -317,7 +317,7 @@ class Lockstep:
 
 
 def _compare_states(validity: Any, memory: Memory) -> str:
-    """Whether both sides agree on which bytes were written, and by a matmul."""
+    """Return whether both sides agree on which bytes were written, and by a matmul."""
     expected = memory.state.tobytes()
     if validity.uniform is not None:
         seen = bytes((validity.uniform,)) * len(expected)
@@ -387,7 +387,7 @@ def stream(
     tally: Tally | None = None,
     only: frozenset[str] | None = None,
 ) -> Tally:
-    """One kernel of PER_KERNEL random instructions."""
+    """Run one kernel of PER_KERNEL random instructions."""
     tally = tally if tally is not None else Tally()
     host = np.zeros(_FEED_BYTES, np.uint8)
 

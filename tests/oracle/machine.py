@@ -79,7 +79,7 @@ class Operand:
         return self.rows is not None or self.offsets is not None
 
     def flat(self) -> Operand:
-        """One row per partition, elements in streaming order."""
+        """Return one row per partition, elements in streaming order."""
         return Operand(self.memory, self.format, self.addresses.reshape(self.shape[0], -1), self.rows)
 
     def every_byte(self) -> np.ndarray:
@@ -134,7 +134,7 @@ class Core:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def bits(self, operand: Operand) -> np.ndarray:
-        """The raw bits of every element."""
+        """Return the raw bits of every element."""
         addresses = operand.every_byte()
         if not self.reads_anything and not (operand.memory.state[addresses] & WRITTEN).all():
             raise Unwritten(operand.memory.name)
@@ -142,21 +142,21 @@ class Core:
         return raw.view(operand.format.unsigned)[..., 0]
 
     def values(self, operand: Operand) -> np.ndarray:
-        """Every element as the float32 an engine computes with."""
+        """Return every element as the float32 an engine computes with."""
         return single(operand.format.decode(self.bits(operand)))
 
     def matrix(self, operand: Operand) -> np.ndarray:
-        """float32 values, one row per partition."""
+        """Return float32 values, one row per partition."""
         return self.values(operand.flat())
 
     def column(self, operand: Any) -> np.ndarray:
-        """A (P, 1) operand or a number, to stand beside rows."""
+        """Return a (P, 1) operand or a number, to stand beside rows."""
         if isinstance(operand, Operand):
             return self.matrix(operand)
         return single(np.array([[float(operand)]]))
 
     def resolved(self, operand: Operand, group: int) -> Operand:
-        """An `.indirect` operand with its offsets put in, for an engine with groups of so many partitions."""
+        """Return an `.indirect` operand with its offsets put in, for an engine with groups of so many partitions."""
         if operand.offsets is None:
             return operand
         placed, inside = self.listed(operand, operand.offsets, group)
@@ -165,7 +165,7 @@ class Core:
         return placed
 
     def listed(self, operand: Operand, offsets: Offsets, group: int) -> tuple[Operand, np.ndarray]:
-        """An `.indirect` operand with its offsets put in, and which of its elements lie inside of the tile."""
+        """Return an `.indirect` operand with its offsets put in, and which of its elements lie inside of the tile."""
         index = offsets.index.flat()
         rows = index.format.decode(self.bits(index)).astype(np.int64)
         partitions, count = operand.shape

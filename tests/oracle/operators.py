@@ -62,19 +62,19 @@ INTEGER: dict[str, Callable[[int, int], int]] = {
 
 
 def slack_of(operator: str, shape: tuple[int, ...]) -> np.ndarray | None:
-    """No rounding error; the sign of a zero may be unspecified."""
+    """Return no rounding error; the sign of a zero may be unspecified."""
     return np.zeros(shape) if operator in ZERO_SIGN_OPEN else None
 
 
 def bitvec(operator: str, x: Values, y: Values, format_: Format) -> Values:
-    """A bitvec operator on raw bits of `format_`; shifts are logical, and a count of the width or more leaves 0."""
+    """Apply a bitvec operator on raw bits of `format_`; shifts are logical, a count of the width or more leaves 0."""
     mask = 2**format_.bits - 1
     x, y = x.astype(np.int64) & mask, np.asarray(y).astype(np.int64) & mask
     return BITVEC[operator](x, y, format_.bits) & mask
 
 
 def exact_integers(operator: str, x: Values, y: Values) -> Values:
-    """Native 32-bit arithmetic of GpSimd on raw bits, one pair after the other in Python's integers; it wraps."""
+    """Apply native 32-bit arithmetic of GpSimd on raw bits, one pair after the other in Python's integers; it wraps."""
     function = INTEGER[operator]
     pairs = zip(x.reshape(-1).tolist(), y.reshape(-1).tolist())
     return np.array([function(a, b) % 2**32 for a, b in pairs], np.uint64).reshape(x.shape)
@@ -84,7 +84,7 @@ def exact_integers(operator: str, x: Values, y: Values) -> Values:
 
 
 def total(rows: Values) -> tuple[Values, Values]:
-    """The sum of each row, and the bound of the error of a float32 sum in any order.
+    """Return the sum of each row, and the bound of the error of a float32 sum in any order.
 
     Each of n - 1 additions has a relative error of half a unit of a partial sum. In no order is a partial sum larger
     than the sum of magnitudes, so the bound is (n - 1) u / (1 - (n - 1) u) times that sum. Where a partial sum could
@@ -100,7 +100,7 @@ def total(rows: Values) -> tuple[Values, Values]:
 
 
 def _special(rows: Values, finite_sum: Values) -> Values:
-    """The sum of a row that has infinities or NaN."""
+    """Return the sum of a row that has infinities or NaN."""
     up = (rows == np.inf).any(axis=1, keepdims=True)
     down = (rows == -np.inf).any(axis=1, keepdims=True)
     nan = np.isnan(rows).any(axis=1, keepdims=True) | (up & down)
@@ -108,7 +108,7 @@ def _special(rows: Values, finite_sum: Values) -> Values:
 
 
 def product(rows: Values) -> tuple[Values, Values]:
-    """The product of each row, and its bound of n - 1 roundings of relative size u.
+    """Return the product of each row, and its bound of n - 1 roundings of relative size u.
 
     The bound is infinite where a partial product may leave the normal range: where the logarithms' magnitudes add up to
     more than its exponents.
@@ -130,7 +130,7 @@ def product(rows: Values) -> tuple[Values, Values]:
 
 
 def folded(operator: str, rows: Values) -> tuple[Values, Values]:
-    """A reduction operator over each row: value and slack."""
+    """Apply a reduction operator over each row: value and slack."""
     if operator == "add":
         return total(rows)
     if operator == "subtract":  # the first element minus the rest

@@ -82,7 +82,7 @@ def _not_recorded(core: Core, dst: Operand, **operands: Any) -> None:
 
 
 def _truncated(core: Core, dst: Operand, src: Operand, engine: str = "unknown") -> None:
-    """Rounds towards zero where the simulator rounds to nearest."""
+    """Round towards zero where the simulator rounds to nearest."""
     if dst.format is src.format or not dst.format.is_integer:
         INSTRUCTIONS["tensor_copy"](core, dst, src)
     else:

@@ -23,7 +23,7 @@ def tensor_reduce(
     negate: bool = False,
     keepdims: bool = False,
 ) -> None:
-    """dst = op over the trailing dims `axis` of data; float32 sums in any order."""
+    """Compute dst = op over the trailing dims `axis` of data; float32 sums in any order."""
     axes = axis if isinstance(axis, tuple) else (axis,)
     first = min(a % len(data.shape) for a in axes)
     kept = int(np.prod(data.shape[:first]))
@@ -40,7 +40,7 @@ def tensor_reduce(
 
 
 def tensor_partition_reduce(core: Core, dst: Operand, op: str, data: Operand) -> None:
-    """dst[0, f] = op over the partitions of data[:, f]."""
+    """Compute dst[0, f] = op over the partitions of data[:, f]."""
     if op in operators.BITVEC:
         bits = core.bits(data.flat()).astype(np.int64)
         result = bits[0]
@@ -67,7 +67,7 @@ def _accumulate(
     slack: np.ndarray,
     initial: np.ndarray | float,
 ) -> None:
-    """What `command` does to the registers of an instruction whose float32 results are `values`."""
+    """Apply `command` to the registers of an instruction whose float32 results are `values`."""
     rows = values.shape[0]
     before, error = registers.values[:rows, None].copy(), registers.slack[:rows, None].copy()
     if command in ("reset", "reset_reduce"):
@@ -97,7 +97,7 @@ def _accumulate(
 
 
 def _forget(registers: Accumulators, rows: int) -> None:
-    """idle leaves the Vector registers undefined."""
+    """Leave the Vector registers undefined, as idle does."""
     registers.values[:rows], registers.slack[:rows] = np.nan, np.inf
 
 
@@ -118,7 +118,7 @@ def activation(
     reduce_res: Operand | None = None,
     reduce_cmd: str = "idle",
 ) -> None:
-    """dst = op(data * scale + bias), and the sum of the results into the Scalar registers."""
+    """Compute dst = op(data * scale + bias), and the sum of the results into the Scalar registers."""
     x = core.matrix(data)
     scaled = single(x * core.column(scale))
     argument = single(scaled + core.column(0.0 if bias is None else bias))
@@ -144,7 +144,7 @@ def activation_reduce(
     bias: Any = None,
     scale: Any = 1.0,
 ) -> None:
-    """activation with reset_reduce."""
+    """Run activation with reset_reduce."""
     activation(core, dst, op, data, bias, scale, reduce_op, reduce_res, "reset_reduce")
 
 
@@ -164,7 +164,7 @@ def activate2(
     reduce_res: Operand | None = None,
     reduce_cmd: str = "idle",
 ) -> None:
-    """dst = op(op1(op0(data, imm0), imm1)), and a reduction of the results into the Scalar registers."""
+    """Compute dst = op(op1(op0(data, imm0), imm1)), and a reduction of the results into the Scalar registers."""
     x = core.matrix(data)
     error = np.zeros_like(x)
     for stage, immediate, reverse in ((op0, imm0, reverse0), (op1, imm1, reverse1)):
@@ -191,7 +191,7 @@ def exponential(
     reduce_cmd: str = "idle",
     reduce_init: Any = 0.0,
 ) -> None:
-    """dst = exp(src - max_value), and the sum of the results into the Vector registers."""
+    """Compute dst = exp(src - max_value), and the sum of the results into the Vector registers."""
     initial = core.column(reduce_init)
     argument = single(core.matrix(src) - core.column(max_value))
     values, slack = activated("exp", argument, np.zeros_like(argument), None)
@@ -221,7 +221,7 @@ def tensor_scalar_reduce(
     reduce_init: Any = None,
     reduce_res_negate: bool = False,
 ) -> None:
-    """dst = op0(data, operand0), and a reduction of the results into the Vector registers."""
+    """Compute dst = op0(data, operand0), and a reduction of the results into the Vector registers."""
     initial = 0.0 if reduce_init is None else core.column(reduce_init)
     x = core.matrix(data)
     if op0 in operators.UNARY:
@@ -246,7 +246,7 @@ def range_select(
     reduce_op: str = "maximum",
     range_start: int = 0,
 ) -> None:
-    """dst = on_true_tile where both comparisons of the position hold, else the float32 minimum; and its maximum."""
+    """Compute dst = on_true_tile where both comparisons hold, else the float32 minimum; and its maximum."""
     data = core.matrix(on_true_tile)
     position = np.broadcast_to(range_start + np.arange(data.shape[1], dtype=np.float64), data.shape)
     inside = operators.ARITHMETIC[comp_op0](position, core.column(bound0)) * operators.ARITHMETIC[comp_op1](
@@ -269,7 +269,7 @@ def select_reduce(
     reduce_op: str = "maximum",
     reverse_pred: bool = False,
 ) -> None:
-    """dst = on_true where the predicate is not zero, else on_false; and its maximum."""
+    """Compute dst = on_true where the predicate is not zero, else on_false; and its maximum."""
     chosen = (core.bits(predicate.flat()) != 0) != reverse_pred
     values = np.where(chosen, core.matrix(on_true), core.column(on_false))
     core.write(dst, values)
@@ -291,7 +291,7 @@ def tensor_tensor_scan(
     reverse0: bool = False,
     reverse1: bool = False,
 ) -> None:
-    """state = op1(op0(data0[i], state), data1[i]), written to dst[i]; the state is float32."""
+    """Compute state = op1(op0(data0[i], state), data1[i]), written to dst[i]; the state is float32."""
     x, y = core.matrix(data0), core.matrix(data1)
     state = np.broadcast_to(core.column(initial), (x.shape[0], 1))
     result = np.empty_like(x)
@@ -314,7 +314,7 @@ def tensor_scalar_cumulative(
     imm1: Any = None,
     reduce_cmd: str = "reset_reduce",
 ) -> None:
-    """reg = op1(op0(src[i], imm0), reg), written to dst[i]; reg is the Vector register."""
+    """Compute reg = op1(op0(src[i], imm0), reg), written to dst[i]; reg is the Vector register."""
     x = core.matrix(src)
     rows = x.shape[0]
     state = core.vector.values[:rows, None]

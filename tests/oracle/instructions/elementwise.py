@@ -12,7 +12,7 @@ from tests.oracle.machine import Core, Operand
 
 
 def memset(core: Core, dst: Operand, value: float, engine: str = "unknown") -> None:
-    """dst = value everywhere."""
+    """Compute dst = value everywhere."""
     if dst.format.number_kind is Kind.packed:
         core.write_bits(dst, np.zeros(dst.shape, np.int64))
     elif dst.format.is_integer:
@@ -24,7 +24,7 @@ def memset(core: Core, dst: Operand, value: float, engine: str = "unknown") -> N
 
 
 def tensor_copy(core: Core, dst: Operand, src: Operand, engine: str = "unknown") -> None:
-    """dst = src in streaming order: the bits for equal dtypes, else through float32."""
+    """Compute dst = src in streaming order: the bits for equal dtypes, else through float32."""
     if dst.format is src.format:
         core.write_bits(dst, core.bits(src))
     else:
@@ -34,7 +34,7 @@ def tensor_copy(core: Core, dst: Operand, src: Operand, engine: str = "unknown")
 def tensor_tensor(
     core: Core, dst: Operand, data1: Operand, data2: Operand, op: str, engine: str = "unknown"
 ) -> None:
-    """dst = op(data1, data2); exact for 32-bit integers in SBUF unless the Vector engine is forced."""
+    """Compute dst = op(data1, data2); exact for 32-bit integers in SBUF unless the Vector engine is forced."""
     tiles = (dst, data1, data2)
     if op in operators.BITVEC:
         first, second = core.bits(data1.flat()), core.bits(data2.flat())
@@ -58,7 +58,7 @@ def _power(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _nearly(exact: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32 to 4 units: powers and roots are no basic IEEE operations, so their last places are open."""
+    """Return float32 to 4 units: powers and roots are no basic IEEE operations, so their last places are open."""
     values = single(exact)
     slack = np.where(np.isfinite(values), 8 * UNIT * np.abs(values) + TINY, 0.0)
     # What an exact result just outside the range becomes depends on those last places.
@@ -85,7 +85,7 @@ def tensor_scalar(
     reverse1: bool = False,
     engine: str = "unknown",
 ) -> None:
-    """dst = op1(op0(data, operand0), operand1)."""
+    """Compute dst = op1(op0(data, operand0), operand1)."""
     stages = [(op0, operand0, reverse0)] + ([(op1, operand1, reverse1)] if op1 else [])
     if op0 in operators.BITVEC or op0 == "invert":
         bits = core.bits(data.flat()).astype(np.int64)
@@ -132,7 +132,7 @@ def scalar_tensor_tensor(
     reverse0: bool = False,
     reverse1: bool = False,
 ) -> None:
-    """dst = op1(op0(data, operand0), operand1), operand1 a tile."""
+    """Compute dst = op1(op0(data, operand0), operand1), operand1 a tile."""
     x = _stage(core, op0, core.matrix(data), operand0, reverse0)
     y = core.matrix(operand1)
     result = operators.ARITHMETIC[op1](y, x) if reverse1 else operators.ARITHMETIC[op1](x, y)
@@ -141,7 +141,7 @@ def scalar_tensor_tensor(
 
 
 def reciprocal(core: Core, dst: Operand, data: Operand) -> None:
-    """dst = 1 / data."""
+    """Compute dst = 1 / data."""
     with np.errstate(divide="ignore"):
         core.write(dst, operators.UNARY["reciprocal"](core.matrix(data)))
 
@@ -149,7 +149,7 @@ def reciprocal(core: Core, dst: Operand, data: Operand) -> None:
 def tensor_copy_predicated(
     core: Core, dst: Operand, src: Any, predicate: Operand, reverse_pred: bool = False
 ) -> None:
-    """dst = src where the predicate is not zero (reversed: where it is)."""
+    """Compute dst = src where the predicate is not zero (reversed: where it is)."""
     chosen = (core.bits(predicate.flat()) != 0) != reverse_pred
     dst = dst.flat()
     if isinstance(src, Operand):
@@ -159,7 +159,7 @@ def tensor_copy_predicated(
 
 
 def nc_stream_shuffle(core: Core, dst: Operand, src: Operand, shuffle_mask: list[int]) -> None:
-    """Row 32 q + i of dst = row 32 q + mask[i] of src; 255 leaves the row alone."""
+    """Set row 32 q + i of dst to row 32 q + mask[i] of src; 255 leaves the row alone."""
     rows, to = core.bits(src.flat()), dst.flat()
     for row in range(to.shape[0]):
         quadrant, lane = divmod(row, 32)

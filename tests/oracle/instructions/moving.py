@@ -12,7 +12,7 @@ from tests.oracle.operators import total
 
 
 def _placed(core: Core, operand: Operand, skip: bool) -> tuple[Operand, np.ndarray]:
-    """An operand with its run-time row numbers or offsets put in, and which of its elements lie inside."""
+    """Return an operand with its run-time row numbers or offsets put in, and which of its elements lie inside."""
     if operand.offsets is not None:
         placed, inside = core.listed(operand, operand.offsets, 16)
         if not inside.all() and not skip:
@@ -45,7 +45,7 @@ def dma_copy(
     dge_mode: str = "unknown",
     engine: str = "unknown",
 ) -> None:
-    """dst = src in row-major order of both; elements at row numbers out of range are left alone with skip."""
+    """Compute dst = src in row-major order of both; elements at row numbers out of range are left alone with skip."""
     skip = oob_mode == "skip"
     source, readable = _placed(core, src, skip)
     target, writable = _placed(core, dst, skip)
@@ -68,7 +68,7 @@ def dma_transpose(
     dge_mode: str = "unknown",
     oob_mode: str = "error",
 ) -> None:
-    """dst = src with dim i from source dim axes[i]."""
+    """Compute dst = src with dim i from source dim axes[i]."""
     order = axes or {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}[len(src.shape)]
     source, readable = _placed(core, src, oob_mode == "skip")
     # dst seen with its dims in the order of src; rows that are skipped leave their elements alone.
@@ -80,7 +80,7 @@ def dma_transpose(
 def dma_compute(
     core: Core, dst: Operand, srcs: list[Operand], reduce_op: str, scales: Any = None, oob_mode: str = "error"
 ) -> None:
-    """dst = the float32 sum of srcs."""
+    """Compute dst = the float32 sum of srcs."""
     skip = oob_mode == "skip"
     placed = [_placed(core, source, skip) for source in srcs]
     target, writable = _placed(core, dst, skip)
@@ -103,13 +103,13 @@ def dma_compute(
 
 
 def register_move(core: Core, dst: str, src: str | int) -> None:
-    """dst = src, a register or 32 bits."""
+    """Compute dst = src, a register or 32 bits."""
     value = core.registers[src] if isinstance(src, str) else src
     core.registers[dst] = (value + 2**31) % 2**32 - 2**31
 
 
 def register_load(core: Core, dst: str, src: Operand) -> None:
-    """dst = the one element of src: the value of an integer, the bits of a float."""
+    """Compute dst = the one element of src: the value of an integer, the bits of a float."""
     word, half = int(core.bits(src).reshape(-1)[0]), 2 ** (src.format.bits - 1)
     if src.format.number_kind is Kind.signed:
         word = (word + half) % (2 * half) - half
@@ -117,7 +117,7 @@ def register_load(core: Core, dst: str, src: Operand) -> None:
 
 
 def register_store(core: Core, dst: Operand, src: str) -> None:
-    """The one element of dst = the low bits of src."""
+    """Set the one element of dst to the low bits of src."""
     core.write_bits(dst, np.full(dst.shape, core.registers[src] % 2**dst.format.bits, np.int64))
 
 
@@ -127,16 +127,16 @@ _ARITHMETIC = {"add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lamb
 
 
 def scalar_load(core: Core, dst: str, src: Operand) -> None:
-    """A new scalar with the one element of src."""
+    """Make a new scalar with the one element of src."""
     register_load(core, dst, src)
 
 
 def scalar_store(core: Core, dst: Operand, value: str) -> None:
-    """The one element of dst = a scalar."""
+    """Set the one element of dst to a scalar."""
     register_store(core, dst, value)
 
 
 def scalar_arithmetic(core: Core, dst: str, operator: str, left: str | int, right: str | int) -> None:
-    """A new scalar: two scalars or whole numbers joined, wrapping to 32 bits."""
+    """Make a new scalar: two scalars or whole numbers joined, wrapping to 32 bits."""
     sides = [core.registers[side] if isinstance(side, str) else side for side in (left, right)]
     core.registers[dst] = (_ARITHMETIC[operator](*sides) + 2**31) % 2**32 - 2**31

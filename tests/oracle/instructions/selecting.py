@@ -15,7 +15,7 @@ from tests.oracle.machine import Core, Operand, OutOfRange
 def _affine(
     core: Core, partitions: int, pattern: list[list[int]], offset: Any, channel_multiplier: int
 ) -> np.ndarray:
-    """offset + p * channel_multiplier + the pattern, outermost pair first, in wrapping int32."""
+    """Compute offset + p * channel_multiplier + the pattern, outermost pair first, in wrapping int32."""
     start = core.registers[offset] if isinstance(offset, str) else offset
     rows = []
     for p in range(partitions):
@@ -29,7 +29,7 @@ def _affine(
 def iota(
     core: Core, dst: Operand, pattern: list[list[int]], offset: Any = 0, channel_multiplier: int = 0
 ) -> None:
-    """dst = the affine value, an int32, cast to dst."""
+    """Compute dst = the affine value, an int32, cast to dst."""
     values = _affine(core, dst.shape[0], pattern, offset, channel_multiplier)
     if dst.format.name == "int32":
         core.write_bits(dst, values & (2**32 - 1))
@@ -47,7 +47,7 @@ def affine_select(
     cmp_op: str = "equal",
     offset: Any = 0,
 ) -> None:
-    """dst = on_true_tile where the affine value compares with 0, else a number."""
+    """Compute dst = on_true_tile where the affine value compares with 0, else a number."""
     affine = _affine(core, dst.shape[0], pattern, offset, channel_multiplier).astype(np.float64)
     chosen = operators.ARITHMETIC[cmp_op](affine, np.zeros_like(affine)) == 1
     number = np.full(chosen.shape, single(on_false_value))
@@ -61,7 +61,7 @@ def affine_select(
 
 
 def max8(core: Core, dst: Operand, src: Operand) -> None:
-    """The 8 largest values of each partition, descending."""
+    """Write the 8 largest values of each partition, descending."""
     rows = core.matrix(src)
     # No sentence says how NaN is ordered; rows with one are left open.
     nan = np.isnan(rows).any(axis=1, keepdims=True)
@@ -70,7 +70,7 @@ def max8(core: Core, dst: Operand, src: Operand) -> None:
 
 
 def _matches(row: list[float], wanted: list[float], slots: Iterable[int]) -> dict[int, int | None]:
-    """Per slot the first position of its value that no earlier slot has taken."""
+    """Return per slot the first position of its value that no earlier slot has taken."""
     taken: set[int] = set()
     positions: dict[int, int | None] = {}
     for slot in slots:
@@ -88,7 +88,7 @@ def _indices(matches: list[dict[int, int | None]], dst: Operand) -> np.ndarray:
 
 
 def nc_find_index8(core: Core, dst: Operand, data: Operand, vals: Operand) -> None:
-    """Per slot, ascending, the first position not yet taken; all ones where there is none."""
+    """Write per slot, ascending, the first position not yet taken; all ones where there is none."""
     rows, wanted = core.matrix(data).tolist(), core.matrix(vals).tolist()
     core.write_bits(dst, _indices([_matches(row, eight, range(8)) for row, eight in zip(rows, wanted)], dst))
 
@@ -96,7 +96,7 @@ def nc_find_index8(core: Core, dst: Operand, data: Operand, vals: Operand) -> No
 def nc_match_replace8(
     core: Core, dst: Operand, data: Operand, vals: Operand, imm: float, dst_idx: Operand | None = None
 ) -> None:
-    """Slots 7 down to 0 each replace the first remaining match by imm."""
+    """Replace by imm the first remaining match of each slot, from slot 7 down to 0."""
     values, wanted = core.matrix(data), core.matrix(vals).tolist()
     matches = [_matches(row, eight, range(7, -1, -1)) for row, eight in zip(values.tolist(), wanted)]
     for row, slots in enumerate(matches):
@@ -109,7 +109,7 @@ def nc_match_replace8(
 
 
 def nc_n_gather(core: Core, dst: Operand, data: Operand, indices: Operand) -> None:
-    """dst[p, j] = data[p, indices[p, j]]."""
+    """Compute dst[p, j] = data[p, indices[p, j]]."""
     bits, columns = core.bits(data.flat()), core.bits(indices.flat()).astype(np.int64)
     if (columns >= bits.shape[1]).any():
         raise OutOfRange
@@ -124,7 +124,7 @@ def local_gather(
     num_elem_per_idx: int = 1,
     num_valid_indices: int | None = None,
 ) -> None:
-    """Every GpSimd core gathers runs of elements at the offsets its 16 partitions list, partition fastest."""
+    """Gather on every GpSimd core runs of elements at the offsets its 16 partitions list, partition fastest."""
     bits, offsets = core.bits(src_buffer.flat()), core.bits(index.flat()).astype(np.int64)
     result = np.zeros((bits.shape[0], int(np.prod(dst.shape[1:]))), np.int64)
     for first in range(0, bits.shape[0], 16):
@@ -141,7 +141,7 @@ def local_gather(
 def nonzero_with_count(
     core: Core, dst: Operand, src: Operand, index_offset: int = 0, padding_val: int = -1
 ) -> None:
-    """On partitions 0, 16, ...: positions of the nonzero elements, padding, and their count."""
+    """Write on partitions 0, 16, ...: positions of the nonzero elements, padding, and their count."""
     from_, to = src.flat(), dst.flat()
     for p in range(0, src.shape[0], 16):
         one = Operand(from_.memory, from_.format, from_.addresses[p : p + 1])
@@ -153,7 +153,7 @@ def nonzero_with_count(
 
 
 def topk(core: Core, val_dst: Operand, idx_dst: Operand, src: Operand, n: int) -> None:
-    """Each 16 partitions hold one list (element j in partition j % 16, column j // 16): its K largest, ascending."""
+    """Write the K largest of each list, ascending; 16 partitions hold one (j in partition j % 16, column j // 16)."""
     active = Operand(src.memory, src.format, src.addresses[:, : -(-n // 16)])
     values, bits = core.matrix(active), core.bits(active)
     count = val_dst.shape[1]
@@ -216,7 +216,7 @@ def bn_stats(core: Core, dst: Operand, data: Operand) -> None:
 
 
 def _moment_errors(count: int, peak: np.ndarray, spread: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds of the mean and of count * variance in float32.
+    """Return bounds of the mean and of count * variance in float32.
 
     The mean of numbers up to `peak` is off by e <= (count + 2) u peak. Each squared deviation then changes by at most
     2 |d| (e + 2 u peak) and its square, which sum to 2 sqrt(count spread) e' + count e'^2 by Cauchy and Schwarz; the
@@ -237,14 +237,14 @@ def _moment_errors(count: int, peak: np.ndarray, spread: np.ndarray) -> tuple[np
 def _open_where_large(
     values: np.ndarray, slack: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows with NaN, infinity or numbers whose squares overflow in float32 are left open."""
+    """Leave open rows with NaN, infinity or numbers whose squares overflow in float32."""
     with np.errstate(all="ignore"):
         open_ = ~(np.abs(rows).max(axis=1, keepdims=True) < 1e15)
     return np.where(open_, 0.0, values), np.where(open_ | ~np.isfinite(slack), np.inf, slack)
 
 
 def bn_aggr(core: Core, dst: Operand, data: Operand) -> None:
-    """Mean and population variance of all parts, from (count, mean, count * variance) triples."""
+    """Write mean and population variance of all parts, from (count, mean, count * variance) triples."""
     rows = core.matrix(data)
     triples = rows.reshape(rows.shape[0], -1, 3)
     count, mean, spread = (triples[:, :, i] for i in range(3))

@@ -27,7 +27,7 @@ def nc_matmul(
     tile_size: tuple[int, ...] = (),
     perf_mode: str = "none",
 ) -> None:
-    """dst[m, n] (+)= sum over k of stationary[k, m] * moving[k, n]."""
+    """Compute dst[m, n] (+)= sum over k of stationary[k, m] * moving[k, n]."""
     if is_transpose:
         core.matrix(moving)  # an identity; it is read all the same
         if core.generation > 2:
@@ -44,7 +44,7 @@ def nc_matmul(
 def _contract(
     core: Core, dst: Operand, weights: np.ndarray, rows: np.ndarray, accumulate: bool | None
 ) -> None:
-    """The products and their sum, in any order, with the bound of a float32 dot product."""
+    """Write the products and their sum, in any order, with the bound of a float32 dot product."""
     depth = weights.shape[0]
     with np.errstate(all="ignore"):
         # One product after the other: inf * 0 and inf - inf turn up where they arise.
@@ -84,14 +84,14 @@ def _into_psum(
 
 
 def _raw(operand: Operand) -> np.ndarray:
-    """The bits of an operand of which some may never have been written."""
+    """Return the bits of an operand of which some may never have been written."""
     return np.ascontiguousarray(operand.memory.bytes[operand.every_byte()]).view(operand.format.unsigned)[
         ..., 0
     ]
 
 
 def nc_transpose(core: Core, dst: Operand, data: Operand, engine: str = "unknown") -> None:
-    """dst[f, p] = data[p, f]; a matmul with an identity on the Tensor engine of gen2, else a move of bits."""
+    """Compute dst[f, p] = data[p, f]; a matmul with an identity on the Tensor engine of gen2, else a move of bits."""
     by_matmul = engine == "tensor" or (engine == "unknown" and dst.memory.buffer == "psum")
     if core.generation > 2 or not by_matmul:
         core.write_bits(dst, core.bits(data.flat()).T, accumulated=by_matmul)
@@ -110,7 +110,7 @@ def nc_transpose(core: Core, dst: Operand, data: Operand, engine: str = "unknown
 
 
 def _unpacked(core: Core, operand: Operand) -> np.ndarray:
-    """The four values of every x4 element, as [K, n, 4]; the first lies in the lowest bits."""
+    """Return the four values of every x4 element, as [K, n, 4]; the first lies in the lowest bits."""
     bits = core.bits(operand.flat()).astype(np.int64)
     if operand.format.name.startswith("float4"):
         nibbles = np.stack([(bits >> (4 * q)) & 15 for q in range(4)], axis=-1)
@@ -120,7 +120,7 @@ def _unpacked(core: Core, operand: Operand) -> np.ndarray:
 
 
 def _scale_rows(partitions: int) -> list[int]:
-    """Which row of the scale tile holds group g = k // 8: row g % 4 of quadrant g // 4."""
+    """Return which row of the scale tile holds group g = k // 8: row g % 4 of quadrant g // 4."""
     return [32 * (g // 4) + g % 4 for g in range(partitions // 8)]
 
 
@@ -142,7 +142,7 @@ def nc_matmul_mx(
     tile_size: tuple[int, int] | None = None,
     accumulate: bool | None = None,
 ) -> None:
-    """dst[m, n] (+)= sum over k and q of S[k, m, q] 2^(ss - 127) M[k, n, q] 2^(ms - 127)."""
+    """Compute dst[m, n] (+)= sum over k and q of S[k, m, q] 2^(ss - 127) M[k, n, q] 2^(ms - 127)."""
     sides = []
     for data, scale in ((stationary, stationary_scale), (moving, moving_scale)):
         values = _unpacked(core, data)
@@ -161,7 +161,7 @@ def nc_matmul_mx(
 
 
 def quantize_mx(core: Core, dst: Operand, src: Operand, dst_scale: Operand) -> None:
-    """Groups of 8 partitions x 4 elements share X = 2^(floor(log2 amax) - (Emax - 1)); dst holds src / X as fp8."""
+    """Quantize groups of 8 partitions x 4 elements by X = 2^(floor(log2 amax) - (Emax - 1)); dst is src / X as fp8."""
     values = core.matrix(src)
     partitions, columns = values.shape[0], values.shape[1] // 4
     emax = _EMAX[dst.format.name]

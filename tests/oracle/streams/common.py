@@ -53,7 +53,7 @@ def binary_operator(d: Draw) -> str:
 def destination(
     d: Draw, p: int, f: int, sources: tuple[Any, ...], dtype: str | None = None, **how: Any
 ) -> Tile:
-    """A destination apart from all sources, or now and then one of them: in place."""
+    """Draw a destination apart from all sources, or now and then one of them: in place."""
     dtype = dtype or d.dtype()
     for source in sources:
         fits = (
@@ -72,7 +72,7 @@ def destination(
 
 
 def number_or_column(d: Draw, p: int, dtype: str = "float32", buffer: str | None = None) -> Any:
-    """A number or a (P, 1) tile."""
+    """Draw a number or a (P, 1) tile."""
     return d.number() if d.chance(0.5) else d.column(p, dtype, buffer=buffer or d.buffer())
 
 

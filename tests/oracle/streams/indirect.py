@@ -33,7 +33,7 @@ _SCALAR_ENGINE = ("activation", "activation_reduce", "activate2")
 
 
 def drawn(d: Draw, name: str) -> Arguments | None:
-    """A call of an instruction, now and then with `.indirect` operands."""
+    """Draw a call of an instruction, now and then with `.indirect` operands."""
     if d.generation >= 4 and name == "dma_copy" and d.chance(0.15):
         return _dma(d)
     if d.generation < 4 or name not in GATHERED or not d.chance(0.2):
@@ -75,7 +75,7 @@ def _put_in(d: Draw, name: str, call: Arguments) -> None:
 
 
 def _dma(d: Draw) -> Arguments:
-    """A DMA between a tile and a listed one, whose offsets may be out of range: refused or skipped."""
+    """Draw a DMA between a tile and a listed one, whose offsets may be out of range: refused or skipped."""
     p, f, dtype = d.pick((16, 32, 64, 128)), d.upto(40), d.dtype()
     other = d.tile(p, f, dtype if d.chance(0.7) else d.dtype(PLAIN), "hbm" if d.chance(0.5) else "sbuf")
     start = d.pick(
@@ -90,7 +90,7 @@ def _dma(d: Draw) -> Arguments:
 
 
 def _fits(tile: Tile, group: int) -> bool:
-    """Whether groups of that many partitions can list the tile's elements in a few columns of an index."""
+    """Return whether groups of that many partitions can list the tile's elements in a few columns of an index."""
     partial = tile.shape[0] % group
     return tile.free_size <= (partial or 4 * group)
 
@@ -104,7 +104,7 @@ def _indirect(
     buffer: str | None = None,
     beyond: float | None = None,
 ) -> Tile:
-    """A tile of the same partitions, size and dtype whose elements lie where an index says.
+    """Draw a tile of the same partitions, size and dtype whose elements lie where an index says.
 
     `start` is where the index begins and what is gathered. A share `beyond` of the offsets is out of range; by default
     now and then one of those that are gathered.

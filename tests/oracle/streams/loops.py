@@ -54,7 +54,7 @@ def scalar_arithmetic(d: Draw) -> Arguments:
 
 
 def loop(d: Draw, instruction: Callable[[], None]) -> None:
-    """A device loop whose body carries out an instruction or two per iteration; now and then one inside another."""
+    """Run a device loop of an instruction or two per iteration; now and then one loop inside another."""
     lower = int(d.random.integers(-3, 4))
     upper, step = lower + int(d.random.integers(0, 4)), d.upto(2)
     if d.chance(0.3):
@@ -77,7 +77,7 @@ def loop(d: Draw, instruction: Callable[[], None]) -> None:
 
 
 def _counting_down(d: Draw, instruction: Callable[[], None]) -> None:
-    """A while_loop from a few down to 0; of none at all, no iteration."""
+    """Run a while_loop from a few down to 0; of none at all, no iteration."""
     count = int(d.random.integers(0, 4))
     seen: list[int] = []
 

@@ -43,7 +43,7 @@ def dma_copy(d: Draw) -> Arguments:
 
 
 def _one_row(d: Draw, f: int, dtype: str) -> Arguments:
-    """One row of a table, whose number a register or a (1, 1) tile holds."""
+    """Draw one row of a table, whose number a register or a (1, 1) tile holds."""
     rows = d.upto(6)
     table = d.lockstep.allocate((rows, f), dtype, "hbm")
     d.lockstep.fill(table, d.contents(table.oracle.format, rows * f))
@@ -60,7 +60,7 @@ def _one_row(d: Draw, f: int, dtype: str) -> Arguments:
 
 
 def _how(d: Draw, same: bool) -> Arguments:
-    """The options of a DMA that change no bytes: writer of the descriptors, triggering engine and priority."""
+    """Draw the options of a DMA that change no bytes: writer of the descriptors, triggering engine and priority."""
     mode = d.pick(("unknown", "none", "swdge") + (("hwdge",) if d.generation >= 3 and same else ()))
     how: Arguments = {"dge_mode": mode, "engine": d.pick(("unknown", "sync", "scalar"))}
     if mode != "hwdge":
@@ -69,7 +69,7 @@ def _how(d: Draw, same: bool) -> Arguments:
 
 
 def _gathered_transpose(d: Draw) -> Arguments:
-    """Rows of a table, named column after column of an index tile, transposed."""
+    """Draw rows of a table, named column after column of an index tile, transposed."""
     count, columns = 16 * d.upto(3), d.upto(20)
     dtype, rows = d.pick(("bfloat16", "float16", "uint16")), d.upto(8)
     table = d.lockstep.allocate((rows, columns), dtype, "hbm")
@@ -86,7 +86,7 @@ def _gathered_transpose(d: Draw) -> Arguments:
 
 
 def _block_transpose(d: Draw) -> Arguments:
-    """Consecutive rows of a table, of which a register or a tile names the first, transposed."""
+    """Draw consecutive rows of a table, of which a register or a tile names the first, transposed."""
     count, columns, dtype = d.upto(12), d.upto(12), d.dtype()
     rows = count + d.upto(6)
     table = d.lockstep.allocate((rows, columns), dtype, "hbm")

@@ -50,7 +50,7 @@ def _searched(d: Draw) -> tuple[int, int, Tile]:
 
 
 def _wanted(d: Draw, p: int, data: Tile) -> Tile:
-    """Eight values of which some occur: drawn small and whole, or taken from anywhere."""
+    """Draw eight values of which some occur: drawn small and whole, or taken from anywhere."""
     values = FORMATS["float32"].encode(d.random.integers(-4, 5, (p, 8)))
     return d.tile(p, 8, "float32", shape=(p, 8), apart_from=(data,), values=values if d.chance(0.6) else None)
 

@@ -21,7 +21,7 @@ def _matmul_inputs(d: Draw) -> tuple[str, str]:
 
 
 def _psum(d: Draw, m: int, n: int, dtype: str, apart_from: tuple[Any, ...], **how: Any) -> Tile:
-    """A PSUM destination: often one that was written before, to accumulate onto."""
+    """Draw a PSUM destination: often one that was written before, to accumulate onto."""
     return d.tile(m, n, dtype, "psum", filled=False, apart_from=apart_from, **how)
 
 
@@ -49,7 +49,7 @@ def nc_matmul(d: Draw) -> Arguments:
 
 
 def _array_tile(d: Draw, k: int, m: int, double: bool) -> Arguments:
-    """Rows and columns of the array that hold the stationary tile; double_row takes whole columns."""
+    """Draw rows and columns of the array that hold the stationary tile; double_row takes whole columns."""
     sizes = (32, 64, 128) if d.generation >= 3 else (64, 128)
     rows = d.pick([size for size in sizes if size >= k])
     columns = 128 if double else d.pick([size for size in sizes if size >= m])
@@ -58,7 +58,7 @@ def _array_tile(d: Draw, k: int, m: int, double: bool) -> Arguments:
 
 
 def _transposing_matmul(d: Draw, k: int, m: int, dtype: str) -> Arguments:
-    """Moving is an identity; dst is stationary transposed, in its own dtype where the chip moves bits."""
+    """Draw a matmul whose moving operand is an identity: dst is stationary transposed, in its dtype where bits move."""
     identity = d.tile(k, k, dtype, shape=(k, k), values=FORMATS[dtype].encode(np.eye(k)))
     stationary = d.tile(k, m, dtype, apart_from=(identity,))
     dst = _psum(d, m, k, dtype if d.generation >= 3 else "float32", (stationary, identity))
@@ -85,7 +85,7 @@ def nc_transpose(d: Draw) -> Arguments:
 
 
 def _scale(d: Draw, p: int, f: int, filled: bool = True) -> Tile:
-    """A scale tile from partition 0, 4, 8 or 12 of a quadrant on: four rows per quadrant of data, or more."""
+    """Draw a scale tile from partition 0, 4, 8 or 12 of a quadrant on: four rows per quadrant of data, or more."""
     needed = 32 * (p // 32 - 1) + 4
     start = d.pick((0, 0, 4, 8, 12)) + 32 * int(d.random.integers((128 - needed) // 32 + 1))
     rows = needed + int(d.random.integers(min(128 - start - needed, 28) + 1))
