@@ -30,7 +30,7 @@ INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
 
 
 def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
-    """float64 values rounded once to `dtype`, ties to even, as float64."""
+    """Round float64 values once to `dtype`, ties to even, as float64."""
     values = np.asarray(values, np.float64)
     if dtype in _FLOATS:
         bits, smallest, largest, overflow = _FLOATS[dtype]
@@ -44,12 +44,12 @@ def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def through_float32(values: np.ndarray, dtype: str) -> np.ndarray:
-    """What an engine writes for exact results `values`: float32 first, then the destination's dtype."""
+    """Return what an engine writes for exact results `values`: float32 first, then the destination's dtype."""
     return rounded(rounded(values, "float32"), dtype)
 
 
 def sample(dtype: str, shape: tuple[int, ...], seed: str = "") -> np.ndarray:
-    """Finite values of moderate size and both signs, where the dtype has them."""
+    """Return finite values of moderate size and both signs, where the dtype has them."""
     random = np.random.default_rng(zlib.crc32(f"{dtype}{shape}{seed}".encode()))
     if dtype in _FLOATS:
         return rounded(random.standard_normal(shape) * 4, dtype).astype(STORAGE[dtype])
@@ -59,7 +59,7 @@ def sample(dtype: str, shape: tuple[int, ...], seed: str = "") -> np.ndarray:
 
 
 def as_float64(array: np.ndarray) -> np.ndarray:
-    """The values an engine sees of an array's elements: exact but for the float32 they become."""
+    """Return the values an engine sees of an array's elements: exact but for the float32 they become."""
     return rounded(array.astype(np.float64), "float32")
 
 
@@ -82,7 +82,7 @@ def assert_same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
 
 
 def every_bit_pattern(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Random bits as `dtype`, NaN payloads and all."""
+    """Return random bits as `dtype`, NaN payloads and all."""
     size = int(np.prod(shape)) * np.dtype(STORAGE[dtype]).itemsize
     random = np.random.default_rng(zlib.crc32(f"{dtype}{shape}".encode()))
     return random.integers(0, 256, size, dtype=np.uint8).view(STORAGE[dtype]).reshape(shape)

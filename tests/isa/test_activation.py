@@ -69,7 +69,7 @@ def test_a_function_of_the_table_is_applied_after_scale_and_bias(op: str) -> Non
 
 
 def _whole_numbers(shape: tuple[int, ...]) -> np.ndarray:
-    """Small whole numbers, whose float32 sums are exact in any order."""
+    """Draw small whole numbers, whose float32 sums are exact in any order."""
     return np.random.default_rng(7).integers(-9, 10, shape).astype(np.float32)
 
 

@@ -36,13 +36,13 @@ def hbm(shape, dtype="float32"):
 
 
 def ranks(kernel, arguments, target="trn2"):
-    """The outputs of a kernel run on one rank per set of arguments."""
+    """Return the outputs of a kernel run on one rank per set of arguments."""
     world = simulate.World(target, ranks=len(arguments))
     return world.launch(kernel, [(tuple(argument), {}) for argument in arguments]).outputs
 
 
 def copied(source):
-    """A private copy in HBM, as collectives want their operands."""
+    """Return a private copy in HBM, as collectives want their operands."""
     inner = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.private_hbm)
     nisa.dma_copy(dst=inner, src=source)
     return inner

@@ -91,7 +91,7 @@ def test_priorities(target: str) -> None:
 
 
 def _rows(count: int) -> NkiTensor:
-    """`count` rows of an HBM tensor of ten, named by a tile."""
+    """Return `count` rows of an HBM tensor of ten, named by a tile."""
     table = tile((10, 4), buffer=HBM)
     return NkiTensor.from_storage(
         (count, 4), table.dtype, table.storage, (0, 1), 0, Dynamic(tile((count, 1), "int32"), 4, 10, True)

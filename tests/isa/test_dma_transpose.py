@@ -96,7 +96,7 @@ def test_permutes_dims_and_keeps_bits(dtype, memory, shape):
 
 
 def gathered(table, indices, shape, skip=False, target="trn2", fill=7.0):
-    """dst after dma_transpose of the rows of `table` that `indices` names, gathered to `shape`."""
+    """Compute dst after dma_transpose of the rows of `table` that `indices` names, gathered to `shape`."""
     order = {2: (1, 0), 4: (3, 1, 2, 0)}[len(shape)]
     wanted = tuple(shape[i] for i in order)
 

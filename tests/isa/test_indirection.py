@@ -28,7 +28,7 @@ def gen4(monkeypatch) -> None:
 
 
 def _lists(index: np.ndarray, count: int, group: int = 16) -> np.ndarray:
-    """Row p: the offsets of partition p, element by element as the reference words it."""
+    """Return rows of offsets, row p for partition p, element by element as the reference words it."""
     rows = []
     for partition in range(index.shape[0]):
         group_index = index[partition - partition % group :][:group]
@@ -37,7 +37,7 @@ def _lists(index: np.ndarray, count: int, group: int = 16) -> np.ndarray:
 
 
 def _index(rng: np.random.Generator, rows: int, columns: int, dtype: str = "uint16") -> np.ndarray:
-    """Offsets below FREE, none twice in a partition's list."""
+    """Return offsets below FREE, none twice in a partition's list."""
     index = np.empty((rows, columns), dtype)
     for start in range(0, rows, 16):
         group_index = index[start : start + 16]
@@ -189,7 +189,7 @@ def test_exponential_reads_the_gathered_elements_and_num_elem_defaults_to_the_in
 
 @nki.jit
 def multiplied(stationary, moving, rows, columns, slots, written, accumulate):
-    """The product of gathered operands, its columns scattered over 40 columns of PSUM, twice; and what it wrote."""
+    """Compute the product of gathered operands, its columns scattered over 40 columns of PSUM, twice."""
     left, right = nl.load(stationary), nl.load(moving)
     total = nl.ndarray((24, 40), nl.float32, buffer=nl.psum)
     for repeat in range(2):

@@ -258,7 +258,7 @@ test_matmul_refuses_and_accepts_the_twin = twins(
 
 
 def packed_operand(fmt, k, columns, seed):
-    """Random packed bytes without NaN and infinity, and the values (k, columns, 4) they stand for."""
+    """Return random packed bytes without NaN and infinity, and the values (k, columns, 4) they stand for."""
     random = np.random.default_rng(seed)
     if fmt == "float4_e2m1fn":
         codes = random.integers(0, 16, (k, columns, 4))

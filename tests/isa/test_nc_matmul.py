@@ -19,7 +19,7 @@ _MODE = nisa.matmul_perf_mode
 
 
 def _whole_numbers(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Whole numbers that every input dtype holds, and whose float32 sums of products are exact in any order."""
+    """Draw whole numbers that every input dtype holds, and whose float32 sums of products are exact in any order."""
     return np.random.default_rng(seed).integers(-8, 9, shape).astype(STORAGE[dtype])
 
 
@@ -128,7 +128,7 @@ def test_a_result_lies_in_one_bank_before_gen4(target: str, start: int, end: int
 
 
 def _accumulated(target: str, writes: list[tuple[slice, bool | None]]) -> np.ndarray:
-    """A (4, 6) PSUM tile after matmuls that each add 1 to some of its columns."""
+    """Return a (4, 6) PSUM tile after matmuls that each add 1 to some of its columns."""
 
     def kernel(identity, ones):
         stationary, row = nl.load(identity), nl.load(ones)

@@ -54,7 +54,7 @@ def test_the_tensor_engine_keeps_every_bit_from_gen3_on(
 
 
 def _times_identity(data: np.ndarray) -> np.ndarray:
-    """dst[f, p] = sum over k of data[k, f] * identity[k, p], one product after the other from 0."""
+    """Compute dst[f, p] = sum over k of data[k, f] * identity[k, p], one product after the other from 0."""
     partitions, free = data.shape
     result = np.zeros((free, partitions))
     for f in range(free):

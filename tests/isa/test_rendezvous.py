@@ -210,7 +210,7 @@ def test_a_core_barrier_needs_two_cores(target: str) -> None:
 
 
 def _swap(data: NkiTensor, barriers: int) -> NkiTensor:
-    """Each core writes its row, waits, and takes the other core's row."""
+    """Write each core's row, wait, and take the other core's row."""
     out = nl.ndarray(data.shape, data.dtype, nl.shared_hbm)
     result = nl.ndarray(data.shape, data.dtype, nl.shared_hbm)
     me = nl.program_id(0)

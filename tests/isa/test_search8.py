@@ -20,7 +20,7 @@ def _rows(array: np.ndarray) -> list[list[float]]:
 
 
 def _data(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Rows with many equal values."""
+    """Return rows with many equal values."""
     spread = np.random.default_rng(11).integers(0, 40, shape)
     return np.where(spread < 30, spread % 7, sample(dtype, shape).astype(np.float64)).astype(STORAGE[dtype])
 

@@ -31,7 +31,7 @@ BITS: dict[str, Callable[[int, int], int]] = {
 
 
 def _rows(data: np.ndarray, axes: int) -> list[tuple[tuple[int, ...], list[float]]]:
-    """Each index that is kept, and the elements reduced into it, in streaming order."""
+    """Return each index that is kept, and the elements reduced into it, in streaming order."""
     kept = data.shape[: data.ndim - axes]
     return [(index, data[index].reshape(-1).tolist()) for index in itertools.product(*map(range, kept))]
 
@@ -44,7 +44,7 @@ def _folded(function: Callable[[list[Any]], Any], data: np.ndarray, axes: int) -
 
 
 def _whole_numbers(shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
-    """Small whole numbers, whose float32 sums are exact in any order."""
+    """Draw small whole numbers, whose float32 sums are exact in any order."""
     return np.random.default_rng(3).integers(0, 5, shape).astype(sample(dtype, (1,)).dtype)
 
 

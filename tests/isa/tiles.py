@@ -32,7 +32,7 @@ HBM, SHARED_HBM = MemoryRegion.private_hbm, MemoryRegion.shared_hbm
 def tile(
     shape: tuple[int, ...], dtype: str = "float32", buffer: MemoryRegion = SBUF, start_partition: int = 0
 ) -> NkiTensor:
-    """An operand without bytes; on chip it starts at partition `start_partition` of its allocation."""
+    """Make an operand without bytes; on chip it starts at partition `start_partition` of its allocation."""
     element = as_dtype(dtype)
     storage = Storage(
         (shape[0] + start_partition, *shape[1:]), element, buffer, "", array=np.empty(0, np.uint8), fresh=True
@@ -44,7 +44,7 @@ def tile(
 
 
 def plan(target: str, name: str, **arguments: Any) -> Plan:
-    """The plan of one call."""
+    """Return the plan of one call."""
     return plan_for(name, hardware(target), **arguments)
 
 
@@ -62,7 +62,7 @@ def twins(
     call: Callable[..., dict[str, Any]],
     *rows: tuple[str, dict[str, Any], dict[str, Any]],
 ) -> Callable[..., None]:
-    """A test of refusals, each with its accepted twin: rows of a code and what is changed in `call`, bad and good."""
+    """Make a test of refusals, each with its accepted twin: rows of a code and the changes in `call`, bad and good."""
 
     @pytest.mark.parametrize(("code", "bad", "good"), rows)
     def test(code: str, bad: dict[str, Any], good: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ def twins(
 
 
 def like(value: NkiTensor, **changes: Any) -> NkiTensor:
-    """An operand with the shape, dtype and memory of another, but for the changes."""
+    """Return an operand with the shape, dtype and memory of another, but for the changes."""
     arguments = {"shape": value.shape, "dtype": str(value.dtype), "buffer": value.buffer, **changes}
     return tile(arguments.pop("shape"), **arguments)
 
@@ -241,5 +241,5 @@ TILE_OPERANDS = [
 
 
 def healthy(name: str, p: int = 8, /, **changes: Any) -> dict[str, Any]:
-    """The arguments of a healthy call with some replaced."""
+    """Return the arguments of a healthy call with some replaced."""
     return {**HEALTHY[name](p), **changes}
