@@ -12,7 +12,7 @@ from simulate.check import Finding, detect, gathered
 def findings(
     kernel: Callable[..., Any], *arguments: Any, target: str = "trn2", cores: int = 1
 ) -> list[Finding]:
-    """The findings of the detectors about one launch on one rank."""
+    """Return the findings of the detectors about one launch on one rank."""
     with gathered() as seen:
         simulate.World(target, 1, cores).launch(kernel, [(arguments, {})])
     ((launch, evidence),) = seen.launches
@@ -20,5 +20,5 @@ def findings(
 
 
 def codes(kernel: Callable[..., Any], *arguments: Any, **options: Any) -> list[str]:
-    """The codes of the findings."""
+    """Return the codes of the findings."""
     return [finding.code for finding in findings(kernel, *arguments, **options)]

@@ -87,7 +87,7 @@ def test_integers_are_judged_before_an_instruction_overwrites_them(exceeds) -> N
 
 
 def summed(commands: list[str], used: bool = False) -> Callable[..., Any]:
-    """Sums of column blocks in the Scalar registers, read out after each block; with `used`, a copy uses each."""
+    """Sum column blocks in the Scalar registers, read out after each block; with `used`, a copy uses each."""
 
     def kernel(x):
         tile = nl.load(x)

@@ -17,7 +17,7 @@ SEEDS = 64
 
 
 def halves_swapped(x: Any, barrier: bool) -> Any:
-    """Each core writes its half to scratch space, and one half of the output from there."""
+    """Write each core's half to scratch space, and one half of the output from there."""
     core = nl.program_id(0)
     mine, peer_rows = nl.ds(core * 4, 4), nl.ds((1 - core) * 4, 4)
     scratch = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="scratch")

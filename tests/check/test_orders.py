@@ -40,7 +40,7 @@ class Recording(Observer):
 def reorderable(
     kernel: Callable[..., Any], arguments: list[tuple[Any, ...]], cores: int = 1
 ) -> tuple[ReorderedLaunch, Launch]:
-    """A launch that can be executed in other orders, and the launch itself."""
+    """Return a launch that can be executed in other orders, and the launch itself."""
     recording = Recording()
     with observing(recording):
         done = simulate.World("trn2", len(arguments), cores).launch(
@@ -50,7 +50,7 @@ def reorderable(
 
 
 def random_kernel(x: Any, seed: int) -> Any:
-    """STEPS random instructions on strided, overlapping parts of a few tiles, some of them random numbers and sums."""
+    """Issue STEPS random instructions on strided, overlapping parts of a few tiles, some of random numbers and sums."""
     random = np.random.default_rng(seed)
     tiles = [nl.load(x[i * SIDE : (i + 1) * SIDE]) for i in range(TILES)]
     psum = nl.ndarray((SIDE, SIDE), dtype=nl.float32, buffer=nl.psum)
@@ -121,7 +121,7 @@ def test_a_missing_dependence_changes_bytes() -> None:
 
 
 def _without(launch: ReorderedLaunch, before: list[set[int]], step: int) -> list[bytes]:
-    """The results of an order in which one step ignores its dependences and comes first."""
+    """Return the results of an order in which one step ignores its dependences and comes first."""
     return launch.run([step, *(index for index in range(len(launch)) if index != step)])
 
 
@@ -143,7 +143,7 @@ def test_the_launch_itself_keeps_its_bytes() -> None:
 
 
 def pair_kernel(x: Any, barrier: bool) -> Any:
-    """Core 0 writes what core 1 reads."""
+    """Write on core 0 what core 1 reads."""
     core = nl.program_id(0)
     between = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="between")
     out = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
@@ -174,7 +174,7 @@ def test_a_barrier_orders_two_cores_and_without_it_the_pair_is_named() -> None:
 
 
 def summed(x: Any, group: Any) -> Any:
-    """The sum of x over the ranks, summed over the ranks again."""
+    """Return the sum of x over the ranks, summed over the ranks again."""
     first, second, out = (nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm) for _ in range(3))
     nisa.dma_copy(dst=first, src=x)
     ncc.all_reduce(srcs=[first], dsts=[second], replica_group=group, op=nl.add)
