@@ -135,7 +135,7 @@ def test_refuses_a_tensor_as_index() -> None:
 
 
 def random_view(rng: np.random.Generator, view: NkiTensor, data: np.ndarray) -> tuple[NkiTensor, np.ndarray]:
-    """One random step of view and of the numpy array that it must equal."""
+    """Take one random step of view and of the numpy array that it must equal."""
     step = rng.integers(6)
     dim = int(rng.integers(view.ndim))
     if step == 0:
