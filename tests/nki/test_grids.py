@@ -19,7 +19,7 @@ def _array(*shape: int) -> np.ndarray:
 
 
 def _inside(use, *arrays: np.ndarray, level: str = "0.7"):
-    """What `use` returns inside a kernel."""
+    """Return what `use` returns inside a kernel."""
     from simulate.world import launch
 
     seen = []
@@ -86,7 +86,7 @@ def copy_by_blocks(x, tile_shape, block_shape):
 
 @nki.jit
 def copy_through_the_chip(x, tile_shape, block_shape):
-    """Fills an on-chip grid tile by tile, and stores what lies side by side in one DMA."""
+    """Fill an on-chip grid tile by tile, and store what lies side by side in one DMA."""
     out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
     sources, targets = nl.tiles(x, tile_shape=tile_shape), nl.tiles(out, tile_shape=tile_shape)
     kept = nl.alloc_tiles(tile_shape=tile_shape, element_shape=x.shape, buffer=nl.sbuf, dtype=x.dtype)

@@ -20,7 +20,7 @@ UNIT = 2.0**-23  # one unit in the last place of float32, relative
 
 
 def run(function, *arrays, target="trn2", rules="chip"):
-    """The results of `function` on arrays loaded to SBUF, brought back to HBM."""
+    """Return the results of `function` on arrays loaded to SBUF, brought back to HBM."""
 
     def kernel(*hbm_arrays):
         results = function(*(nl.load(x) for x in hbm_arrays))
