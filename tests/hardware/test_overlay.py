@@ -35,13 +35,13 @@ def _no_overlay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def overlay(content: Any, name: str = "measured.json") -> str:
-    """The path of a file with this content."""
+    """Write a file with this content and return its path."""
     Path(name).write_text(content if isinstance(content, str) else json.dumps(content))
     return str(Path(name).absolute())
 
 
 def value(number: Any, chip: str = "trn2", name: str = "semaphore_ns", **more: Any) -> dict[str, Any]:
-    """An overlay of one value."""
+    """Return an overlay of one value."""
     return {chip: {name: {"value": number, **GIVEN, **more}}}
 
 
