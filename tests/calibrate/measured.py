@@ -26,7 +26,7 @@ SMALL = (
 
 
 def prediction(arguments: str, target: str = "trn2") -> Callable[[], float]:
-    """The predicted time of the kernel on one core."""
+    """Return the predicted time of the kernel on one core."""
     install("simulate")
     return make_predictor(KERNEL, arguments, target, 1, False, Reading.scheduled)
 
@@ -34,14 +34,14 @@ def prediction(arguments: str, target: str = "trn2") -> Callable[[], float]:
 def times(
     predictions: Sequence[Callable[[], float]], factors: Mapping[str, float], target: str = "trn2"
 ) -> list[float]:
-    """The times, in ns, of kernels on a chip whose numbers are `factors` times the record's."""
+    """Return the times, in ns, of kernels on a chip whose numbers are `factors` times the record's."""
     changes = {Parameter(name): math.log(factor) for name, factor in factors.items()}
     with standing_in(change_record(hardware(target), changes)):
         return [prediction() for prediction in predictions]
 
 
 def measured(arguments: Sequence[str], factors: Mapping[str, float]) -> list[Measurement]:
-    """Measurements of the kernel with such arguments on such a chip, trn2."""
+    """Return measurements of the kernel with such arguments on such a chip, trn2."""
     predictions = [prediction(argument) for argument in arguments]
     return [
         Measurement(name, "trn2", time_ns, 0.0, predict)
@@ -50,7 +50,7 @@ def measured(arguments: Sequence[str], factors: Mapping[str, float]) -> list[Mea
 
 
 def entries(arguments: Sequence[str], factors: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The same as entries of a file."""
+    """Return the same as entries of a file."""
     return [
         {
             "id": argument.name,

@@ -5,7 +5,7 @@ import nki.language as nl
 
 
 def micro(a, trips, width, vectors, scalars, matmuls, iotas):
-    """A tile [128, free]: trips to HBM and back, then chains of instructions on its first `width` columns."""
+    """Take a tile [128, free] to HBM and back, then run chains of instructions on its first `width` columns."""
     out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
     t = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.sbuf)
     u = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.sbuf)

@@ -13,7 +13,7 @@ KERNELS, NUMBERS = 24, 12
 
 
 def problem(changes: dict[int, float], noise: float = 0.0, seed: int = 0, kernels: int = KERNELS) -> Problem:
-    """Ratios that the changes explain up to noise, with elasticities of which two thirds are zero."""
+    """Return ratios that the changes explain up to noise, with elasticities of which two thirds are zero."""
     generator = np.random.default_rng(seed)
     elasticities = generator.uniform(0.05, 0.6, (kernels, NUMBERS)) * (
         generator.random((kernels, NUMBERS)) < 1 / 3

@@ -29,7 +29,7 @@ def _working_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def bundle(name: str, words: str, arguments: str) -> Path:
-    """The folder of a bundle of one kernel."""
+    """Return the folder of a bundle of one kernel."""
     assert main(["bundle", words, *arguments.split(), "--out", name]) == 0
     return Path(name)
 
@@ -77,7 +77,7 @@ def bring_back(folder: Path, median_ns: float, clock: str = "device", **more: An
 
 
 def written(folder: Path, capsys: Capture) -> tuple[list[dict[str, Any]], str]:
-    """The entries that `compare --measurements` writes for a bundle, and what it says."""
+    """Return the entries that `compare --measurements` writes for a bundle, and what it says."""
     capsys.readouterr()
     assert main(["compare", str(folder), "--measurements", "measured.json"]) in (0, 1)
     return json.loads(Path("measured.json").read_text()), " ".join(capsys.readouterr().out.split())
