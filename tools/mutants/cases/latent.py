@@ -36,7 +36,9 @@ def latent() -> list[Case]:
         ("trn1", expansion(batch([60, 128], wide, 256, 60, block=16), 4, 128)),
         (
             "trn2",
-            expansion(batch([5, 9], (40, 136, 8, 122, 20), 100, 70, dtype=BF16, weight_dtype=np.float32), 40, 10),
+            expansion(
+                batch([5, 9], (40, 136, 8, 122, 20), 100, 70, dtype=BF16, weight_dtype=np.float32), 40, 10
+            ),
         ),
         ("trn2", expansion(batch([20], small, 100, 70), 3, 100)),
         ("trn2", expansion(batch([0], small, 640, 520, block=16), 3)),
