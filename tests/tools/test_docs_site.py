@@ -15,7 +15,7 @@ INDEX = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
 
 
 def find_headings(page: str) -> set[str]:
-    """The anchors of a page's headings, as GitHub and mkdocs make them."""
+    """Return the anchors of a page's headings, as GitHub and mkdocs make them."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page, flags=re.DOTALL), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 

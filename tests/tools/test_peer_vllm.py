@@ -21,7 +21,7 @@ RIGHT = {"tokens": [[1, 2], [3, 4]], "cached": [0, 32]}
 
 
 def stand_in(folder: Path, body: str) -> str:
-    """A program that gets `-I`, the worker, the job's file and the answer's, and runs `body`."""
+    """Write a program that gets `-I`, the worker, the job's file and the answer's, and runs `body`."""
     path = folder / "python"
     path.write_text(f"#!{sys.executable}\nimport json, sys, time\nasked, answered = sys.argv[3:]\n{body}\n")
     path.chmod(0o755)
@@ -29,7 +29,7 @@ def stand_in(folder: Path, body: str) -> str:
 
 
 def answering(folder: Path, answer: Answer) -> str:
-    """A stand-in that gives an answer."""
+    """Write a stand-in that gives an answer."""
     return stand_in(folder, f"open(answered, 'w').write({json.dumps(asdict(answer))!r})")
 
 
