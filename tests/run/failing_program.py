@@ -23,7 +23,7 @@ LAUNCHES_BEFORE = 3
 
 
 def main(failing: int, how: str) -> int:
-    """The exit code of this process's rank."""
+    """Return the exit code of this process's rank."""
     world = simulate.World.of_processes("trn1")
     everyone = ncc.ReplicaGroup([[0, 1, 2]])
     for launch in range(LAUNCHES_BEFORE + 1):

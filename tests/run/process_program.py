@@ -26,12 +26,12 @@ from tests.run.rendezvous_kernels import crossed, gathered, left_out, reduced, s
 
 
 def argument_of(rank: int, launch: int = 0) -> np.ndarray:
-    """The argument of one rank; sums of it depend on their order."""
+    """Return the argument of one rank; sums of it depend on their order."""
     return np.random.default_rng([rank, launch]).standard_normal((5, 7)).astype(np.float32)
 
 
 def rendezvous(key: int) -> Rendezvous:
-    """A rendezvous of all ranks that has no results."""
+    """Return a rendezvous of all ranks that has no results."""
     return Rendezvous(key, True, (0, 1, 2), {"operation": "rendezvous"}, lambda operands: operands)
 
 

@@ -12,21 +12,21 @@ import nki.language as nl  # noqa: E402
 
 
 def reduced(x, group):
-    """all_reduce of one tensor."""
+    """Run all_reduce of one tensor."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=out, src=total_of(x, group))
     return out
 
 
 def left_out(x, group, leaves_out):
-    """One rank skips the collective."""
+    """Skip the collective on one rank."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=out, src=x if leaves_out else total_of(x, group))
     return out
 
 
 def crossed(x, rank):
-    """Each of three ranks waits for the next one first, which waits for its own next."""
+    """Wait on each of three ranks for the next one first, which waits for its own next."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     for other in ((rank + 1) % 3, (rank + 2) % 3):
         pair = [[min(rank, other), max(rank, other)], [3 - rank - other]]
@@ -35,7 +35,7 @@ def crossed(x, rank):
 
 
 def gathered(x, group, members):
-    """all_gather over a group of `members` ranks."""
+    """Run all_gather over a group of `members` ranks."""
     rows, columns = x.shape
     local = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm)
     everyones = nl.ndarray((members * rows, columns), dtype=x.dtype, buffer=nl.private_hbm)
@@ -47,7 +47,7 @@ def gathered(x, group, members):
 
 
 def summed_by_both_cores(x, group):
-    """Both physical cores of every rank reduce, core 1 twice what core 0 does; then they wait for each other."""
+    """Reduce on both cores of every rank, core 1 twice what core 0 does; then they wait for each other."""
     out = nl.ndarray((2, *x.shape), dtype=x.dtype, buffer=nl.shared_hbm)
     total = total_of(x, group)
     if nl.program_id(0) == 1:
@@ -58,7 +58,7 @@ def summed_by_both_cores(x, group):
 
 
 def total_of(x, group):
-    """The sum of every member's x, in private HBM."""
+    """Return the sum of every member's x, in private HBM."""
     inside = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm)
     total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm)
     nisa.dma_copy(dst=inside, src=x)

@@ -14,7 +14,7 @@ import nki.language as nl  # noqa: E402
 
 
 def _halves_after_each_product(x):
-    """The sum after one product and after two, seen as bfloat16 halves of its float32 elements."""
+    """Return the sum after one product and after two, seen as bfloat16 halves of its float32 elements."""
     tile = nl.load(x)
     bank = nl.ndarray((x.shape[1], x.shape[1]), dtype=nl.float32, buffer=nl.psum)
     seen = nl.ndarray((2, x.shape[1], 2 * x.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)

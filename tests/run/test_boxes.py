@@ -9,7 +9,7 @@ from simulate.run import boxes
 
 
 def each_with_each(table: np.ndarray) -> list[set[tuple[int, bool]]]:
-    """Overlaps and covers of boxes (tensor, first row, end row, first byte, end byte), by sets of places."""
+    """Return overlaps and covers of boxes (tensor, first row, end row, first byte, end byte), by sets of places."""
     element_sets = [
         {(tensor, row, byte) for row in range(top, end) for byte in range(left, right)}
         for tensor, top, end, left, right in table.tolist()

@@ -19,7 +19,7 @@ X = np.arange(P * F, dtype=np.float32).reshape(P, F)
 
 
 def half(x, rows=P, columns=F // 2, dtype=nl.float32):
-    """A tile of (P, F) with `rows` x `columns` elements of x, the others never written."""
+    """Return a tile of (P, F) with `rows` x `columns` elements of x, the others never written."""
     tile = nl.ndarray((P, F), dtype=dtype)
     nisa.dma_copy(dst=tile[:rows, :columns], src=x[:rows, :columns])
     return tile
@@ -30,7 +30,7 @@ def sums(rows, columns):
 
 
 def stored(tile):
-    """A tile's contents, stored to HBM."""
+    """Store a tile's contents to HBM."""
     if tile.buffer is nl.psum:
         copied = nl.ndarray(tile.shape, tile.dtype)
         nisa.tensor_copy(dst=copied, src=tile)
@@ -78,7 +78,7 @@ def product(x):
 
 
 def product_added_to(x):
-    """A later matmul adds to poison, which stays poison."""
+    """Add a later matmul to poison, which stays poison."""
     out = sums(F, F)
     nisa.nc_matmul(dst=out, stationary=half(x), moving=nl.load(x), accumulate=False)
     nisa.nc_matmul(dst=out, stationary=nl.load(x), moving=nl.load(x), accumulate=True)
@@ -92,7 +92,7 @@ def copied_between_tiles(x):
 
 
 def counted(x):
-    """GpSimd's second core works on partition 16, of which a part was written."""
+    """Count on GpSimd's second core, which works on partition 16, of which a part was written."""
     tile, out = nl.ndarray((P, F), dtype=nl.float32), nl.ndarray((P, F + 1), dtype=nl.int32)
     nisa.memset(dst=tile[0:1], value=1.0)
     nisa.dma_copy(dst=tile[16:17, 0:1], src=x[16:17, 0:1])
@@ -108,7 +108,7 @@ def gathered(x):
 
 
 def shuffled(x):
-    """Partition 1 of each quadrant goes to partition 0; other partitions keep their bytes, defined or not."""
+    """Move partition 1 of each quadrant to partition 0; other partitions keep their bytes, defined or not."""
     tile = nl.ndarray((P, F), dtype=nl.float32)
     nisa.dma_copy(dst=tile[1:3], src=x[1:3])
     planes = tile.reshape((P, 2, F // 2))
@@ -117,7 +117,7 @@ def shuffled(x):
 
 
 def shuffled_into_another_shape(x):
-    """The destination has the elements of the source under other dims."""
+    """Shuffle into a destination that has the elements of the source under other dims."""
     out = nl.ndarray((P, 2, F // 2), dtype=nl.float32)
     nisa.memset(dst=out, value=0.0)
     nisa.nc_stream_shuffle(dst=out, src=half(x), shuffle_mask=[1, 255] + [2] * 30)
@@ -138,7 +138,7 @@ def counted_on_the_first_core(x):
 
 
 def quantized_and_multiplied(x):
-    """Columns 0 to 11 were written: three of six packed columns, with scales, and so a corner of the product."""
+    """Multiply three of six packed columns that were written, with scales: a corner of the product is defined."""
     packed = nl.ndarray((P, F // 4), dtype="float8_e4m3fn_x4")
     scale = nl.ndarray((P, F // 4), dtype=nl.uint8)
     tile = half(x, dtype=nl.bfloat16)
@@ -155,7 +155,7 @@ def reduced(x):
 
 
 def reduced_in_part(x):
-    """Of the sums of three columns each those of the first half are defined."""
+    """Sum three columns each, of which the sums of the first half are defined."""
     out = nl.ndarray((P, F // 3), dtype=nl.float32)
     nisa.tensor_reduce(dst=out, op=nl.add, data=half(x).reshape((P, F // 3, 3)), axis=2)
     return out, (slice(None), slice(0, F // 6)), X[:, : F // 2].reshape(P, F // 6, 3).sum(axis=2)
@@ -202,7 +202,7 @@ def running_sum(x):
 
 
 def summed_in_registers(x):
-    """Two instructions accumulate; both see a tile of which the first 8 partitions were filled."""
+    """Accumulate by two instructions; both see a tile of which the first 8 partitions were filled."""
     tile, out = half(x, 8, F), nl.ndarray((P, 1), dtype=nl.float32)
     for command, result in ((nisa.reduce_cmd.reset_reduce, None), (nisa.reduce_cmd.reduce, out)):
         nisa.activation(
@@ -212,7 +212,7 @@ def summed_in_registers(x):
 
 
 def largest_in_registers(x):
-    """A later instruction on filled rows adds to registers that hold poison."""
+    """Add filled rows to registers that hold poison, by a later instruction."""
     chosen, kept = nl.ndarray((P, F), dtype=nl.uint8), nl.ndarray((P, F), dtype=nl.float32)
     nisa.memset(dst=chosen, value=1)
     out = nl.ndarray((P, 1), dtype=nl.float32)

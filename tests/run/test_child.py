@@ -176,7 +176,7 @@ def verified(ran: Ran) -> Ran:
 
 
 def started_as_a_user(*words: str) -> subprocess.CompletedProcess[str]:
-    """A command as a process, with a stdin that is no terminal."""
+    """Start a command as a process, with a stdin that is no terminal."""
     command = [sys.executable, "-m", "simulate", *words]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
 
@@ -336,7 +336,7 @@ def test_processes_of_the_kernel_end_with_it(tmp_path: Path, ran: Ran) -> None:
 
 
 def _folder_of(process: Path) -> str:
-    """The working folder of a process; empty for a process that has gone."""
+    """Return the working folder of a process; empty for a process that has gone."""
     try:
         return os.readlink(process / "cwd")
     except OSError:

@@ -63,18 +63,18 @@ class Cells(HTMLParser):
 
 
 def words_of(page: str) -> list[str]:
-    """The words that a browser shows of HTML."""
+    """Return the words that a browser shows of HTML."""
     return Cells(page).words
 
 
 def wide(record: object, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The words of a report in which nothing is cut."""
+    """Return the words of a report in which nothing is cut."""
     monkeypatch.setattr("nkw.terminal.COLUMNS", 1000)
     return str(record).split()
 
 
 def tall(x: Any, columns: int) -> Any:
-    """Two tiles that live together, of `columns` float32 columns in all; both are filled, then stored."""
+    """Fill, then store two tiles that live together, of `columns` float32 columns in all."""
     out = nl.ndarray((128, columns), dtype=nl.float32, buffer=nl.shared_hbm)
     left = nl.ndarray((128, 128), dtype=nl.float32, buffer=nl.sbuf)
     right = nl.ndarray((128, columns - 128), dtype=nl.float32, buffer=nl.sbuf)
@@ -284,7 +284,7 @@ def test_a_launch_of_many_results_and_instructions_keeps_to_some_rows() -> None:
 
 
 def many(x: Any, count: int) -> Any:
-    """`count` copies of an array."""
+    """Return `count` copies of an array."""
     outs = [nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm) for _ in range(count)]
     for out in outs:
         nisa.dma_copy(dst=out, src=x)

@@ -21,7 +21,7 @@ PAIRS, CROSSED, ALL = [[0, 1], [2, 3]], [[1, 2], [3, 0]], [[0, 1, 2, 3]]
 
 
 def sums(x: Any, lists: list[list[list[int]]], rank: int, fails: tuple[int, int, int]) -> Any:
-    """One sum after another over the given lists of ranks; `fails`: a rank, after how many sums, which error."""
+    """Sum repeatedly over the given lists of ranks; `fails`: a rank, after how many sums, which error."""
     local, total = (nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm) for _ in range(2))
     nisa.dma_copy(dst=local, src=x)
     failing, after, error = fails
@@ -72,7 +72,7 @@ def test_a_dry_launch_shows_the_error_of_the_eager_one(
 
 
 def failing(x: Any, rank: int, early: int, late: int) -> Any:
-    """Rank `early` fails before the ranks meet, rank `late` afterwards."""
+    """Fail on rank `early` before the ranks meet, and on rank `late` afterwards."""
     local, total = (nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm) for _ in range(2))
     nisa.dma_copy(dst=local, src=x)
     if rank == early:
@@ -100,7 +100,7 @@ def test_an_error_behind_a_rendezvous_comes_after_those_before_it(
 
 
 def threads_of(mode: simulate.Mode, ranks: int, size: int) -> int:
-    """In how many threads the kernel's Python ran."""
+    """Return in how many threads the kernel's Python ran."""
     seen = set()
 
     def kernel(x: Any) -> Any:

@@ -23,7 +23,7 @@ SEEN: tuple[str, ...] = ("float8_e5m2", "float8_e8m0fnu", "bfloat16")
 
 
 def copied(target: str, array: Any) -> tuple[Any, str, tuple[str, ...]]:
-    """A copy that a kernel makes of an array, the dtype that the kernel saw, and the warnings."""
+    """Return a copy that a kernel makes of an array, the dtype that the kernel saw, and the warnings."""
     seen = []
 
     def kernel(x):

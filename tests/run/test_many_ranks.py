@@ -33,8 +33,8 @@ def no_thread_is_left() -> Iterator[None]:
 
 
 def forms(ranks: int) -> dict[str, Groups]:
-    """Lists over a world of so many ranks: whole, alone, reversed, in blocks, in columns, uneven, and with ranks left
-    out, which take no part."""
+    """Return lists over a world of so many ranks: whole, alone, reversed, in blocks, in columns, uneven, and with ranks
+    left out, which take no part."""
     everyone = list(range(ranks))
     half = max(1, ranks // 2)
     shuffled = [int(rank) for rank in np.random.default_rng(ranks).permutation(ranks)]
@@ -56,7 +56,7 @@ def forms(ranks: int) -> dict[str, Groups]:
 
 
 def private(source: Any, shape: tuple[int, ...] | None = None) -> Any:
-    """A private HBM tensor: a copy of `source`, or of `shape` and filled with -1 in its dtype."""
+    """Return a private HBM tensor: a copy of `source`, or of `shape` and filled with -1 in its dtype."""
     inner = nl.ndarray(shape or source.shape, dtype=source.dtype, buffer=nl.private_hbm)
     filled = source if shape is None else nl.full((1, math.prod(shape)), -1, source.dtype)
     nisa.dma_copy(dst=inner, src=filled)
@@ -64,7 +64,7 @@ def private(source: Any, shape: tuple[int, ...] | None = None) -> Any:
 
 
 def everything(x: Any, metadata: Any, group: Any, pairs: Any, size: int, iterations: int) -> Any:
-    """Every collective once over the list of this rank, which has `size` ranks; x is (PART * size, COLUMNS) int32."""
+    """Issue every collective once over this rank's list of `size` ranks; x is (PART * size, COLUMNS) int32."""
     if size == 0:
         return (x,)
     rows = PART * size
@@ -95,18 +95,18 @@ def everything(x: Any, metadata: Any, group: Any, pairs: Any, size: int, iterati
         who = ncc.collective_permute_implicit_current_processing_rank_id(i, group)
         nisa.register_store(numbers[:, 1 + i : 2 + i], who)
     results = (*dst, gathered, chunk, moved, ring, sums, slots, table, all_slots)
-    return (*(shared(result) for result in results), shared(wide), numbers)
+    return (*(shared(tensor) for tensor in results), shared(wide), numbers)
 
 
 def shared(source: Any) -> Any:
-    """A result of the kernel."""
+    """Return a result of the kernel."""
     out = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=out, src=source)
     return out
 
 
 def data_of(groups: Groups, ranks: int, seed: int) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
-    """Every member's x, and its counts and displacements for each rank of its list."""
+    """Return every member's x, and its counts and displacements for each rank of its list."""
     random = np.random.default_rng(seed)
     data, tables = {}, {}
     for group in groups:
@@ -126,7 +126,7 @@ def expected(
     data: dict[int, np.ndarray],
     tables: dict[int, np.ndarray],
 ) -> list[np.ndarray]:
-    """What `everything` gives a rank; `source` tells from which rank the permutation moves to it."""
+    """Return what `everything` gives a rank; `source` tells from which rank the permutation moves to it."""
     size, position = len(group), group.index(rank)
     before = group[position - 1]
     second = group[position - 2] if size > 1 else rank
@@ -207,7 +207,7 @@ def test_every_rank_gets_what_the_loops_give(ranks: int) -> None:
 
 
 def by_core(x: Any, group: Any, pairs: Any, skips: int) -> Any:
-    """Each core moves and sums its own x[core], core 1 twice; `skips` is the core that leaves the last sum out."""
+    """Move and sum x[core] on each core, twice on core 1; `skips` is the core that leaves the last sum out."""
     core, rows = nl.program_id(0), x.shape[1]
     out = nl.ndarray((2, 3, rows, COLUMNS), dtype=x.dtype, buffer=nl.shared_hbm)
     local = private(x[core])
@@ -224,7 +224,7 @@ def by_core(x: Any, group: Any, pairs: Any, skips: int) -> Any:
 
 
 def launch_two_cores(groups: Groups, skipping: dict[int, int]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """What every rank gave `by_core` and got; `skipping` names the core of a rank that leaves a sum out."""
+    """Return what every rank gave `by_core` and got; `skipping` names the core of a rank that leaves a sum out."""
     ranks = 1 + max(rank for group in groups for rank in group)
     data = [
         np.random.default_rng(rank).integers(-99, 99, (2, 2, COLUMNS)).astype(np.int32)

@@ -94,7 +94,7 @@ def test_an_allocation_that_is_refused_names_the_variable() -> None:
 
 
 def named(allocate):
-    """The label of the tile in the error of a kernel that writes 64 rows into 128."""
+    """Return the label of the tile in the error of a kernel that writes 64 rows into 128."""
 
     def kernel(x):
         tile = allocate(nl.load(x))
@@ -270,7 +270,7 @@ def test_the_root_of_infinity_is_not_cured_by_clipping(value, hint) -> None:
 
 
 def clobbered(offsets, columns=512):
-    """The finding for tiles of one PSUM bank at these bytes; the last one, of so many columns, overwrites the first."""
+    """Return the finding for tiles of one PSUM bank at these bytes; the last, of `columns`, overwrites the first."""
 
     def kernel(x):
         first = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum, address=(0, offsets[0]))

@@ -90,7 +90,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def select_by_rank(printed: list[dict[str, Any]], topic: str) -> dict[int, dict[str, Any]]:
-    """The results of each rank under one name."""
+    """Return the results of each rank under one name."""
     return {line["rank"]: line for line in printed if line["topic"] == topic}
 
 

@@ -152,7 +152,7 @@ def test_refuses_python_on_registers(use) -> None:
 
 
 def copy_row(x, rows):
-    """Rows of x named by a device loop, through an address that is read at run time."""
+    """Copy rows of x named by a device loop, through an address that is read at run time."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     count = nisa.register_alloc()
     nisa.register_load(count, nl.load(rows))

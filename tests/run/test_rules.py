@@ -25,7 +25,7 @@ def _copied_to(out, tile):
 
 
 def large_psum_tile(x):
-    """As unscheduled programs have it: 128 KB per partition in PSUM, of which each matmul fills one bank."""
+    """Fill 128 KB per partition in PSUM, one bank by each matmul, as unscheduled programs do."""
     out = nl.ndarray((4, 512), nl.float32, buffer=nl.shared_hbm)
     sums = nl.ndarray((4, 64, 512), nl.float32, buffer=nl.psum)
     wide = nl.ones((128, 512), nl.float32)
@@ -87,7 +87,7 @@ def unstarted_sum(x):
 
 
 def sum_never_reset(x):
-    """The registers hold zeros from the start in this simulator."""
+    """Sum into registers that hold zeros from the start in this simulator."""
     out = nl.ndarray((128, 1), nl.float32, buffer=nl.shared_hbm)
     tile, total = nl.load(x), nl.ndarray((128, 1), nl.float32)
     nisa.activation(dst=tile, op=nl.copy, data=tile, reduce_op=nl.add, reduce_res=total)
@@ -234,7 +234,7 @@ def test_every_command_takes_the_level(tmp_path, capfd, monkeypatch, command: st
 
 
 def poison_summed_into_gathered_columns(x, index):
-    """Registers with poison are read out by an instruction whose destination is known at run time only."""
+    """Read registers with poison out by an instruction whose destination is known at run time only."""
     out = nl.ndarray((128, 8), nl.float32, buffer=nl.shared_hbm)
     half, sums = nl.ndarray((128, 4), nl.float32), nl.ndarray((128, 1), nl.float32)
     nisa.dma_copy(dst=half[0:64], src=x[0:64])

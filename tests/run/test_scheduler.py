@@ -53,7 +53,7 @@ def test_all_reduce_sums_exactly(ranks: int, dtype: type) -> None:
 
 
 def schedule_of(count: int, seed: int | None) -> list[int]:
-    """The core that ran at each step, where every core has four steps."""
+    """Return the core that ran at each step, where every core has four steps."""
     scheduler, order = CoreScheduler(count, seed=seed), []
 
     def body(core: int) -> None:
@@ -199,7 +199,7 @@ def test_dry_launches_complete_rendezvous() -> None:
 
 
 def barrier_unless(x, skipped):
-    """Both physical cores of a rank meet at a barrier, unless the second one skips it."""
+    """Meet at a barrier with both physical cores of a rank, unless the second one skips it."""
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) == 0:
         nisa.dma_copy(dst=out, src=nl.load(x))

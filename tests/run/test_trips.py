@@ -88,7 +88,7 @@ def test_a_dry_launch_follows_the_numbers_that_it_is_given(kernel) -> None:
 
 
 def _after(prepare, count: np.ndarray) -> int:
-    """The copies of a dry launch whose loop is bounded by what `prepare` leaves in a tile."""
+    """Return the copies of a dry launch whose loop is bounded by what `prepare` leaves in a tile."""
 
     def kernel(x, n):
         nl.fori_loop(0, nisa.register_alloc(prepare(n)), lambda i: _copy(x))
