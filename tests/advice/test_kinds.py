@@ -87,7 +87,7 @@ def test_the_streams_are_left_as_they_were() -> None:
 
 
 def overwritten(a):
-    """A tensor in HBM that is read, changed and read again: the second load is no repetition."""
+    """Read, change and read again a tensor in HBM: the second load is no repetition."""
     scratch = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
     out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=scratch, src=nl.load(a))
@@ -104,7 +104,7 @@ def test_loads_of_what_was_written_in_between_are_no_repetition() -> None:
 
 
 def kept_beyond_room(a):
-    """Two passes over the rows of a, of which one column counts, so that the loads take the time."""
+    """Pass twice over the rows of a, of which one column counts, so that the loads take the time."""
     out = nl.ndarray((128, 1), dtype=nl.float32, buffer=nl.shared_hbm)
     total = nl.ndarray((128, 1), dtype=nl.float32)
     nisa.memset(dst=total, value=0.0)
@@ -124,7 +124,7 @@ def test_loads_are_kept_only_where_they_have_room(tiles: int, is_advised: bool) 
 
 
 def accumulated(a):
-    """A running sum in one tile: it is read before it is written, so no iteration can have its own."""
+    """Keep a running sum in one tile: it is read before it is written, so no iteration can have its own."""
     out = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
     total = nl.ndarray((128, 512), dtype=nl.float32)
     nisa.memset(dst=total, value=0.0)

@@ -67,7 +67,7 @@ def test_the_first_advice_is_the_change_of_the_next_variant(name: str) -> None:
 
 
 def _find_advice_of_step(name: str, step: int, pieces: Sequence[Advice]) -> Advice | None:
-    """The piece of advice that the next variant follows: the first of its kind, or that on its tensors."""
+    """Return the piece of advice that the next variant follows: the first of its kind, or that on its tensors."""
     advice_kind, tensors = LADDERS[name][2][step], TENSORS.get((name, step))
     matching = [
         piece for piece in pieces if piece.advice_kind is advice_kind and tensors in (None, piece.tensors)

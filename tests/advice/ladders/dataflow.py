@@ -16,7 +16,7 @@ def _output(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def _product(a: Any, b: Any, in_order_of_use: bool) -> Any:
-    """a.T @ b for a [depth, 128] and b [depth, 512]: all tiles of b are loaded first, or each with its tile of a."""
+    """Compute a.T @ b for a [depth, 128] and b [depth, 512]: all tiles of b first, or each with its tile of a."""
     depth = a.shape[0]
     steps = range(0, depth, 128)
     left, right = {}, {}
@@ -38,17 +38,17 @@ def _product(a: Any, b: Any, in_order_of_use: bool) -> Any:
 
 
 def product_loads_b_first(a, b):
-    """All of b before a."""
+    """Load all of b before a."""
     return _product(a, b, False)
 
 
 def product_loads_in_order(a, b):
-    """Tiles of a and b in turn."""
+    """Load tiles of a and b in turn."""
     return _product(a, b, True)
 
 
 def _gated(x: Any, gate: Any, in_order_of_use: bool) -> Any:
-    """tanh, three times, of x times gate by blocks of 128 rows; gates are loaded first, or each behind its block."""
+    """Compute tanh, three times, of x times gate by blocks of 128 rows; gates are loaded first, or behind a block."""
     rows = range(0, x.shape[0], 128)
     blocks, gates = {}, {}
     if not in_order_of_use:
@@ -69,17 +69,17 @@ def _gated(x: Any, gate: Any, in_order_of_use: bool) -> Any:
 
 
 def gates_first(x, gate):
-    """All gates before the first block."""
+    """Load all gates before the first block."""
     return _gated(x, gate, False)
 
 
 def gates_in_order(x, gate):
-    """Each gate behind its block."""
+    """Load each gate behind its block."""
     return _gated(x, gate, True)
 
 
 def _elementwise(x: Any, y: Any, rows: int) -> Any:
-    """silu(x) * y + x on tiles of `rows` partitions."""
+    """Compute silu(x) * y + x on tiles of `rows` partitions."""
     shape = rows, x.shape[0] * x.shape[1] // rows
     left, right = (nl.ndarray(shape, dtype=x.dtype) for _ in range(2))
     nisa.dma_copy(dst=left, src=x.reshape(shape))
@@ -94,17 +94,17 @@ def _elementwise(x: Any, y: Any, rows: int) -> Any:
 
 
 def few_partitions(x, y):
-    """As many partitions as x has rows."""
+    """Use as many partitions as x has rows."""
     return _elementwise(x, y, x.shape[0])
 
 
 def all_partitions(x, y):
-    """All 128 partitions."""
+    """Use all 128 partitions."""
     return _elementwise(x, y, 128)
 
 
 def _softmax_steps(x: Any, heads: list[int], y: Any) -> None:
-    """Softmax over the rows of x[head] for some heads, step by step."""
+    """Compute softmax over the rows of x[head] for some heads, step by step."""
     tiles = {head: nl.load(x[head]) for head in heads}
     sums = {head: nl.ndarray((x.shape[1], 1), dtype=nl.float32) for head in heads}
     for head in heads:
@@ -120,7 +120,7 @@ def _softmax_steps(x: Any, heads: list[int], y: Any) -> None:
 
 
 def softmax_head_by_head(x):
-    """One head after the other."""
+    """Compute one head after the other."""
     y = _output(x.shape, x.dtype)
     for head in range(x.shape[0]):
         _softmax_steps(x, [head], y)
@@ -128,7 +128,7 @@ def softmax_head_by_head(x):
 
 
 def softmax_two_heads_in_turn(x):
-    """Each step for two heads."""
+    """Take each step for two heads."""
     y = _output(x.shape, x.dtype)
     for head in range(0, x.shape[0], 2):
         _softmax_steps(x, [head, head + 1], y)
@@ -136,7 +136,7 @@ def softmax_two_heads_in_turn(x):
 
 
 def _norm_steps(x: Any, blocks: list[int], y: Any) -> None:
-    """x / sqrt(mean(x * x)) for some blocks of 128 rows, step by step on the Scalar and the Vector engine."""
+    """Compute x / sqrt(mean(x * x)) for some blocks of 128 rows, step by step on the Scalar and the Vector engine."""
     rows = {block: slice(block * 128, block * 128 + 128) for block in blocks}
     tiles = {block: nl.load(x[rows[block]]) for block in blocks}
     squares = {block: nl.ndarray(tiles[block].shape, dtype=nl.float32) for block in blocks}
@@ -154,7 +154,7 @@ def _norm_steps(x: Any, blocks: list[int], y: Any) -> None:
 
 
 def norm_block_by_block(x):
-    """One block after the other."""
+    """Compute one block after the other."""
     y = _output(x.shape, x.dtype)
     for block in range(x.shape[0] // 128):
         _norm_steps(x, [block], y)
@@ -162,7 +162,7 @@ def norm_block_by_block(x):
 
 
 def norm_two_blocks_in_turn(x):
-    """Each step for two blocks."""
+    """Take each step for two blocks."""
     y = _output(x.shape, x.dtype)
     for block in range(0, x.shape[0] // 128, 2):
         _norm_steps(x, [block, block + 1], y)
@@ -170,7 +170,7 @@ def norm_two_blocks_in_turn(x):
 
 
 def _transposed(a: Any) -> Any:
-    """a [128, depth] as tiles [128, 128] of a.T."""
+    """Transpose a [128, depth] to tiles [128, 128] of a.T."""
     tiles = []
     for k in range(0, a.shape[1], 128):
         bank = nl.ndarray((128, 128), dtype=a.dtype, buffer=nl.psum)
@@ -182,7 +182,7 @@ def _transposed(a: Any) -> Any:
 
 
 def _rows_times(a: Any, b: Any, hoisted: bool) -> Any:
-    """a @ b for a [128, depth]; a is transposed once, or for every block of columns."""
+    """Compute a @ b for a [128, depth]; a is transposed once, or for every block of columns."""
     rows = nl.load(a)
     panels = [nl.load(b[k : k + 128]) for k in range(0, a.shape[1], 128)]
     c = _output((128, b.shape[1]), a.dtype)
@@ -200,17 +200,17 @@ def _rows_times(a: Any, b: Any, hoisted: bool) -> Any:
 
 
 def transposes_for_every_block(a, b):
-    """Transposes inside the loop over columns."""
+    """Transpose inside the loop over columns."""
     return _rows_times(a, b, False)
 
 
 def transposes_once(a, b):
-    """Transposes before the loop."""
+    """Transpose before the loop."""
     return _rows_times(a, b, True)
 
 
 def _scaled_blocks(x: Any, scale: Any, hoisted: bool) -> Any:
-    """x * sigmoid(scale) by blocks of 128 rows; the sigmoid is computed once, or for every block."""
+    """Compute x * sigmoid(scale) by blocks of 128 rows; the sigmoid is computed once, or for every block."""
 
     def factor() -> Any:
         tile = nl.load(scale)
@@ -229,17 +229,17 @@ def _scaled_blocks(x: Any, scale: Any, hoisted: bool) -> Any:
 
 
 def sigmoid_for_every_block(x, scale):
-    """The sigmoid inside the loop."""
+    """Compute the sigmoid inside the loop."""
     return _scaled_blocks(x, scale, False)
 
 
 def sigmoid_once(x, scale):
-    """The sigmoid before the loop."""
+    """Compute the sigmoid before the loop."""
     return _scaled_blocks(x, scale, True)
 
 
 def running_sum(x):
-    """Sums of the blocks so far: each block needs the one before it."""
+    """Sum the blocks so far: each block needs the one before it."""
     y = _output(x.shape, nl.float32)
     total = nl.ndarray((128, x.shape[1]), dtype=nl.float32)
     nisa.memset(dst=total, value=0.0)
@@ -253,7 +253,7 @@ def running_sum(x):
 
 
 def sigmoid_of_a_changing_scale(x, scale):
-    """x * sigmoid(scale) by blocks, where the scale is doubled after each block."""
+    """Compute x * sigmoid(scale) by blocks, where the scale is doubled after each block."""
     y = _output(x.shape, x.dtype)
     tile = nl.load(scale)
     for row in range(0, x.shape[0], 128):

@@ -15,14 +15,14 @@ from simulate.nki import language as nl
 
 
 def _stored(c: Any, total: Any, rows: Any, columns: Any) -> None:
-    """Sums in PSUM, rounded to c's dtype, to HBM."""
+    """Store sums in PSUM, rounded to c's dtype, to HBM."""
     result = nl.ndarray((128, 512), dtype=c.dtype)
     nisa.tensor_copy(dst=result, src=total)
     nisa.dma_copy(dst=c[rows, columns], src=result)
 
 
 def by_tile(a, b):
-    """One pair of tiles in SBUF."""
+    """Use one pair of tiles in SBUF."""
     depth, height = a.shape
     c = nl.ndarray((height, b.shape[1]), dtype=a.dtype, buffer=nl.shared_hbm)
     left, right = nl.ndarray((128, 128), dtype=a.dtype), nl.ndarray((128, 512), dtype=b.dtype)
@@ -38,7 +38,7 @@ def by_tile(a, b):
 
 
 def rotated(a, b):
-    """A new pair of tiles for every matmul."""
+    """Use a new pair of tiles for every matmul."""
     depth, height = a.shape
     c = nl.ndarray((height, b.shape[1]), dtype=a.dtype, buffer=nl.shared_hbm)
     for m in range(0, height, 128):
@@ -52,7 +52,7 @@ def rotated(a, b):
 
 
 def resident(a, b):
-    """Tiles stay in SBUF from their first use on."""
+    """Keep tiles in SBUF from their first use on."""
     depth, height = a.shape
     c = nl.ndarray((height, b.shape[1]), dtype=a.dtype, buffer=nl.shared_hbm)
     left, right = {}, {}

@@ -9,7 +9,7 @@ from simulate.nki import language as nl
 
 
 def turned_on_tensor(a):
-    """The tiles of a [height, width] bfloat16, each turned by the Tensor engine: [width, height]."""
+    """Turn each tile of a [height, width] bfloat16 by the Tensor engine: [width, height]."""
     height, width = a.shape
     out = nl.ndarray((width, height), dtype=a.dtype, buffer=nl.shared_hbm)
     for m in range(0, height, 128):
@@ -27,7 +27,7 @@ def turned_on_tensor(a):
 
 
 def turned_by_dma(a):
-    """The same with dma_transpose."""
+    """Turn the same tiles with dma_transpose."""
     height, width = a.shape
     out = nl.ndarray((width, height), dtype=a.dtype, buffer=nl.shared_hbm)
     for m in range(0, height, 128):
@@ -42,7 +42,7 @@ def turned_by_dma(a):
 
 
 def _copied(a: Any, engines: Any) -> Any:
-    """Sums of eight products of a with itself, each read out of PSUM by one of `engines`."""
+    """Sum eight products of a with itself, each read out of PSUM by one of `engines`."""
     out = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
     tile = nl.load(a)
     result = nl.ndarray((128, 32, 512), dtype=nl.bfloat16)
@@ -55,10 +55,10 @@ def _copied(a: Any, engines: Any) -> Any:
 
 
 def copies_on_vector(a):
-    """All copies on the Vector engine."""
+    """Make all copies on the Vector engine."""
     return _copied(a, (nisa.engine.vector,))
 
 
 def copies_on_two_engines(a):
-    """Every second copy on the Scalar engine."""
+    """Make every second copy on the Scalar engine."""
     return _copied(a, (nisa.engine.vector, nisa.engine.scalar))

@@ -19,7 +19,7 @@ _ENGINES = nisa.engine.vector, nisa.engine.scalar  # cast the tiles of gate and 
 
 
 def _normed(x: Any, weight: Any, dtype: Any) -> Any:
-    """The blocks of n.T [128, 128 * hidden / 128]: rmsnorm(x) * weight, transposed by the Tensor engine."""
+    """Return the blocks of n.T [128, 128 * hidden / 128]: rmsnorm(x) * weight, transposed by the Tensor engine."""
     rows, hidden = x.shape
     scales = nl.ndarray((rows, hidden), dtype=nl.float32)
     nisa.dma_copy(dst=scales, src=weight.ap(pattern=[[0, rows], [1, hidden]]))
@@ -42,7 +42,7 @@ def _normed(x: Any, weight: Any, dtype: Any) -> Any:
 
 
 def _activated(out: Any, sums: Any, columns: Any) -> None:
-    """silu of the first sums times the second, to HBM."""
+    """Store silu of the first sums times the second to HBM."""
     result = nl.ndarray((128, 512), dtype=nl.float32)
     nisa.activation(dst=result, op=nl.silu, data=sums[0])
     nisa.tensor_tensor(dst=result, data1=result, data2=sums[1], op=nl.multiply)
@@ -50,7 +50,7 @@ def _activated(out: Any, sums: Any, columns: Any) -> None:
 
 
 def one_buffer(x, weight, gate, up):
-    """Products in float32; all weights pass through one tile for each matrix."""
+    """Multiply in float32; all weights pass through one tile for each matrix."""
     out = nl.ndarray((x.shape[0], gate.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
     turned = _normed(x, weight, nl.float32)
     raw = [nl.ndarray((128, 512), dtype=gate.dtype) for _ in range(2)]
@@ -69,7 +69,7 @@ def one_buffer(x, weight, gate, up):
 
 
 def wide(x, weight, gate, up):
-    """Products in float32; each weight tile has bytes of its own."""
+    """Multiply in float32; each weight tile has bytes of its own."""
     out = nl.ndarray((x.shape[0], gate.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
     turned = _normed(x, weight, nl.float32)
     for n in range(gate.shape[1] // 512):
@@ -87,7 +87,7 @@ def wide(x, weight, gate, up):
 
 
 def narrow(x, weight, gate, up):
-    """Products in bfloat16."""
+    """Multiply in bfloat16."""
     out = nl.ndarray((x.shape[0], gate.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
     turned = _normed(x, weight, gate.dtype)
     for n in range(gate.shape[1] // 512):

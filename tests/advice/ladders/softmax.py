@@ -31,7 +31,7 @@ def _stored(y: Any, tile: Any, rows: Any) -> None:
 
 
 def _scales(tile: Any, column_slices: list[slice]) -> Any:
-    """The exponentials of x in the tile, and one over the sum of each row."""
+    """Return the exponentials of x in the tile, and one over the sum of each row."""
     sums = nl.ndarray((128, len(column_slices)), dtype=nl.float32)
     for number, columns in enumerate(column_slices):
         reset = nisa.reduce_cmd.reset_reduce
@@ -72,20 +72,20 @@ def _softmax(x: Any, rotates: bool, by_row: bool, merged: bool) -> Any:
 
 
 def piecewise(x):
-    """One tile for all rows."""
+    """Use one tile for all rows."""
     return _softmax(x, rotates=False, by_row=False, merged=False)
 
 
 def rotated(x):
-    """A tile for each 128 rows."""
+    """Use a tile for each 128 rows."""
     return _softmax(x, rotates=True, by_row=False, merged=False)
 
 
 def whole_rows(x):
-    """Whole rows in one instruction."""
+    """Take whole rows in one instruction."""
     return _softmax(x, rotates=True, by_row=True, merged=False)
 
 
 def merged(x):
-    """Whole rows in one DMA as well."""
+    """Take whole rows in one DMA as well."""
     return _softmax(x, rotates=True, by_row=True, merged=True)
