@@ -99,7 +99,7 @@ METADATA: Row = {
 
 
 def span(start: int, end: int, **more: Any) -> Row:
-    """A row of a timeline of events, `start` ns after the first."""
+    """Return a row of a timeline of events, `start` ns after the first."""
     return {"start_ts": T0 + start, "end_ts": T0 + end, "duration_ns": end - start, **more}
 
 
@@ -118,7 +118,7 @@ def types(table: str) -> dict[str, pa.DataType]:
 
 
 def write_table(folder: Path, table: str, rows: Sequence[Row], suffix: str = "", **options: Any) -> Path:
-    """One table; columns that no row names are null."""
+    """Write one table; columns that no row names are null."""
     columns = {
         name: pa.array([row.get(name) for row in rows], column_type)
         for name, column_type in types(table).items()
@@ -217,7 +217,7 @@ TABLES: dict[str, list[Row]] = {
 def write_profile(
     folder: Path, tables: Mapping[str, Sequence[Row]] = TABLES, without: Sequence[str] = ()
 ) -> Path:
-    """A folder with these tables; those without rows are not written, as neuron-explorer does."""
+    """Write a folder with these tables; those without rows are not written, as neuron-explorer does."""
     folder.mkdir(parents=True, exist_ok=True)
     for table, rows in tables.items():
         if rows and table not in without:

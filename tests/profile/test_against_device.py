@@ -45,7 +45,7 @@ def measured(tmp_path: Path) -> str:
 
 
 def rows_of(out: str, head: str) -> dict[str, tuple[str, str, str]]:
-    """A table of the text by the names of its rows."""
+    """Return a table of the text by the names of its rows."""
     block = out[out.index(f"\n{head}") + 1 :].split("\n\n")[0].splitlines()[1:]
     rows = {}
     for line in block:

@@ -26,7 +26,7 @@ from tools.timelines import cases
 
 
 def adds_up(comparison: Comparison) -> None:
-    """Every grouping of the causes has the difference of the lengths as its sum.
+    """Assert that every grouping of the causes has the difference of the lengths as its sum.
 
     Each length is a sum over the moments of its path: every part of it rounds by at most half a unit in the last place
     of the longer length, and so does every addition.
@@ -95,7 +95,7 @@ def lines(file: str, *texts: str, first: int = 1) -> list[SourceLine]:
 
 
 def numbers(pairs: list[tuple[SourceLine | None, SourceLine | None]]) -> list[tuple[int | None, int | None]]:
-    """The pairs as line numbers, in order of the new ones."""
+    """Return the pairs as line numbers, in order of the new ones."""
     line_numbers = [(one and one.line, other and other.line) for one, other in pairs]
     return sorted(line_numbers, key=lambda pair: (pair[1] is None, pair[1] or pair[0]))
 

@@ -15,7 +15,7 @@ from tests.timing import kernels
 
 
 def as_a_device_would(predicted: Profile, folder: Path) -> Path:
-    """The slices of a prediction as the tables of a profile, in whole ns."""
+    """Write the slices of a prediction as the tables of a profile, in whole ns."""
     rows: dict[str, list[Row]] = {"Instruction": [], "DmaPacketAggregated": [], "DmaPacket": []}
     slices = list(predicted.timeline.slices())
     moved = {(piece.stream, piece.event): piece for piece in slices if piece.slice_kind is SliceKind.transfer}

@@ -53,7 +53,7 @@ def refusal(path: Path) -> str:
 
 
 def replaced(folder: Path, table: str, column: str, values: Any) -> Path:
-    """The profile, with other values in one column of a table."""
+    """Write the profile, with other values in one column of a table."""
     write_profile(folder)
     path = folder / f"{table}.parquet"
     content = pq.read_table(path)
@@ -324,7 +324,7 @@ def test_thousands_of_queues_are_refused_and_as_many_lines_are_read(tmp_path: Pa
 
 
 def many_packets(path: Path, rows: int) -> None:
-    """Packets whose intervals overlap by pairs, in an order that is not that of time."""
+    """Write packets whose intervals overlap by pairs, in an order that is not that of time."""
     rows_per_batch = 100_000
     schema = pa.schema(
         {name: types("DmaPacket")[name] for name in ("start_ts", "end_ts", "transfer_bytes", "queue_type")}
@@ -364,7 +364,7 @@ def test_ten_million_packets_are_read_in_bounded_memory(tmp_path: Path) -> None:
 
 
 def compared(path: Path, predicted: Profile) -> str:
-    """The whole comparison with a profile, or the sentence that refuses it."""
+    """Return the whole comparison with a profile, or the sentence that refuses it."""
     try:
         comparison = side_by_side(predicted, read_profile(path), 1024)
         text = rendered(vendor_text.make_report(comparison))
@@ -417,7 +417,7 @@ def hostile_value(chance: random.Random) -> Any:
 
 
 def hostile_table(chance: random.Random, path: Path) -> None:
-    """A table with the columns of its schema, of values and types by chance."""
+    """Write a table with the columns of its schema, of values and types by chance."""
     table = path.stem
     rows = chance.choice([0, 1, 3, 9])
     columns = {}

@@ -43,12 +43,12 @@ SWIGLU = (kernels.zeros(256, 2048), kernels.zeros(1, 2048), *[kernels.zeros(2048
 
 
 def rounding_ns(done: Profile) -> float:
-    """Moments are sums of a few numbers per event; each addition rounds by half a unit in the last place."""
+    """Return the rounding of moments: sums of few numbers per event, each rounded by half a unit in the last place."""
     return 8 * len(done.timeline) * float(np.spacing(done.length_ns))
 
 
 def allowed(chip: Hardware, cost: Cost, engine: Engine, trigger: Engine) -> dict[Phase, float]:
-    """How long the phases of an event can be by its cost, the throttle at its slowest."""
+    """Return how long the phases of an event can be by its cost, the throttle at its slowest."""
     hand_over_ns = max(chip.semaphore_ns, chip.same_engine_wait_ns)
     most = {Phase.semaphore: hand_over_ns, Phase.table_load: chip.activation_table_load_ns}
     dma = cost.dma
@@ -76,7 +76,7 @@ def facts(moments: Moments, event: int) -> tuple[Cost, Engine, Engine]:
 
 
 def too_long(done: Profile) -> Iterator[str]:
-    """Phases of the critical path that are longer than their terms allow."""
+    """Yield phases of the critical path that are longer than their terms allow."""
     for stretch in done.critical_path:
         most = allowed(done.hardware, *facts(done.moments, stretch.event))
         for phase, length in stretch.phases:
@@ -85,12 +85,12 @@ def too_long(done: Profile) -> Iterator[str]:
 
 
 def booked(done: Profile, path: Sequence[Stretch], counts: Callable[[int, Phase], bool]) -> float:
-    """What a part of the critical path books on phases."""
+    """Return what a part of the critical path books on phases."""
     return sum(length for stretch in path for phase, length in stretch.phases if counts(stretch.event, phase))
 
 
 def throttled(done: Profile, path: Sequence[Stretch]) -> float:
-    """What the throttle adds on a part of the path, at most."""
+    """Return what the throttle adds on a part of the path, at most."""
     added_ns = 0.0
     for stretch in path:
         cost, _, trigger = facts(done.moments, stretch.event)
@@ -103,7 +103,7 @@ def throttled(done: Profile, path: Sequence[Stretch]) -> float:
 
 
 def halves(done: Profile, row: WhatIf) -> Callable[[int, Phase], bool]:
-    """Whether a row of the what-if halves a phase of an event."""
+    """Return whether a row of the what-if halves a phase of an event."""
 
     def counts(event: int, phase: Phase) -> bool:
         cost, engine, _ = facts(done.moments, event)
@@ -123,7 +123,7 @@ def halves(done: Profile, row: WhatIf) -> Callable[[int, Phase], bool]:
 
 
 def disagreements(done: Profile) -> Iterator[str]:
-    """Rows of the what-if that save more than the path allows, where nothing else comes first by what they change."""
+    """Yield rows of the what-if that save more than the path allows, where nothing else comes first by their change."""
     for row in done.what_if:
         most = booked(done, done.critical_path, halves(done, row)) / 2 + throttled(done, done.critical_path)
         if row.before_ns - row.length_ns > most + rounding_ns(done):
@@ -161,7 +161,7 @@ def test_the_floor_of_the_report_is_below_every_reading_of_every_shipped_kernel(
 
 
 def notebook_cases() -> Iterator[tuple[Case, str]]:
-    """The launches whose profiles the notebooks show."""
+    """Yield the launches whose profiles the notebooks show."""
     square = np.zeros((1024, 1024), kernels.BF16)
     for rung in (ladder.tile_by_tile, ladder.hoisted, ladder.blocked):
         yield Case(rung, (square, square)), "trn1"
@@ -220,7 +220,7 @@ def test_the_peaks_allow_no_reading_less_than_the_report_says() -> None:
 
 
 def cheaper(streams: Sequence[Stream], chosen: Callable[[int], bool]) -> list[Stream]:
-    """The streams with the costs of some events, numbered over all of them, halved."""
+    """Return the streams with the costs of some events, numbered over all of them, halved."""
     out, base = [], 0
     for stream in streams:
         costs = list(stream.costs)
@@ -235,7 +235,7 @@ def cheaper(streams: Sequence[Stream], chosen: Callable[[int], bool]) -> list[St
 
 
 def most_saved(done: Profile, after: Profile, chosen: Callable[[int], bool]) -> float:
-    """The most that the halved costs of some events save, by the path and by what begins first in the last turns."""
+    """Return the most that the halved costs of some events save, by the path and by what begins first in last turns."""
     steps, path = done.timeline.critical_path, done.critical_path
     first = max(
         (

@@ -26,7 +26,7 @@ SEMAPHORE = EXACT.semaphore_ns
 
 
 def chain() -> Builder:
-    """A load (8 + 100 + 200 + 64 ns), a matmul (50, ready after 80), a copy of its result (30, after 40)."""
+    """Build a load (8 + 100 + 200 + 64 ns), a matmul (50, ready after 80), a copy of its result (30, after 40)."""
     build = Builder()
     source = build.tensor("source", 128, 64, MemoryRegion.private_hbm)
     tile, total, result = (build.tensor(name) for name in ("tile", "total", "result"))
@@ -308,7 +308,7 @@ def helper(a):
 
 
 def calls_twice(a):
-    """Two loads by one helper, and a store."""
+    """Load twice by one helper, and store."""
     out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
     first = helper(a)
     second = helper(a)

@@ -234,5 +234,5 @@ def test_wide_characters_take_two_columns_and_leave_the_others_in_line(
 
 
 def columns(line: str) -> int:
-    """Columns of a terminal, for text of ASCII and ideographs."""
+    """Return columns of a terminal, for text of ASCII and ideographs."""
     return len(line) + sum(ord(character) > 0x2E80 for character in line)

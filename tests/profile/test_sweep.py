@@ -51,7 +51,7 @@ def swept(command: str, sizes: str, *more: str, shape: str = "f32[128,N]") -> in
 
 
 def rows(out: str) -> dict[int, list[str]]:
-    """The rows of the table by their size, in words."""
+    """Return the rows of the table by their size, in words."""
     table = out.split("\n\n")[1].splitlines()[1:]
     return {int(row.split()[0].replace(",", "")): row.split()[1:] for row in table}
 
@@ -108,7 +108,7 @@ def test_what_a_kernel_refuses_is_a_row_with_its_reason(command: str, capsys: Ca
 
 
 def trial(size: int, most: int, refuses: Callable[[int], bool] = lambda size: False) -> Trial:
-    """A launch that fits up to a size, without one that takes time."""
+    """Return a launch that fits up to a size, without one that takes time."""
     if refuses(size):
         return Trial(size, None, "NKW-KERNEL-CALL", "refused")
     fits = kernels.dry(kernels.matmul_exp, kernels.zeros(128, 128), kernels.zeros(128, 512))

@@ -196,7 +196,7 @@ simulate.World("trn2", ranks={ranks}).launch(kernel, [((np.ones((4, 4), np.float
 
 
 def interrupted(script: Path, program: str, *command: str) -> tuple[int, str]:
-    """Status and stderr of a command that is interrupted once it has printed `ready`."""
+    """Return status and stderr of a command that is interrupted once it has printed `ready`."""
     script.write_text(program)
     return stopped(started("-m", "simulate", *command, "--target", "trn2", str(script)))
 

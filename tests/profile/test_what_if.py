@@ -79,7 +79,7 @@ def test_nothing_gains_more_than_half(seed: int) -> None:
 
 
 def narrow_products(a):
-    """Matmuls of eight columns with one stationary tile, whose loads the scheduled reading leaves out."""
+    """Issue matmuls of eight columns with one stationary tile, whose loads the scheduled reading leaves out."""
     out = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
     stationary, moving = nl.load(a[:, 0:128]), nl.load(a[:, 0:8])
     for _ in range(64):
