@@ -28,7 +28,7 @@ _CLOCK = {
 def violations(
     streams: Sequence[Stream], hardware: Hardware, timeline: Timeline, slack_ns: float = 0.0
 ) -> list[str]:
-    """Every rule that a timeline breaks by more than `slack_ns`; empty for a legal schedule."""
+    """Return every rule that a timeline breaks by more than `slack_ns`; empty for a legal schedule."""
     broken: list[str] = []
     pieces = list(timeline.slices())
     moved: list[float] = []
@@ -89,17 +89,17 @@ class _Core:
         return broken
 
     def _turn(self, event: int):
-        """Engines take their events in program order, or, scheduled, in the order in which they start."""
+        """Return the turn of an event: its place in program order, or, scheduled, the time at which it starts."""
         if self.reading is Reading.scheduled:
             return self.issue[event].start_ns, self.issue[event].end_ns, event
         return event
 
     def _trigger(self, event) -> Engine:
-        """The engine that carries an event out; what is omitted, the matmuls after it stand for."""
+        """Return the engine that carries an event out; for an omitted event, that of the matmuls after it."""
         return Engine.tensor if event.index in self.omitted else event.trigger
 
     def _omissions(self):
-        """An omitted memset: matmuls write what is read of it, byte by byte."""
+        """Check an omitted memset: matmuls write what is read of it, byte by byte."""
         for index in self.omitted:
             event, piece = self.events[index], self.issue[index]
             (cleared,) = event.accesses
@@ -132,7 +132,7 @@ class _Core:
                 yield f"#{index} is omitted, but something needs its zeros"
 
     def _iterations(self):
-        """What follows the step of an iteration waits for its result."""
+        """Check that what follows the step of an iteration waits for its result."""
         for event, step in self.step_of.items():
             same = self._trigger(self.events[event]) is self.events[step].trigger
             hand_over = self.hardware.same_engine_wait_ns if same else self.hardware.semaphore_ns
@@ -141,7 +141,7 @@ class _Core:
                 yield f"#{event} starts before {needed}, when its iteration does"
 
     def _cells(self):
-        """No two matmuls are on one cell of the array at one time; a matmul without a tile takes all cells."""
+        """Check that no two matmuls are on one cell of the array at one time; one without a tile takes all cells."""
         matmuls = [event for event in self.events if event.engine is Engine.tensor]
         for one, other in combinations(matmuls, 2):
             if one.cost.cells and other.cost.cells and not set(one.cost.cells) & set(other.cost.cells):
@@ -182,7 +182,7 @@ class _Core:
                 yield f"#{event.index} completes {data.ready_ns - data.end_ns} after its data"
 
     def _weights_held(self, event) -> bool:
-        """The array may hold the weights: of the matmul before in time, scheduled; without engines, of any."""
+        """Return whether the array may hold the weights: of the matmul before, scheduled; without engines, of any."""
         if self.reading in (Reading.program, Reading.serial):
             return False
         matmuls = [other for other in self.events if other.engine is Engine.tensor and other is not event]
@@ -211,7 +211,7 @@ class _Core:
         )
 
     def _slowed(self, event: int, start: float) -> float:
-        """The part by which the activity throttle lengthens an event: 0, a half or all of what half rate costs."""
+        """Return the share by which the activity throttle lengthens an event: 0, a half or all of half rate's cost."""
         chip, stream = self.hardware, self.events
         if not chip.activity_throttle or not stream[event].cost.streamed_cycles:
             return 0.0
@@ -251,7 +251,7 @@ class _Core:
                         yield f"#{second.index} starts before {needed}, when #{first.index} lets it"
 
     def _reads_later(self, first, second, access) -> bool:
-        """Without engine order only the last read of an engine is waited for."""
+        """Return whether an engine reads again later: without engine order only its last read is waited for."""
         between = self.events[first.index + 1 : second.index]
         return first.engine is not Engine.dma and any(
             event.engine is first.engine
@@ -307,7 +307,7 @@ class _Core:
                     yield f"#{after.event} starts on {engine} before #{before.event} has left it"
 
     def _issued_ns(self, piece: Slice) -> float:
-        """When an engine can issue its next event: after a matmul in a tile, past the minimum interval."""
+        """Return when an engine can issue its next event: after a matmul in a tile, past the minimum interval."""
         if piece.slice_kind is SliceKind.table_load or not self.events[piece.event].cost.cells:
             return piece.end_ns
         least = self.hardware.matmul_min_interval_cycles / self.hardware.tensor_clock_ghz
@@ -328,7 +328,7 @@ class _Core:
                     yield f"#{event} is triggered while {under_way} DMAs of its queue are under way"
 
     def _sharing(self):
-        """From any moment on, the DMA engines move what must be complete before an event one DMA after the other."""
+        """Check that DMA engines move what must be complete before an event one DMA after the other, at any moment."""
         engine_done: dict[Engine, set[int]] = {}
         queue_done: dict[Engine, set[int]] = {}
         queues: dict[Engine, list[int]] = {}
@@ -360,7 +360,7 @@ class _Core:
                 done[index] = set(mine)
 
     def moved_ns(self) -> float:
-        """When the DMA engines can have moved everything, and its completion is told."""
+        """Return when the DMA engines can have moved everything, and its completion is told."""
         return self._moved_ns(set(self.data)) + self._completion_ns()
 
     def _moved_ns(self, events: set[int]) -> float:
@@ -370,7 +370,7 @@ class _Core:
         )
 
     def carried_out_ns(self) -> list[float]:
-        """When each engine can have carried out its events, one after the other from when each may start."""
+        """Return when each engine can have carried out its events, one after the other from when each may start."""
         return [
             _one_by_one(
                 [
@@ -407,7 +407,7 @@ class _Core:
             loaded, needed = table, self.issue[event.index].end_ns
 
     def _capacity(self):
-        """At no time do the tiles in use take more than a memory has: from their first use to the end of the last."""
+        """Check that tiles in use never take more than a memory has, from their first use to the end of the last."""
         limits = {
             MemoryRegion.sbuf: self.hardware.sbuf_usable_bytes_per_partition,
             MemoryRegion.psum: self.hardware.psum_bytes_per_partition,
@@ -446,7 +446,7 @@ class _Core:
 
 
 def _one_by_one(spans: list[tuple[float, float]]) -> float:
-    """When spans of (begin, length) can be over that take their time one after the other, each from its begin."""
+    """Return when spans of (begin, length) can be over, taken one after the other, each from its begin."""
     return max(
         (begin + sum(length for start, length in spans if start >= begin) for begin, _ in spans),
         default=float("-inf"),

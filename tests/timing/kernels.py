@@ -19,7 +19,7 @@ BF16 = ml_dtypes.bfloat16
 
 
 def matmul_exp(a, b):
-    """exp(a.T @ b / 100) by tiles of 128 x 512, loading every operand tile when it is needed."""
+    """Compute exp(a.T @ b / 100) by tiles of 128 x 512, loading every operand tile when it is needed."""
     contraction, rows = a.shape
     columns = b.shape[1]
     out = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.shared_hbm)
@@ -37,7 +37,7 @@ def matmul_exp(a, b):
 
 
 def same_tiles(a):
-    """matmuls of one pair of tiles already in SBUF, each into a PSUM tile of its own."""
+    """Issue matmuls of one pair of tiles already in SBUF, each into a PSUM tile of its own."""
     out = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
     stationary, moving = nl.load(a[:, 0:128]), nl.load(a)
     for _ in range(64):
@@ -50,7 +50,7 @@ def same_tiles(a):
 
 
 def summed(a):
-    """The sum of a over two ranks."""
+    """Return the sum of a over two ranks."""
     out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
     local = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=local, src=a)
@@ -59,7 +59,7 @@ def summed(a):
 
 
 def halves(a):
-    """a, copied by the two cores of one rank, each its own rows."""
+    """Copy a by the two cores of one rank, each its own rows."""
     out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
     first = nl.program_id(0) * 128
     nisa.dma_copy(dst=out[first : first + 128, :], src=nl.load(a[first : first + 128, :]))
@@ -67,7 +67,7 @@ def halves(a):
 
 
 def rmsnorm_swiglu(x, weight, gate, up):
-    """silu(n @ gate) * (n @ up) with n = rmsnorm(x) * weight; weights come by one queue, results leave by another."""
+    """Compute silu(n @ gate) * (n @ up), n = rmsnorm(x) * weight; weights have one queue, results another."""
     rows, hidden = x.shape
     out = nl.ndarray((rows, gate.shape[1]), dtype=gate.dtype, buffer=nl.shared_hbm)
     ones = nl.ndarray((1, 128), dtype=nl.float32)
@@ -112,10 +112,10 @@ def rmsnorm_swiglu(x, weight, gate, up):
 def dry(
     kernel: Callable[..., Any], *arrays: np.ndarray, target: str = "trn2", ranks: int = 1, cores: int = 1
 ) -> Launch:
-    """A launch that computes no numbers."""
+    """Launch a kernel without computing numbers."""
     return launch(kernel, [(arrays, {})] * ranks, hardware(target), cores, Mode.dry)
 
 
 def zeros(rows: int, columns: int, dtype: Any = np.float32) -> np.ndarray:
-    """An argument of which only shape and dtype matter."""
+    """Return an argument of which only shape and dtype matter."""
     return np.zeros((rows, columns), dtype)

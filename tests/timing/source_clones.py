@@ -112,7 +112,7 @@ def make(folder: Path) -> Path:
 
 
 def write(path: Path, *entries: object) -> Path:
-    """A file of times with these entries."""
+    """Write a file of times with these entries."""
     file = path / "times.json"
     file.write_text(
         json.dumps({"default_repo": f"{LIBRARY} (commit 1)", "target": "gen3", "entries": entries})

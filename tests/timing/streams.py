@@ -56,7 +56,7 @@ class Builder:
     def tensor(
         self, name: str, rows: int = 128, row_bytes: int = 64, buffer: MemoryRegion = MemoryRegion.sbuf
     ) -> NkiTensor:
-        """A tensor of bytes."""
+        """Make a tensor of bytes."""
         dtype = DTYPES["uint8"]
         storage = Storage((rows, row_bytes), dtype, buffer, name, array=np.empty(0, np.uint8), fresh=True)
         self.table.add(storage)
@@ -103,7 +103,7 @@ class Builder:
 
 
 def box(tensor: NkiTensor, rows: tuple[int, int], columns: tuple[int, int]) -> NkiTensor:
-    """A box of rows by bytes in a whole tensor of bytes."""
+    """Return a box of rows by bytes in a whole tensor of bytes."""
     width = tensor.shape[1]
     shape = (rows[1] - rows[0], columns[1] - columns[0])
     return NkiTensor.from_storage(
@@ -115,14 +115,14 @@ def dma_cost(
     busy: float, transfer: float = 0.0, trigger: float = 8.0, first: float = 100.0, completion: float = 64.0,
     gpsimd: float = 0.0,
 ) -> Cost:  # fmt: skip
-    """The cost of a DMA from its phases."""
+    """Return the cost of a DMA from its phases."""
     phases = DmaCost(4096, 16, trigger, first, busy, max(transfer, busy), completion, gpsimd, False)
     latency = trigger + gpsimd + first + phases.transfer_ns + completion
     return Cost(trigger + gpsimd, latency, dma=phases)
 
 
 def tile_cells(row: int, column: int, rows: int, columns: int) -> tuple[int, ...]:
-    """The cells of a tile of the array, four rows of four, of 32 rows and 32 columns each."""
+    """Return the cells of a tile of the array, four rows of four, of 32 rows and 32 columns each."""
     return tuple(
         cell
         for cell in range(16)
@@ -133,7 +133,7 @@ def tile_cells(row: int, column: int, rows: int, columns: int) -> tuple[int, ...
 def random_streams(
     seed: int, events: int = 24, ranks: int = 1, queues: int = 3, moving: float = 0.4
 ) -> tuple[Stream, ...]:
-    """Streams of events on few tensors, with boxes that often meet.
+    """Return streams of events on few tensors, with boxes that often meet.
 
     `queues` DMA queues per core; the part `moving` of the events are DMAs. Among the others are memsets of zero in
     PSUM, onto which matmuls accumulate, matmuls in tiles of the array, and steps of device loops.
@@ -161,7 +161,7 @@ def random_streams(
 
 
 def halved(stream: Stream, generator: np.random.Generator) -> Stream:
-    """The same stream with one number of one event's cost halved."""
+    """Return the same stream with one number of one event's cost halved."""
     costs = list(stream.costs)
     number = int(generator.integers(len(stream.costs)))
     cost = stream.costs[number]
@@ -176,7 +176,7 @@ def halved(stream: Stream, generator: np.random.Generator) -> Stream:
 
 
 def without(waits: Dependences, dropped: Sequence[int]) -> Dependences:
-    """The same dependences except for some, given by their places in `packed`."""
+    """Return the same dependences except for some, given by their places in `packed`."""
     kept = np.ones(len(waits.packed), bool)
     kept[dropped] = False
     return replace(waits, packed=waits.packed[kept], ends=np.append(0, np.cumsum(kept))[waits.ends])

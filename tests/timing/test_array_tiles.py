@@ -27,7 +27,7 @@ LEAST = EXACT.matmul_min_interval_cycles  # ns as well: the clock of EXACT is 1 
 
 
 def matmuls(*tiles: tuple[int, ...], interval: float = 200.0) -> Builder:
-    """Independent matmuls in these tiles; () is the whole array."""
+    """Return independent matmuls in these tiles; () is the whole array."""
     build = Builder()
     operand = build.tensor("operand")
     for number, cells in enumerate(tiles):

@@ -37,19 +37,19 @@ class Bank:
         self.build.event(Engine.vector, writes=(self.bank,), cost=cost)
 
     def matmul(self, columns: tuple[int, int] = (0, 64), rows: tuple[int, int] = (0, 128)) -> Bank:
-        """A matmul that accumulates onto a part of the bank."""
+        """Issue a matmul that accumulates onto a part of the bank."""
         accumulator = box(self.bank, rows, columns)
         self.build.event(Engine.tensor, (self.operand,), (accumulator,), MATMUL, accumulate=True)
         return self
 
     def copied(self, columns: tuple[int, int] = (0, 64)) -> Bank:
-        """The Scalar engine reads a part of the bank."""
+        """Read a part of the bank by the Scalar engine."""
         out = self.build.tensor("out")
         self.build.event(Engine.scalar, (box(self.bank, (0, 128), columns),), (out,), COPY)
         return self
 
     def held_ns(self, event: int = 0) -> float:
-        """How long an event, the memset unless told, holds its engine; the same in every reading."""
+        """Return how long an event, the memset unless told, holds its engine; the same in every reading."""
         lengths = set()
         for reading in Reading:
             timeline = schedule(self.build.stream, EXACT, reading)
@@ -158,7 +158,7 @@ def test_which_memsets_clear_an_accumulator(
 
 
 def _product(a, b, clear):
-    """a.T @ b, onto a bank that is cleared by a memset or overwritten by the first matmul."""
+    """Compute a.T @ b, onto a bank that is cleared by a memset or overwritten by the first matmul."""
     out = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
     bank = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
     if clear:

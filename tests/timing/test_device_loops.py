@@ -20,7 +20,7 @@ SEMAPHORE = EXACT.semaphore_ns
 
 
 def iteration(build: Builder, *engines: Engine, cost: Cost = Cost(50.0, 50.0)) -> None:  # noqa: B008
-    """A step, and an independent event on each of these engines."""
+    """Issue a step, and an independent event on each of these engines."""
     build.event(Engine.sync, cost=STEP, iteration_of=0)
     for number, engine in enumerate(engines):
         tile = build.tensor(f"tile {len(build.stream)} {number}")

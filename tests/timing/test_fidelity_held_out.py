@@ -24,13 +24,13 @@ FITTED, HELD_OUT = "fitted-0", "held-out-4"
 
 
 def entry(name: str) -> Entry:
-    """A float32 kernel by its compiler, 20 us by `nki.benchmark`."""
+    """Return a float32 kernel by its compiler, 20 us by `nki.benchmark`."""
     (template,) = [candidate for candidate in read_entries(FILE) if candidate.id == "b"]
     return replace(template, id=name)
 
 
 def outcome(name: str, predicted: float, low: float, high: float, host_ns: float = 0.0) -> Outcome:
-    """Measured 100 us."""
+    """Return an outcome that was measured to take 100 us."""
     times = {Reading.dataflow: low, Reading.scheduled: predicted, Reading.serial: high}
     return Outcome(
         entry(name), "", Schedule.compiler, Reading.scheduled, 100.0, times, host_overhead_ns=host_ns

@@ -49,7 +49,7 @@ def ids(rows: int) -> np.ndarray:
 
 
 def passes(rows: int, depth: int) -> int:
-    """How often weights are read: each group of rows has at most 512, and at most 16,384 elements per partition."""
+    """Return how often weights are read: a group of rows has at most 512, and at most 16,384 elements per partition."""
     padded = -(-depth // 128) * 128
     return -(-rows // min(512, max(128, 16384 // padded * 128)))
 
@@ -248,7 +248,7 @@ def mlp(tokens: int, hidden: int, inner: int, predicted_us: float = 0.0, ranks: 
 
 
 def per_layer_input(tokens: int, hidden: int, width: int, layers: int, predicted_us: float = 0.0) -> Work:
-    """Of the second of some layers."""
+    """Return the work of the second of some layers."""
     arguments = (
         *(narrow(tokens, hidden), narrow(hidden, width), narrow(tokens, layers * width)),
         *(narrow(width, hidden), width),
@@ -262,7 +262,7 @@ PACKED = (1, 80, 129)
 
 
 def conv1d(mels: int, width: int, as_rows: bool, predicted_us: float = 0.0) -> Work:
-    """One of the two convolutions of Whisper: of log-mel spectra, or of what that gives, to rows."""
+    """Return the work of a convolution of Whisper: of log-mel spectra, or of what that gives, to rows."""
     bias = narrow(1, width)
     arguments: tuple[Any, ...] = (narrow(1, mels, 3000), narrow(3, mels, width), bias, 1, 1, "gelu")
     reads: dict[str, float] = dict.fromkeys(("x", "w", "bias"), 1)
@@ -277,7 +277,7 @@ def conv1d(mels: int, width: int, as_rows: bool, predicted_us: float = 0.0) -> W
 
 
 def conv2d(images: int, channels: int, size: int, outputs: int, predicted_us: float = 0.0) -> Work:
-    """A window of 3 x 3 over images that are loaded whole."""
+    """Return the work of a window of 3 x 3 over images that are loaded whole."""
     weights, bias = narrow(3, 3, channels, outputs), narrow(1, outputs)
     arguments = (narrow(images, channels, size, size), weights, bias, (1, 1), (1, 1), "relu")
     written = images * outputs * size * size * 2
@@ -290,7 +290,7 @@ def conv2d(images: int, channels: int, size: int, outputs: int, predicted_us: fl
 def pool(
     kernel: Callable[..., Any], images: int, channels: int, size: int, predicted_us: float = 0.0
 ) -> Work:
-    """Windows of 2 x 2 that do not overlap."""
+    """Return the work of windows of 2 x 2 that do not overlap."""
     x = narrow(images, channels, size, size)
     return Work(kernel, (x, (2, 2)), {"x": 1}, x.nbytes // 4, predicted_us)
 
@@ -306,7 +306,7 @@ def copy_pages(copies: int, pages: int, block: int, heads: int, predicted_us: fl
 def copy_states(
     copies: int, slots: int, states: Sequence[tuple[int, ...]], predicted_us: float = 0.0
 ) -> Work:
-    """In rows on several partitions; each row reads the number of its slot."""
+    """Return the work of copies in rows on several partitions; each row reads the number of its slot."""
     arrays = [wide(slots, *shape) for shape in states]
     copied = dict.fromkeys(("cache", "other"), copies / slots)
     written = copies * sum(array.nbytes for array in arrays) // slots
@@ -339,7 +339,7 @@ def expert_arguments(tokens: int, hidden: int, experts: int, inner: int, top: in
 def experts_decode(
     tokens: int, hidden: int, experts: int, inner: int, top: int, predicted_us: float = 0.0
 ) -> Work:
-    """The weights of a token's choices are read onto every partition where each choice has its own product."""
+    """Return the work where a token's weights are read onto every partition if each choice has its own product."""
     few = tokens * top <= experts
     times = min(1, tokens * top / experts)
     reads: dict[str, float] = {"residual": 1, "n": 1, "ids": 1, "weights": 128 if few else 1}
@@ -351,7 +351,7 @@ def experts_decode(
 def experts_prefill(
     tokens: int, hidden: int, experts: int, inner: int, top: int, predicted_us: float = 0.0
 ) -> Work:
-    """Each block reads an expert; the tokens of blocks are written, filled and read as int32, and results twice.
+    """Return the work where a block reads an expert; its tokens are written, filled and read, and results twice.
 
     Choices are taken to be balanced. Where a loop follows, its table of blocks is written, and tokens come as lists.
     """
@@ -374,7 +374,7 @@ def experts_prefill(
 def gated_delta(
     sequences: int, tokens: int, key_heads: int, heads: int, predicted_us: float = 0.0, step: bool = False
 ) -> Work:
-    """States of all sequences are read and written; rows of heads stand on every partition with tokens.
+    """Return the work where all states are read and written; rows of heads stand on every partition with tokens.
 
     A step has its numbers of a sequence, and queries and keys of its heads, on 32 partitions of their own.
     Of each head and chunk of a prompt, halves of a triangle and blocks of 16 pass through HBM, and the inverses of the
@@ -407,7 +407,7 @@ def gated_delta(
 
 
 def experts_dispatch(tokens: int, hidden: int, top: int, ranks: int, predicted_us: float = 0.0) -> Work:
-    """All is copied before it meets and after; the first expert's number is read onto every partition."""
+    """Return the work where all is copied before it meets and after; all partitions read the first expert's number."""
     choices = narrow(tokens, hidden), wide(tokens, top), np.zeros((tokens, top), np.int32)
     size = sum(array.nbytes for array in choices)
     arguments = (*choices, 8, group(ranks), ranks, np.zeros((1, 1), np.int32))
@@ -416,7 +416,7 @@ def experts_dispatch(tokens: int, hidden: int, top: int, ranks: int, predicted_u
 
 
 def experts_combine(tokens: int, hidden: int, ranks: int, predicted_us: float = 0.0) -> Work:
-    """Results are copied before they meet; what is received is read once."""
+    """Return the work where results are copied before they meet; what is received is read once."""
     results, residual = narrow(ranks * tokens, hidden), narrow(tokens, hidden)
     arguments = (results, group(ranks), ranks, residual)
     other = 4 * results.nbytes + residual.nbytes
@@ -451,7 +451,7 @@ def all_reduce(rows: int, columns: int, ranks: int, predicted_us: float = 0.0) -
 
 
 def send_receive(rows: int, columns: int, predicted_us: float = 0.0) -> Work:
-    """Each of two ranks sends its x to the other one."""
+    """Return the work of two ranks that each send x to the other one."""
     x, pairs = narrow(rows, columns), [(0, 1), (1, 0)]
     return Work(kernels.send_receive, (x, pairs), {"x": 2}, 6 * x.nbytes, predicted_us, 2)
 
@@ -477,7 +477,7 @@ def latent_keys_values(tokens: int, heads: int, predicted_us: float = 0.0) -> Wo
 
 
 def rung(kernel: Callable[..., Any], a: int, b: int, predicted_us: float = 0.0) -> Work:
-    """c = a_t.T @ b for M = 1024, K = 512, N = 2048, reading a_t `a` times and b `b` times."""
+    """Return the work of a_t.T @ b for M = 1024, K = 512, N = 2048, reading a_t `a` times and b `b` times."""
     arguments = (narrow(512, 1024), narrow(512, 2048))
     return Work(kernel, arguments, {"a_t": a, "b": b}, 1024 * 2048 * 2, predicted_us)
 

@@ -13,7 +13,7 @@ from tests.timing.checker import violations
 
 
 def rounding_ns(timeline: Timeline) -> float:
-    """Moments are sums of a few numbers per event; each addition rounds by half a unit in the last place."""
+    """Return the rounding of moments: sums of few numbers per event, each rounded by half a unit in the last place."""
     return 8 * len(timeline) * float(np.spacing(timeline.length_ns))
 
 

@@ -16,7 +16,7 @@ from tests.timing import kernels
 
 
 def launches(target: str) -> list[Launch]:
-    """Products with a table function, one core with DMAs of two queues and tables of several, and two ranks."""
+    """Launch products with a table function, one core with DMAs of two queues and tables of several, and two ranks."""
     return [
         kernels.dry(kernels.matmul_exp, kernels.zeros(256, 256), kernels.zeros(256, 512), target=target),
         kernels.dry(

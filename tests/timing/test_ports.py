@@ -22,7 +22,7 @@ FAST = Cost(100.0, 150.0, fast_mode=True)
 
 
 def _pair(chip, engines, buffer, costs=(COST, COST), one_tile=False):
-    """When two independent instructions start."""
+    """Return when two independent instructions start."""
     build = Builder()
     first = build.tensor("first", buffer=buffer)
     second = first if one_tile else build.tensor("second", buffer=buffer)
@@ -84,7 +84,7 @@ def test_engines_that_share_a_port_never_hold_it_together_and_keep_the_laws() ->
 
 
 def _apart(stream, number: int, timeline) -> bool:
-    """No Vector and GpSimd instruction on SBUF at one time, checked pair by pair."""
+    """Return whether no Vector and GpSimd instruction are on SBUF at one time, checked pair by pair."""
     pieces = {
         p.event: p for p in timeline.slices() if p.stream == number and p.slice_kind.name == "instruction"
     }

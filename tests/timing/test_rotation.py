@@ -19,7 +19,7 @@ ORDERED = [Reading.program, Reading.scheduled]
 
 
 def chip_with(sbuf: int, psum: int = 1 << 20) -> Hardware:
-    """A chip with so many bytes per partition."""
+    """Return a chip with so many bytes per partition."""
     return EXACT.with_numbers(
         sbuf_usable_bytes_per_partition=guessed(sbuf, "tests", "so that tiles fill it"),
         psum_bytes_per_partition=guessed(psum, "tests", "so that tiles fill it"),
@@ -27,7 +27,7 @@ def chip_with(sbuf: int, psum: int = 1 << 20) -> Hardware:
 
 
 def loop(iterations: int, buffer: MemoryRegion = MemoryRegion.sbuf, rows: int = 128) -> Builder:
-    """Each iteration fills a new tile of 64 bytes in 10 ns and empties it on another engine in 100 ns."""
+    """Build iterations that fill a new tile of 64 bytes in 10 ns and empty it on another engine in 100 ns."""
     build = Builder()
     for _ in range(iterations):
         tile = build.tensor("tile", rows, buffer=buffer)

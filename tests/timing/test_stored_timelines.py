@@ -15,7 +15,7 @@ SHOWN = 40  # lines of a difference
 
 
 def difference(stored: str, fresh: str) -> str:
-    """What changed, with both lengths; empty if nothing did."""
+    """Return what changed, with both lengths; empty if nothing did."""
     before, after = stored.splitlines(), fresh.splitlines()
     if before == after:
         return ""
@@ -26,7 +26,7 @@ def difference(stored: str, fresh: str) -> str:
 
 
 def end_us(text: str) -> str:
-    """The last end or result in a timeline."""
+    """Return the last end or result in a timeline."""
     moments = [line.split()[1:3] for line in text.splitlines()[1:]]
     return max((word for words in moments for word in words), key=float, default="nothing")
 

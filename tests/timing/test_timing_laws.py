@@ -205,7 +205,7 @@ def test_a_dma_that_nobody_orders_before_another_does_not_delay_it() -> None:
 
 
 def _least_ns(stream: Stream) -> float:
-    """What the busiest engine, or the DMA engines together, take of a stream at least."""
+    """Return what the busiest engine, or the DMA engines together, take of a stream at least."""
     held_ns: dict[int, float] = {}
     pool = 0.0
     for event in stream:

@@ -23,14 +23,14 @@ MATMUL = Cost(100.0, 100.0, stationary=(1,), kept_cycles=40.0)
 
 
 def durations(build: Builder, reading: Reading = Reading.scheduled) -> list[float]:
-    """How long the matmuls hold the array, in program order."""
+    """Return how long the matmuls hold the array, in program order."""
     timeline = schedule(build.stream, EXACT, reading)
     assert violations((build.stream,), EXACT, timeline) == []
     return [piece.end_ns - piece.start_ns for piece in timeline.slices() if piece.track == "Tensor"]
 
 
 def products(costs: list[Cost], tiles: list[int], written_before: int | None = None) -> Builder:
-    """Matmuls by the weights each of them reads; `written_before` overwrites weights 0 before that one."""
+    """Build matmuls by the weights each of them reads; `written_before` overwrites weights 0 before that one."""
     build = Builder()
     weights = [build.tensor(f"weights {n}") for n in range(2)]
     moving = build.tensor("moving")
