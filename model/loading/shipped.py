@@ -28,7 +28,8 @@ def config_path(name: str | Path) -> Path:
     path = model_path(name)
     if os.path.exists(path):
         return path
-    from model.config.published import find_published  # imports numpy, which the help of a command does without
+    # The help of a command does without numpy, which this module imports.
+    from model.config.published import find_published
 
     published = find_published(str(name))
     return path if published is None else published.path

@@ -96,6 +96,26 @@ def test_refuses_tiles_of_different_sizes_and_accepts_equal_ones() -> None:
     refuses("NKW-ELEMENTS-AGREE", "trn2", "toy_negate", dst=tile((8, 4)), data=tile((8, 5)))
     plan("trn2", "toy_negate", dst=tile((8, 5)), data=tile((8, 5)))
 ''',
+        "docs/instructions/examples/toy_negate.py": '''"""Negate a tile."""
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+
+@nki.jit
+def negate(x):
+    tile = nl.load(x)
+    nisa.toy_negate(dst=tile, data=tile)
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nl.store(out, tile)
+    return out
+
+
+x = np.arange(12, dtype=np.float32).reshape(3, 4)
+np.testing.assert_array_equal(negate(x), -x)
+''',
         "tests/oracle/instructions/toy_negate.py": '''"""toy_negate, and how its operands are drawn."""
 
 from __future__ import annotations

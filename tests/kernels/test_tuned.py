@@ -41,7 +41,7 @@ def test_no_entry_is_slower_than_the_default_in_either_reading(
     assert kernel.accepts(values)
     args, keywords = call_of(words, Mode.dry)
     assert kernel.bucket is not None and kernel.bucket(*args, **keywords) == launches
-    default, tuned = (bench.compute_times(bench.launch(tuning)) for tuning in (kernel.default, values))
+    default, tuned = (bench.time_launch(bench.launch(tuning)) for tuning in (kernel.default, values))
     assert tuned.program_ns < default.program_ns
     assert tuned.scheduled_ns <= default.scheduled_ns
 

@@ -60,7 +60,7 @@ def test_repeated_parts_take_the_calls_of_one(cache, width) -> None:
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
 def test_a_packed_call_writes_at_most_so_many_elements(cache, monkeypatch, beyond) -> None:
     monkeypatch.setattr(packing, "_ELEMENTS_PACKED_MAX", 3 * 128 * 33 - beyond)
-    agree(attended, *given(3, 33))
+    agree(attended, *draw_arguments(3, 33))
     assert calls(cache).count("subtract") == (2 if beyond > 0 else 1)
 
 

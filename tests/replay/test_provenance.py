@@ -127,7 +127,7 @@ def test_an_assignment_to_aliased_elements_is_not_traced(builder, provenance, ta
     tile = Tracer(builder, provenance, float32)
     view = tile[0]
     with pytest.raises(Untraceable, match="another view aliases"):
-        (tile if of == "the whole" else part)[...] = 1.0
+        (tile if target == "the whole" else view)[...] = 1.0
     own = tile.copy()
     own[0][...] = 1.0  # numpy shows it in `own`, and so does its ids
     assert len(split_into_boxes(own.provenance, builder.values)) == 2
