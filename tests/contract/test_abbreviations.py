@@ -13,7 +13,7 @@ SOURCES = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
 
 
 def calls_of_parsers(source: str) -> list[ast.Call]:
-    """The calls of `ArgumentParser` and `add_parser`."""
+    """Return the calls of `ArgumentParser` and `add_parser`."""
     names = ("ArgumentParser", "OwnOptions", "add_parser")
     nodes = ast.walk(ast.parse(source))
     return [
@@ -24,7 +24,7 @@ def calls_of_parsers(source: str) -> list[ast.Call]:
 
 
 def abbreviates(call: ast.Call) -> bool:
-    """Whether a parser takes abbreviated names; a command of `add_parser` with `help` alone has no options."""
+    """Return whether a parser takes abbreviated names; a command of `add_parser` with `help` alone has no options."""
     keywords = {keyword.arg: keyword.value for keyword in call.keywords}
     if set(keywords) == {"help"}:
         return False

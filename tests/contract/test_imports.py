@@ -101,7 +101,7 @@ def lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
 
 
 def imported_modules(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of every import in a file, wherever it stands."""
+    """Yield line and dotted name of every import in a file, wherever it stands."""
     package = path.parent.name
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
@@ -111,7 +111,7 @@ def imported_modules(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def refused_kernel_imports(root: Path) -> list[str]:
-    """Imports in kernel files that the real package could not satisfy; `__init__` alone may bind the simulator."""
+    """Return imports of kernel files that the real package lacks; `__init__` alone may bind the simulator."""
     return [
         f"{path.relative_to(root).as_posix()}:{line} imports {name}"
         for path in sorted((root / "nki_kernels").rglob("*.py"))
@@ -122,14 +122,14 @@ def refused_kernel_imports(root: Path) -> list[str]:
 
 
 def modules_named_nki(root: Path) -> list[str]:
-    """Whatever at the top of a tree would take the name `nki` from the real package."""
+    """Return whatever at the top of a tree would take the name `nki` from the real package."""
     return [
         path.name for path in sorted(root.iterdir()) if path.name == "nki" or path.name.startswith("nki.")
     ]
 
 
 def imports_of_the_package_root(root: Path) -> list[str]:
-    """Files below the top of simulate that import `simulate` itself, and so everything in it."""
+    """Return files below the top of simulate that import `simulate` itself, and so everything in it."""
     top = {root / "simulate" / name for name in ("__init__.py", "__main__.py", "cli.py")}
     return [
         f"{path.relative_to(root).as_posix()}:{line}"
@@ -141,7 +141,7 @@ def imports_of_the_package_root(root: Path) -> list[str]:
 
 
 def imports_within(root: Path) -> dict[str, set[str]]:
-    """For each module of simulate those that it imports anywhere: at its top, in functions, under TYPE_CHECKING."""
+    """Return for each module of simulate those that it imports: at its top, in functions, under TYPE_CHECKING."""
     files = {
         ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
         for path in (root / "simulate").rglob("*.py")
@@ -160,7 +160,7 @@ def imports_within(root: Path) -> dict[str, set[str]]:
 
 
 def import_circles(root: Path) -> set[frozenset[str]]:
-    """The largest groups of modules in which each one imports each other one, directly or through the group."""
+    """Return the largest groups of modules in which each one imports each other one, directly or through the group."""
     graph = imports_within(root)
 
     def reached(module: str) -> set[str]:

@@ -52,7 +52,7 @@ def _asked_anew() -> Iterator[None]:
 
 
 def launches(config: Path, **changes: Any) -> list[Launch]:
-    """What a decode step of 8 sequences, or with changes, launches."""
+    """Return what a decode step of 8 sequences, or with changes, launches."""
     step = replace(STEP, **changes)
     return [launch for layer in compose(load_config(config)).layers for launch in layer.launches(step)]
 

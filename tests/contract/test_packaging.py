@@ -113,7 +113,7 @@ def applies(requirement: Requirement, python: str) -> bool:
 
 
 def third_party_imports_at_import(path: Path) -> set[str]:
-    """Top-level names that importing a file needs, apart from the standard library and our own packages."""
+    """Return top-level names that importing a file needs, apart from the standard library and our own packages."""
     names: set[str] = set()
     waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"), str(path))]
     while waiting:

@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs" / "read-the-code.md").read_text(encoding="utf-8")
 
 
 def read_trip(title: str) -> list[tuple[str, list[str]]]:
-    """The (file, names in backticks) of each line of a trip."""
+    """Return the (file, names in backticks) of each line of a trip."""
     section = PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     lines = re.findall(r"^  ((?:\w+/)+\w+\.py) +(.*)$", section, re.MULTILINE)
     return [(path, re.findall(r"`(\w+)`", words)) for path, words in lines]

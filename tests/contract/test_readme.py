@@ -35,7 +35,7 @@ NAMES = (
 
 
 def names_in(page: str) -> set[str]:
-    """The files and folders that a page names."""
+    """Return the files and folders that a page names."""
     return {name for pattern in NAMES for name in re.findall(pattern, page, re.MULTILINE)}
 
 
@@ -95,7 +95,7 @@ def test_finds_the_names_of_a_page() -> None:
 
 
 def doubled_rows(page: str) -> set[str]:
-    """The code spans with which two rows of one table of a page begin."""
+    """Return the code spans with which two rows of one table of a page begin."""
     doubled: set[str] = set()
     names: set[str] = set()
     for line in page.splitlines():

@@ -34,7 +34,7 @@ _BEYOND = {("NkiTensor", "address"), ("NkiInstruction", "index")}  # of 0.7, and
 
 
 def _text(default: Any) -> str | None:
-    """A default value as the stubs write it: an enum member by its NKI name, an operator or dtype by its own."""
+    """Return a default value as the stubs write it: an enum member by its NKI name, an operator or dtype by its own."""
     if default is inspect.Parameter.empty:
         return None
     if isinstance(default, Enum):

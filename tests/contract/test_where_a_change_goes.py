@@ -336,7 +336,7 @@ TOY1 = TRN3.with_numbers(name=documented("toy1", "a test"))
 
 
 def family() -> Addition:
-    """The family of the tests of families, as a shipped one."""
+    """Return the family of the tests of families, as a shipped one."""
     module = (ROOT / "tests/model/toy_family.py").read_text(encoding="utf-8")
     return Addition(
         "toynet",
@@ -867,7 +867,7 @@ OTHERS = ("a weight format", "a chip", "a model family", "a task")
 
 
 def listed(row: str, name: str) -> tuple[set[str], set[str]]:
-    """The paths and the `make` targets that a row names, for an addition of some name."""
+    """Return the paths and the `make` targets that a row names, for an addition of some name."""
     words = re.findall(r"`([^`]+)`", ROWS[row].replace("<name>", name))
     return {word for word in words if "/" in word}, {word for word in words if word.startswith("make ")}
 
