@@ -45,7 +45,7 @@ def find_faults(launching: Callable[[], object], orders: int = 0, seeds: int = 0
 
 
 def last_place(dtype: np.dtype, magnitude: float) -> float:
-    """The distance of neighbouring values of `dtype` at `magnitude`."""
+    """Return the distance of neighbouring values of `dtype` at `magnitude`."""
     exponent = math.frexp(magnitude)[1] - 1 if magnitude else 0
     return 2.0 ** (exponent - _FRACTION_BITS[dtype.name])
 
@@ -85,12 +85,12 @@ def compare(
 
 
 def run(kernel: Any, arguments: Sequence[Any], target: str = "trn1") -> Any:
-    """What a kernel returns on one rank of a chip; the arguments are copied, so in-place updates stay inside."""
+    """Return what a kernel returns on one rank of a chip; the arguments are copied, so in-place updates stay inside."""
     return simulate.World(target).launch(kernel, [(copied(arguments), {})]).outputs[0]
 
 
 def in_every_way(kernel: Any, arguments: Sequence[Any], target: str = "trn1") -> list[Any]:
-    """What a kernel returns launched eagerly, replayed, and replayed exactly; the last gives the bytes of the first."""
+    """Return outputs of an eager, a replayed and an exactly replayed launch; the last has the bytes of the first."""
     replays = ReplayCache()
     ways = [ReplayOptions(), ReplayOptions(), ReplayOptions(exact=True)]
     launches = [
@@ -136,7 +136,7 @@ def compare_all(
 def in_other_orders(
     reference: Callable[..., Any], arguments: Sequence[Any]
 ) -> Callable[[int], Iterator[np.ndarray]]:
-    """Numpy's results with sums in other orders, for the place of an output; each is computed once, when asked for."""
+    """Return numpy's results with sums in other orders, by the index of an output; each is computed once, lazily."""
 
     @cache
     def results(number: int) -> tuple[Any, ...]:
@@ -158,12 +158,12 @@ def named(kernel: Any, arguments: Sequence[Any]) -> dict[str, Any]:
 
 
 def copied(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """Arguments with every array copied."""
+    """Return arguments with every array copied."""
     return tuple(a.copy() if isinstance(a, np.ndarray) else a for a in arguments)
 
 
 def in_float64(argument: Any) -> Any:
-    """An array of floats in float64; anything else as it is."""
+    """Return an array of floats in float64; anything else as it is."""
     if isinstance(argument, np.ndarray) and argument.dtype.kind not in "iu":
         return argument.astype(np.float64)
     return argument
@@ -199,7 +199,7 @@ class InOrder(np.ndarray):
 
 
 def summed_in_order(argument: Any, number: int = 0) -> Any:
-    """An array as one whose matrix products sum in an order; anything else as it is."""
+    """Return an array as one whose matrix products sum in an order; anything else as it is."""
     if not isinstance(argument, np.ndarray):
         return argument
     ordered = argument.view(InOrder)
@@ -208,7 +208,7 @@ def summed_in_order(argument: Any, number: int = 0) -> Any:
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
-    """The outputs of a kernel as a tuple, also if there is one."""
+    """Return the outputs of a kernel as a tuple, also if there is one."""
     return value if isinstance(value, tuple) else (value,)
 
 
@@ -226,12 +226,12 @@ def undrawn() -> Iterator[None]:
 
 
 def normal(seed: int, *shape: int, dtype: Any = np.float32, scale: float = 1.0) -> np.ndarray:
-    """Normally distributed values of a fixed seed, stored in `dtype`."""
+    """Return normally distributed values of a fixed seed, stored in `dtype`."""
     if not _DRAWING[0]:
         return np.broadcast_to(np.zeros((), dtype), shape)
     return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(dtype)
 
 
 def whole_numbers(seed: int, *shape: int, largest: int = 8) -> np.ndarray:
-    """float32 whole numbers so small that sums of products of them are exact."""
+    """Return float32 whole numbers so small that sums of products of them are exact."""
     return np.random.default_rng(seed).integers(-largest, largest + 1, shape).astype(np.float32)

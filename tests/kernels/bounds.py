@@ -6,7 +6,7 @@ import numpy as np
 
 
 def rounding_bound(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> float:
-    """How far two float32 evaluations of one attention output may lie apart.
+    """Return how far two float32 evaluations of one attention output may lie apart.
 
     A score is a sum of `depth` products, off by at most depth + 2 roundings of the sum of their magnitudes; a
     weight is off by twice that, relatively, and by the roundings of exp, sum, correction and division; the output is

@@ -222,7 +222,7 @@ class Ranks:
 
 
 def exactly(outputs: Sequence[np.ndarray], reference: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    """Tolerance of kernels that move numbers: dtypes and values of the reference."""
+    """Assert dtypes and values of the reference: the tolerance of kernels that move numbers."""
     for output, expected in zip(outputs, as_tuple(reference(*copied(arguments))), strict=True):
         assert output.dtype == expected.dtype and np.array_equal(output, expected, equal_nan=True)
 

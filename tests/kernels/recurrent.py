@@ -12,14 +12,14 @@ from tests.kernels.case import BF16, Arguments, KernelCase, Settings, Undefined
 
 
 def column(numbers: Sequence[int]) -> np.ndarray:
-    """Numbers as the kernels take them: [B, 1] int32."""
+    """Return numbers as the kernels take them: [B, 1] int32."""
     return np.array(numbers, np.int32).reshape(-1, 1)
 
 
 def draw_slots(
     sequences: int, tokens: int, slots: int, fresh: bool | None = None, padded: bool = True
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Slots, starts and counts of sequences of up to `tokens` tokens; some fresh and some padded, or all alike."""
+    """Draw slots, starts and counts of sequences of up to `tokens` tokens; some fresh and some padded, or all alike."""
     random = np.random.default_rng(sequences)
     starts = random.integers(0, 2, sequences) * random.integers(1, 999, sequences)
     if fresh is not None:
@@ -40,7 +40,7 @@ def convolution(
     activation: str | None = "silu",
     **slot_options: Any,
 ) -> list[Any]:
-    """Of sequences of so many tokens each; `first` columns of x before and behind the channels are none."""
+    """Draw arguments for sequences of `tokens` tokens; `first` columns of x before and after the channels are spare."""
     weight_dtype, slots = weights or dtype, sequences + 2
     return [
         normal(1, sequences * tokens, channels + 2 * first, dtype=dtype),
@@ -64,7 +64,7 @@ def selective(
     first: int = 0,
     **slot_options: Any,
 ) -> list[Any]:
-    """Of sequences of so many tokens each; rates and time steps are of the size of those of trained models."""
+    """Draw arguments for sequences of `tokens` tokens each; rates and time steps are of the size in trained models."""
     weight_dtype, slots, rows = weights or dtype, sequences + 2, sequences * tokens
     return [
         normal(1, rows, channels, dtype=dtype),
@@ -93,7 +93,7 @@ def duality(
     limits: tuple[float, float | None] = (0.0, None),
     **slot_options: Any,
 ) -> list[Any]:
-    """Of `ssd`: sequences of so many tokens each; rates and time steps are of the size of those of trained models."""
+    """Draw arguments of `ssd` for sequences of `tokens` tokens each; rates and time steps are as in trained models."""
     weight_dtype, slots, rows, inner = weights or dtype, sequences + 2, sequences * tokens, heads * depth
     return [
         normal(1, rows, inner + 2 * groups * states, dtype=dtype),
@@ -112,13 +112,13 @@ def duality(
 
 
 def beside_channels(*names: str) -> list[Undefined]:
-    """Five columns of arguments before and five behind the channels are not read."""
+    """Return cases whose five columns before and five after the channels are undefined: they are not read."""
     index = np.s_[:, [*range(5), *range(-5, 0)]]
     return [Undefined(dict.fromkeys(names, index), dict(tokens=tokens, first=5)) for tokens in (1, 7)]
 
 
 def fresh_states(**settings: Any) -> list[Undefined]:
-    """A state counts as zeros where a sequence starts, whatever it holds."""
+    """Return cases of undefined states of sequences that start: such a state counts as zeros."""
     settings |= dict(sequences=3, fresh=True)
 
     def kept(arguments: Arguments, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -128,7 +128,7 @@ def fresh_states(**settings: Any) -> list[Undefined]:
 
 
 def padding(*names: str) -> Undefined:
-    """Tokens of four sequences of up to nine that are padding change no state."""
+    """Return cases of four sequences of up to nine tokens, whose padding changes no state."""
     counts = [0, 1, 3, 9]
     rows = [9 * sequence + token for sequence in range(4) for token in range(counts[sequence], 9)]
     settings = dict(sequences=4, tokens=9, counts=column(counts))
@@ -136,7 +136,7 @@ def padding(*names: str) -> Undefined:
 
 
 def nan_of_a_step(sequences: int, *names: str, **settings: Any) -> list[Undefined]:
-    """One token of each sequence: a NaN of the third one, in an argument, reaches its own row and state alone."""
+    """Return cases of one token a sequence: a NaN of the third one reaches its own row and state alone."""
     settings |= dict(sequences=sequences, tokens=1, fresh=False, padded=False)
     indices = dict.fromkeys(names, 2) | {"state": lambda arguments: arguments["state_slots"][2, 0]}
     return [
@@ -152,7 +152,7 @@ def check_pieces(
     settings: Settings,
     precisions: tuple[int, int],
 ) -> None:
-    """A sequence in pieces is the sequence at once, up to bits of bfloat16 and of float32; `names` have its tokens."""
+    """Check that a sequence in pieces is the sequence at once, up to bits by dtype; `names` are cut into pieces."""
     arguments = case.arguments(
         dict(settings, sequences=1, tokens=sum(sizes), padded=False, starts=column([0]))
     )

@@ -31,7 +31,7 @@ from tests.kernels.divided import OverHeads
 def arguments(
     sequences: int = 3, hidden: int = 256, heads: int = 4, positions: int = 172, dtype: Any = F32
 ) -> tuple[Any, ...]:
-    """x … w_o for heads of 32 on two key/value heads, then the number of those, tables and norms."""
+    """Draw x … w_o for heads of 32 on two key/value heads, then the number of those, tables and norms."""
     depth, kv = 32, 2
     q_size, kv_size = heads * depth, kv * depth
     last = np.random.default_rng(5).integers(0, positions, (sequences, 1)).astype(np.int32)
@@ -72,7 +72,7 @@ def formed(
     weights: Any = F32,
     options: tuple[Any, ...] = (None, None, None),
 ) -> tuple[Any, ...]:
-    """All arguments, in order; caches in pages of `block` positions if that is not 0; tables turn 2 * half elements."""
+    """Draw all arguments in order; caches have pages of `block` positions unless it is 0; tables turn 2 * half."""
     tokens, q_size, kv_size = sequences * new, heads * depth, kv * depth
     rng = np.random.default_rng(7)
     first = rng.integers(0, positions - new + 1, (sequences, 1))

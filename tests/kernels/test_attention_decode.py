@@ -48,7 +48,7 @@ def projected(tokens: int, heads: int, kv_heads: int, depth: int, dtype: Any = F
 
 
 def following(firsts: Sequence[int], new: int = 1) -> np.ndarray:
-    """The positions of `new` tokens of each sequence, from the first on."""
+    """Return the positions of `new` tokens of each sequence, from the first on."""
     return (np.array(firsts)[:, None] + np.arange(new)).reshape(-1, 1).astype(np.int32)
 
 
@@ -62,7 +62,7 @@ def batch(
     dtype: Any = F32,
     cache: Any = None,
 ) -> tuple[Any, ...]:
-    """Arguments for sequences whose first new token has the given positions; q and k are rotated already."""
+    """Return arguments for sequences whose first new token has the given positions; q and k are rotated already."""
     cache_pair = caches(len(firsts), kv_heads, depth, positions, dtype if cache is None else cache)
     q, k, v = projected(len(firsts) * new, heads, kv_heads, depth, dtype)
     return q, *cache_pair, following(firsts, new), depth**-0.5, k, v
@@ -74,7 +74,7 @@ def tables(positions: int, half: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def in_pages(arguments: tuple[Any, ...], block: int, shared: int = 0) -> tuple[Any, ...]:
-    """The same launch with caches in pages of `block`, in random order; all sequences share the first `shared`."""
+    """Return the launch with caches in pages of `block`, in random order; all sequences share the first `shared`."""
     q, k_cache, v_cache, positions, scale, k, v, *rotary = arguments
     sequences, kv_heads, depth, capacity = k_cache.shape
     count, new = capacity // block, len(q) // sequences
@@ -109,7 +109,7 @@ def step(
     block: int = 0,
     shared: int = 0,
 ) -> tuple[Any, ...]:
-    """A batch whose heads are turned in `half` pairs, with caches in pages of `block` positions, if these are not 0.
+    """Draw a batch whose heads turn in `half` pairs, with caches in pages of `block` positions, unless these are 0.
 
     All sequences share the first `shared` pages.
     """
@@ -119,13 +119,13 @@ def step(
 
 
 def equal(sequences: int = 1, group: int = 1, **settings: Any) -> tuple[Any, ...]:
-    """A step of sequences without a past."""
+    """Return a step of sequences without a past."""
     settings["heads"] = settings.get("heads", group * settings.get("kv_heads", 1))
     return step((0,) * sequences, **dict(kv_heads=1, depth=2, positions=8) | settings)
 
 
 def whole_number_scores(sign: int) -> dict[str, Any]:
-    """Whole numbers, so that scores are exact: without the maximum exp overflows, or gives zeros only.
+    """Return whole numbers, so that scores are exact: without the maximum exp overflows, or gives zeros only.
 
     Heads that share keys with heads of much larger scores have small ones.
     """
@@ -139,7 +139,7 @@ def whole_number_scores(sign: int) -> dict[str, Any]:
 
 
 def from_position_on(firsts: Sequence[int], end: int) -> dict[str, Any]:
-    """Indices of a cache's elements from the new position of each sequence on."""
+    """Return indices of a cache's elements from the new position of each sequence on."""
     seen = np.arange(end) >= np.array(firsts)[:, None]
     indices = np.nonzero(seen)
     return dict(

@@ -103,7 +103,7 @@ def over(count: int, firsts: tuple[int, ...], positions: int, **settings: Any) -
 
 
 def garbage(value: float) -> dict[str, Any]:
-    """Caches that hold a value from the first new position of each sequence on."""
+    """Return caches that hold a value from the first new position of each sequence on."""
     behind = np.arange(304) >= np.array(FIRSTS)[:, None]
     return dict(
         k_cache=lambda keys: np.where(behind[:, None, None], value, keys).astype(keys.dtype),

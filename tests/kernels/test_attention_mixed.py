@@ -30,7 +30,7 @@ def mixed(
     dtype: Any = F32,
     **options: Any,
 ) -> tuple[Any, ...]:
-    """Sequences that decode from some positions on and prompts behind others; a page that nobody reads pads tables."""
+    """Draw sequences that decode from some positions on and prompts behind others; an unread page pads tables."""
     (q_heads, kv_heads), pages_per_sequence = heads, CAPACITY // PAGE
     blocks = [pages_per_sequence] * len(firsts) + [
         -(-(max(prefix, start) + tokens) // PAGE) for start in valid
@@ -70,13 +70,13 @@ def _column(numbers: list[np.ndarray]) -> np.ndarray:
 
 
 def stored(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A second layer, which reads what the first one wrote to the caches."""
+    """Return a second layer, which reads what the first one wrote to the caches."""
     _, *caches = kernels.attention_mixed_reference(*copied(inputs))
     return inputs[0], *caches, *inputs[3:6], None, None, *inputs[8:]
 
 
 def apart(inputs: tuple[Any, ...], target: str) -> tuple[np.ndarray, ...]:
-    """The outputs of two launches, one for each kind of rows."""
+    """Return the outputs of two launches, one for each kind of rows."""
     q, *caches, positions, scale, rows, k, v, kv_heads, slots, tables, prompts, prefix, window, cap, sinks = (
         copied(inputs[:16])
     )

@@ -48,7 +48,7 @@ def arguments(
     cache_dtype: Any = None,
     capacity: int = 0,
 ) -> tuple[Any, ...]:
-    """q, caches of as many positions as a sequence has tokens if no capacity is given, scale, k and v."""
+    """Draw q, caches of as many positions as a sequence has tokens if no capacity is given, scale, k and v."""
     q, k, v = (
         normal(seed, tokens, count * depth, dtype=dtype)
         for seed, count in enumerate((heads, kv_heads, kv_heads))
@@ -70,7 +70,7 @@ def options(
     sinks: Any = None,
     causal: bool = True,
 ) -> tuple[Any, ...]:
-    """Arguments up to the last one."""
+    """Return arguments up to the last one."""
     return (*inputs, None, positions, prefix, slots, block_tables, window, softcap, sinks, causal)
 
 
@@ -84,7 +84,7 @@ def continued(
     garbage: float = np.nan,
     **more: Any,
 ) -> tuple[Any, ...]:
-    """New tokens of one sequence for each length of a cache; what is not valid in the caches is `garbage`."""
+    """Return new tokens of one sequence for each length of a cache; what is not valid in the caches is `garbage`."""
     count, capacity = len(valid), max(prefix, *valid) + tokens
     q, _, _, scale, k, v = arguments(count * tokens, 4, 2, depth, count, dtype)
     positions = np.concatenate([np.arange(start, start + tokens) for start in valid]).astype(np.int32)
@@ -109,20 +109,20 @@ def continued(
 
 
 def attended(outputs: Sequence[np.ndarray], reference: Callable[..., Any], inputs: Sequence[Any]) -> None:
-    """Results as near as numpy's; caches hold copies, so they are equal."""
+    """Assert outputs as near as numpy's; caches hold copies, so they are equal."""
     compare_all(outputs[:1], lambda *operands: reference(*operands)[:1], inputs)
     for cache, expected in zip(outputs[1:], reference(*copied(inputs))[1:], strict=True):
         assert np.array_equal(cache, expected, equal_nan=True)
 
 
 def settings_of_keys(keys: int) -> dict[str, Any]:
-    """Settings of two sequences of 70 tokens that see so many keys each."""
+    """Return settings of two sequences of 70 tokens that see so many keys each."""
     _, k_cache, v_cache, _, k, v = arguments(2 * keys, sequences=2)
     return dict(tokens=140, sequences=2, causal=False, k=k, v=v, k_cache=k_cache, v_cache=v_cache)
 
 
 def scores(largest: float, dtype: Any) -> list[dict[str, Any]]:
-    """Random scores; a single large one among very small ones, first, in the middle and last; equal ones of both signs.
+    """Return random scores; one large score among small ones, first, in the middle and last; equal ones of both signs.
 
     Tiles of 640 keys have a block whose scores are computed twice.
     """
@@ -277,7 +277,7 @@ class TestAttentionPrefillAfterCachedPositions(KernelTests):
 def behind(
     prefix: int = 0, tokens: int = 300, group: int = 1, depth: int = 128, dtype: Any = BF16
 ) -> tuple[Any, ...]:
-    """One key/value head behind so many positions."""
+    """Return one key/value head behind so many positions."""
     inputs = arguments(tokens, group, 1, depth, 1, dtype, None, prefix + tokens)
     return options(inputs, np.zeros((tokens, 1), np.int32), prefix)
 

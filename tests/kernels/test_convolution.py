@@ -37,7 +37,7 @@ def images(
     dtype: Any = F32,
     weights: Any = None,
 ) -> tuple[Any, ...]:
-    """Images or sequences, weights whose sums are of the order of 1, and a bias."""
+    """Return images or sequences, weights whose sums are of the order of 1, and a bias."""
     scale, weight_dtype = (shape[1] * np.prod(window)) ** -0.5, weights or dtype
     w = normal(2, *window, shape[1], outputs, dtype=weight_dtype, scale=scale)
     return normal(1, *shape, dtype=dtype), w, normal(3, 1, outputs, dtype=weight_dtype), stride, padding
@@ -72,7 +72,7 @@ ADDED = [
 
 
 def whisper(mels: int, width: int, dtype: type) -> list[Settings]:
-    """Both convolutions of Whisper."""
+    """Return both convolutions of Whisper."""
     same = dict(outputs=width, length=3000, padding=1, activation="gelu", dtype=dtype)
     rows = dict(as_rows=True, added=lambda _: np.broadcast_to(np.zeros((), dtype), (1500, width)))
     return [dict(channels=mels) | same, dict(channels=width, stride=2) | same | rows]

@@ -31,7 +31,7 @@ def arguments(
     dtype: Any = F32,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """All arguments by name: heads of 32, biases in the MLP, which is gated by gelu; one seed for each batch."""
+    """Draw all arguments by name: heads of 32, biases in the MLP, which is gated by gelu; one seed for each batch."""
     q_size, kv_size = heads * DEPTH, kv * DEPTH
     last = np.random.default_rng(seed).integers(0, positions, (sequences, 1)).astype(np.int32)
     angles = np.arange(positions)[:, None] * 100.0 ** (-np.arange(DEPTH // 2) / (DEPTH // 2))
@@ -69,7 +69,7 @@ def arguments(
 
 
 def two_launches(layer_arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of attention_block_decode and of mlp, whose x is that of the layer."""
+    """Return the arguments of attention_block_decode and of mlp, whose x is that of the layer."""
     block, mlp = (
         {
             name: layer_arguments[name]

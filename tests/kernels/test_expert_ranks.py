@@ -37,7 +37,7 @@ def joined(kernel: str, *names: str) -> Callable[..., tuple[np.ndarray, ...]]:
 
 
 def choices_of(ranks: int, tokens: int, experts: int, dtype: Any = F32) -> list[np.ndarray]:
-    """Rows, weights and choices of all ranks, three for a token."""
+    """Return rows, weights and choices of all ranks, three for a token."""
     rng = np.random.default_rng(tokens)
     return [
         np.concatenate([normal(rank, tokens, 24, dtype=dtype) for rank in range(ranks)]),
@@ -47,7 +47,7 @@ def choices_of(ranks: int, tokens: int, experts: int, dtype: Any = F32) -> list[
 
 
 def dispatch(ranks: int = 1, tokens: int = 5, experts: int = 8, dtype: Any = F32) -> tuple[Any, ...]:
-    """The arguments of all ranks, each of which has as many experts."""
+    """Return the arguments of all ranks, each of which has as many experts."""
     firsts = np.arange(0, experts, experts // ranks, dtype=np.int32)[:, None]
     inputs = dict(zip(CHOICE, choices_of(ranks, tokens, experts, dtype)), first=firsts)
     return in_order(
@@ -117,7 +117,7 @@ def combine(
     biases: bool = False,
     absent: bool = False,
 ) -> tuple[Any, ...]:
-    """The arguments of all ranks; where experts are `absent`, choices of number 8 have weight 0 and no bias."""
+    """Return the arguments of all ranks; where experts are `absent`, choices of number 8 have weight 0 and no bias."""
     _, weights, ids = choices_of(ranks, tokens, 8)
     if absent:
         ids[::2, 1], weights[::2, 1] = 8, 0.0
@@ -194,7 +194,7 @@ def test_the_reference_adds_the_biases_of_choices_once(absent: bool) -> None:
 
 
 def whole_chain(inputs: dict[str, Any], kernel: str, ranks: int) -> tuple[np.ndarray]:
-    """The tokens of all ranks, each of which has as many of them and of the experts."""
+    """Return the tokens of all ranks, each of which has as many of them and of the experts."""
     stacks = [name for name in inputs if name[:2] in ("w_", "b_") and inputs[name] is not None]
     slices = {name: np.split(inputs[name], ranks) for name in (*CHOICE, "residual", *stacks)}
     shares = [{name: rank_slices[rank] for name, rank_slices in slices.items()} for rank in range(ranks)]

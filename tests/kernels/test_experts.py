@@ -43,7 +43,7 @@ def arguments(
     activation: str = "silu",
     ids: np.ndarray | None = None,
 ) -> tuple[Any, ...]:
-    """Of random choices, or of given ones."""
+    """Draw arguments with random choices, or with the given ones."""
     weight_dtype, rng = weights or dtype, np.random.default_rng(tokens)
     if ids is None:
         ids = np.stack([rng.permutation(experts)[:top_k] for _ in range(tokens)])
@@ -116,7 +116,7 @@ OVER_RANKS = [Ranks(2, dict(w_gate=2, w_up=2, w_down=1, b_gate=1, b_up=1), UNEVE
 
 
 def limits(*tokens: int) -> list[Any]:
-    """Limits of the hidden size: what the tiles take of SBUF, with weights of the other dtype too."""
+    """Return limits of the hidden size: what the tiles take of SBUF, with weights of the other dtype too."""
     return slow(
         *(
             limit(

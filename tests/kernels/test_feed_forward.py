@@ -83,7 +83,7 @@ Of three ranks a row tile has 126 rows.
 
 
 def over_sequence(ranks: int, seeds: int = 0, **settings: Any) -> Ranks:
-    """Ranks that cut the rows of x as well."""
+    """Return ranks that cut the rows of x as well."""
     settings = dict(hidden=72, inner=40 * ranks) | settings
     return Ranks(
         ranks,

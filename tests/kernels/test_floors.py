@@ -69,7 +69,7 @@ def test_a_floor_is_the_larger_of_operations_and_bytes_on_the_peaks() -> None:
 
 @nki.jit
 def rows_of_a(a, b, a_transposed=False, tuning=None):
-    """The rows of `a`, of each core those of its part: all of them where there is one core."""
+    """Copy the rows of `a`, of each core those of its part: all of them where there is one core."""
     y = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
     rows = a.shape[0] // nl.num_programs()
     first = nl.program_id() * rows
@@ -79,7 +79,7 @@ def rows_of_a(a, b, a_transposed=False, tuning=None):
 
 @nki.jit
 def all_rows_of_a(a, b, a_transposed=False, tuning=None):
-    """The rows of `a`, all of them on each core."""
+    """Copy the rows of `a`, all of them on each core."""
     y = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=y[:, :], src=a[:, :])
     return y
@@ -87,7 +87,7 @@ def all_rows_of_a(a, b, a_transposed=False, tuning=None):
 
 @nki.jit
 def refusing(a, b, a_transposed=False, tuning=None):
-    """A kernel for one core."""
+    """Refuse all but one core."""
     assert nl.num_programs() == 1, "this kernel takes one core"
     return a
 

@@ -39,7 +39,7 @@ def arguments(
     counts: Sequence[int] | None = None,
     slots: int | None = None,
 ) -> list[Any]:
-    """Random tokens and states; every second sequence begins unless `starts` are given."""
+    """Draw random tokens and states; every second sequence begins unless `starts` are given."""
     key_heads, value_heads, depth, width = heads
     rows, slots = sequences * tokens, slots or sequences + SLOTS
     starts = [7 * (sequence % 2) for sequence in range(sequences)] if starts is None else starts
@@ -60,7 +60,7 @@ def arguments(
 
 
 def expected(inputs: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """o before its norm, and states, by the recurrence in float64, head by head and token by token."""
+    """Return o before its norm, and states, by the recurrence in float64, head by head and token by token."""
     qkv, gates, a_log, dt_bias, _, states, slots, starts, counts, key_heads, _ = (
         in_float64(array) for array in inputs
     )
@@ -88,7 +88,7 @@ def expected(inputs: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gated(inputs: Sequence[Any], o: np.ndarray) -> np.ndarray:
-    """o normalised and gated, in float64."""
+    """Return o normalised and gated, in float64."""
     rows, heads, width = o.shape
     z = in_float64(inputs[1])[:, : heads * width]
     normalised = o / np.sqrt(np.mean(o * o, axis=2, keepdims=True) + inputs[-1]) * in_float64(inputs[4])
@@ -96,7 +96,7 @@ def gated(inputs: Sequence[Any], o: np.ndarray) -> np.ndarray:
 
 
 def bound(inputs: Sequence[Any], o: np.ndarray, states: np.ndarray, roundings: float) -> tuple[Any, Any]:
-    """How far y and states may be off.
+    """Return how far y and states may be off.
 
     A value of o or of a state is a sum of products of tokens that write, and every operand is rounded `roundings` times
     to the dtype of products. Their errors add up like independent ones over the tokens that are not yet forgotten; six
@@ -113,7 +113,7 @@ def bound(inputs: Sequence[Any], o: np.ndarray, states: np.ndarray, roundings: f
 
 
 def as_recurrence(equal_tokens: int = 1) -> Callable[..., None]:
-    """Tolerance of outputs against the recurrence, at the tokens that are real.
+    """Return the tolerance of outputs against the recurrence, at the tokens that are real.
 
     Operands of the six products of a chunk are rounded, and those of the six levels of the inverse. Tokens that are
     equal have equal errors, which add up: that of n tokens is sqrt(n) times that of independent ones.
@@ -138,12 +138,12 @@ def as_recurrence(equal_tokens: int = 1) -> Callable[..., None]:
 
 
 def wider(gates: np.ndarray) -> np.ndarray:
-    """Gates that stand in wider rows, from column 48 on."""
+    """Return gates that stand in wider rows, from column 48 on."""
     return np.pad(gates, ((0, 0), (48, 5)), constant_values=np.nan)
 
 
 def before_the_start(tokens: int) -> Undefined:
-    """What a slot held before a sequence starts is not read."""
+    """Return the case of an undefined state before a sequence starts, which is not read."""
     slot = dict(states=lambda inputs: inputs["state_slots"][0, 0])
     return Undefined(slot, dict(sequences=2, tokens=tokens, starts=[0, 4]))
 

@@ -43,12 +43,12 @@ FORBIDDEN_CALLS = set(
 
 
 def runs_on_device(function: ast.FunctionDef) -> bool:
-    """References are plain numpy; every other function of a kernel file is specialised with the kernel."""
+    """Return whether a function runs on the device: all but references, which are plain numpy."""
     return not function.name.endswith("_reference")
 
 
 def loop_bodies(function: ast.FunctionDef) -> set[str]:
-    """The functions that are given to `nl.fori_loop` or `nl.while_loop`, as the guide on device loops writes them."""
+    """Return the functions that are given to `nl.fori_loop` or `nl.while_loop`, as the guide on loops writes them."""
     return {
         argument.id
         for node in ast.walk(function)
@@ -59,7 +59,7 @@ def loop_bodies(function: ast.FunctionDef) -> set[str]:
 
 
 def offences(function: ast.FunctionDef) -> list[str]:
-    """What a kernel function uses that the language subset lacks, with the line."""
+    """Return what a kernel function uses that the language subset lacks, with the line."""
     messages = []
     arguments = function.args
     if arguments.kwonlyargs:
@@ -99,7 +99,7 @@ def methods(node: ast.ClassDef) -> list[ast.FunctionDef]:
 
 
 def stores(function: ast.FunctionDef) -> list[ast.Attribute]:
-    """The attributes that a function assigns to."""
+    """Return the attributes that a function assigns to."""
     return [
         node
         for node in ast.walk(function)
@@ -112,7 +112,7 @@ def is_of_self(attribute: ast.Attribute) -> bool:
 
 
 def fields(node: ast.ClassDef) -> dict[str, ast.expr | None]:
-    """The declared fields of a record, with their defaults."""
+    """Return the declared fields of a record, with their defaults."""
     return {
         member.target.id: member.value
         for member in node.body
@@ -125,14 +125,14 @@ def is_record(node: ast.ClassDef) -> bool:
 
 
 def counters(node: ast.ClassDef) -> set[str]:
-    """The fields of a record that begin at 0."""
+    """Return the fields of a record that begin at 0."""
     return {
         name for name, default in fields(node).items() if default is not None and ast.unparse(default) == "0"
     }
 
 
 def class_offences(node: ast.ClassDef) -> list[str]:
-    """What a class has that the language subset lacks, or that is no declared field of a record."""
+    """Return what a class has that the language subset lacks, or that is no declared field of a record."""
     messages = []
     if [ast.unparse(base) for base in node.bases] != ["nl.NKIObject"] or node.keywords:
         messages.append(f"{node.lineno}: a base other than nl.NKIObject")

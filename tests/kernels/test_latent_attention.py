@@ -36,7 +36,7 @@ def batch(
     block: int = 0,
     weight_dtype: Any = None,
 ) -> tuple[Any, ...]:
-    """Arguments for sequences whose first new token has the given positions; pages in random order."""
+    """Return arguments for sequences whose first new token has the given positions; pages in random order."""
     heads, rank, rope, plain, value = sizes
     sequences, width = len(firsts), rank + rope
     token_positions = (np.array(firsts)[:, None] + np.arange(new)).reshape(-1, 1).astype(np.int32)
@@ -64,7 +64,7 @@ def batch(
 
 
 def expansion(inputs: tuple[Any, ...], heads: int, prefix: int = 0) -> tuple[Any, ...]:
-    """The same tokens as those of a prompt."""
+    """Return the same tokens as those of a prompt."""
     _, kv, cache, positions, _, *weights = inputs
     return (kv, cache, positions, *weights[:6], heads, prefix, *weights[6:])
 
@@ -94,12 +94,12 @@ def launches(
     dtype: Any = F32,
     block: int = 0,
 ) -> tuple[Any, ...]:
-    """A step of equal sequences."""
+    """Return a step of equal sequences."""
     return batch([0] * sequences, (heads, rank, rope, plain, value), positions, new, dtype, block)
 
 
 def one_score(index: int) -> dict[str, Any]:
-    """One large score of several pieces, and one far below all others."""
+    """Return one large score of several pieces, and one far below all others."""
 
     def grown(cache: np.ndarray) -> np.ndarray:
         factors = np.ones((1, 1300, 1), F32)
@@ -226,7 +226,7 @@ class TestLimitsOfLatentAttentionDecode(KernelTests):
 
 
 def long_prompt(new: int, heads: int = 32, value: int = 128, dtype: Any = BF16) -> tuple[Any, ...]:
-    """One prompt, for a latent of 512 and a key of 64 elements."""
+    """Return one prompt, for a latent of 512 and a key of 64 elements."""
     return prompts((0,), (heads, 512, 64, 128, value), new, new, dtype)
 
 
@@ -300,7 +300,7 @@ class TestLimitsOfLatentKeysValues(KernelTests):
 
 
 def naive(inputs: tuple[Any, ...], heads: int) -> np.ndarray:
-    """Attention of the new tokens with keys and values of every head, in float64, from expanded rows."""
+    """Return attention of the new tokens with keys and values of every head, in float64, from expanded rows."""
     q, kv, cache, positions, scale, *constants = (in_float64(array) for array in inputs)
     sequences, cached = len(cache), int(positions[0, 0])
     new = len(q) // sequences

@@ -58,13 +58,13 @@ def arguments(
 
 
 def largest(logits: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Values and columns of the largest, lowest column first among equals."""
+    """Return values and columns of the largest, lowest column first among equals."""
     columns = np.argsort(-logits, axis=1, kind="stable")[:, :count]
     return np.take_along_axis(logits, columns, axis=1), columns
 
 
 def ordered(outputs: Sequence[np.ndarray], reference: Callable[..., Any], inputs: Sequence[Any]) -> None:
-    """Logits as near as numpy's; values and ids are exactly the largest of these logits."""
+    """Assert logits as near as numpy's; values and ids are exactly the largest of these logits."""
     logits, values, ids = outputs
     if inputs[0].dtype == BF16 and inputs[9] is None:
         # The normalised rows are stored in bfloat16 before the product, as numpy would store them.
@@ -78,7 +78,7 @@ def ordered(outputs: Sequence[np.ndarray], reference: Callable[..., Any], inputs
 
 
 def bent(dtype: type) -> dict[str, Any]:
-    """A cap so low that it bends most logits; 1001 columns leave padding, which a cap must not lift."""
+    """Return a cap so low that it bends most logits; 1001 columns leave padding, which a cap must not lift."""
     return dict(softcap=0.5, norm_bias=normal(5, 1, 172, dtype=dtype), norm_offset=1.0, dtype=dtype)
 
 
@@ -146,7 +146,7 @@ class TestLmHead(KernelTests):
 def whole_number_arguments(
     rows: int, hidden: int, columns: int, top_k: int, first_id: int = 0
 ) -> tuple[Any, ...]:
-    """Rows of 1 and -1, whose root mean square is 1, and whole weights: sums are exact, and many are equal."""
+    """Return rows of 1 and -1, whose root mean square is 1, and whole weights: sums are exact, and many are equal."""
     x, norm, _, _, *options = arguments(rows, hidden, columns, top_k, first_id=first_id)
     return np.sign(x), np.ones_like(norm), whole_numbers(3, hidden, columns), 0.0, *options
 
@@ -185,7 +185,7 @@ def test_a_cap_bends_logits_to_its_limit() -> None:
 
 
 def check_ties(head: np.ndarray, hidden: int, top_k: int) -> None:
-    """One row of ones and equal rows of a head of whole numbers: equal logits come lowest id first."""
+    """Check one row of ones and equal rows of a head of whole numbers: equal logits come lowest id first."""
     ones = np.ones((1, hidden), F32)
     inputs = ones, ones, head.repeat(hidden, axis=0), 0.0, top_k, np.int32([[0]])
     _, values, ids = run(kernels.lm_head, inputs)
@@ -194,7 +194,7 @@ def check_ties(head: np.ndarray, hidden: int, top_k: int) -> None:
 
 
 def tied(columns: int, distinct: int = 3) -> np.ndarray:
-    """A head of one row whose logits are few whole numbers that occur many times."""
+    """Return a head of one row whose logits are few whole numbers that occur many times."""
     return np.random.default_rng(4).integers(0, distinct, (1, columns)).astype(F32)
 
 
@@ -220,7 +220,7 @@ def check_ranks(
     cores: int = 1,
     **options: float,
 ) -> np.ndarray:
-    """Every rank of one launch gets the largest of all ranks; the columns of `head` are cut at `cuts`.
+    """Check that every rank of a launch gets the largest of all ranks; the columns of `head` are cut at `cuts`.
 
     Returns the logits of all ranks. Two cores have to agree in many schedules.
     """

@@ -30,7 +30,7 @@ def arguments(
     weights: Any = None,
     layers: int = 1,
 ) -> list[Any]:
-    """Of the last of some layers; sums of the first product are of the order of 1."""
+    """Draw arguments of the last of some layers; sums of the first product are of the order of 1."""
     weight_dtype = weights or dtype
     return [
         normal(1, tokens, hidden, dtype=dtype),

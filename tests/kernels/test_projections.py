@@ -54,7 +54,7 @@ WEIGHTS = dict(o=1, w_o=0)
 
 
 def over_sequence(ranks: int, seeds: int = 0, **settings: Any) -> Ranks:
-    """Ranks that cut the rows of the residual as well."""
+    """Return ranks that cut the rows of the residual as well."""
     settings = dict(depth=24 * ranks, hidden=172, bias=True) | settings
     extra_arguments = dict(sequence_ranks=ranks)
     return Ranks(

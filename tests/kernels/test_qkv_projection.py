@@ -41,7 +41,7 @@ def arguments(
     norm: bool = True,
     **options: Any,
 ) -> tuple[Any, ...]:
-    """Arguments of the kernel; `options` that are True become tensors of their shape, others stay."""
+    """Return arguments of the kernel; `options` that are True become tensors of their shape, others stay."""
     width = (heads + 2 * kv_heads) * head + options.get("gate_size", 0)
     shapes = {"bias": width, "q_norm": head, "k_norm": head, "norm_bias": hidden}
     for seed, (name, columns) in enumerate(shapes.items()):
@@ -64,7 +64,7 @@ def arguments(
 
 
 def over_sequence(ranks: int, seeds: int = 0, **settings: Any) -> Ranks:
-    """Ranks that cut the rows of x, and return all rows."""
+    """Return ranks that cut the rows of x, and return all rows."""
     settings = dict(hidden=72, head=8, rotated=8, bias=True) | settings
     return Ranks(ranks, dict(x=0), settings, dict(sequence_ranks=ranks), alike=False, seeds=seeds)
 
@@ -72,7 +72,7 @@ def over_sequence(ranks: int, seeds: int = 0, **settings: Any) -> Ranks:
 def plain(
     tokens: int = 3, hidden: int = 40, q: int = 24, kv: int = 8, dtype: Any = F32, weights: Any = None
 ) -> tuple[Any, ...]:
-    """Arguments without heads."""
+    """Return arguments without heads."""
     weight_dtype = weights or dtype
     return in_order(
         kernels.qkv_projection,

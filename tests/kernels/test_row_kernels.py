@@ -26,7 +26,7 @@ def embedded(tokens: int = 9, rows: int = 50, width: int = 72, stored: type = F3
 
 
 def changed(dtype: type, **more: object) -> dict[str, object]:
-    """Settings of a scaled sum in a dtype."""
+    """Return settings of a scaled sum in a dtype."""
     return dict(tokens=129, stored=dtype, dtype=DTYPE_OF[dtype], scale=5.3) | more
 
 

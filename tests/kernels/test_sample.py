@@ -51,7 +51,7 @@ class Draw:
 
 
 def draw(logits: np.ndarray, limits: tuple[float, ...], keep: int) -> Draw:
-    """One row in float64, by sorting pairs: no sum or search is shared with the kernel or its reference."""
+    """Draw from one row in float64, by sorting pairs: no sum or search is shared with the kernel or its reference."""
     uniform, temperature, top_k, top_p, min_p = limits
     best = sorted((-float(value), token) for token, value in enumerate(logits) if value > -1e30)[:keep]
     if temperature == 0:
@@ -76,7 +76,7 @@ def draw(logits: np.ndarray, limits: tuple[float, ...], keep: int) -> Draw:
 
 
 def tolerance(inputs: tuple[Any, ...]) -> float:
-    """How far rounding moves a cumulative sum, as a share of it.
+    """Return how far rounding moves a cumulative sum, as a share of it.
 
     An exponent has at most 200 in size where its weight counts and three roundings; exp adds two units in the last
     place, each of K sums one rounding, the product with the uniform number one.
@@ -107,7 +107,7 @@ def check_draws(inputs: tuple[Any, ...], target: str = "trn2") -> int:
 
 
 def mixed(rows: int, columns: int, dtype: Any = F32, candidates: int = 16) -> tuple[Any, ...]:
-    """Rows with parameters of every kind beside each other."""
+    """Return rows with parameters of every kind beside each other."""
     random = np.random.default_rng(rows * columns)
     return arguments(
         normal(columns, rows, columns, dtype=dtype, scale=3.0),
@@ -242,7 +242,7 @@ def penalties(rows: int, columns: int) -> dict[str, np.ndarray]:
 
 
 def adjusted(logits: np.ndarray, options: dict[str, np.ndarray]) -> np.ndarray:
-    """Token by token in float64, as vLLM describes its parameters."""
+    """Adjust logits token by token in float64, as vLLM describes its parameters."""
     result = np.array(logits, np.float64)
     for (row, token), value in np.ndenumerate(result):
         value += options["bias"][row, token] if "bias" in options else 0

@@ -26,7 +26,7 @@ SINKS = normal(12, 1, 4) * 3
 
 
 def scaled(dtype: Any, kv_heads: int = 2) -> dict[str, Any]:
-    """Settings of caches of a dtype; a scale holds 1.5 to 2.5 standard deviations, so some elements are clipped."""
+    """Return settings of caches of a dtype; a scale holds 1.5 to 2.5 standard deviations, so some elements clip."""
     factors = np.random.default_rng(3).uniform(1.5, 2.5, (2, 1, kv_heads)).astype(F32)
 
     def store(cache: np.ndarray) -> np.ndarray:
@@ -40,13 +40,13 @@ def scaled(dtype: Any, kv_heads: int = 2) -> dict[str, Any]:
 
 
 def order(stored: np.ndarray) -> np.ndarray:
-    """Integers that order stored numbers: neighbouring numbers have neighbouring ones."""
+    """Return integers that order stored numbers: neighbouring numbers have neighbouring ones."""
     bits = stored.view(np.int8).astype(np.int32)
     return bits if stored.dtype == np.int8 else np.where(bits < 0, -(bits & 127), bits)
 
 
 def within(outputs: Sequence[np.ndarray], reference: Callable[..., Any], inputs: Sequence[Any]) -> None:
-    """Outputs as near as numpy's; caches hold exactly the reference's numbers.
+    """Assert outputs as near as numpy's; caches hold exactly the reference's numbers.
 
     Keys and values that a kernel projects itself differ by roundings, so a stored number may be a neighbour.
     """

@@ -19,7 +19,7 @@ EPS, SCALE = 1e-5, DEPTH**-0.5
 
 
 def layer(tokens: int) -> dict[str, tuple[Any, ...]]:
-    """The kernels of one layer of a small Llama with their arguments."""
+    """Return the kernels of one layer of a small Llama with their arguments."""
     x, norm = normal(1, tokens, HIDDEN), normal(2, 1, HIDDEN)
     q, k, v = normal(3, tokens, Q), normal(4, tokens, KV), normal(5, tokens, KV)
     cos, sin = normal(6, POSITIONS, DEPTH // 2), normal(7, POSITIONS, DEPTH // 2)

@@ -22,7 +22,7 @@ matmul = importlib.import_module("nki_kernels.matmul")
 
 
 def length_ns(target: str, arguments: tuple[Any, ...], tuning: dict[str, Any] | None = None) -> float:
-    """The predicted time of a dry matmul."""
+    """Return the predicted time of a dry matmul."""
     keywords = {} if tuning is None else {"tuning": tuning}
     launch = simulate.World(target).launch(kernels.matmul, [(arguments, keywords)], mode=Mode.dry)
     return simulate.timing.schedule(launch.streams, launch.hardware).length_ns

@@ -53,7 +53,7 @@ FORMS = {
 
 
 def without_passed_pages(arguments: Arguments) -> dict[str, Any]:
-    """The same launch with tables that begin with the first page that a window reads; pages before it are NaN."""
+    """Return the launch with tables that begin with the first page that a window reads; pages before it are NaN."""
     shorter = dict(zip(arguments, copied(tuple(arguments.values()))))
     positions, pages = arguments["positions"], arguments["block_tables"]
     new = len(positions) // len(pages)
@@ -98,7 +98,7 @@ def pages(
     second: tuple[int, ...] | None = None,
     second_dtype: Any = None,
 ) -> list[Any]:
-    """Two caches, sources and destinations; the first page that is written is read as well."""
+    """Return two caches, sources and destinations; the first page that is written is read as well."""
     order = np.random.default_rng(count).permutation(slots).astype(np.int32)[:, None]
     caches = (
         normal(1, slots, *shape, dtype=dtype),
