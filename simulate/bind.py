@@ -42,10 +42,10 @@ def install(backend: str | None = None, level: str | None = None, rules: str | N
     choose(level, rules)
     named = os.environ.get(BACKEND_VARIABLE) or "auto"
     wanted = backend or named
-    for each in (wanted, named):  # what the environment names is asked for again by the kernels
-        if each not in ("auto", "simulate", "neuron"):
+    for name in (wanted, named):  # what the environment names is asked for again by the kernels
+        if name not in ("auto", "simulate", "neuron"):
             raise InvalidArgument(
-                "NKW-BACKEND", f"{BACKEND_VARIABLE}={each}; known are auto, simulate, neuron"
+                "NKW-BACKEND", f"{BACKEND_VARIABLE}={name}; known are auto, simulate, neuron"
             )
     if _decided is not None:
         if wanted not in ("auto", _decided):
@@ -101,9 +101,9 @@ def _bind(root: str, package: ModuleType, modules: dict[str, str], missing: str,
     listed = getattr(importlib.import_module(missing), table)
     for name, module in absent_modules(set(sys.modules), listed).items():
         sys.modules[name] = module
-        parent, _, part = name.rpartition(".")
+        parent, _, attribute = name.rpartition(".")
         if parent == root:
-            setattr(package, part, module)
+            setattr(package, attribute, module)
 
 
 class _Beta1Finder:

@@ -14,7 +14,7 @@ from typing import IO, NoReturn
 
 from nkw.child import ERR, OUT, Judge, Record, begin
 from nkw.process import Terminated, address_space_bytes, imported
-from simulate.tracebacks import print_of_the_user
+from simulate.tracebacks import print_user_traceback
 
 _PDEATHSIG = 1  # an option of Linux' prctl
 
@@ -75,7 +75,7 @@ def _run(act: Callable[[], int], record: Record) -> None:
         record.ended = "terminated" if isinstance(stopped, Terminated) else "interrupted"
         record.where = ": ".join(map(str, stopped.args))
     except BaseException as error:
-        print_of_the_user(error)
+        print_user_traceback(error)
         record.ended = f"the command failed: {type(error).__name__}: {str(error).partition(chr(10))[0]:.200}"
 
 

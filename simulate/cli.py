@@ -16,7 +16,7 @@ from nkw.errors import LONGEST_PATH, InvalidArgument, shown
 from nkw.options import add_options
 from nkw.process import begin, imported, replace_unprintable
 from nkw.verbs import SIMULATOR_VERBS
-from simulate.command_words import WITH_WORDS, OwnOptions, add_words, take_words
+from simulate.command_words import WITH_WORDS, CommandOptions, add_words, take_words
 
 _WITH_REPORT = ("time", "memory", "verify", "tune", "bundle", "compare", "calibrate")
 """Commands that print `?` for characters that the encoding of stdout lacks."""
@@ -72,12 +72,12 @@ def spawned(arguments: Sequence[str]) -> NoReturn:
     from simulate.child_entry import become_spawned_child
     from simulate.isolated import act_in_child, set_limits
 
-    given, prog, *words = arguments
+    child_arguments, prog, *words = arguments
     begin()
     imported()
     options = _options(words, prog)
     set_limits(options)
-    become_spawned_child(partial(act_in_child, options), given)
+    become_spawned_child(partial(act_in_child, options), child_arguments)
 
 
 def _options(arguments: Sequence[str], prog: str) -> argparse.Namespace:
@@ -88,14 +88,14 @@ def _options(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     name, command = add_commands(parser, SIMULATOR_VERBS, arguments, required=True)
     if command is not None and name in WITH_WORDS:
         add_words(command, name)
-    options, rest = parser.parse_known_args(arguments)
-    options.prog, options.rest = prog, rest
-    if rest and options.command != "fidelity":
-        parser.error(describe_unknown(command or parser, rest))
+    options, unknown = parser.parse_known_args(arguments)
+    options.prog, options.unknown = prog, unknown
+    if unknown and options.command != "fidelity":
+        parser.error(describe_unknown(command or parser, unknown))
     verb = SIMULATOR_VERBS[options.command]
     if "words" in options:
-        options.own = OwnOptions(add_help=False, allow_abbrev=False)
-        add_options(options.own, load(verb.options))
+        options.command_options = CommandOptions(add_help=False, allow_abbrev=False)
+        add_options(options.command_options, load(verb.options))
         _take_words(parser, options)
     options.act = load(verb.function)
     return options

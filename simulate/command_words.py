@@ -23,36 +23,36 @@ _OPTION = re.compile(r"--[A-Za-z][\w-]*|-[A-Za-z]")
 """A word that can be no argument of a kernel; `-1` and `-1e-5` are numbers."""
 
 
-class OwnOptions(argparse.ArgumentParser):
+class CommandOptions(argparse.ArgumentParser):
     """The options of one command alone; raises ArgumentError where argparse would exit."""
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of exiting."""
         raise argparse.ArgumentError(None, message)
 
-    def taken(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    def split(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
         """Divide words into these options with their values, and all other words."""
-        own: list[str] = []
-        others: list[str] = []
-        rest = list(words)
-        while rest:
-            word = rest.pop(0)
+        option_words: list[str] = []
+        other_words: list[str] = []
+        pending = list(words)
+        while pending:
+            word = pending.pop(0)
             try:
                 _, unknown = self.parse_known_args([word])
-                (others if unknown or not word.startswith("-") else own).append(word)
+                (other_words if unknown or not word.startswith("-") else option_words).append(word)
             except argparse.ArgumentError:  # the option lacks its value, or has a wrong one
-                own += [word, *(rest[:1] if "=" not in word else [])]
-                del rest[: "=" not in word]
-        return own, others
+                option_words += [word, *(pending[:1] if "=" not in word else [])]
+                del pending[: "=" not in word]
+        return option_words, other_words
 
-    def before(self, script: str, own: Sequence[str]) -> list[str]:
+    def write_before(self, script: str, option_words: Sequence[str]) -> list[str]:
         """Return the options as written before the script, with -- at the end if the last would take the script."""
         try:
-            self.parse_known_args(own)
-            taken = script not in self.parse_known_args([*own, script])[1]
+            self.parse_known_args(option_words)
+            taken = script not in self.parse_known_args([*option_words, script])[1]
         except argparse.ArgumentError:  # wrong also without the script
             taken = False
-        return [*own, *(["--"] if taken else [])]
+        return [*option_words, *(["--"] if taken else [])]
 
 
 def add_words(command: argparse.ArgumentParser, name: str) -> None:
@@ -71,11 +71,11 @@ def add_words(command: argparse.ArgumentParser, name: str) -> None:
 
 def _refuse_options(options: argparse.Namespace) -> None:
     """Raise ArgumentError for a word among a kernel's arguments that is an option of no command."""
-    own: OwnOptions = options.own
+    command_options: CommandOptions = options.command_options
     for word in options.arguments:
         name = word.partition("=")[0]
         if _OPTION.fullmatch(name):
-            known = [option for action in own._actions for option in action.option_strings]
+            known = [option for action in command_options._actions for option in action.option_strings]
             meant = did_you_mean(name, known) or f"; `{options.command} --help` lists its options"
             raise argparse.ArgumentError(None, f"{options.command} has no option {name}{meant}")
 
@@ -87,20 +87,26 @@ def take_words(options: argparse.Namespace, prog: str, names_a_kernel: Callable[
     name to the script. Raises InvalidArgument where such a word is also an option of the command, with the order that
     would be taken; after `--` every word belongs to the script. Raises ArgumentError for a wrong value of an option.
     """
-    own: OwnOptions = options.own
+    command_options: CommandOptions = options.command_options
     words = options.words[options.words[0] == "--" :]
     options.script, options.arguments = words[0], words[1:]
     if options.command in KERNEL_ONLY or names_a_kernel(options.script):
-        _, options.arguments = own.parse_known_args(options.arguments, options)
+        _, options.arguments = command_options.parse_known_args(options.arguments, options)
         _refuse_options(options)
         return
     if options.arguments[:1] == ["--"]:
         del options.arguments[0]
         return
-    taken, others = own.taken(options.arguments)
+    taken, script_words = command_options.split(options.arguments)
     if taken:
         line = shlex.join(
-            [*prog.split(), options.command, *own.before(options.script, taken), options.script, *others]
+            [
+                *prog.split(),
+                options.command,
+                *command_options.write_before(options.script, taken),
+                options.script,
+                *script_words,
+            ]
         )
         raise InvalidArgument(
             "NKW-OPTION-ORDER",

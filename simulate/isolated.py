@@ -123,8 +123,8 @@ def act_in_child(options: argparse.Namespace) -> int:
 def _deliver(record: Record) -> int:
     """Write the files of a record and print its texts; returns its status, 2 where a file cannot be written."""
     try:
-        for path, what, code, text in record.files:
-            with OutputFile(path, what, code).writing() as file:
+        for path, description, code, text in record.files:
+            with OutputFile(path, description, code).writing() as file:
                 file.write(text)
     except InvalidArgument as unwritten:
         error(unwritten)
@@ -141,7 +141,7 @@ def _print(record: Record) -> None:
 
 def _without_verdict(options: argparse.Namespace, reason: str) -> int:
     """Print and document that a command has no verdict and why; return the exit status."""
-    what = getattr(options, "script", options.command)
+    command_or_script = getattr(options, "script", options.command)
     try:
         with json_document(options.json, Outputs(tuple), options.command) as contents:
             contents.update({"hardware": options.hardware} if options.hardware else {})
@@ -149,5 +149,5 @@ def _without_verdict(options: argparse.Namespace, reason: str) -> int:
     except InvalidArgument as unwritten:
         error(unwritten)
         return 2
-    error(f"no verdict on {what}: {reason}")
+    error(f"no verdict on {command_or_script}: {reason}")
     return NO_VERDICT

@@ -41,7 +41,7 @@ class Kernel:
 
     def __getitem__(self, grid: int) -> Kernel:
         """Return the kernel on `grid` physical cores of one logical core, 1 or 2. Deprecated since NKI 0.7."""
-        Level.of().notice(LNC_BY_GRID)
+        Level.resolve().notice(LNC_BY_GRID)
         size = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
         if size not in (1, 2) or isinstance(size, bool):
             raise InvalidArgument(
@@ -80,7 +80,7 @@ class Kernel:
         if core is not None:
             self._agree(core.rank.config)
             return self.func(*args, **kwargs)
-        level = Level.of()
+        level = Level.resolve()
         cores = read_core_count(getattr(self.func, "__name__", "kernel"), self._grid, level)
         has_grid = self._grid is not None or cores > 1
         done = launch(

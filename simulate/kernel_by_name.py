@@ -119,10 +119,10 @@ def nothing_launched(words: str) -> str:
     ]
     if not named:
         return "no kernel was launched"
-    others = f" and {', '.join(named[1:])}" if named[1:] else ""
+    other_kernels = f" and {', '.join(named[1:])}" if named[1:] else ""
     return (
-        f"no kernel was launched; {words} defines {named[0]}{others}: call it there, or give {words}:{named[0]} and "
-        "its arguments"
+        f"no kernel was launched; {words} defines {named[0]}{other_kernels}: call it there, or give "
+        f"{words}:{named[0]} and its arguments"
     )
 
 
@@ -150,8 +150,8 @@ def launch_by_name(
 
 def folder_of(words: str) -> Path:
     """Return the folder from which a script or kernel imports first: that of its file, or the working folder."""
-    place = words.rpartition(":")[0] if names_a_kernel(words) else words
-    return Path(place).resolve().parent if place.endswith(".py") or place == words else Path.cwd()
+    path = words.rpartition(":")[0] if names_a_kernel(words) else words
+    return Path(path).resolve().parent if path.endswith(".py") or path == words else Path.cwd()
 
 
 @contextmanager
@@ -176,16 +176,16 @@ def launch_named(
 ) -> Launch:
     """Launch the plain function that `words` name, as `launch_by_name` does; `keywords` are further arguments."""
     ranks = read_rank_count()
-    given = [call_of(arguments, mode, rank, ranks) for rank in range(ranks)]
-    for _, named in given:
+    arguments_of_ranks = [call_of(arguments, mode, rank, ranks) for rank in range(ranks)]
+    for _, named in arguments_of_ranks:
         named.update(keywords or {})
-    return launch_on(kernel, words, given, mode, trips)
+    return launch_on(kernel, words, arguments_of_ranks, mode, trips)
 
 
 def launch_on(
     kernel: Callable[..., Any],
     words: str,
-    given: ArgumentsOfRanks,
+    arguments_of_ranks: ArgumentsOfRanks,
     mode: Mode = Mode.dry,
     trips: Sequence[int] = (),
     chip: Hardware | None = None,
@@ -197,10 +197,12 @@ def launch_on(
     updated in place.
     """
     try:
-        level = Level.of()
+        level = Level.resolve()
         if cores is None:
             cores = read_core_count(getattr(kernel, "__name__", "kernel"), None, level)
-        return launch(kernel, given, chip, cores, mode, has_grid=cores > 1, level=level, trips=trips)
+        return launch(
+            kernel, arguments_of_ranks, chip, cores, mode, has_grid=cores > 1, level=level, trips=trips
+        )
     except MemoryError as error:
         raise NoVerdict(
             "NKW-KERNEL-MEMORY",
@@ -232,13 +234,13 @@ def with_size(arguments: Sequence[str], name: str, size: int) -> list[str]:
 
     Raises InvalidArgument where the name stands in no argument.
     """
-    found = [_with_size(text, name, size) for text in arguments]
-    if found == list(arguments):
+    new_arguments = [_with_size(text, name, size) for text in arguments]
+    if new_arguments == list(arguments):
         raise InvalidArgument(
             "NKW-SWEEP",
             f"the size {name:.40} stands in no argument; name it in a shape, such as f32[{name:.40},512]",
         )
-    return found
+    return new_arguments
 
 
 def _with_size(text: str, name: str, size: int) -> str:
@@ -247,7 +249,7 @@ def _with_size(text: str, name: str, size: int) -> str:
     tensor = _TENSOR.fullmatch(value)
     if tensor is None:
         return f"{lead}{size}" if value == name else text
-    sizes = (str(size) if each.strip() == name else each for each in tensor["shape"].split(","))
+    sizes = (str(size) if dim.strip() == name else dim for dim in tensor["shape"].split(","))
     return f"{lead}{tensor['dtype']}[{','.join(sizes)}]"
 
 
@@ -260,27 +262,27 @@ def callable_named(words: str) -> Callable[..., Any]:
     match = _NAMED.fullmatch(words)
     if match is None:
         raise InvalidArgument("NKW-KERNEL-NAME", f"{words:.60} is neither FILE.py:NAME nor MODULE:NAME")
-    place, name = match["place"], match["name"]
-    if place.endswith(".py"):
-        if not is_file(place):
-            raise InvalidArgument("NKW-KERNEL-NAME", f"{shown(place, LONGEST_PATH)} is not a file")
-        with convert_import_errors(place):
-            found = runpy.run_path(place, run_name=Path(place).stem).get(name)
+    source, name = match["place"], match["name"]
+    if source.endswith(".py"):
+        if not is_file(source):
+            raise InvalidArgument("NKW-KERNEL-NAME", f"{shown(source, LONGEST_PATH)} is not a file")
+        with convert_import_errors(source):
+            function = runpy.run_path(source, run_name=Path(source).stem).get(name)
     else:
         try:
-            with convert_import_errors(place):
-                found = getattr(importlib.import_module(place), name, None)
+            with convert_import_errors(source):
+                function = getattr(importlib.import_module(source), name, None)
         except FailedImport as failed:
             if not isinstance(failed.__cause__, ImportError):
                 raise
             error = failed.__cause__
             reason = shown(str(error), LONGEST_PATH)
             raise InvalidArgument(
-                "NKW-KERNEL-NAME", f"{shown(place, LONGEST_PATH)} is not a module: {reason}"
+                "NKW-KERNEL-NAME", f"{shown(source, LONGEST_PATH)} is not a module: {reason}"
             ) from None
-    if not callable(found):
-        raise InvalidArgument("NKW-KERNEL-NAME", f"{place} has no kernel {name}")
-    return found  # type: ignore[no-any-return]
+    if not callable(function):
+        raise InvalidArgument("NKW-KERNEL-NAME", f"{source} has no kernel {name}")
+    return function  # type: ignore[no-any-return]
 
 
 def _argument(text: str) -> Any:
@@ -327,8 +329,8 @@ def call_of(
     for text in texts:
         keyword = _KEYWORD.fullmatch(text)
         value = text if keyword is None else keyword["value"]
-        place = len(args) + len(kwargs)
-        argument = ReplicaGroup([range(ranks)]) if value == _GROUP else _filled(value, (place, rank), mode)
+        position = len(args) + len(kwargs)
+        argument = ReplicaGroup([range(ranks)]) if value == _GROUP else _filled(value, (position, rank), mode)
         if keyword is None:
             args.append(argument)
         else:

@@ -28,23 +28,23 @@ class Level(NamedTuple):
         return f"{self.major}.{self.minor}"
 
     @classmethod
-    def of(cls, asked: Level | str | None = None) -> Level:
+    def resolve(cls, requested: Level | str | None = None) -> Level:
         """Return a requested level, else that of NKI_LEVEL, else the newest.
 
         Raises:
             InvalidArgument: The level is unknown.
         """
-        if isinstance(asked, Level):
-            return asked
-        name = asked or os.environ.get(LEVEL_VARIABLE) or ""
+        if isinstance(requested, Level):
+            return requested
+        name = requested or os.environ.get(LEVEL_VARIABLE) or ""
         if not name:
             return NEWEST
-        found = _BY_NAME.get(name)
-        if found is None:
+        level = _BY_NAME.get(name)
+        if level is None:
             raise InvalidArgument(
                 "NKW-LEVEL-NAME", f"{LEVEL_VARIABLE} is {name!r:.40}; known are {', '.join(_BY_NAME)}"
             )
-        return found
+        return level
 
     def has(self, feature: str) -> bool:
         """Return whether this release has a feature of the table."""
@@ -124,8 +124,8 @@ FEATURES: dict[str, Feature] = {
     RUN_TIME_SCALARS: Feature(_0_7, instead="its counter is a register"),
     **dict.fromkeys(
         (
-            f"ncc.{kind}_{half}"
-            for kind in ("all_gather_v", "all_to_all_v")
+            f"ncc.{collective}_{half}"
+            for collective in ("all_gather_v", "all_to_all_v")
             for half in ("prepare", "trigger")
         ),
         Feature(_0_7, instead=_HALVES),
@@ -191,21 +191,21 @@ class Rules(Enum):
     simulator = "simulator"
 
     @classmethod
-    def of(cls, asked: Rules | str | None = None) -> Rules:
+    def resolve(cls, requested: Rules | str | None = None) -> Rules:
         """Return the requested rules, else those of NKI_RULES, else chip.
 
         Raises:
             InvalidArgument: The rules are unknown.
         """
-        if isinstance(asked, Rules):
-            return asked
-        name = asked or os.environ.get(RULES_VARIABLE) or cls.chip.value
+        if isinstance(requested, Rules):
+            return requested
+        name = requested or os.environ.get(RULES_VARIABLE) or cls.chip.value
         try:
             return cls(name)
         except ValueError:
             raise InvalidArgument(
                 "NKW-RULES-NAME",
-                f"{RULES_VARIABLE} is {name!r:.40}; known are {', '.join(each.value for each in cls)}",
+                f"{RULES_VARIABLE} is {name!r:.40}; known are {', '.join(rules.value for rules in cls)}",
             ) from None
 
     def refuse(self, code: str) -> bool:
@@ -273,6 +273,6 @@ WARNED = frozenset(
 def choose(level: str | None = None, rules: str | None = None) -> None:
     """Set level and rules of this process, in its environment. Raises InvalidArgument for unknown ones."""
     if level:
-        os.environ[LEVEL_VARIABLE] = str(Level.of(level))
+        os.environ[LEVEL_VARIABLE] = str(Level.resolve(level))
     if rules:
-        os.environ[RULES_VARIABLE] = Rules.of(rules).value
+        os.environ[RULES_VARIABLE] = Rules.resolve(rules).value

@@ -74,23 +74,23 @@ def named(line: tuple[CodeType, int] | None) -> str:
 @lru_cache(maxsize=512)
 def _names(code: CodeType) -> tuple[tuple[_Span, str], ...]:
     """Return the names that the statements of a code object assign, with the lines of the assigned values."""
-    found: list[tuple[_Span, str]] = []
+    names: list[tuple[_Span, str]] = []
     for node in inside(body_of(code) or _around(code)):
         if isinstance(node, ast.Assign):
-            found += _pairs(node.targets[0], node.value, _lines(node))
+            names += _pairs(node.targets[0], node.value, _lines(node))
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            found += _pairs(node.target, node.value, _lines(node))
+            names += _pairs(node.target, node.value, _lines(node))
         elif isinstance(node, ast.Expr) and (appended := _appended_to(node.value)):
-            found.append((_lines(node), appended))
-    return tuple(found)
+            names.append((_lines(node), appended))
+    return tuple(names)
 
 
 def _pairs(target: ast.expr, value: ast.expr, span: _Span) -> list[tuple[_Span, str]]:
     """Yield the targets of an assignment; for `a, b = x, y` each target with the lines of its value."""
     if isinstance(target, (ast.Tuple, ast.List)):
         if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
-            parts = zip(target.elts, value.elts)
-            return [pair for one, other in parts for pair in _pairs(one, other, _lines(other))]
+            pairs = zip(target.elts, value.elts)
+            return [pair for one, other in pairs for pair in _pairs(one, other, _lines(other))]
         return []
     name = ast.unparse(target)
     return [(span, name)] if len(name) <= _LONGEST_NAME else []
@@ -122,7 +122,9 @@ def body_of(code: CodeType) -> list[ast.AST]:
         return list(module.body)
     for node in ast.walk(module):
         if isinstance(node, _Function):
-            first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+            first = min(
+                [node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))]
+            )
             named = getattr(node, "name", "<lambda>") == code.co_name
             if named and first == code.co_firstlineno:
                 return list(node.body) if isinstance(node.body, list) else [node.body]
@@ -134,13 +136,13 @@ def _around(code: CodeType) -> list[ast.AST]:
     module = _module(code.co_filename)
     if module is None or code.co_name not in ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"):
         return []
-    found: list[ast.AST] = list(module.body)
+    body: list[ast.AST] = list(module.body)
     for node in ast.walk(module):  # breadth first, so that an inner function comes later
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             first, last = _lines(node)
             if first <= code.co_firstlineno <= last:
-                found = list(node.body)
-    return found
+                body = list(node.body)
+    return body
 
 
 @lru_cache(maxsize=64)

@@ -104,9 +104,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     budget = metafunc.definition.get_closest_marker("nki_budget")
     if marker is None and budget is not None and budget.kwargs.get("target") in TARGETS:
         marker = pytest.mark.nki_targets(budget.kwargs["target"]).mark
-    asked = _listed(_option(metafunc.config, "nki_target"))
+    requested = _listed(_option(metafunc.config, "nki_target"))
     if marker is None:
-        targets = asked or [os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET]
+        targets = requested or [os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET]
     else:
         _known(list(marker.args), f"nki_targets of {metafunc.definition.nodeid}")
         only = _listed(metafunc.config.getoption("nki_target"))
@@ -134,10 +134,10 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
     """Show the frames of the test and its kernels, not those of the simulator (NKW_TRACEBACK=full shows all)."""
     if call.excinfo is None or "nkw.errors" not in sys.modules:
         return
-    from simulate.tracebacks import of_the_user
+    from simulate.tracebacks import trim_traceback
 
     error = call.excinfo.value
-    kept = of_the_user(error)
+    kept = trim_traceback(error)
     if kept is not None and kept is not error.__traceback__:
         call.excinfo = pytest.ExceptionInfo.from_exc_info((type(error), error.with_traceback(kept), kept))
 

@@ -12,7 +12,7 @@ from nkw.child import progress_stream, user_output
 from nkw.process import reopen_streams
 from nkw.terminal import error, working
 from simulate.isolated import NO_VERDICT
-from simulate.tracebacks import print_of_the_user
+from simulate.tracebacks import print_user_traceback
 
 
 def run_script(options: argparse.Namespace, raises: bool = False) -> int:
@@ -96,7 +96,7 @@ def run_to_its_end(options: argparse.Namespace) -> int:
         print(end.code, file=sys.stderr)
     except Exception as failed:
         sys.stdout.flush()
-        print_of_the_user(failed)
+        print_user_traceback(failed)
     return 1
 
 

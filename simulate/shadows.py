@@ -22,14 +22,14 @@ def check_names(words: str, folder: Path) -> None:
     working folder where that is on Python's path. Modules there that it imports are looked at as well; a module that
     nothing imports hides nothing.
     """
-    here = Path.cwd()
-    folders = [folder, *([here] if not {"", str(here)}.isdisjoint(sys.path) else [])]
-    place = Path(words) if is_file(words) else Path(words.rpartition(":")[0])
-    names = set(_imported(place)) if is_file(place) else {str(place).split(".")[0]}
-    seen = {place.resolve()}
+    working_folder = Path.cwd()
+    folders = [folder, *([working_folder] if not {"", str(working_folder)}.isdisjoint(sys.path) else [])]
+    path = Path(words) if is_file(words) else Path(words.rpartition(":")[0])
+    names = set(_imported(path)) if is_file(path) else {str(path).split(".")[0]}
+    seen = {path.resolve()}
     while names:
         name = names.pop()
-        file = _found(name, folders)
+        file = _find_module(name, folders)
         if file is None or file.resolve() in seen:
             continue
         if name in _PACKAGES and not file.resolve().is_relative_to(_ROOT / name):
@@ -42,10 +42,10 @@ def check_names(words: str, folder: Path) -> None:
         names |= set(_imported(file))
 
 
-def _found(name: str, folders: Sequence[Path]) -> Path | None:
+def _find_module(name: str, folders: Sequence[Path]) -> Path | None:
     """Return the file of a module in the first folder that has it; a package comes before a module."""
-    places = (file for folder in folders for file in (folder / name / "__init__.py", folder / f"{name}.py"))
-    return next((file for file in places if is_file(file)), None)
+    paths = (file for folder in folders for file in (folder / name / "__init__.py", folder / f"{name}.py"))
+    return next((file for file in paths if is_file(file)), None)
 
 
 def _imported(file: Path) -> Iterator[str]:

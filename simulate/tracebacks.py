@@ -22,34 +22,34 @@ TRACEBACK_VARIABLE = "NKW_TRACEBACK"
 _COMMANDS = PACKAGE + "cli.py"
 
 
-def of_the_user(error: BaseException) -> TracebackType | None:
+def trim_traceback(error: BaseException) -> TracebackType | None:
     """Return the traceback of an error without frames of this package, or unchanged if the user asked for all.
 
     None where the module that runs scripts could not start one: an error of syntax names its line itself.
     """
-    whole = error.__traceback__
+    full_trace = error.__traceback__
     frames = []
-    trace = whole
+    trace = full_trace
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    users = [each for each in frames[_commands(frames) :] if not _is_ours(each)]
+    users = [frame for frame in frames[_commands(frames) :] if not _is_ours(frame)]
     if os.environ.get(TRACEBACK_VARIABLE) == "full":
-        return whole
+        return full_trace
     if frames and not users and _runs_scripts(frames[-1]):
         return None
     began_here = bool(frames) and _is_ours(frames[-1]) and not isinstance(error, NkwError)
     if not users or began_here:
-        return whole
+        return full_trace
     kept = None
-    for each in reversed(users):
-        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    for frame in reversed(users):
+        kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return kept
 
 
 def _commands(frames: Sequence[TracebackType]) -> int:
     """Return how many of the first frames lead to the command that runs a script; 0 if a script runs itself."""
-    entered = [place for place, each in enumerate(frames) if each.tb_frame.f_code.co_filename == _COMMANDS]
+    entered = [index for index, frame in enumerate(frames) if frame.tb_frame.f_code.co_filename == _COMMANDS]
     return entered[-1] + 1 if entered else 0
 
 
@@ -63,9 +63,9 @@ def _runs_scripts(trace: TracebackType) -> bool:
     return file.startswith("<frozen runpy") or file == runpy.__file__
 
 
-def print_of_the_user(error: BaseException) -> None:
+def print_user_traceback(error: BaseException) -> None:
     """Print an error on stderr with its traceback of user frames."""
-    traceback.print_exception(type(error), error, of_the_user(error))
+    traceback.print_exception(type(error), error, trim_traceback(error))
 
 
 def show_user_frames() -> None:
@@ -73,9 +73,9 @@ def show_user_frames() -> None:
     before = sys.excepthook
     if getattr(before, "__module__", None) != __name__:
 
-        def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            kept = of_the_user(error)
-            before(kind, error.with_traceback(kept), kept)
+        def hook(error_class: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            kept = trim_traceback(error)
+            before(error_class, error.with_traceback(kept), kept)
 
         sys.excepthook = hook
     shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
@@ -83,7 +83,9 @@ def show_user_frames() -> None:
         shell.set_custom_exc((Exception,), _in_a_notebook)
 
 
-def _in_a_notebook(shell: Any, kind: type[BaseException], error: BaseException, trace: Any, **_: Any) -> None:
+def _in_a_notebook(
+    shell: Any, error_class: type[BaseException], error: BaseException, trace: Any, **_: Any
+) -> None:
     """Print an error as IPython does, with the frames of the user only."""
-    kept = of_the_user(error)
-    shell.showtraceback((kind, error.with_traceback(kept), kept), tb_offset=1)
+    kept = trim_traceback(error)
+    shell.showtraceback((error_class, error.with_traceback(kept), kept), tb_offset=1)

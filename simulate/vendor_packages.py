@@ -36,7 +36,7 @@ https://awsdocs-neuron.readthedocs-hosted.com/en/latest/frameworks/torch/about/i
 
 def numbers(version: str) -> Version:
     """Return the first two numbers of a version: (2, 31) for 2.31.7.0."""
-    return tuple(int(each) for each in re.findall(r"\d{1,9}", version.split("+")[0])[:2])
+    return tuple(int(number) for number in re.findall(r"\d{1,9}", version.split("+")[0])[:2])
 
 
 def is_genuine(package: str, version: str) -> bool:

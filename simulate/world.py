@@ -69,13 +69,13 @@ def launch(
         has_grid,
         peers,
         observers=observers(),
-        level=Level.of(level),
-        rules=Rules.of(rules),
+        level=Level.resolve(level),
+        rules=Rules.resolve(rules),
         config=config,
         trips=_checked_trips(trips),
     )
     with peers.launch() if peers is not None else nullcontext():
-        observed = any(each.sees_instructions or each.keeps_calls for each in request.observers)
+        observed = any(observer.sees_instructions or observer.keeps_calls for observer in request.observers)
         if mode is Mode.replay and not observed:
             return _replayed(request, replay, replays)
         try:
@@ -161,8 +161,8 @@ class World:
         self.ranks = ranks
         self.logical_core_size = logical_core_size
         self.replay = replay
-        self.level = None if level is None else Level.of(level)
-        self.rules = None if rules is None else Rules.of(rules)
+        self.level = None if level is None else Level.resolve(level)
+        self.rules = None if rules is None else Rules.resolve(rules)
         self._peers: Processes | None = None
         self._replays = replays
 
@@ -176,7 +176,7 @@ class World:
         return self._replays
 
     @classmethod
-    def of_processes(
+    def from_torchrun(
         cls, target: str | None = None, logical_core_size: int = 1, replay: ReplayOptions | None = None
     ) -> World:
         """Return the world whose ranks are the processes that torchrun started; this process has one of them.

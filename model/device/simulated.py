@@ -46,7 +46,7 @@ class SimulatedDevice(HostArrays):
         self.ranks, self.sorted_expert_width = ranks, find_sorted_expert_width(target)
         self._mode = simulate.Mode.replay if replay else simulate.Mode.eager
         self._world = run_checked(
-            lambda: simulate.World.of_processes(target) if processes else simulate.World(target, ranks)
+            lambda: simulate.World.from_torchrun(target) if processes else simulate.World(target, ranks)
         )
         options = run_checked(ReplayOptions.from_environment)
         self._world.replay = replace(options, exact=options.exact or exact, verify=options.verify or verify)

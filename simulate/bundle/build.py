@@ -108,7 +108,7 @@ class Program:
         self.name = kernel_name.rpartition(":")[2]
         self.module, file = find_module(kernel, kernel_name)
         self.imports = collect_sources(sources, self.module, file)
-        self.cores = read_core_count(kernel.__name__, None, Level.of()) if cores is None else cores
+        self.cores = read_core_count(kernel.__name__, None, Level.resolve()) if cores is None else cores
         copied = call.copy_arrays()
         with gathered() as seen:
             launch = launch_on(

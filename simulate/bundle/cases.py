@@ -152,7 +152,7 @@ def _make_expectation(target: str, cases: Sequence[Case], sources: Sources) -> E
         if instance.target == target and instance.members == 1
     )
     beta1 = any(case.imports != "nki" for case in cases)
-    level = str(Level.of())
+    level = str(Level.resolve())
     sdk = _BETA1_SDK if beta1 else _SDK[level]
     return Expects(
         instances, "Beta 1" if beta1 else level, sdk, "3.10 to 3.14", tuple(sorted(sources.packages))

@@ -31,7 +31,7 @@ from simulate.kernel_by_name import (
 from simulate.run import target_hardware
 from simulate.run.observers import observing
 from simulate.scripts import bound
-from simulate.tracebacks import print_of_the_user
+from simulate.tracebacks import print_user_traceback
 
 _EXAMPLES = "examples"
 """Module of a package with example arguments of its kernels: `EXAMPLES` and `RANKS`, as `nki_kernels.examples`."""
@@ -65,7 +65,7 @@ def bundle_command(options: argparse.Namespace) -> int:
         error(wrong)
         return 2 if isinstance(wrong, InvalidArgument) else 1
     except Exception as failed:  # of the kernel
-        print_of_the_user(failed)
+        print_user_traceback(failed)
         return NO_VERDICT
     return 0
 

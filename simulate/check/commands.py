@@ -36,7 +36,7 @@ from simulate.isolated import NO_VERDICT
 from simulate.kernel_by_name import files_read, nothing_launched
 from simulate.level import Level, Rules
 from simulate.run.launch_text import summary
-from simulate.tracebacks import print_of_the_user
+from simulate.tracebacks import print_user_traceback
 
 
 def check(options: argparse.Namespace, run_script: Callable[[argparse.Namespace], int]) -> int:
@@ -81,7 +81,7 @@ def _check_script(
         if kept is None:
             return 2
         # Under the rules of the vendor's simulator warnings do not fail a script that is written against it.
-        tolerant = Rules.of() is Rules.simulator
+        tolerant = Rules.resolve() is Rules.simulator
         status = int(
             any(
                 finding.severity is Severity.error if finding in advice else fails_a_check(finding, tolerant)
@@ -119,7 +119,7 @@ def _run(
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        print_of_the_user(error)
+        print_user_traceback(error)
         return 0, one_line(error).removesuffix(": ")
     return 0, ""
 
@@ -139,7 +139,7 @@ def lint(options: argparse.Namespace) -> int:
 
 def _lint_files(options: argparse.Namespace, files: Sequence[Path], contents: dict[str, Any]) -> int:
     try:
-        level = Level.of(options.level)
+        level = Level.resolve(options.level)
     except NkwError as unknown:
         error(unknown)
         return 2

@@ -28,5 +28,5 @@ def fidelity(options: argparse.Namespace) -> int:
         )
         terminal.error(missing)
         return 2
-    status: int = benchmark.main(options.rest, f"{options.prog} fidelity")
+    status: int = benchmark.main(options.unknown, f"{options.prog} fidelity")
     return status

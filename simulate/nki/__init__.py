@@ -31,7 +31,7 @@ def jit(
     classes = (compiler.CompileConfig, compiler.SpecializationConfig)
     for (name, config), config_type in zip(configs.items(), classes):
         if config is not None:
-            Level.of().require(f"nki.jit({name}=…)")
+            Level.resolve().require(f"nki.jit({name}=…)")
             if not isinstance(config, config_type):
                 raise InvalidArgument(
                     "NKW-COMPILE-CONFIG",
@@ -57,7 +57,7 @@ cpu_simulate = simulate
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return f"{Level.of()}.0"
+        return f"{Level.resolve()}.0"
     return not_yet("nki", name)
 
 

@@ -328,7 +328,7 @@ def running_core() -> NeuronCore | None:
 def running_level() -> Level:
     """Return the level of the running launch; outside of a kernel, that of the environment."""
     core = _running.core
-    return Level.of() if core is None else core.rank.level
+    return Level.resolve() if core is None else core.rank.level
 
 
 def set_running_core(core: NeuronCore | None) -> NeuronCore | None:

@@ -123,7 +123,7 @@ class KernelChecker:
             kernel, [copy.deepcopy(rank_arguments) for rank_arguments in arguments], cores
         )
         accepted = {code.upper() for code in allow}
-        tolerant = Rules.of() is Rules.simulator
+        tolerant = Rules.resolve() is Rules.simulator
         wrong = [
             finding
             for finding in findings

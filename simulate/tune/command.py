@@ -19,7 +19,7 @@ from simulate.profile.numbers import us
 from simulate.profile.profile import profile
 from simulate.run.launch import Launch
 from simulate.scripts import bound
-from simulate.tracebacks import print_of_the_user
+from simulate.tracebacks import print_user_traceback
 from simulate.tune.cluster import Cluster
 from simulate.tune.measuring import Bench, Subject
 from simulate.tune.page import make_page
@@ -70,7 +70,7 @@ def tune(options: argparse.Namespace) -> int:
     except Exception as failed:  # of the kernel's code, with the default
         if isinstance(failed, OSError):
             raise
-        print_of_the_user(failed)
+        print_user_traceback(failed)
         return NO_VERDICT
     if outcome.stopped is not None:
         raise outcome.stopped

@@ -144,7 +144,7 @@ def find_reference(function: Callable[..., Any], name: str) -> Reference:
 
 
 def _launched(function: Callable[..., Any], name: str, chip: Hardware, call: Call) -> Launch:
-    cores = read_core_count(name, None, Level.of())
+    cores = read_core_count(name, None, Level.resolve())
     return launch(function, [(call.args, call.keywords)], chip, cores, Mode.eager, has_grid=cores > 1)
 
 
@@ -182,7 +182,7 @@ def _explain_constant(one: Trial, other: Trial) -> Trial:
 
 def _keep_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings that make a kernel unclean; warnings of lint are advice, as for `check`."""
-    tolerant = Rules.of() is Rules.simulator
+    tolerant = Rules.resolve() is Rules.simulator
     kept = [
         finding for finding in findings if fails_a_check(finding, tolerant or finding.code.startswith("NKI"))
     ]

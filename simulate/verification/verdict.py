@@ -160,7 +160,9 @@ class Verdict:
         if more > 0:
             out.append(f"and {more} more; `nkw check` prints all")
         if self.tolerated:
-            reason = "by the vendor's simulator" if Rules.of() is Rules.simulator else "as in public kernels"
+            reason = (
+                "by the vendor's simulator" if Rules.resolve() is Rules.simulator else "as in public kernels"
+            )
             out.append(Hanging(f"tolerated {reason}: {', '.join(self.tolerated)}"))
         return out
 

@@ -14,7 +14,7 @@ SOURCES = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
 
 def calls_of_parsers(source: str) -> list[ast.Call]:
     """Return the calls of `ArgumentParser` and `add_parser`."""
-    names = ("ArgumentParser", "OwnOptions", "add_parser")
+    names = ("ArgumentParser", "CommandOptions", "add_parser")
     nodes = ast.walk(ast.parse(source))
     return [
         node

@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("model", "nki_kernels", "nkw", "tools")
+FOLDERS = ("model", "nki_kernels", "nkw", "simulate", "tools")
 VERBS = frozenset(
     """
-    Accept Add Adjust Advance Allocate Answer Append Apply Arrive Ask Assign Attribute Await Begin Bind
-    Block Bring Broadcast Build Bundle Cache Calibrate Call Cancel Carry Cast Change Check Choose Clean
-    Clear Close Collect Combine Compare Compile Complete Compute Continue Convert Convolve Copy Count Create
+    Accept Add Adjust Advance Allocate Answer Append Apply Arrive Ask Assign Attribute Await Begin Bind Block
+    Bring Broadcast Build Bundle Cache Calibrate Call Cancel Carry Cast Change Check Choose Clean Clear Close
+    Collect Combine Compare Compile Complete Compute Concatenate Continue Convert Convolve Copy Count Create
     Cut Decode Delete Deliver Derive Describe Disable Discard Divide Do Drain Draw Drop Encode End Enter
-    Escape Estimate Exchange Execute Exit Extend Fail Fill Find Finish Fit Follow Forget Format Free Gate
-    Gather Generate Give Group Halve Handle Import Improve Index Insert Invert Issue Iterate Join Judge Keep
-    Kill Launch Let Limit List Load Log Make Map Mark Measure Merge Move Multiply Normalise Note Observe
-    Open Order Pair Parse Pass Permute Place Plan Predict Preempt Prepare Print Profile Provide Put Queue
-    Raise Read Rebuild Receive Recognise Record Reduce Refuse Register Release Remove Rename Reopen Repeat
-    Replace Report Request Resume Return Rotate Round Route Run Sample Scale Schedule Search Seed Select
-    Send Serve Set Share Shorten Show Skip Solve Split Spread Square Start Step Stop Store Submit Subtract
-    Sum Summarize Swap Take Time Trace Transcribe Translate Transpose Trigger Try Turn Update Use View Wait
-    Warn Weight Withdraw Write Yield Zero
+    Escape Estimate Exchange Exclude Execute Exit Extend Fail Fill Find Finish Fit Follow Forget Format Free
+    Fuse Gate Gather Generate Give Group Guard Halve Handle Hold Import Improve Index Insert Invert Issue
+    Iterate Join Judge Keep Kill Launch Leave Let Limit List Load Log Lower Make Map Mark Measure Merge Move
+    Multiply Normalise Note Observe Open Order Pack Pair Parse Pass Permute Place Plan Predict Preempt Prepare
+    Print Profile Provide Put Queue Raise Read Rebuild Receive Recognise Record Reduce Refuse Register Release
+    Remove Rename Reopen Repeat Replace Replay Report Request Require Resume Return Rewrite Rotate Round Route
+    Run Sample Scale Schedule Search Seed Select Send Serve Set Share Shorten Show Skip Solve Split Spread
+    Square Start Step Stop Store Submit Subtract Sum Summarize Swap Take Time Trace Transcribe Translate
+    Transpose Trigger Try Turn Update Use View Wait Warn Weight Withdraw Write Yield Zero
     """.split()
 )
 NOUNS = ("property", "cached_property")

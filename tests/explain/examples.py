@@ -107,7 +107,7 @@ def codes(setting: Setting, code: str) -> list[str]:
     with gathered() as seen:
         try:
             world = simulate.World(
-                setting.target, setting.ranks, setting.cores, level=Level.of(setting.level)
+                setting.target, setting.ranks, setting.cores, level=Level.resolve(setting.level)
             )
             world.launch(kernel, [((x, wide), {})] * setting.ranks)
         except NkwError as error:
@@ -118,5 +118,5 @@ def codes(setting: Setting, code: str) -> list[str]:
 def linted(setting: Setting, code: str) -> list[str]:
     """Return the codes that lint gives a file of these lines."""
     head = "import nki\nimport nki.isa as nisa\nimport nki.language as nl\n\n"
-    findings = lint_source(head + setting.lines.format(code), "kernel.py", Level.of(setting.level))
+    findings = lint_source(head + setting.lines.format(code), "kernel.py", Level.resolve(setting.level))
     return [finding.code for finding in findings]

@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parent
 TABLES = sorted((FOLDER / "tables").glob("*.py"))
 _HEADING = re.compile(r"^== (\w+)\n", re.MULTILINE)
 
-PARSED = Level.of("0.6")
+PARSED = Level.resolve("0.6")
 """The last level whose compiler parses kernels: rules about Python, which `language_subset` breaks, hold at it."""
 
 

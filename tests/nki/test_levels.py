@@ -28,10 +28,10 @@ def _launched(kernel, level: str, *arrays):
 
 
 def test_the_newest_level_is_the_default_and_the_environment_chooses(monkeypatch) -> None:
-    assert Level.of() == NEWEST == Level(0, 7)
+    assert Level.resolve() == NEWEST == Level(0, 7)
     monkeypatch.setenv("NKI_LEVEL", "0.3")
-    assert Level.of() == Level(0, 3)
-    assert Level.of("0.5") == Level(0, 5)
+    assert Level.resolve() == Level(0, 3)
+    assert Level.resolve("0.5") == Level(0, 5)
     assert World(level="0.4").level == Level(0, 4)
     assert nki.__version__ == "0.3.0"
     monkeypatch.delenv("NKI_LEVEL")
@@ -42,7 +42,7 @@ def test_the_newest_level_is_the_default_and_the_environment_chooses(monkeypatch
 def test_a_level_that_was_never_released_is_refused(monkeypatch, name: str) -> None:
     monkeypatch.setenv("NKI_LEVEL", name)
     with pytest.raises(InvalidArgument, match=rf"NKI_LEVEL is '{name}'; known are 0.2, 0.3, .*0.7"):
-        Level.of()
+        Level.resolve()
     with pytest.raises(InvalidArgument, match="NKW-LEVEL-NAME"):
         World(level=name)
 
@@ -113,7 +113,7 @@ def test_a_name_is_deprecated_from_its_level_on(use, name: str, first: str) -> N
         deprecations = _deprecations(
             lambda kernel_level=level: _launched(kernel, kernel_level, np.ones((1, 1), np.float32))
         )
-        if Level.of(level) < Level.of(first):
+        if Level.resolve(level) < Level.resolve(first):
             assert deprecations == []
         else:
             assert deprecations == [f"{name} is deprecated since NKI {first}; {FEATURES[name].instead}"]
@@ -122,7 +122,7 @@ def test_a_name_is_deprecated_from_its_level_on(use, name: str, first: str) -> N
 def test_install_chooses_the_level_of_the_process(monkeypatch) -> None:
     monkeypatch.setenv("NKI_LEVEL", "0.7")
     simulate.install("simulate", level="0.6")
-    assert Level.of() == Level(0, 6)
+    assert Level.resolve() == Level(0, 6)
     with pytest.raises(InvalidArgument, match="NKW-LEVEL-NAME"):
         simulate.install("simulate", level="1.0")
 

@@ -24,7 +24,7 @@ LAUNCHES_BEFORE = 3
 
 def main(failing: int, how: str) -> int:
     """Return the exit code of this process's rank."""
-    world = simulate.World.of_processes("trn1")
+    world = simulate.World.from_torchrun("trn1")
     everyone = ncc.ReplicaGroup([[0, 1, 2]])
     for launch in range(LAUNCHES_BEFORE + 1):
         if launch == LAUNCHES_BEFORE and world.rank == failing:

@@ -37,7 +37,7 @@ def rendezvous(key: int) -> Rendezvous:
 
 def main(folder: Path) -> None:
     """Print the results of this process's rank, for the test to compare."""
-    world = simulate.World.of_processes("trn1")
+    world = simulate.World.from_torchrun("trn1")
     rank = world.rank
     everyone = ncc.ReplicaGroup([[0, 1, 2]])
     pair = ncc.ReplicaGroup([[0, 2], [1]])
@@ -67,7 +67,7 @@ def main(folder: Path) -> None:
     dist.barrier()
     out = world.launch(gathered, [((argument_of(rank), pair, 1 if rank == 1 else 2), {})]).outputs[0]
     say(topic="gathered", bytes=out.tobytes().hex())
-    both = simulate.World.of_processes("trn2", logical_core_size=2)
+    both = simulate.World.from_torchrun("trn2", logical_core_size=2)
     out = both.launch(summed_by_both_cores, [((argument_of(rank), everyone), {})]).outputs[0]
     say(topic="both cores", bytes=out.tobytes().hex())
     say(topic="world gather", sums=[float(array.sum()) for array in world.gather([np.full(rank, 2.0)])])

@@ -297,7 +297,7 @@ def test_refuses_a_world_of_processes_outside_of_torchrun(monkeypatch: pytest.Mo
     with pytest.raises(
         InvalidArgument, match="RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set: start the processes"
     ):
-        simulate.World.of_processes("trn1")
+        simulate.World.from_torchrun("trn1")
     assert not simulate.World.has_processes()
 
 
@@ -311,5 +311,5 @@ def test_says_that_torch_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(sys.modules, "torch.distributed", None)
     with pytest.raises(Unsupported, match=r"pip install 'nki-workbench\[speed\]'"):
-        simulate.World.of_processes("trn1")
+        simulate.World.from_torchrun("trn1")
     assert simulate.World.has_processes()

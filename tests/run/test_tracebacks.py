@@ -11,7 +11,7 @@ import pytest
 import simulate
 from nkw.errors import NkwError
 from simulate.lines import PACKAGE
-from simulate.tracebacks import of_the_user
+from simulate.tracebacks import trim_traceback
 from tests.deep import deep_except
 
 pytest_plugins = ("pytester",)
@@ -95,10 +95,10 @@ def test_a_fault_of_the_simulator_keeps_its_frames() -> None:
 
     with pytest.raises(NkwError) as refused:
         simulate.launch(slice_beyond, [((np.ones((4, 4), np.float32),), {})])
-    assert set(frames(of_the_user(refused.value))) == {__file__}
+    assert set(frames(trim_traceback(refused.value))) == {__file__}
     with pytest.raises(TypeError, match="cannot unpack") as began_inside:
         simulate.launch(slice_beyond, [3])
-    assert any(name.startswith(PACKAGE) for name in frames(of_the_user(began_inside.value)))
+    assert any(name.startswith(PACKAGE) for name in frames(trim_traceback(began_inside.value)))
 
 
 @pytest.mark.slow

@@ -140,7 +140,7 @@ def findings_in(source: Source, file: str) -> list[Finding]:
 
 
 def _source(text: str, file: str, level: Level | None) -> Source:
-    level = Level.of(level)
+    level = Level.resolve(level)
     with _readable(file):
         return Source(_parsed(text, file), level)
 
