@@ -128,9 +128,9 @@ def test_an_assignment_to_aliased_elements_is_not_traced(builder, provenance, ta
     view = tile[0]
     with pytest.raises(Untraceable, match="another view aliases"):
         (tile if target == "the whole" else view)[...] = 1.0
-    own = tile.copy()
-    own[0][...] = 1.0  # numpy shows it in `own`, and so does its ids
-    assert len(split_into_boxes(own.provenance, builder.values)) == 2
+    copied = tile.copy()
+    copied[0][...] = 1.0  # numpy shows it in `copied`, and so does its ids
+    assert len(split_into_boxes(copied.provenance, builder.values)) == 2
     assert as_view(tile.provenance, builder.values) == View.full(builder.values[1])
 
 
