@@ -203,13 +203,13 @@ def test_work_of_unknown_length_says_how_far_it_is(capsys: pytest.CaptureFixture
 def test_work_that_stays_at_one_phase_prints_its_line_once(capsys: pytest.CaptureFixture[str]) -> None:
     phases, ended = iter(["searching"] * 5 + ["serving"] * 5), Event()
 
-    def said() -> str:
+    def describe() -> str:
         phase = next(phases, "")
         if not phase:
             ended.set()
         return phase or "serving"
 
-    with working(said, every=0.001):
+    with working(describe, every=0.001):
         ended.wait()
     assert capsys.readouterr().err == "searching\nserving\n"
 
