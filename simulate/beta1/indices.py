@@ -17,6 +17,16 @@ from simulate.beta1.masks import Condition, Mask
 from simulate.memory import NKIObject
 
 
+def _compare(comparison: str) -> Callable[[Index, Any], Mask]:
+    """Return the method that compares an index with another one or a number."""
+
+    def compare(self: Index, other: Any) -> Mask:
+        difference = self - other
+        return Mask((Condition(difference.shape, difference.steps, difference.offset, comparison),))
+
+    return compare
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Index(NKIObject):
     """offset + sum over the axes j of steps[j] * (position on axis j), on a grid of `shape`."""
@@ -79,18 +89,10 @@ class Index(NKIObject):
         locals()[f"__{_name}__"] = _not_affine
     del _name
 
-    def _compare(name: str) -> Callable[[Index, Any], Mask]:  # type: ignore[misc]
-        def compare(self: Index, other: Any) -> Mask:
-            difference = self - other
-            return Mask((Condition(difference.shape, difference.steps, difference.offset, name),))
-
-        return compare
-
     __lt__, __le__ = _compare("less"), _compare("less_equal")
     __gt__, __ge__ = _compare("greater"), _compare("greater_equal")
     __eq__, __ne__ = _compare("equal"), _compare("not_equal")  # type: ignore[assignment]
     __hash__ = object.__hash__
-    del _compare
 
 
 def broadcast(shape: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:

@@ -21,8 +21,7 @@ from simulate.isa.instructions.dma_copy import priority_on_chip
 from simulate.isa.plan import Domain, Effects, Plan, Rendezvous, Synchronization
 from simulate.isa.replica_group import is_replica_group
 from simulate.memory import MemoryRegion, NkiTensor
-from simulate.numerics import AluOperator, DType, alu_operator, cast
-from simulate.numerics import float32 as _FLOAT32
+from simulate.numerics import AluOperator, DType, alu_operator, cast, float32
 
 Tensors = Sequence[NkiTensor]
 Exchange = Callable[[list[list[np.ndarray]]], list[list[Any]]]
@@ -146,7 +145,7 @@ def reduce_arrays(
     total = arrays[0].astype(np.float32)
     for array in arrays[1:]:
         total = operator.function(total, array.astype(np.float32))
-    return cast(total, _FLOAT32, target)
+    return cast(total, float32, target)
 
 
 def expect_shape(operation: str, ranks: int, src: NkiTensor, dst: NkiTensor, expected: Sequence[int]) -> None:

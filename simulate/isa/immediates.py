@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from nkw.errors import RuleViolation, rule
-from simulate.numerics import float32 as _FLOAT32
+from simulate.numerics import float32
 
 # Kernels write the largest float32 with eight digits, 3.4028235e38, which lies above it and rounds to it.
-_ROUNDS_TO_INFINITY = _FLOAT32.max + 2.0 ** (127 - 24)  # half a unit in the last place
+_ROUNDS_TO_INFINITY = float32.max + 2.0 ** (127 - 24)  # half a unit in the last place
 
 
 def float32_number(operand: str, value: Any) -> np.float32:
     """Return a number as float32."""
     is_number(operand, value)
     if not _rounds_to_float32(value):
-        raise RuleViolation(fits_float32, f"{operand}={value!r:.60}", limit=f"{_FLOAT32.max}")
+        raise RuleViolation(fits_float32, f"{operand}={value!r:.60}", limit=f"{float32.max}")
     return np.float32(value)
 
 

@@ -13,8 +13,7 @@ from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
 from simulate.memory import MemoryRegion, NkiTensor
-from simulate.numerics import cast
-from simulate.numerics import int32 as _INT32
+from simulate.numerics import cast, int32
 
 
 @instruction
@@ -41,7 +40,7 @@ def iota(
     dtype = dst.dtype
 
     def compute(*cells: np.ndarray) -> tuple[np.ndarray]:
-        return (cast(values(cells), _INT32, dtype),)
+        return (cast(values(cells), int32, dtype),)
 
     return Plan(
         engine=Engine.gpsimd,
