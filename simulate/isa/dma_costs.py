@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 
 from simulate.hardware import Hardware
@@ -61,71 +61,132 @@ def dma(
         fraction: Field of the record: the fraction of the copying rate at which result_bytes are written. Empty for a
             copy.
     """
-    piece = max(min(piece_bytes, hardware.dma_descriptor_bytes_max), 1)
-    shared = 1
-    if mode is not DgeMode.hwdge and not by_row:
-        shared = min(max(hardware.dma_descriptor_bytes_max // piece, 1), _PIECES_MAX)
-    descriptors = ceil(total_bytes / (piece * shared))
-    rate, fraction_fields = "dma_cast_bytes_per_ns" if casts else "dma_engine_bytes_per_ns", tuple[str, ...]()
-    data_ns = total_bytes / getattr(hardware, rate)
-    if fraction:
-        result_ns = result_bytes / hardware.dma_engine_bytes_per_ns / getattr(hardware, fraction)
-        if result_ns >= data_ns:
-            rate, fraction_fields, data_ns = "dma_engine_bytes_per_ns", (fraction,), result_ns
-    pieces = min(shared, ceil(total_bytes / piece))
-    piece_ns = data_ns / descriptors / pieces
-    apart_ns = piece / hardware.dma_piece_bytes_per_ns if apart else 0.0
-    short = pieces > 1 and piece_ns < hardware.dma_piece_ns + apart_ns and not fraction
-    if short:
-        data_ns = descriptors * (piece_ns + (pieces - 1) * (hardware.dma_piece_ns + apart_ns))
-    each_ns = hardware.dma_descriptor_ns + data_ns / descriptors  # from one queued descriptor to the next
-    trigger_ns, first_ns, gpsimd_ns = _time_start(hardware, mode, load, at_run_time, descriptors)
-    used = min(descriptors, hardware.dma_engines)
-    moving_ns = ceil(descriptors / hardware.dma_engines) * each_ns
-    skew_ns = min(hardware.dma_load_skew_ns if load else hardware.dma_store_skew_ns, moving_ns)
-    last_start_ns = skew_ns * (used - 1) / hardware.dma_engines
+    descriptors = _cut_into_descriptors(hardware, mode, total_bytes, piece_bytes, by_row)
+    data = _time_data(hardware, total_bytes, descriptors, casts, apart, result_bytes, fraction)
+    each_ns = (
+        hardware.dma_descriptor_ns + data.ns / descriptors.count
+    )  # from one queued descriptor to the next
+    trigger_ns, first_ns, gpsimd_ns = _time_start(hardware, mode, load, at_run_time, descriptors.count)
+    moving_ns = ceil(descriptors.count / hardware.dma_engines) * each_ns
+    last_start_ns = _time_last_start(hardware, load, descriptors.count, moving_ns)
     hbm_ns = (total_bytes if hbm_bytes is None else hbm_bytes) / hardware.hbm_gb_per_s_per_core
-    engines_ns = descriptors * each_ns / hardware.dma_engines
-    busy_ns = max(engines_ns, hbm_ns)
-    transfer_ns = max(last_start_ns + moving_ns + hardware.dma_descriptor_latency_ns, hbm_ns)
-    clock = clock_ghz(hardware, engine)
-    issue_ns = trigger_ns + gpsimd_ns
-    latency = (issue_ns + first_ns + transfer_ns + hardware.dma_completion_ns) * clock
+    engines_ns = descriptors.count * each_ns / hardware.dma_engines
     phases = DmaCost(
         bytes=total_bytes,
-        descriptors=descriptors,
+        descriptors=descriptors.count,
         trigger_ns=trigger_ns,
         first_byte_ns=first_ns,
-        busy_ns=busy_ns,
-        transfer_ns=transfer_ns,
+        busy_ns=max(engines_ns, hbm_ns),
+        transfer_ns=max(last_start_ns + moving_ns + hardware.dma_descriptor_latency_ns, hbm_ns),
         completion_ns=hardware.dma_completion_ns,
         gpsimd_ns=gpsimd_ns,
         hbm_bound=hbm_ns > engines_ns,
     )
 
     def explain() -> tuple[Term, ...]:
-        queued_ns = ceil(descriptors / hardware.dma_engines) * hardware.dma_descriptor_ns
-        data: list[tuple[tuple[str, ...], float, bool]] = [
-            (("dma_descriptor_latency_ns",), hardware.dma_descriptor_latency_ns, False),
-            (("dma_load_skew_ns" if load else "dma_store_skew_ns",), last_start_ns, False),
-            (("dma_descriptor_ns",), queued_ns, True),
-        ]
-        if short:  # every piece but the first of a descriptor takes its own time
-            more = ceil(descriptors / hardware.dma_engines) * (pieces - 1)
-            data.append((("dma_piece_ns",), more * hardware.dma_piece_ns, True))
-            if apart:
-                data.append((("dma_piece_bytes_per_ns",), more * apart_ns, True))
-            queued_ns += more * (hardware.dma_piece_ns + apart_ns)
-        data.append(((rate, *fraction_fields), moving_ns - queued_ns, True))
-        if sum(ns for _, ns, _ in data) < hbm_ns:
-            data = [(("hbm_gb_per_s_per_core",), hbm_ns, True)]
         return (
             *_list_start_terms(hardware, mode, load, at_run_time, phases),
-            *[Term(Phase.data, numbers, ns, grows) for numbers, ns, grows in data],
+            *_list_data_terms(hardware, load, descriptors, data, last_start_ns, moving_ns, hbm_ns),
             Term(Phase.completion, ("dma_completion_ns",), hardware.dma_completion_ns, False),
         )
 
+    clock = clock_ghz(hardware, engine)
+    issue_ns = trigger_ns + gpsimd_ns
+    latency = (issue_ns + first_ns + phases.transfer_ns + hardware.dma_completion_ns) * clock
     return Cost(interval_cycles=issue_ns * clock, latency_cycles=latency, dma=phases, explain=explain)
+
+
+@dataclass(frozen=True)
+class _Descriptors:
+    """The descriptors of a DMA, pieces in the first of them, and the bytes of a piece."""
+
+    count: int
+    pieces: int
+    piece_bytes: int
+
+
+def _cut_into_descriptors(
+    hardware: Hardware, mode: DgeMode, total_bytes: int, piece_bytes: int, by_row: bool
+) -> _Descriptors:
+    """Cut pieces at the descriptor limit, and put up to eight short ones into one descriptor where software writes."""
+    piece = max(min(piece_bytes, hardware.dma_descriptor_bytes_max), 1)
+    shared = 1
+    if mode is not DgeMode.hwdge and not by_row:
+        shared = min(max(hardware.dma_descriptor_bytes_max // piece, 1), _PIECES_MAX)
+    return _Descriptors(ceil(total_bytes / (piece * shared)), min(shared, ceil(total_bytes / piece)), piece)
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The time in ns in which one DMA engine would move all bytes, and what it is made of.
+
+    rate_fields: fields of the record that give the rate of the bytes. has_short_pieces: whether every piece but the
+    first of a descriptor takes `dma_piece_ns` and apart_ns instead of the time of its bytes.
+    """
+
+    ns: float
+    rate_fields: tuple[str, ...]
+    has_short_pieces: bool
+    apart_ns: float
+
+
+def _time_data(
+    hardware: Hardware,
+    total_bytes: int,
+    descriptors: _Descriptors,
+    casts: bool,
+    apart: bool,
+    result_bytes: int,
+    fraction: str,
+) -> _Data:
+    """Time the bytes at the engines' rate, or at the rate of the results where that takes longer."""
+    rate_fields: tuple[str, ...] = ("dma_cast_bytes_per_ns" if casts else "dma_engine_bytes_per_ns",)
+    ns = total_bytes / getattr(hardware, rate_fields[0])
+    if fraction:
+        result_ns = result_bytes / hardware.dma_engine_bytes_per_ns / getattr(hardware, fraction)
+        if result_ns >= ns:
+            rate_fields, ns = ("dma_engine_bytes_per_ns", fraction), result_ns
+    piece_ns = ns / descriptors.count / descriptors.pieces
+    apart_ns = descriptors.piece_bytes / hardware.dma_piece_bytes_per_ns if apart else 0.0
+    short = descriptors.pieces > 1 and piece_ns < hardware.dma_piece_ns + apart_ns and not fraction
+    if short:
+        ns = descriptors.count * (piece_ns + (descriptors.pieces - 1) * (hardware.dma_piece_ns + apart_ns))
+    return _Data(ns, rate_fields, short, apart_ns)
+
+
+def _time_last_start(hardware: Hardware, load: bool, descriptors: int, moving_ns: float) -> float:
+    """Return the time in ns from the start of the first DMA engine to that of the last one."""
+    skew_ns = min(hardware.dma_load_skew_ns if load else hardware.dma_store_skew_ns, moving_ns)
+    return skew_ns * (min(descriptors, hardware.dma_engines) - 1) / hardware.dma_engines
+
+
+def _list_data_terms(
+    hardware: Hardware,
+    load: bool,
+    descriptors: _Descriptors,
+    data: _Data,
+    last_start_ns: float,
+    moving_ns: float,
+    hbm_ns: float,
+) -> list[Term]:
+    """Return the terms of the time in which bytes move: those of the engines, or that of HBM where it is longer."""
+    rounds = ceil(descriptors.count / hardware.dma_engines)
+    queued_ns = rounds * hardware.dma_descriptor_ns
+    terms: list[tuple[tuple[str, ...], float, bool]] = [
+        (("dma_descriptor_latency_ns",), hardware.dma_descriptor_latency_ns, False),
+        (("dma_load_skew_ns" if load else "dma_store_skew_ns",), last_start_ns, False),
+        (("dma_descriptor_ns",), queued_ns, True),
+    ]
+    if data.has_short_pieces:  # every piece but the first of a descriptor takes its own time
+        more = rounds * (descriptors.pieces - 1)
+        terms.append((("dma_piece_ns",), more * hardware.dma_piece_ns, True))
+        if data.apart_ns:
+            terms.append((("dma_piece_bytes_per_ns",), more * data.apart_ns, True))
+        queued_ns += more * (hardware.dma_piece_ns + data.apart_ns)
+    terms.append((data.rate_fields, moving_ns - queued_ns, True))
+    if sum(ns for _, ns, _ in terms) < hbm_ns:
+        terms = [(("hbm_gb_per_s_per_core",), hbm_ns, True)]
+    return [Term(Phase.data, numbers, ns, grows) for numbers, ns, grows in terms]
 
 
 def _time_start(
