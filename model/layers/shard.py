@@ -235,7 +235,7 @@ class Rows(Cut):
     span: Callable[[int, Shard], slice]
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
-        """Return [rows of every rank, n]."""
+        """Return [rows of a rank, n]; the number of rows is equal on all ranks."""
         return (len(_range(self.span(tensor_shape[0], Shard(0, shard.ranks)))), *tensor_shape[1:])
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:

@@ -232,7 +232,7 @@ def _concatenate_shapes(shapes: Sequence[Shape]) -> Shape:
 
 
 def _suffix(stored_tensor: str) -> str:
-    """Return the suffix of the array and the parameter of a stored tensor; empty for the elements."""
+    """Return `_` and the name of a tensor of a format, such as `_scales`, or an empty string for the elements."""
     return "" if stored_tensor == ELEMENTS else f"_{stored_tensor}"
 
 
@@ -283,7 +283,7 @@ class StackedRow(StackedWeight):
     def take(
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
     ) -> np.ndarray:
-        """Return a copy of a rank's array from a checkpoint."""
+        """Return a copy [experts of the rank, length] from a checkpoint, in the dtype of `device_dtype`."""
         return super().take(weights, shard, activations)[:, 0]
 
 

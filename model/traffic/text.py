@@ -41,7 +41,7 @@ def build_report(traffic: Traffic) -> list[Part]:
 
 
 def build_sentences(sentences: Iterable[str]) -> list[Part]:
-    """Return sentences as parts of a report."""
+    """Return one part of a report for each sentence."""
     return [Hanging(sentence, indent=0) for sentence in sentences]
 
 

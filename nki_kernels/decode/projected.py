@@ -121,7 +121,7 @@ def add_values(banks, weights, panels, rows, first, hidden):
 
 
 def read_heads(heads, sums, first, scale, sizes):
-    """Scale the heads that leave PSUM, those from `first` on; scale: [128, token]."""
+    """Copy the heads of `sums` from PSUM times scale [128, token] to `heads`, where they begin at head `first`."""
     for first_head, end_head, tile in sums:
         for offset in range(min(sizes.together, end_head - first_head)):
             for d in range(sizes.depth_tiles):

@@ -47,7 +47,7 @@ class ChunkInverse(nl.NKIObject):
         return self.scores.unit.select_heads(tile)
 
     def link_halves(self, prompt):
-        """Compute `right`."""
+        """Compute `right`, -A X for the rows of the second half: the first of two products that join the halves."""
         x, negated = self.select_heads(self.scores.blocks.x), self.select_heads(self.scores.blocks.negated)
         inner = nl.ndarray((PARTITIONS, x.shape[1], HALF), dtype=nl.float32, buffer=nl.psum)
         for head in range(x.shape[1]):

@@ -32,9 +32,9 @@ class RowWeights(nl.NKIObject):
 
 
 def activate_pair(gate, up, activation):
-    """Return two tiles whose product is the intermediate, given the gate and up sums in PSUM.
+    """Return (activated gate in SBUF, up), whose product is the intermediate; up stays in PSUM unless it is clamped.
 
-    The first tile of the clamped gate is not bounded yet: `multiply_pair` bounds and multiplies in one instruction.
+    An activated gate of swigluoai is not bounded yet: `multiply_pair` bounds and multiplies in one instruction.
     """
     first = nl.ndarray(gate.shape, dtype=nl.float32, buffer=nl.sbuf)
     if activation != "swigluoai":

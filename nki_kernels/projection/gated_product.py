@@ -190,9 +190,9 @@ def activate_bank(intermediate, unit, bank, product):
 
 
 def activate_packed_bank(intermediate, packed_bank, product):
-    """Apply activation and gate to a short last block whose gate and up sums share a bank.
+    """Write act(gate + bias) * (up + bias) of the short last block of `product` to the intermediate.
 
-    A block of 64 columns is written to both halves of the partitions.
+    Its bank has gate in the lower half of the partitions, up in the upper; 64 columns go to both halves of all 128.
     """
     half = packed_bank.shape[0] // 2
     block = product.inner // PARTITIONS

@@ -65,7 +65,7 @@ class OutputChunk(nl.NKIObject):
             copy_bank(self.partial[0:rows, m, start : start + columns], bank, i, VECTOR_SHARE, row_scale)
 
     def start_sum(self, replica_group, ranks):
-        """Start the sum over the ranks; a short row tile has its own collective."""
+        """Start the sum of `partial` into `total` in SBUF: all-reduce, or reduce-scatter of rows over `ranks` > 1."""
         height, tiles, _ = self.partial.shape
         rows = ranks * self.y.shape[0]
         full = rows // height

@@ -94,7 +94,7 @@ def spread_pieces(logits, operands, w_head, finish, first, end, keep, delays):
 def finish_logits(logits, sums, chunks, finish):
     """Store a piece of the logits [T, n] @ HBM from sums [row * chunk, column], scaled and capped if asked.
 
-    Returns what to search. finish: the scale, and the cap or None.
+    Returns sums, in PSUM, if the scale is 1 and there is no cap, else the scores in SBUF. finish: (scale, cap or None).
     The search goes on in PSUM where it can, so that it does not wait until the logits are stored. A cap lifts padding
     to its lower bound, where equal logits come first: their columns are lower.
     """

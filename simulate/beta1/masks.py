@@ -99,7 +99,7 @@ class Mask(NKIObject):
 
 
 def normalised(mask: Any) -> Mask | None:
-    """Return the value of `mask=` as a mask: None and True select everything, False nothing."""
+    """Return `mask=` as a mask: None and True select everything, False nothing; others raise RuleViolation."""
     return None if mask is None or mask is True else _mask(mask)
 
 

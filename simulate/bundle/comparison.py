@@ -109,7 +109,7 @@ class StepComparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether the expected token was chosen, or another within rounding; true if no token was requested."""
+        """Whether the expected token was chosen, or any other while `is_tie`; true if the head was not launched."""
         return self.head is None or self.token == self.step.token or (self.token is not None and self.is_tie)
 
     @property

@@ -85,7 +85,10 @@ class Chain:
         return output[-argument["shape"][0] :].copy() if argument["shape"] else output.copy()
 
     def expect(self, case: Json) -> list[tuple[Any, Any]]:
-        """Return (complete output, stored part) for every output of a launch, None where it is unknown."""
+        """Return (complete output, stored part) for every output of a launch, None where it is unknown.
+
+        Complete outputs that later launches read are kept in `expected`.
+        """
         import numpy as np
 
         outputs: list[tuple[Any, Any]] = []

@@ -129,7 +129,7 @@ class Replica:
 
 
 def _compute(pipe: Connection, options: argparse.Namespace, number: int, path: str) -> None:
-    """Answer requests in the process of a replica; report an error to the router if the engine cannot be made."""
+    """Serve HTTP at the Unix socket `path` until the router ends; report by `pipe` if the engine cannot be made."""
     log_to_stderr(options.log_level, f"replica {number}: ")
     try:
         engine = make_engine(engine_args(options))

@@ -91,7 +91,7 @@ def no_values_into_python(source: Source, scope: Scope) -> Iterator[Spot]:
 
 @lint_rule("NKI022", Severity.error)
 def results_are_not_tiles(source: Source, scope: Scope) -> Iterator[Spot]:
-    """An instruction returns a handle, not a tile; its result is in dst."""
+    """An instruction returns a handle, not a tile: it needs a dst, and the dst has its result."""
     for call, name in source.calls(scope):
         if not name.startswith(("nisa.", "nl.")):
             continue
