@@ -87,7 +87,7 @@ def _sources(options: argparse.Namespace, clones: Mapping[str, Clone]) -> Found:
 
 
 def _readings(options: argparse.Namespace) -> tuple[Reading | None, tuple[Reading, ...]]:
-    """The reading that counts, None for that of each kernel, and all that are asked for."""
+    """Return the reading that counts (None: each kernel's own) and the tuple of all readings asked for."""
     main = None if options.reading is None else Reading(options.reading)
     return main, () if options.quick else tuple(Reading)
 

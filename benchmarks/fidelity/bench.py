@@ -91,7 +91,7 @@ def as_json(outcomes: Sequence[Outcome], held_out: bool = False) -> list[dict[st
 
 
 def sorted_times(outcome: Outcome) -> list[tuple[Reading, float]]:
-    """The predicted times in the order of the readings."""
+    """Return the pairs (reading, predicted us) of an outcome in the order of the readings."""
     assert outcome.predicted_us is not None
     return [
         (reading, outcome.predicted_us[reading]) for reading in Reading if reading in outcome.predicted_us

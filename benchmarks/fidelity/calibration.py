@@ -18,7 +18,7 @@ from simulate.timing import Timeline
 
 
 def measurements(path: Path) -> tuple[list[Measurement], list[Skipped]]:
-    """The measurements of high and medium confidence that a builder can stand for, and why others are left out.
+    """Return the high- and medium-confidence measurements that a builder covers, and why the others are skipped.
 
     Held-out entries are left out: nothing is fitted to them. Raises InvalidArgument for what is no list.
     """
@@ -41,7 +41,7 @@ def measurements(path: Path) -> tuple[list[Measurement], list[Skipped]]:
 
 
 def _predictor(entry: Entry) -> Predictor:
-    """The predicted time of the kernels that stand for an entry."""
+    """Return the predictor of an entry's time in ns, from the launches of the kernels that stand for it."""
     case = build(entry)
 
     def read(chip: Hardware, launches: Sequence[Launch], timelines: Sequence[Timeline]) -> float:

@@ -103,7 +103,7 @@ _DTYPES = (
 
 
 def dtype_of(entry: Entry) -> np.dtype:
-    """The dtype of the operands of an entry."""
+    """Return the dtype of an entry's operands. Raises NotCovered for an unknown one."""
     for pattern, dtype in _DTYPES:
         if re.search(pattern, entry.dtype.strip().lower()):
             return dtype
@@ -119,7 +119,7 @@ _GENERATIONS = {"trn1": "gen2", "trn1n": "gen2", "trn2": "gen3", "trn2u": "gen3"
 
 
 def chip_of(entry: Entry) -> Hardware:
-    """The chip of an entry by its generation, with the collectives of its instance where that is named."""
+    """Return the chip of an entry's generation, with the collectives of its instance where that is named."""
     target = entry.target.strip().lower()
     if entry.instance.startswith("inf2") or target.startswith("inf2"):
         return hardware("inf2")
@@ -135,7 +135,7 @@ def chip_of(entry: Entry) -> Hardware:
 
 @lru_cache
 def _shared(chip: Hardware) -> Hardware:
-    """A chip whose cores all work, although one of them stands for them: none has a stack of HBM to itself."""
+    """Return the chip with all of its cores working, so that the one simulated has only its share of the HBM stack."""
     return chip.with_numbers(hbm_gb_per_s_per_stack=chip.provenance["hbm_gb_per_s_per_core"])
 
 
@@ -160,7 +160,7 @@ _MEASURED = (
 
 
 def quantity_of(entry: Entry) -> Quantity:
-    """What a kernel's measurement holds, from how it was taken."""
+    """Return the quantity that an entry's measurement holds, judged by how it was taken."""
     text = entry.measured.lower()
     if "subtract about" in entry.notes:
         return Quantity.length  # what launching takes is subtracted from the measurement
@@ -171,12 +171,12 @@ def quantity_of(entry: Entry) -> Quantity:
 
 
 def array(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """An argument of a dry run: its shape and dtype count, its pages are never touched."""
+    """Allocate an argument of a dry run: its shape and dtype count, its pages are never touched."""
     return np.empty(shape, dtype)
 
 
 def measured_us(entry: Entry, chip: Hardware) -> float:
-    """The measured time: as stated, or worked out from the rate that an entry gives in its place."""
+    """Return the measured time in us: as stated, or worked out from the rate that an entry gives in its place."""
     if entry.latency_us is not None:
         launching = re.search(r"subtract about (\d+) us", entry.notes)
         return entry.latency_us - (float(launching.group(1)) if launching else 0.0)

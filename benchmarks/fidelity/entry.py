@@ -77,22 +77,22 @@ class Entry:
         return {name: int(size) for name, size in matches}
 
     def product(self) -> tuple[int, ...]:
-        """The first sizes of `shapes` that are joined by `x`: `2048 x 2048 x 2048`, `128x512`."""
+        """Return the first sizes of `shapes` that are joined by `x`: `2048 x 2048 x 2048`, `128x512`."""
         match = re.search(r"\d+(?:\s*x\s*\d+)+", self.shapes)
         return tuple(map(int, re.findall(r"\d+", match.group()))) if match else ()
 
     def brackets(self) -> list[tuple[int, ...]]:
-        """The shapes in brackets: `X[1,256,224,224], W[256,256,3,3]`."""
+        """Return the shapes given in brackets: `X[1,256,224,224], W[256,256,3,3]`."""
         return [tuple(map(int, group.split(","))) for group in re.findall(r"\[(\d+(?:,\d+)*)\]", self.shapes)]
 
     def integer(self, pattern: str) -> int | None:
-        """The integer that the group of `pattern` finds in `shapes`, else in the description of the kernel."""
+        """Return the integer that the group of `pattern` matches in `shapes`, else in the description of the kernel."""
         match = re.search(pattern, self.shapes) or re.search(pattern, self.kernel)
         return int(match.group(1)) if match else None
 
 
 def read_json(path: str | Path) -> Any:
-    """The content of a JSON file. Raises InvalidArgument for a file that cannot be read or is no JSON."""
+    """Read a JSON file and return its content. Raises InvalidArgument for one that cannot be read or is no JSON."""
     try:
         return json.loads(read_text(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -102,7 +102,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_entries(path: str | Path) -> list[Entry]:
-    """The entries of a file. Raises InvalidArgument for what is no list of measurements."""
+    """Read the entries of a file. Raises InvalidArgument for what is no list of measurements."""
     content = read_json(path)
     if isinstance(content, dict) and "entries" in content:
         raise InvalidArgument(
@@ -147,12 +147,12 @@ def _entry(number: int, item: Any) -> Entry:
 
 
 def _text(value: Any) -> str:
-    """A field as text; sizes may come as an object or a list."""
+    """Convert a field to text; sizes may come as an object or a list."""
     if isinstance(value, (dict, list)):
         return json.dumps(value).replace('"', "")
     return "" if value is None else str(value)
 
 
 def is_number(value: Any) -> bool:
-    """A positive, finite number."""
+    """Tell whether a value is a positive, finite number and no bool."""
     return not isinstance(value, bool) and isinstance(value, (int, float)) and 0 < value < float("inf")

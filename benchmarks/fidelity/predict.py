@@ -41,7 +41,7 @@ def predict(
     main: Reading = Reading.program,
     probe: bool = True,
 ) -> Prediction:
-    """The time of a case under every reading asked for; `main` is the one whose share of guesses `probe` works out."""
+    """Predict a case's time under each reading asked for; `probe` works out the share of guesses under `main`."""
     if case.quantity is Quantity.formula:
         formula_us = time_us(case, case.chip, (), ())
         share = _guessed_share(case, (), (), main, formula_us)
@@ -70,7 +70,7 @@ def predict(
 
 
 def launched(case: Case) -> list[Launch]:
-    """The dry launches of a case."""
+    """Launch the kernels of a case dry and return the launches."""
     return [
         launch(
             getattr(run.kernel, "func", run.kernel),
@@ -84,7 +84,7 @@ def launched(case: Case) -> list[Launch]:
 
 
 def time_us(case: Case, chip: Hardware, launches: Sequence[Launch], timelines: Sequence[Timeline]) -> float:
-    """What was measured of a case, read from its launches by a record and from their timelines."""
+    """Return the measured quantity of a case in us, read from its launches and their timelines."""
     if case.quantity is Quantity.formula:
         return case.formula(chip) / 1000.0
     return _sum(_read(case, chip, *pair) for pair in zip(launches, timelines)) / case.divisor
@@ -106,7 +106,7 @@ def _sum(nanoseconds: object) -> float:
 
 
 def _slower(chip: Hardware) -> Hardware:
-    """The chip with every guessed time longer and every guessed rate lower by the probe."""
+    """Return the chip with every guessed time longer and every guessed rate lower by the probe."""
     changed = {}
     for name, number in chip.provenance.items():
         if number.confidence is not Confidence.guessed:
@@ -152,7 +152,7 @@ _KINDS = {
 
 
 def _instruction_ns(case: Case, done: Launch, timeline: Timeline) -> float:
-    """A quantity of the last occurrence of an instruction, whose pipeline is full by then."""
+    """Return a quantity, in ns, of the last occurrence of an instruction, whose pipeline is full by then."""
     quantity, stream = case.quantity, done.streams[0]
     wanted = np.array([stream.op_names[op] == case.operation for op in stream.ops])
     slice_kinds = _KINDS.get(quantity, (SliceKind.instruction, SliceKind.trigger))

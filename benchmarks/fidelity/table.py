@@ -46,7 +46,7 @@ class Outcome:
         return self.predicted_us is not None
 
     def time_us(self, reading: Reading | None = None) -> float:
-        """The predicted time under a reading, or under the one that counts."""
+        """Return the predicted time in us under a reading, by default the one that counts."""
         assert self.predicted_us is not None
         return self.predicted_us[reading or self.reading]
 
@@ -82,7 +82,7 @@ def kendall(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value at `share` of the sorted values, interpolated."""
+    """Return the value at `share` (0 to 1) of the sorted values, interpolated linearly."""
     ordered = sorted(values)
     position = share * (len(ordered) - 1)
     low = int(position)
@@ -91,7 +91,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def ladders(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
-    """Groups of covered entries that differ in one thing: the kernel for one shape, or the shape for one kernel."""
+    """Group covered entries that differ in one thing: the kernel for one shape, or the shape for one kernel."""
     groups: dict[tuple[str, ...], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         if not outcome.covered or not outcome.counts:
@@ -110,7 +110,7 @@ def ladders(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def text(outcomes: Sequence[Outcome], held_out: bool = False) -> str:
-    """The whole table; `held_out` shows the entries that are held out as it shows the fitted ones."""
+    """Format the whole table; `held_out` shows the entries that are held out as it shows the fitted ones."""
     shown = [outcome for outcome in outcomes if held_out or not outcome.entry.held_out]
     sections = [_families(outcomes, shown), _schedules(outcomes), _sides(outcomes), _readings(shown)]
     sections += [_ladders(shown), _worst(shown), _below_floor(outcomes, shown), _missing(outcomes)]

@@ -26,7 +26,7 @@ TABLES = (*((target, 1) for target in TARGETS), ("trn2", 2))
 
 
 def works_of(cores: int) -> list[Work]:
-    """The works of a table, in its order."""
+    """List the works of a table in its order, those for one core or for the cores of a logical core."""
     if cores > 1:
         return [*divided_works()]
     return [
@@ -40,7 +40,7 @@ def works_of(cores: int) -> list[Work]:
 
 
 def rows_of(target: str, cores: int, chosen: Iterable[Work]) -> list[Measured | Refused]:
-    """The rows of some works of a table."""
+    """Measure some works on a target and return their rows of the table."""
     bench = Bench(target, cores)
     measure = bench.measure if cores == 1 else bench.measure_if_divided
     return [measure(work) for work in chosen]

@@ -42,12 +42,12 @@ class Behind:
 
 
 def stored_public(target: str) -> Path:
-    """The stored times of the public kernels of a chip."""
+    """Return the path of the stored times of the public kernels of a chip."""
     return STORED / f"{target}-public.txt"
 
 
 def public_text(target: str, public: Mapping[str, Public], clones: Iterable[Clone]) -> str:
-    """The times of the public kernels by title, of the works that one does; which commits they are from."""
+    """Format the times of the public kernels, one line per work that has one, below a line with the clones' commits."""
     commits = ", ".join(f"{clone.repo} at {clone.commit}" for clone in clones)
     rows = [
         f"{title:<46} " + " ".join(f"{times[reading.value]:>9.1f}" for reading in READINGS)
@@ -58,14 +58,14 @@ def public_text(target: str, public: Mapping[str, Public], clones: Iterable[Clon
 
 
 def behind(target: str) -> list[Behind]:
-    """The rows behind, the furthest first."""
+    """List the rows slower than the public kernels by more than the margin, the furthest behind first."""
     ours, public = _slower(stored(target), first=1), _slower(stored_public(target), first=0)
     rows = [Behind(title, ours[title], time_us) for title, time_us in public.items()]
     return sorted((row for row in rows if row.times > MARGIN), key=lambda row: -row.times)
 
 
 def _slower(table: Path, first: int) -> dict[str, float]:
-    """The slower reading by title, which two spaces end; the times begin at one of the columns behind it."""
+    """Read a table: the slower of its readings, in us, by title; the times begin at column `first` behind the title."""
     rows = [
         line.partition("  ") for line in table.read_text().splitlines() if not line.startswith(("#", "work "))
     ]

@@ -67,7 +67,7 @@ def _launches(shape: LatentShape, step: StepShape) -> tuple[Launch, ...]:
 
 
 def _moved(*shapes: tuple[int, ...]) -> float:
-    """The bytes of tensors of these shapes."""
+    """Return the size in bytes of bfloat16 tensors of these shapes."""
     return float(BFLOAT16.itemsize * sum(map(prod, shapes)))
 
 
@@ -87,14 +87,14 @@ def _expansion(shape: LatentShape, rows: int) -> LeastWork:
 
 
 def _attention(shape: LatentShape, rows: int) -> LeastWork:
-    """Queries with expanded keys and values, to outputs."""
+    """Return the least work of attention from queries and expanded keys and values to outputs."""
     head_width = PLAIN + TURNED + VALUE
     pairs = rows * (rows + 1) / 2
     return LeastWork(2.0 * pairs * shape.heads * head_width, _moved((2 * rows * shape.heads, head_width)))
 
 
 def _output(shape: LatentShape, rows: int) -> LeastWork:
-    """The output projection plus the residual."""
+    """Return the least work of the output projection plus the residual."""
     width = shape.heads * VALUE
     return LeastWork(
         2.0 * rows * width * shape.hidden, _moved((width, shape.hidden), (rows, width + 2 * shape.hidden))

@@ -55,7 +55,7 @@ class Measured:
     busy_share: float
 
     def share(self, reading: Reading) -> float:
-        """The floor's share of the time."""
+        """Return the floor's share of the time under a reading."""
         return self.floor.time_us / self.times_us[reading]
 
     @property
@@ -78,7 +78,7 @@ class NotDivided(Exception):
 
 
 def shared(chip: simulate.Hardware) -> simulate.Hardware:
-    """The chip while all of its cores work: one core's part of a stack of HBM is all that it gets, also alone."""
+    """Return the chip while all of its cores work: a core gets its share of a stack of HBM only, also alone."""
     return chip.with_numbers(hbm_gb_per_s_per_stack=chip.provenance["hbm_gb_per_s_per_core"])
 
 
@@ -147,7 +147,7 @@ def _check_divided(kernel: str, done: simulate.Launch) -> None:
 
 
 def launch_times(done: simulate.Launch) -> LaunchTimes:
-    """The times of a dry launch; an engine is busy as long as that of the busier core."""
+    """Return the times of a dry launch in us; an engine is busy as long as that of the busier core."""
     waits = dependences(done.streams)
     lines = {reading: schedule(done.streams, done.hardware, reading, waits) for reading in READINGS}
     busy: Counter[str] = Counter()
@@ -158,13 +158,13 @@ def launch_times(done: simulate.Launch) -> LaunchTimes:
 
 
 def stand_ins(launch: Launch) -> tuple[Any, ...]:
-    """The arguments of a launch for a dry run, in the order of the kernel's signature."""
+    """Return the arguments of a launch for a dry run, in the order of the kernel's signature."""
     arguments = {parameter: stand_in(argument) for parameter, argument in launch.arguments.items()}
     return bind_arguments(launch.kernel, arguments)
 
 
 def stand_in(argument: Argument) -> Any:
-    """An argument for a dry launch, which looks at shapes and dtypes only: one element seen as many."""
+    """Return an argument for a dry launch, which looks at shapes and dtypes only: one element seen as many."""
     if isinstance(argument, Value):
         return np.broadcast_to(np.zeros((), argument.dtype), argument.shape)
     return None if isinstance(argument, Axis) else argument

@@ -26,7 +26,7 @@ _SECONDS, _MEMORY_BYTES = 900, 12 * 2**30
 
 
 def best_public(work: Work, target: str, clones: Mapping[str, Clone]) -> Mapping[str, float] | str:
-    """Times in us by reading of the public kernel for a work, or why there is none.
+    """Time the public kernel for a work: us by reading, or the reason why there is none.
 
     The launch runs in a copy of this process, since a clone replaces modules.
     """

@@ -48,7 +48,7 @@ def _sequence_arguments(sequences: int) -> dict[str, Value]:
 def _work(
     name: str, kernel: str, operations: float, arguments: Mapping[str, Argument], result: Value
 ) -> Work:
-    """A launch that reads its arguments once, and writes its `result` and its states."""
+    """Build the work of a launch that reads its arguments once, and writes its `result` and its states."""
     values = [argument for argument in arguments.values() if isinstance(argument, Value)]
     moved = result.nbytes + sum(value.nbytes for value in values)
     moved += sum(value.nbytes for value in values if value.name == "state")

@@ -24,7 +24,7 @@ def _value(name: str, *sizes: int, dtype: np.dtype = BFLOAT16) -> Value:
 
 
 def speech_works() -> Iterator[Work]:
-    """A prompt, then steps."""
+    """Yield the works of cross attention: a prompt's, then the decode steps'."""
     yield _work(f"prefill cross attention, Whisper large-v3, T={PROMPT}", 1, PROMPT)
     for sequences in SEQUENCES:
         yield _work(f"decode cross attention, Whisper large-v3, B={sequences}", sequences, 1)

@@ -48,7 +48,7 @@ def text(
     public: Mapping[str, Public] | None = None,
     cores: int = 1,
 ) -> str:
-    """The whole table of a chip, with the number of rows near the limit; `public` is by title."""
+    """Format the whole table of a chip, headed by the number of rows near the limit; `public` is by title."""
     known = list(rows)
     near = sum(isinstance(row, Measured) and row.least_share >= GOOD_SHARE for row in known)
     where = target if cores == 1 else f"{target} on {cores} cores"
@@ -68,5 +68,5 @@ def text(
 
 
 def stored(target: str, cores: int = 1) -> Path:
-    """The stored table of a chip, on one core or on the two of a logical core."""
+    """Return the path of a chip's stored table, on one core or on the two of a logical core."""
     return STORED / (f"{target}.txt" if cores == 1 else f"{target}-lnc{cores}.txt")

@@ -117,7 +117,7 @@ def dense_works() -> Iterator[Work]:
 
 
 def divided_works() -> Iterator[Work]:
-    """The works that both cores of a logical core share: the matmuls and those of 70B over 32 ranks.
+    """Yield the works that both cores of a logical core share: the matmuls and those of 70B over 32 ranks.
 
     A launch that does two parts of a layer takes one core, so the parts are launched one after another.
     """
@@ -135,7 +135,7 @@ def _matmul(size: int, transposed: bool) -> Work:
 
 
 def _convolution(name: str, channels: int, outputs: int, stride: int) -> Work:
-    """A window of 3 over the 3,000 columns of a window of speech; with stride 2 to rows, plus a table of positions."""
+    """Build the work of a convolution with a window of 3 over 3,000 columns; stride 2 gives rows and adds positions."""
     outputs_length, sizes = 3000 // stride, ((1, channels, 3000), (3, channels, outputs), (1, outputs))
     x, w, bias = (Value(name, size, BFLOAT16) for name, size in zip(("x", "w", "bias"), sizes))
     arguments: dict[str, Argument] = {"x": x, "w": w, "bias": bias}
@@ -188,7 +188,7 @@ class _LayerWork:
         return self.product(3 * hidden * self.shape.width, 2 * hidden)
 
     def head(self) -> LeastWork:
-        """The logits need not be stored: a step returns ids."""
+        """Return the least work of the vocabulary head; its logits need not be stored: a step returns ids."""
         return self.product(self.shape.hidden * self.shape.vocabulary, self.shape.hidden)
 
     def prompt(self) -> LeastWork:
@@ -212,13 +212,13 @@ class _LayerWork:
         return LeastWork(2.0 * self.rows * weights + step.operations, moved)
 
     def layer(self, positions: int) -> LeastWork:
-        """A block and its MLP."""
+        """Return the least work of a layer: a block and its MLP."""
         block, mlp = self.block(positions), 3 * self.shape.hidden * self.shape.width
         return LeastWork(block.operations + 2.0 * self.rows * mlp, block.bytes + _moved(mlp))
 
 
 def step_of(phase: Phase, rows: int, positions: int, candidates: int = 1) -> StepShape:
-    """A prompt of so many tokens, or a step of as many sequences, whose caches have `positions`."""
+    """Return the shape of a prompt of `rows` tokens, or of a step of `rows` sequences; caches have `positions`."""
     sequences = 1 if phase is Phase.prefill else rows
     return StepShape(
         phase, rows, sequences, positions, positions, 1, BFLOAT16, WeightDtypes(BFLOAT16), candidates
@@ -226,7 +226,7 @@ def step_of(phase: Phase, rows: int, positions: int, candidates: int = 1) -> Ste
 
 
 def _launches(shape: RankShape, step: StepShape) -> tuple[Launch, ...]:
-    """The launches of one decoder layer, each of one part of it."""
+    """List the launches of one decoder layer, each of one part of it."""
     (layers,) = compose(shape.config).blocks
     return tuple(launch for layer in layers for launch in layer.launches(step))
 
@@ -262,7 +262,7 @@ def _decode(shape: RankShape, sequences: int) -> Iterator[Work]:
 
 
 def _alone(shape: RankShape, sequences: int, positions: int) -> tuple[Launch, Launch, Launch]:
-    """Launches of the parts of a decode step that the model makes inside one larger launch."""
+    """Build separate launches of parts of a decode step that the model makes inside one larger launch."""
     hidden, queries, keys = shape.hidden, shape.heads * HEAD_SIZE, shape.kv_heads * HEAD_SIZE
 
     def value(name: str, *sizes: int, dtype: Any = BFLOAT16) -> Value:

@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def table(models: Sequence[str] = (), dtype: str = "float32", runs: int = RUNS) -> Iterator[str]:
-    """The lines of the table; each model is measured when its line is asked for."""
+    """Yield the lines of the table; each model is measured when its line is asked for."""
     threads = os.environ.get("OMP_NUM_THREADS") or str(len(os.sched_getaffinity(0)))
     yield f"{dtype}, {threads} threads for each side, load {os.getloadavg()[0]:.1f}"
     yield ""
@@ -88,7 +88,7 @@ def _line(name: str, dtype: str, runs: int, threads: str, folder: Path) -> str:
 
 
 def _apart(sides: dict[str, _Process], folder: Path) -> float:
-    """The warm-up; returns how far the logits lie apart at most, as a share of the largest."""
+    """Warm up both sides and return the largest difference of their logits, as a share of the largest logit."""
     apart = []
     for order in ("prefill", *["step"] * STEPS):
         logits = []
@@ -132,7 +132,7 @@ class _Process:
         )
 
     def ask(self, order: str) -> Any:
-        """The answer to an order."""
+        """Send an order to the process and return its answer."""
         assert self._process.stdin and self._process.stdout
         print(order, file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()

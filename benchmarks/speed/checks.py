@@ -19,7 +19,7 @@ _RANKS = 2
 
 
 def rows() -> Iterator[Row]:
-    """The kernels of a layer, a matmul and a sum over ranks, eager, with the detectors and without."""
+    """Time eager kernels of a layer, a matmul and a sum over ranks, with the detectors and without."""
     random = np.random.default_rng(0)
     a, b = (random.standard_normal((1024, 1024), np.float32).astype(ml_dtypes.bfloat16) for _ in range(2))
     for name, arguments in [("matmul", {"a": a, "b": b}), *layer()]:

@@ -75,7 +75,7 @@ def _config() -> ModelConfig:
 
 
 def _launches(config: ModelConfig, tokens: int) -> list[Launch]:
-    """The launches of one layer."""
+    """List the launches of one layer for a step of `tokens` tokens."""
     phase, dtype = Phase.decode if tokens == 1 else Phase.prefill, np.dtype(ml_dtypes.bfloat16)
     step = StepShape(
         phase, tokens, 1, bucket_length(CONTEXT, CONTEXT), CONTEXT, RANKS, dtype, WeightDtypes(dtype)
@@ -84,7 +84,7 @@ def _launches(config: ModelConfig, tokens: int) -> list[Launch]:
 
 
 def _calls(config: ModelConfig, tokens: int) -> list[Call]:
-    """The launches of one layer on one rank without its sums over ranks, and one such sum on all ranks."""
+    """List one layer's launches on one rank without its sums over ranks, and one such sum on all ranks."""
     one, ranks = DryDevice(TARGET, 1), DryDevice(TARGET, RANKS)
     calls: list[Call] = [(launch.kernel, [_stand_ins(launch, one)]) for launch in _launches(config, tokens)]
     partial = np.broadcast_to(np.zeros((), np.float32), (tokens, config.hidden_size))
@@ -92,7 +92,7 @@ def _calls(config: ModelConfig, tokens: int) -> list[Call]:
 
 
 def _stand_ins(launch: Launch, device: DryDevice) -> tuple[Any, ...]:
-    """The arguments of a launch for a dry run, in the order of the kernel's signature."""
+    """Return the arguments of a launch for a dry run, in the order of the kernel's signature."""
     arguments = {
         parameter: create_stand_in(argument, device, Mesh(RANKS))
         for parameter, argument in launch.arguments.items()
@@ -108,7 +108,7 @@ def _layer(config: ModelConfig, tokens: int) -> None:
 
 
 def _predict_model(config: ModelConfig, tokens: int) -> None:
-    """The pass as `nkw plan` has it: the layers are equal, so each kernel is launched once."""
+    """Predict a pass as `nkw plan` does: the layers are equal, so each kernel is launched once."""
     predictor = Predictor(config, TARGET, RANKS, DTYPE, CONTEXT)
     done = predictor.predict_step(1) if tokens == 1 else predictor.predict_prompts(tokens)
     assert not done.refusals, done.refusals
@@ -161,7 +161,7 @@ def _launch(call: Call) -> simulate.Launch:
 
 
 def _cpu(action: Callable[[], object]) -> float:
-    """The least CPU time of several calls, in seconds: what other work on the machine disturbs least."""
+    """Return the least CPU time of several calls, in seconds, which other work on the machine disturbs least."""
     action()
     samples = []
     for _ in range(_RUNS):

@@ -27,7 +27,7 @@ def rows() -> Iterator[Row]:
 
 
 def _tokens_per_second(count: int) -> float:
-    """New tokens a second of so many requests, without their prompts, once every launch is replayed."""
+    """Measure the new tokens a second of `count` requests, without their prompts, once every launch is replayed."""
     engine = LLM(max_num_seqs=count, max_model_len=128).engine
     params = SamplingParams(max_tokens=_STEPS, temperature=0, ignore_eos=True)
     for _ in range(2):

@@ -34,7 +34,7 @@ print(json.dumps([outcome.status, time.perf_counter() - start, peak]))
 
 
 def rows() -> Iterator[Row]:
-    """A row per kernel, spread over the table; none where the variable is not set."""
+    """Yield a row for each of some kernels, spread over the table; none where NKW_FOREIGN is not set."""
     folder = os.environ.get("NKW_FOREIGN")
     if not folder:
         return

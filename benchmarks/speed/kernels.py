@@ -24,7 +24,7 @@ def _narrow(*shape: int) -> np.ndarray:
 
 
 def rows() -> Iterator[Row]:
-    """The matmul at 1024 and every kernel of a layer of the shape of a 1B Llama, shrunk to 128 tokens."""
+    """Time matmuls of 1024 and 2048 and every kernel of a layer like that of a 1B Llama, shrunk to 128 tokens."""
     for size in (1024, 2048):
         a, b = _narrow(size, size), _narrow(size, size)
         wide_a, wide_b = a.astype(np.float32), b.astype(np.float32)
@@ -40,7 +40,7 @@ def rows() -> Iterator[Row]:
 
 
 def layer() -> list[tuple[str, dict[str, Any]]]:
-    """The kernels of a layer of the shape of a 1B Llama, shrunk to 128 tokens, with their arguments by name."""
+    """List the kernels of a layer like that of a 1B Llama, shrunk to 128 tokens, with their arguments by name."""
     tokens, hidden, heads, kv_heads, size, inner, length = 128, 512, 8, 4, 64, 1024, 256
     x, norm = _floats(tokens, hidden), _floats(1, hidden)
     q_width, kv_width = heads * size, kv_heads * size
@@ -87,7 +87,7 @@ def _against_reference(name: str, arguments: dict[str, Any]) -> Iterator[Row]:
 
 
 def launcher(name: str, arguments: dict[str, Any], mode: simulate.Mode) -> Callable[[], Any]:
-    """A call that launches a shipped kernel on one rank."""
+    """Return a function that launches a shipped kernel on one rank."""
     kernel: Callable[..., Any] = getattr(nki_kernels, name)
     world = simulate.World()
     return lambda: world.launch(kernel, [((), arguments)], mode=mode)

@@ -53,6 +53,6 @@ def against(
     runs: int = 7,
     pause: float = 0.0,
 ) -> Row:
-    """A row that holds `action` against `other`, in milliseconds and as a ratio."""
+    """Time `action` against `other` and return the row: milliseconds of `action`, and their ratio."""
     mine, theirs = medians([action, other], runs, pause)
     return Row(work, reference, mine * 1e3, "ms", mine / theirs)

@@ -80,13 +80,13 @@ def _answers(side: Side) -> Iterable[Any]:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process had; what getrusage says of a new process begins with its parent's."""
+    """Return the peak memory of this process in bytes; that of getrusage begins with the parent's."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def replayed(folder: Path, dtype: str) -> Side:
-    """This project's model on one simulated trn2 core, set up as `nkw generate` does."""
+    """Build the side with this project's model on one simulated trn2 core, set up as `nkw generate` does."""
     if dtype == "bfloat16":
         os.environ["NKW_SPEED"] = "torch"
     from model.device import SimulatedDevice
@@ -139,7 +139,7 @@ def transformers_side(folder: Path, dtype: str) -> Side:
 
 
 def write(name: str, folder: Path) -> None:
-    """A folder of random weights: normal, of a scale that keeps that of activations; vectors around one or zero."""
+    """Write a model of random weights: normal, scaled to keep the scale of activations; vectors around one or zero."""
     import transformers
     from safetensors.numpy import save_file
 

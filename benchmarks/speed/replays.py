@@ -54,7 +54,7 @@ def rows() -> Iterator[Row]:
 
 
 def _shares() -> Iterator[Row]:
-    """The shares of an eager launch, and the time of fusing its program once."""
+    """Time the phases of an eager launch, and the rewriting of its program for replay, once."""
     a, b = (_floats(1024, 1024).astype(ml_dtypes.bfloat16) for _ in range(2))
 
     replays = ReplayCache()

@@ -9,7 +9,7 @@ import nki.language as nl
 
 @nki.jit
 def softmax(x):
-    """The softmax of each row of x [T, H] @ HBM, T a multiple of 128, in float32."""
+    """Compute the softmax of each row of x [T, H] @ HBM, T a multiple of 128, in float32."""
     tokens, columns = x.shape
     y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     for first in range(0, tokens, 128):

@@ -47,7 +47,7 @@ BUILDERS: dict[str, Builder] = {
 
 
 def build(entry: Entry) -> Case:
-    """The case that stands for an entry. Raises NotCovered with the reason."""
+    """Build the case that stands for an entry. Raises NotCovered with the reason."""
     if entry.flaw:
         raise NotCovered(entry.flaw)
     builder = BUILDERS.get(entry.family)

@@ -17,7 +17,7 @@ _NODE = "trn1.32xlarge"  # which the sweeps over several nodes are consistent wi
 
 
 def build(entry: Entry) -> Case:
-    """An all-reduce or an all-gather, timed alone."""
+    """Build the case of an all-reduce or an all-gather, timed alone."""
     chip = chip_of(entry)
     if "host" in entry.measured:
         raise NotCovered("the time of a whole graph on the host, of which the collective is a small part")

@@ -21,7 +21,7 @@ _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def layer(entry: Entry) -> Case:
-    """The attention block of one token, and the vocabulary head, whose columns are divided over the cores."""
+    """Build the case of one token's attention block, or of the vocabulary head, its columns divided over the cores."""
     chip = chip_of(entry)
     if entry.says("vocabulary head"):
         match = re.search(r"\[(\d+) x (\d+)\]", entry.kernel)
@@ -121,7 +121,7 @@ def _descriptors(entry: Entry, work: _Work) -> str:
 
 
 def experts(entry: Entry) -> Case:
-    """The chosen experts of one token, fetched by index in DMAs as wide as the description says."""
+    """Build the case of one token's chosen experts, fetched by index in DMAs as wide as the description says."""
     chip = chip_of(entry)
     sizes = entry.sizes()
     if entry.says("expert block") or entry.says("loaded once per call"):
@@ -166,7 +166,7 @@ def _by_tiles(entry: Entry, sizes: dict[str, int]) -> tuple[Callable[..., object
 
 
 def _fused(entry: Entry, sizes: dict[str, int]) -> tuple[Callable[..., object], tuple[tuple[object, ...]]]:
-    """A fused kernel's core; later steps keep what earlier ones gained.
+    """Return the kernel of a fused expert block and its arguments on a core; later steps keep what earlier ones gained.
 
     Token and gains, and the router since it comes in one load, are asked for in the mode 3, `nki.isa.dge_mode.none`:
     rings that are prepared, which the source's log says need an offset known beforehand.

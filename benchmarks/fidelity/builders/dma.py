@@ -17,7 +17,7 @@ _UNITS = {"": 1, "Ki": 1024, "Mi": 1 << 20, "k": 1000, "K": 1000, "M": 1_000_000
 
 
 def build(entry: Entry) -> Case:
-    """A transfer as the description tells it."""
+    """Build the case of a DMA transfer that matches the entry's description."""
     chip = chip_of(entry)
 
     def case(kernel: object, arguments: tuple[object, ...], quantity: Quantity, divisor: float = 1.0) -> Case:

@@ -55,7 +55,7 @@ def build(entry: Entry) -> Case:
 
 
 def transpose(entry: Entry) -> Case:
-    """A square matrix by tiles of 128 x 128 on the Tensor engine."""
+    """Build the case that transposes a square matrix by tiles of 128 x 128 on the Tensor engine."""
     sizes = entry.product()
     if len(sizes) != 2 or not entry.says("tensor engine"):
         raise NotCovered("not a matrix transposed on the Tensor engine")
@@ -65,7 +65,7 @@ def transpose(entry: Entry) -> Case:
 
 
 def cluster(entry: Entry) -> Case:
-    """Assignment of points to centroids; the points are divided over the cores."""
+    """Build the case of a k-means assignment of points to centroids; the points are divided over the cores."""
     match = re.search(r"N=(\d+) points, D=(\d+), K=(\d+)", entry.shapes)
     if match is None or not entry.says("arg-max"):
         raise NotCovered("not an assignment step with points, D and K")

@@ -18,7 +18,7 @@ _REPEATS = 12  # enough for a full pipeline, whose last start-to-start is read
 
 
 def build(entry: Entry) -> Case:
-    """The first row of the table whose words the description holds."""
+    """Build the case by the first row of `_FORMS` whose words the description holds."""
     chip = _at_one_clock(entry, chip_of(entry))
     for words, make in _FORMS:
         if entry.says(*words):
@@ -27,7 +27,7 @@ def build(entry: Entry) -> Case:
 
 
 def _at_one_clock(entry: Entry, chip: Hardware) -> Hardware:
-    """The chip with its array at the full clock throughout, or at the throttled one where the entry speaks of that."""
+    """Return the chip with its array at the full clock throughout, or at the throttled one if the entry names it."""
     if entry.says("half rate") or entry.says("throttle 4/8"):
         always = guessed(math.inf, "the entry", "no work opens the throttle")
         return chip.with_numbers(activity_throttle_window_ns=always)
@@ -74,7 +74,7 @@ def _repeated(
 
 
 def _matmul(entry: Entry, chip: Hardware) -> Case:
-    """A float32 matmul is several instructions of the hardware, and an entry may speak of one of them."""
+    """Build the case of a matmul; in float32 it is several instructions, and an entry may speak of one of them."""
     dtype = dtype_of(entry) if entry.dtype != "-" else np.dtype(ml_dtypes.bfloat16)
     _, columns = _shape(entry)
     case = _repeated(
@@ -157,7 +157,7 @@ def _core_barrier(entry: Entry, chip: Hardware) -> Case:
 
 
 def _hardware_dge(entry: Entry, chip: Hardware) -> Case:
-    """The trigger of a DMA with descriptors written by hardware: as many as its rows, or as the entry counts."""
+    """Build the case of a hardware-DGE DMA's trigger, with one descriptor per row or as many as the entry counts."""
     descriptors = int(entry.metrics.get("descriptors", 128))
     total = entry.integer(r"(\d+) KiB")
     match = re.search(r"([\d.]+) MB", entry.shapes)
@@ -174,7 +174,7 @@ def _formula(chip: Hardware, formula: Callable[[Hardware], float]) -> Case:
 
 
 def _weight_load(entry: Entry, chip: Hardware) -> Case:
-    """A weight load has no event of its own; at half rate its rows take longer, but not its pipeline."""
+    """Build the formula of a weight load, which has no event of its own; at half rate only its rows take longer."""
     fp32, slow = entry.dtype != "-" and dtype_of(entry) == np.float32, entry.says("half rate")
 
     def formula(hardware: Hardware) -> float:
@@ -189,7 +189,7 @@ def _weight_load(entry: Entry, chip: Hardware) -> Case:
 
 
 def _half_product(entry: Entry, chip: Hardware, columns: int) -> Case:
-    """The latency of one of the instructions that a float32 matmul becomes."""
+    """Build the formula of the latency of one of the instructions that a float32 matmul becomes."""
 
     def formula(hardware: Hardware) -> float:
         passes = hardware.matmul_fp32_passes / hardware.matmul_fp32_instructions

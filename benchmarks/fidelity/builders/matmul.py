@@ -22,7 +22,7 @@ from simulate.hardware import Hardware
 
 
 def build(entry: Entry) -> Case:
-    """A product as the description tells it: which operands are transposed, what waits where."""
+    """Build the case of a matrix product; the description says which operands are transposed and which resident."""
     described_itself(entry)
     chip = chip_of(entry)
     dtype = dtype_of(entry)

@@ -10,7 +10,7 @@ from simulate.calibrate.measurement import resolve_call
 
 
 def build(entry: Entry) -> Case:
-    """The case of a kernel by name; its order is the compiler's."""
+    """Build the case of a kernel found by its name, scheduled in the compiler's order."""
     install("simulate")
     try:
         kernel, arguments = resolve_call(entry.kernel, entry.shapes)

@@ -9,7 +9,7 @@ from benchmarks.fidelity.entry import Entry
 
 
 def is_late_step(entry: Entry) -> bool:
-    """A later step of a search for faster code, which has its obvious improvements; the first two mostly try things."""
+    """Tell whether an entry is step 3 or later of a search for faster code, which has its obvious improvements."""
     match = re.search(r"optimi[sz]ation step (\d+)", entry.kernel)
     return match is not None and int(match.group(1)) > 2
 

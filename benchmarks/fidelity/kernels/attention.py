@@ -61,7 +61,7 @@ def fused(q, k, v, mode="none", narrow=False):
 
 
 def grouped(q, k, v, scale):
-    """Grouped queries, all of a row of scores kept: q [tokens, heads, d], k and v [tokens, kv heads, d].
+    """Attend with grouped queries, a whole row of scores kept: q [tokens, heads, d], k and v [tokens, kv heads, d].
 
     Tiles of q and k are transposed on the Tensor engine; weights are divided before they are transposed.
     """

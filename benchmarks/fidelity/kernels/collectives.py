@@ -8,7 +8,7 @@ import nki.language as nl
 
 
 def all_reduce(x, group):
-    """The sum over the ranks of a buffer of x's shape."""
+    """Sum a buffer of x's shape over the ranks."""
     shard = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="part")
     total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="total")
     nisa.dma_copy(dst=shard, src=x)
@@ -17,7 +17,7 @@ def all_reduce(x, group):
 
 
 def all_gather(x, group, ranks):
-    """The buffers of all ranks, one after the other."""
+    """Gather the buffers of all ranks, concatenated along dimension 0."""
     shard = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="part")
     gathered = nl.ndarray(
         (ranks * x.shape[0], x.shape[1]), dtype=x.dtype, buffer=nl.private_hbm, name="whole"
@@ -28,7 +28,7 @@ def all_gather(x, group, ranks):
 
 
 def all_gather_with_copies(x, group, ranks):
-    """The same with the copies that a kernel needs around it, since collectives cannot touch its arguments."""
+    """Gather as `all_gather` does, and copy the result to an output: collectives cannot touch a kernel's arguments."""
     shard = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="part")
     shape = (ranks * x.shape[0], x.shape[1])
     gathered = nl.ndarray(shape, dtype=x.dtype, buffer=nl.private_hbm, name="whole")

@@ -47,7 +47,7 @@ def by_taps(x, w, bias, pooled=False):
 
 
 def by_copied_taps(x, w, bias, pooled=False):
-    """The same sums, with the input rows of every tap copied into a tile without gaps by the Scalar engine.
+    """Compute the sums of `by_taps`, with the input rows of every tap copied to a contiguous tile by the Scalar engine.
 
     A pair of output rows loads four input rows once; the copy of a tap serves all output channels, whose sums grow side
     by side in banks of their own.
@@ -126,7 +126,7 @@ def by_positions(x, w):
 
 
 def _prepared(x, w, bias, pooled):
-    """The result, the weights and biases on chip, and the rows and columns of an output channel before pooling."""
+    """Allocate the output, load weights and biases; return these and an output channel's rows and columns, unpooled."""
     channels_out = w.shape[0]
     rows, columns = x.shape[1] - 2, x.shape[2] - 2
     shape = (channels_out, rows // 2, columns // 2) if pooled else (channels_out, rows, columns)

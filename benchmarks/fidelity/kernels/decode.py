@@ -88,7 +88,7 @@ def attention_block(x, w_qkv, w_o, keys, values, angles, heads, form):
 
 
 def _by_trips(query):
-    """The norms of every head once more, each by way of HBM: of its query, and of the key that belongs to it."""
+    """Normalise every head twice more, each time through HBM: for its query, and for the key that belongs to it."""
     for head in range(query.shape[1]):
         one = query[:, head : head + 1]
         for _ in range(2):
@@ -121,14 +121,14 @@ def _rotated(columns, waves, turning):
 
 
 def _single(column):
-    """A column in float32, as scalar operands are."""
+    """Copy a column to a float32 tile, the dtype of scalar operands."""
     wide = sbuf(column.shape, nl.float32)
     nisa.tensor_copy(dst=wide, src=column)
     return wide
 
 
 def project(columns, w, width, mode):
-    """A vector [128, K / 128] times w [K, N]: as [128, N / 128].
+    """Multiply a vector, laid out as [128, K / 128], by w [K, N]; return it as [128, N / 128].
 
     Narrow tiles are stationary and give their part of the result as a column. Wide ones move past the vector, and the
     row that comes out is turned by transposes.

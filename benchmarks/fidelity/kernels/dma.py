@@ -22,14 +22,14 @@ def loads(sources, mode="none"):
 
 
 def streaming(x, count, mode):
-    """x [128, n] @ HBM loaded `count` times, each time into a tile of its own, as a loop that streams does."""
+    """Load x [128, n] @ HBM `count` times, each time into a tile of its own, as a loop that streams does."""
     for _ in range(count):
         nisa.dma_copy(dst=sbuf(x.shape, x.dtype), src=x, dge_mode=getattr(nisa.dge_mode, mode))
     return nl.ndarray((1, 1), dtype=x.dtype, buffer=nl.shared_hbm)
 
 
 def stores(x, count, mode="none"):
-    """A tile of x's shape and dtype written to HBM, `count` times."""
+    """Store a tile of x's shape and dtype to HBM `count` times."""
     tile = sbuf(x.shape, x.dtype)
     nisa.memset(dst=tile, value=0)
     out = nl.ndarray((count, *x.shape), dtype=x.dtype, buffer=nl.shared_hbm)
@@ -39,7 +39,7 @@ def stores(x, count, mode="none"):
 
 
 def load_pieces(x, width, mode="none"):
-    """The first `width` columns of x [128, n, .]: n separate pieces per partition."""
+    """Load the first `width` columns of x [128, n, .]: n separate pieces per partition."""
     tile = sbuf((x.shape[0], x.shape[1], width), x.dtype)
     nisa.dma_copy(dst=tile, src=x[:, :, 0:width], dge_mode=getattr(nisa.dge_mode, mode))
     return nl.ndarray((1, 1), dtype=x.dtype, buffer=nl.shared_hbm)

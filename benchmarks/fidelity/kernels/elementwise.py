@@ -9,7 +9,7 @@ from benchmarks.fidelity.kernels.common import PARTITIONS, constant, load, sbuf,
 
 
 def add_column_chunks(a, b, chunk, mode="none"):
-    """a + b of vectors [N, 1], `chunk` elements at a time, one per partition; b as the scalar operand."""
+    """Add vectors a and b [N, 1], `chunk` elements at a time, one per partition; b is the scalar operand."""
     total = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
     for first in range(0, a.shape[0], chunk):
         left = load(a[first : first + chunk, :], mode)
@@ -21,7 +21,7 @@ def add_column_chunks(a, b, chunk, mode="none"):
 
 
 def add_streams(a, b, width, mode="none"):
-    """a + b of [128, N / 128], `width` columns at a time."""
+    """Add a and b [128, N / 128], `width` columns at a time."""
     total = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
     for first in range(0, a.shape[1], width):
         left = load(a[:, first : first + width], mode)
@@ -33,7 +33,7 @@ def add_streams(a, b, width, mode="none"):
 
 
 def silu(x, width=1024, chunk=512):
-    """x / (1 + exp(-x)) in tiles of 128 x 1024: exp on the Scalar engine, the rest on the Vector engine."""
+    """Compute x / (1 + exp(-x)) in tiles of 128 x 1024: exp on the Scalar engine, the rest on the Vector engine."""
     rows, columns = x.shape
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     zero = constant((PARTITIONS, 1), 0.0)

@@ -11,7 +11,7 @@ _SWDGE = nisa.dge_mode.swdge
 
 
 def experts(x, indices, weights, gate_up, down, gate_width, down_width, wide_down=False, token_first=False):
-    """The experts that `indices` [1, K] chooses for one token x [1, H], weighted by `weights` [1, K] and added.
+    """Add the outputs of the experts in `indices` [1, K] for one token x [1, H], weighted by `weights` [1, K].
 
     gate_up [E, H, 2 I] and down [E, I, H] come in DMAs of 128 rows by `gate_width` and `down_width` columns, whose
     address is known at run time only. A weight tile is stationary in the gate and up projections, or moves past the
@@ -89,7 +89,7 @@ def _column(x, first):
 
 
 def _by_columns(tokens, tiles, inner):
-    """The gate and the up projection in PSUM, one column for every 128 of their outputs."""
+    """Return the gate and the up projection as lists of PSUM columns, one for every 128 of their outputs."""
     banks = [psum((min(PARTITIONS, inner - i), 1)) for _ in range(2) for i in range(0, inner, PARTITIONS)]
     starts = [half + i for half in (0, inner) for i in range(0, inner, PARTITIONS)]
     for k in range(len(tiles)):
@@ -100,7 +100,7 @@ def _by_columns(tokens, tiles, inner):
 
 
 def _by_rows(tokens, tiles, inner):
-    """The same from rows of products, turned in blocks of 128."""
+    """Return the same two lists, from rows of products that are transposed in blocks of 128."""
     double = 2 * inner
     row = sbuf((1, double), nl.float32)
     for first in range(0, double, BANK):

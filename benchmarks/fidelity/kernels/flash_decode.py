@@ -9,7 +9,7 @@ from benchmarks.fidelity.kernels.common import PARTITIONS, broadcast, constant, 
 
 
 def attend_in_tiles(out, query, keys, values, again=False):
-    """A few heads [d, heads] together: keys [d, S], values by tiles [128, d].
+    """Attend with a few heads [d, heads] together: keys [d, S], values by tiles [128, d].
 
     Every tile's scores lie with the positions on the partitions; they are turned for the maximum over the positions.
     again: the second pass multiplies anew instead of keeping the scores of the first.
@@ -40,7 +40,7 @@ def attend_in_tiles(out, query, keys, values, again=False):
 
 
 def attend_by_heads(out, query, keys, values, summed_by_trips=False):
-    """The same head by head with a running maximum, spread over the partitions by way of HBM for every tile.
+    """Attend head by head with a running maximum, which goes through HBM to all partitions for every tile.
 
     summed_by_trips: so are the sums, instead of by products with ones.
     """
@@ -68,7 +68,7 @@ def attend_by_heads(out, query, keys, values, summed_by_trips=False):
 
 
 def reduced_by_trip(column, op):
-    """A column reduced over the partitions: turned, reduced, stored to HBM and loaded on every partition."""
+    """Reduce a column over the partitions: transpose it, reduce, store to HBM and load on every partition."""
     turned, one = psum((1, PARTITIONS)), sbuf((1, 1), nl.float32)
     nisa.nc_transpose(dst=turned, data=column)
     nisa.tensor_reduce(dst=one, op=op, data=turned, axis=1)

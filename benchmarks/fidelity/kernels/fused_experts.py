@@ -127,7 +127,7 @@ def _clear_down(tiles):
 
 
 def _number(best, k):
-    """The number of an expert in a tile of its own."""
+    """Copy the index of the k-th chosen expert to a tile [1, 1] of its own and return its access pattern."""
     number = sbuf((1, 1), best.dtype)
     nisa.dma_copy(dst=number, src=best[:, k : k + 1])
     return number.ap(pattern=[[1, 1], [1, 1]], offset=0)
@@ -152,7 +152,7 @@ def _fetch(tiles, expert, gate_up, down, gate_scales, down_scales, stages):
 
 
 def _dynamic(tile, table, pattern, offset, expert, by_hardware=False, queue=nisa.unknown_engine):
-    """A DMA from one expert's part of a table, whose number is known at run time only."""
+    """Load a tile by DMA from one expert's part of a table; the expert's index is known at run time only."""
     source = table.ap(pattern=pattern, offset=offset, scalar_offset=expert, indirect_dim=0)
     if by_hardware:
         nisa.dma_copy(dst=tile, src=source, dge_mode=_HWDGE, engine=queue)
@@ -161,7 +161,7 @@ def _dynamic(tile, table, pattern, offset, expert, by_hardware=False, queue=nisa
 
 
 def _pad(tiles, clear):
-    """What of gate and up does not fill a block of 128 columns, copied to tiles that are zero beyond it."""
+    """Copy the last, partial block of gate and up columns to tiles of 128 columns that are zero beyond it."""
     gate = tiles.get("wide gate", tiles["gate"])
     inner = gate.shape[2] // 2
     remainder = inner % PARTITIONS
@@ -173,7 +173,7 @@ def _pad(tiles, clear):
 
 
 def _widen(tiles):
-    """The weights of an expert in 16 bits, in place of those that came."""
+    """Convert an expert's weights to bfloat16 tiles, which take the place of the loaded ones."""
     tiles["wide gate"] = evacuate(tiles["gate"], nl.bfloat16)
     tiles["wide down"] = [evacuate(tile, nl.bfloat16) for tile in tiles["down"]]
 

@@ -33,7 +33,7 @@ def transposes(x, count):
 
 
 def activations(x, count, function, from_psum, chained=False):
-    """activation of `function`, from SBUF or from PSUM."""
+    """Repeat `activation` with `function`, reading from SBUF or from PSUM."""
     source = _source(x, from_psum)
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     bias = constant((x.shape[0], 1), 0.0)
@@ -104,7 +104,7 @@ def additions(x, y, count):
 
 
 def reciprocals_then_scales(x, count):
-    """reciprocal and, of its result, tensor_scalar: the hand-off on one engine."""
+    """Repeat `reciprocal` and, on its result, `tensor_scalar`: the hand-off on one engine."""
     source = load(x)
     out = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.shared_hbm)
     result = source

@@ -1,6 +1,6 @@
-"""The selective scan of Mamba for one batch: delta and u [channels, tokens], a [channels, states], b and c
-[states, tokens]; per state exp(delta a), delta u b, a scan along the tokens, times c, summed over the states."""
+"""The selective scan of Mamba for one batch: per state exp(delta a), delta u b, a scan along the tokens, times c."""
 
+# delta and u [channels, tokens], a [channels, states], b and c [states, tokens]; products are summed over the states.
 from __future__ import annotations
 
 import nki.isa as nisa
@@ -10,7 +10,7 @@ from benchmarks.fidelity.kernels.common import BANK, PARTITIONS, broadcast, cons
 
 
 def states_outermost(delta, u, a, b, c):
-    """The loop over states outside: delta and u are loaded, and multiplied, again for every state."""
+    """Scan with the loop over states outermost: delta and u are loaded, and multiplied, again for every state."""
     channels, tokens = delta.shape
     states = a.shape[1]
     out = nl.ndarray(delta.shape, dtype=delta.dtype, buffer=nl.shared_hbm)
@@ -36,7 +36,7 @@ def states_outermost(delta, u, a, b, c):
 
 
 def channels_outermost(delta, u, a, b, c, chunk=None):
-    """The loop over channels outside: delta and u are loaded, and multiplied, once; `chunk` tokens at a time, or all.
+    """Scan with the loop over channels outermost: delta and u are loaded once, `chunk` tokens at a time, or all.
 
     Instructions are as long as a chunk. A row of b or c that is wider than a bank of PSUM is spread into SBUF, so that
     the Vector engine reads both operands from there.
@@ -75,7 +75,7 @@ def channels_outermost(delta, u, a, b, c, chunk=None):
 
 
 def _spread(row, ones):
-    """A row [1, n] of HBM on every partition, in SBUF: it is wider than a bank of PSUM."""
+    """Broadcast a row [1, n] of HBM, wider than a bank of PSUM, to every partition of an SBUF tile."""
     columns = row.shape[1]
     narrow = load(row)
     wide = sbuf((PARTITIONS, columns), nl.float32)

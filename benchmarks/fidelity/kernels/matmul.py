@@ -21,7 +21,7 @@ from benchmarks.fidelity.kernels.common import (
 
 
 def reloaded(a_t, b, mode="none"):
-    """The plain triple loop: both operands loaded for every matmul."""
+    """Multiply in a plain triple loop that loads both operands for every matmul."""
     depth, rows = a_t.shape
     columns = b.shape[1]
     c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)
@@ -131,7 +131,7 @@ def single_bank(a_t, b):
 
 
 def transposing(a, b, resident, norm=None, residual=None, transposed_b=False):
-    """a [M, K] times b [K, N], with a's tiles transposed on the Tensor engine.
+    """Multiply a [M, K] by b [K, N], with a's tiles transposed on the Tensor engine.
 
     norm: rows of a are divided by their root mean square and multiplied by norm [1, K]. residual is added to a before.
     resident: b waits in SBUF for all rows; else it is loaded again for every 128 rows. transposed_b: b is [N, K], and
@@ -162,7 +162,7 @@ def transposing(a, b, resident, norm=None, residual=None, transposed_b=False):
 
 
 def columns_outermost(a, b):
-    """a [M, K] times b [K, N], both resident: blocks of 512 columns outside, a transposed once, in the first."""
+    """Multiply a [M, K] by b [K, N], both resident: blocks of 512 columns outermost, a transposed in the first only."""
     rows, depth = a.shape
     columns = b.shape[1]
     c = nl.ndarray((rows, columns), dtype=a.dtype, buffer=nl.shared_hbm)
@@ -180,7 +180,7 @@ def columns_outermost(a, b):
 
 
 def column_blocks(a, b, block_columns=1024, resident=False):
-    """a [M, K] times b [K, N] by blocks of columns: a's tiles are loaded and transposed again for every block.
+    """Multiply a [M, K] by b [K, N] by blocks of columns: a's tiles are loaded and transposed again for every block.
 
     resident: a block of b waits in SBUF for all rows, else it does not fit and is loaded again for every 128 rows.
     """
@@ -238,7 +238,7 @@ def contraction_first(a_t, b, block_rows=1024, block_columns=1024):
 
 
 def batched(a, b):
-    """a [B, M, K] times b [B, K, N] with K at most 128; a's tiles are transposed again for every 1024 columns."""
+    """Multiply a [B, M, K] by b [B, K, N], K at most 128; a's tiles are transposed again for every 1024 columns."""
     batches, rows, depth = a.shape
     columns = b.shape[2]
     c = nl.ndarray((batches, rows, columns), dtype=a.dtype, buffer=nl.shared_hbm)
@@ -283,7 +283,7 @@ def double_row(a_t, b):
 
 
 def transposed(tile):
-    """The 128 x 128 blocks of a tile [128, K], each transposed."""
+    """Transpose each 128 x 128 block of a tile [128, K] and return the list of them."""
     out = []
     for k in range(0, tile.shape[1], PARTITIONS):
         bank = psum((PARTITIONS, PARTITIONS), tile.dtype)

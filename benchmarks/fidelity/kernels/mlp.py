@@ -58,7 +58,7 @@ def gemm(x_t, w, bias, activation, resident, mode="none"):
 
 
 def gelu(y, mode="none"):
-    """z = GELU(y), tile by tile through HBM."""
+    """Compute z = GELU(y), tile by tile through HBM."""
     rows, columns = y.shape
     z = nl.ndarray(y.shape, dtype=y.dtype, buffer=nl.shared_hbm)
     zero = constant((PARTITIONS, 1), 0.0)

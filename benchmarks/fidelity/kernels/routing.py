@@ -87,7 +87,7 @@ def quantised(columns, by_shuffles):
 
 
 def _turned(row):
-    """A row [1, H] of HBM as [128, H / 128]: loaded in blocks, turned by the Tensor engine."""
+    """Load a row [1, H] of HBM in blocks and transpose them on the Tensor engine to [128, H / 128]."""
     blocks = row.shape[1] // PARTITIONS
     flat = load(row.reshape((blocks, PARTITIONS)))
     bank = psum((PARTITIONS, blocks), row.dtype)
@@ -96,7 +96,7 @@ def _turned(row):
 
 
 def _spread(row):
-    """A row [1, n] on every partition: copied to the first one, shuffled to the others."""
+    """Broadcast a row [1, n] to every partition: copied to the first one, shuffled to the others."""
     wide = sbuf((PARTITIONS, row.shape[1]), nl.float32)
     nisa.tensor_copy(dst=wide[0:1, :], src=row)
     for quadrant in range(_QUADRANTS):
@@ -114,7 +114,7 @@ def _to_sum_one(row):
 
 
 def _largest_by_shuffles(column):
-    """The largest of 128 partitions: five steps of shuffles within every quadrant, then over the quadrants."""
+    """Reduce a column of 128 partitions to its maximum [1, 1]: five shuffles in every quadrant, then over quadrants."""
     size = PARTITIONS // _QUADRANTS
     largest = None
     for quadrant in range(_QUADRANTS):

@@ -15,7 +15,7 @@ _RING = 3  # groups of tiles for experts
 
 
 def slotted_experts(x, indices, weights, blocks, loads, lanes, group):
-    """`loads` of the slots bring an expert's block; the others find none and compute on what lies there.
+    """Compute `loads` of the slots with an expert's block; the others find none and compute on what lies there.
 
     indices, weights [1, S]: expert and weight of each slot. blocks [E, 128, F]: H columns of gate and up, H / 2 of
     down, and the scales of both. One lane: x is [128, T, H / 128], and a slot's token is known before. More: x is
@@ -83,7 +83,7 @@ def slotted_experts(x, indices, weights, blocks, loads, lanes, group):
 
 
 def _spread(row):
-    """A row [1, n] on every partition, by a product with ones."""
+    """Broadcast a row [1, n], at most a bank of it, to every partition by a matmul with ones."""
     size = min(row.shape[1], BANK)
     bank, wide = psum((PARTITIONS, size)), sbuf((PARTITIONS, size), nl.float32)
     nisa.nc_matmul(dst=bank, stationary=constant((1, PARTITIONS), 1.0), moving=row[:, 0:size])
@@ -123,7 +123,7 @@ def _fetch(tiles, blocks, numbers, first, loads):
 
 
 def _gathered(tokens, placement):
-    """The tokens of a block of lanes [128, H / 128, lanes], from tokens [T, H] and places [T, lanes]."""
+    """Gather the tokens of a block of lanes as [128, H / 128, lanes], from tokens [T, H] and places [T, lanes]."""
     blocks, lanes = tokens.shape[1] // PARTITIONS, placement.shape[1]
     moving = sbuf((PARTITIONS, blocks, lanes), tokens.dtype)
     together = BANK // lanes
@@ -138,7 +138,7 @@ def _gathered(tokens, placement):
 
 
 def _lane(tokens, moving, slot, slots_per_block, lanes, chosen):
-    """What moves past the weights of a slot: [128, H / 128, lanes]."""
+    """Return the moving operand [128, H / 128, lanes] of a slot's weights."""
     if lanes == 1:
         token = tokens[:, min(slot // max(chosen, 1), tokens.shape[1] - 1), :]
         return token.reshape((PARTITIONS, token.shape[1], 1))
@@ -173,7 +173,7 @@ def _gate_and_up(columns, tiles, depth, halves):
 
 
 def _down(begun, tiles, depth, fold, halves, lanes):
-    """The rest of a group: up rows are folded onto gate rows, SiLU, the down projection and its scales."""
+    """Finish a group of slots: fold up rows onto gate rows, apply SiLU, the down projection and its scales."""
     pair, later = begun
     group, blocks = len(tiles), depth // PARTITIONS
     bank = psum(pair.shape)
@@ -204,7 +204,7 @@ def _down(begun, tiles, depth, fold, halves, lanes):
 
 
 def _routed(outputs, placement, total):
-    """The lanes' outputs [128, H / 128, lanes], turned and added to their tokens' totals [T, H]."""
+    """Transpose the lanes' outputs [128, H / 128, lanes] and add them to their tokens' totals [T, H]."""
     blocks, lanes = outputs.shape[1:]
     turned = sbuf((lanes, blocks * PARTITIONS), outputs.dtype)
     for first in range(0, blocks, 4):

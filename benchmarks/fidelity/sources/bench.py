@@ -49,7 +49,7 @@ class Outcome:
         return bool(self.predicted_us)
 
     def time_us(self, reading: Reading | None = None) -> float:
-        """The predicted time under a reading, or under the one that counts."""
+        """Return the predicted time in us under a reading, by default the one that counts."""
         return self.predicted_us[reading or self.reading]
 
     def error(self, reading: Reading | None = None) -> float:
@@ -93,7 +93,7 @@ def _outcome(
 def _predicted(
     source: Source, clones: Mapping[str, Clone], readings: Sequence[Reading], main: Reading | None
 ) -> dict[str, Any]:
-    """Runs in the copy: an error of foreign code is the reason of its entry."""
+    """Predict a source in the forked process; an error of foreign code becomes the reason of its entry."""
     try:
         return _placed(source, clones, readings, main)
     except NotCovered as reason:
@@ -147,7 +147,7 @@ def _work(stream: Stream) -> dict[str, int]:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON has: not NaN, which a file may hold."""
+    """Convert a value to one that JSON has; NaN, which a file may hold, becomes text."""
     return value if isinstance(value, (bool, int, str)) else one_line(value)
 
 

@@ -24,12 +24,12 @@ class Clone:
     commit: str
 
     def files(self) -> Iterator[Path]:
-        """The files that a launch may read."""
+        """Iterate over the Python files that a launch may read."""
         return (self.folder / _FOLDERS[self.repo]).rglob("*.py")
 
 
 def recognised(folders: Sequence[str]) -> dict[str, Clone]:
-    """The clones by repository. Raises InvalidArgument for a folder that is none of a repository with kernels."""
+    """Return the clones by repository. Raises InvalidArgument for a folder that is no clone of one with kernels."""
     clones: dict[str, Clone] = {}
     for name in folders:
         folder = Path(name).resolve()
@@ -44,7 +44,7 @@ def recognised(folders: Sequence[str]) -> dict[str, Clone]:
 
 
 def _commit(folder: Path) -> str:
-    """The commit of a clone, with `-dirty` where its files are no longer those of the commit."""
+    """Return the commit of a clone, with `-dirty` where its files differ from it, or "" where git tells none."""
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -13,7 +13,7 @@ from nkw.process import Limits
 
 
 def reply(work: Callable[[], Any], seconds: int, limits: Limits | None = None) -> Any:
-    """What `work` returns in a forked process, by way of JSON; None where that process ended without a reply.
+    """Run `work` in a forked process and return its result by way of JSON, or None where that ends without a reply.
 
     The copy prints nothing. It ends after `seconds` on the clock, and where it exceeds `limits`.
     """

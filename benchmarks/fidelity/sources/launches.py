@@ -49,21 +49,21 @@ class Fields:
         self._left = dict(fields)
 
     def size(self, name: str) -> int:
-        """A positive integer."""
+        """Take a field that is a positive integer. Raises NotCovered for any other value."""
         value = self._left.pop(name, None)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise NotCovered(f"{name} is {value!r:.40}, not a size")
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or False."""
+        """Take a field that is True or False, `default` where it is absent. Raises NotCovered for any other value."""
         value = self._left.pop(name, default)
         if not isinstance(value, bool):
             raise NotCovered(f"{name} is {value!r:.40}, not true or false")
         return value
 
     def word(self, name: str, known: Mapping[str, Any]) -> Any:
-        """What one of the known words stands for."""
+        """Take a field that is one of the known words and return what the word stands for."""
         value = self._left.pop(name, None)
         if not isinstance(value, str) or value not in known:
             raise NotCovered(f"{name} is {value!r:.40}, not {', '.join(known)}")
@@ -76,7 +76,7 @@ class Fields:
 
 
 def launch_of(source: Source, clones: Mapping[str, Clone]) -> Launched:
-    """The launch that a source was timed with. Imports from the clone: for a process of its own.
+    """Build the launch that a source was timed with. Imports from the clone: for a process of its own.
 
     Raises NotCovered with the reason where there is no clone, no builder or no such kernel.
     """
@@ -196,7 +196,7 @@ docstring of the builder."""
 
 
 def library_module(folder: Path, name: str, package: str = "core") -> Any:
-    """A module of the vendor's library, below nkilib/core or nkilib/experimental."""
+    """Import a module of the vendor's library, below nkilib/core or nkilib/experimental."""
     folder_name = str(folder / "src")
     if folder_name not in sys.path:
         sys.path.insert(0, folder_name)
@@ -205,7 +205,7 @@ def library_module(folder: Path, name: str, package: str = "core") -> Any:
 
 
 def defined_in(folder: Path, pattern: str, function: str) -> Callable[..., Any]:
-    """A function of the one file in a folder whose name fits; the names of the files hold figures that change."""
+    """Load a function from the one file in a folder that matches `pattern`; file names hold figures that change."""
     files = sorted(folder.glob(pattern))
     if len(files) != 1:
         raise NotCovered(f"{folder.parent.name}/{folder.name} has {len(files)} files {pattern}, not one")

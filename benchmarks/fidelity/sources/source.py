@@ -40,7 +40,7 @@ class Source:
 
 
 def read_sources(path: str | Path) -> list[Source]:
-    """The entries of a file. Raises InvalidArgument for what holds no times of public sources."""
+    """Read the entries of a file. Raises InvalidArgument for what holds no times of public sources."""
     content = read_json(path)
     entries = content.get("entries") if isinstance(content, dict) else None
     if not isinstance(entries, list):
@@ -89,5 +89,5 @@ def told_apart(sources: Sequence[Source]) -> tuple[list[str], list[str]]:
 
 
 def one_line(value: Any, most: int = 40) -> str:
-    """A value of a file as a cell of a table."""
+    """Format a value of a file as a cell of a table: one line of at most `most` characters."""
     return shown(" ".join(str(value).split()), most)

@@ -24,7 +24,7 @@ Rows = Sequence[Sequence[str]]
 
 
 def source_text(outcomes: Sequence[Outcome], clones: Mapping[str, Clone]) -> str:
-    """The whole table."""
+    """Format the whole table of public sources."""
     head = (
         "All times are the device's: predicted ones hold start and end of the kernel, as measured ones do, and no host "
         "side. Errors are predicted / measured - 1."
@@ -40,7 +40,7 @@ def source_text(outcomes: Sequence[Outcome], clones: Mapping[str, Clone]) -> str
 
 
 def aligned(rows: Rows, left: int = 1) -> str:
-    """A table of Markdown as wide as its cells; row 0 is the head, the first `left` columns are flush left."""
+    """Format rows as an aligned Markdown table; row 0 is the head, the first `left` columns are flush left."""
     widths = [max(3, *(len(row[number]) for row in rows)) for number in range(len(rows[0]))]
     rule = ["-" * width if number < left else "-" * (width - 1) + ":" for number, width in enumerate(widths)]
     lines = []
@@ -79,7 +79,7 @@ def _launches(kernel: str, members: Sequence[Outcome]) -> str:
 
 
 def _told(outcome: Outcome, names: Sequence[str]) -> str:
-    """The values of fields, then the names of the flags that are set; a field that is no flag shows its value."""
+    """Format the values of fields, then the names of flags that are set; a field that is no flag shows its value."""
     fields = outcome.source.fields()
     values = [one_line(fields.get(name, "-")) for name in names if _is_word(outcome, name)]
     return ", ".join(values + [one_line(name) for name in names if fields.get(name) is True]) or "-"
@@ -90,7 +90,7 @@ def _is_word(outcome: Outcome, name: str) -> bool:
 
 
 def _compared(members: Sequence[Outcome]) -> list[tuple[str, Reading | None]]:
-    """The readings that a table compares: the one that counts, None where members differ in it, then the others."""
+    """Return the readings that a table compares: the one that counts (None where members differ), then the others."""
     readings = {member.reading for member in members}
     first = readings.pop() if len(readings) == 1 else None
     remaining = [
@@ -120,7 +120,7 @@ def _errors(groups: Mapping[str, Sequence[Outcome]], outcomes: Sequence[Outcome]
 
 
 def pairs(members: Sequence[Outcome]) -> list[tuple[Outcome, Outcome, str]]:
-    """Launches of one kernel that differ in one field, whose measured times tell an order: shorter, longer, field."""
+    """List pairs of one kernel's launches that differ in one field and clearly in time: shorter, longer, field."""
     ordered = sorted(
         (outcome for outcome in members if outcome.covered), key=lambda outcome: outcome.source.measured_us
     )
