@@ -31,11 +31,11 @@ Limits:
     partition.
 
 Cost
-    HBM: w, y and `added` once; x once for each part of O whose weights stay in SBUF and each tap that is packed beside
-    others. Tensor engine: U * C / 128 matmuls of 512 columns for 128 of O and 512 of T. Rounding to x's dtype: y, and
-    weights of another dtype.
-    Predicted for the two convolutions of Whisper on trn2 in bfloat16, in program order and scheduled: of tiny 22 us
-    (38 % of a floor of 8 us), then 33 us (51 %); of large-v3 52 us (72 %), then 227 and 220 us (83 %).
+    HBM: w, y, `added` once; x once for each part of O whose weights stay in SBUF, or with few C for each of the taps on
+    the partitions together (`convolution.packing`). Tensor engine: U * C / 128 matmuls of 512 columns for 128 of O and
+    512 of T. Rounding to x's dtype: y, and weights of another dtype.
+    Predicted for Whisper's first and second convolution on trn2 in bfloat16, with the floor's share of the time: tiny
+    22 us (38 %; floor 8 us), 33 us (51 %); large-v3 52 us (72 %), 227 us in program order and 220 scheduled (83 %).
 """
 
 from __future__ import annotations

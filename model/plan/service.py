@@ -28,7 +28,8 @@ _TERMS = {
 class Service:
     """The times that a user sees at the batch of a plan, and the throughput of a copy, prompts included.
 
-    `ratios` are published over predicted values by metric; None where no published run is near.
+    `ratios` are the lowest and highest published over predicted value by metric, and how many of these runs have sizes
+    within a factor of `MOST_RATIO`; None without a published run on chips of this generation.
     """
 
     first_token: Served
@@ -52,7 +53,7 @@ def describe_service(plan: Plan) -> Service | None:
 
 
 def describe_terms(stack: Stack) -> Iterator[tuple[str, str, Origin]]:
-    """Yield the name, the value in words and the origin of each term of a record; scales of 1 are left out."""
+    """Yield the name, the value in words and the origin of each term of a record that the stack has."""
     terms = dict(stack.list_terms())
     for name, words in _TERMS.items():
         term = terms[name]

@@ -1,6 +1,7 @@
 """RMSNorm of the hidden states of a decode step, which lie in runs: [partition, row, element], see `decode.hidden`.
 
 With C = ceil(H / 128) partition p holds elements p * C … of every row, so that the norm takes 128 lanes for few rows.
+The weight is loaded in the same runs. What H lacks of 128 * C is 0 in both, and adds nothing to sums.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from nki_kernels.tiles import PARTITIONS, filled
 def weighted_runs(tile, norm):
     """Return hidden states times the norm's weight, as an operand of products: [partition, C, row]."""
     height, rows, count = tile.shape
-    weight = column_of(norm.weight, 0.0, True)
+    weight = column_of(norm.weight, 0.0, True)  # adds 0 to the weight, in runs
     weighted = nl.ndarray((height, count, rows), dtype=tile.dtype, buffer=nl.sbuf)
     factor = weight.expand_dim(2).broadcast(2, rows)
     nisa.tensor_tensor(dst=weighted, data1=tile.permute((0, 2, 1)), data2=factor, op=nl.multiply)

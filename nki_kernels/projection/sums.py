@@ -1,7 +1,8 @@
 """Sums over ranks of the chunks of a product, from SBUF to SBUF, while the next chunks are computed.
 
 The rounded partial sums of a chunk enter an all-reduce. If y is cut over the ranks (see `sequence`), they enter a
-reduce-scatter, which gives each rank its rows. Later the residual and the bias are added, and the chunk is stored.
+reduce-scatter, which gives each rank its rows: a row tile over N ranks holds 128 // N consecutive rows of every rank,
+one rank after another. Later the residual and the bias are added, and the chunk is stored.
 """
 
 from __future__ import annotations

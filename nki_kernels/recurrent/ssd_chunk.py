@@ -1,4 +1,9 @@
-"""A chunk of a prompt of `ssd`, up to 128 tokens of a sequence: what all packs of heads share, in phases."""
+"""A chunk of a prompt of `ssd`, up to 128 tokens of a sequence: what all packs of heads share, in phases.
+
+A pack is up to eight local heads of one group, see `Sizes.packs`. In narrow (bfloat16) launches the decay between two
+tokens is the exponential of a difference of sums of logarithms up to them; each float32 sum is stored as three bfloat16
+parts, which `Differences` loads as rows of matmuls, see `ssd_between`.
+"""
 
 from __future__ import annotations
 

@@ -11,9 +11,13 @@ READ, WRITE, ACCUMULATE = 0, 1, 2
 class Template:
     """An instruction apart from its tensors: its name, its plan over stand-ins, and a box for each operand.
 
+    A box is (mode, first row, end row, first byte, end byte) of the operand's view in its own allocation, not an
+    address: it holds for all tensors of that layout. ACCUMULATE is a matmul's write that may add to what it finds;
+    WRITE does not read it.
+
     Operands stand in the order of the plan, reads first. The index of a run-time address follows its operand, whose
     box is its whole tensor, because where the address leads is not known before the run. `reads` and `writes` are the
-    places of the plan's operands among `operands`. `direct` tells that no operand has a run-time address.
+    indices of the plan's operands in `operands`. `direct` tells that no operand has a run-time address.
     """
 
     __slots__ = ("boxes", "direct", "op", "operands", "plan", "reads", "writes")

@@ -1,4 +1,7 @@
-"""Total length of unions of intervals, which are added in any order."""
+"""Unions of intervals that are added in any order, such as the active times of an engine, and peaks of overlaps.
+
+The largest sum of overlapping sizes is the most bytes of SBUF that are allocated at once.
+"""
 
 from __future__ import annotations
 
