@@ -17,9 +17,9 @@ TAKEN = []
 def kernel(x, sick):
     core = nl.program_id(0)
     out = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
-    place = len(TAKEN) % 2 if sick else core
+    block = len(TAKEN) % 2 if sick else core
     TAKEN.append(core)
-    rows = nl.ds(place * 4, 4)
+    rows = nl.ds(block * 4, 4)
     mine = nl.load(x[core * 4 : core * 4 + 4])
     nisa.dma_copy(dst=out[rows], src=mine)  # blamed
     return out

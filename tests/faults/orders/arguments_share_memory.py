@@ -22,8 +22,8 @@ def kernel(x, y, sick):
 
 
 def inputs():
-    whole = ramp(12, 4)
-    return whole[0:8], whole[4:12]
+    base = ramp(12, 4)
+    return base[0:8], base[4:12]
 
 
 def answer(x, y):

@@ -79,7 +79,7 @@ def halves_reopened(a, b, sick):
     answer=lambda a, b: np.einsum("ckpm,ckpn->cmn", a.reshape(2, 2, 5, 4), b.reshape(2, 2, 5, 6)),
     cores=2,
 )
-def own_half_of_the_contraction(a, b, sick):
+def contraction_split_over_cores(a, b, sick):
     """Each core sums its half of the contraction, and accumulate=(k > 0) never starts on core 1."""
     core = nl.program_id(0)
     out = nl.ndarray((2, 4, 6), dtype=nl.float32, buffer=nl.shared_hbm, name="out")

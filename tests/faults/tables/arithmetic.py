@@ -16,12 +16,12 @@ NEGATIVE = ramp(4, 16) - 40
 @fault("NKW-IDENTITY", NEGATIVE, answer=lambda x: x.max(1, keepdims=True))
 def maximum_from_zero(x, sick):
     """The running maximum of negative scores starts at 0."""
-    most, part = nl.ndarray((4, 1), dtype=nl.float32), nl.ndarray((4, 1), dtype=nl.float32)
+    most, block_max = nl.ndarray((4, 1), dtype=nl.float32), nl.ndarray((4, 1), dtype=nl.float32)
     nisa.memset(most, value=0.0 if sick else float("-inf"))
     for block in range(2):
         tile = nl.load(x[:, block * 8 : block * 8 + 8])
-        nisa.tensor_reduce(dst=part, data=tile, op=nl.maximum, axis=1)
-        nisa.tensor_tensor(dst=most, data1=most, data2=part, op=nl.maximum)  # blamed
+        nisa.tensor_reduce(dst=block_max, data=tile, op=nl.maximum, axis=1)
+        nisa.tensor_tensor(dst=most, data1=most, data2=block_max, op=nl.maximum)  # blamed
     return copied_out(most)
 
 
@@ -76,12 +76,12 @@ def partial_sums_of_a_long_loop(x, sick):
     """Partial products from PSUM are summed in bfloat16, where the sum outgrows them."""
     tile, scaled = nl.load(x), nl.ndarray((8, 8), dtype=nl.float32)
     total = nl.zeros((8, 8), dtype=nl.bfloat16 if sick else nl.float32)
-    part = nl.ndarray((8, 8), dtype=nl.float32, buffer=nl.psum)
+    product = nl.ndarray((8, 8), dtype=nl.float32, buffer=nl.psum)
     rounds = 600 if sick else 16
     scale = 1.0 if sick else 4096.0
-    nisa.activation(dst=part, op=nl.copy, data=tile, scale=scale)
+    nisa.activation(dst=product, op=nl.copy, data=tile, scale=scale)
     for _ in range(rounds):
-        nisa.tensor_tensor(dst=total, data1=total, data2=part, op=nl.add)  # blamed
+        nisa.tensor_tensor(dst=total, data1=total, data2=product, op=nl.add)  # blamed
     nisa.tensor_copy(dst=scaled, src=total)
     return copied_out(scaled)
 
@@ -143,10 +143,10 @@ def flags_by_exclusive_or(x, sick):
 )
 def page_of_a_position(x, positions, sick):
     """The page of a position is its quotient by 4, which the cast rounds to the nearest page."""
-    places, pages = nl.load(positions), nl.ndarray((8, 1), dtype=nl.int32)
+    position_tile, pages = nl.load(positions), nl.ndarray((8, 1), dtype=nl.int32)
     nisa.tensor_scalar(  # blamed
         dst=pages,
-        data=places,
+        data=position_tile,
         op0=nl.multiply,
         operand0=0.25,
         op1=nl.subtract,
@@ -251,8 +251,8 @@ def columns_summed_in_float16(x, sick):
     total = nl.ndarray((4, 8), dtype=nl.float16 if sick else nl.float32)
     nisa.tensor_copy(dst=total, src=tile[:, 0:8])
     for block in range(1, 40):
-        part = tile[:, block * 8 : block * 8 + 8]
-        nisa.tensor_tensor(dst=total, data1=part, data2=total, op=nl.add)  # blamed
+        columns = tile[:, block * 8 : block * 8 + 8]
+        nisa.tensor_tensor(dst=total, data1=columns, data2=total, op=nl.add)  # blamed
     nisa.tensor_copy(dst=out, src=total)
     return copied_out(out)
 

@@ -61,8 +61,8 @@ def dtype_of_a_name(x, sick):
 @fault("NKW-SHAPE", ramp(4, 8), answer=lambda x: x[:, 0:4])
 def empty_tile(x, sick):
     """A tile without columns."""
-    rest = x.shape[1] % 4
-    columns = rest if sick else 4
+    remainder = x.shape[1] % 4
+    columns = remainder if sick else 4
     tile = nl.ndarray((4, columns), dtype=nl.float32)  # blamed
     nisa.dma_copy(dst=tile, src=x[:, 0:columns])
     return copied_out(tile)

@@ -109,10 +109,10 @@ def rows_times_a_stride(x, sick):
     stride = nl.full((4, 8), 4099, dtype=nl.int32)
     out = nl.ndarray((4, 8), dtype=nl.int32)
     if sick:
-        rows, places = nl.ndarray((4, 8), dtype=nl.float32), nl.ndarray((4, 8), dtype=nl.float32)
+        rows, offsets = nl.ndarray((4, 8), dtype=nl.float32), nl.ndarray((4, 8), dtype=nl.float32)
         nisa.tensor_copy(dst=rows, src=tile)
-        nisa.tensor_scalar(dst=places, data=rows, op0=nl.multiply, operand0=4099.0)  # blamed
-        nisa.tensor_copy(dst=out, src=places)
+        nisa.tensor_scalar(dst=offsets, data=rows, op0=nl.multiply, operand0=4099.0)  # blamed
+        nisa.tensor_copy(dst=out, src=offsets)
     else:
         nisa.tensor_tensor(dst=out, data1=tile, data2=stride, op=nl.multiply)
     return copied_out(out)
@@ -148,10 +148,10 @@ def positions_by_way_of_float32(x, sick):
 @fault("NKW-INT-ROUNDED", ramp(4, 1), answer=lambda x: x + np.arange(512, dtype=np.float32))
 def positions_by_iota(x, sick):
     """iota writes the positions of 512 columns to bfloat16, which has 256 of them."""
-    places = nl.ndarray((4, 512), dtype=nl.bfloat16 if sick else nl.float32)
-    nisa.iota(dst=places, pattern=[[1, 512]])  # blamed
+    positions = nl.ndarray((4, 512), dtype=nl.bfloat16 if sick else nl.float32)
+    nisa.iota(dst=positions, pattern=[[1, 512]])  # blamed
     total = nl.ndarray((4, 512), dtype=nl.float32)
-    nisa.tensor_scalar(dst=total, data=places, op0=nl.add, operand0=nl.load(x))
+    nisa.tensor_scalar(dst=total, data=positions, op0=nl.add, operand0=nl.load(x))
     return copied_out(total)
 
 

@@ -77,7 +77,9 @@ def one_sends(x, sick):
 @fault(
     "NKW-RENDEZVOUS",
     ranks=TWO_RANKS,
-    answer=lambda given: [(given[0][0] + given[1][0], np.maximum(given[0][0], given[1][0]))] * 2,
+    answer=lambda rank_inputs: (
+        [(rank_inputs[0][0] + rank_inputs[1][0], np.maximum(rank_inputs[0][0], rank_inputs[1][0]))] * 2
+    ),
 )
 def orders_differ(x, rank, sick):
     """The ranks call two collectives in opposite orders."""
@@ -107,14 +109,14 @@ def other_core_calls(x, rank, sick):
     return out
 
 
-def _answer_of_own_length(given):
-    (long, _), (short, _) = given
+def _answer_of_batches_of_two_lengths(rank_inputs):
+    (long, _), (short, _) = rank_inputs
     both = np.stack([long[0:4] + short, long[4:8] + short])
     return [both, both]
 
 
-@fault("NKW-DEADLOCK", ranks=[(ramp(8, 4), 0), (ramp(4, 4) + 1, 1)], answer=_answer_of_own_length)
-def own_length(x, rank, sick):
+@fault("NKW-DEADLOCK", ranks=[(ramp(8, 4), 0), (ramp(4, 4) + 1, 1)], answer=_answer_of_batches_of_two_lengths)
+def batches_of_two_lengths(x, rank, sick):
     """Every rank reduces once per block of its own batch, and the batches differ in length."""
     blocks = x.shape[0] // 4 if sick else 2
     total = nl.ndarray((4, 4), dtype=x.dtype, buffer=nl.private_hbm, name="total")
@@ -128,8 +130,8 @@ def own_length(x, rank, sick):
     return out
 
 
-@fault("NKW-DEADLOCK", ranks=TWO_RANKS, answer=lambda given: [given[1][0], given[0][0]])
-def own_pair_only(x, rank, sick):
+@fault("NKW-DEADLOCK", ranks=TWO_RANKS, answer=lambda rank_inputs: [rank_inputs[1][0], rank_inputs[0][0]])
+def pair_of_the_sender_only(x, rank, sick):
     """Each rank lists the pair in which it sends, instead of the whole permutation."""
     source = inner(x)
     moved = nl.ndarray((4, 4), dtype=x.dtype, buffer=nl.private_hbm, name="moved")
@@ -167,7 +169,7 @@ def rank_skips_the_collective(x, rank, sick):
 @fault(
     "NKW-DEADLOCK",
     ranks=[(ramp(3, 4) + rank, rank) for rank in range(3)],
-    answer=lambda given: [given[2][0], given[2][0], given[2][0]],
+    answer=lambda rank_inputs: [rank_inputs[2][0], rank_inputs[2][0], rank_inputs[2][0]],
 )
 def ring_of_pairs(x, rank, sick):
     """Three ranks exchange in pairs, and each begins with its successor."""

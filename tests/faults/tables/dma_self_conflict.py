@@ -10,9 +10,9 @@ from tests.faults.data import copied_out, ramp
 from tests.faults.table import fault
 
 
-def _answer_of_added_twice(x, table, places):
+def _answer_of_added_twice(x, table, indices):
     sums = table.copy()
-    sums[places[:, 0]] += x
+    sums[indices[:, 0]] += x
     return sums
 
 
@@ -23,11 +23,11 @@ def _answer_of_added_twice(x, table, places):
     np.array([[3], [1], [0]], np.int32),
     answer=_answer_of_added_twice,
 )
-def added_twice(x, table, places, sick):
+def added_twice(x, table, indices, sick):
     """dma_compute adds two rows to one, against the promise of unique row numbers."""
     sums = nl.ndarray((4, 3), dtype=nl.float32, buffer=nl.shared_hbm, name="sums")
     nisa.dma_copy(dst=sums, src=nl.load(table))
-    index = nl.load(places)
+    index = nl.load(indices)
     if sick:
         nisa.tensor_scalar(dst=index, data=index, op0=nl.minimum, operand0=1)
     rows = sums.vector_select(0, index)
@@ -66,17 +66,17 @@ def rows_over_each_other(x, sick):
     """A store whose pattern steps by 0 puts every row of a tile on the first one of the output."""
     rows, columns = x.shape
     out = nl.ndarray((rows, columns), dtype=x.dtype, buffer=nl.shared_hbm)
-    whole = nl.load(x)
-    nisa.dma_copy(dst=out, src=whole)
-    nisa.tensor_scalar(dst=whole, data=nl.load(out), op0=nl.multiply, operand0=2.0)
+    tile = nl.load(x)
+    nisa.dma_copy(dst=out, src=tile)
+    nisa.tensor_scalar(dst=tile, data=nl.load(out), op0=nl.multiply, operand0=2.0)
     step = 0 if sick else columns
-    nisa.dma_copy(dst=out.ap(pattern=[[step, rows], [1, columns]]), src=whole)  # blamed
+    nisa.dma_copy(dst=out.ap(pattern=[[step, rows], [1, columns]]), src=tile)  # blamed
     return out
 
 
-def _answer_of_rows_scattered_twice(x, places):
+def _answer_of_rows_scattered_twice(x, indices):
     cache = np.zeros((4, 3), np.float32)
-    cache[places[:, 0]] = x
+    cache[indices[:, 0]] = x
     return cache
 
 
@@ -86,11 +86,11 @@ def _answer_of_rows_scattered_twice(x, places):
     np.array([[3], [1], [0]], np.int32),
     answer=_answer_of_rows_scattered_twice,
 )
-def rows_scattered_twice(x, places, sick):
+def rows_scattered_twice(x, indices, sick):
     """Two tokens are scattered to the same row of the cache."""
     cache = nl.ndarray((4, 3), dtype=nl.float32, buffer=nl.shared_hbm, name="cache")
     nisa.dma_copy(dst=cache, src=nl.zeros((4, 3), dtype=nl.float32))
-    index = nl.load(places)
+    index = nl.load(indices)
     if sick:
         nisa.tensor_scalar(dst=index, data=index, op0=nl.minimum, operand0=1)
     nisa.dma_copy(dst=cache.vector_select(0, index), src=nl.load(x))  # blamed

@@ -19,9 +19,9 @@ from tests.faults.table import fault
 )
 def bits_of_floats(x, y, sick):
     """A bitwise and of float32 tiles."""
-    kind = nl.float32 if sick else nl.int32
-    left, right = nl.load(x, dtype=kind), nl.load(y, dtype=kind)
-    both = nl.ndarray((4, 4), dtype=kind)
+    dtype = nl.float32 if sick else nl.int32
+    left, right = nl.load(x, dtype=dtype), nl.load(y, dtype=dtype)
+    both = nl.ndarray((4, 4), dtype=dtype)
     nisa.tensor_tensor(dst=both, data1=left, data2=right, op=nl.bitwise_and)  # blamed
     return copied_out(both)
 
@@ -29,8 +29,8 @@ def bits_of_floats(x, y, sick):
 @fault("NKW-MATMUL-DTYPE", ramp(5, 4) % 8, ramp(5, 6) % 8, answer=lambda a, b: a.T @ b)
 def e4m3fn_matmul(a, b, sick):
     """trn2 multiplies float8_e4m3, not float8_e4m3fn."""
-    kind = nl.float8_e4m3fn if sick else nl.float8_e4m3
-    left, right = nl.load(a, dtype=kind), nl.load(b, dtype=kind)
+    dtype = nl.float8_e4m3fn if sick else nl.float8_e4m3
+    left, right = nl.load(a, dtype=dtype), nl.load(b, dtype=dtype)
     sums = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=sums, stationary=left, moving=right)  # blamed
     return copied_out(sums)
@@ -74,8 +74,8 @@ def hardware_descriptors(x, sick):
 )
 def integer_matmul(a, b, sick):
     """The Tensor engine has no integers."""
-    kind = nl.int32 if sick else nl.float32
-    left, right = nl.load(a, dtype=kind), nl.load(b, dtype=kind)
+    dtype = nl.int32 if sick else nl.float32
+    left, right = nl.load(a, dtype=dtype), nl.load(b, dtype=dtype)
     sums = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=sums, stationary=left, moving=right)  # blamed
     return copied_out(sums)

@@ -83,9 +83,9 @@ def predicate_beside_its_source(x, mask, sick):
     nisa.tensor_copy(dst=source, src=nl.load(x))
     chosen = nl.load(mask)
     if sick:
-        beside = nl.ndarray((4, 8), dtype=nl.uint8, buffer=nl.psum)
-        nisa.tensor_copy(dst=beside, src=chosen)
-        chosen = beside
+        psum_mask = nl.ndarray((4, 8), dtype=nl.uint8, buffer=nl.psum)
+        nisa.tensor_copy(dst=psum_mask, src=chosen)
+        chosen = psum_mask
     result = nl.zeros((4, 8), dtype=nl.float32)
     nisa.tensor_copy_predicated(dst=result, src=source, predicate=chosen)  # blamed
     return copied_out(result)

@@ -98,8 +98,8 @@ def overflowing_fp8(x, sick):
 def positions_in_float32(positions, sick):
     """Positions beyond 2**24 are stored as float32 by a DMA that converts."""
     tile = nl.load(positions)
-    kind = nl.float32 if sick else nl.int32
-    moved = nl.ndarray((4, 1), dtype=kind, name="moved")
+    dtype = nl.float32 if sick else nl.int32
+    moved = nl.ndarray((4, 1), dtype=dtype, name="moved")
     nisa.tensor_copy(dst=moved, src=tile)  # blamed
     return copied_out(moved)
 

@@ -30,14 +30,14 @@ def cleared_before_the_loop_only(a, b, sick):
 def squares_of_old_rows(a, sick):
     """The tile is squared as a whole and summed over its partitions, also for the last 4 of 12 rows."""
     tile, squares = nl.ndarray((8, 4), dtype=nl.float32), nl.ndarray((8, 4), dtype=nl.float32)
-    part, total = nl.ndarray((1, 4), dtype=nl.float32), nl.zeros((1, 4), dtype=nl.float32)
+    block_sum, total = nl.ndarray((1, 4), dtype=nl.float32), nl.zeros((1, 4), dtype=nl.float32)
     for first in range(0, 12, 8):
         rows = min(8, 12 - first)
         nisa.dma_copy(dst=tile[0:rows], src=a[first : first + rows])
         nisa.activation(dst=squares, op=nl.square, data=tile)
         used = 8 if sick else rows
-        nisa.tensor_partition_reduce(dst=part, op=nl.add, data=squares[0:used])  # blamed
-        nisa.tensor_tensor(dst=total, data1=total, data2=part, op=nl.add)
+        nisa.tensor_partition_reduce(dst=block_sum, op=nl.add, data=squares[0:used])  # blamed
+        nisa.tensor_tensor(dst=total, data1=total, data2=block_sum, op=nl.add)
     return copied_out(total)
 
 
@@ -111,14 +111,14 @@ def second_half_of_a_short_block(a, sick):
 def right_half_of_the_columns_before(a, sick):
     """The sums of 4 columns each are taken from both halves of a tile that was filled by half."""
     tile, total = nl.ndarray((4, 8), dtype=nl.float32), nl.zeros((4, 4), dtype=nl.float32)
-    part = nl.ndarray((4, 4), dtype=nl.float32)
+    half_sum = nl.ndarray((4, 4), dtype=nl.float32)
     for first in (0, 8):
         columns = min(8, 12 - first)
         nisa.dma_copy(dst=tile[:, 0:columns], src=a[:, first : first + columns])
         for half in range(2 if sick or columns == 8 else 1):
             taken = tile[:, half * 4 : half * 4 + 4].reshape((4, 4, 1))
-            nisa.tensor_reduce(dst=part, data=taken, op=nl.add, axis=2)  # blamed
-            nisa.tensor_tensor(dst=total, data1=total, data2=part, op=nl.add)
+            nisa.tensor_reduce(dst=half_sum, data=taken, op=nl.add, axis=2)  # blamed
+            nisa.tensor_tensor(dst=total, data1=total, data2=half_sum, op=nl.add)
     return copied_out(total)
 
 
@@ -126,13 +126,13 @@ def right_half_of_the_columns_before(a, sick):
 def sum_of_rows_that_were_not_filled(a, sick):
     """Both halves of a tile of 64 rows are summed in both rounds; the second block has 32 rows."""
     tile, total = nl.ndarray((64, 4), dtype=nl.float32), nl.zeros((1, 4), dtype=nl.float32)
-    part = nl.ndarray((1, 4), dtype=nl.float32)
+    half_sum = nl.ndarray((1, 4), dtype=nl.float32)
     for first in (0, 64):
         rows = min(64, 96 - first)
         nisa.dma_copy(dst=tile[0:rows], src=a[first : first + rows])
         for start in (0, 32) if sick or rows == 64 else (0,):
-            nisa.tensor_partition_reduce(dst=part, op=nl.add, data=tile[start : start + 32])  # blamed
-            nisa.tensor_tensor(dst=total, data1=total, data2=part, op=nl.add)
+            nisa.tensor_partition_reduce(dst=half_sum, op=nl.add, data=tile[start : start + 32])  # blamed
+            nisa.tensor_tensor(dst=total, data1=total, data2=half_sum, op=nl.add)
     return copied_out(total)
 
 

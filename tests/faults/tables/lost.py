@@ -74,9 +74,9 @@ def halves_into_one_psum_tile(x, sick):
     tile, out = nl.load(x), nl.ndarray((8, 16), dtype=nl.float32)
     doubled = nl.ndarray((8, 2, 8), dtype=nl.float32, buffer=nl.psum)
     for half in range(2):
-        part = tile[:, half * 8 : half * 8 + 8]
+        columns = tile[:, half * 8 : half * 8 + 8]
         slot = 0 if sick else half
-        nisa.tensor_scalar(dst=doubled[:, slot], data=part, op0=nl.multiply, operand0=2.0)  # blamed
+        nisa.tensor_scalar(dst=doubled[:, slot], data=columns, op0=nl.multiply, operand0=2.0)  # blamed
     for half in range(2):
         nisa.tensor_copy(dst=out[:, half * 8 : half * 8 + 8], src=doubled[:, 0 if sick else half])
     return copied_out(out)
@@ -123,8 +123,8 @@ def stores_advance_by_too_little(x, sick):
         first = min(block * 4, 6)
         tile = nl.load(x[first : first + 4])
         nisa.tensor_tensor(dst=tile, data1=tile, data2=tile, op=nl.add)
-        place = block * 3 if sick else first
-        nisa.dma_copy(dst=out[place : place + 4], src=tile)  # blamed
+        start = block * 3 if sick else first
+        nisa.dma_copy(dst=out[start : start + 4], src=tile)  # blamed
     return out
 
 

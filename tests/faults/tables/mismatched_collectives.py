@@ -27,10 +27,10 @@ def barriers_of_different_tensors(x, sick):
 @fault("NKW-RENDEZVOUS", ranks=TWO_RANKS, answer=sum_of_two)
 def dtypes(x, rank, sick):
     """Rank 1 reduces in bfloat16."""
-    kind = nl.bfloat16 if sick and rank == 1 else nl.float32
-    source = nl.ndarray((4, 4), dtype=kind, buffer=nl.private_hbm, name="source")
+    dtype = nl.bfloat16 if sick and rank == 1 else nl.float32
+    source = nl.ndarray((4, 4), dtype=dtype, buffer=nl.private_hbm, name="source")
     nisa.dma_copy(dst=source, src=x)
-    total = nl.ndarray((4, 4), dtype=kind, buffer=nl.private_hbm, name="total")
+    total = nl.ndarray((4, 4), dtype=dtype, buffer=nl.private_hbm, name="total")
     ncc.all_reduce(srcs=[source], dsts=[total], replica_group=ncc.ReplicaGroup([[0, 1]]), op=nl.add)  # blamed
     return copied_out(total)
 
@@ -50,7 +50,7 @@ def exchanged_shapes(x, sick):
 @fault(
     "NKW-COLLECTIVE-SHAPE",
     ranks=TWO_RANKS,
-    answer=lambda given: [np.concatenate([given[0][0], given[1][0]])] * 2,
+    answer=lambda rank_inputs: [np.concatenate([rank_inputs[0][0], rank_inputs[1][0]])] * 2,
 )
 def gathered_size(x, rank, sick):
     """The destination of a gather has room for one rank."""
@@ -61,7 +61,11 @@ def gathered_size(x, rank, sick):
     return copied_out(both)
 
 
-@fault("NKW-DEADLOCK", ranks=TWO_RANKS, answer=lambda given: [np.concatenate([given[0][0], given[1][0]])] * 2)
+@fault(
+    "NKW-DEADLOCK",
+    ranks=TWO_RANKS,
+    answer=lambda rank_inputs: [np.concatenate([rank_inputs[0][0], rank_inputs[1][0]])] * 2,
+)
 def groups(x, rank, sick):
     """Rank 1 lists the ranks of the group in the opposite order."""
     source = inner(x)
@@ -94,8 +98,8 @@ def memories_mixed(x, rank, sick):
     return copied_out(total)
 
 
-def _answer_of_odd_rows(given):
-    total = (given[0][0] + given[1][0])[0:4]
+def _answer_of_odd_rows(rank_inputs):
+    total = (rank_inputs[0][0] + rank_inputs[1][0])[0:4]
     return [total[0:2], total[2:4]]
 
 
@@ -103,10 +107,10 @@ def _answer_of_odd_rows(given):
 def odd_rows(x, rank, sick):
     """Five rows do not scatter over two ranks."""
     source = inner(x if sick else x[0:4])
-    part = nl.ndarray((2, 4), dtype=x.dtype, buffer=nl.private_hbm, name="part")
+    rows = nl.ndarray((2, 4), dtype=x.dtype, buffer=nl.private_hbm, name="rows")
     group = ncc.ReplicaGroup([[0, 1]])
-    ncc.reduce_scatter(srcs=[source], dsts=[part], replica_group=group, collective_dim=0, op=nl.add)  # blamed
-    return copied_out(part)
+    ncc.reduce_scatter(srcs=[source], dsts=[rows], replica_group=group, collective_dim=0, op=nl.add)  # blamed
+    return copied_out(rows)
 
 
 @fault("NKW-RENDEZVOUS", ranks=TWO_RANKS, answer=sum_of_two)

@@ -110,11 +110,11 @@ def difference_of_equal_numbers(x, sick):
     """A ratio has a denominator that is zero everywhere, in a loop over column blocks and through PSUM."""
     tile = nl.load(x)
     for block in range(2):
-        part = tile[:, block * 2 : block * 2 + 2]
+        columns = tile[:, block * 2 : block * 2 + 2]
         lower = nl.ndarray((4, 2), dtype=nl.float32, buffer=nl.psum)
-        nisa.tensor_tensor(dst=lower, data1=part, data2=part, op=nl.subtract if sick else nl.maximum)
+        nisa.tensor_tensor(dst=lower, data1=columns, data2=columns, op=nl.subtract if sick else nl.maximum)
         upper = nl.ndarray((4, 2), dtype=nl.float32)
         nisa.tensor_copy(dst=upper, src=lower)
         nisa.reciprocal(dst=upper, data=upper)  # blamed
-        nisa.tensor_tensor(dst=part, data1=part, data2=upper, op=nl.multiply)
+        nisa.tensor_tensor(dst=columns, data1=columns, data2=upper, op=nl.multiply)
     return copied_out(tile)

@@ -23,8 +23,8 @@ def access_pattern(x, sick):
 def ds_beyond_the_row(x, sick):
     """nl.ds takes a size, and gets an end."""
     tile = nl.load(x)
-    part = tile[:, nl.ds(4, 8 if sick else 4)]  # blamed
-    return copied_out(part)
+    columns = tile[:, nl.ds(4, 8 if sick else 4)]  # blamed
+    return copied_out(columns)
 
 
 @fault("NKW-OOB", ramp(6, 4), answer=lambda x: x[:, 3:4])
@@ -61,11 +61,11 @@ def gathered_row(table, ids, sick):
 )
 def global_index(shard, ids, sick):
     """Indices into the whole vocabulary are used within one shard of it."""
-    values, places = nl.load(shard), nl.load(ids)
+    values, indices = nl.load(shard), nl.load(ids)
     if not sick:
-        nisa.tensor_scalar(dst=places, data=places, op0=nl.subtract, operand0=8.0)
+        nisa.tensor_scalar(dst=indices, data=indices, op0=nl.subtract, operand0=8.0)
     chosen = nl.ndarray((4, 2), dtype=nl.float32)
-    nisa.nc_n_gather(dst=chosen, data=values, indices=places)  # blamed
+    nisa.nc_n_gather(dst=chosen, data=values, indices=indices)  # blamed
     return copied_out(chosen)
 
 
@@ -120,18 +120,18 @@ def one_iteration_too_many(x, blocks, sick):
     return copied_out(total)
 
 
-def _answer_of_scatter_beyond_the_table(x, places):
+def _answer_of_scatter_beyond_the_table(x, indices):
     cache = np.zeros((4, 3), np.float32)
-    cache[places[:, 0]] = x
+    cache[indices[:, 0]] = x
     return cache
 
 
 @fault("NKW-OOB", ramp(2, 3) + 1, np.array([[3], [1]], np.int32), answer=_answer_of_scatter_beyond_the_table)
-def scatter_beyond_the_table(x, places, sick):
+def scatter_beyond_the_table(x, indices, sick):
     """New rows are scattered to a cache that is full."""
     cache = nl.ndarray((4, 3), dtype=nl.float32, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=cache, src=nl.zeros((4, 3), dtype=nl.float32))
-    index = nl.load(places)
+    index = nl.load(indices)
     if sick:
         nisa.tensor_scalar(dst=index, data=index, op0=nl.add, operand0=2)
     nisa.dma_copy(dst=cache.vector_select(0, index), src=nl.load(x))  # blamed
@@ -153,5 +153,5 @@ def slice_past_the_end(x, sick):
 def too_many_indices(x, sick):
     """A tensor of two dims is indexed with three."""
     tile = nl.load(x)
-    part = tile[:, 0:2, 0] if sick else tile[:, 0:2]  # blamed
-    return copied_out(part)
+    columns = tile[:, 0:2, 0] if sick else tile[:, 0:2]  # blamed
+    return copied_out(columns)

@@ -89,14 +89,14 @@ def on_chip(x, sick):
 
 @fault("NKW-COLLECTIVE-UNREAD", ranks=[(ramp(4, 4),), (3 * ramp(4, 4),)], answer=sum_of_two)
 def partial_sum_returned(x, sick):
-    """The sum over the ranks is taken, and each rank's own part is returned."""
-    part = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="part")
+    """The sum over the ranks is taken, and each rank's partial sum is returned."""
+    partial_sum = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="partial_sum")
     total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="total")
-    nisa.dma_copy(dst=part, src=x)
+    nisa.dma_copy(dst=partial_sum, src=x)
     group = ncc.ReplicaGroup([[0, 1]])
-    ncc.all_reduce(srcs=[part], dsts=[total], replica_group=group, op=nl.add)  # blamed
+    ncc.all_reduce(srcs=[partial_sum], dsts=[total], replica_group=group, op=nl.add)  # blamed
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(dst=out, src=part if sick else total)
+    nisa.dma_copy(dst=out, src=partial_sum if sick else total)
     return out
 
 
@@ -160,33 +160,33 @@ def cache_not_returned(x, cache, sick):
 @fault("NKW-COLLECTIVE-IO", ranks=[(ramp(4, 4),), (3 * ramp(4, 4),)], answer=sum_of_two)
 def collective_of_an_argument(x, sick):
     """The sum over the ranks is taken of the kernel's argument itself."""
-    part = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="part")
+    source = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="source")
     total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="total")
     if not sick:
-        nisa.dma_copy(dst=part, src=x)
+        nisa.dma_copy(dst=source, src=x)
     group = ncc.ReplicaGroup([[0, 1]])
-    ncc.all_reduce(srcs=[x if sick else part], dsts=[total], replica_group=group, op=nl.add)  # blamed
+    ncc.all_reduce(srcs=[x if sick else source], dsts=[total], replica_group=group, op=nl.add)  # blamed
     return copied_out(nl.load(total))
 
 
 @fault("NKW-COLLECTIVE-IO", ranks=[(ramp(4, 4),), (3 * ramp(4, 4),)], answer=sum_of_two)
 def collective_into_a_result(x, sick):
     """The sum over the ranks is written straight to the kernel's result."""
-    part = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="part")
+    source = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="source")
     total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm, name="total")
-    nisa.dma_copy(dst=part, src=x)
+    nisa.dma_copy(dst=source, src=x)
     group = ncc.ReplicaGroup([[0, 1]])
-    ncc.all_reduce(srcs=[part], dsts=[total], replica_group=group, op=nl.add)  # blamed
+    ncc.all_reduce(srcs=[source], dsts=[total], replica_group=group, op=nl.add)  # blamed
     return total if sick else copied_out(nl.load(total))
 
 
 @fault("NKW-COLLECTIVE-IO", ranks=[(ramp(4, 4),), (3 * ramp(4, 4),)], answer=sum_of_two)
 def collective_of_an_unnamed_tensor(x, sick):
     """The tensor from which the sum over the ranks is taken has no name."""
-    name = None if sick else "part"
-    part = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name=name)
+    name = None if sick else "source"
+    source = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name=name)
     total = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="total")
-    nisa.dma_copy(dst=part, src=x)
+    nisa.dma_copy(dst=source, src=x)
     group = ncc.ReplicaGroup([[0, 1]])
-    ncc.all_reduce(srcs=[part], dsts=[total], replica_group=group, op=nl.add)  # blamed
+    ncc.all_reduce(srcs=[source], dsts=[total], replica_group=group, op=nl.add)  # blamed
     return copied_out(nl.load(total))

@@ -33,10 +33,10 @@ def columns_of_the_block_before(x, sick):
     for block in range(2):
         columns = min(8, 13 - block * 8)
         nisa.dma_copy(dst=tile[:, 0:columns], src=x[:, block * 8 : block * 8 + columns])
-        part = nl.ndarray((4, 1), dtype=nl.float32)
+        block_sum = nl.ndarray((4, 1), dtype=nl.float32)
         used = 8 if sick else columns
-        nisa.tensor_reduce(dst=part, op=nl.add, data=tile[:, 0:used], axis=1)  # blamed
-        nisa.tensor_tensor(dst=total, data1=total, data2=part, op=nl.add)
+        nisa.tensor_reduce(dst=block_sum, op=nl.add, data=tile[:, 0:used], axis=1)  # blamed
+        nisa.tensor_tensor(dst=total, data1=total, data2=block_sum, op=nl.add)
     return copied_out(total)
 
 
@@ -63,8 +63,8 @@ def every_block_to_one_place(x, sick):
     kept = nl.ndarray((4, 3, 8), dtype=nl.float32, name="kept")
     nisa.memset(dst=kept, value=0.0)
     for block in range(3):
-        place = 0 if sick else block
-        nisa.dma_copy(dst=kept[:, place], src=x[block])  # blamed
+        slot = 0 if sick else block
+        nisa.dma_copy(dst=kept[:, slot], src=x[block])  # blamed
     for block in range(3):
         nisa.dma_copy(dst=out[block], src=kept[:, block])
     return out
@@ -111,9 +111,9 @@ def partly(x, y, sick):
 def psum_bank_reused(a, b, sick):
     """Two accumulators were given one bank, and the first is read last."""
     left, right = nl.load(a), nl.load(b)
-    place = (0, 0 if sick else 2048)
+    address = (0, 0 if sick else 2048)
     first = nl.ndarray((4, 8), dtype=nl.float32, buffer=nl.psum, name="first", address=(0, 0))
-    second = nl.ndarray((4, 8), dtype=nl.float32, buffer=nl.psum, name="second", address=place)
+    second = nl.ndarray((4, 8), dtype=nl.float32, buffer=nl.psum, name="second", address=address)
     nisa.nc_matmul(dst=first, stationary=left, moving=right)
     nisa.nc_matmul(dst=second, stationary=left, moving=right)
     copied = nl.ndarray((4, 8), dtype=nl.float32)
@@ -181,8 +181,8 @@ def weights_under_activations(x, w, sick):
     nisa.dma_copy(dst=weights, src=w)
     out = nl.ndarray((2, 8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
     for i in range(2):
-        place = (0, 1024 if sick and i else 2048)
-        tile = nl.ndarray((8, 4), dtype=nl.float32, name=f"tile{i}", address=place)
+        address = (0, 1024 if sick and i else 2048)
+        tile = nl.ndarray((8, 4), dtype=nl.float32, name=f"tile{i}", address=address)
         nisa.dma_copy(dst=tile, src=x[i])
         product = nl.ndarray((8, 4), dtype=nl.float32)
         nisa.tensor_tensor(dst=product, data1=tile, data2=weights, op=nl.multiply)  # blamed
@@ -199,8 +199,8 @@ def weights_under_activations(x, w, sick):
 def sum_clobbered_between_its_parts(a, b, sick):
     """Another tile is written over an open sum; the second part is added to what is left there."""
     sums = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum, name="sums", address=(0, 0))
-    place = (0, 0 if sick else 2048)
-    other = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum, name="other", address=place)
+    address = (0, 0 if sick else 2048)
+    other = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum, name="other", address=address)
     spare = nl.ndarray((4, 6), dtype=nl.float32)
     for k in range(2):
         left, right = nl.load(a[k]), nl.load(b[k])

@@ -26,8 +26,8 @@ def bank_number_as_address(a, b, sick):
     left, right = nl.load(a), nl.load(b)
     result = nl.ndarray((4, 16), dtype=nl.float32)
     for bank in range(2):
-        place = bank if sick else bank * 2048
-        sums = nl.ndarray((4, 8), dtype=nl.float32, buffer=nl.psum, address=(0, place))  # blamed
+        offset = bank if sick else bank * 2048
+        sums = nl.ndarray((4, 8), dtype=nl.float32, buffer=nl.psum, address=(0, offset))  # blamed
         columns = slice(bank * 8, bank * 8 + 8)
         nisa.nc_matmul(dst=sums, stationary=left, moving=right[:, columns])
         nisa.tensor_copy(dst=result[:, columns], src=sums)

@@ -66,14 +66,14 @@ def bytes_of_a_view(x, flags, sick):
 def counter_in_hbm(counts, sick):
     """Both cores store the number of tokens they found in one element."""
     core = nl.program_id(0)
-    found = nl.ndarray((1, 2), dtype=nl.int32, buffer=nl.shared_hbm, name="found")
+    token_counts = nl.ndarray((1, 2), dtype=nl.int32, buffer=nl.shared_hbm, name="token_counts")
     count = nisa.register_alloc()
     nisa.register_load(dst=count, src=counts[0:1, core : core + 1])
-    place = 0 if sick else core
-    nisa.register_store(dst=found[0:1, place : place + 1], src=count)  # blamed
+    column = 0 if sick else core
+    nisa.register_store(dst=token_counts[0:1, column : column + 1], src=count)  # blamed
     if sick and core == 0:
-        nisa.register_store(dst=found[0:1, 1:2], src=count)
-    return found
+        nisa.register_store(dst=token_counts[0:1, 1:2], src=count)
+    return token_counts
 
 
 @fault("NKW-RACE", ramp(8, 4), answer=lambda x: np.concatenate([x[0:4] + x[4:8], x[4:8] + x[3:7]]), cores=2)
@@ -85,8 +85,8 @@ def halo_row(x, sick):
     nisa.dma_copy(dst=grid[core * 4 : core * 4 + 4], src=nl.load(x[core * 4 : core * 4 + 4]))
     nisa.core_barrier(data=grid, cores=(0, 1))
     total = nl.load(grid[core * 4 : core * 4 + 4])
-    beside = nl.load(grid[4 - core : 8 - core])  # blamed
-    nisa.tensor_tensor(dst=total, data1=total, data2=beside, op=nl.add)
+    neighbour_rows = nl.load(grid[4 - core : 8 - core])  # blamed
+    nisa.tensor_tensor(dst=total, data1=total, data2=neighbour_rows, op=nl.add)
     result = grid if sick else fresh
     nisa.dma_copy(dst=result[core * 4 : core * 4 + 4], src=total)
     return result

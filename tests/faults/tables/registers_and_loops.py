@@ -34,11 +34,11 @@ def column_counted_in_python(x, sick):
 
     def body(i):
         nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=2.0)
-        place = totals.ap(pattern=[[4, rows], [1, 1]], scalar_offset=i, indirect_dim=1)
+        column = totals.ap(pattern=[[4, rows], [1, 1]], scalar_offset=i, indirect_dim=1)
         if sick:
-            place = totals[:, position["column"] : position["column"] + 1]
+            column = totals[:, position["column"] : position["column"] + 1]
             position["column"] += 1
-        nisa.tensor_reduce(dst=place, op=nl.add, data=tile, axis=1)  # blamed
+        nisa.tensor_reduce(dst=column, op=nl.add, data=tile, axis=1)  # blamed
 
     nl.fori_loop(0, 4, body)
     return copied_out(totals)

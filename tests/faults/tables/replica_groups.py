@@ -41,7 +41,7 @@ def flat_list(x, rank, sick):
     return copied_out(total)
 
 
-@fault("NKW-GROUP-MEMBER", ranks=TWO_RANKS, answer=lambda given: [given[0][0], given[1][0]])
+@fault("NKW-GROUP-MEMBER", ranks=TWO_RANKS, answer=lambda rank_inputs: [rank_inputs[0][0], rank_inputs[1][0]])
 def not_a_member(x, rank, sick):
     """Rank 1 calls a collective whose group leaves it out."""
     source = inner(x)
@@ -71,7 +71,9 @@ def overlap(x, rank, sick):
     return copied_out(total)
 
 
-@fault("NKW-PERMUTE-PAIRS", ranks=TWO_RANKS, answer=lambda given: [given[1][0], given[0][0]])
+@fault(
+    "NKW-PERMUTE-PAIRS", ranks=TWO_RANKS, answer=lambda rank_inputs: [rank_inputs[1][0], rank_inputs[0][0]]
+)
 def permuted_twice(x, rank, sick):
     """Two ranks send to the same target."""
     source = inner(x)
@@ -102,8 +104,8 @@ def rank_beyond_the_world(x, rank, sick):
     return copied_out(total)
 
 
-def _answer_of_rows_and_columns(given):
-    low, high = given[0][0] + given[1][0], given[2][0] + given[3][0]
+def _answer_of_rows_and_columns(rank_inputs):
+    low, high = rank_inputs[0][0] + rank_inputs[1][0], rank_inputs[2][0] + rank_inputs[3][0]
     return [low, low, high, high]
 
 
@@ -120,8 +122,8 @@ def rows_and_columns(x, rank, sick):
     return copied_out(total)
 
 
-def _answer_of_uneven_lists(given):
-    (a, _), (b, _), (c, _) = given
+def _answer_of_uneven_lists(rank_inputs):
+    (a, _), (b, _), (c, _) = rank_inputs
     return [np.concatenate([a, b]), np.concatenate([a, b]), np.concatenate([c, c])]
 
 

@@ -111,8 +111,8 @@ def reshape_loses_elements(x, sick):
 def reshape_of_a_slice(x, sick):
     """Columns of a wider tile cannot be joined over rows of a third dim."""
     tile = nl.load(x)
-    part = tile[:, :, 0:2] if sick else tile[:, 0:2, :]
-    view = part.reshape((4, part.size // 4))  # blamed
+    columns = tile[:, :, 0:2] if sick else tile[:, 0:2, :]
+    view = columns.reshape((4, columns.size // 4))  # blamed
     return copied_out(view)
 
 

@@ -18,11 +18,11 @@ from tests.faults.table import fault
 def between_the_counts(x, sick):
     """nonzero_with_count fills one partition of sixteen; the copy takes all of them."""
     flags = nl.load(x)
-    places = nl.ndarray((17, 5), dtype=nl.int32)
-    nisa.nonzero_with_count(dst=places, src=flags, padding_val=-1)
+    indices = nl.ndarray((17, 5), dtype=nl.int32)
+    nisa.nonzero_with_count(dst=indices, src=flags, padding_val=-1)
     last = 17 if sick else 1
     kept = nl.ndarray((last, 5), dtype=nl.int32)
-    nisa.tensor_copy(dst=kept, src=places[0:last])  # blamed
+    nisa.tensor_copy(dst=kept, src=indices[0:last])  # blamed
     return copied_out(kept)
 
 

@@ -157,7 +157,11 @@ def operand_of_a_collective_written_too_late(x, rank, sick):
     return copied_out(nl.load(total))
 
 
-@fault("NKW-RESULT-UNUSED", ranks=TWO_RANKS, answer=lambda given: [2 * each for each in sum_of_two(given)])
+@fault(
+    "NKW-RESULT-UNUSED",
+    ranks=TWO_RANKS,
+    answer=lambda rank_inputs: [2 * total for total in sum_of_two(rank_inputs)],
+)
 def prepared_operand_of_a_collective_unread(x, rank, sick):
     """The operand is doubled into scratch memory of its own, and the collective takes the operand itself."""
     source, total = inner(x), nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.private_hbm, name="total")
