@@ -33,7 +33,7 @@ CASES = ("scaled", "shifted", "doubled", "picked")
 
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle of the package `travelling`, never written to."""
+    """Bundle the package `travelling` for trn2 and return the bundle's folder, which no test writes to."""
     folder = tmp_path_factory.mktemp("bundles") / "travelling"
     before, variables = os.getcwd(), dict(os.environ)
     os.chdir(HERE)
@@ -51,7 +51,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def carried(bundle: Path, tmp_path: Path) -> Path:
-    """A copy of the bundle, as it arrives on an instance."""
+    """Copy the bundle, as it arrives on an instance, and return the copy's folder."""
     return Path(shutil.copytree(bundle, tmp_path / "carried"))
 
 
@@ -126,7 +126,7 @@ class Instance:
 
 @pytest.fixture
 def instance(tmp_path: Path) -> Callable[..., Instance]:
-    """Makes a machine; the arguments are the faults of its NKI, and the version that it claims to be."""
+    """Return a function that builds a machine from the version that its NKI claims and the faults that its NKI has."""
 
     def make(version: str = "0.7.0", **fault: Any) -> Instance:
         numpy = Path(np.__file__).parent
@@ -148,5 +148,5 @@ def instance(tmp_path: Path) -> Callable[..., Instance]:
 
 @pytest.fixture
 def compared() -> Callable[[Path], Comparison]:
-    """The comparison of a bundle with its result."""
+    """Return the function that compares a bundle with its result."""
     return compare_bundle

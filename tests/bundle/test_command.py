@@ -40,7 +40,7 @@ def copied_reference(a, twice=False):
 
 @pytest.fixture
 def bundled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs `bundle` in a new folder; returns its status and all its text on one line."""
+    """Return a function that runs `bundle` in a new folder and returns its exit status and its output on one line."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str) -> tuple[int, str]:

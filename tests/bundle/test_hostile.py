@@ -32,14 +32,14 @@ Json = dict[str, Any]
 
 @pytest.fixture
 def returned(carried: Path) -> Path:
-    """A bundle that came back with equal values."""
+    """Return the folder of a bundle whose result came back with equal values."""
     bring_back(carried)
     return carried
 
 
 @pytest.fixture(scope="session")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle of a generation of one layer, never written to."""
+    """Bundle a generation by a model of one layer and return the bundle's folder, which no test writes to."""
     folder = tmp_path_factory.mktemp("story")
     model = write_folder(folder / "tiny", num_hidden_layers=1)
     words = [
@@ -58,7 +58,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def told(story: Path, tmp_path: Path) -> Path:
-    """It came back with equal values."""
+    """Return a copy of that bundle whose result came back with equal values."""
     folder = Path(shutil.copytree(story, tmp_path / "told"))
     bring_back(folder)
     return folder

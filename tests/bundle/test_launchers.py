@@ -21,7 +21,7 @@ from tests.bundle.conftest import HERE
 
 @pytest.fixture
 def case(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], dict[str, Any]]]:
-    """A case of the bundle by name; what it imports is forgotten afterwards."""
+    """Yield a function that finds a case of the bundle by name; forget the case's modules afterwards."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     manifest = json.loads((bundle / "bundle.json").read_text())
     yield lambda name: next(case for case in manifest["cases"] if case["name"] == name)

@@ -39,7 +39,7 @@ def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of two layers and 64 positions."""
+    """Write a model of two layers and 64 positions and return its folder."""
     return write_folder(tmp_path_factory.mktemp("models") / "tiny")
 
 

@@ -43,7 +43,7 @@ def generation(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def taken(generation: Path, tmp_path: Path) -> Path:
-    """A copy, as it arrives on an instance."""
+    """Copy the bundle of a generation, as it arrives on an instance, and return the copy's folder."""
     return Path(shutil.copytree(generation, tmp_path / "taken"))
 
 

@@ -23,7 +23,7 @@ PROFILE = "profiles/matmul"
 def came_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[str], Path]:
-    """A bundle whose result has a profile of its case in the given place; its folder."""
+    """Return a function that makes a bundle whose result names the given profile, and returns its folder."""
     monkeypatch.chdir(tmp_path)
 
     def bundle(profile: str) -> Path:

@@ -36,7 +36,7 @@ SENTENCES = ("rule", "lint_rule")
 
 
 def find_misses(source: str) -> list[tuple[str, str]]:
-    """The (function, first word) of docstrings that begin with another word than a verb of the list."""
+    """Return the (function, first word) of each docstring that begins with another word than a verb of the list."""
     misses = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):

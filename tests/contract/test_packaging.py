@@ -74,13 +74,13 @@ NEED_AN_EXTRA = {
 
 @pytest.fixture(scope="module")
 def project() -> dict[str, Any]:
-    """The [project] table."""
+    """Return the [project] table of pyproject.toml."""
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
-    """The wheel that `pip install .` would install."""
+    """Build the wheel that `pip install .` would install and yield it, opened as a zip file."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

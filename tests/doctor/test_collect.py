@@ -25,7 +25,7 @@ def written(root: Path, files: dict[str, str]) -> None:
 
 @pytest.fixture
 def instance(tmp_path: Path) -> Path:
-    """The file system of an inf2.xlarge."""
+    """Write the file system of an inf2.xlarge and return its root."""
     device = "/sys/devices/virtual/neuron_device/neuron0"
     written(
         tmp_path,

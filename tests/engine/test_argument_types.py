@@ -72,7 +72,7 @@ def test_a_parameter_of_a_wrong_type_is_refused(values: dict[str, Any], message:
 
 
 def test_what_vllm_accepts_is_accepted() -> None:
-    """vLLM takes booleans for numbers, -1 for no seed, NumPy's scalars, and repeated token ids as one."""
+    """Accept, as vLLM does, booleans for numbers, -1 for no seed, NumPy's scalars, and repeated token ids as one."""
     params = SamplingParams(
         n=np.int64(2),
         seed=-1,

@@ -26,7 +26,7 @@ CHIP = hardware("trn2")
 
 @pytest.fixture(autouse=True)
 def known() -> Memo:
-    """The calls that one test plans."""
+    """Clear the memo of planned calls, so that each test sees its own calls only, and return the memo."""
     _known.calls.clear()
     return _known
 

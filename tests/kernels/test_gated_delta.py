@@ -262,10 +262,10 @@ class TestGatedDeltaStep(KernelTests):
 
 
 class TestManyUnitsOfGatedDeltaStep(KernelTests):
-    """128 heads of four sequences, then of a fifth; 130 of three and of two; 37 rows on one lane: seven units, of which
-    six are taken together.
+    """128 heads of four sequences, then of a fifth; 130 of three and of two; 37 rows on one lane: seven units.
 
-    Such programs are long, and no other than those of few units, so that they are not replayed.
+    Six of the units are taken together. Such programs are long, and no other than those of few units, so that
+    they are not replayed.
     """
 
     case = KernelCase(

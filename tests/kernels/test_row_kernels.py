@@ -253,7 +253,7 @@ def test_rope_at_position_0_changes_nothing() -> None:
 
 
 def test_references_agree_with_other_forms_of_the_formulas() -> None:
-    """rope turns the complex number made of a head's halves; rmsnorm scales rows to the length sqrt(width)."""
+    """Compare rope with a turn of a complex number made of a head's halves, rmsnorm with rows of length sqrt(width)."""
     x, positions = normal(1, 7, 3 * 8).astype(np.float64), row_numbers(2, 7, 30)
     cos, sin = (table.astype(np.float64) for table in rotary_tables(30, 4))
     heads = x.reshape(7, 3, 8)

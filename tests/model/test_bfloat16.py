@@ -234,7 +234,7 @@ def transformers_logits(folder: Path, module: Any, ids: list[int], dtype: str) -
     ],
 )
 def test_tiny_models_are_as_near_to_float32_as_transformers(write_model, transformers_llama, changes) -> None:
-    """transformers rounds more often: scores, both halves of a rotation and its angles' cosines, gate, sums, logits."""
+    """Round less often than transformers, which rounds scores, halves of rotations, cosines, gate, sums and logits."""
     folder = write_model(**changes)
     config, weights = load(folder)
     ids = np.random.default_rng(1).integers(3, 300, 40).tolist()

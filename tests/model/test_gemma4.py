@@ -90,7 +90,7 @@ def test_the_last_layer_sees_all_positions_whatever_its_type_says(tmp_path) -> N
 
 @pytest.mark.parametrize("name", [name for name, (family, _) in TINY.items() if family == "Gemma4"])
 def test_sizes_by_layer_are_those_of_the_fields_for_full_layers(tmp_path, name) -> None:
-    """transformers 5 writes `per_layer_config`; published configs have fields for all full layers."""
+    """Read published configs' fields for all full layers like the `per_layer_config` of transformers 5."""
     saved = load_config(write_tiny(tmp_path, name))
     fields = {**json.loads((tmp_path / "config.json").read_text()), **TINY[name][1]}
     del fields["per_layer_config"]

@@ -47,7 +47,7 @@ def test_bfloat16_costs_a_random_configuration_what_it_costs_transformers(family
 
 @pytest.mark.slow
 def test_longrope_in_some_layers_alone_equals_transformers(tmp_path) -> None:
-    """transformers takes no sequence beyond the short factors there."""
+    """Stay within the short factors: transformers takes no longer sequence in such models."""
     fields = drawn("Gemma3", 0)
     width = fields["head_dim"] // 2
     fields |= {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}

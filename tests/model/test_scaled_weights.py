@@ -109,7 +109,7 @@ def test_blocks_at_the_ends_may_be_short(shape: tuple[int, int], sizes: tuple[in
 
 @pytest.mark.parametrize("dtype_name", ["float32", "bfloat16"])
 def test_a_tensor_is_widened_as_transformers_does(dtype_name: str) -> None:
-    """transformers widens whole blocks only."""
+    """Use whole blocks of scales only, since transformers widens no others."""
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
     elements, scales = coded((384, 256), 6), scales_of((3, 2), 7)

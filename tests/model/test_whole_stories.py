@@ -1,6 +1,6 @@
-"""Whole generations through the kernels: the numpy reference's tokens, at every number of ranks and prompt length,
-whether the kernels are launched eagerly, replayed, or replayed exactly.
+"""Whole generations through the kernels: the NumPy reference's tokens, at every number of ranks and prompt length.
 
+The kernels are launched eagerly, replayed, or replayed exactly.
 That the reference's tokens are those of transformers is the business of test_reference.
 """
 

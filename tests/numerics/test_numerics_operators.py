@@ -116,7 +116,7 @@ def test_rsqrt_is_off_by_its_two_roundings_at_most() -> None:
 
 
 def test_power_is_a_power() -> None:
-    """numpy promises 4 units in the last place for float32 functions."""
+    """Allow 8 units in the last place: NumPy promises 4 for float32 functions."""
     rng = np.random.default_rng(2)
     x, y = rng.uniform(0.01, 50, 300).astype(np.float32), rng.uniform(-8, 8, 300).astype(np.float32)
     got = ALU_OPERATORS["power"].function(x, y)
@@ -235,7 +235,7 @@ def test_bit_reduction_keeps_the_dtype(name: str, fold: Callable[[int, int], int
 
 @pytest.mark.parametrize("name", [name for name, row in ALU_OPERATORS.items() if row.identity is not None])
 def test_identity_changes_nothing(name: str) -> None:
-    """register = op(element, identity) is the element; a subtraction starts from zero likewise."""
+    """Check that op(element, identity) is the element; a subtraction starts from zero likewise."""
     row = ALU_OPERATORS[name]
     if row.family is OperatorFamily.bitvec:
         values = np.array([0, 1, -1, 77], np.int32)

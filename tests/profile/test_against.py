@@ -29,7 +29,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def stored(script: Path, capsys: Capture) -> Path:
-    """A profile of the kernel, as `--json` writes it."""
+    """Write a profile of the kernel with `time --json` and return its path."""
     path = script.with_name("profile.json")
     assert main(["time", f"{script}:doubled", SMALL, "--json", str(path)]) == 0
     capsys.readouterr()

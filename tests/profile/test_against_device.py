@@ -34,7 +34,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def measured(tmp_path: Path) -> str:
-    """A profile of the kernel, whose lines are those of the script."""
+    """Write a device profile of the kernel, with line numbers of the script, and return its path."""
     rows = [
         instruction("Sync", "DMA", 0, 20, LOAD, dma_trigger_start_ts=100, dma_trigger_end_ts=300),
         instruction("Vector", "TENSOR_TENSOR", 300, 400, ADD, id=3),

@@ -160,7 +160,7 @@ def test_gaps_that_a_loop_repeats_are_one_group() -> None:
 
 
 def test_traffic_counts_rereads_and_what_had_to_move() -> None:
-    """b [256, 1024] is read for each of 2 row tiles, a [256, 256] for each of 2 column tiles, out is written once."""
+    """Read b [256, 1024] for each of 2 row tiles and a [256, 256] for each of 2 column tiles; write out once."""
     launch = kernels.dry(kernels.matmul_exp, kernels.zeros(256, 256), kernels.zeros(256, 1024))
     done = profile(launch.streams, launch.hardware)
     a, b, out = 256 * 256 * 4, 256 * 1024 * 4, 256 * 1024 * 4

@@ -12,7 +12,7 @@ from simulate.world import replaying
 
 @pytest.fixture(autouse=True)
 def cache() -> Iterator[ReplayCache]:
-    """The cache of the launches that a test makes outside a World: an empty one."""
+    """Yield an empty replay cache, which the test's launches outside a World use."""
     empty = ReplayCache()
     with replaying(empty):
         yield empty

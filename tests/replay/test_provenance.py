@@ -92,7 +92,7 @@ def test_a_broadcast_that_does_not_fit_is_refused(provenance, shape) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_any_chain_of_views(builder, provenance, seed) -> None:
-    """numpy applies each step to the ids as well; at the end the view is found in the ids again."""
+    """Apply each step to the ids with NumPy as well; at the end the view is found in the ids again."""
     generator = np.random.default_rng(seed)
     ids = provenance.get_element_ids()
     for _ in range(6):

@@ -155,7 +155,7 @@ Ran = Callable[..., Done]
 
 @pytest.fixture
 def ran(capfd: pytest.CaptureFixture[str]) -> Ran:
-    """Runs a command whose child is a fork of this process."""
+    """Return a function that runs a command, whose child is a fork of this process."""
 
     def run(*words: str) -> Done:
         capfd.readouterr()
@@ -166,7 +166,7 @@ def ran(capfd: pytest.CaptureFixture[str]) -> Ran:
 
 @pytest.fixture
 def verified(ran: Ran) -> Ran:
-    """Runs `verify` on a kernel of the file."""
+    """Return a function that runs `verify` on a kernel of k.py, by default against `reference` of k.py."""
 
     def run(kernel: str, *words: str) -> Done:
         reference = [] if "--reference" in words else ["--reference", "k.py:reference"]

@@ -33,8 +33,8 @@ def no_thread_is_left() -> Iterator[None]:
 
 
 def forms(ranks: int) -> dict[str, Groups]:
-    """Return lists over a world of so many ranks: whole, alone, reversed, in blocks, in columns, uneven, and with ranks
-    left out, which take no part."""
+    """Return the groups of each form over a world of `ranks` ranks: whole, reversed, blocks, columns, and so on."""
+    # A rank that is in none of a form's groups takes no part.
     everyone = list(range(ranks))
     half = max(1, ranks // 2)
     shuffled = [int(rank) for rank in np.random.default_rng(ranks).permutation(ranks)]

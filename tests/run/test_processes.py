@@ -82,7 +82,7 @@ def without_agent(
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The results that the three processes of process_program print."""
+    """Run the three processes of process_program and return the results that they print."""
     folder = tmp_path_factory.mktemp("said")
     done = torchrun(3, "tests.run.process_program", str(folder))
     assert done.returncode == 0, done.stderr[-2000:]

@@ -114,7 +114,7 @@ def client(server: Served) -> Any:
 
 @pytest.fixture
 def start() -> Callable[..., Any]:
-    """Return a context manager that starts another server: `with start("--max-body", "1000") as served`."""
+    """Return a function of command-line options whose result, a context manager, runs another server."""
     return serving
 
 

@@ -85,7 +85,7 @@ class Routed(Reached):
 
 @pytest.fixture
 def routing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
-    """Yield a context manager that starts a router: `with routing("--workers", "1") as routed`."""
+    """Return a function of command-line options whose result, a context manager, runs a router and its replicas."""
     routed = Routed(0, [])
     folder = write_scripted(tmp_path / MODEL, {" Tom": [" had", " a", " ball"]})
     make_engine, run_application = replica.make_engine, replica.run_application

@@ -36,7 +36,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """The files that examples name, in the working folder."""
+    """Write the files that the examples name into a new folder and make it the working folder."""
     (tmp_path / "script.py").write_text(SCRIPT)
     if "calibrate" in request.node.name:
         measurements = [*entries(SMALL, {"dma_completion_ns": 2.0}), {"family": "kernel"}]

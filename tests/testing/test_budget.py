@@ -205,7 +205,7 @@ X = np.zeros((128, 96), np.float32)
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
-    """Runs a suite with `nki` bound to the simulator, in this process, which has loaded what it uses."""
+    """Return a function that runs a suite with `nki` bound to the simulator, in this process, which has it loaded."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE", raising=False)
     pytester.makeconftest("import simulate\nsimulate.install('simulate')\n")

@@ -49,7 +49,7 @@ def reference(x, *_):
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
-    """Runs a suite of tests with `nki` bound to the simulator, in this process or in one of its own."""
+    """Return a function that runs a suite with `nki` bound to the simulator, in this process or in one of its own."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE", raising=False)
     pytester.makeconftest("import simulate\nsimulate.install('simulate')\n")

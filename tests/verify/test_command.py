@@ -21,7 +21,7 @@ PAGE = (Path(simulate.__file__).parents[1] / "docs" / "verify.md").read_text(enc
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs `verify` in the folder of the tasks."""
+    """Return a function that runs `verify` in the folder of the tasks and returns its status, stdout and stderr."""
     monkeypatch.chdir(FOLDER)
 
     def run(*words: str) -> tuple[int, str, str]:
