@@ -156,6 +156,7 @@ def matmul(a, b, a_transposed=False, tuning=None):
     assert b.shape[0] == depth, f"matmul contracts {depth} columns of a with {b.shape[0]} rows of b"
     assert depth <= MAX_CONTRACTION, f"matmul contracts at most {MAX_CONTRACTION}, not {depth}"
     c = nl.ndarray((total_rows, total_columns), dtype=a.dtype, buffer=nl.shared_hbm)
+    # Half of fewer columns would make moving operands narrower than a PSUM bank, so rows are divided then.
     by_columns = total_columns >= 2 * BANK or total_rows <= PARTITIONS
     first, end = core_range(total_columns if by_columns else total_rows, PARTITIONS, nl.program_id(0))
     if by_columns:
@@ -186,6 +187,7 @@ def multiply(product):
     resident = fitting(product.tuning.resident_bytes, depth, product.a.dtype, PARTITIONS)
     for first_row in range(0, total_rows, resident):  # rows of a that stay in SBUF
         end_row = min(total_rows, first_row + resident)
+        # Up to four row tiles accumulate in half of the PSUM banks, so all rows use a piece of b at once.
         few = blocks(end_row - first_row) <= ACCUMULATOR_BANKS
         groups = row_groups(product, first_row, end_row, few)
         width = panel_width(product, end_row - first_row, few)
@@ -196,11 +198,13 @@ def multiply(product):
             for g in range(len(groups)):  # g: group of rows
                 group = groups[g]
                 rows = group.end_row - group.first_row
+                # While the first panel arrives, several row tiles share a block, which outlasts the load of the next.
                 height = rows if few or (begins and g == 0) else PARTITIONS
                 for row in range(0, rows, height):
                     tiles = ranges(row, min(rows, row + height))
                     sums = empty_sums(tiles, banks)
                     for k in range(len(panel.pieces)):  # k: piece of the contraction
+                        # The rows come with the first panel only, because they stay in SBUF for all further panels.
                         if first == 0 and row == 0:
                             load_rows(product, group, panel.pieces[k])
                         if k == len(panel.tiles):
@@ -229,12 +233,14 @@ def panel_width(product, rows, few):
     """Return the columns of b that are in SBUF at a time; few: whether the rows fill only half of the PSUM banks."""
     if few:
         return columns_at_once(rows)
+    # A panel takes one PSUM bank for each row tile, so that up to eight row tiles can accumulate side by side.
     return min(BANK, fitting(product.tuning.moving_bytes, product.b.shape[0], product.a.dtype, 1))
 
 
 def column_panel(product, first, end, begins):
     """Return a panel of which no piece is loaded. begins: whether it is the first panel, whose pieces are smaller."""
     tuning = product.tuning
+    # Small DMAs let the Tensor engine start early; later DMAs are hidden behind products and move at the full rate.
     most = tuning.lead_elements if begins else tuning.part_elements
     return ColumnPanel(first, end, growing_ranges(blocks(product.b.shape[0]), end - first, 1, most), [])
 
@@ -246,6 +252,7 @@ def load_rows(product, group, piece):
     if product.a_transposed:
         load_block_range(target, WeightMatrix(product.a[:, group.first_row : group.end_row]), first)
     elif product.tuning.transposes == "dma":
+        # The DMA engines transpose on the way in, so that the Tensor engine is left to the products.
         transpose_block_range(target, product.a[group.first_row : group.end_row, :], first)
     else:
         transpose_by_matmuls(target, product.a[group.first_row : group.end_row, :], first)
@@ -278,6 +285,7 @@ def store(product, first_row, first_column, sums, m):
     first = 0
     for bank in sums:
         end = first + bank.shape[1]
+        # Row tiles that accumulated side by side end together, so two engines can read them out in turn.
         copy_bank(result[:, first:end], bank, m, vector_share)
         first = end
     target = product.c[first_row : first_row + rows, first_column : first_column + columns]

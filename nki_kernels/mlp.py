@@ -173,6 +173,7 @@ def mlp(
     if group_tiles > 0:
         run_row_groups(ffn, groups)
     else:
+        # SBUF holds one intermediate only, so the products of two groups cannot overlap.
         for group in groups:
             run_row_groups(ffn, [group])
     rank_sum.finish()
@@ -195,15 +196,18 @@ def run_row_groups(ffn, groups):
     x, intermediate, intermediates = None, None, None
     for m in range(len(groups) + 1):  # m: row group
         units = unit_starts(ffn, groups, m)
+        # The down product lags one group behind, so that it waits for no activation.
         chunks = chunk_starts(ffn, groups, m - 1)
         prefetch = plan_prefetch(ffn, groups, m + 1, buffers, len(units))
         if m < len(groups):
             x = buffers.transposed[:, :, 0 : ranks * groups[m].rows]
             append_row_scales(ffn, x)
+            # The down product still reads the intermediate of group m - 1, so group m has a tile of its own.
             intermediate = allocate_intermediate(ffn, x.shape[2])
         issued = 0
         for n in range(len(chunks) + 1):  # n: chunk of columns of y, group m - 1
             due = units_due(n, len(chunks), len(units))
+            # Units and chunks have half of the PSUM banks each, so one half is read out while the other accumulates.
             for u in range(issued, due):  # u: unit of columns of the intermediate, group m
                 prefetch.normalise_until(u, ffn.norm)
                 gated_unit(gated, intermediate, x, units[u], prefetch.loads_during(u))
@@ -213,9 +217,11 @@ def run_row_groups(ffn, groups):
                 prefetch.transpose_next(1, buffers)
             if n < len(chunks):
                 product_chunk(down, intermediates, groups[m - 1].first_row, chunks[n])
+        # Where chunks are fewer than row tiles, the remaining ones are transposed here: the next step reads them all.
         prefetch.transpose_next(len(prefetch.tiles), buffers)
         intermediates = [intermediate]
         if ffn.core.exchanges and m < len(groups):
+            # This core's columns of y contract over all of F, of which the other core computed the other part.
             intermediates.append(from_other_core(intermediate))
 
 

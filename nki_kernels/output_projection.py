@@ -143,6 +143,7 @@ def project_rows(y, source, w_o, residual, bias, replica_group):
     ranks, tokens, depth = o.shape
     hidden = w_o.shape[1]
     is_resident = blocks(depth) * hidden <= HELD_ELEMENTS
+    # A weight in SBUF costs nothing for a further group; one that streams is read again, so its groups are large.
     step = rows_per_rank(ranks) * (1 if is_resident else rows_at_once(depth) // PARTITIONS)
     groups = blocks(tokens, step)
     ahead = groups_ahead(depth, step * ranks, o.dtype, is_resident)
@@ -163,6 +164,7 @@ def project_rows(y, source, w_o, residual, bias, replica_group):
             loaded.append(load_group(source, next_load, min(tokens, next_load + step)))
         for column in range(0, hidden, chunk_width(current.shape[2], ranks)):
             product_chunk(product, [current], first, column)
+            # The next rows are transposed here, so that their copies out of PSUM run beside the remaining chunks.
             if column == 0 and ahead > 0 and group + 1 < groups:
                 next_transposed = transposed_group(loaded[group + 1])
     rank_sum.finish()
@@ -183,6 +185,7 @@ def load_group(source, first, last):
     tiles = []
     for row, end in ranges(first, last, rows_per_rank(ranks)):
         tile = nl.ndarray((ranks * (end - row), depth), dtype=o.dtype, buffer=nl.sbuf)
+        # The Scalar engine's queue passes the bulk loads of w_o, which would delay the rows.
         transfer(tile, o[:, row:end, :], SCALAR)
         if gate is not None:
             apply_gate(tile, gate[:, row:end, :])

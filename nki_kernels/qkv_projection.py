@@ -145,11 +145,13 @@ def qkv_projection(
     biases = repeated_row(bias, rows) if bias is not None else None
     epsilons = filled((rows, 1), eps)
     first, last = core_rows(owned, sequence_ranks)
+    # A core takes whole heads, because the norm and the rotation of a head need all of its columns.
     columns = core_columns(tokens, width, head if head > 0 else PARTITIONS)
     source = whole_rows(x[first:last, :])
     if sequence_ranks > 1:
         row_norm = None
         if norm_weight is not None:
+            # Rows are normalised before they are gathered, so that no rank normalises the rows of others.
             row_norm = load_norm(norm, row_scratch(min(last - first, PARTITIONS), hidden, x.dtype), x.dtype)
         piece = max(LEAST_OWN_ROWS, GATHERED_ROWS // sequence_ranks)
         source = gathered_rows(x[first:last, :], row_norm, sequence_ranks, replica_group, piece)

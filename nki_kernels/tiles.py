@@ -185,7 +185,9 @@ def on_every_row(row, rows, dtype, offset):
     if rows == 1:
         nisa.tensor_scalar(dst=repeated, data=tile, op0=nl.add, operand0=offset)
         return repeated
+    # The product copies the row on chip, so that HBM is read once and not once for each partition.
     ones = filled((1, rows), 1.0, row.dtype)
+    # A matmul writes inside one PSUM bank, which holds 512 float32 columns.
     for first in range(0, columns, BANK):
         last = min(columns, first + BANK)
         bank = nl.ndarray((rows, last - first), dtype=nl.float32, buffer=nl.psum)

@@ -81,6 +81,7 @@ def load_blocks_into(tile, weight, queue):
     full = elements.shape[0] // PARTITIONS
     if full > 0:
         convert(tile[:, 0:full, :], raw[:, 0:full, :], weight)
+    # Partitions behind the short block were not loaded, so its rows are converted apart.
     short = elements.shape[0] - full * PARTITIONS
     if short > 0:
         convert(tile[0:short, full, :], raw[0:short, full, :], weight)
@@ -101,6 +102,7 @@ def load_runs_into(tile, weight, first_block):
     full = depth // count
     source = elements[0 : full * count, :].reshape_dim(0, (full, count))
     transfer(raw[0:full, :, :], source[:, first_block:end_block, :], STATIC)
+    # The partition behind the full ones lacks some rows of its run, so a second DMA brings those that exist.
     last = min(end_block, depth - full * count)
     if last > first_block:
         first_row = full * count + first_block

@@ -23,6 +23,7 @@ def is_written_elsewhere(numbers, work):
     result = nl.ndarray(numbers.shape, dtype=nl.uint8, buffer=nl.sbuf)
     if work.ranks is not None:
         ranks_of_positions = nl.ndarray(numbers.shape, dtype=nl.int32, buffer=nl.sbuf)
+        # The number of ranks is a power of two, so a mask gives the remainder exactly.
         nisa.tensor_scalar(
             dst=ranks_of_positions, data=numbers, op0=nl.bitwise_and, operand0=work.ranks.count - 1
         )
@@ -72,6 +73,7 @@ def rows_in_pages(slots, first_head, kv_heads, sizes):
     heads = nl.ndarray(slots.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=heads, pattern=[[0, sizes.tokens], [1, sizes.kv_heads]], offset=first_head)
     result = nl.ndarray(slots.shape, dtype=nl.int32, buffer=nl.sbuf)
+    # The product is exact in float32, because a paged cache has at most 2^24 rows.
     nisa.scalar_tensor_tensor(
         dst=result,
         data=slots,

@@ -188,6 +188,7 @@ class PagedCache(nl.NKIObject):
                 height = stop - start
                 columns = tile[0:height, d, unit, :].reshape((height, PARTITIONS, sizes.full))
                 columns = columns.permute((0, 2, 1))
+                # Four transposes of 128 columns fit into a PSUM bank in float32 too, and one copy empties it.
                 for first in range(chunks[0], chunks[1], TRANSPOSES_TOGETHER):
                     count = min(TRANSPOSES_TOGETHER, chunks[1] - first)
                     bank = nl.ndarray((height, count, PARTITIONS), dtype=rows.dtype, buffer=nl.psum)
@@ -290,6 +291,7 @@ def rows_of_prefix(case, table, page):
         nisa.dma_copy(dst=pages[0 : used * page, block : block + 1], src=source)
     inside = nl.ndarray((PARTITIONS, count), dtype=nl.int32, buffer=nl.sbuf)
     nisa.iota(dst=inside, pattern=[[0, count]], channel_multiplier=1)
+    # The page size divides 128, so a mask gives the position inside the page.
     nisa.tensor_scalar(dst=inside, data=inside, op0=nl.bitwise_and, operand0=page - 1)
     size = filled((PARTITIONS, count), page, nl.int32)
     # On GpSimd 32-bit integers are exact.

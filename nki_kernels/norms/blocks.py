@@ -45,9 +45,11 @@ def column_of(row, offset, runs):
         raw = nl.ndarray((height, count), dtype=row.dtype, buffer=nl.sbuf)
         load_runs(raw, row)
     else:
+        # In blocks a partition's elements lie 128 apart in HBM, so whole lines are loaded and transposed on chip.
         lines = nl.ndarray((count, height), dtype=row.dtype, buffer=nl.sbuf)
         full = depth // height
         if full < count:
+            # On gen2 a transpose is a product, in which a NaN behind the short line would spread to other elements.
             nisa.memset(dst=lines, value=0.0)
             nisa.dma_copy(dst=lines[full:count, 0 : depth - full * height], src=row[:, full * height : depth])
         nisa.dma_copy(dst=lines[0:full, :], src=row[:, 0 : full * height].reshape((full, height)))
@@ -137,6 +139,7 @@ def weighted(target, source, norm, first):
     nisa.tensor_tensor(dst=product, data1=source, data2=factor, op=nl.multiply)
     if norm.bias is not None:
         added = norm.bias[0:used, first : first + count].reshape((used, count, 1)).broadcast(2, rows)
+        # The Vector engine alone would hold up the products of a prompt's LayerNorm, so GpSimd adds the bias.
         adder = nisa.engine.gpsimd if rows == PARTITIONS else nisa.engine.vector
         nisa.tensor_tensor(dst=target, data1=product, data2=added, op=nl.add, engine=adder)
 

@@ -50,6 +50,7 @@ def sums_over_hidden(tiles):
     for i in range(len(tiles)):
         height = tiles[i].shape[0]
         partial = nl.ndarray((height, rows), dtype=nl.float32, buffer=nl.sbuf)
+        # Each partition sums its own elements first, so that the matmul moves T columns and not T * count.
         nisa.tensor_reduce(dst=partial, op=nl.add, data=tiles[i], axis=2)
         nisa.nc_matmul(dst=total, stationary=ones[0:height, :], moving=partial, accumulate=i > 0)
     return total

@@ -85,6 +85,7 @@ def normalise(dst, tile, statistics, norm):
             operand1=norm.weight[0:rows, :],
         )
         return
+    # Pieces keep the float32 intermediate of LayerNorm at 8 KiB per partition for every H.
     for first in range(0, columns, SCRATCH_ELEMENTS):
         last = min(columns, first + SCRATCH_ELEMENTS)
         weighted = nl.ndarray((rows, last - first), dtype=nl.float32, buffer=nl.sbuf)
@@ -111,6 +112,7 @@ def sum_rows(dst, op, tile, shift, scratch):
     rows, columns = tile.shape
     for first in range(0, columns, SCRATCH_ELEMENTS):
         last = min(columns, first + SCRATCH_ELEMENTS)
+        # The Scalar engine's registers carry the sum from piece to piece, and only the last piece reads them out.
         command = nisa.reduce_cmd.reset_reduce if first == 0 else nisa.reduce_cmd.reduce
         nisa.activation(
             dst=scratch[0:rows, 0 : last - first],
@@ -142,6 +144,7 @@ def sum_squares(terms, rows):
 
 def inverse_rms(rows, eps):
     """Return 1 / rms of each row of a tile [row, H]: [row, 1] float32. eps: column of as many rows."""
+    # The squares may be bfloat16: their sum is taken in float32 before they are rounded, and nothing reads them.
     sums = sum_squares(nl.ndarray(rows.shape, dtype=nl.bfloat16, buffer=nl.sbuf), rows)
     return inverse_root(sums, 1.0 / rows.shape[1], eps)
 

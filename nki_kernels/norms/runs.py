@@ -34,6 +34,7 @@ def reciprocal_roots(tile, hidden, norm):
     ones = filled((height, PARTITIONS), 1.0)
     everywhere = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=everywhere, stationary=ones, moving=sums)
+    # With the operands exchanged, the product gives the sums as a column without a transpose.
     by_row = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=by_row, stationary=sums, moving=ones[:, 0:1])
     eps = filled((PARTITIONS, 1), norm.eps)

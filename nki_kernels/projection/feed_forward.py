@@ -194,6 +194,7 @@ def prepare_first_group(ffn, group, buffers):
     normalised = tiles
     if ffn.ranks == 1 and ffn.down.residual is not None and residual_fits(ffn):
         if ffn.norm is not None:
+            # The norm must not overwrite these rows, because they are added as the residual.
             normalised = [nl.ndarray(tiles[0].shape, dtype=ffn.dtype, buffer=nl.sbuf)]
         first, end = ffn.core.columns
         ffn.down.keep_residual(tiles[0][:, first:end].reshape((group.rows, 1, end - first)))
@@ -207,6 +208,7 @@ def plan_prefetch(ffn, groups, m, buffers, units):
     if m < len(groups):
         tiles = row_tiles(buffers.tiles, ffn.ranks * groups[m].rows, buffers.tile_height)
         loads = plan_loads(tiles, rows_of_group(ffn, groups[m]))
+    # The second half of the units is left to the norm, which waits for these loads.
     load_units = max(1, units // 2)
     return Prefetch(tiles, loads, load_units, max(1, units - load_units))
 

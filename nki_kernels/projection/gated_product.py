@@ -71,6 +71,7 @@ def allocate_unit(product, first_column, rows):
             banks[side].append(nl.ndarray((PARTITIONS, BANK), dtype=nl.float32, buffer=nl.psum))
     packed_bank = None
     if packed > 0:
+        # Gate and up of a short block share a stationary tile, so that one matmul does the work of two.
         packed_bank = nl.ndarray((2 * packed, rows), dtype=nl.float32, buffer=nl.psum)
     return GatedUnit(first_column, end_column, full_width, blocks_per_bank, banks, packed_bank)
 
@@ -122,8 +123,10 @@ def accumulate(unit, product, x, planned_loads):
         load_piece(piece, unit, product, first_block)
         loaded_rows = min(hidden, end_block * PARTITIONS)
         due = blocks(len(planned_loads) * loaded_rows, hidden)  # as great a part of them as of the weights
+        # The queue is served in order, so loads for later work follow the piece that the next matmuls wait for.
         trigger_loads(planned_loads[triggered:due], STATIC)
         triggered = due
+        # All banks of the unit take a K block before the next one, so that a loaded piece is read once and released.
         for k in range(first_block, end_block):  # k: K block
             used = in_block(hidden, k, product.in_runs)
             stationary = piece[0:used, :, k - first_block, :]
@@ -179,6 +182,7 @@ def activate_bank(intermediate, unit, bank, product):
         dst = intermediate[0:used, block : block + count, :]
         up = unit.banks[len(unit.banks) - 1][bank][0:used, columns]
         if len(unit.banks) == 2:
+            # The Vector engine reads at most one operand from PSUM, so the gate goes to SBUF, still in float32.
             gate = nl.ndarray((used, count * rows), dtype=nl.float32, buffer=nl.sbuf)
             gate_sums = unit.banks[0][bank][0:used, columns]
             bias = bias_of(gate_bias, 0, used, block)
@@ -200,6 +204,7 @@ def activate_packed_bank(intermediate, packed_bank, product):
     gate = nl.ndarray(packed_bank.shape, dtype=nl.float32, buffer=nl.sbuf)[half : 2 * half, :]
     bias = bias_of(gate_bias, 0, half, block)
     nisa.activation(dst=gate, op=product.activation, data=packed_bank[0:half, :], bias=bias)
+    # The down product multiplies a tail of 64 rows for two accumulators at once, each in half of the array's rows.
     copies = 2 if intermediate.shape[0] == 2 * half else 1
     for copy in range(copies):
         dst = intermediate[copy * half : (copy + 1) * half, block, :]
@@ -242,5 +247,6 @@ def bias_columns(bias):
         nisa.dma_copy(dst=raw[0:short, full : full + 1], src=source)
         nisa.tensor_copy(dst=result[0:short, full : full + 1], src=raw[0:short, full : full + 1])
     if packed > 0:
+        # Up sums of a packed block lie on the upper partitions of their bank, so its bias must lie there too.
         nisa.tensor_copy(dst=result[packed : 2 * packed, full : full + 1], src=raw[0:packed, full : full + 1])
     return result

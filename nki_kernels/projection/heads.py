@@ -75,6 +75,7 @@ class Heads(nl.NKIObject):
             cosines, sines = self.load_angles(runs, rows)
         wide = finished
         if turned > 0:
+            # Norm and rotation read the sums in float32, so that these columns are rounded once, at the end.
             wide = nl.ndarray((rows, turned), dtype=nl.float32, buffer=nl.sbuf)
         for panel in range(len(panels)):
             start, end = panels[panel]
@@ -111,6 +112,7 @@ class Heads(nl.NKIObject):
             right = left + output.shape[1]
             start, end = max(left, first_column), min(right, first_column + tile.shape[1])
             if start < end:
+                # Gathered rows lie in the order of pieces, so each run of consecutive rows takes a DMA of its own.
                 for first, row, count in runs:
                     columns = tile[first : first + count, start - first_column : end - first_column]
                     transfer(output[row : row + count, start - left : end - left], columns, COMPILER)

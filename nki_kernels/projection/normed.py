@@ -93,6 +93,7 @@ def project_few(source, norm, w, columns, heads):
         standardise(rows, heads.eps)
     elif norm.weight is not None:
         scale = inverse_rms(rows, heads.eps)
+    # Runs make a partition's part of the weight one piece of HBM, which a DMA reads at its full rate.
     stationary = spread(rows, True, factors)
     tiles = [(0, tokens)]
     groups, bank = column_groups(columns, heads.head, columns[1] - columns[0])
@@ -118,6 +119,7 @@ def project_many(source, norm, w, columns, heads):
     for left, right in groups:
         panels = ranges(0, right - left, bank)
         together = 1
+        # LayerNorm takes rows as a tile of up to 128 partitions, so with a bias one row tile leads alone.
         if norm.bias is None:
             spare = OPERAND_BYTES - block_bytes * (right - left)
             together = max(1, min(LEAD_BANKS // len(panels), spare // (block_bytes * PARTITIONS) - 3))
@@ -125,6 +127,7 @@ def project_many(source, norm, w, columns, heads):
             together = min(together, GATHERED_TILES)
         lead = min(tokens, together * PARTITIONS)
         turns = [(0, lead)] + ranges(lead, tokens)
+        # The sum of squares belongs to a row, so the first group of columns measures it for all groups.
         measured = norm.weight is not None and norm.bias is None and left == columns[0]
         loaded = []
         stationary = squares = ready = None
@@ -143,12 +146,14 @@ def project_many(source, norm, w, columns, heads):
                     block += weights.shape[1]
                 if measured:
                     add_squares(totals, squares, ones, tiles, 0, block, hidden)
+            # The next rows arrive while this turn's products run, so that the next turn waits for no DMA.
             if number + 1 < len(turns):
                 following = rows_of(source, turns[number + 1][0], turns[number + 1][1])
                 if norm.bias is not None:
                     following = standardised_rows(following, heads.eps) if number == 0 else ready
                 stationary = transposed_rows(following, factors)
                 squares = squared(stationary, 0, hidden) if measured else None
+            # The rows after the next are standardised while the next ones are transposed, so that no transpose waits.
             if norm.bias is not None and number + 2 < len(turns):
                 ready = standardised_rows(
                     rows_of(source, turns[number + 2][0], turns[number + 2][1]), heads.eps
@@ -201,6 +206,7 @@ def transposed_rows(x, norm):
     transpose_block_range(transposed, x, 0)
     if norm.bias is not None:
         full = blocks(depth) if depth <= PARTITIONS else depth // PARTITIONS
+        # The short block has fewer partitions, so it takes instructions of its own.
         for start, end in ranges(0, full, full) + ranges(full, blocks(depth)):
             rows = transposed[0 : in_block(depth, start, False), start:end, :]
             weighted(rows, rows, norm, start)
@@ -217,6 +223,7 @@ def load_weights(matrix, start, end, dtype, weight):
     product = raw if matrix.dtype == dtype else block_tile(depth, end - start, columns, dtype)
     for block in range(start, end):
         used = in_block(depth, block, False)
+        # A tensor_scalar takes one number per partition, and the norm's weight differs from block to block.
         nisa.tensor_scalar(
             dst=product[0:used, block - start, :],
             data=raw[0:used, block - start, :],

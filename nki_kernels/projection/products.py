@@ -27,6 +27,7 @@ def growing_ranges(count, columns, first, most=PART_ELEMENTS):
     start = 0
     size = first
     while start < count:
+        # A range has at most half of what remains, so that few products are left when the last part has arrived.
         end = start + min(size, (count - start + 1) // 2)
         ranges.append((start, end))
         start = end
@@ -54,6 +55,7 @@ def load_block_range(tile, weight, start):
         if not is_plain(weight, tile.dtype):
             convert(tile[:, 0 : full - start, :], raw[:, 0 : full - start, :], weight)
     if end > full:
+        # The short block covers fewer partitions than the others, so it takes a DMA of its own.
         short = depth - full * PARTITIONS
         nisa.dma_copy(dst=raw[0:short, full - start, :], src=matrix[full * PARTITIONS : depth, :])
         if not is_plain(weight, tile.dtype):
@@ -90,8 +92,10 @@ def add_products(sums, stationary, tiles, moving, panels, first, depth, runs=Fal
     stationary: all blocks, of which row tiles are column ranges; moving: [k in block, block, column], of which panels
     are ranges of columns; depth: the length of the whole contraction; runs: whether operands lie in runs (see `rows`).
     """
+    # Blocks are the outermost loop: all row tiles use a block while the next part is still on its way.
     for within in range(moving.shape[1]):
         block = first + within
+        # Partitions behind the end of the contraction were never loaded, so the matmul leaves them out.
         used = in_block(depth, block, runs)
         for tile in range(len(tiles)):
             start, end = tiles[tile]

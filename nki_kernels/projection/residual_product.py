@@ -119,6 +119,7 @@ def product_chunk(product, x_parts, first_row, first_column):
         shape = (min(rows, PARTITIONS), blocks(rows), width)
         result = nl.ndarray(shape, dtype=product.y.dtype, buffer=nl.sbuf)
         add_residual(result, accumulators, chunk)
+        # A store waits for its product, and in the queue of bulk loads the next weights would wait with it.
         store_rows_from(chunk.y, result, COMPILER)
     else:
         chunk.round_partial_sums(accumulators, rank_sum.sequence_ranks)
@@ -165,6 +166,7 @@ def load_piece(matrix, weight, first_block, count, columns, x):
     tile = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
     load_blocks_into(tile, matrix.submatrix((start, end), columns), STATIC)
     if weight.tail_in_both_halves and end == depth:
+        # Every second accumulator multiplies the tail in the upper half of the array, so its rows lie there as well.
         half = PARTITIONS // 2
         tail = tile[half:PARTITIONS, shape[1] - 1 :, :]
         load_blocks_into(tail, matrix.submatrix((end - half, end), columns), STATIC)
@@ -209,6 +211,7 @@ def accumulate(accumulators, x, piece, add, tail_in_both_halves):
                 accumulate=add or tail_block > 0,
             )
         if tail_rows > 0 and tail_in_both_halves and (i % 2 == 1 or i + 1 == len(accumulators)):
+            # The tails of a pair follow each other, so that both halves of the array's rows work at the same time.
             for j in range(i - i % 2, i + 1):  # j: accumulator of a pair
                 stationary, moving = operands_of(accumulators[j], x, piece)
                 first = half * (j % 2)
@@ -243,6 +246,7 @@ def add_residual(result, accumulators, chunk):
         bank = accumulators[i].bank
         rows, columns = bank.shape
         m, start = accumulators[i].row_tile, accumulators[i].first_column
+        # The way over Scalar engine and GpSimd has two steps, so the bank that ends last goes to the Vector engine.
         from_last = len(accumulators) - 1 - i
         dst = result[0:rows, m, start : start + columns]
         row_scale = None if chunk.row_scales is None else chunk.row_scales[m]
@@ -253,9 +257,11 @@ def add_residual(result, accumulators, chunk):
         if chunk.residual_tile is not None:
             residual = chunk.residual_tile[0:rows, m, start : start + columns]
             if addend is not None:
+                # The bias joins the residual in SBUF, so that one instruction empties a PSUM bank.
                 nisa.tensor_tensor(dst=residual, data1=residual, data2=addend, op=nl.add)
             addend = residual
         if from_last % vector_share != 0:
+            # GpSimd reads no PSUM; the copy for it stays in float32, so that only the addition rounds.
             copied = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
             copy_bank(copied, bank, i, 0, row_scale)
             nisa.tensor_tensor(dst=dst, data1=copied, data2=addend, op=nl.add, engine=nisa.engine.gpsimd)

@@ -82,6 +82,7 @@ def plan_loads(tiles, rows):
     first = 0
     for tile in tiles:
         end = first + tile.shape[0] // ranks
+        # A row tile comes in several loads, so that they can be spread between loads of weights in one queue.
         for left in range(0, hidden, LOAD_COLUMNS):
             right = min(hidden, left + LOAD_COLUMNS)
             loads.append(PlannedLoad(tile[:, left:right], rows[:, first:end, left:right]))

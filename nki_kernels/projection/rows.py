@@ -48,6 +48,7 @@ def spread_into(result, rows, runs, norm=None, shared=False):
     while first < number:
         used = in_block(depth, first, runs)
         end = first + 1
+        # A bank is emptied as one tile, so its slots must cover the same partitions.
         while end < min(number, first + per_bank) and in_block(depth, end, runs) == used:
             end += 1
         bank = psum_slots(used, end - first, count, rows.dtype)
@@ -59,6 +60,7 @@ def spread_into(result, rows, runs, norm=None, shared=False):
             )
             nisa.nc_transpose(dst=bank[:, block - first, :], data=piece)
         target = result[0:used, first:end, :]
+        # The Scalar engine takes half of a LayerNorm's banks, because the Vector engine alone would hold up products.
         if norm is not None and norm.bias is not None and count == PARTITIONS and banks % SCALAR_SHARE == 0:
             weighted_by_block(target, bank, norm, first)
         elif shared and banks % SCALAR_SHARE == 0:

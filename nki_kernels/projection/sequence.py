@@ -100,6 +100,7 @@ def normalise_piece(x, piece, norm):
     tiles = []
     for start, end in ranges(first, last):
         tiles.append(nl.ndarray((end - start, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf))
+    # The Scalar engine's queue passes the bulk loads of weights, so that the gather of a piece starts early.
     trigger_loads(plan_loads(tiles, split_by_rank(x[first:last, :], 1)), SCALAR)
     normalise_tiles(tiles, tiles, norm)
     return tiles

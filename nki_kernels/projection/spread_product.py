@@ -39,6 +39,7 @@ def spread_rows(x, norm, chunks):
         _, height, count = spans[i]
         tile = nl.ndarray((height, count, width), dtype=x.dtype, buffer=nl.sbuf)
         if chunks > 1:
+            # GpSimd writes the zeros, so that the Vector engine is free for the norm of the rows.
             nisa.memset(dst=tile, value=0.0, engine=nisa.engine.gpsimd)
         pattern = [[count * width, height], [chunks, rows], [width, count]]
         views.append(tile.ap(pattern=pattern, offset=chunks - 1))
@@ -83,6 +84,7 @@ def project_piece(tiles, padding, rows, chunks, matrix, size):
     hidden, columns = matrix.shape
     spans = hidden_spans(hidden)
     sums = nl.ndarray((rows * chunks, size), dtype=nl.float32, buffer=nl.psum)
+    # A matmul brings the padding into PSUM, so that the search needs no further pass over the sums.
     begun = pad(sums, padding, rows, chunks, columns)
     for i in range(len(spans)):
         start, height, count = spans[i]

@@ -71,6 +71,7 @@ class OutputChunk(nl.NKIObject):
         rows = ranks * self.y.shape[0]
         full = rows // height
         collect(flat(self.total[:, 0:full, :]), flat(self.partial[:, 0:full, :]), replica_group, ranks)
+        # The short row tile covers fewer partitions than the others, so it takes a collective of its own.
         if full < tiles:
             short = rows - full * height
             collect(
@@ -153,4 +154,5 @@ def store_sum(chunk):
             nisa.tensor_tensor(dst=total, data1=total, data2=chunk.bias[0:rows, :], op=nl.add)
         if chunk.residual_tile is not None:
             nisa.tensor_tensor(dst=total, data1=total, data2=chunk.residual_tile[0:rows, m, :], op=nl.add)
+    # This store waits for a collective, and in the queue of bulk loads the next weights would wait with it.
     store_rows_from(chunk.y, chunk.total, COMPILER)

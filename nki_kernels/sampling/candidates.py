@@ -62,12 +62,14 @@ def find_candidates(sources, penalties, keep):
         nisa.tensor_copy(dst=maxima[:, i : i + 1], src=largest_of_chunks[:, 0:1])
         add_exponentials(sums[:, i : i + 1], scores, maxima[:, i : i + 1])
         candidates = new_candidates(rows, room)
+        # The merge waits for the DMAs of collect, so it comes after the search of the next piece.
         if waiting is not None:
             merge(candidates, waiting, keep)
         waiting = collect(candidates, i > 0, first, largest_of_chunks, indices, size, keep)
     largest = merged(waiting, keep)
     all_maxima = nl.ndarray((rows, chunks * len(cuts)), dtype=nl.float32, buffer=nl.sbuf)
     all_sums = nl.ndarray((rows, chunks * len(cuts)), dtype=nl.float32, buffer=nl.sbuf)
+    # The chunks of a row lie on partitions of their own, and only a DMA brings their results onto one.
     nisa.dma_copy(dst=all_maxima, src=maxima)
     nisa.dma_copy(dst=all_sums, src=sums)
     return largest[0], largest[1], total_exponentials(all_maxima, all_sums, largest[0][:, 0:1])
@@ -77,6 +79,7 @@ def add_exponentials(total, scores, largest):
     """Write the sum of exp(score - largest) of each partition to `total` [P, 1]."""
     bias = column(scores.shape[0])
     nisa.tensor_scalar(dst=bias, data=largest, op0=nl.multiply, operand0=-1.0)
+    # The terms may be bfloat16: their sum is taken in float32 before they are rounded, and nothing reads them.
     terms = nl.ndarray(scores.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.activation(
         dst=terms,

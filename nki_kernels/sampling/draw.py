@@ -111,6 +111,7 @@ def draw(weights, ids, uniform):
     """
     rows, count = ids.shape
     backwards = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
+    # The search is descending, so negated ids come out in ascending order.
     nisa.tensor_scalar(dst=backwards, data=ids, op0=nl.multiply, operand0=-1.0)
     in_order = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
     indices = nl.ndarray((rows, count), dtype=nl.uint32, buffer=nl.sbuf)
@@ -134,6 +135,7 @@ def draw(weights, ids, uniform):
     negated = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=negated, data1=behind, data2=in_order, op=nl.add)
     chosen = column(rows)
+    # Negated ids up to the drawn sum are 2^25 lower, so the maximum is the lowest id whose sum is above it.
     nisa.tensor_reduce(dst=chosen, op=nl.maximum, data=negated, axis=1, negate=True)
     return chosen
 

@@ -64,6 +64,7 @@ def load_adjusted(sources, parameters, first, size, chunks):
     sources: logits, bias or None, prompt_counts or None, output_counts; parameters: of load_parameters, or None.
     """
     logits, bias, prompt_counts, output_counts = sources
+    # Padding with NaN needs no mask of its own: the test for logits that are NaN finds it.
     raw = load_piece(logits, first, size, chunks, float("nan"))
     if bias is not None:
         added = nl.ndarray(raw.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -82,6 +83,7 @@ def load_adjusted(sources, parameters, first, size, chunks):
                 dst=seen, data=prompt, op0=nl.add, operand0=0.0, op1=nl.logical_or, operand1=counts
             )
         adjusted = penalise(adjusted, seen, counts, parameters)
+    # MISSING is written last, so that no penalty moves it.
     nisa.tensor_copy_predicated(dst=adjusted, src=MISSING, predicate=missing)
     return adjusted
 
@@ -95,6 +97,7 @@ def penalise(logits, seen, counts, parameters):
     lowered = nl.ndarray(logits.shape, dtype=nl.float32, buffer=nl.sbuf)
     raised = nl.ndarray(logits.shape, dtype=nl.float32, buffer=nl.sbuf)
     both = nl.ndarray(logits.shape, dtype=nl.float32, buffer=nl.sbuf)
+    # Positive and negative logits are scaled apart and added: one of the two terms is always zero.
     nisa.tensor_scalar(
         dst=lowered, data=logits, op0=nl.maximum, operand0=0.0, op1=nl.multiply, operand1=factor
     )

@@ -137,6 +137,7 @@ def search_groups(largest, indices, scores):
     groups = nl.ndarray((lanes, keep), dtype=nl.uint32, buffer=nl.sbuf)
     take_largest(best, groups, maxima, maxima)
     starts = nl.ndarray((lanes, keep), dtype=nl.float32, buffer=nl.sbuf)
+    # The search is descending, so negated starts put the groups into ascending order.
     nisa.tensor_scalar(dst=starts, data=groups, op0=nl.multiply, operand0=-float(_EIGHT))
     ordered = nl.ndarray((lanes, keep), dtype=nl.float32, buffer=nl.sbuf)
     take_largest(ordered, groups, starts, starts)
@@ -166,6 +167,7 @@ def join(values, columns, largest, indices, span, first):
     moved = nl.ndarray((lanes, count), dtype=indices.dtype, buffer=nl.sbuf)
     transfer(values, largest, SCALAR)
     transfer(moved, indices, SCALAR)
+    # GpSimd adds, so that the Vector engine need not wait for these DMAs before it searches on.
     nisa.tensor_tensor(dst=columns, data1=moved, data2=offsets, op=nl.add, engine=nisa.engine.gpsimd)
 
 
