@@ -134,6 +134,7 @@ def attention_block_decode(
         store_hidden(y, attended(x, weights, cache, step, sizes, replica_group))
         return y, k_cache, v_cache
     share = share_of_core(sizes)
+    # Positions and angles are loaded before the projection, because they depend on none of its results.
     start = None if share is None else ShareStart(share, cache, sizes, step)
     q, k, v = qkv_projection(x, w_qkv, q_size, kv_size, norm_weight, eps)
     # Each core projects half of the columns; the barriers run beside each other.
@@ -143,6 +144,7 @@ def attention_block_decode(
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     if start is not None:
         start.attend(o, (q, k, v), ranks)
+    # Each core projects the outputs of both to half of the columns of y.
     wait_for_other_core(nl.num_programs(), o, nisa.engine.scalar)
     return output_projection(o, w_o, x, replica_group), k_cache, v_cache
 

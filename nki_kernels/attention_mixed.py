@@ -99,6 +99,7 @@ def attention_mixed(
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     step.load_scales(k_scale, v_scale, cache)
     attend_share(rows(o, decode_rows), tokens, cache, sizes, step, RankArguments())
+    # A prompt's table may name pages that the other core writes, so its loads wait for the decode rows' writes.
     wait_for_other_core(nl.num_programs(), k_cache, nisa.engine.sync)
     wait_for_other_core(nl.num_programs(), v_cache, nisa.engine.gpsimd)
     attend_prompts(Prompts(rows(o, prompt_rows), prompt_tokens, prompt_cache, prompt_step, step.scales))

@@ -175,6 +175,7 @@ def attend_prompts(prompts):
     for i in range(len(tiles)):
         if loaded == 0:
             prepare_masks(launch, tiles[i])
+            # The first queries precede the keys in the DMA queue, so that no score waits for queries behind them.
             tiles[i].load(prompts)
             loaded = 1
         time = heads.load_near(i, time)
@@ -186,6 +187,7 @@ def attend_prompts(prompts):
             time = score_span(agenda, span, time)
     time = agenda.issue_all(time)
     if stores_last(prompts):
+        # A block table may name pages of the other core, so neither core writes before both have read their prefixes.
         wait_for_reads(prompts.cache)
         for head in heads.heads:
             note_loads(agenda, time, launch.tuning.cache_after, store_new, head)
@@ -212,8 +214,10 @@ class HeadLoads(nl.NKIObject):
                 last = self.heads[-1]
                 if last.sequence == queries.sequence and last.number == queries.kv_head:
                     continue
+                # One head is loaded early at most: SBUF has room for it beside the two that scores and products read.
                 if last.first > i:
                     break
+            # Without room for two heads, all steps that read the one in SBUF are issued before the next is loaded.
             if not self.launch.ahead.two_heads_fit:
                 time = self.agenda.issue_all(time)
             self.heads.append(load_head(self.launch.prompts, self.heads, queries, k, cleaning_engine(i)))
@@ -231,6 +235,7 @@ class HeadLoads(nl.NKIObject):
             if head.first >= i + tuning.cleaned_ahead:
                 return
             if prompts.step.causal or prompts.prefix > 0 or prompts.scales is not None:
+                # With a prefix `load_head` has cleaned them, because the first key fills places that are not valid.
                 if prompts.prefix == 0:
                     clean_new_keys(prompts, head, cleaning_engine(i))
                 note_loads(self.agenda, time, tuning.values_after, clean_new_values, head)
@@ -256,13 +261,16 @@ def load_head(prompts, heads, queries, first, engine):
         load_new_keys(prompts, head)
     if prompts.prefix > 0:
         clean_new_keys(prompts, head, engine)
+        # All heads of a sequence have the same valid positions and pages, which are found once for all of them.
         same_sequence = heads and heads[-1].sequence == head.sequence
         head.take_cached(heads[-1].cached if same_sequence else Cached(prompts, head.sequence))
     for block in range(0, prompts.prefix // PARTITIONS, LOADED_BLOCKS):
         load_cached(prompts, head, block)
+    # New values are loaded behind all keys, because the scores need only keys.
     if not prompts.stored:
         load_new_values(prompts, head)
         if prompts.share.both_load and prompts.prefix > 0 and not stores_last(prompts):
+            # Each core reads the whole prefix, which may cover the places where the other one writes its new positions.
             wait_for_reads(prompts.cache)
     return head
 

@@ -150,6 +150,7 @@ def decoder_layer_decode(
         return y, k_cache, v_cache
     y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     function = activation_function(activation)
+    # The small operands of the MLP are loaded ahead of caches and weights, behind which they would arrive late.
     operands = prepare_feed_forward(mlp_norm, mlp_weights, function, replica_group, x.shape[0], x.dtype)
     weights = BlockWeights(Norm(norm_weight, None, 0.0, eps), w_qkv, w_o, q_size, kv_size)
     angle_rows = check_rope_positions(rope_positions, positions)

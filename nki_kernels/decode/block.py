@@ -44,6 +44,7 @@ def attention_block(tile, weights, launch, replica_group):
     Caches of few bytes are loaded, and their first values cleared, before w_qkv is; others behind it.
     """
     sizes, step = launch.sizes, launch.step
+    # Positions are few bytes, but the first masks wait for them, so they are loaded ahead of caches and weights.
     first_positions = load_first_positions(step.positions, sizes.sequences, sizes.kv_heads)
     hidden_rows = weighted_runs(tile, weights.norm)
     scales = reciprocal_roots(tile, weights.w_qkv.shape[0], weights.norm)

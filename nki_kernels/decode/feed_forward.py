@@ -64,6 +64,7 @@ def feed_forward(y, tile, operands):
     x = normalised_runs(tile, hidden, operands.norm, operands.norm_column)
     store_hidden(residual, tile)
     residual_tile = nl.ndarray((rows, 1, hidden), dtype=y.dtype, buffer=nl.sbuf)
+    # This load waits for the store, so Scalar triggers it: the queue of the weights must wait for no result.
     transfer(residual_tile.reshape((rows, hidden)), residual, SCALAR)
     rank_sum = RankSum(operands.replica_group, 1, SUMS_IN_FLIGHT, [])
     weight = MovingWeight([operands.w_down])

@@ -79,6 +79,7 @@ class GroupLoads(nl.NKIObject):
         self.load_first_new_values()
         if len(self.launch.groups) <= self.launch.sizes.key_buffers:
             self.follow_keys()
+        # Each item transposes for the group behind its own, so the first group is transposed before the pipeline.
         self.transpose_group(0, 0)
         self.transpose_group(0, 1)
 

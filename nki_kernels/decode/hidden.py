@@ -36,6 +36,7 @@ def load_hidden(x):
     count = blocks(hidden)
     full = hidden // count
     if full < tile.shape[0]:
+        # The norm adds the squares of all elements of the tile, so what the last partition lacks must be zero.
         nisa.memset(dst=tile, value=0.0)
         last = tile[full : full + 1, :, 0 : hidden - full * count]
         transfer(last, x[:, full * count : hidden], STATIC)

@@ -29,6 +29,7 @@ def score_keys(launch, loads, item):
     group = launch.group(item)
     tile = loads.key_tiles[group % len(loads.key_tiles)]
     scores = score(loads.rows, tile, launch.box(item), launch.query_box(item), launch.sizes)
+    # Keys that come as rows leave their load buffer when they are transposed, and later loads follow there.
     if launch.begins_group(item + 1) and not launch.cache.transposes_keys:
         loads.load_later_keys(group)
     return scores

@@ -29,6 +29,7 @@ def partial_rows(result, launch, block, ones):
     first = first_unit(box, sizes)
     row = launch.largest_scores[:, first : first + units_in(box)].reshape((1, rows))
     bank = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
+    # The largest scores lie in one row, so a transpose puts each on the partition of its query's outputs.
     nisa.nc_transpose(dst=bank, data=row)
     nisa.tensor_copy(dst=result[:, depth + 1 : depth + 2], src=bank)
 
@@ -44,6 +45,7 @@ def merged(partials, scale, sinks, value_scales, dtype):
     scores = partials[:, :, depth + 1]
     largest = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=largest, op=nl.maximum, data=scores, axis=1)
+    # A sink counts for the maximum too, so that its exp cannot overflow.
     if sinks is not None:
         nisa.tensor_tensor(dst=largest, data1=largest, data2=sinks, op=nl.maximum)
     factors = relative(scores, largest, scale)

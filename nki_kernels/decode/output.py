@@ -68,6 +68,7 @@ def add_output(tile, outputs, weights, replica_group):
     sums = output_sums(tile, hidden)
     depth_ranges = ranges(0, weights.depth)
     heads = outputs.shape[3]
+    # Heads are the outer loop, so the products of one run while the weights of later ones are loaded.
     for head in range(heads):
         rows = weights.rows_of_head(head)
         for d in range(len(depth_ranges)):
@@ -119,6 +120,7 @@ def summed(sums, tile, replica_group):
     for index in range(len(sums)):
         bank, first = sums[index]
         target = partial[:, :, first : first + bank.shape[1]]
+        # The Scalar and the Vector engine read alternate tiles, so that both evict at the same time.
         if index % 2 == 1:
             nisa.activation(dst=target, op=nl.copy, data=bank.permute((0, 2, 1)))
         else:

@@ -56,11 +56,13 @@ def run(launch, loads, seen_keys, cleared):
             clear_pieces(launch, loads, seen_keys, item + 1, (0, early))
         if masks:
             largest = largest_of_queries(largest)
+        # All weights are found by now, and GpSimd addresses the new keys while the values are loaded.
         if step == items + 1 and sizes.keys_first:
             loads.store_keys()
         if item >= 0:
             block = add_values(launch, loads, block, weights[item], seen_keys.ones, item)
         if masks:
+            # Products of another item keep the Tensor engine busy until the Vector engine has the maximum.
             largest = on_all_partitions(largest)
             if launch.divided:
                 keep_largest(launch, step - 1, largest)
@@ -69,6 +71,7 @@ def run(launch, loads, seen_keys, cleared):
             clear_pieces(launch, loads, seen_keys, item + 1, (early, CLEARED_IN))
         if step < items:
             loads.transpose_next(step, 1)
+    # New values are written behind the last load of cached values, so no load waits for the write.
     if not sizes.stored:
         loads.store_values()
 

@@ -47,6 +47,7 @@ def score(rows, keys, box, query_box, sizes):
             ]
             stationary = []
             for chunk in range(sizes.full):
+                # The stride puts position p * (S // 128) + chunk on partition p, where the rows of values have it.
                 stationary.append(keys[0:height, d, unit, chunk : full : sizes.full])
             if sizes.remaining > 0:
                 stationary.append(keys[0:height, d, unit, full : sizes.capacity])
@@ -97,6 +98,7 @@ def weight_sums(block, ones):
     """Return the sum of each query of a block over the partitions: [query, 1] @ PSUM."""
     rows = block.sums.shape[1] * block.sums.shape[2] * block.sums.shape[3]
     total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
+    # The sums are the stationary operand, so the totals come with queries on the partitions, as `finish` has them.
     nisa.nc_matmul(dst=total, stationary=block.sums.reshape((PARTITIONS, rows)), moving=ones[:, 0:1])
     return total
 
@@ -104,6 +106,7 @@ def weight_sums(block, ones):
 def inverse_sums_everywhere(block, ones):
     """Return 1 / the sum of each query of a block, on all partitions: [128, unit, new token, head]."""
     total = nl.ndarray(block.sums.shape, dtype=nl.float32, buffer=nl.psum)
+    # Stationary ones repeat each total on all partitions, because D lies there in outputs that stay in SBUF.
     nisa.nc_matmul(dst=total, stationary=ones, moving=block.sums)
     inverse = nl.ndarray(block.sums.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=total)
@@ -149,6 +152,7 @@ def product_rows(product, d, rows, sizes):
     """Return tile d of a product with queries on the partitions @ PSUM, and its first and last element of D."""
     start, stop = d * PARTITIONS, min(sizes.depth, (d + 1) * PARTITIONS)
     columns = nl.ndarray((stop - start, rows), dtype=nl.float32, buffer=nl.sbuf)
+    # A transpose of the Tensor engine reads SBUF only, so the product leaves PSUM first.
     nisa.tensor_copy(dst=columns, src=product[0 : stop - start, d, :, :, :])
     bank = nl.ndarray((rows, stop - start), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=bank, data=columns)

@@ -58,6 +58,7 @@ def project(rows, w_qkv, sizes, scales):
             if end > first:
                 columns = first * sizes.depth, first_value + right
         width = columns[1] - columns[0]
+        # Parts of the weight grow from one block on, so the first products begin while most of it is on its way.
         for start, stop in growing_ranges(blocks(hidden), width, 1):
             weights = block_tile(hidden, stop - start, width, sizes.dtype)
             load_runs_into(weights, WeightMatrix(w_qkv[:, columns[0] : columns[1]]), start)
@@ -68,6 +69,7 @@ def project(rows, w_qkv, sizes, scales):
         for panel in range(len(panels)):
             start, stop = left + panels[panel][0], left + panels[panel][1]
             target = result.values[:, start:stop]
+            # Tokens lie on the partitions here, so the Scalar engine applies a scale per partition as it evicts.
             nisa.activation(dst=target, op=nl.copy, data=banks[panel], scale=scales[1])
     return result
 
@@ -131,6 +133,7 @@ def read_heads(heads, sums, first, scale, sizes):
                     0:height, d, first + first_head + offset : first + end_head : sizes.together, :
                 ]
                 count = target.shape[1]
+                # Tokens lie along the free dimension here, so their scales are a tile, and the Vector engine evicts.
                 factor = scale[start : start + height, :].expand_dim(1).broadcast(1, count)
                 source = tile[start : start + height, d, 0:count, :]
                 nisa.tensor_tensor(dst=target, data1=source, data2=factor, op=nl.multiply)

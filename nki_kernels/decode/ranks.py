@@ -67,6 +67,7 @@ def queries_of_all_ranks(queries, ranks, sizes):
     target = result.reshape(
         (height, sizes.depth_tiles * sizes.tokens, sizes.kv_heads, ranks.count, local_share)
     )
+    # The gather leaves ranks outermost, but a product takes all heads of a kv head as one moving operand.
     for rank in range(ranks.count):
         nisa.tensor_copy(dst=target[:, :, :, rank, :], src=every[:, rank])
     return result

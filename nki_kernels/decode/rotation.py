@@ -20,6 +20,7 @@ class Rotation(nl.NKIObject):
     def __init__(self, step, sizes):
         depth, half = sizes.depth, step.cos.shape[1]
         angles = load_angles([Segment(0, 0, sizes.tokens, 1)], step)
+        # With cosines of 1 and sines of 0 the elements from R on pass the same instructions and stay as they are.
         self.cosines = spread_table(angles[0], depth, 1.0)
         self.sines = spread_table(angles[1], depth, 0.0)
         self.turn = quarter_turn(depth, half, sizes.dtype)
@@ -77,6 +78,7 @@ def normed_heads(result, heads, norm):
             used = depth_ranges[d][1] - depth_ranges[d][0]
             tile = heads[0:used, d, first:end, :]
             nisa.tensor_tensor(dst=squares[0:used, d, :, :], data1=tile, data2=tile, op=nl.multiply)
+            # D lies on the partitions, so a product with ones adds the squares and repeats the sum on all of them.
             nisa.nc_matmul(
                 dst=sums,
                 stationary=ones[0:used, :],

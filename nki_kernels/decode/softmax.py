@@ -21,6 +21,7 @@ def largest_by_partition(scores):
     """Return the maximum over the chunks of scores [128, units, chunks, queries]: [128, units * queries]."""
     rows, units, _, queries = scores.shape
     result = nl.ndarray((rows, units * queries), dtype=nl.float32, buffer=nl.sbuf)
+    # Only trailing dims can be reduced, so the access pattern puts chunks behind queries.
     nisa.tensor_reduce(dst=result, op=nl.maximum, data=scores.permute((0, 1, 3, 2)), axis=3)
     return result
 
@@ -48,6 +49,7 @@ def weights_relative_to(scores, largest, scale, dtype):
     rows, units, chunks, queries = scores.shape
     shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
     repeated = largest.reshape((rows, units, 1, queries)).broadcast(2, chunks)
+    # The maximum differs along the free dimension, where a bias of exp cannot, so the Vector engine subtracts it.
     nisa.tensor_tensor(dst=shifted, data1=scores, data2=repeated, op=nl.subtract)
     weights = nl.ndarray(scores.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.activation(dst=weights, op=nl.exp, data=shifted, scale=scale)
@@ -101,6 +103,7 @@ def earlier_keys(keys_at, first_positions):
 def masked_tiles(sizes):
     """Return two tiles for masked scores [128, units, chunks, queries], LOWEST where `select` does not write."""
     result = []
+    # Items alternate between two tiles, so the next scores are written while the weights of these are computed.
     for _ in range(2):
         shape = (PARTITIONS, sizes.units, sizes.chunks, sizes.width)
         tile = filled(shape, LOWEST)
@@ -177,6 +180,7 @@ def capped(scores, factor, sizes):
     """Return tanh(factor * scores), of scores as `select` takes them."""
     units, queries = scores.shape[1], scores.shape[3]
     result = nl.ndarray((PARTITIONS, units, sizes.chunks, queries), dtype=nl.float32, buffer=nl.sbuf)
+    # Chunks of remaining and of new keys fill the first partitions only; what PSUM holds on others is undefined.
     for start, stop, height in (
         (0, sizes.full, PARTITIONS),
         (sizes.full, sizes.cached, sizes.remaining),
@@ -213,6 +217,7 @@ def select(scores, valid, causal, tile, sizes):
                 on_true=scores[0:height, :, start:stop, :],
                 on_false=LOWEST,
             )
+    # Without new keys their chunk stays LOWEST, as the tile was filled, but for the sinks that follow.
     if causal is None:
         return
     new, asking = causal.shape

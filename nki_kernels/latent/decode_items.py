@@ -191,9 +191,11 @@ class OnlineSoftmax(nl.NKIObject):
         bank = on_all_partitions(self.largest)
         self.previous_shift = self.shift
         self.shift = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
+        # The scores are in PSUM, where only one operand of tensor_tensor may lie, so the shift goes to SBUF.
         nisa.tensor_copy(dst=self.shift, src=bank)
         largest = self.shift[0:height, :].expand_dim(1).broadcast(1, chunks)
         shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
+        # The maximum differs along the free dimension, where a bias of exp cannot, so the Vector engine subtracts it.
         nisa.tensor_tensor(dst=shifted, data1=scores, data2=largest, op=nl.subtract)
         weights = nl.ndarray(scores.shape, dtype=self.launch.sizes.dtype, buffer=nl.sbuf)
         nisa.activation(dst=weights, op=nl.exp, data=shifted, scale=self.launch.scale)

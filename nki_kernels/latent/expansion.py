@@ -145,6 +145,7 @@ def expand(case, keys, values):
     for step in range(-LOADED_AHEAD, 0):
         prepare(case, pieces, step)
         if weights is None:
+            # The first piece is loaded before the projections, as it is normalised and transposed before any product.
             weights, loaded = load_projections(case, case.groups[0]), case.groups[0]
         for chunk in range(CHUNKS):
             prepare_chunk(case, pieces, step, chunk)
@@ -153,6 +154,7 @@ def expand(case, keys, values):
         if group != loaded:
             weights, loaded = load_projections(case, group), group
         first = group[0] == 0
+        # Later groups of heads find the transposed latents of their pieces in SBUF.
         if first:
             prepare(case, pieces, step)
         for chunk in range(CHUNKS):

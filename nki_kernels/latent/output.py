@@ -75,6 +75,7 @@ def project_heads(rows, latents, weights, first, sizes):
             column = head * sizes.value
             for begin, stop, height in heights(sizes.rank):
                 for tile in range(begin, stop):
+                    # Latents are the stationary operand, so outputs come with tokens on the partitions, as rows of o.
                     nisa.nc_matmul(
                         dst=bank[:, head - start, :],
                         stationary=latents[0:height, tile, :, first + head],

@@ -105,6 +105,7 @@ def load_piece(case, piece):
     numbers = None
     for i in range(len(case.tables)):
         table, angles = case.tables[i], piece.angles[i]
+        # Without a prefix positions count from 0, so angles are consecutive rows of the table, which no indices name.
         if case.prefix == 0 and case.new <= table.shape[0]:
             nisa.dma_copy(dst=angles, src=by_partition(table[piece.first : piece.end, :], piece))
         else:

@@ -66,6 +66,7 @@ def token_selectors(sizes):
     nisa.iota(dst=distance, pattern=[[0, sizes.sequences], [1, sizes.new], [-1, sizes.new]])
     row = nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=row, data=distance, op0=nl.equal, operand0=0.0)
+    # A row's number within its sequence is no affine function of its partition, so DMA spreads one long row.
     nisa.dma_copy(dst=result, src=row)
     return result
 
@@ -76,6 +77,7 @@ def transpose_turned(result, tile, selectors, sizes):
     height = sizes.rope + sizes.new
     rows = nl.ndarray((tokens, heads, height), dtype=tile.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=rows[:, :, 0 : sizes.rope], src=tile[:, :, 0 : sizes.rope])
+    # GpSimd copies the selectors, so that they take no time of the Vector engine.
     nisa.tensor_copy(
         dst=rows[:, :, sizes.rope : height],
         src=selectors.expand_dim(1).broadcast(1, heads),
@@ -94,6 +96,7 @@ def transposed_plain(tile, sizes):
     for head in range(heads):
         nisa.nc_transpose(dst=bank[:, head, :], data=tile[:, head, sizes.rope : sizes.rope + sizes.plain])
     result = nl.ndarray(bank.shape, dtype=tile.dtype, buffer=nl.sbuf)
+    # The Scalar engine evicts these, while the Vector engine evicts the rotated elements.
     nisa.activation(dst=result, op=nl.copy, data=bank)
     return result
 

@@ -23,11 +23,13 @@ class Cached(nl.NKIObject):
     def __init__(self, prompts, sequence):
         first = sequence * prompts.queries
         self.count = cast(load_repeated(prompts.positions[first : first + 1, :], PARTITIONS), nl.float32)
+        # Positions of keys lie along the free dimension, so each partition holds the whole predicate.
         self.keys = nl.ndarray((PARTITIONS, prompts.prefix), dtype=nl.uint8, buffer=nl.sbuf)
         for start in range(0, prompts.prefix, COUNTED):
             end = min(prompts.prefix, start + COUNTED)
             less(self.keys[:, start:end], [[1, end - start]], start, 0, self.count)
         count = prompts.prefix // PARTITIONS
+        # Positions of values lie on the partitions, so their predicate is one column for each block.
         self.values = nl.ndarray((PARTITIONS, count), dtype=nl.uint8, buffer=nl.sbuf)
         less(self.values, [[PARTITIONS, count]], 0, 1, self.count)
         self.rows = prompts.cache.find_prefix(prompts, sequence)
@@ -48,6 +50,7 @@ def load_cached(prompts, head, first):
     for tile in range(prompts.depth_tiles):
         height = prompts.heights[tile]
         key = head.keys[0:height, new, tile, 0:1].reshape((height, 1, 1))
+        # GpSimd fills the keys, because the Vector engine passes over every score of other tiles.
         nisa.tensor_copy(
             dst=head.keys[0:height, first:last, tile, :],
             src=key.broadcast(1, last - first).broadcast(2, PARTITIONS),

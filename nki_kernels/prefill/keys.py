@@ -58,6 +58,7 @@ class BlockLoad(nl.NKIObject):
 
 def place_keys(prompts, keys, source, factor=None):
     """Transpose keys [key, block, D] by DMA into [D in tile, block, tile, key], times a factor [128, 1] if any."""
+    # One DMA transposes tiles of D of one height, so a shorter last tile takes a DMA of its own.
     for first, end, height in prompts.depth_ranges:
         start = first * prompts.tile_depth
         columns = source[:, :, start : start + (end - first) * height]

@@ -74,6 +74,7 @@ class Masks(nl.NKIObject):
             tile = nl.ndarray((PARTITIONS, PARTITIONS), dtype=self.dtype, buffer=nl.sbuf)
             beyond = nl.ndarray((PARTITIONS, PARTITIONS), dtype=self.dtype, buffer=nl.sbuf)
             compare(tile, nl.less_equal, -1, start - query + self.window, head.cached.count)
+            # Invalid positions hold the first new key, which lies outside the window of some queries and is masked too.
             compare(beyond, nl.greater_equal, 0, start, head.cached.count)
             nisa.tensor_tensor(dst=tile, data1=tile, data2=beyond, op=nl.add)
             self.cached[name] = tile

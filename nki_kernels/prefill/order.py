@@ -68,6 +68,7 @@ def score_span(agenda, span, first_time):
     lag = min(tuning.exponents_after, tuning.exponents_first + first_time // tuning.ramp)
     time = first_time + span.end - span.start + lag
     for start, end in ranges(span.split, span.end, tuning.exponents):
+        # DMA transposes write these weights, so the tile's partitions lie a multiple of 32 bytes apart.
         weights = aligned_tile((PARTITIONS, blocks(end - start), span.rows), dtype)
         chunk = Chunk(span, start, end, weights)
         agenda.note(time, exponents, chunk)

@@ -54,6 +54,7 @@ class Prompts(nl.NKIObject):
         group = q.shape[1] // (self.kv_heads * self.depth)
         self.share = CoreShare(self.sequences * self.kv_heads, group, self.queries)
         self.depth_tiles = blocks(self.depth)
+        # D is divided evenly, since tiles of equal height share a DMA transpose.
         self.tile_depth = blocks(self.depth, self.depth_tiles)
         last = self.depth - (self.depth_tiles - 1) * self.tile_depth
         self.heights = [self.tile_depth] * (self.depth_tiles - 1) + [last]

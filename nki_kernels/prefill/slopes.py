@@ -60,6 +60,7 @@ class Slopes(nl.NKIObject):
             tile = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
             multiplier = -1 if span.heads == 1 else 0
             nisa.iota(dst=tile, pattern=[[1, shape[1]]], offset=-last, channel_multiplier=multiplier)
+            # Query numbers start again with each head, which the linear channel multiplier of iota cannot express.
             if span.heads > 1:
                 nisa.tensor_scalar(dst=tile, data=tile, op0=nl.subtract, operand0=self.numbers_of_rows(span))
             self.distances[name] = tile
@@ -96,6 +97,7 @@ class Slopes(nl.NKIObject):
             numbers = nl.ndarray((count, 1), dtype=nl.float32, buffer=nl.sbuf)
             nisa.iota(dst=numbers, pattern=[[0, 1]], channel_multiplier=1)
             tile = nl.ndarray((span.rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+            # DMA places each head's numbers, as a compute engine starts at multiples of 32 partitions only.
             for head in range(span.heads):
                 nisa.dma_copy(dst=tile[head * count : (head + 1) * count, :], src=numbers)
             self.query_numbers[name] = tile

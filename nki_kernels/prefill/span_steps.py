@@ -38,7 +38,9 @@ def score(launch, span, start, end):
     bank = nl.ndarray((span.rows, end - start), dtype=nl.float32, buffer=nl.psum)
     first = start
     while first < end:
+        # A matmul writes one PSUM bank, 512 float32 columns, while this tile of scores has two banks.
         last = min(end, first + BANK)
+        # A short last block takes a matmul of its own: the moving operand is whole blocks, or the used keys of one.
         if last % PARTITIONS > 0 and last - first > PARTITIONS:
             last = last // PARTITIONS * PARTITIONS
         multiply_keys(launch.prompts, span, bank[:, first - start : last - start], first, last)
@@ -54,6 +56,7 @@ def score(launch, span, start, end):
         nisa.activation(dst=scores, op=nl.tanh, data=bank, scale=step.scale / step.softcap)
         add_masks(launch, span, scores, start, end)
         bank = scores
+    # A product with one makes the eviction from PSUM and the maximum a single pass of the Vector engine.
     nisa.tensor_scalar_reduce(
         dst=scores,
         data=bank,
@@ -76,6 +79,7 @@ def add_masks(launch, span, scores, start, end):
             repeat = launch.masks.identity(span.queries.count, span.heads)
             masked = scores[:, first - start : last - start]
             if scores.buffer == nl.psum:
+                # The Tensor engine adds masks in PSUM, so the Vector engine still passes over the scores only once.
                 nisa.nc_matmul(dst=masked, stationary=repeat, moving=mask, accumulate=True)
             else:
                 rows = nl.ndarray((span.rows, last - first), dtype=nl.float32, buffer=nl.psum)
@@ -120,6 +124,7 @@ def split_shift(shift, maximum, minus_one):
             less = nl.ndarray(maximum.shape, dtype=nl.float32, buffer=nl.sbuf)
             on_gpsimd(less, remaining, terms[:, i : i + 1], nl.add)
             remaining = less
+    # The terms lie in each half of the array's rows, where `recompute` takes them for one PSUM bank or another.
     for row in range(0, PARTITIONS, SHIFT_ROWS):
         nisa.dma_transpose(dst=shift[row : row + SHIFT_TERMS, :], src=terms)
 
@@ -154,7 +159,9 @@ def recompute(launch, chunk):
     prompts, span = launch.prompts, chunk.span
     count = (chunk.end - chunk.start) // PARTITIONS
     per_bank = BANK // PARTITIONS
+    # Queries lie along the free dimension here and a bias is per partition, so a matmul brings the shift to PSUM.
     for first, last in ranges(0, count, per_bank):
+        # Neighbouring banks take different halves of the array, so their matmuls of three rows run side by side.
         row = first // per_bank % (PARTITIONS // SHIFT_ROWS) * SHIFT_ROWS
         shift = span.shift[row : row + SHIFT_TERMS, :].reshape((SHIFT_TERMS, 1, PARTITIONS))
         nisa.nc_matmul(
@@ -186,11 +193,13 @@ def multiply(launch, chunk):
     for i in range(chunk.weights.shape[1]):
         start = chunk.start + i * PARTITIONS
         used = min(PARTITIONS, chunk.end - start)
+        # 512 values and the column of their weights' sum fill more than one PSUM bank, which is all a matmul writes.
         for first, last in ranges(0, launch.prompts.value_depth + 1, BANK):
             nisa.nc_matmul(
                 dst=span.product[:, first:last],
                 stationary=chunk.weights[0:used, i, :],
                 moving=span.head.values[0:used, start // PARTITIONS, first:last],
+                # The agenda has the keys behind the split first, so their first block starts the sum.
                 accumulate=start != span.split,
             )
 
@@ -202,6 +211,7 @@ def finish(launch, span):
         divide(launch.prompts, span, span.product, nisa.engine.vector)
         return
     if span.before is None:
+        # GpSimd, which divides, cannot read PSUM, so the Scalar engine evicts the product.
         nisa.activation(dst=span.sums, op=nl.copy, data=span.product)
     else:
         correction = nl.ndarray((span.rows, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -228,6 +238,7 @@ def divide(prompts, span, sums, engine):
     if engine == nisa.engine.vector:
         nisa.reciprocal(dst=inverse, data=weights)
     else:
+        # GpSimd inverts by a power, because only the Vector engine has the reciprocal instruction.
         nisa.tensor_scalar(dst=inverse, data=weights, op0=nl.power, operand0=-1.0)
     if prompts.scales is not None:
         on_gpsimd(inverse, inverse, prompts.scales.values[0 : span.rows, head : head + 1], nl.multiply)

@@ -30,6 +30,7 @@ class Queries(nl.NKIObject):
         source = prompts.q[first : first + self.count, start : start + group * prompts.depth]
         shape = (prompts.tile_depth, group, prompts.depth_tiles, self.count)
         self.tile = aligned_tile(shape, prompts.dtype)
+        # The scale of a head's keys multiplies the queries, so that scores are products of the stored numbers.
         factor = None if prompts.scales is None else prompts.scales.keys[:, self.kv_head : self.kv_head + 1]
         place_keys(prompts, self.tile, source.reshape_dim(1, (group, prompts.depth)), factor)
 
@@ -138,6 +139,7 @@ def sink_before(launch, queries, first_head):
         offset = prompts.share.query_head(queries.kv_head, first_head)
         nisa.dma_copy(dst=logits, src=prompts.step.sinks.ap(pattern=pattern, offset=offset))
         maximum = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+        # exp multiplies a maximum by its scale, which a sink, as a finished logit, must not take.
         nisa.tensor_scalar(dst=maximum, data=logits, op0=nl.multiply, operand0=1.0 / launch.exp_scale)
         depth = prompts.value_depth
         sums = nl.ndarray((rows, depth + 1), dtype=nl.float32, buffer=nl.sbuf)
