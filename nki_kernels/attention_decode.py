@@ -168,6 +168,7 @@ def attention_decode(
     )
     sizes = step_sizes((q, k, v), cache, step, num_kv_heads, position_ranks)
     check_tables(sizes.depth, step, stored)
+    # Scales are loaded behind all checks, so that refused arguments issue no instruction.
     step.load_scales(k_scale, v_scale, cache)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     attend_share(o, (q, k, v), cache, sizes, step, ranks)

@@ -52,6 +52,7 @@ def attend(launch, tokens, qkv):
     """
     sizes = launch.sizes
     q, k, v = qkv
+    # New tokens are few bytes and precede the bulk loads of the caches, so that no score waits for them.
     tokens.load(q, k)
     heights = tokens.key_heights()
     loads = GroupLoads(launch)

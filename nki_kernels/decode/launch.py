@@ -98,6 +98,7 @@ class SeenKeys(nl.NKIObject):
         self.causal = seen_among_new(launch)
         self.ones = filled((PARTITIONS, PARTITIONS), 1.0)
         self.sink_logits = None
+        # Divided outputs take their sinks when they are merged, because each part would count them otherwise.
         if launch.step.sinks is not None and not launch.divided:
             self.sink_logits = load_sinks(launch)
         self.masked = masked_tiles(sizes)

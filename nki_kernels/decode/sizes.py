@@ -102,6 +102,7 @@ class Sizes(nl.NKIObject):
         position_bytes = self.depth_tiles * (4 if dtype == nl.float32 else 2)
         unit_bytes = self.capacity * position_bytes
         self.most_positions = BUFFER_BYTES // (cache.tiles_per_position * position_bytes)
+        # `largest_of_queries` puts units times queries on the partitions, and the scores have SCORE_BANKS banks.
         room = min(PARTITIONS // self.width, SCORE_BANKS * BANK // (self.width * self.chunks))
         all_units = self.sequences * self.kv_heads
         self.cache_bytes = 2 * all_units * unit_bytes

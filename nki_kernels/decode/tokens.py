@@ -169,6 +169,7 @@ def rotated(rows, cosines, sines, dtype):
     half = cosines.shape[1]
     shape = (count, 2, half)
     pairs = rows[:, 0 : 2 * half].reshape(shape)
+    # The products stay in float32, so that an element of the result is rounded once.
     with_cos = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     with_sin = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     repeated = (
@@ -217,4 +218,5 @@ def load_first_positions(positions, sequences, kv_heads):
         positions.reshape((1, sequences, new, 1))[:, :, 0, :].broadcast(0, PARTITIONS).broadcast(2, kv_heads),
         STATIC,
     )
+    # The masks compare in float32, which holds every position exactly.
     return cast(numbers.reshape((PARTITIONS, sequences * kv_heads)), nl.float32)

@@ -131,6 +131,7 @@ def score_chunk(launch, item, scores, chunk):
     last = first + sizes.new
     for start, end, tile_height in heights(sizes.rank):
         for tile in range(start, end):
+            # Rows are the stationary operand, so scores have them on the partitions, where `multiply` contracts.
             nisa.nc_matmul(
                 dst=scores[:, chunk, :],
                 stationary=item.latents[0:tile_height, chunk, tile, 0:height],

@@ -87,6 +87,7 @@ class Product(nl.NKIObject):
         count = piece.end - piece.first
         if turn == 0:
             rotated = piece.turned.reshape((case.rope, 1, count)).broadcast(1, heads)
+            # All heads share the rotated elements, so one DMA repeats them for each head.
             nisa.dma_copy(dst=self.keys[0 : case.rope], src=rotated)
         for head in range(heads * turn // CHUNKS, heads * (turn + 1) // CHUNKS):
             first = head // TOGETHER * TOGETHER
@@ -97,6 +98,7 @@ class Product(nl.NKIObject):
             bank = nl.ndarray((case.plain, count), dtype=nl.float32, buffer=nl.psum)
             for begin, stop, height in heights(case.rank):
                 for tile in range(begin, stop):
+                    # Weights are stationary, so keys come as [element, position], as attention takes them.
                     nisa.nc_matmul(
                         dst=bank,
                         stationary=weights[0:height, tile, head, :],
@@ -117,6 +119,7 @@ class Product(nl.NKIObject):
             bank = nl.ndarray((height, last - first, case.value), dtype=nl.float32, buffer=nl.psum)
             for begin, stop, tile_height in heights(case.rank):
                 for tile in range(begin, stop):
+                    # Latents are stationary, so values come with positions on the partitions, as rows of HBM.
                     nisa.nc_matmul(
                         dst=bank,
                         stationary=piece.latents[0:tile_height, tile, :, chunk],

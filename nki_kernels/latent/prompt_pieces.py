@@ -205,6 +205,7 @@ def transpose(case, piece, chunk):
             column = tile * PARTITIONS
             nisa.nc_transpose(dst=bank[:, tile - start, :], data=rows[:, column : column + tile_height])
         case.balance.copy(piece.latents[0:tile_height, start:end, :, chunk], bank)
+    # The keys of all chunks share a PSUM tile, so that one copy evicts them.
     nisa.nc_transpose(dst=piece.bank[:, chunk, :], data=rows[:, case.rank : case.width])
     if chunk + 1 == chunks:
         case.balance.copy(piece.turned, piece.bank.permute((0, 2, 1)))

@@ -109,6 +109,7 @@ def absorb(result, plain, weights, sizes):
         for tile in range(start, end):
             first = tile * PARTITIONS
             for head in range(heads):
+                # The projection is stationary, so queries have latents on the partitions, over which scores contract.
                 nisa.nc_matmul(
                     dst=bank[0:height, tile, head, :],
                     stationary=weights[:, head, first : first + height],

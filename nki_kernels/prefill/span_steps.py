@@ -63,6 +63,7 @@ def score(launch, span, start, end):
         op0=nl.multiply,
         operand0=1.0,
         reduce_op=nl.maximum,
+        # The Vector accumulators keep the maximum between tiles of scores, so the last tile alone writes it.
         reduce_res=span.maximum if end == span.end else None,
         reduce_cmd=nisa.reduce_cmd.reset_reduce if start == span.start else nisa.reduce_cmd.reduce,
     )
@@ -145,6 +146,7 @@ def exponents(launch, chunk):
         bias=span.bias,
         scale=launch.exp_scale,
     )
+    # DMA transposes the weights, because results of the Tensor engine would have to be evicted from PSUM as well.
     full = count // PARTITIONS
     if full > 0:
         source = weights[:, 0 : full * PARTITIONS].reshape_dim(1, (full, PARTITIONS))
