@@ -116,7 +116,9 @@ def experts_decode(
     y = nl.ndarray((tokens, hidden), dtype=n.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return y
+    # H lies on the partitions, as the gate and up products contract over it.
     transposed = spread(load(n, n.dtype), True)
+    # The sum over chunks and experts stays in float32, so no expert adds a rounding of its own.
     total = nl.ndarray((tokens, hidden), dtype=nl.float32, buffer=nl.sbuf)
     count = w_gate.shape[0]
     few = tokens * ids.shape[1] <= count
@@ -154,9 +156,11 @@ def run_passes(total, x, layer, passes):
             for g in range(len(groups)):  # g: group of blocks of the chunk
                 sums = gate_and_up(x[:, :, first_row:end_row], chunk, groups[g], hidden)
                 if g == 0:
+                    # The down product of the chunk before keeps the Tensor engine busy while this group is activated.
                     if gated is not None:
                         add_down(total, summed, gated, 0)
                         summed = total
+                    # Rows of down are loaded here, as those of the chunk before are multiplied and make room.
                     load_down(layer, chunk)
                 activate(rows, sums, chunk, layer.activation, row_weights)
             gated = GatedChunk(chunk, intermediate)
@@ -168,6 +172,7 @@ def passes_of_choices(routing, experts):
     tokens, choices = routing.ids.shape
     count = tokens * choices
     ids = load(routing.ids.reshape((1, count)), nl.int32)
+    # The intermediate has F on the partitions, so its weight is needed on all of them.
     repeated = load_repeated(routing.weights.reshape((1, count)), PARTITIONS)
     mask = None
     if routing.absent:
@@ -207,7 +212,9 @@ def weights_of_experts(routing, experts):
     """Return the weight of each expert for each token, 0 if it is not chosen: [T, E] float32."""
     tokens, choices = routing.ids.shape
     weights = load(routing.weights, nl.float32)
+    # A column that tensor_scalar compares with is float32, which holds numbers below 512 exactly.
     ids = cast(load(routing.ids, nl.int32), nl.float32)
+    # An absent choice, E, equals none of these numbers, so its weight is dropped.
     numbers = nl.ndarray((tokens, experts), dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=numbers, pattern=[[1, experts]])
     by_expert = filled((tokens, experts), 0.0)
@@ -229,8 +236,10 @@ def repeat_weights(column, identity):
     """Repeat weights [row, 1] on all partitions, as RowWeights with a mask of those that are not 0."""
     rows = column.shape[0]
     stationary = nl.ndarray((rows, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
+    # The copies become partitions of the product: each has the weights of all rows along the free dimension.
     nisa.tensor_copy(dst=stationary, src=column.broadcast(1, PARTITIONS))
     bank = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.psum)
+    # Both operands are float32, so that a product with 1 passes the weight unchanged.
     nisa.nc_matmul(dst=bank, stationary=stationary, moving=identity, accumulate=False)
     weights = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=weights, src=bank)
@@ -242,6 +251,7 @@ def add_residual(total, residual, routing, bias, replica_group, dtype):
 
     residual [T, H] and bias [E, H] @ HBM may be None.
     """
+    # The residual and the biases are the same on every rank, so they are added behind the all-reduce.
     addend = None if residual is None else load(residual, dtype)
     if bias is not None:
         addend = add_chosen_biases(addend, routing, bias)

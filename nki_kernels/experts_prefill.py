@@ -121,6 +121,7 @@ def experts_prefill(
     check_arguments(residual, n, routing, experts)
     tokens, hidden = n.shape
     count, inner = w_gate.shape[0], w_gate.shape[2]
+    # A token does not choose an expert twice, so no more than E of its choices need rows here.
     choices_total = tokens * min(ids.shape[1], count)
     loops = nisa.get_nc_version() != nisa.nc_version.gen2
     layout = plan_blocks(choices_total, count, hidden, inner, item_bytes(n.dtype), loops, expert_ranks)
@@ -131,6 +132,7 @@ def experts_prefill(
         return y
     diagonal = identity(PARTITIONS, nl.bfloat16)
     choices = load_choices(ids, count, diagonal)
+    # Rows of a token lie in blocks of different experts: through HBM a gather brings them together.
     results = nl.ndarray((rows, hidden), dtype=n.dtype, buffer=nl.private_hbm, name="results")
     layer = expert_layer(experts, activation, layout.rows, n.dtype)
 
@@ -188,6 +190,7 @@ def run_blocks(row_blocks, pipeline, first, end):
     for b in range(first, end):  # b: block
         x, gathered, sums = following, [], []
         if b + 1 < len(experts):
+            # The gather is issued before the gate product of chunk 0, which hides its latency.
             gathered = gather_rows(row_blocks.n, tokens_of_block(row_blocks.tokens, b + 1))
         for c in range(last + 1):  # c: chunk of columns of the intermediate
             gated = gate_block(row_blocks, x, chunk)
@@ -238,6 +241,7 @@ def sum_results(sums, results, rows, initial):
     ahead = len(sums.prepared)
     for m in range(len(tiles)):  # m: tile of tokens
         first, end = tiles[m]
+        # Loads of a later tile are issued first, as they wait for no gather of results.
         if m + ahead < len(tiles):
             prepare_tile(sums, tiles[m + ahead][0], tiles[m + ahead][1])
         result = sum_tile(sums, m, results, rows[0 : end - first, m, :], initial)

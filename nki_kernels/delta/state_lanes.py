@@ -80,6 +80,7 @@ class Lanes(nl.NKIObject):
         """
         piece = self.rows * self.width
         flat = states.reshape((self.slots * self.pieces(), piece))
+        # A round has the filled lanes of the heads of a quadrant, whose pieces follow one another in HBM.
         step = self.heads_per_quadrant * self.filled_lanes * piece
         lanes, column = group.lanes(), group.column
         return flat.ap(
@@ -112,9 +113,11 @@ def plan_lanes(states, first_sequence, end_sequence, key_heads):
     """Return the lanes of states [slots, heads, depth, width] of sequences first … end."""
     slots, heads, depth, width = states.shape
     sequences = end_sequence - first_sequence
+    # Lanes of both heads of a quadrant hold one key: only an even number of heads per key makes such pairs.
     heads_per_quadrant = 2 if heads // key_heads % 2 == 0 else 1
     lanes_per_head = QUADRANT // heads_per_quadrant
     filled_lanes = min(lanes_per_head, depth)
+    # One pattern of a DMA describes all filled lanes, so each has as many rows.
     while depth % filled_lanes != 0:
         filled_lanes = filled_lanes - 1
     lanes = Lanes(
@@ -131,6 +134,7 @@ def plan_lanes(states, first_sequence, end_sequence, key_heads):
         rows=depth // filled_lanes,
         columns=blocks(sequences, SEQUENCES),
     )
+    # A skipped number may be three times as large as all pieces; float32, which computes it, is exact to 2^24.
     most = 2**24 // (3 * lanes.pieces())
     assert slots <= most, f"states of {heads} heads lie in at most {most} slots, not {slots}"
     return lanes
@@ -157,7 +161,9 @@ def lane_offsets(lanes):
     """
     within = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.iota(dst=within, pattern=[[0, 1]], channel_multiplier=1)
+    # The low five bits of a partition are the lane in its quadrant.
     nisa.tensor_scalar(dst=within, data=within, op0=nl.bitwise_and, operand0=QUADRANT - 1)
+    # A column operand of tensor_scalar is float32, so the integers are copied to it.
     offsets = column_like(within)
     nisa.tensor_copy(dst=offsets, src=within)
     masks = []
@@ -170,6 +176,7 @@ def lane_offsets(lanes):
         lane_of_head = offsets
         if lanes.heads_per_quadrant == 2:
             lane_of_head = plus_second(masks, -lanes.lanes_per_head, offsets)
+            # Pieces of two heads follow one another in HBM, without the first head's empty lanes between them.
             offsets = plus_second(masks, lanes.filled_lanes - lanes.lanes_per_head, offsets)
         beyond = column_like(lane_of_head)
         nisa.tensor_scalar(
@@ -218,6 +225,7 @@ def first_pieces(lanes, state_slots, starts, offsets):
         operand1=offsets[0 : lanes.height(), :],
     )
     read = nl.ndarray(slots.shape, dtype=nl.int32, buffer=nl.sbuf)
+    # Integers alone would be added by GpSimd; the sum is below 2^24, so the Vector engine is exact as well.
     nisa.tensor_tensor(dst=read, data1=written, data2=fresh, op=nl.add, engine=nisa.engine.vector)
     return read, written
 
@@ -226,6 +234,7 @@ def load_on_quadrants(lanes, numbers):
     """Load numbers of sequences [B, 1] to all partitions of their quadrants: [lane, column]."""
     tile = lanes.tile(1, numbers.dtype)
     for first, start, count in lanes.quadrants():
+        # A step of 0 repeats each number on the 32 partitions of its quadrant.
         transfer(
             tile[first : first + QUADRANT, 0:count, 0],
             numbers.ap(pattern=[[0, QUADRANT], [1, count]], offset=lanes.first_sequence + start),
@@ -244,6 +253,7 @@ def load_keys(lanes, qkv):
     for first, start, count in lanes.quadrants():
         pattern = [[rows, lanes.filled_lanes], [width, count], [lanes.depth, heads], [1, rows]]
         source = qkv.ap(pattern=pattern, offset=(lanes.first_sequence + start) * width)
+        # Both heads of a quadrant have the same key, so their lanes load the same elements.
         for lane in range(first, first + QUADRANT, lanes.lanes_per_head):
             transfer(result[lane : lane + lanes.filled_lanes, 0:count, :, :], source, STATIC)
     return result
@@ -259,6 +269,7 @@ def decays_on_lanes(lanes, decays, masks):
         if lanes.heads_per_quadrant == 1:
             nisa.tensor_copy(dst=target, src=source)
             continue
+        # The second head begins at lane 16, where no instruction may start: masks select the lanes of each.
         nisa.tensor_scalar(
             dst=target,
             data=source[:, :, 0 : lanes.heads : 2],

@@ -62,6 +62,7 @@ def multiply_columns(x, columns, first, end, width, hidden):
     """Multiply x by blocks first … end of ChunkColumns of `width` columns: PSUM [f in block, block, row]."""
     bank = nl.ndarray((min(PARTITIONS, width), end - first, x.shape[2]), dtype=nl.float32, buffer=nl.psum)
     biased = begin_with_bias(bank, columns, first, width)
+    # Pieces come outermost, so that each one makes room for later weights after its last product.
     for piece in columns.pieces:
         for k in range(piece.tile.shape[1]):  # k: block of H
             block = piece.first_block + k
@@ -87,6 +88,7 @@ def begin_with_bias(bank, columns, first, width):
         # Without a bias the one row of ones is that of a block of 128.
         stationary = ones[0:1, 0 : end - start] if columns.bias is None else columns.bias[:, start:end]
         moving = ones[0 : stationary.shape[0], 0 : bank.shape[2]]
+        # The bias is a row and F lies on the partitions: a product with ones adds it without a transpose.
         nisa.nc_matmul(
             dst=bank[0 : end - start, i, :], stationary=stationary, moving=moving, accumulate=False
         )
@@ -96,6 +98,7 @@ def begin_with_bias(bank, columns, first, width):
 def activate(intermediate, sums, chunk, activation, row_weights):
     """Write the blocks of a chunk's intermediate whose sums are given. row_weights: RowWeights, or None."""
     first = sums.first_block
+    # Partitions beyond a short last block are undefined, so that block is activated apart.
     for start, end, height in equal_blocks(chunk_width(chunk), first, sums.end_block):
         gate = sums.gate[0:height, start - first : end - first, :]
         up = sums.up[0:height, start - first : end - first, :]
@@ -129,8 +132,10 @@ def add_down(result, total, gated, first_row):
     panels = ranges(0, hidden, BANK)
     for n in range(len(panels)):  # n: panel of columns of H
         start, end = panels[n]
+        # A PSUM bank holds 512 float32 columns, so H passes in panels.
         bank = nl.ndarray((rows, end - start), dtype=nl.float32, buffer=nl.psum)
         for k in range(len(down)):  # k: block of F
+            # The intermediate is stationary, so that the result has its rows on the partitions, like y.
             nisa.nc_matmul(
                 dst=bank,
                 stationary=gated.intermediate[0 : down[k].shape[0], k, first_row : first_row + rows],
@@ -138,6 +143,7 @@ def add_down(result, total, gated, first_row):
                 accumulate=k > 0,
             )
         if total is None:
+            # The Scalar and the Vector engine evict panels in turn.
             copy_bank(result[:, start:end], bank, n + 1, 2)
         else:
             nisa.tensor_tensor(dst=result[:, start:end], data1=total[:, start:end], data2=bank, op=nl.add)

@@ -77,12 +77,14 @@ def load_choices(ids, experts, identity):
     order = nl.ndarray((PARTITIONS, experts), dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=order, pattern=[[1, experts]])
     tiles = numbers.shape[1]
+    # Zeros and ones are exact in bfloat16, whose matmuls take one pass where float32 takes four.
     one_hot = nl.ndarray((PARTITIONS, tiles, experts), dtype=nl.bfloat16, buffer=nl.sbuf)
     previous = None
     for first, end in ranges(0, tiles, max(1, BANK // experts)):
         bank = nl.ndarray((PARTITIONS, end - first, experts), dtype=nl.float32, buffer=nl.psum)
         for m in range(first, end):  # m: tile of tokens
             sum_choices(bank[:, m - first, :], identity, compare_with_experts(order, values[:, m, :]))
+        # The range before is evicted behind the comparisons of this one, so Vector does not wait for products.
         if previous is not None:
             count_once(one_hot, previous)
         previous = CountedSums(bank, first, end)
@@ -135,6 +137,7 @@ def assign_rows(choices, layout, absent):
     """Assign a row of the blocks to each choice; absent: whether choices of E get the first row after all blocks."""
     experts = layout.experts
     valid = nl.ndarray(choices.ids.shape, dtype=nl.uint32, buffer=nl.sbuf)
+    # nc_n_gather refuses an index of E, the number of an absent choice.
     nisa.tensor_scalar(dst=valid, data=choices.ids, op0=nl.minimum, operand0=float(experts - 1))
     values = cast(choices.ids, nl.float32)
     order = nl.ndarray((PARTITIONS, experts), dtype=nl.float32, buffer=nl.sbuf)
@@ -179,6 +182,7 @@ def rank_choices(choices, valid):
     one_hot = choices.one_hot
     tiles, experts = one_hot.shape[1], one_hot.shape[2]
     earlier = earlier_tokens()
+    # A stationary tile of ones puts the totals on every partition, where each token adds them to its rank.
     ones = filled((PARTITIONS, PARTITIONS), 1.0, nl.bfloat16)
     counts = filled((PARTITIONS, experts), 0.0)
     ranks = nl.ndarray(valid.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -187,6 +191,7 @@ def rank_choices(choices, valid):
         before = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
         totals = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
         for m in range(first, end):  # m: tile of tokens
+            # No product needs `counts`, so those of all tiles of a bank come before the sums, which do.
             for sums, stationary in ((before, earlier), (totals, ones)):
                 nisa.nc_matmul(
                     dst=sums[:, m - first, :],
@@ -230,12 +235,14 @@ def dealt_ranges(counts, layout, most):
     counts: the rows of each expert, at most `most`; rows beyond its reserved blocks need dealt blocks.
     """
     dealt = filled(counts.shape, 0.0)
+    # Comparisons count the begun blocks exactly, where a division would have to round.
     for full_rows in range(reserved_rows(layout), most, layout.rows):
         nisa.scalar_tensor_tensor(
             dst=dealt, data=counts, op0=nl.greater, operand0=float(full_rows), op1=nl.add, operand1=dealt
         )
     ones = filled(counts.shape, 1.0)
     ends = nl.ndarray(counts.shape, dtype=nl.float32, buffer=nl.sbuf)
+    # With factors of 1 the scan is a running sum over experts.
     nisa.tensor_tensor_scan(dst=ends, data0=ones, data1=dealt, initial=0.0, op0=nl.multiply, op1=nl.add)
     starts = nl.ndarray(counts.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=starts, data1=ends, data2=dealt, op=nl.subtract)
@@ -266,6 +273,7 @@ def find_dealt_blocks(dealt_ends, count):
         nisa.tensor_reduce(dst=turn, op=nl.maximum, data=starts, axis=1)
         nisa.tensor_tensor(dst=turn, data1=number, data2=turn, op=nl.subtract)
         for column, row in ((expert, result.experts), (turn, result.turns)):
+            # Addresses are read from one partition, so the numbers of blocks, one on each, become a row.
             bank = nl.ndarray((1, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
             nisa.nc_transpose(dst=bank, data=column)
             nisa.tensor_copy(dst=row[:, first:end], src=bank[:, 0 : end - first])
@@ -295,6 +303,7 @@ def sort_tokens(assignment, layout, tokens, absent):
     count, size = block_total(layout), layout.rows
     rows = assignment.rows
     sorted_tokens = nl.ndarray((count * size, 1), dtype=nl.int32, buffer=nl.private_hbm, name="sorted_tokens")
+    # Padding gathers token 0, a valid row, and no choice reads its result.
     zeros = filled((size // 4, 4 * count), 0, nl.int32)
     nisa.dma_copy(dst=sorted_tokens.reshape((size // 4, 4 * count)), src=zeros)
     tiles = ranges(0, tokens)

@@ -79,6 +79,7 @@ def expert_layer(weights, activation, rows, dtype):
     """Return the record that all chunks share, for products with up to `rows` rows of a dtype."""
     ones = None
     if weights.b_gate is not None or activation == "swigluoai":
+        # Ones are the moving operand for `rows` rows, and the stationary one of a block of 128 columns.
         ones = filled((2, max(rows, PARTITIONS)), 1.0, dtype)
     return ExpertLayer(weights, activation, chunk_ranges(weights.w_gate.elements, dtype), ones, dtype)
 
@@ -86,6 +87,7 @@ def expert_layer(weights, activation, rows, dtype):
 def chunk_ranges(w_gate, dtype):
     """Return ranges of the intermediate, of about equally many blocks, whose weights fit; w_gate: [E, H, F] @ HBM."""
     _, hidden, inner = w_gate.shape
+    # Weights that are cast lie in SBUF in both dtypes.
     element_bytes = item_bytes(dtype) + (0 if w_gate.dtype == dtype else item_bytes(w_gate.dtype))
     block_bytes = element_bytes * (2 * blocks(hidden) * PARTITIONS + hidden)
     most = max(1, CHUNK_BYTES // block_bytes)
@@ -132,6 +134,7 @@ def load_bias(bias, expert, first, end, dtype, rows):
     """Load columns first … end of an expert's row of biases [E, F]: [rows, column], with ones below it."""
     raw = nl.ndarray((rows, end - first), dtype=bias.dtype, buffer=nl.sbuf)
     if rows > 1:
+        # The tile is filled whole, as no instruction starts at partition 1; the DMA overwrites the first row.
         nisa.memset(dst=raw, value=1.0, engine=nisa.engine.gpsimd)
     pattern = [[end - first, 1], [1, end - first]]
     nisa.dma_copy(dst=raw[0:1, :], src=expert_view(bias, expert, pattern, first))

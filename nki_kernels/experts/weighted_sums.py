@@ -103,6 +103,7 @@ def weigh_results(results, weights, rows, initial, dtype, absent):
     for k in range(count):
         result = nl.ndarray(shape, dtype=results.dtype, buffer=nl.sbuf)
         if absent:
+            # The DMA skips rows of absent experts, which then keep these zeros.
             nisa.memset(dst=result, value=0.0)
         nisa.dma_copy(dst=result, src=rows_at(results, rows[:, k : k + 1]), oob_mode=out_of_range(absent))
         target = (
@@ -122,6 +123,7 @@ def weigh_results(results, weights, rows, initial, dtype, absent):
 def sum_over_ranks(partial, dtype, replica_group):
     """Return the sum over ranks of a float32 tile [row, H], rounded to a dtype before and after."""
     rounded = nl.ndarray(partial.shape, dtype=dtype, buffer=nl.sbuf)
+    # Rounding first halves the bytes of the all-reduce in bfloat16.
     nisa.tensor_copy(dst=rounded, src=partial)
     total = nl.ndarray(partial.shape, dtype=dtype, buffer=nl.sbuf)
     ncc.all_reduce(srcs=[rounded], dsts=[total], replica_group=replica_group, op=nl.add)
@@ -160,6 +162,7 @@ def weigh_biases(weights, ids, biases):
                 moving = biases[i].biases[:, first:end]
                 nisa.nc_matmul(dst=bank, stationary=stationary, moving=moving, accumulate=begun)
                 begun = True
+        # The Scalar engine evicts: the Vector engine adds the weighted results, and GpSimd does not read PSUM.
         nisa.activation(dst=result[:, first:end], op=nl.copy, data=bank)
     return result
 
@@ -193,6 +196,7 @@ def weights_by_expert(weights, ids, biases):
             error = nl.ndarray(total.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
             nisa.tensor_tensor(dst=error, data1=total, data2=rounded, op=nl.subtract, engine=gpsimd)
             summands = [rounded, error]
+        # The product with the biases contracts over experts, so these come to the partitions.
         result.append(transpose_all(summands))
     return result
 
@@ -217,6 +221,7 @@ def add_chosen_biases(tile, routing, bias):
     ids = load(routing.ids, nl.int32)
     mask = None
     if routing.absent:
+        # The gather refuses a number of E: it loads the last expert, and the mask drops it.
         nisa.tensor_scalar(dst=ids, data=ids, op0=nl.minimum, operand0=float(bias.shape[0] - 1))
         mask = nonzero_mask(weights)
     result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -230,6 +235,7 @@ def add_chosen_biases(tile, routing, bias):
             loaded = rows
             rows = filled(shape, 0.0, bias.dtype)
             chosen = mask[:, k : k + 1].broadcast(1, shape[1])
+            # A copy drops the row even if it has NaN or infinity, which a weight of 0 would not.
             nisa.tensor_copy_predicated(dst=rows, src=loaded, predicate=chosen)
         nisa.scalar_tensor_tensor(
             dst=result,
