@@ -71,6 +71,7 @@ def experts_combine(
     y = nl.ndarray((tokens, hidden), dtype=dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return y
+    # A collective may not touch arguments of a kernel, so the results pass through internal buffers.
     local_results = nl.ndarray(results.shape, dtype=dtype, buffer=nl.private_hbm, name="own_results")
     received = nl.ndarray(results.shape, dtype=dtype, buffer=nl.private_hbm, name="received_results")
     nisa.dma_copy(dst=local_results, src=results)
@@ -84,6 +85,7 @@ def experts_combine(
             total = filled((last - first, hidden), 0.0)
         for rank in range(ranks):
             addend = load(received[rank * tokens + first : rank * tokens + last, :], dtype)
+            # Sums of ranks stay in float32 until the last one, which rounds once.
             before, sum_dtype = total, dtype if rank + 1 == ranks else nl.float32
             total = nl.ndarray(before.shape, dtype=sum_dtype, buffer=nl.sbuf)
             nisa.tensor_tensor(dst=total, data1=before, data2=addend, op=nl.add)

@@ -85,6 +85,7 @@ def experts_dispatch(n, weights, ids, experts, replica_group, ranks, first=None)
 def gather(sources, replica_group, ranks):
     """Gather arrays of HBM of all ranks, the rows of one rank behind those of the other, in internal buffers."""
     names = ("rows", "weights", "ids")
+    # A collective may not touch arguments and results of a kernel, hence the copies.
     local_arrays, gathered = [], []
     for i in range(len(sources)):
         (rows, columns), dtype = sources[i].shape, sources[i].dtype
@@ -112,6 +113,7 @@ def select_choices(weights, ids, first, experts):
     chosen = nl.ndarray(ids.shape, dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_copy(dst=chosen, src=in_range)
     local_weights = filled(ids.shape, 0.0)
+    # A copy leaves a 0 for other ranks even if the weight is NaN, which a product with 0 would keep.
     nisa.tensor_copy_predicated(dst=local_weights, src=load(weights, nl.float32), predicate=chosen)
     numbers_or_absent = filled(ids.shape, float(experts))
     nisa.tensor_copy_predicated(dst=numbers_or_absent, src=numbers, predicate=chosen)

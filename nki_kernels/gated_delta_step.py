@@ -267,10 +267,12 @@ def multiply_states(lanes, group, tile, columns):
         key_head = lanes.key_head(first + head) - group.key_heads[0]
         for member in range(group.members):
             quadrant = slice(member * QUADRANT, (member + 1) * QUADRANT)
+            # Rows of a lane lie side by side: each matmul contracts one row of all lanes, and PSUM adds them up.
             for row in range(lanes.rows):
                 nisa.nc_matmul(
                     dst=bank[:, member, head : head + share, :],
                     stationary=tile[quadrant, i, row * width : (row + 1) * width],
+                    # Columns of a head have zeros in the lanes of the other one, so one matmul reads both heads.
                     moving=columns[quadrant, key_head, row, :, :],
                     accumulate=row > 0,
                 )
@@ -295,6 +297,7 @@ def combine(lanes, group, products, factors, values, outputs):
     on_lanes = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
     for i in range(shape[1]):  # i: round
         heads = writes[:, :, i * share : (i + 1) * share]
+        # The repeated view makes the transpose write each head to all of its lanes.
         nisa.nc_transpose(dst=on_lanes[:, i, :], data=heads.expand_dim(3).broadcast(3, lanes.lanes_per_head))
     scored = nl.ndarray(writes.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=scored, data1=writes, data2=factors[:, SCORE, :, :], op=nl.multiply)
@@ -311,6 +314,7 @@ def outer_products(lanes, group, keys, writes):
         outer = nl.ndarray((group.lanes(), lanes.rows, lanes.width), dtype=nl.float32, buffer=nl.sbuf)
         key_head = lanes.key_head(group.heads[0] + i * lanes.heads_per_quadrant) - group.key_heads[0]
         for row in range(lanes.rows):
+            # A key's element is a number of the partition, the scale of an activation; Vector has the additions.
             nisa.activation(
                 dst=outer[:, row, :],
                 op=nl.copy,

@@ -70,6 +70,7 @@ def max_pool(x, window, stride=None, padding=None):
             region = following
             if number + 1 < len(stripes):
                 following = load_region(source, group_windows, stripes[number + 1], LOWEST)
+            # Columns first and rows then: U + V - 2 maxima of tiles in place of U * V - 1.
             wide = largest(region, 3, group_windows.window[1], group_windows.stride[1])
             result = largest(wide, 2, group_windows.window[0], group_windows.stride[0])
             nisa.dma_copy(dst=select_box(target, stripes[number]), src=result)

@@ -143,9 +143,11 @@ def router(
         return n, weights, ids
     start, end = core_rows(tokens)
     rows = min(end - start, PARTITIONS)
+    # The first rows are loaded before the matrix, which the third stage of a tile reads first.
     first_rows = load(x[start : start + rows, :], x.dtype)
     row_norm = load_norm(norm, row_scratch(rows, hidden, x.dtype), norm_weight.dtype)
     exact = x.dtype == nl.bfloat16 and w_router.dtype == nl.bfloat16
+    # Products of two bfloat16 numbers are exact in float32; other pairs are multiplied as float32.
     matrix = load_blocks(WeightMatrix(w_router), nl.bfloat16 if exact else nl.float32, STATIC)
     product = RouterProduct(matrix, repeat_row(bias, rows), repeat_row(choice_bias, rows))
     outputs = RouterOutputs(n, weights, ids)

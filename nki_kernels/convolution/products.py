@@ -132,6 +132,7 @@ def sum_taps(banks, regions, windows, weights, pack, size):
             for column in range(pack.steps[1]):
                 position = (row * pack.rows, column * pack.columns)
                 used = pack.used(windows.window, block, position)
+                # Banks come innermost, so that the array keeps the weights of a step for all of them.
                 for i in range(len(banks)):  # i: bank
                     for target in banks[i]:
                         first, (left, right) = target.position[0], target.outputs
@@ -206,6 +207,7 @@ def convolve_rows(y, x, w, bias, added, windows, function):
                     panels = ranges(first, last, BANK)
                     sums = sum_taps_of_rows(box, regions, windows, stripe, weights, pack, panels)
                     if bias is not None:
+                        # The bias lies along the free dim, where an activation adds none: it is one more product.
                         add_row(sums, panels, ones[:, 0 : end - start], row)
                     columns = (left + first, left + last)
                     added_rows = added[start:end, columns[0] : columns[1]] if added is not None else None
@@ -224,6 +226,7 @@ def sum_taps_of_rows(box, regions, windows, stripe, weights, pack, panels):
             column_position = column * pack.columns
             used = pack.used(windows.window, block, (0, column_position))
             stationary = tap(regions[block][0:used], windows, stripe, box, 0, column_position)
+            # Panels come innermost, so that the array keeps the rows of the image for all of them.
             for i in range(len(panels)):
                 left, right = panels[i]
                 nisa.nc_matmul(
@@ -249,6 +252,7 @@ def store_rows(target, sums, added, function):
     other = None
     if added is not None:
         other = load(added, added.dtype)
+    # With another summand the activation stays in float32, so that y is rounded once.
     active = nl.ndarray((rows, columns), dtype=target.dtype if other is None else nl.float32, buffer=nl.sbuf)
     first = 0
     for bank in sums:

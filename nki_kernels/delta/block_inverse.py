@@ -82,6 +82,7 @@ class BlockInverses(nl.NKIObject):
         rows = self.blocks.shape[0]
         self.inverses = nl.ndarray(self.blocks.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_copy(dst=self.inverses, src=prompt.constants.unit_block[0:rows, :, :])
+        # The blocks hold -A, so the element off the diagonal is copied without a change of sign.
         off_diagonal = [[BLOCK * BLOCK, rows], [2 * (BLOCK + 1), BLOCK // 2]]
         nisa.tensor_copy(
             dst=self.inverses.ap(pattern=off_diagonal, offset=1),
@@ -92,6 +93,7 @@ class BlockInverses(nl.NKIObject):
         """Store `inverses`, transposed (y) and not (x), to HBM."""
         target, rows = prompt.scratch[self.turn].inverses, self.inverses.shape[0]
         both = nl.ndarray((rows, 2, BLOCK, BLOCK), dtype=target.dtype, buffer=nl.sbuf)
+        # The Vector and the Scalar engine copy one layout each, side by side.
         nisa.tensor_copy(dst=both[:, 0, :, :], src=self.inverses)
         transposed = self.inverses.ap(pattern=[[BLOCK * BLOCK, rows], [1, BLOCK], [BLOCK, BLOCK]])
         nisa.activation(dst=both[:, 1, :, :], op=nl.copy, data=transposed)

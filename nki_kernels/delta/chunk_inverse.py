@@ -51,6 +51,7 @@ class ChunkInverse(nl.NKIObject):
         x, negated = self.select_heads(self.scores.blocks.x), self.select_heads(self.scores.blocks.negated)
         inner = nl.ndarray((PARTITIONS, x.shape[1], HALF), dtype=nl.float32, buffer=nl.psum)
         for head in range(x.shape[1]):
+            # Columns from 64 on of the array write partitions from 64 on, where the next product contracts with y.
             nisa.nc_matmul(
                 dst=inner[HALF:PARTITIONS, head, :],
                 stationary=negated[0:HALF, head, HALF:PARTITIONS],
@@ -134,6 +135,7 @@ class JoinLevel(nl.NKIObject):
         self.right = right_operand[:, 0 : inner.shape[1], :]
         mask = prompt.constants.second_blocks[self.level].reshape((PARTITIONS, 1, inner.shape[2], 1))
         across = mask.broadcast(1, inner.shape[1]).broadcast(3, size)
+        # The products have rows of first blocks too: the mask clears them as the bank is evicted.
         nisa.tensor_tensor(
             dst=select_blocks(self.right, size, False), data1=inner, data2=across, op=nl.multiply
         )
@@ -143,6 +145,7 @@ class JoinLevel(nl.NKIObject):
         x, y = self.select_changing()
         left, identity = self.inverse.select_heads(self.inverse.scores.blocks.y), prompt.constants.identity
         self.joined_x = products(left, select_blocks(self.right, LEVELS[self.level], False))
+        # The identity adds the blocks before in PSUM, so the Scalar engine only copies the result.
         nisa.nc_matmul(dst=self.joined_x, stationary=identity, moving=x, accumulate=True)
         self.joined_y = products(self.right, y)
         nisa.nc_matmul(dst=self.joined_y, stationary=identity, moving=y, accumulate=True)
@@ -180,6 +183,7 @@ def products(stationary, moving):
         for half in range(2):
             rows = slice(half * HALF, half * HALF + HALF)
             columns = rows if stationary.shape[2] > HALF else slice(0, HALF)
+            # The halves take opposite quarters of the array, so their matmuls run side by side.
             nisa.nc_matmul(
                 dst=bank[rows, head, :, :],
                 stationary=stationary[rows, head, columns],

@@ -55,6 +55,7 @@ class HeadPair(nl.NKIObject):
         """Subtract from `values` what the state predicts, and copy them to `writes`."""
         state = self.inverse.scores.unit.state.pairs[self.index].narrow
         for head in range(self.end - self.first):
+            # `reading` has a minus sign, so that accumulation in PSUM subtracts from X v.
             nisa.nc_matmul(
                 dst=self.values[:, head, :],
                 stationary=self.inverse.reading[:, self.first + head, :],
@@ -69,6 +70,7 @@ class HeadPair(nl.NKIObject):
         scores, pairs = self.inverse.scores, self.inverse.scores.unit.state.pairs
         total = scores.unit.select_columns(prompt.decays.total)
         bank = multiply_heads(scores.keys_after[:, self.first : self.end, :], self.writes)
+        # The state stays in float32 from chunk to chunk; products take a rounded copy.
         wide = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
         for head in range(self.end - self.first):
             nisa.scalar_tensor_tensor(
@@ -115,6 +117,7 @@ class ChunkOutputs(nl.NKIObject):
         """Compute `decayed`."""
         until = self.scores.unit.select_columns(prompt.decays.until)
         self.decayed = nl.ndarray(self.queried.shape, dtype=prompt.y.dtype, buffer=nl.sbuf)
+        # The scale of an activation is one number of a partition, so each head takes an instruction.
         for head in range(self.queried.shape[1]):
             nisa.activation(
                 dst=self.decayed[:, head, :],
@@ -133,6 +136,7 @@ class ChunkOutputs(nl.NKIObject):
                 moving=self.pairs[head // PAIR].writes[:, head % PAIR, :],
                 accumulate=False,
             )
+        # The identity adds the decayed part of all heads in PSUM; the Vector engine makes no sum.
         nisa.nc_matmul(dst=self.o, stationary=prompt.constants.identity, moving=self.decayed, accumulate=True)
 
     def average_squares(self, prompt):

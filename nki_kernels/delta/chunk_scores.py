@@ -108,6 +108,7 @@ class ChunkScores(nl.NKIObject):
                 tile_size=(HALF, PARTITIONS),
             )
         across = constants.visible.reshape((PARTITIONS, 1, PARTITIONS)).broadcast(1, heads)
+        # Keys behind a query are masked before exp, so that it is 0 there, where it might be infinite.
         nisa.nc_matmul(dst=bank, stationary=constants.identity, moving=across, accumulate=True)
         self.decays = nl.ndarray(shape, dtype=constants.identity.dtype, buffer=nl.sbuf)
         nisa.activation(dst=self.decays, op=nl.exp, data=bank)
@@ -124,6 +125,7 @@ class ChunkScores(nl.NKIObject):
         unit, keys = self.unit, self.key_columns
         self.attended = nl.ndarray(self.decays.shape, dtype=keys.dtype, buffer=nl.sbuf)
         key_scores, query_scores = multiply_heads(keys, keys), multiply_heads(keys, self.query_columns)
+        # Value heads share the scores of their key head by a view, and each has its own decays.
         nisa.scalar_tensor_tensor(
             dst=unit.select_heads(self.blocks.negated),
             data=unit.repeat_for_heads(key_scores),

@@ -59,6 +59,7 @@ def begin_factors(arguments, lanes):
     nisa.tensor_scalar(dst=padding, data=counts, op0=nl.less, operand0=1)
     nisa.activation(dst=g, op=nl.softplus, data=g)
     nisa.activation(dst=rate, op=nl.exp, data=a_log)
+    # Sigmoid follows from exp, which the decays take as well; its own table would have to be loaded.
     nisa.activation(dst=beta, op=nl.exp, data=raw[:, 0:heads], scale=-1.0)
     size = key_heads * depth
     terms = nl.ndarray((sequences, 3, key_heads, depth), dtype=nl.float32, buffer=nl.sbuf)
@@ -81,6 +82,7 @@ def finish_factors(qkv, logs, rate, padding, terms):
     nisa.reciprocal(dst=beta, data=beta)
     nisa.scalar_tensor_tensor(dst=g, data=g, op0=nl.multiply, operand0=-1.0, op1=nl.multiply, operand1=rate)
     across = padding.reshape((sequences, 1, 1)).broadcast(1, 2).broadcast(2, heads)
+    # A copy makes exact zeros of padding, even where its gates are not numbers.
     nisa.tensor_copy_predicated(dst=logs, src=0.0, predicate=across)
     products = terms[:, 2, :, :].reshape((sequences, size))
     nisa.tensor_tensor(dst=products, data1=qkv[:, 0:size], data2=qkv[:, size : 2 * size], op=nl.multiply)
@@ -121,6 +123,7 @@ def repeat_on_partitions(rows, diagonal):
     flat, target = spread.reshape((sequences, size)), result.reshape((PARTITIONS, size))
     for start, end in ranges(0, size, BANK):
         bank = nl.ndarray((PARTITIONS, end - start), dtype=nl.float32, buffer=nl.psum)
+        # Float32 operands pass unchanged, as a sum has one term that is not 0, times 1.
         nisa.nc_matmul(dst=bank, stationary=ones, moving=flat[:, start:end], accumulate=False)
         nisa.activation(dst=target[:, start:end], op=nl.copy, data=bank)
     return result

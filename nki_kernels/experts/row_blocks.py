@@ -110,6 +110,7 @@ def finish_down(row_blocks, pending):
         total = pending.sums[m] if m < len(pending.sums) else None
         result = total
         if total is None or len(pending.targets) > 0:
+            # Sums between chunks stay in float32; the last chunk's are rounded once, for the store.
             dtype = nl.float32 if len(pending.targets) == 0 else n.dtype
             result = nl.ndarray((end - first, n.shape[1]), dtype=dtype, buffer=nl.sbuf)
         add_down(result, total, pending.gated, first)

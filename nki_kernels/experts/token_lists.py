@@ -85,6 +85,7 @@ def transpose_columns(columns, identity, by_vector):
         bank = nl.ndarray((count, (end - first) * PARTITIONS), dtype=nl.float32, buffer=nl.psum)
         for tile in range(first, end):
             start = (tile - first) * PARTITIONS
+            # An ordinary matmul by the identity transposes, so that PSUM has float32, as the search takes it.
             nisa.nc_matmul(
                 dst=bank[:, start : start + PARTITIONS],
                 stationary=columns[:, tile, :],

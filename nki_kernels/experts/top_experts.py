@@ -91,6 +91,7 @@ def select_by_softmax(logits, selection):
     experts, top_k = selection.experts, selection.top_k
     choice = keep_best_groups(logits, selection, 1) if selection.top_groups < selection.groups else logits
     largest = find_largest(choice, top_k)
+    # The largest logit is the first one found; exp of what others are less cannot overflow.
     negated = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=negated, data=largest.values[:, 0:1], op0=nl.multiply, operand0=-1.0)
     ids = expert_ids(largest.indices, selection)
@@ -98,6 +99,7 @@ def select_by_softmax(logits, selection):
     weights = nl.ndarray((rows, top_k), dtype=nl.float32, buffer=nl.sbuf)
     sum_exponentials(weights, largest.values[:, 0:top_k], negated, total)
     if not selection.renormalise:
+        # Weights that are not renormalised are shares of all experts, of groups that were not taken as well.
         terms = nl.ndarray((rows, experts), dtype=nl.float32, buffer=nl.sbuf)
         sum_exponentials(terms, logits[:, 0:experts], negated, total)
     divide(weights, total, selection.scale)
@@ -143,6 +145,7 @@ def select_by_sigmoid(logits, choice_bias, selection):
     indices = nl.ndarray((rows, top_k), dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=indices, src=ids)
     weights = nl.ndarray((rows, top_k), dtype=nl.float32, buffer=nl.sbuf)
+    # The bias counts for the choice alone, so weights are gathered from the scores without it.
     nisa.nc_n_gather(dst=weights, data=scores, indices=indices)
     if not selection.renormalise:
         nisa.tensor_scalar(dst=weights, data=weights, op0=nl.multiply, operand0=selection.scale)
@@ -179,6 +182,7 @@ def keep_best_groups(choice, selection, counted):
         nisa.scalar_tensor_tensor(
             dst=taken, data=numbers, op0=nl.equal, operand0=indices[:, i : i + 1], op1=nl.add, operand1=taken
         )
+    # A predicate is a tile of unsigned integers.
     mask = nl.ndarray((rows, groups), dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_copy(dst=mask, src=taken)
     result = filled((rows, experts), MISSING)

@@ -260,6 +260,7 @@ class Move(nl.NKIObject):
         moved = nl.ndarray(shape, dtype=state.dtype, buffer=nl.sbuf)
         nisa.memset(dst=moved, value=0.0, engine=nisa.engine.gpsimd)
         state_table = state.reshape((slots * height, channels))
+        # A row comes from the state or from the tokens: the number of the other one is beyond all, and is skipped.
         for tap in range(height):
             row = moved[:, tap, :]
             source = numbered_rows(state_table, self.from_state[:, tap : tap + 1], left, right)

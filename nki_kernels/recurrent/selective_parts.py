@@ -94,6 +94,7 @@ class Unit(nl.NKIObject):
         self.steps = nl.ndarray((height, tokens), dtype=nl.float32, buffer=nl.psum)
         add_products([[self.steps]], weights.w_dt, [columns], operands.steps, [(0, tokens)], 0, weights.rank)
         ones = weights.ones[:, 0:height]
+        # The mask brings padding so far below 0 that its softplus is 0.
         nisa.nc_matmul(dst=self.steps, stationary=ones, moving=operands.mask, accumulate=True)
 
     def soften_steps(self, weights):
@@ -210,6 +211,7 @@ def prepare_operands(low, output_rows, into, first, count, weights):
     out = nl.ndarray((PARTITIONS, states, tokens), dtype=dtype, buffer=nl.sbuf)
     for state in range(states):
         bank = nl.ndarray((PARTITIONS, tokens), dtype=nl.float32, buffer=nl.psum)
+        # A repeated column of the selector puts one state's weights on all partitions.
         chosen = weights.selector[:, state : state + 1].broadcast(1, PARTITIONS)
         nisa.nc_matmul(dst=bank, stationary=chosen, moving=mixed[:, 0, :], accumulate=False)
         nisa.activation(dst=out[:, state, :], op=nl.copy, data=bank)

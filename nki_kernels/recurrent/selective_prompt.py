@@ -216,6 +216,7 @@ class Scans(nl.NKIObject):
         copied = nl.ndarray(unit.gates.shape, dtype=nl.float32, buffer=nl.sbuf)
         start, end = unit.chunk.rows
         for used in used_slices(end - start):
+            # GpSimd reads no PSUM, so the Scalar engine evicts the sums that GpSimd gates.
             nisa.activation(dst=copied[used], op=nl.copy, data=unit.sums[used])
             nisa.tensor_tensor(
                 dst=result[used],

@@ -154,6 +154,7 @@ def time_steps(low, w_dt, matrix, panels, bias, counts, layout):
     steps = nl.ndarray((layout.rows, layout.sets, layout.width), dtype=nl.float32, buffer=nl.sbuf)
     for i in range(layout.sets):  # i: set
         set_rows = rows[i * layout.sequences : (i + 1) * layout.sequences, :]
+        # An engine keeps numbers on their partition: a DMA spreads the channels of a sequence over its own.
         transfer(steps[:, i, :], set_rows, SCALAR)
     nisa.tensor_tensor(dst=steps, data1=steps, data2=repeat_for_sets(bias, layout), op=nl.add)
     nisa.activation(dst=steps, op=nl.softplus, data=steps)

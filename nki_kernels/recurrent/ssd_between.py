@@ -216,6 +216,7 @@ class SumsInParts(nl.NKIObject):
         """Subtract a part, and keep the next one; store the last one to HBM with all others."""
         remainder = nl.ndarray(self.remainder.shape, dtype=nl.float32, buffer=nl.sbuf)
         part_before = self.pieces[:, :, self.kept, :]
+        # A float32 number less its rounded part is exact, so the parts lose nothing of the sum.
         nisa.tensor_tensor(dst=remainder, data1=self.remainder, data2=part_before, op=nl.subtract)
         self.remainder = remainder
         self.kept += 1
@@ -232,6 +233,7 @@ def sum_in_parts(logs, minus, steps, before, one):
     sums = nl.ndarray((heads, 2, tokens), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=sums[:, 0, :], stationary=logs, moving=before, accumulate=False)
     nisa.nc_matmul(dst=sums[:, 1, :], stationary=minus, moving=before, accumulate=False)
+    # The identity is the moving operand: it adds the time steps with the heads on the partitions.
     nisa.nc_matmul(dst=sums[:, 1, :], stationary=steps, moving=one, accumulate=True)
     pieces = nl.ndarray((heads, 2, PARTS, tokens), dtype=nl.bfloat16, buffer=nl.sbuf)
     result = SumsInParts(pieces, sums)
@@ -246,6 +248,7 @@ def differences(halves, tokens, heads):
     first = 0
     for rows in halves:
         last = first + rows.queries.shape[1]
+        # Each half has 64 rows of the array, so the matmuls of two halves run side by side.
         nisa.nc_matmul(
             dst=banks[:, first:last, :],
             stationary=rows.keys,

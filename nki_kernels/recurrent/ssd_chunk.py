@@ -61,6 +61,7 @@ class Constants(nl.NKIObject):
         packs = ranges(0, sizes.local_heads, sizes.most)
         for i in range(len(packs)):  # i: pack
             first, last = packs[i]
+            # With the skips on a diagonal a matmul adds skip * x in PSUM, and no engine scales x for it.
             nisa.tensor_tensor(
                 dst=self.skips[:, first:last, :],
                 data1=self.identity.expand_dim(1).broadcast(1, last - first),
@@ -194,6 +195,7 @@ class ChunkTiles(nl.NKIObject):
         transpose_rows(self.across, 0, self.into_out, 2)
         self.into = self.into_out
         if sizes.dtype != nl.float32:
+            # The inputs of states are float32, which nc_matmul pairs with float32 alone.
             self.into = nl.ndarray((tokens, groups * sizes.states), dtype=nl.float32, buffer=nl.sbuf)
             rows = self.into_out[:, 0 : groups * sizes.states]
             nisa.tensor_copy(dst=self.into, src=rows, engine=nisa.engine.gpsimd)
@@ -219,6 +221,7 @@ class ChunkTiles(nl.NKIObject):
             )
             scores = self.scores[:, group, :, :]
             before = chunk.select(chunk.constants.before)
+            # Keys behind a query are hidden here, once for a group, and not for the decays of every head.
             nisa.tensor_tensor(dst=scores[:, 0, :], data1=bank, data2=before, op=nl.multiply)
             if copies > 1:
                 first = scores[:, 0:1, :].broadcast(1, copies - 1)

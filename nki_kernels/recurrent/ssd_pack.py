@@ -90,9 +90,11 @@ class Pack(nl.NKIObject):
         """Compute `decayed_states` and `state_outputs`."""
         (first, last), chunk, columns = self.heads, self.tiles.chunk, self.select_columns()
         sizes, state, depth = chunk.sizes, chunk.state, chunk.sizes.depth
+        # Before the first chunk of a sequence no pack has rounded its states.
         if chunk.first == 0:
             state.round(columns, False)
         total = self.tiles.total[0 : sizes.states, first:last]
+        # The state is decayed here, so that one addition remains for `advance_states`.
         self.decayed_states = scaled(state.wide[:, columns], total, depth, nl.float32)
         shape = (chunk.tokens, (last - first) * depth)
         earlier = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
@@ -123,6 +125,7 @@ class Pack(nl.NKIObject):
             nisa.nc_matmul(
                 dst=sums[:, columns], stationary=self.scores[:, head, :], moving=inputs, accumulate=True
             )
+        # The identity adds what was read of states in PSUM; Vector passes over the sum once, with the gates.
         nisa.nc_matmul(dst=sums, stationary=one, moving=self.state_outputs, accumulate=True)
         y = nl.ndarray(sums.shape, dtype=sizes.dtype, buffer=nl.sbuf)
         gates = self.tiles.gates[:, self.select_columns()]

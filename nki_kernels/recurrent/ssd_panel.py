@@ -67,6 +67,7 @@ class Sequences(nl.NKIObject):
         times = time_steps(rows, bias, sizes.dt_limits)
         live = nl.ndarray(count.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=live, data=count, op0=nl.greater_equal, operand0=1.0)
+        # A time step of 0 has a decay of 1 and no input: padding leaves the state as it is.
         nisa.tensor_scalar(dst=times, data=times, op0=nl.multiply, operand0=live)
         logs = nl.ndarray(times.shape, dtype=nl.float32, buffer=nl.sbuf)
         rates = decay_rates(inputs.a_log[:, heads])
@@ -124,6 +125,7 @@ class Panel(nl.NKIObject):
         scale_heads(self.rows[:, 0 : self.width], self.x, sequences.times[:, first:last], sizes.depth)
         nisa.tensor_copy(dst=self.rows[:, self.width : weights], src=sequences.weights)
         nisa.tensor_copy(dst=self.rows[:, weights:], src=sequences.decays[:, first:last])
+        # The sequence is the last dim, so that one transpose makes rows of a block of all sequences.
         shape = (PARTITIONS, self.runs[-1][1], sequences.count)
         self.sums = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
 
@@ -145,6 +147,7 @@ class Panel(nl.NKIObject):
                 nisa.nc_transpose(dst=bank[:, begin - left : end - left], data=data)
             columns = skip[:, left:right]
             nisa.tensor_tensor(dst=columns, data1=columns, data2=bank, op=nl.add)
+            # Both operands lie in SBUF, so GpSimd gates them while the Vector engine adds the next bank.
             nisa.tensor_tensor(
                 dst=result[:, left:right],
                 data1=columns,

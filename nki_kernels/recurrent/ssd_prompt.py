@@ -152,6 +152,7 @@ def pass_packs(chunks, head_ranges):
         phases.prepare(1 + (number + PREPARED) // len(head_ranges))
         phases.work(-(-len(phases.waiting) // max(1, len(head_ranges) - 1)))
         for pack in packs[fetched : decayed + IN_TURN]:
+            # `load_sums` reads rows of HBM that the phases up to SUMMED store.
             phases.work_until(pack.tiles, SUMMED)
             pack.load_sums()
             fetched += 1
@@ -159,6 +160,7 @@ def pass_packs(chunks, head_ranges):
             phases.work_until(pack.tiles, len(PHASES))
             pack.scale()
             scaled += 1
+        # Decays come at the end of an earlier turn, and the first two packs have none.
         if number == 0:
             for pack in packs[0:2]:
                 pack.decay()

@@ -65,6 +65,7 @@ def pass_units(units, together):
         for pack in range(len(units[number].panel.packs)):
             turns.append((number, pack))
     units[0].panel.prepare()
+    # Two batches have room: the second one arrives while the first one is moved on.
     load_batch(units, 0, together)
     load_batch(units, together, together)
     lined = 0
@@ -78,6 +79,7 @@ def pass_units(units, together):
             if number == 0:
                 units[0].begin()
             units[unit].multiply(pack)
+            # A unit's decays are made a turn before its first pack is multiplied by them.
             if number + 1 < len(turns) and turns[number + 1][1] == 0:
                 units[unit + 1].begin()
         if 0 <= number - 1 < len(turns):
@@ -135,6 +137,7 @@ class Unit(nl.NKIObject):
         shape = (self.sizes.states, self.panel.width)
         self.state = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         zeros = sequences.zero[0 : shape[0], :].broadcast(1, shape[1])
+        # The Scalar engine makes the zeros: memset runs on Vector or GpSimd, which have the states to move on.
         nisa.activation(dst=self.state, op=nl.copy, data=zeros)
         transfer(self.state, self.view_slot(self.read), SYNC, nisa.oob_mode.skip)
 
@@ -184,6 +187,7 @@ class Unit(nl.NKIObject):
         )
         self.banks.append(bank)
         columns = in_heads(self.state[:, left:right], sizes.depth)
+        # GpSimd decays while the Vector engine, which reads PSUM, adds the outer products of the pack before.
         nisa.tensor_tensor(
             dst=columns,
             data1=columns,

@@ -77,6 +77,7 @@ class TimeSteps(nl.NKIObject):
         for i in range(count):  # i: chunk
             chunk = self.chunks[i]
             if chunk.tokens < PARTITIONS:
+                # `live` times what is undefined may be NaN, so rows after the last token are zeros.
                 nisa.memset(dst=self.rows[:, i, :], value=0.0)
             start, end = chunk.rows
             source = chunk.inputs.steps[start:end, first : first + heads]
