@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("simulate", "model", "nki_kernels", "nkw")
-REST = ("tests", "tools", "benchmarks", "notebooks")
+REST = ("tests", "tools", "benchmarks", "notebooks", "docs")
 FORBIDDEN = frozenset(
     """
     asked beside besides each found given held here kind kinds of others own part parts place places rest said these

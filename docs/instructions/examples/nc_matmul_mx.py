@@ -16,14 +16,14 @@ def quantised_matmul(stationary, moving):
         scale = nl.ndarray((rows, columns // 4), dtype=nl.uint8, buffer=nl.sbuf)
         nisa.quantize_mx(dst=packed, src=nl.load(source), dst_scale=scale)
         quantised.append((packed, scale))
-    (left, left_scale), (right, right_scale) = quantised
-    total = nl.ndarray((left.shape[1], right.shape[1]), dtype=nl.float32, buffer=nl.psum)
+    (packed_stationary, stationary_scale), (packed_moving, moving_scale) = quantised
+    total = nl.ndarray((packed_stationary.shape[1], packed_moving.shape[1]), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul_mx(
         dst=total,
-        stationary=left,
-        moving=right,
-        stationary_scale=left_scale,
-        moving_scale=right_scale,
+        stationary=packed_stationary,
+        moving=packed_moving,
+        stationary_scale=stationary_scale,
+        moving_scale=moving_scale,
     )
     tile = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=tile, src=total)

@@ -10,10 +10,10 @@ import numpy as np
 def find_nonzero(x):
     """Return positions of the nonzero elements of x [1, N], then -1; the last element is their number."""
     columns = x.shape[1]
-    found = nl.ndarray((1, columns + 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.nonzero_with_count(dst=found, src=nl.load(x))
-    out = nl.ndarray(found.shape, dtype=nl.int32, buffer=nl.shared_hbm)
-    nl.store(out, found)
+    positions = nl.ndarray((1, columns + 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.nonzero_with_count(dst=positions, src=nl.load(x))
+    out = nl.ndarray(positions.shape, dtype=nl.int32, buffer=nl.shared_hbm)
+    nl.store(out, positions)
     return out
 
 
