@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,16 @@ def test_fewer_times_than_four_are_refused(count: int) -> None:
         return
     with pytest.raises(InvalidArgument, match="3 measured times of trn2 can be used; 4 at least"):
         calibrate("trn2", measurements)
+
+
+@pytest.mark.slow
+def test_the_page_shows_the_report_of_a_chip_with_one_slower_number(capsys: Capture) -> None:
+    page = (Path(__file__).parents[2] / "docs/calibrate.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    slower = {"scalar_table_function_sbuf_latency_ns": 1.5}
+    Path("measured.json").write_text(json.dumps(entries(KERNELS, slower)))
+    assert main(["calibrate", "measured.json"]) == 0
+    assert capsys.readouterr().out == f"{shown}\n"
 
 
 @pytest.mark.slow
