@@ -38,7 +38,13 @@ class NormType(Enum):
     NO_NORM, RMS_NORM, LAYER_NORM = 0, 1, 2
 
 class QuantizationType(Enum):
-    NONE, ROW = 0, 1
+    NONE, STATIC, ROW = 0, 1, 2
+
+class ActFnType(Enum):
+    SiLU = 0
+
+class QKVOutputLayout(Enum):
+    BSD = 0
 """
 MLP = '''
 import nki
@@ -47,9 +53,12 @@ from ..utils.common_types import NormType, QuantizationType
 
 @nki.jit
 def mlp(hidden_tensor, gate_proj_weights_tensor, up_proj_weights_tensor, down_proj_weights_tensor,
-        fused_add_tensor, store_fused_add_result, normalization_type, output_dtype,
+        fused_add_tensor, store_fused_add_result, activation_fn, normalization_type, output_dtype,
+        gate_proj_bias_tensor, up_proj_bias_tensor, down_proj_bias_tensor, normalization_bias_tensor,
+        skip_gate_proj, use_tkg_gate_up_proj_column_tiling, use_tkg_down_proj_column_tiling,
+        use_tkg_down_proj_optimized_layout,
         normalization_weights_tensor=None, quantization_type=QuantizationType.NONE,
-        gate_w_scale=None, up_w_scale=None, down_w_scale=None):
+        gate_w_scale=None, up_w_scale=None, down_w_scale=None, gate_up_in_scale=None, down_in_scale=None):
     """One sentence.
 
         - Standard matrix multiplication layouts
@@ -57,11 +66,27 @@ def mlp(hidden_tensor, gate_proj_weights_tensor, up_proj_weights_tensor, down_pr
 
         TKG mode supports:
     """
+    arrays = (fused_add_tensor, normalization_weights_tensor, gate_proj_bias_tensor, down_proj_bias_tensor)
+    present = "".join(str(int(array is not None)) for array in arrays)
+    options = (store_fused_add_result, skip_gate_proj)
+    options += (use_tkg_gate_up_proj_column_tiling, use_tkg_down_proj_column_tiling)
+    flags = "".join(str(int(option)) for option in options)
+    scales = [array is not None and array.shape[1] for array in (down_w_scale, down_in_scale)]
     raise ValueError(f"{hidden_tensor.shape} {gate_proj_weights_tensor.shape} {down_proj_weights_tensor.dtype} "
-                     f"{fused_add_tensor is not None} {store_fused_add_result} {normalization_type.name} "
-                     f"{normalization_weights_tensor is not None} {quantization_type.name} "
-                     f"{down_w_scale.shape if down_w_scale is not None else None}")
+                     f"{normalization_type.name} {quantization_type.name} {present} {flags} {scales}")
 '''
+QKV = """
+import nki
+
+@nki.jit
+def qkv(input, fused_qkv_weights, output_layout, bias, quantization_type, fused_residual_add, mlp_prev, attention_prev,
+        fused_norm_type, gamma_norm_weights, layer_norm_bias, d_head,
+        qkv_w_scale=None, qkv_in_scale=None, num_q_heads=None, num_kv_heads=None):
+    arrays = (bias, mlp_prev, gamma_norm_weights, layer_norm_bias, qkv_w_scale, qkv_in_scale)
+    raise ValueError(f"{input.shape} {fused_qkv_weights.shape} {fused_qkv_weights.dtype} {quantization_type.name} "
+                     f"{d_head} {num_q_heads} "
+                     f"{[array is not None and array.shape[1] for array in arrays]}")
+"""
 MATMUL = """
 import nki
 import nki.isa as nisa
@@ -78,6 +103,7 @@ FILES = {
     "library/src/nkilib_src/nkilib/core/attention/attention_cte.py": KERNEL,
     "library/src/nkilib_src/nkilib/core/utils/common_types.py": TYPES,
     "library/src/nkilib_src/nkilib/core/mlp/mlp.py": MLP,
+    "library/src/nkilib_src/nkilib/core/qkv/qkv.py": QKV,
     "autotune/kernel_library/matmul/lhsT_rhs/kernel_hand_1mfu.py": MATMUL,
     "autotune/kernel_library/rmsnorm_matmul/kernel_hand_online.py": ONLINE,
     "autotune/kernel_library/matmul/lhs_rhs/kernel_hand_1mfu.py": MATMUL,
@@ -90,6 +116,10 @@ ATTENTION: dict[str, Any] = {
 DECODE: dict[str, Any] = {
     "kernel": "mlp (decode)", "lnc": 1, "batch": 1, "seq": 2, "hidden": 256, "intermediate": 128,
     "norm": "RMS_NORM", "fused_add": True, "dtype": "bfloat16", "measured_us": 30.0,
+}  # fmt: skip
+HEADS: dict[str, Any] = {
+    "kernel": "qkv (decode)", "lnc": 1, "batch": 2, "seq": 1, "hidden": 256, "fused_qkv_dim": 256, "head_dim": 64,
+    "norm": "RMS_NORM", "quantisation": "NONE", "output_layout": "BSD", "dtype": "bfloat16", "measured_us": 30.0,
 }  # fmt: skip
 MATRICES: dict[str, Any] = {
     "repo": AUTOTUNE, "kernel": "kernel_library matmul, hand tuned, 2048^3", "dtype": "bfloat16", "lnc": 1,

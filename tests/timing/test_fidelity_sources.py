@@ -26,7 +26,7 @@ from simulate.hardware import hardware
 from simulate.run.machine import Mode
 from simulate.timing import Reading, schedule
 from simulate.world import launch
-from tests.timing.source_clones import ATTENTION, DECODE, KERNEL, MATRICES, NORMED, make, write
+from tests.timing.source_clones import ATTENTION, DECODE, HEADS, KERNEL, MATRICES, NORMED, make, write
 
 CLONE = "NKW_LIBRARY"
 
@@ -78,6 +78,7 @@ def test_both_cores_of_a_logical_core_run(folder: Path, tmp_path: Path) -> None:
 def test_an_mlp_gets_the_arguments_of_its_entry(folder: Path, tmp_path: Path) -> None:
     """Its published file has a docstring that ends twice; the kernel of this clone raises with what it got."""
     narrow = {"kernel": "mlp (decode), fp8 row-quantised weights, column tiling", "norm": "NO_NORM"}
+    static = {"quantisation": "STATIC", "weight_dtype": "float8_e4m3", "activation": "SiLU"}
     messages = reasons(
         folder,
         tmp_path,
@@ -85,16 +86,48 @@ def test_an_mlp_gets_the_arguments_of_its_entry(folder: Path, tmp_path: Path) ->
         {},
         {"kernel": "mlp (prefill)"},
         {"kernel": "mlp (prefill)", "store_add": True},
-        {"fused_add": False},
+        {"fused_add": False, "source": "test_mlp_tkg.py", "quantisation": "NONE", "weight_dtype": "None"},
         narrow,
+        {"quantisation": "ROW", "gate_bias": True, "gate_up_column_tiling": False},
+        {**static, "down_bias": True, "skip_gate": True, "down_column_tiling": False},
+        {"quantisation": "MX"},
+        {"activation": "ReLU"},
     )
     common = "its kernel raises ValueError: (1, 2, 256) (256, 128)"
     assert messages == [
-        f"{common} bfloat16 True True RMS_NORM True NONE None",
-        f"{common} bfloat16 True False RMS_NORM True NONE None",
-        f"{common} bfloat16 True True RMS_NORM True NONE None",
-        f"{common} bfloat16 False False RMS_NORM True NONE None",
-        f"{common} float8_e4m3 True True NO_NORM False ROW (128, 256)",
+        f"{common} bfloat16 RMS_NORM NONE 1100 1011 [False, False]",
+        f"{common} bfloat16 RMS_NORM NONE 1100 0011 [False, False]",
+        f"{common} bfloat16 RMS_NORM NONE 1100 1011 [False, False]",
+        f"{common} bfloat16 RMS_NORM NONE 0100 0011 [False, False]",
+        f"{common} float8_e4m3 NO_NORM ROW 1000 1011 [256, False]",
+        f"{common} float8_e4m3 RMS_NORM ROW 1110 1001 [256, False]",
+        f"{common} float8_e4m3 RMS_NORM STATIC 1101 1110 [1, 1]",
+        "quantisation is 'MX', not NONE, STATIC, ROW",
+        "activation is 'ReLU', not SiLU",
+    ]
+
+
+@pytest.mark.slow
+def test_a_projection_of_queries_keys_and_values_gets_the_arguments_of_its_entry(
+    folder: Path, tmp_path: Path
+) -> None:
+    messages = reasons(
+        folder,
+        tmp_path,
+        HEADS,
+        {},
+        {"norm": "NO_NORM", "qkv_bias": True, "fused_add": True},
+        {"quantisation": "STATIC"},
+        {"quantisation": "ROW"},
+        {"output_layout": "NBSd"},
+    )
+    common = "its kernel raises ValueError: (2, 1, 256) (256, 256)"
+    assert messages == [
+        f"{common} bfloat16 NONE 64 None [False, False, 256, False, False, False]",
+        f"{common} bfloat16 NONE 64 None [256, 1, False, False, False, False]",
+        f"{common} float8_e4m3 STATIC 64 2 [False, False, 256, False, 3, 1]",
+        f"{common} float8_e4m3 ROW 64 None [False, False, 256, False, 256, False]",
+        "output_layout is 'NBSd', not BSD",
     ]
 
 

@@ -30,6 +30,7 @@ _DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float16": np.dtype(np.float16),
 }
+_FP8 = np.dtype(ml_dtypes.float8_e4m3)
 _PARTITIONS = 128
 
 
@@ -62,9 +63,12 @@ class Fields:
             raise NotCovered(f"{name} is {value!r:.40}, not true or false")
         return value
 
-    def word(self, name: str, known: Mapping[str, Any]) -> Any:
-        """Take a field that is one of the known words and return what the word stands for."""
-        value = self._left.pop(name, None)
+    def word(self, name: str, known: Mapping[str, Any], default: str | None = None) -> Any:
+        """Take a field that is a key of `known`, `default` where it is absent, and return the value of the key.
+
+        Raises NotCovered for any other value of the field, and for an absent field without a default.
+        """
+        value = self._left.pop(name, default)
         if not isinstance(value, str) or value not in known:
             raise NotCovered(f"{name} is {value!r:.40}, not {', '.join(known)}")
         return known[value]
@@ -118,15 +122,25 @@ def _mlp(folder: Path, kernel: str, fields: Fields) -> Call:
     """Explicit, by the same harness as attention.
 
     The tests store the sum of a fused addition in all decode kernels whose entries have one, and say so nowhere.
+    Arguments, their shapes and their dtypes follow `build_fused_norm_mlp` of the library's tests.
     """
     types = library_module(folder, "utils.common_types")
     batch, seq = fields.size("batch"), fields.size("seq")
     hidden, inner = fields.size("hidden"), fields.size("intermediate")
     dtype = fields.word("dtype", _DTYPES)
-    norm = fields.word("norm", {name: types.NormType[name] for name in ("NO_NORM", "RMS_NORM", "LAYER_NORM")})
+    norm = _norm(types, fields)
     added = fields.flag("fused_add", False)
-    narrow = "fp8 row-quantised" in kernel
-    weights = np.dtype(ml_dtypes.float8_e4m3) if narrow else dtype
+    default = "ROW" if "fp8 row-quantised" in kernel else "NONE"
+    quantisation = fields.word("quantisation", {name: name for name in ("NONE", "STATIC", "ROW")}, default)
+    weights = fields.word(
+        "weight_dtype",
+        {"None": dtype, "float8_e4m3": _FP8},
+        "None" if quantisation == "NONE" else "float8_e4m3",
+    )
+    biases = [
+        array((1, size), dtype) if fields.flag(f"{name}_bias", False) else None
+        for name, size in (("gate", inner), ("up", inner), ("down", hidden), ("norm", hidden))
+    ]
     arguments = {
         "hidden_tensor": array((batch, seq, hidden), dtype),
         "gate_proj_weights_tensor": array((hidden, inner), weights),
@@ -134,19 +148,66 @@ def _mlp(folder: Path, kernel: str, fields: Fields) -> Call:
         "down_proj_weights_tensor": array((inner, hidden), weights),
         "fused_add_tensor": array((batch, seq, hidden), dtype) if added else None,
         "store_fused_add_result": fields.flag("store_add", added and kernel.startswith("mlp (decode)")),
+        "activation_fn": fields.word("activation", {"SiLU": types.ActFnType.SiLU}, "SiLU"),
         "normalization_type": norm,
+        "quantization_type": types.QuantizationType[quantisation],
         "output_dtype": np.dtype(ml_dtypes.bfloat16),
+        "skip_gate_proj": fields.flag("skip_gate", False),
+        "use_tkg_gate_up_proj_column_tiling": fields.flag("gate_up_column_tiling", True),
+        "use_tkg_down_proj_column_tiling": fields.flag("down_column_tiling", True),
+        "use_tkg_down_proj_optimized_layout": fields.flag("down_optimized_layout", False),
     }
+    names = ("gate_proj_bias", "up_proj_bias", "down_proj_bias", "normalization_bias")
+    arguments |= {f"{name}_tensor": bias for name, bias in zip(names, biases)}
     if norm is not types.NormType.NO_NORM:
         arguments["normalization_weights_tensor"] = array((1, hidden), dtype)
-    if narrow:
-        arguments |= {
-            "quantization_type": types.QuantizationType.ROW,
-            "gate_w_scale": array((_PARTITIONS, inner)),
-            "up_w_scale": array((_PARTITIONS, inner)),
-            "down_w_scale": array((_PARTITIONS, hidden)),
-        }
+    if quantisation != "NONE":
+        sizes = {"gate_w_scale": inner, "up_w_scale": inner, "down_w_scale": hidden}
+        if quantisation == "STATIC":
+            sizes = dict.fromkeys((*sizes, "gate_up_in_scale", "down_in_scale"), 1)
+        arguments |= {name: array((_PARTITIONS, size)) for name, size in sizes.items()}
     return library_module(folder, "mlp.mlp").mlp, arguments
+
+
+def _qkv(folder: Path, kernel: str, fields: Fields) -> Call:
+    """Explicit, by the same harness as attention.
+
+    Arguments, their shapes and their dtypes follow `build_qkv_input` of the library's tests. STATIC has scales for q, k
+    and v, so it needs the numbers of heads. Entries do not state them: one key/value head is assumed.
+    """
+    types = library_module(folder, "utils.common_types")
+    batch, seq, hidden = fields.size("batch"), fields.size("seq"), fields.size("hidden")
+    columns, head = fields.size("fused_qkv_dim"), fields.size("head_dim")
+    dtype = fields.word("dtype", _DTYPES)
+    norm = _norm(types, fields)
+    quantisation = fields.word("quantisation", {name: name for name in ("NONE", "STATIC", "ROW")}, "NONE")
+    added = fields.flag("fused_add", False)
+    rows = array((batch, seq, hidden), dtype)
+    arguments = {
+        "input": rows,
+        "fused_qkv_weights": array((hidden, columns), dtype if quantisation == "NONE" else _FP8),
+        "output_layout": fields.word("output_layout", {"BSD": types.QKVOutputLayout.BSD}),
+        "bias": array((1, columns), dtype) if fields.flag("qkv_bias", False) else None,
+        "quantization_type": types.QuantizationType[quantisation],
+        "fused_residual_add": added,
+        "mlp_prev": rows if added else None,
+        "attention_prev": rows if added else None,
+        "fused_norm_type": norm,
+        "gamma_norm_weights": None if norm is types.NormType.NO_NORM else array((1, hidden), dtype),
+        "layer_norm_bias": array((1, hidden), dtype) if fields.flag("norm_bias", False) else None,
+        "d_head": head,
+    }
+    if quantisation == "STATIC":
+        arguments |= {"qkv_w_scale": array((_PARTITIONS, 3)), "qkv_in_scale": array((_PARTITIONS, 1))}
+        arguments |= {"num_q_heads": columns // head - 2, "num_kv_heads": 1}
+    elif quantisation == "ROW":
+        arguments["qkv_w_scale"] = array((_PARTITIONS, columns))
+    return library_module(folder, "qkv.qkv").qkv, arguments
+
+
+def _norm(types: Any, fields: Fields) -> Any:
+    """Take the field `norm` and return the library's constant of that name."""
+    return fields.word("norm", {name: types.NormType[name] for name in ("NO_NORM", "RMS_NORM", "LAYER_NORM")})
 
 
 def _matmul(folder: Path, kernel: str, fields: Fields) -> Call:
@@ -181,6 +242,7 @@ _BUILDERS: Mapping[str, Mapping[str, _Builder]] = MappingProxyType(
         LIBRARY: {
             "attention_cte": (_attention, Schedule.explicit),
             "mlp (": (_mlp, Schedule.explicit),
+            "qkv (decode)": (_qkv, Schedule.explicit),
         },
         AUTOTUNE: {
             "kernel_library matmul, hand tuned, 2048^3": (_matmul, Schedule.explicit),

@@ -1,7 +1,8 @@
 """Published times of kernels whose source is public, as a file of them states them.
 
-A file is a JSON object with `entries`, a `target` and a `default_repo`: the repository, owner/name and a commit, of
-entries that name none. An entry has `kernel`, `lnc`, `measured_us`, and what it launches in fields of its own.
+A file is a JSON object with `entries`, a `target`, and `default_repo` or `repo`: the repository, owner/name, of entries
+that name none. An entry has `kernel`, `lnc`, `measured_us`, and fields that describe its launch. Its field `source`
+names the file that states the time and is not read.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from benchmarks.fidelity.entry import LONGEST_US, SHORTEST_US, is_number, read_json
 from nkw.errors import InvalidArgument, shown
 
-_COMMON = ("kernel", "repo", "lnc", "measured_us")
+_COMMON = ("kernel", "repo", "lnc", "measured_us", "source")
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def read_sources(path: str | Path) -> list[Source]:
         raise InvalidArgument(
             "NKW-FIDELITY-FILE", f"{path} holds no object with a list of entries, which --sources needs"
         )
-    repo = str(content.get("default_repo", "")).split(" ")[0]
+    repo = str(content.get("default_repo") or content.get("repo", "")).split(" ")[0]
     target = str(content.get("target", ""))
     return [_source(number, item, repo, target) for number, item in enumerate(entries)]
 
