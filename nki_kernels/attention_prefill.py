@@ -104,7 +104,7 @@ from nki_kernels.cache.scales import load_scales, store_reference, use_reference
 from nki_kernels.precision import widened
 from nki_kernels.prefill.cached import Cached, load_cached, store_new
 from nki_kernels.prefill.checks import check_prefill, check_room
-from nki_kernels.prefill.cores import stores_blocks, stores_last, wait_for_reads
+from nki_kernels.prefill.cores import is_stored_here, needs_late_stores, wait_for_reads
 from nki_kernels.prefill.key_blocks import LOADED_BLOCKS
 from nki_kernels.prefill.keys import (
     BlockLoad,
@@ -116,7 +116,7 @@ from nki_kernels.prefill.keys import (
 )
 from nki_kernels.prefill.order import Agenda, score_span
 from nki_kernels.prefill.prompts import PrefillLaunch, Prompts, PromptStep
-from nki_kernels.prefill.spans import list_queries, prepare_masks, spans_of
+from nki_kernels.prefill.spans import create_spans, list_queries, prepare_masks
 from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
 
 cores = (1, 2)
@@ -183,10 +183,10 @@ def attend_prompts(prompts):
         while loaded < min(len(tiles), i + launch.ahead.queries):
             tiles[loaded].load(prompts)
             loaded += 1
-        for span in spans_of(launch, tiles[i], heads.head_of(i)):
+        for span in create_spans(launch, tiles[i], heads.head_of(i)):
             time = score_span(agenda, span, time)
     time = agenda.issue_all(time)
-    if stores_last(prompts):
+    if needs_late_stores(prompts):
         # A block table may name pages of the other core, so neither core writes before both have read their prefixes.
         wait_for_reads(prompts.cache)
         for head in heads.heads:
@@ -239,7 +239,7 @@ class HeadLoads(nl.NKIObject):
                 if prompts.prefix == 0:
                     clean_new_keys(prompts, head, cleaning_engine(i))
                 note_loads(self.agenda, time, tuning.values_after, clean_new_values, head)
-            if not stores_last(prompts):
+            if not needs_late_stores(prompts):
                 note_loads(self.agenda, time, tuning.cache_after, store_new, head)
             self.cleaned += 1
 
@@ -269,7 +269,7 @@ def load_head(prompts, heads, queries, first, engine):
     # New values are loaded behind all keys, because the scores need only keys.
     if not prompts.stored:
         load_new_values(prompts, head)
-        if prompts.share.both_load and prompts.prefix > 0 and not stores_last(prompts):
+        if prompts.share.both_load and prompts.prefix > 0 and not needs_late_stores(prompts):
             # Each core reads the whole prefix, which may cover the places where the other one writes its new positions.
             wait_for_reads(prompts.cache)
     return head
@@ -284,7 +284,7 @@ def note_loads(agenda, time, distance, step, head):
     prompts = agenda.launch.prompts
     for first in range(0, blocks(prompts.new_keys), LOADED_BLOCKS):
         time += distance
-        if step == clean_new_values or stores_blocks(prompts, first // LOADED_BLOCKS):
+        if step == clean_new_values or is_stored_here(prompts, first // LOADED_BLOCKS):
             agenda.note(time, step, BlockLoad(head, first))
 
 

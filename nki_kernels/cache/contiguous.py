@@ -27,7 +27,7 @@ from nki_kernels.decode.sizes import (
     units_in,
 )
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
-from nki_kernels.prefill.key_blocks import new_keys, new_pieces, new_values, pieces_of
+from nki_kernels.prefill.key_blocks import list_new_pieces, split_into_pieces, view_new_keys, view_new_values
 from nki_kernels.tiles import PARTITIONS, blocks
 
 
@@ -179,12 +179,14 @@ class ContiguousCache(nl.NKIObject):
         The Scalar engine triggers these loads: the transposes of weights in the queue of the others need not wait.
         """
         address = self.address(case, head)
-        for piece in new_pieces(case):
+        for piece in list_new_pieces(case):
             for depth_range in case.depth_ranges:
                 source = key_places(self.k_cache, case, depth_range, piece, address)
-                transfer(new_keys(case, head, depth_range, piece), source, SCALAR)
-        for piece in new_pieces(case):
-            transfer(new_values(case, head, piece), value_places(self.v_cache, case, piece, address), SCALAR)
+                transfer(view_new_keys(case, head, depth_range, piece), source, SCALAR)
+        for piece in list_new_pieces(case):
+            transfer(
+                view_new_values(case, head, piece), value_places(self.v_cache, case, piece, address), SCALAR
+            )
 
     def store_prompt(self, case, head, first, end):
         """Write new keys and values, from block `first` of them up to row `end`, behind the valid positions."""
@@ -224,12 +226,12 @@ def check_values(cache, depth):
 def store_pieces(cache, case, head, first, end):
     """Write new keys and values of a head to contiguous caches, from block `first` of them up to row `end`."""
     address = cache.address(case, head)
-    for piece in pieces_of(first * PARTITIONS, end):
+    for piece in split_into_pieces(first * PARTITIONS, end):
         for depth_range in case.depth_ranges:
             target = key_places(cache.k_cache, case, depth_range, piece, address)
-            transfer(target, new_keys(case, head, depth_range, piece), COMPILER)
+            transfer(target, view_new_keys(case, head, depth_range, piece), COMPILER)
         target = value_places(cache.v_cache, case, piece, address)
-        transfer(target, new_values(case, head, piece), COMPILER)
+        transfer(target, view_new_values(case, head, piece), COMPILER)
 
 
 def key_places(cache, case, depth_range, piece, address):

@@ -23,8 +23,8 @@ from nki_kernels.cache.contiguous import start_and_size
 from nki_kernels.cache.scales import round_to_cache
 from nki_kernels.decode.sizes import BUFFER_BYTES, Buffers, boxes, units_in
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
-from nki_kernels.prefill.key_blocks import new_pieces, new_values
-from nki_kernels.prefill.keys import place_keys
+from nki_kernels.prefill.key_blocks import list_new_pieces, view_new_values
+from nki_kernels.prefill.keys import transpose_into_blocks
 from nki_kernels.tiles import PARTITIONS, blocks, cast, filled, load
 
 MAX_ROWS = 2**24
@@ -231,14 +231,14 @@ class PagedCache(nl.NKIObject):
 
     def load_stored(self, case, head):
         """Load the new keys and values, which a launch before wrote, from their slots."""
-        for piece in new_pieces(case):
+        for piece in list_new_pieces(case):
             rows = nl.ndarray((piece.used, piece.count), dtype=nl.int32, buffer=nl.sbuf)
             first = head.sequence * case.new_keys + piece.start
             slots = self.slots[first : first + piece.count * piece.used, :]
             nisa.dma_copy(dst=rows, src=slots.reshape((piece.count, piece.used)).permute((1, 0)))
             block = (case.prefix + piece.start) // PARTITIONS
             keys = head.keys[:, block : block + piece.count, :, 0 : piece.used]
-            self.gather_rows(case, head, rows, keys, new_values(case, head, piece))
+            self.gather_rows(case, head, rows, keys, view_new_values(case, head, piece))
 
     def gather_rows(self, case, head, rows, keys, values):
         """Fill tiles of keys and values from the rows [position in block, block] of the pages, block by block."""
@@ -251,7 +251,7 @@ class PagedCache(nl.NKIObject):
             by_position = nl.ndarray((used, case.depth), dtype=keys.dtype, buffer=nl.sbuf)
             source = self.k_cache.reshape((-1, width)).ap(pattern=pattern, offset=offset, vector_offset=row)
             nisa.dma_copy(dst=by_position, src=source)
-            place_keys(case, keys[:, i : i + 1], by_position.reshape_dim(1, (1, case.depth)))
+            transpose_into_blocks(case, keys[:, i : i + 1], by_position.reshape_dim(1, (1, case.depth)))
             source = self.v_cache.reshape((-1, width)).ap(pattern=pattern, offset=offset, vector_offset=row)
             nisa.dma_copy(dst=values[:, i, :], src=source)
 

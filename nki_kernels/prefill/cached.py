@@ -1,8 +1,9 @@
-"""Cached positions that the queries of attention_prefill see.
+"""Cached positions that the queries of attention_prefill see: which are valid, and their keys and values in SBUF.
 
-Of `prefix` positions the first ones are valid; how many is read at run time. The others may hold anything, NaN too. A
-select, not a product, replaces them: values by 0, also in the column of ones, so they add nothing; keys by the first
-new key, so that they change no maximum.
+`prefix` positions are read, a number known at compile time. Only the first ones are valid; how many is read at run
+time. The others may hold anything, NaN too. A select, not a product, replaces them: values by 0, also in the column of
+ones, so they add nothing; keys by the first new key, so that they change no maximum. `attention_prefill` makes a
+`Cached` for each sequence, and calls `load_cached` for each head after its new keys are loaded.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.prefill.key_blocks import LOADED_BLOCKS, pieces_of
+from nki_kernels.prefill.key_blocks import LOADED_BLOCKS, split_into_pieces
 from nki_kernels.tiles import PARTITIONS, blocks, cast, load_repeated
 
 COUNTED = 1024
@@ -18,7 +19,13 @@ COUNTED = 1024
 
 
 class Cached(nl.NKIObject):
-    """The cached positions of a sequence: how many are valid [128, 1], which are, and where a paged cache has them."""
+    """Valid cached positions of one sequence, shared by its key/value heads.
+
+    `count` is the number of valid positions, [128, 1] float32 @ SBUF, the same on every partition. Two uint8 predicates
+    in SBUF are 1 for valid positions: `keys` [128, prefix], every partition with all positions, and `values` [position
+    in block, block]. `rows` are the row numbers of the positions in a paged cache, [position in block, block]; None if
+    the cache is contiguous.
+    """
 
     def __init__(self, prompts, sequence):
         first = sequence * prompts.queries
@@ -27,23 +34,31 @@ class Cached(nl.NKIObject):
         self.keys = nl.ndarray((PARTITIONS, prompts.prefix), dtype=nl.uint8, buffer=nl.sbuf)
         for start in range(0, prompts.prefix, COUNTED):
             end = min(prompts.prefix, start + COUNTED)
-            less(self.keys[:, start:end], [[1, end - start]], start, 0, self.count)
+            mark_below(self.keys[:, start:end], [[1, end - start]], start, 0, self.count)
         count = prompts.prefix // PARTITIONS
         # Positions of values lie on the partitions, so their predicate is one column for each block.
         self.values = nl.ndarray((PARTITIONS, count), dtype=nl.uint8, buffer=nl.sbuf)
-        less(self.values, [[PARTITIONS, count]], 0, 1, self.count)
+        mark_below(self.values, [[PARTITIONS, count]], 0, 1, self.count)
         self.rows = prompts.cache.find_prefix(prompts, sequence)
 
 
-def less(result, pattern, offset, multiplier, limit):
-    """Write 1 to `result` where the affine value of iota is below a limit [128, 1], else 0."""
+def mark_below(result, pattern, offset, multiplier, limit):
+    """Write 1 to `result` where offset + pattern . index + multiplier * partition is less than `limit`, else 0.
+
+    `result` is a uint8 tile [128, n] in SBUF, `pattern` is that of `nisa.iota`, and `limit` is [128, 1] float32.
+    """
     numbers = nl.ndarray(result.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=numbers, pattern=pattern, offset=offset, channel_multiplier=multiplier)
     nisa.tensor_scalar(dst=result, data=numbers, op0=nl.less, operand0=limit)
 
 
 def load_cached(prompts, head, first):
-    """Load up to LOADED_BLOCKS blocks of cached keys and values, from block `first` on; the first new key is there."""
+    """Load cached keys and values into `head.keys` and `head.values`, up to LOADED_BLOCKS blocks of 128 positions.
+
+    The blocks begin at block `first` of the prefix. Keys of positions that are not valid become the first new key,
+    which `head.keys` holds already. Their values become 0, and so does the last column of `head.values`, which is 1 for
+    valid positions. Positions that pad the prefix to whole blocks count as not valid.
+    """
     end = min(prompts.cached, (first + LOADED_BLOCKS) * PARTITIONS)
     last = blocks(end)
     new = prompts.prefix // PARTITIONS
@@ -62,12 +77,15 @@ def load_cached(prompts, head, first):
         src=head.cached.values[:, first:last],
         engine=nisa.engine.gpsimd,
     )
-    for piece in pieces_of(first * PARTITIONS, end):
-        load_piece(prompts, head, piece)
+    for piece in split_into_pieces(first * PARTITIONS, end):
+        load_cached_piece(prompts, head, piece)
 
 
-def load_piece(prompts, head, piece):
-    """Load the valid ones of a piece of cached keys and values."""
+def load_cached_piece(prompts, head, piece):
+    """Load a `Piece` of cached positions from HBM, and copy the valid ones to `head.keys` and `head.values`.
+
+    Positions that are not valid keep what `load_cached` wrote there.
+    """
     first, count, used = piece.start // PARTITIONS, piece.count, piece.used
     last = first + count
     cache, cached = prompts.cache, head.cached
@@ -97,7 +115,10 @@ def load_piece(prompts, head, piece):
 
 
 def store_new(launch, load):
-    """Write new keys and values that one DMA brings to the cache; an agenda's step."""
+    """Write new keys and values of a `BlockLoad` to the caches: blocks of `load.head` from new block `load.first` on.
+
+    It is a step of the agenda, which passes the launch and the load.
+    """
     prompts, first = launch.prompts, load.first
     end = min(prompts.new_keys, (first + LOADED_BLOCKS) * PARTITIONS)
     prompts.cache.store_prompt(prompts, load.head, first, end)

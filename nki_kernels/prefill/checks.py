@@ -1,10 +1,10 @@
-"""What attention_prefill refuses: arguments that do not fit together, and sizes beyond the chip's."""
+"""Checks of the arguments and sizes of attention_prefill; each raises AssertionError with the value and the limit."""
 
 from __future__ import annotations
 
 import nki.language as nl
 
-from nki_kernels.prefill.load_ahead import LEAST_QUERIES, bytes_of_queries
+from nki_kernels.prefill.load_ahead import LEAST_QUERIES, count_query_bytes
 from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
 
 MAX_TOKENS = 8192
@@ -15,35 +15,52 @@ MAX_DEPTH = 512
 
 
 def check_prefill(tokens, cache, step, num_kv_heads):
-    """Refuse tokens q, k and v, a cache and a step that this kernel does not compute together."""
+    """Raise AssertionError if q, k, v, a cache and a step do not fit together or exceed the limits.
+
+    Args:
+        tokens: (q, k, v) @ HBM; k and v may both be None.
+        step: a `PromptStep`.
+        num_kv_heads: the number of key/value heads that the caches must have, or None.
+    """
     q, k, _ = tokens
     rows = count_new_rows(tokens)
     cache.check_prompts(rows)
     sequences, kv_heads, depth = cache.sequences, cache.kv_heads, cache.depth
     assert num_kv_heads is None or num_kv_heads == kv_heads, (
-        f"{num_kv_heads} key/value heads, caches for {kv_heads}"
+        f"num_kv_heads is {num_kv_heads}, but the caches have {kv_heads} heads; pass {kv_heads} or None"
     )
     for size in (depth, cache.value_depth):
-        assert size <= MAX_DEPTH, f"attention_prefill takes heads of at most {MAX_DEPTH} elements, not {size}"
-    assert q.shape[0] % sequences == 0, f"{q.shape[0]} tokens do not divide into {sequences} sequences"
+        assert size <= MAX_DEPTH, (
+            f"attention_prefill takes heads of at most {MAX_DEPTH} elements, not {size}; use smaller heads"
+        )
+    assert q.shape[0] % sequences == 0, (
+        f"{q.shape[0]} tokens do not divide into {sequences} sequences; pass equally many for each, padded if need be"
+    )
     width = kv_heads * depth
     if k is not None:
         check_new(tokens, cache, step.causal)
-    assert rows % sequences == 0, f"{rows} keys do not divide into {sequences} sequences"
+    assert rows % sequences == 0, (
+        f"{rows} rows of k do not divide into {sequences} sequences; pass equally many for each"
+    )
     assert q.shape[1] % width == 0, (
-        f"q has rows of {q.shape[1]}, no multiple of {width}, {kv_heads} heads of {depth}"
+        f"q has {q.shape[1]} columns; the caches have {kv_heads} heads of {depth}, so pass a multiple of {width}"
     )
     assert q.dtype == nl.float32 or q.dtype == nl.bfloat16, (
-        f"attention_prefill takes float32 or bfloat16, not {q.dtype}"
+        f"attention_prefill takes float32 or bfloat16, not {q.dtype}; cast q, k and v"
     )
     check_lengths(rows // sequences, q.dtype, cache, step)
     check_options(step, q.shape[1] // depth)
 
 
 def count_new_rows(tokens):
-    """Return the number of new keys; refuse keys without values."""
+    """Return the number of rows of k, or of q if k and v are None.
+
+    Raises: AssertionError if only one of k and v is None, or k does not have two dims.
+    """
     q, k, v = tokens
-    assert (k is None) == (v is None), "k and v come together"
+    assert (k is None) == (v is None), (
+        "k and v come together: pass both, or None for both if the caches hold the new keys and values already"
+    )
     if k is None:
         return q.shape[0]
     expect_dims(2, k, "k [T, Hk * D]")
@@ -51,7 +68,10 @@ def count_new_rows(tokens):
 
 
 def check_new(tokens, cache, causal):
-    """Refuse new keys and values that do not fit the queries or the heads of the caches."""
+    """Raise AssertionError if k and v do not have the widths of the caches' heads, as many rows each, and q's dtype.
+
+    k may have another number of rows than q only if not `causal`.
+    """
     q, k, v = tokens
     kv_heads, depth = cache.kv_heads, cache.depth
     assert k.shape[1] == kv_heads * depth and (k.shape[0] == q.shape[0] or not causal), (
@@ -59,50 +79,77 @@ def check_new(tokens, cache, causal):
     )
     v_shape = (k.shape[0], kv_heads * cache.value_depth)
     assert v.shape == v_shape, f"v is {list(v_shape)} beside k {k.shape}, not {v.shape}"
-    assert q.dtype == k.dtype and q.dtype == v.dtype, f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}"
+    assert q.dtype == k.dtype and q.dtype == v.dtype, (
+        f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; cast them to one dtype"
+    )
 
 
 def check_room(launch):
-    """Refuse more query heads of a key/value head than fit into SBUF beside its keys and values."""
+    """Raise AssertionError if LEAST_QUERIES tiles of queries and a head's keys and values do not fit into SBUF.
+
+    A tile of queries has all query heads that share a key/value head, so the message names the most that fit.
+    """
     prompts = launch.prompts
     group = prompts.share.group
-    most = launch.ahead.query_room // (LEAST_QUERIES * bytes_of_queries(prompts) // group)
+    most = launch.ahead.query_room // (LEAST_QUERIES * count_query_bytes(prompts) // group)
     assert group <= most, (
         f"attention_prefill takes at most {most} query heads of a key/value head for {prompts.keys} keys of "
-        f"{prompts.depth} elements in {prompts.dtype}, not {group}"
+        f"{prompts.depth} elements in {prompts.dtype}, not {group}; shorten the prompt or its prefix, or divide the "
+        "query heads among more ranks"
     )
 
 
 def check_lengths(tokens, dtype, cache, step):
-    """Refuse more keys than the caches or SBUF hold: those of a prefix, and so many new tokens of a dtype."""
+    """Raise AssertionError if a prompt and its prefix have more keys than the caches, the kernel or SBUF hold.
+
+    Args:
+        tokens: number of new keys of each sequence.
+        dtype: q's dtype, in which keys and values lie in SBUF.
+        step: a `PromptStep`; a prefix above 0 needs its positions.
+    """
     assert tokens <= cache.capacity, (
-        f"a prompt of {tokens} tokens does not fit into caches of {cache.capacity} positions"
+        f"a prompt of {tokens} tokens does not fit into caches of {cache.capacity} positions; shorten it, or allocate "
+        "longer caches"
     )
     assert step.prefix == 0 or step.positions is not None, (
-        "a prefix takes positions, whose first ones tell its length"
+        f"prefix is {step.prefix} without positions; pass positions [T, 1], whose first one in each sequence is "
+        "the number of valid cached positions"
     )
-    assert step.prefix <= cache.capacity, f"a prefix of {step.prefix} positions, caches of {cache.capacity}"
-    assert tokens <= MAX_TOKENS, f"attention_prefill takes at most {MAX_TOKENS} tokens, not {tokens}"
+    assert step.prefix <= cache.capacity, (
+        f"a prefix of {step.prefix} positions does not fit into caches of {cache.capacity}; lower prefix"
+    )
+    assert tokens <= MAX_TOKENS, (
+        f"attention_prefill takes at most {MAX_TOKENS} tokens, not {tokens}; divide the prompt into chunks, "
+        "with a prefix"
+    )
     keys = step.prefix + tokens
     size = 2 if dtype == nl.bfloat16 else 4
     block_bytes = (blocks(cache.depth) * PARTITIONS + cache.value_depth + 1) * size
     most = min(MAX_KEYS, MAX_HEAD_BYTES // block_bytes * PARTITIONS)
     assert keys <= most, (
-        f"attention_prefill takes at most {most} keys for heads of {cache.depth} in {dtype}, not {keys}"
+        f"attention_prefill takes at most {most} keys for heads of {cache.depth} in {dtype}, not {keys}; shorten the "
+        "prompt or its prefix"
     )
 
 
 def check_options(step, heads):
-    """Refuse a scale, a window, a cap, and sinks or slopes of so many heads, that mean nothing."""
-    assert step.scale > 0, f"scale is {step.scale}; the running maximum needs a positive one"
+    """Raise AssertionError if scale, window, softcap, sinks or slopes of a step are invalid or exclude one another.
+
+    `heads` is the number of query heads: sinks and slopes are [1, heads].
+    """
+    assert step.scale > 0, f"scale is {step.scale}; the running maximum of scores needs a positive scale"
     assert step.window is None or (step.causal and step.window > 0), (
         f"a window of {step.window} tokens needs causal attention and at least 1"
     )
-    assert step.softcap is None or step.softcap > 0, f"softcap is {step.softcap}, not above 0"
+    assert step.softcap is None or step.softcap > 0, (
+        f"softcap is {step.softcap}; pass a number above 0, or None for no cap"
+    )
     assert step.sinks is None or step.sinks.shape == (1, heads), (
         f"sinks is [1, {heads}], not {step.sinks.shape}"
     )
     if step.slopes is not None:
         assert step.slopes.shape == (1, heads), f"slopes is [1, {heads}], not {step.slopes.shape}"
-        assert step.causal, "slopes need causal attention, where no key lies behind its query"
-        assert step.softcap is None and step.sinks is None, "slopes go with neither a soft cap nor sinks"
+        assert step.causal, "slopes need causal attention; set causal, or pass no slopes"
+        assert step.softcap is None and step.sinks is None, (
+            "slopes go with neither a soft cap nor sinks; pass only slopes, or none"
+        )

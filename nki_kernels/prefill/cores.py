@@ -12,9 +12,14 @@ import nki.language as nl
 
 
 class CoreShare(nl.NKIObject):
-    """What this core takes of `pairs` of a sequence and a key/value head: `group` query heads of each, or tiles.
+    """Work that this physical core takes of a launch.
 
-    The heads begin at `first_of_group` of the `whole_group` that shares a key/value head.
+    `pairs` counts pairs of a sequence and a key/value head. `whole_group` is the number of query heads that share a
+    key/value head. This core takes `group` of them, from number `first_of_group` on. If `divides_tiles`, the cores
+    divide the tiles of queries of each pair. If `both_load`, both cores load the keys and values of every pair.
+
+    Args:
+        queries: number of queries of each sequence; up to 128 make one tile, which is not divided.
     """
 
     def __init__(self, pairs, whole_group, queries):
@@ -27,14 +32,19 @@ class CoreShare(nl.NKIObject):
         self.group = whole_group // self.cores if divides_group else whole_group
         self.first_of_group = self.core * self.group if divides_group else 0
 
-    def query_head(self, kv_head, head):
-        """Return the number of a query head among all, from its number among those of a key/value head here."""
+    def index_query_head(self, kv_head, head):
+        """Return the index among all query heads of query head `head` of `kv_head`, counted from this core's first."""
         return kv_head * self.whole_group + self.first_of_group + head
 
-    def owner(self, pair, keys, seen_by_core):
-        """Return the core that takes a tile of queries of a pair, which sees so many keys.
+    def choose_core(self, pair, keys, seen_by_core):
+        """Return the core that computes a tile of queries, whose queries see `keys` keys.
 
-        `seen_by_core` counts the keys that each core's tiles of the pair see.
+        If both cores load every head but do not divide tiles, it is this core: each takes its own query heads.
+
+        Args:
+            pair: index of the tile's sequence and key/value head, sequence * Hk + head.
+            seen_by_core: list with the keys that each core's tiles of the pair see so far. If the cores divide tiles,
+                the core with fewest gets the tile, and its number is increased by `keys`.
         """
         if self.divides_tiles:
             least = 0
@@ -48,22 +58,25 @@ class CoreShare(nl.NKIObject):
         return pair * self.cores // self.pairs
 
 
-def stores_blocks(prompts, index):
-    """Return whether this core writes a head's new keys and values of one load to the caches."""
+def is_stored_here(prompts, index):
+    """Return whether this core writes new keys and values of a head, of DMA load number `index`, to the caches.
+
+    It does not if the caches hold them already. If both cores load every head, they write alternate loads.
+    """
     share = prompts.share
     return not prompts.stored and (not share.both_load or index % share.cores == share.core)
 
 
-def stores_last(prompts):
-    """Return whether no cache is written before all are read.
+def needs_late_stores(prompts):
+    """Return whether the caches are written only after both cores have read all cached positions.
 
-    A table may name pages of the other core behind its last position.
+    It is so with two cores and a prefix in pages: a table may name pages of the other core behind its last position.
     """
     shared = prompts.share.cores > 1 and prompts.cache.shares_pages
     return not prompts.stored and shared and prompts.prefix > 0
 
 
 def wait_for_reads(cache):
-    """Order the reads of both cores from the caches before their later writes to them."""
+    """Issue a barrier of both cores for each cache, so that earlier reads of both precede later writes to it."""
     for tensor in (cache.k_cache, cache.v_cache):
         nisa.core_barrier(data=tensor, cores=(0, 1))

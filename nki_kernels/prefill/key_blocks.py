@@ -1,4 +1,10 @@
-"""Blocks of new keys and values: whole blocks of 128 positions together, and a last short block."""
+"""Blocks of new keys and values: whole blocks of 128 positions together, and a last short block.
+
+A *piece* is a run of blocks of equal length, as one instruction takes them: whole blocks, or the one short block behind
+them. `prefill.keys` and the caches load and store new keys and values piece by piece. Positions of new tokens count
+from the first new token of a sequence; blocks in SBUF count from the first cached position, so new ones follow the
+prefix.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +20,21 @@ LOADED_BLOCKS = 8
 
 @dataclass
 class Piece(nl.NKIObject):
-    """`count` blocks of new positions from position `start` on, which have `used` positions each."""
+    """`count` consecutive blocks of positions from position `start` on, a multiple of 128; each has `used` positions.
+
+    `used` is 128, or less for a piece of one short block.
+    """
 
     start: int
     count: int
     used: int
 
 
-def pieces_of(start, end):
-    """Return the pieces of the new positions start … end, of which `start` begins a block."""
+def split_into_pieces(start, end):
+    """Return the pieces of positions start … end - 1: one of all whole blocks, then one of a short last block.
+
+    `start` is a multiple of 128.
+    """
     split = end // PARTITIONS * PARTITIONS
     pieces = []
     if split > start:
@@ -32,35 +44,44 @@ def pieces_of(start, end):
     return pieces
 
 
-def loaded_pieces(prompts, first):
-    """Return the pieces that one DMA brings, from block `first` on."""
+def list_loaded_pieces(prompts, first):
+    """Return the pieces that one DMA load brings: up to LOADED_BLOCKS blocks of new positions from block `first` on.
+
+    `first` counts blocks from the first new token of a sequence.
+    """
     start = first * PARTITIONS
-    return pieces_of(start, min(prompts.new_keys, start + LOADED_BLOCKS * PARTITIONS))
+    return split_into_pieces(start, min(prompts.new_keys, start + LOADED_BLOCKS * PARTITIONS))
 
 
-def new_pieces(prompts):
-    """Return the pieces of all new positions, in the order in which they are loaded."""
+def list_new_pieces(prompts):
+    """Return the pieces of all new positions of a sequence in ascending order, LOADED_BLOCKS blocks at a time."""
     result = []
     for first in range(0, blocks(prompts.new_keys), LOADED_BLOCKS):
-        result.extend(loaded_pieces(prompts, first))
+        result.extend(list_loaded_pieces(prompts, first))
     return result
 
 
-def new_keys(prompts, head, depth_range, piece):
-    """Return the tile of a piece of new keys of some tiles of D: [D in tile, block, tile, key]."""
+def view_new_keys(prompts, head, depth_range, piece):
+    """View the new keys of a piece in `head.keys`: [D in tile, block, tile of D, key] @ SBUF.
+
+    `depth_range` is (first tile, end, height) of tiles of D of equal height, see `Prompts`.
+    """
     first, end, height = depth_range
     block = (prompts.prefix + piece.start) // PARTITIONS
     return head.keys[0:height, block : block + piece.count, first:end, 0 : piece.used]
 
 
-def new_values(prompts, head, piece):
-    """Return the tile of a piece of new values: [value, block, D]."""
+def view_new_values(prompts, head, piece):
+    """View the new values of a piece in `head.values`, without the column of ones: [position in block, block, Dv]."""
     block = (prompts.prefix + piece.start) // PARTITIONS
     return head.values[0 : piece.used, block : block + piece.count, 0 : prompts.value_depth]
 
 
-def new_rows(tensor, sequence, piece):
-    """Return a piece's rows of new tokens [T, columns] in HBM: [position in block, block, column]."""
+def view_new_rows(tensor, sequence, piece):
+    """View the rows of a piece in a tensor [T, columns] @ HBM as [position in block, block, column].
+
+    `sequence` is the row of the sequence's first new token.
+    """
     first = sequence + piece.start
     rows = tensor[first : first + piece.count * piece.used]
     return rows.reshape_dim(0, (piece.count, piece.used)).permute((1, 0, 2))

@@ -18,19 +18,21 @@ import nki.language as nl
 from nki_kernels.cache.scales import round_to_cache
 from nki_kernels.prefill.key_blocks import (
     LOADED_BLOCKS,
-    loaded_pieces,
-    new_keys,
-    new_pieces,
-    new_rows,
-    new_values,
+    list_loaded_pieces,
+    list_new_pieces,
+    view_new_keys,
+    view_new_rows,
+    view_new_values,
 )
 from nki_kernels.tiles import PARTITIONS, blocks
 
 
 class Head(nl.NKIObject):
-    """A key/value head of a sequence with its tiles: keys [D in tile, block, tile, 128], values [128, block, Dv + 1].
+    """Keys and values of a key/value head of a sequence in SBUF, allocated here and loaded by other functions.
 
-    `first` is its first tile of queries. `cached` are the cached positions of its sequence, once they are found.
+    `keys` are [D in tile, block, tile of D, 128], `values` [128, block, Dv + 1], whose last column is set to ones here.
+    `number` is the index of the key/value head, and `first` the index of the first tile of queries that uses it.
+    `cached` is None until `take_cached`.
     """
 
     def __init__(self, prompts, sequence, number, first):
@@ -44,20 +46,23 @@ class Head(nl.NKIObject):
         nisa.memset(dst=self.values[:, :, prompts.value_depth : prompts.value_depth + 1], value=1.0)
 
     def take_cached(self, cached):
-        """Take the cached positions of the head's sequence."""
+        """Set `cached`, the valid cached positions of the head's sequence."""
         self.cached = cached
 
 
 @dataclass
 class BlockLoad(nl.NKIObject):
-    """New keys and values of a head that one DMA brings, from block `first` of them on."""
+    """New keys and values of a head that one DMA load brings: up to LOADED_BLOCKS blocks, from new block `first` on."""
 
     head: Head
     first: int
 
 
-def place_keys(prompts, keys, source, factor=None):
-    """Transpose keys [key, block, D] by DMA into [D in tile, block, tile, key], times a factor [128, 1] if any."""
+def transpose_into_blocks(prompts, keys, source, factor=None):
+    """Transpose rows `source` [key, block, D] @ HBM by DMA into `keys` [D in tile, block, tile of D, key] @ SBUF.
+
+    If a factor [128, 1] float32 is passed, `keys` are then multiplied by it.
+    """
     # One DMA transposes tiles of D of one height, so a shorter last tile takes a DMA of its own.
     for first, end, height in prompts.depth_ranges:
         start = first * prompts.tile_depth
@@ -69,45 +74,56 @@ def place_keys(prompts, keys, source, factor=None):
 
 
 def load_new_keys(prompts, head):
-    """Load the new keys of a head, LOADED_BLOCKS blocks at a time, transposed by DMA."""
+    """Load all new keys of a head from `prompts.k` into `head.keys`, transposed by DMA."""
     columns = prompts.k[:, head.number * prompts.depth : (head.number + 1) * prompts.depth]
-    for piece in new_pieces(prompts):
+    for piece in list_new_pieces(prompts):
         block = (prompts.prefix + piece.start) // PARTITIONS
         keys = head.keys[:, block : block + piece.count, :, 0 : piece.used]
-        place_keys(prompts, keys, new_rows(columns, head.sequence * prompts.new_keys, piece))
+        transpose_into_blocks(prompts, keys, view_new_rows(columns, head.sequence * prompts.new_keys, piece))
 
 
 def load_new_values(prompts, head):
-    """Load the new values of a head, LOADED_BLOCKS blocks at a time."""
+    """Load all new values of a head from `prompts.v` into `head.values`."""
     columns = prompts.v[:, head.number * prompts.value_depth : (head.number + 1) * prompts.value_depth]
-    for piece in new_pieces(prompts):
-        rows = new_rows(columns, head.sequence * prompts.new_keys, piece)
-        nisa.dma_copy(dst=new_values(prompts, head, piece), src=rows)
+    for piece in list_new_pieces(prompts):
+        rows = view_new_rows(columns, head.sequence * prompts.new_keys, piece)
+        nisa.dma_copy(dst=view_new_values(prompts, head, piece), src=rows)
 
 
 def clean_new_keys(prompts, head, engine):
-    """Zero undefined rows of a head's new keys, one DMA load at a time, and round keys for a cache with scales."""
+    """Set NaN and infinite elements of all new keys in `head.keys` to 0, in place, on `engine`.
+
+    If the cache has scales and the launch writes it, the keys are rounded as the cache rounds them.
+    """
     inverses = None if prompts.scales is None else prompts.scales.inverse_keys
     for first in range(0, blocks(prompts.new_keys), LOADED_BLOCKS):
         for depth_range in prompts.depth_ranges:
-            for piece in loaded_pieces(prompts, first):
-                clean_new(prompts, new_keys(prompts, head, depth_range, piece), head, inverses, engine)
+            for piece in list_loaded_pieces(prompts, first):
+                clean_tile(prompts, view_new_keys(prompts, head, depth_range, piece), head, inverses, engine)
 
 
 def clean_new_values(launch, load):
-    """Zero undefined rows of one DMA load of values, and round them for a cache with scales; an agenda's step."""
+    """Set NaN and infinite elements of the new values of one `BlockLoad` in `head.values` to 0, in place, on GpSimd.
+
+    If the cache has scales and the launch writes it, the values are rounded as the cache rounds them. It is a step of
+    the agenda, which passes the launch and the load.
+    """
     prompts, head = launch.prompts, load.head
     inverses = None if prompts.scales is None else prompts.scales.inverse_values
-    for piece in loaded_pieces(prompts, load.first):
-        clean_new(prompts, new_values(prompts, head, piece), head, inverses, nisa.engine.gpsimd)
+    for piece in list_loaded_pieces(prompts, load.first):
+        clean_tile(prompts, view_new_values(prompts, head, piece), head, inverses, nisa.engine.gpsimd)
 
 
-def clean_new(prompts, tile, head, inverses, engine):
-    """Set elements that are NaN or infinite to 0, and round new ones to a cache whose scales have `inverses` [128, Hk].
+def clean_tile(prompts, tile, head, inverses, engine):
+    """Set NaN and infinite elements of a tile of new keys or values of `head` to 0, in place.
 
     0 * x == 0 tells finite elements. The bits of the tile, as integers, are multiplied by that 0 or 1: a product with
     the element itself would keep a NaN. 16-bit integers are exact in the float32 of the engines, 32-bit ones on GpSimd.
-    `engine` multiplies those of 16 bits.
+
+    Args:
+        inverses: 1 / scale of each head, [128, Hk] float32, or None. With them elements are rounded to what the cache
+            stores, unless it holds the new keys and values already.
+        engine: multiplies the bits of a bfloat16 tile; GpSimd multiplies those of a float32 tile.
     """
     integer = nl.int16 if tile.dtype == nl.bfloat16 else nl.int32
     finite = nl.ndarray(tile.shape, dtype=integer, buffer=nl.sbuf)

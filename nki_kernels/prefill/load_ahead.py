@@ -18,14 +18,16 @@ LEAST_QUERIES = 3
 
 
 class LoadAhead(nl.NKIObject):
-    """How many tiles of queries ahead of their use `queries` and `heads` are loaded.
+    """How early attention_prefill loads queries and heads, counted in tiles of queries.
 
-    `two_heads_fit`: keys and values of two heads have room. Tiles of queries have `query_room` bytes per partition.
+    A tile of queries is loaded `queries` tiles before its use, the keys and values of a head `heads` tiles before their
+    first use. If `two_heads_fit`, SBUF has room for the keys and values of two heads; else those of one are used up
+    before the next are loaded. `query_room` is the number of bytes per partition that all tiles of queries may take.
     """
 
     def __init__(self, prompts, tuning):
         room = nl.tile_size.sbuf_fmax_bytes - FIXED_BYTES - KEY_BYTES * min(prompts.keys, tuning.span)
-        head_bytes, tile_bytes = bytes_of_head(prompts), bytes_of_queries(prompts)
+        head_bytes, tile_bytes = count_head_bytes(prompts), count_query_bytes(prompts)
         least = LEAST_QUERIES * tile_bytes
         self.two_heads_fit = head_bytes <= HEAD_BYTES and 2 * head_bytes + least <= room
         # A head that is loaded early stands beside two that products and scores read.
@@ -36,13 +38,13 @@ class LoadAhead(nl.NKIObject):
         self.queries = max(1, min(tuning.queries_ahead, loaded - LEAST_QUERIES + 1))
 
 
-def bytes_of_queries(prompts):
-    """Return the bytes per partition of a tile of queries."""
+def count_query_bytes(prompts):
+    """Return the bytes per partition of a tile of up to 128 queries, with all its query heads on this core."""
     size = 2 if prompts.dtype == nl.bfloat16 else 4
     return prompts.share.group * prompts.depth_tiles * min(PARTITIONS, prompts.queries) * size
 
 
-def bytes_of_head(prompts):
-    """Return the bytes per partition of the keys and values of one head."""
+def count_head_bytes(prompts):
+    """Return the bytes per partition of the keys and values of one key/value head of one sequence."""
     size = 2 if prompts.dtype == nl.bfloat16 else 4
     return blocks(prompts.keys) * (prompts.depth_tiles * PARTITIONS + prompts.value_depth + 1) * size

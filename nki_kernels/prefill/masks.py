@@ -1,4 +1,8 @@
-"""Which keys a query of attention_prefill sees, and masks for blocks of keys that only some queries of a tile see."""
+"""Which keys a query of attention_prefill sees, and masks for blocks of keys that only some queries of a tile see.
+
+A mask is a tile [query, key] of 0 and MASKED, which is added to scores. `prefill.spans` asks for the masks of blocks,
+and `prefill.span_steps` adds them.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,11 @@ from nki_kernels.tiles import MASKED, PARTITIONS, filled
 
 
 class Masks(nl.NKIObject):
-    """Tiles [query, key] of 0 and MASKED, by the distance of the first query from the first key; made when needed.
+    """Masks [query, key] of a launch in SBUF, in `dtype`, each made at its first use and kept.
 
-    A matmul adds them to scores in PSUM: its stationary tile, an identity, repeats them for each head of a tile.
+    A matmul adds them to scores in PSUM: its stationary tile, an identity, repeats them for each head of a tile. New
+    keys are masked alike wherever a tile of queries is equally far behind a block of keys, so `tiles` are kept by that
+    distance.
     """
 
     def __init__(self, dtype, causal, window):
@@ -22,14 +28,23 @@ class Masks(nl.NKIObject):
         self.identities = {}
         self.cached = {}
 
-    def first_key(self, query):
-        """Return the first new key that some query from `query` on sees, rounded down to a block."""
+    def find_first_key(self, query):
+        """Return the first new key that query `query` or a later one sees, rounded down to a multiple of 128.
+
+        Queries and keys count from the first new token. Without a window the first key is 0.
+        """
         if self.window is None:
             return 0
         return max(0, query - self.window + 1) // PARTITIONS * PARTITIONS
 
-    def new_mask(self, queries, distance, keys):
-        """Return the mask of keys that begin `distance` before the first of so many queries; None if all see all."""
+    def make_new_mask(self, queries, distance, keys):
+        """Return the mask [queries, keys] @ SBUF of a block of new keys; None if each query sees each key.
+
+        Args:
+            queries: number of queries, at most 128.
+            distance: position of the first query minus position of the first key.
+            keys: number of keys, at most 128.
+        """
         early = self.causal and keys - 1 > distance
         late = self.window is not None and queries - 1 + distance >= self.window
         if not early and not late:
@@ -40,15 +55,18 @@ class Masks(nl.NKIObject):
             source = self.zeros
             # Whole blocks, although this one may be short: the tile serves all blocks of this distance.
             if self.causal and distance < PARTITIONS - 1:
-                select(tile, source, [[-1, PARTITIONS]], 1, distance)
+                mask_below_zero(tile, source, [[-1, PARTITIONS]], 1, distance)
                 source = tile
             if self.window is not None and PARTITIONS - 1 + distance >= self.window:
-                select(tile, source, [[1, PARTITIONS]], -1, self.window - 1 - distance)
+                mask_below_zero(tile, source, [[1, PARTITIONS]], -1, self.window - 1 - distance)
             self.tiles[name] = tile
         return self.tiles[name][0:queries, 0:keys]
 
-    def identity(self, queries, heads):
-        """Return [query, (head, query)] with a one where both queries are the same."""
+    def make_identity(self, queries, heads):
+        """Return ones where both queries are the same, else 0: [query, (head, query)] @ SBUF.
+
+        A matmul with it repeats a mask for `heads` heads.
+        """
         name = f"{queries} {heads}"
         if name not in self.identities:
             tile = nl.ndarray((queries, heads, queries), dtype=self.dtype, buffer=nl.sbuf)
@@ -63,26 +81,30 @@ class Masks(nl.NKIObject):
             self.identities[name] = tile
         return self.identities[name]
 
-    def cached_mask(self, head, query, start):
-        """Return the mask [query, key] within a window of a head's cached positions from `start` on.
+    def make_cached_mask(self, head, query, start):
+        """Return the mask [128 queries, 128 keys] @ SBUF of cached positions start … start + 127 for the window.
 
-        Query `query` has as position the number of valid ones, count: a key at position c is in the window of the one
-        i behind it if c - i > count + query - window.
+        `query` is the index of the tile's first query among the new tokens. With `count` valid cached positions, its
+        position is count + query. Query i of the tile sees the key at position c if c - i > count + query - window.
+        Positions that are not valid are masked too.
         """
         name = f"{head.sequence} {head.number} {query} {start}"
         if name not in self.cached:
             tile = nl.ndarray((PARTITIONS, PARTITIONS), dtype=self.dtype, buffer=nl.sbuf)
             beyond = nl.ndarray((PARTITIONS, PARTITIONS), dtype=self.dtype, buffer=nl.sbuf)
-            compare(tile, nl.less_equal, -1, start - query + self.window, head.cached.count)
+            mask_compared(tile, nl.less_equal, -1, start - query + self.window, head.cached.count)
             # Invalid positions hold the first new key, which lies outside the window of some queries and is masked too.
-            compare(beyond, nl.greater_equal, 0, start, head.cached.count)
+            mask_compared(beyond, nl.greater_equal, 0, start, head.cached.count)
             nisa.tensor_tensor(dst=tile, data1=tile, data2=beyond, op=nl.add)
             self.cached[name] = tile
         return self.cached[name]
 
 
-def select(result, source, pattern, multiplier, offset):
-    """Write `source` to `result` where offset + multiplier * query + pattern . key >= 0, else MASKED."""
+def mask_below_zero(result, source, pattern, multiplier, offset):
+    """Write `source` [query, key] to `result` where offset + multiplier * query + pattern . key >= 0, else MASKED.
+
+    `pattern` is that of `nisa.affine_select`. `result` may be `source`.
+    """
     nisa.affine_select(
         dst=result,
         pattern=pattern,
@@ -94,8 +116,11 @@ def select(result, source, pattern, multiplier, offset):
     )
 
 
-def compare(result, op, multiplier, offset, limit):
-    """Write MASKED to `result` where offset + multiplier * query + key compares so with a limit [128, 1], else 0."""
+def mask_compared(result, op, multiplier, offset, limit):
+    """Write MASKED to `result` [query, key] where a number compares true with `limit` [128, 1] float32, else 0.
+
+    The number is offset + multiplier * query + key; `op` compares it, such as `nl.less_equal`.
+    """
     numbers = nl.ndarray(result.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=numbers, pattern=[[1, PARTITIONS]], offset=offset, channel_multiplier=multiplier)
     nisa.tensor_scalar(dst=result, data=numbers, op0=op, operand0=limit, op1=nl.multiply, operand1=MASKED)

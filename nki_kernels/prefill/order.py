@@ -1,8 +1,9 @@
 """The order in which attention_prefill issues the steps of its tiles, so that all engines work at the same time.
 
-Time is counted in keys: the scores of one key for 128 rows take each engine about a nanosecond. While the scores of a
-span are computed, later steps of the spans before are issued between them, as many keys later as it takes until their
-operands are there. Nothing here depends on data.
+A *span* is a range of keys whose scores lie in SBUF at one time, for up to 128 rows of one tile of queries. Time is
+counted in keys: the scores of one key for 128 rows take each engine about a nanosecond. While the scores of a span are
+computed, later steps of the spans before are issued between them, as many keys later as it takes until their operands
+are there. Nothing here depends on data.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import nki.language as nl
 
 from nki_kernels.prefill.span_steps import (
-    exponents,
-    exponents_by_key,
+    exponentiate,
+    exponentiate_by_key,
     finish,
     multiply,
     recompute,
@@ -26,9 +27,9 @@ SLOT = 128
 
 
 class Agenda(nl.NKIObject):
-    """Steps by the time at which they are issued; those of one time in the order in which they were noted.
+    """Steps that are due later, by the time at which they are issued, in keys; ties keep the order of notes.
 
-    `slots` before `done` are issued.
+    `slots` has a list of (step, operand) for every SLOT keys. The first `done` slots are issued.
     """
 
     def __init__(self, launch):
@@ -37,30 +38,40 @@ class Agenda(nl.NKIObject):
         self.done = 0
 
     def note(self, time, step, operand):
-        """Issue `step` of an operand (a chunk, a span, a load) at a time, or with the next steps if that is past."""
+        """Schedule `step(launch, operand)` for `time`, in keys, or for the next call of `issue` if that time is past.
+
+        `operand` is a `Chunk`, a `Span` or a `BlockLoad`.
+        """
         slot = max(time // SLOT, self.done)
         while len(self.slots) <= slot:
             self.slots.append([])
         self.slots[slot].append((step, operand))
 
     def issue(self, time):
-        """Issue all steps up to a time; None: all that remain."""
+        """Issue all scheduled steps whose time is at most `time`, in keys; None issues all that remain."""
         while self.done < len(self.slots) and (time is None or self.done * SLOT <= time):
             for step, operand in self.slots[self.done]:
                 step(self.launch, operand)
             self.done += 1
 
     def issue_all(self, time):
-        """Issue all steps that remain; returns the time from which on steps are issued when they are due."""
+        """Issue all scheduled steps, and return the later of `time` and the first time that the agenda has not passed.
+
+        Steps that are noted for the returned time or later are issued at their time, not before.
+        """
         self.issue(None)
         return max(time, self.done * SLOT)
 
 
 def score_span(agenda, span, first_time):
-    """Compute the scores of a span, with the steps that are due between; returns the time at their end.
+    """Issue the scores of a span, with the scheduled steps that become due between them; return the time at their end.
 
-    Notes the later steps of the span: exponents and products of each chunk, then those of keys whose scores are
-    computed again, and the sums.
+    The later steps of the span are noted in the agenda first: exp and products of each chunk of keys, then those of
+    keys whose scores are computed again, joining the product with that of the span before, and the store of a last
+    span.
+
+    Args:
+        first_time: time of the span's first score, in keys.
     """
     launch, tuning = agenda.launch, agenda.launch.tuning
     dtype = launch.prompts.dtype
@@ -71,7 +82,7 @@ def score_span(agenda, span, first_time):
         # DMA transposes write these weights, so the tile's partitions lie a multiple of 32 bytes apart.
         weights = aligned_tile((PARTITIONS, blocks(end - start), span.rows), dtype)
         chunk = Chunk(span, start, end, weights)
-        agenda.note(time, exponents, chunk)
+        agenda.note(time, exponentiate, chunk)
         time += end - start
         agenda.note(time + tuning.multiply_after, multiply, chunk)
     for start, end in ranges(span.start, span.split, tuning.recomputed):
@@ -79,7 +90,7 @@ def score_span(agenda, span, first_time):
         scores = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
         chunk = Chunk(span, start, end, nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf), scores)
         agenda.note(time + tuning.recompute_after, recompute, chunk)
-        agenda.note(time + tuning.by_key_after, exponents_by_key, chunk)
+        agenda.note(time + tuning.by_key_after, exponentiate_by_key, chunk)
         time += end - start
         agenda.note(time + tuning.multiply_after, multiply, chunk)
     time += tuning.multiply_after + tuning.finish_after

@@ -17,7 +17,7 @@ from nki_kernels.tiles import PARTITIONS, blocks, filled
 
 @dataclass
 class PromptStep(nl.NKIObject):
-    """The arguments of a launch beside its tokens and its cache, by the names of `attention_prefill`'s parameters."""
+    """Arguments of a launch other than its tokens and its cache, by the names of `attention_prefill`'s parameters."""
 
     scale: float
     prefix: int
@@ -30,13 +30,13 @@ class PromptStep(nl.NKIObject):
 
 
 class Prompts(nl.NKIObject):
-    """The tensors of a launch, whose results go to o, and its sizes; `share` is what this core takes of it.
+    """Tensors and sizes of a launch of attention_prefill.
 
-    `tokens` are q, k and v; `scales` are those of the cache, see `load_scales`.
-
-    `stored`: the cache has the new keys and values already. Of `cached` positions, padded to `prefix`, keys come before
-    the new ones. D is divided into `depth_tiles` of `tile_depth` elements or less, their `heights`. `depth_ranges` are
-    (first tile, end, height) of tiles of one height.
+    `tokens` are q, k and v @ HBM, the results go to `o` @ HBM, `share` is what this core takes, and `scales` those of
+    the cache, see `load_scales`. `stored`: the cache holds the new keys and values already, as k and v are None. Each
+    sequence has `queries` queries and `keys` keys: `cached` positions, padded to `prefix`, a multiple of 128, then
+    `new_keys` new ones. D is divided into `depth_tiles` tiles, with `heights` elements each, at most `tile_depth`.
+    `depth_ranges` are (first tile, end, height) of tiles of one height.
     """
 
     def __init__(self, o, tokens, cache, step, scales):
@@ -67,9 +67,11 @@ class Prompts(nl.NKIObject):
 
 
 class PrefillLaunch(nl.NKIObject):
-    """What the steps of all spans share: the prompts, distances of the pipeline, masks, and tiles made when needed.
+    """Records and tiles that the steps of all spans share.
 
-    `exp_scale` is what exp multiplies scores by. `sinks` are those of rows of heads, by the rows' name.
+    They are the prompts, the tuning, how early operands are loaded, the masks, and the slopes or None. exp multiplies
+    scores by `exp_scale`. `sinks` are the `Sink` records of rows of heads, made when needed, by a name of the rows.
+    `minus_one` and `minus_scale` are columns [128, 1] float32 @ SBUF of -1 and of -`exp_scale`.
     """
 
     def __init__(self, prompts):

@@ -3,7 +3,8 @@
     bias[t, h, s] = slopes[h] * (position of s - position of t)
 
 The distance is a whole number and exact. A matmul that adds slopes[h] * s alone, since a softmax ignores what a row has
-in common, would lose the bits of near keys beside that of far ones.
+in common, would lose the bits of near keys beside that of far ones. A *row* is one query of one head, as in
+`prefill.span_steps`, which adds the biases to its scores.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from nki_kernels.tiles import PARTITIONS, blocks
 
 
 class Slopes(nl.NKIObject):
-    """Slopes of the heads of some prompts, and tiles that are made when needed, by the heads and queries of a span.
+    """Slopes and distances of a launch in SBUF, made when needed and kept by the heads and number of queries of a span.
 
-    `by_rows` are the slopes of rows, `query_numbers` those of the rows' queries in their tile, and `distances` those of
-    all keys from all tiles of queries.
+    `by_rows` are columns [row, 1] of slopes over the scale, `query_numbers` columns [row, 1] of the index of each row's
+    query in its tile, and `distances` tiles [row, column] of key position minus query position.
     """
 
     def __init__(self, prompts):
@@ -27,31 +28,40 @@ class Slopes(nl.NKIObject):
         self.query_numbers = {}
         self.distances = {}
 
-    def add(self, span, scores, bank, start, end):
-        """Write to `scores` those of `bank` [row, key], of keys start … end in PSUM, and their biases."""
+    def add_biases(self, span, scores, bank, start, end):
+        """Write scores plus their biases for keys start … end - 1 of a span: `scores` = `bank` + biases, [row, key].
+
+        `bank` is in PSUM, `scores` in SBUF, both float32. Keys below `prefix` are cached positions, later ones are new.
+        """
         prefix = self.prompts.prefix
         split = max(start, min(end, prefix))
         if split > start:
             distances = nl.ndarray((span.rows, split - start), dtype=nl.float32, buffer=nl.sbuf)
             self.write_cached_distances(span, distances, start)
-            self.add_bias(span, scores[:, 0 : split - start], bank[:, 0 : split - start], distances)
+            self.multiply_distances(span, scores[:, 0 : split - start], bank[:, 0 : split - start], distances)
         if end > split:
-            distances = self.new_distances(span, split - prefix, end - prefix)
-            self.add_bias(span, scores[:, split - start :], bank[:, split - start :], distances)
+            distances = self.view_new_distances(span, split - prefix, end - prefix)
+            self.multiply_distances(span, scores[:, split - start :], bank[:, split - start :], distances)
 
-    def add_bias(self, span, result, scores, distances):
-        """Write slope * distances + scores to `result`."""
+    def multiply_distances(self, span, result, scores, distances):
+        """Write slope * distances + scores to `result`, all [row, key] float32.
+
+        Each row has the slope of its head divided by the scale, as exp multiplies scores and biases by the scale.
+        """
         nisa.scalar_tensor_tensor(
             dst=result,
             data=distances,
             op0=nl.multiply,
-            operand0=self.slopes_of_rows(span),
+            operand0=self.load_row_slopes(span),
             op1=nl.add,
             operand1=scores,
         )
 
-    def new_distances(self, span, start, end):
-        """Return distances of new keys start … end: columns of a tile that serves all tiles of queries."""
+    def view_new_distances(self, span, start, end):
+        """Return key minus query position of new keys start … end - 1 for a span's rows: [row, key] float32 @ SBUF.
+
+        It is a view of a tile that serves all tiles of queries, made at the first call.
+        """
         count = PARTITIONS if span.heads == 1 else span.queries.count
         name = f"{span.heads} {count}"
         last = blocks(self.prompts.queries) * PARTITIONS - PARTITIONS
@@ -62,18 +72,22 @@ class Slopes(nl.NKIObject):
             nisa.iota(dst=tile, pattern=[[1, shape[1]]], offset=-last, channel_multiplier=multiplier)
             # Query numbers start again with each head, which the linear channel multiplier of iota cannot express.
             if span.heads > 1:
-                nisa.tensor_scalar(dst=tile, data=tile, op0=nl.subtract, operand0=self.numbers_of_rows(span))
+                nisa.tensor_scalar(dst=tile, data=tile, op0=nl.subtract, operand0=self.number_rows(span))
             self.distances[name] = tile
         column = last - span.queries.first
         return self.distances[name][0 : span.rows, column + start : column + end]
 
     def write_cached_distances(self, span, result, position):
-        """Write the distances of cached keys from a position on; one that is not valid is the first new key."""
+        """Write key minus query position of cached keys to `result` [row, key] float32 @ SBUF.
+
+        The first key is that of cached position `position`. A position that is not valid holds the first new key, and
+        gets that key's distance.
+        """
         nisa.iota(dst=result, pattern=[[1, result.shape[1]]], offset=position)
         first = nl.ndarray((span.rows, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(
             dst=first,
-            data=self.numbers_of_rows(span),
+            data=self.number_rows(span),
             op0=nl.add,
             operand0=float(span.queries.first),
             op1=nl.multiply,
@@ -89,8 +103,8 @@ class Slopes(nl.NKIObject):
         )
         nisa.tensor_scalar(dst=result, data=result, op0=nl.add, operand0=first)
 
-    def numbers_of_rows(self, span):
-        """Return the number of each row's query among those of its tile [row, 1]."""
+    def number_rows(self, span):
+        """Return the index of each row's query in its tile of queries: [row, 1] float32 @ SBUF."""
         count = span.queries.count
         name = f"{span.heads} {count}"
         if name not in self.query_numbers:
@@ -103,14 +117,17 @@ class Slopes(nl.NKIObject):
             self.query_numbers[name] = tile
         return self.query_numbers[name]
 
-    def slopes_of_rows(self, span):
-        """Return the slope of each row's head, over the scale [row, 1]."""
+    def load_row_slopes(self, span):
+        """Return the slope of each row's head divided by the scale: [row, 1] float32 @ SBUF.
+
+        It is loaded from HBM at the first call.
+        """
         prompts, queries = self.prompts, span.queries
         name = f"{queries.kv_head} {span.first_head} {queries.count}"
         if name not in self.by_rows:
             tile = nl.ndarray((span.rows, 1), dtype=nl.float32, buffer=nl.sbuf)
             pattern = [[1, span.heads], [0, queries.count], [1, 1]]
-            offset = prompts.share.query_head(queries.kv_head, span.first_head)
+            offset = prompts.share.index_query_head(queries.kv_head, span.first_head)
             nisa.dma_copy(dst=tile, src=prompts.step.slopes.ap(pattern=pattern, offset=offset))
             nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=1.0 / prompts.step.scale)
             self.by_rows[name] = tile

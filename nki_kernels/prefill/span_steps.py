@@ -1,13 +1,16 @@
 """The steps by which attention_prefill brings one tile of queries past a span of keys.
 
-    scores     scores [row, key] of some keys of the span; the Vector engine moves them to SBUF and keeps their maximum
-    exponents  exp(scale * (score - maximum)), then transposed by DMA to [key, row]
-    recompute  scores once more, as [key, row] minus the maximum, of the span's first keys; their exp needs no transpose
-    multiply   the product with one block of values and their column of ones
-    finish     the product joined to that of the span before, or divided by its sum and stored
+    score                scores [row, key] of some keys; the Vector engine moves them to SBUF and keeps their maximum
+    exponentiate         exp(scale * (score - maximum)), then transposed by DMA to [key, row]
+    recompute            scores once more, as [key, row] minus the maximum, of the span's first keys
+    exponentiate_by_key  exp of recomputed scores, which needs no transpose
+    multiply             the product with one block of values and their column of ones
+    finish               the product joined to that of the span before, or divided by its sum
+    store                the rows of the result written to HBM
 
-A row is one query of one head; a tile has up to 128 rows. A span has those of a tile's keys whose scores lie in
-SBUF at one time. The steps of many spans overlap: see attention_prefill.
+A row is one query of one head; a tile has up to 128 rows. A span has those of a tile's keys whose scores lie in SBUF at
+one time. The steps of many spans overlap: see `prefill.order`, which issues them. exp of a score is the weight of its
+key in the softmax. The *shift* of a row is minus the maximum of its scores, which `recompute` adds to them.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import COMPILER, transfer
-from nki_kernels.prefill.spans import mask_of_keys
+from nki_kernels.prefill.spans import find_mask
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, ranges
 
 SHIFT_TERMS = 3
@@ -26,14 +29,21 @@ SHIFT_ROWS = 64
 """Rows of the array that a matmul takes which adds the shift: two lie side by side; 64 is the least on every chip."""
 
 
-def queries_of(prompts, span, tile):
-    """Return the span's queries [D in tile, row], as a stationary tile."""
+def view_queries(prompts, span, tile):
+    """View one tile of D of a span's queries as [D in tile, head, query] @ SBUF, an operand of a matmul.
+
+    `tile` is the index of the tile of D.
+    """
     first = span.first_head
     return span.queries.tile[0 : prompts.heights[tile], first : first + span.heads, tile, :]
 
 
 def score(launch, span, start, end):
-    """Write scores of keys start … end of a span, masked; behind the last ones find what exp subtracts."""
+    """Compute masked scores of keys start … end - 1 of a span, and write them to `span.scores` [row, key] @ SBUF.
+
+    The scores are float32, not yet multiplied by `exp_scale`: exp does that. A soft cap, less its factor, and slopes
+    are applied here. The call with the span's last keys also writes `span.maximum`, `span.bias` and `span.shift`.
+    """
     step = launch.prompts.step
     bank = nl.ndarray((span.rows, end - start), dtype=nl.float32, buffer=nl.psum)
     first = start
@@ -49,7 +59,7 @@ def score(launch, span, start, end):
     if step.softcap is None:
         add_masks(launch, span, bank, start, end)
         if launch.slopes is not None:
-            launch.slopes.add(span, scores, bank, start, end)
+            launch.slopes.add_biases(span, scores, bank, start, end)
             bank = scores
     else:
         # tanh would make a masked score an ordinary one, so masks follow it.
@@ -72,12 +82,15 @@ def score(launch, span, start, end):
 
 
 def add_masks(launch, span, scores, start, end):
-    """Add to scores in PSUM or SBUF the masks of blocks of keys that not all queries see, repeated for each head."""
+    """Add masks in place to `scores` [row, key] of a span's keys start … end - 1, in PSUM or in SBUF.
+
+    Blocks of 128 keys that every query sees have no mask and stay as they are.
+    """
     for first in range(start, end, PARTITIONS):
         last = min(end, first + PARTITIONS)
-        mask = mask_of_keys(launch, span.queries, span.head, first, last)
+        mask = find_mask(launch, span.queries, span.head, first, last)
         if mask is not None:
-            repeat = launch.masks.identity(span.queries.count, span.heads)
+            repeat = launch.masks.make_identity(span.queries.count, span.heads)
             masked = scores[:, first - start : last - start]
             if scores.buffer == nl.psum:
                 # The Tensor engine adds masks in PSUM, so the Vector engine still passes over the scores only once.
@@ -89,7 +102,10 @@ def add_masks(launch, span, scores, start, end):
 
 
 def multiply_keys(prompts, span, result, first, last):
-    """Write queries . keys first … last to `result` [row, key]: whole blocks, or the used keys of the last one."""
+    """Write the product of a span's queries and keys first … last - 1 to `result` [row, key] float32 @ PSUM.
+
+    The keys are whole blocks of 128, or keys of the last, short block alone.
+    """
     block = first // PARTITIONS
     count = blocks(last - first)
     for tile in range(prompts.depth_tiles):
@@ -98,45 +114,54 @@ def multiply_keys(prompts, span, result, first, last):
         if last % PARTITIONS > 0:
             moving = span.head.keys[0:height, block, tile, 0 : last - first]
         nisa.nc_matmul(
-            dst=result, stationary=queries_of(prompts, span, tile), moving=moving, accumulate=tile > 0
+            dst=result, stationary=view_queries(prompts, span, tile), moving=moving, accumulate=tile > 0
         )
 
 
 def choose_shift(launch, span):
-    """Find what is subtracted from the scores of each row: their maximum, also over the spans before."""
+    """Write what exp subtracts from the scores of each row of a span, [row, 1] float32 @ SBUF.
+
+    `span.maximum` becomes the larger of itself and the maximum of the span before, if there is one. `span.bias` becomes
+    -`exp_scale` times that. If `span.shift` is not None, it becomes the negative maximum, as `split_shift` writes it.
+    """
     maximum = span.maximum
     if span.before is not None:
-        on_gpsimd(maximum, maximum, span.before.maximum, nl.maximum)
-    on_gpsimd(span.bias, maximum, launch.minus_scale[0 : span.rows, :], nl.multiply)
+        combine_on_gpsimd(maximum, maximum, span.before.maximum, nl.maximum)
+    combine_on_gpsimd(span.bias, maximum, launch.minus_scale[0 : span.rows, :], nl.multiply)
     if span.shift is not None:
         split_shift(span.shift, maximum, launch.minus_one[0 : span.rows, :])
 
 
 def split_shift(shift, maximum, minus_one):
-    """Write the negative maxima [row, 1] as rows of SHIFT_TERMS numbers of the keys' dtype, which a matmul adds up.
+    """Write minus the maxima [row, 1] float32 to `shift` as SHIFT_TERMS rows of numbers, which a matmul sums up.
 
-    Three bfloat16 numbers hold the bits of a float32 one, so a row's keys all have the same shift.
+    Three bfloat16 numbers hold the bits of a float32 one, so a row's keys all have the same shift. `shift` is [128,
+    row] @ SBUF in the keys' dtype; the terms go to its rows from 0 and again from SHIFT_ROWS on. `minus_one` is a
+    column of -1.
     """
     terms = nl.ndarray((maximum.shape[0], SHIFT_TERMS), dtype=shift.dtype, buffer=nl.sbuf)
     remaining = maximum
     for i in range(SHIFT_TERMS):
-        on_gpsimd(terms[:, i : i + 1], remaining, minus_one, nl.multiply)
+        combine_on_gpsimd(terms[:, i : i + 1], remaining, minus_one, nl.multiply)
         if i + 1 < SHIFT_TERMS:
             less = nl.ndarray(maximum.shape, dtype=nl.float32, buffer=nl.sbuf)
-            on_gpsimd(less, remaining, terms[:, i : i + 1], nl.add)
+            combine_on_gpsimd(less, remaining, terms[:, i : i + 1], nl.add)
             remaining = less
     # The terms lie in each half of the array's rows, where `recompute` takes them for one PSUM bank or another.
     for row in range(0, PARTITIONS, SHIFT_ROWS):
         nisa.dma_transpose(dst=shift[row : row + SHIFT_TERMS, :], src=terms)
 
 
-def on_gpsimd(result, first, second, op):
-    """Apply an operator to tiles in SBUF on GpSimd, which has nothing else to do."""
+def combine_on_gpsimd(result, first, second, op):
+    """Write op(first, second), element by element, to `result` on GpSimd, which is idle; all tiles are in SBUF."""
     nisa.tensor_tensor(dst=result, data1=first, data2=second, op=op, engine=nisa.engine.gpsimd)
 
 
-def exponents(launch, chunk):
-    """Take exp of the scores of a chunk of keys in SBUF, and transpose them by DMA."""
+def exponentiate(launch, chunk):
+    """Compute exp of the scores of a chunk of keys, and transpose it to `chunk.weights` [key, block, row] @ SBUF.
+
+    The scores are those that `score` wrote, less the maximum of their row. It is a step of the agenda.
+    """
     span, count = chunk.span, chunk.end - chunk.start
     weights = nl.ndarray((span.rows, count), dtype=chunk.weights.dtype, buffer=nl.sbuf)
     nisa.activation(
@@ -157,7 +182,10 @@ def exponents(launch, chunk):
 
 
 def recompute(launch, chunk):
-    """Compute scores of a chunk of keys less the shift, as [key, block, row] in PSUM; the span has 128 rows."""
+    """Write scores of a chunk of keys less the maximum of their row to `chunk.scores` [key, block, row] float32 @ PSUM.
+
+    The span has 128 rows, and every query sees every key of the chunk. It is a step of the agenda.
+    """
     prompts, span = launch.prompts, chunk.span
     count = (chunk.end - chunk.start) // PARTITIONS
     per_bank = BANK // PARTITIONS
@@ -179,18 +207,25 @@ def recompute(launch, chunk):
             nisa.nc_matmul(
                 dst=chunk.scores[:, i, :],
                 stationary=span.head.keys[0 : prompts.heights[tile], chunk.start // PARTITIONS + i, tile, :],
-                moving=queries_of(prompts, span, tile),
+                moving=view_queries(prompts, span, tile),
                 accumulate=True,
             )
 
 
-def exponents_by_key(launch, chunk):
-    """Take exp of recomputed scores, straight from PSUM."""
+def exponentiate_by_key(launch, chunk):
+    """Write exp of `chunk.scores` in PSUM, which `recompute` wrote, to `chunk.weights` [key, block, row] @ SBUF.
+
+    It is a step of the agenda.
+    """
     nisa.activation(dst=chunk.weights, op=nl.exp, data=chunk.scores, scale=launch.exp_scale)
 
 
 def multiply(launch, chunk):
-    """Add the products of the weights and values of a chunk of keys; the first chunk of a span starts the sum."""
+    """Add the product of a chunk's weights and values to `span.product` [row, Dv + 1] @ PSUM.
+
+    The last column sums up the weights. The first block of keys at `span.split`, which the agenda issues first,
+    overwrites the product instead. It is a step of the agenda.
+    """
     span = chunk.span
     for i in range(chunk.weights.shape[1]):
         start = chunk.start + i * PARTITIONS
@@ -207,7 +242,13 @@ def multiply(launch, chunk):
 
 
 def finish(launch, span):
-    """Join the product to that of the span before; the last span of a tile divides by the sum."""
+    """Write the sums over all keys so far, [row, Dv + 1] float32, to `span.sums`, once the span's product is complete.
+
+    They are the span's product plus the sums of the span before, rescaled to the new maximum; a first span without a
+    sink copies its product. The last span of its rows then writes `span.result`: the sums divided by the sum of
+    weights. A span whose `sums` is None has all keys of its rows, and its product in PSUM is divided. It is a step of
+    the agenda.
+    """
     if span.sums is None:
         # For few keys the Scalar engine and GpSimd have more to do than the Vector engine.
         divide(launch.prompts, span, span.product, nisa.engine.vector)
@@ -233,7 +274,11 @@ def finish(launch, span):
 
 
 def divide(prompts, span, sums, engine):
-    """Divide sums of values [row, Dv] by the sum of weights behind them; the Vector engine takes them from PSUM."""
+    """Divide sums [row, Dv] by the sum of weights in their last column; write `span.result` [row, Dv] @ SBUF.
+
+    In a cache with scales the quotient is multiplied by the scale of its head's values. `engine` is the Vector engine,
+    which reads `sums` in PSUM, or GpSimd, which reads them in SBUF.
+    """
     result, depth, head = span.result, prompts.value_depth, span.queries.kv_head
     inverse = nl.ndarray((span.rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     weights, values = sums[:, depth : depth + 1], sums[:, 0:depth]
@@ -243,18 +288,23 @@ def divide(prompts, span, sums, engine):
         # GpSimd inverts by a power, because only the Vector engine has the reciprocal instruction.
         nisa.tensor_scalar(dst=inverse, data=weights, op0=nl.power, operand0=-1.0)
     if prompts.scales is not None:
-        on_gpsimd(inverse, inverse, prompts.scales.values[0 : span.rows, head : head + 1], nl.multiply)
+        combine_on_gpsimd(
+            inverse, inverse, prompts.scales.values[0 : span.rows, head : head + 1], nl.multiply
+        )
     if engine == nisa.engine.vector:
         nisa.tensor_scalar(dst=result, data=values, op0=nl.multiply, operand0=inverse)
     else:
-        on_gpsimd(result, values, inverse.broadcast(1, depth), nl.multiply)
+        combine_on_gpsimd(result, values, inverse.broadcast(1, depth), nl.multiply)
 
 
 def store(launch, span):
-    """Write the rows of a tile: [head, query] on the partitions, one head beside the other in o."""
+    """Write `span.result` [(head, query), Dv] to the rows and columns of its queries and heads in o [T, Hq * Dv] @ HBM.
+
+    It is a step of the agenda.
+    """
     prompts, queries, depth = launch.prompts, span.queries, launch.prompts.value_depth
     first = queries.sequence * prompts.queries + queries.first
-    head = prompts.share.query_head(queries.kv_head, span.first_head)
+    head = prompts.share.index_query_head(queries.kv_head, span.first_head)
     columns = prompts.o[first : first + queries.count, head * depth : (head + span.heads) * depth]
     rows = columns.reshape_dim(1, (span.heads, depth)).permute((1, 0, 2))
     transfer(rows, span.result, COMPILER)

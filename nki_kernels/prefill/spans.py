@@ -1,4 +1,9 @@
-"""The tiles of queries of attention_prefill, and the spans of keys that their rows pass."""
+"""The tiles of queries of attention_prefill, and the spans of keys that their rows pass.
+
+A tile of queries has up to 128 queries of one sequence, of all heads that share a key/value head on this core. A *row*
+is one query of one head: up to 128 rows pass the keys at a time, of several heads where a tile has few queries. A
+*span* is a range of keys whose scores for these rows lie in SBUF at one time.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,15 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.prefill.keys import place_keys
+from nki_kernels.prefill.keys import transpose_into_blocks
 from nki_kernels.tiles import PARTITIONS, aligned_tile, blocks
 
 
 class Queries(nl.NKIObject):
-    """`count` queries of a sequence, at most 128, from query `first` on: of all heads that share a key/value head.
+    """Tile of `count` queries of a sequence, at most 128, from query `first` on, for one key/value head.
 
-    tile: [D in tile, head, tile, query], once they are loaded.
+    It has all query heads of `kv_head` that this core takes. `tile` is None until `load`, then [D in tile, head, tile
+    of D, query] @ SBUF.
     """
 
     def __init__(self, prompts, sequence, kv_head, first):
@@ -23,42 +29,53 @@ class Queries(nl.NKIObject):
         self.tile = None
 
     def load(self, prompts):
-        """Load the queries, transposed by DMA, times the scale of their keys in a cache with scales."""
+        """Load the queries from HBM into a new `tile`, transposed by DMA.
+
+        In a cache with scales the queries are multiplied by the scale of their head's keys.
+        """
         first = self.sequence * prompts.queries + self.first
         group = prompts.share.group
-        start = prompts.share.query_head(self.kv_head, 0) * prompts.depth
+        start = prompts.share.index_query_head(self.kv_head, 0) * prompts.depth
         source = prompts.q[first : first + self.count, start : start + group * prompts.depth]
         shape = (prompts.tile_depth, group, prompts.depth_tiles, self.count)
         self.tile = aligned_tile(shape, prompts.dtype)
         # The scale of a head's keys multiplies the queries, so that scores are products of the stored numbers.
         factor = None if prompts.scales is None else prompts.scales.keys[:, self.kv_head : self.kv_head + 1]
-        place_keys(prompts, self.tile, source.reshape_dim(1, (group, prompts.depth)), factor)
+        transpose_into_blocks(prompts, self.tile, source.reshape_dim(1, (group, prompts.depth)), factor)
 
 
 @dataclass
 class Sink(nl.NKIObject):
-    """What comes before the first span of rows with sinks: their logits as maxima [row, 1], and sums of weights 1."""
+    """State of rows with sinks before their first span, float32 @ SBUF.
+
+    `maximum` [row, 1] is the sink's logit divided by `exp_scale`, and `sums` [row, Dv + 1] are zeros with a weight of 1
+    in the last column.
+    """
 
     maximum: nl.NkiTensor
     sums: nl.NkiTensor
 
 
 class Span(nl.NKIObject):
-    """Rows (queries of `heads` heads from `first_head` on) and keys start … end of `head`, with the steps' tiles.
+    """Keys start … end - 1 of `head` for some rows, with the tiles that the steps write.
 
-    `before` is the rows' span before, or their `Sink`, or None; `last` tells whether no span follows. Scores of keys
-    before `split` are computed again. `sums` is None where the product of few keys needs no copy.
+    The rows are the queries of a tile for `heads` query heads. `before` is the span of the same rows before this one,
+    their `Sink` for a first span, or None. `last` tells whether no span of the rows follows. Scores of keys before
+    `split` are computed a second time. `sums` is None if one span has all keys of the rows and they are few.
+
+    Args:
+        first_head: index of the first head among those of the key/value head on this core.
     """
 
     def __init__(self, launch, queries, head, first_head, start, end, before, last):
         prompts, tuning = launch.prompts, launch.tuning
         self.queries, self.head, self.before, self.last = queries, head, before, last
-        self.first_head, self.heads = first_head, heads_together(prompts.share.group, queries.count)
+        self.first_head, self.heads = first_head, count_heads_together(prompts.share.group, queries.count)
         self.start, self.end = start, end
         self.rows = rows = self.heads * queries.count
         self.split = start
         if rows == PARTITIONS and end - start > tuning.shortest:
-            self.split += PARTITIONS * recomputed_blocks(launch, queries, head, start, end)
+            self.split += PARTITIONS * count_recomputed_blocks(launch, queries, head, start, end)
         self.scores = nl.ndarray((rows, end - start), dtype=nl.float32, buffer=nl.sbuf)
         self.maximum = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
         self.bias = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -76,9 +93,9 @@ class Span(nl.NKIObject):
 
 @dataclass
 class Chunk(nl.NKIObject):
-    """Keys start … end of a span that one exp takes, with their weights [key, block, row].
+    """Keys start … end - 1 of a span that one exp takes, and their weights [key, block, row] @ SBUF.
 
-    scores: [key, block, row] @ PSUM of keys whose scores are computed again.
+    `scores` [key, block, row] @ PSUM is for keys whose scores are computed again, else None.
     """
 
     span: Span
@@ -89,7 +106,7 @@ class Chunk(nl.NKIObject):
 
 
 def list_queries(prompts, masks):
-    """Return the tiles of queries of this core, in the order of their work.
+    """Return the tiles of queries of this core, not loaded, in the order of their work.
 
     The last queries of a sequence see most keys, the first ones few. They take turns: alone, the few keys of the first
     ones would not fill the pipeline. Those in the middle come first: the pipeline fills while they wait for few keys.
@@ -103,21 +120,25 @@ def list_queries(prompts, masks):
             block = count // 2 + i // 2 if i % 2 == 0 else count // 2 - 1 - i // 2
             sequence, kv_head = pair // prompts.kv_heads, pair % prompts.kv_heads
             queries = Queries(prompts, sequence, kv_head, block * PARTITIONS)
-            start, end = key_range(prompts, masks, queries)
-            if share.owner(pair, end - start, seen_by_core) == share.core:
+            start, end = find_key_range(prompts, masks, queries)
+            if share.choose_core(pair, end - start, seen_by_core) == share.core:
                 result.append(queries)
     return result
 
 
-def spans_of(launch, queries, head):
-    """Return the spans of all heads of some queries: as many heads side by side as fit on 128 rows."""
-    start, end = key_range(launch.prompts, launch.masks, queries)
+def create_spans(launch, queries, head):
+    """Return new spans of a tile of queries in the order of their work: all keys of some heads, then of the next heads.
+
+    As many heads pass together as have at most 128 rows. The keys that any query of the tile sees are divided into
+    spans of about equal size. Sinks are loaded from HBM at their first use.
+    """
+    start, end = find_key_range(launch.prompts, launch.masks, queries)
     count = blocks(end - start, launch.tuning.span)
     size = blocks(blocks(end - start), count) * PARTITIONS
     group = launch.prompts.share.group
     result = []
-    for first_head in range(0, group, heads_together(group, queries.count)):
-        before = sink_before(launch, queries, first_head)
+    for first_head in range(0, group, count_heads_together(group, queries.count)):
+        before = load_row_sinks(launch, queries, first_head)
         for first in range(start, end, size):
             stop = min(end, first + size)
             before = Span(launch, queries, head, first_head, first, stop, before, stop == end)
@@ -125,18 +146,21 @@ def spans_of(launch, queries, head):
     return result
 
 
-def sink_before(launch, queries, first_head):
-    """Return the sinks of heads side by side of some queries, one per row; None if there are none."""
+def load_row_sinks(launch, queries, first_head):
+    """Return the `Sink` of the rows of a tile's heads from `first_head` on; None if the launch has no sinks.
+
+    It is loaded from HBM at the first call for these heads and number of queries, and kept in `launch.sinks`.
+    """
     prompts = launch.prompts
     if prompts.step.sinks is None:
         return None
     name = f"{queries.kv_head} {first_head} {queries.count}"
     if name not in launch.sinks:
-        heads = heads_together(prompts.share.group, queries.count)
+        heads = count_heads_together(prompts.share.group, queries.count)
         rows = heads * queries.count
         logits = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
         pattern = [[1, heads], [0, queries.count], [1, 1]]
-        offset = prompts.share.query_head(queries.kv_head, first_head)
+        offset = prompts.share.index_query_head(queries.kv_head, first_head)
         nisa.dma_copy(dst=logits, src=prompts.step.sinks.ap(pattern=pattern, offset=offset))
         maximum = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
         # exp multiplies a maximum by its scale, which a sink, as a finished logit, must not take.
@@ -149,8 +173,11 @@ def sink_before(launch, queries, first_head):
     return launch.sinks[name]
 
 
-def heads_together(group, queries):
-    """Return how many heads of a group have their queries side by side: as many as fit on 128 rows."""
+def count_heads_together(group, queries):
+    """Return the largest divisor of `group`, the number of heads, of which so many queries each have at most 128 rows.
+
+    It is 1 if no larger one fits.
+    """
     heads = 1
     for count in range(1, group + 1):
         if group % count == 0 and count * queries <= PARTITIONS:
@@ -159,15 +186,23 @@ def heads_together(group, queries):
 
 
 def prepare_masks(launch, queries):
-    """Make the mask of the diagonal: later GpSimd would wait for the Vector engine, which cleans the first keys."""
+    """Make the mask of a causal launch's diagonal blocks and its identity, kept in `launch.masks`; else do nothing.
+
+    Made later, on GpSimd, they would wait for the Vector engine, which cleans the first keys.
+    """
     if launch.masks.causal:
-        launch.masks.new_mask(queries.count, 0, PARTITIONS)
-        launch.masks.identity(queries.count, heads_together(launch.prompts.share.group, queries.count))
+        launch.masks.make_new_mask(queries.count, 0, PARTITIONS)
+        launch.masks.make_identity(
+            queries.count, count_heads_together(launch.prompts.share.group, queries.count)
+        )
 
 
-def key_range(prompts, masks, queries):
-    """Return the keys that some queries see: from a first one to behind the last one."""
-    first = masks.first_key(queries.first)
+def find_key_range(prompts, masks, queries):
+    """Return (first, end) of the keys in SBUF that any query of a tile sees.
+
+    Cached positions come first, padded to blocks of 128.
+    """
+    first = masks.find_first_key(queries.first)
     start = prompts.prefix + first if first > 0 else 0
     end = prompts.keys
     if masks.causal:
@@ -175,23 +210,29 @@ def key_range(prompts, masks, queries):
     return start, end
 
 
-def recomputed_blocks(launch, queries, head, start, end):
-    """Return how many blocks at the start of a span are computed twice: a share of it, that all queries see."""
+def count_recomputed_blocks(launch, queries, head, start, end):
+    """Return how many blocks of 128 keys at the start of a span have their scores computed a second time.
+
+    It is at most the share of the span that the tuning names. Counting ends before the first block that has a mask.
+    """
     tuning = launch.tuning
     share = tuning.recomputed_share_of_short if end - start <= tuning.short else tuning.recomputed_share
     most = blocks(end - start) * share[0] // share[1]
     count = 0
     while count < most:
         first = start + count * PARTITIONS
-        if mask_of_keys(launch, queries, head, first, min(end, first + PARTITIONS)) is not None:
+        if find_mask(launch, queries, head, first, min(end, first + PARTITIONS)) is not None:
             return count
         count = count + 1
     return count
 
 
-def mask_of_keys(launch, queries, head, start, end):
-    """Return the mask of one block of keys for some queries; None if each of them sees each key."""
+def find_mask(launch, queries, head, start, end):
+    """Return the mask [query, key] @ SBUF of keys start … end - 1, of one block, for a tile of queries.
+
+    It is None if each query sees each key.
+    """
     prefix, masks = launch.prompts.prefix, launch.masks
     if start >= prefix or masks.window is None:
-        return masks.new_mask(queries.count, prefix + queries.first - start, end - start)
-    return masks.cached_mask(head, queries.first, start)[0 : queries.count, 0 : end - start]
+        return masks.make_new_mask(queries.count, prefix + queries.first - start, end - start)
+    return masks.make_cached_mask(head, queries.first, start)[0 : queries.count, 0 : end - start]

@@ -8,8 +8,10 @@ import nki.language as nl
 class Tuning(nl.NKIObject):
     """Sizes and distances of the pipeline, in keys, chosen by trying others; gen2, which is not `wide`, has slower DMA.
 
-    Keys of several tiles of D take longer than values, so products wait longer for their weights. Such a product takes
-    more of PSUM, and each key more time, so that it waits for fewer keys.
+    `dtype` is that of q, and `depth_tiles` the number of tiles of 128 elements that D takes. A *span* is a range of
+    keys whose scores lie in SBUF at one time. Keys of several tiles of D take longer than values, so products wait
+    longer for their weights. Such a product takes more of PSUM, and each key more time, so that it waits for fewer
+    keys.
 
     span                   keys whose scores lie in SBUF at one time: as many as fit beside 8192 keys and values, and
                            with slopes beside the distances of the keys

@@ -113,7 +113,10 @@ def test_attention_of_a_prompt_is_refused_by_its_length(
     paged = replace(STEP, pages=20, block_size=16)
     decoding = paged if kernel == "attention_mixed" else None
     step = vars(paged.with_sizes(Phase.prefill, 1, 16, 128, decoding=decoding))
-    sentence = f"attention_prefill takes at most {most} tokens, not 16" if most < 16 else None
+    refused = (
+        f"attention_prefill takes at most {most} tokens, not 16; divide the prompt into chunks, with a prefix"
+    )
+    sentence = refused if most < 16 else None
     assert (kernel, sentence) in {
         (launch.kernel, launch.refusal) for launch in launches(SHIPPED["stories"], **step)
     }

@@ -171,24 +171,27 @@ class TestAttentionPrefill(KernelTests):
         refusals=[
             refuse("k is [20, 32] for 2 heads of 16, not (20, 31)", k=lambda k: k[:, 1:]),
             refuse("v is [20, 32] beside k (20, 32), not (19, 32)", v=lambda v: v[1:]),
-            refuse("q has rows of 63, no multiple of 32, 2 heads of 16", q=lambda q: q[:, 1:]),
+            refuse(
+                "q has 63 columns; the caches have 2 heads of 16, so pass a multiple of 32",
+                q=lambda q: q[:, 1:],
+            ),
             refuse("v_cache is [1, 2, 20, 16] beside k_cache", v_cache=lambda v: v[:, :, 1:]),
             refuse("q, k and v are float32, bfloat16 and float32", k=lambda k: k.astype(BF16)),
-            refuse("scale is 0.0; the running maximum needs a positive one", scale=0.0),
-            refuse("4 key/value heads, caches for 2", dict(num_kv_heads=2), num_kv_heads=4),
+            refuse("scale is 0.0; the running maximum of scores needs a positive scale", scale=0.0),
+            refuse("num_kv_heads is 4, but the caches have 2 heads", dict(num_kv_heads=2), num_kv_heads=4),
             refuse(
                 "expected k_cache [B, Hk, D, S], not a tensor of shape (2, 16, 20)", k_cache=lambda k: k[0]
             ),
             refuse("19 tokens do not divide into 2 sequences", dict(sequences=2), q=lambda q: q[1:]),
             refuse("k is [18, 32] for 2 heads of 16, not (20, 32)", dict(sequences=2), q=lambda q: q[2:]),
-            refuse("a prefix takes positions, whose first ones tell its length", prefix=4),
+            refuse("prefix is 4 without positions", prefix=4),
             refuse(
-                "a prefix of 21 positions, caches of 20",
+                "a prefix of 21 positions does not fit into caches of 20",
                 dict(positions=np.zeros((20, 1), np.int32), prefix=20),
                 prefix=21,
             ),
             refuse("a paged cache takes both slots and block_tables", slots=np.zeros((20, 1), np.int32)),
-            refuse("softcap is 0.0, not above 0", dict(softcap=1.0), softcap=0.0),
+            refuse("softcap is 0.0; pass a number above 0", dict(softcap=1.0), softcap=0.0),
             refuse("sinks is [1, 4], not (1, 1)", dict(sinks=normal(1, 1, 4)), sinks=normal(1, 1, 1)),
             refuse("a window of 0 tokens needs causal attention and at least 1", dict(window=1), window=0),
             refuse(

@@ -75,8 +75,8 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "causal_conv1d.* duplicate: transpose_rows(*",
         "projection.row_groups.transpose_tiles duplicate: transpose_rows(*",
         "recurrent.* duplicate: transpose_rows(*",
-        "prefill.cached.load_cached duplicate: load_piece(*",
-        "prefill.keys.clean_new_keys duplicate: clean_new(*",
+        "prefill.cached.load_cached duplicate: load_cached_piece(*",
+        "prefill.keys.clean_new_keys duplicate: clean_tile(*",
         "rope.rotate duplicate: nisa.tensor_tensor(dst=with_*",
         "norms.row_tiles.sum_squares duplicate: nisa.activation(dst=terms*",
     ),
@@ -122,7 +122,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "a copy more, of the same values": ("tiles.cast condition: if tile.dtype == dtype -> False",),
     "the step of a dim of size 1, or the leading step beside a vector_offset, which NKI ignores": (
         "embedding.gathered pattern: [[width, rows], [1, width]]: width *",
-        "prefill.spans.sink_before pattern: [[1, heads], [0, queries.count], [1, 1]]: 1 + 1 #2",
+        "prefill.spans.load_row_sinks pattern: [[1, heads], [0, queries.count], [1, 1]]: 1 + 1 #2",
         "rope.gather pattern: [[half, rows], [1, half]]: half *",
     ),
     "another of the ranks attends with the new keys and values, which all of them have": (
@@ -141,7 +141,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "prefill.slopes.write_cached_distances value: operand1=0.0: 0.0 + 1",
     ),
     "whole numbers up to 127, which bfloat16 holds": (
-        "prefill.slopes.numbers_of_rows dtype: (span.rows, 1) dtype=nl.float32 -> nl.bfloat16",
+        "prefill.slopes.number_rows dtype: (span.rows, 1) dtype=nl.float32 -> nl.bfloat16",
     ),
     "the strided slice ends between two of its elements": (
         "sampling.candidates.merge_ranks bound: upper of 0:ranks * keep:keep: ranks * keep - 1",
