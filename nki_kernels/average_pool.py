@@ -49,12 +49,18 @@ from nki_kernels.convolution.cells import OutputBox, count_groups, split_reads
 from nki_kernels.convolution.packing import Pack, load_packed
 from nki_kernels.convolution.pooling import (
     allocate_result,
-    groups,
-    pool_windows,
+    create_windows,
+    view_groups,
     windows_reference,
 )
 from nki_kernels.convolution.products import select_box, sum_taps
-from nki_kernels.convolution.windows import all_results, boxes, spans, stripe_sizes, tile_sizes
+from nki_kernels.convolution.windows import (
+    choose_stripe_sizes,
+    choose_tile_sizes,
+    cover_results,
+    find_region_ranges,
+    split_box,
+)
 from nki_kernels.projection.row_groups import item_bytes
 from nki_kernels.tiles import ACCUMULATOR_BANKS, PARTITIONS, filled, ranges
 
@@ -68,18 +74,18 @@ HALF = PARTITIONS // 2
 def average_pool(x, window, stride=None, padding=None, count_include_pad=True):
     """Return the mean of every window."""
     beyond = (0,) * len(window) if padding is None else padding
-    windows = pool_windows("average_pool", x, window, stride, beyond)
+    windows = create_windows("average_pool", x, window, stride, beyond)
     y = allocate_result(x, windows)
     identities = [repeated_identity(x.dtype, windows.window)]
     shares = {}
-    for source, target, group_windows in groups(x, y, windows):
+    for source, target, group_windows in view_groups(x, y, windows):
         pack = Pack(group_windows, source.shape[0], 1, 1, 1)
         group_windows.lay_out(pack)
-        tile = tile_sizes(group_windows, item_bytes(x.dtype))
+        tile = choose_tile_sizes(group_windows, item_bytes(x.dtype))
         # The Tensor engine issues a matmul in 64 cycles, so two halves of few columns take longer than the whole.
         width = HALF if tile[0] * tile[1] * tile[2] >= PARTITIONS else PARTITIONS
-        sizes = stripe_sizes(group_windows, tile, item_bytes(x.dtype), 1, count_groups(width))
-        stripes = boxes(all_results(group_windows), sizes)
+        sizes = choose_stripe_sizes(group_windows, tile, item_bytes(x.dtype), 1, count_groups(width))
+        stripes = split_box(cover_results(group_windows), sizes)
         images = source.permute((1, 0, 2, 3))
         following = load_packed(images, group_windows, stripes[0:1], pack)
         for number in range(len(stripes)):
@@ -101,7 +107,7 @@ def plan_banks(stripe, tile, channels, width):
 
     The halves of every second box change places: so the matmuls of two boxes lie in the four quarters of the array.
     """
-    stripe_boxes = boxes(stripe, tile)
+    stripe_boxes = split_box(stripe, tile)
     banks = []
     for number in range(len(stripe_boxes)):
         bank = []
@@ -153,7 +159,7 @@ def counts(windows, box, axis):
     first, last = box[axis + 1]
     for index in range(first, last):
         window_box = (box[0], (index, index + 1), (index, index + 1))
-        start, end = spans(windows, window_box)[axis]
+        start, end = find_region_ranges(windows, window_box)[axis]
         inside = min(end, windows.image[axis]) - max(start, 0)
         offset = index - first
         if len(result) > 0 and result[len(result) - 1][2] == inside:
@@ -183,7 +189,7 @@ def store_means(target, output_boxes, bank, window, share, by_scalar):
         for output_box in together:
             start = output_box.position[1] - first
             box = select_box(target[output_box.outputs[0] : output_box.outputs[1]], output_box.box)
-            nisa.dma_copy(dst=box, src=result[start : start + output_box.width()])
+            nisa.dma_copy(dst=box, src=result[start : start + output_box.count_outputs()])
 
 
 def average_pool_reference(

@@ -40,12 +40,12 @@ import numpy as np
 
 from nki_kernels.convolution.pooling import (
     allocate_result,
-    groups,
-    pool_windows,
+    create_windows,
+    view_groups,
     windows_reference,
 )
 from nki_kernels.convolution.products import select_box
-from nki_kernels.convolution.windows import all_results, boxes, load_region, tile_sizes
+from nki_kernels.convolution.windows import choose_tile_sizes, cover_results, load_region, split_box
 from nki_kernels.projection.row_groups import item_bytes
 
 cores = (1, 2)
@@ -60,11 +60,11 @@ RESULTS = 2048
 def max_pool(x, window, stride=None, padding=None):
     """Return the largest element of every window."""
     beyond = (0,) * len(window) if padding is None else padding
-    windows = pool_windows("max_pool", x, window, stride, beyond)
+    windows = create_windows("max_pool", x, window, stride, beyond)
     y = allocate_result(x, windows)
-    for source, target, group_windows in groups(x, y, windows):
-        sizes = tile_sizes(group_windows, item_bytes(x.dtype), RESULTS)
-        stripes = boxes(all_results(group_windows), sizes)
+    for source, target, group_windows in view_groups(x, y, windows):
+        sizes = choose_tile_sizes(group_windows, item_bytes(x.dtype), RESULTS)
+        stripes = split_box(cover_results(group_windows), sizes)
         following = load_region(source, group_windows, stripes[0], LOWEST)
         for number in range(len(stripes)):
             region = following

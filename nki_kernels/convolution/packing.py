@@ -1,11 +1,13 @@
 """Several taps of a window on the partitions: where images have few channels, one matmul then adds several taps.
 
-A pack of so many rows and columns of taps lies on partitions [column, row, channel], each tap with the image shifted by
-its place, loaded once more. So a window takes as many matmuls as there are packs in it, for each block of channels. A
-last pack of fewer taps uses the first partitions.
+A *tap* is one element (row, column) of every window. A *pack* of so many rows and columns of taps lies on partitions
+[column, row, channel], each tap with the image shifted by its place, loaded once more. One *step* adds a pack by one
+matmul, so a window takes as many matmuls as there are packs in it, for each block of channels. A last pack of fewer
+taps uses the first partitions.
 
 A pack of at most 64 partitions, or 32, leaves room for others: each *group* of as many partitions holds the same taps
-of another stripe of the image, and its matmuls run beside those of the other groups (convolution/cells.py).
+of another stripe of the image, and its matmuls run beside those of the other groups (convolution/cells.py). Boxes,
+stripes and regions are those of convolution/windows.py.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.convolution.cells import MOST_TILES, count_groups, side
-from nki_kernels.convolution.windows import box_sizes, spans
+from nki_kernels.convolution.cells import MOST_TILES, count_groups, find_side
+from nki_kernels.convolution.windows import find_region_ranges, measure_box
 from nki_kernels.projection.row_groups import item_bytes
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, load, ranges
 
@@ -31,7 +33,16 @@ SHORT_BYTES = 512
 class Pack(nl.NKIObject):
     """How many rows and columns of taps lie on the partitions, for how many blocks of channels.
 
-    shortest: side of a tile of the array; 128 for a pack that has the array to itself.
+    `blocks` are ranges (first, end) of channels, `steps` the packs in a window along its rows and its columns, and
+    `matmuls` the number of matmuls that add a window of all channels. Row i of a region is row i * stride / `row_step`
+    of the image, from where the region begins. `side` is the number of partitions of a group, and `groups` how many
+    groups there are.
+
+    Args:
+        number: blocks that the channels are divided into.
+        rows: rows of taps that lie on the partitions together.
+        columns: columns of taps that lie on the partitions together.
+        shortest: side of the smallest tile of the PE array; 128 for a pack that has the array to itself.
     """
 
     def __init__(self, windows, channels, number, rows, columns, shortest=PARTITIONS):
@@ -46,43 +57,55 @@ class Pack(nl.NKIObject):
         # fewer channels than need be take too many small DMAs for that.
         fewest = number == blocks(channels)
         self.shortest = shortest
-        self.side = side(self.height(0), shortest) if fewest else PARTITIONS
+        self.side = find_side(self.count_partitions(0), shortest) if fewest else PARTITIONS
         self.groups = count_groups(self.side)
 
-    def region_rows(self, windows, rows):
-        """Return the rows of a region of so many rows of results."""
+    def count_region_rows(self, windows, rows):
+        """Return how many rows a region has in SBUF for `rows` rows of results."""
         return (rows - 1) * self.row_step + (self.steps[0] - 1) * self.rows + 1
 
-    def region_columns(self, windows, columns):
-        """Return the columns of a region of so many columns of results."""
+    def count_region_columns(self, windows, columns):
+        """Return how many columns a region has in SBUF for `columns` columns of results."""
         return (columns - 1) * windows.stride[1] + (self.steps[1] - 1) * self.columns + 1
 
     def limit_groups(self, stripes):
-        """Use no more groups of partitions than there are stripes."""
+        """Set `groups` to the number of stripes, if that is less."""
         self.groups = min(self.groups, stripes)
 
-    def height(self, block):
-        """Return the partitions that the taps of a block of channels take."""
+    def count_partitions(self, block):
+        """Return the number of partitions that all taps of channel block number `block` take in one group."""
         first, end = self.blocks[block]
         return self.rows * self.columns * (end - first)
 
-    def width(self, outputs):
-        """Return the columns of a tile of the array that so many outputs fit into."""
-        return side(min(outputs, PARTITIONS), self.shortest)
+    def find_width(self, outputs):
+        """Return the width of a tile of the PE array, in columns, that holds so many outputs, at most 128."""
+        return find_side(min(outputs, PARTITIONS), self.shortest)
 
-    def used(self, window, block, position):
-        """Return the partitions of the step that begins at (row, column) of the window: those of the taps inside it."""
+    def count_used(self, window, block, position):
+        """Return the partitions that one step uses in a group: those of its taps that lie inside the window.
+
+        Args:
+            window: rows and columns of the window.
+            block: index of the block of channels.
+            position: (row, column) of the step's first tap.
+        """
         first, end = self.blocks[block]
         taps = min(self.rows, window[0] - position[0]) * min(self.columns, window[1] - position[1])
         return taps * (end - first)
 
 
-def packed(windows, channels, outputs, dtype, shortest):
-    """Return the pack with which the slower of Tensor engine and HBM is fastest; of equals the one that loads least.
+def choose_pack(windows, channels, outputs, dtype, shortest):
+    """Return the pack with which the slower of Tensor engine and HBM is fastest; ties go to the fewest matmuls.
 
     A last pack of fewer columns uses the first partitions only if all rows of the window are in it, so several columns
     are packed beside all rows. Where weights of 128 outputs would not stay in SBUF, a pack has the array to itself: a
-    larger one has fewer. shortest: side of a tile of the array.
+    larger one has fewer. HBM's share is that of the images and results; the weights are loaded once for each pack.
+
+    Args:
+        windows: `Windows` over the images.
+        outputs: number of output channels.
+        dtype: dtype of the images.
+        shortest: side of the smallest tile of the PE array.
     """
     height, width = windows.window
     size = item_bytes(dtype)
@@ -97,33 +120,38 @@ def packed(windows, channels, outputs, dtype, shortest):
                 if pack.matmuls * size * min(outputs, PARTITIONS) > WEIGHT_BYTES:
                     pack = Pack(windows, channels, number, rows, columns)
                 loaded = channels * rows * columns * pack.row_step * windows.stride[1]
-                streamed = passes * pack.matmuls * slots(pack, outputs, tiles) * COLUMN_BYTES
+                streamed = passes * pack.matmuls * estimate_step_time(pack, outputs, tiles) * COLUMN_BYTES
                 cost = max(streamed, (loaded + outputs) * size)
                 if least is None or cost < least or (cost == least and pack.matmuls < best.matmuls):
                     best, least = pack, cost
     return best
 
 
-def slots(pack, outputs, tiles):
-    """Return how often the columns of a PSUM tile stream for one step of a pack and all outputs, of so many such tiles.
+def estimate_step_time(pack, outputs, tiles):
+    """Return the time of one step of a pack for all outputs, as a multiple of one PSUM tile's time.
 
-    Tiles of the array that lie side by side share the time.
+    A PSUM tile's time is that of its columns through the Tensor engine. Matmuls in tiles of the array that lie side by
+    side share it, up to MOST_TILES and to `tiles`, the number of PSUM tiles.
     """
     result = 0.0
     for first, end in ranges(0, outputs):
-        tiles_together = pack.groups * count_groups(pack.width(end - first))
+        tiles_together = pack.groups * count_groups(pack.find_width(end - first))
         result += 1.0 / min(tiles_together, tiles, MOST_TILES)
     return result
 
 
 def load_weights(w, window, pack, dtype):
-    """Load the weights of every block of channels, [group and tap and channel, row step, column step, output]."""
+    """Load weights [taps, C, O] @ HBM; return one tile of `dtype` @ SBUF for each block of channels.
+
+    A tile is [(group, column of tap, row of tap, channel), row step, column step, output]. Taps of the last steps that
+    lie outside the window are zeros. `window` is the window's rows and columns, of which the taps are made.
+    """
     taps = w.reshape_dim(0, window)
     weights = []
     for block in range(len(pack.blocks)):
         first, end = pack.blocks[block]
         height = end - first
-        shape = (pack.height(block), pack.steps[0], pack.steps[1], w.shape[2])
+        shape = (pack.count_partitions(block), pack.steps[0], pack.steps[1], w.shape[2])
         tile = nl.ndarray(shape, dtype=w.dtype, buffer=nl.sbuf)
         if window[0] % pack.rows > 0:
             nisa.memset(dst=tile[:, pack.steps[0] - 1, :, :], value=0.0)
@@ -135,12 +163,15 @@ def load_weights(w, window, pack, dtype):
                 source = taps[row : window[0] : pack.rows, column : window[1] : pack.columns, first:end, :]
                 target = tile[first_row : first_row + height, 0 : source.shape[0], 0 : source.shape[1], :]
                 nisa.dma_copy(dst=target, src=source.permute((2, 0, 1, 3)))
-        weights.append(repeated(tile, pack, dtype))
+        weights.append(repeat_for_groups(tile, pack, dtype))
     return weights
 
 
-def repeated(tile, pack, dtype):
-    """Return a tile in a dtype, once for each group of partitions."""
+def repeat_for_groups(tile, pack, dtype):
+    """Return a tile in `dtype` with its rows once for each group of partitions, `pack.side` apart.
+
+    With one group and the tile's own dtype it is the tile itself.
+    """
     if pack.groups == 1:
         return cast(tile, dtype)
     height = tile.shape[0]
@@ -153,10 +184,14 @@ def repeated(tile, pack, dtype):
 
 
 def load_packed(x, windows, stripes, pack):
-    """Load what stripes read of images x [N, C, H, W], each in its group, for every block of channels.
+    """Load what stripes read of images x [N, C, H, W] @ HBM, each stripe in its group of partitions.
 
-    A region is [group and tap and channel, image, row, column]. Row r of a stripe's is row r * row_step of the image,
-    from where the stripe begins. Places beyond the image are zeros; what no step reads stays unwritten.
+    Return one region @ SBUF for each block of channels: [(group, column of tap, row of tap, channel), image, row,
+    column] of x's dtype. Row r of a region is row r * stride / `row_step` of the image, counted from the stripe's first
+    row. Elements beyond the image are zeros; elements that no step reads stay unwritten.
+
+    Args:
+        stripes: boxes of results, at most `pack.groups`.
     """
     across = x.permute((1, 0, 2, 3))
     regions = []
@@ -164,9 +199,9 @@ def load_packed(x, windows, stripes, pack):
         first, end = pack.blocks[block]
         most = (0, 0, 0)
         for stripe in stripes:
-            sizes = region_sizes(windows, stripe, pack)
+            sizes = compute_region_sizes(windows, stripe, pack)
             most = (max(most[0], sizes[0]), max(most[1], sizes[1]), max(most[2], sizes[2]))
-        height = pack.height(block)
+        height = pack.count_partitions(block)
         shape = ((len(stripes) - 1) * pack.side + height,) + most
         region = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
         alike = True
@@ -175,7 +210,7 @@ def load_packed(x, windows, stripes, pack):
         if alike:
             clear_columns(region, windows, stripes[0], pack)
         for group in range(len(stripes)):
-            images, rows, columns = region_sizes(windows, stripes[group], pack)
+            images, rows, columns = compute_region_sizes(windows, stripes[group], pack)
             first_row = group * pack.side
             stripe_region = region[first_row : first_row + height, 0:images, 0:rows, 0:columns]
             if not alike:
@@ -185,22 +220,29 @@ def load_packed(x, windows, stripes, pack):
     return regions
 
 
-def region_sizes(windows, stripe, pack):
-    """Return images, rows and columns of the region of a stripe."""
-    images, rows, columns = box_sizes(stripe)
-    return (images, pack.region_rows(windows, rows), pack.region_columns(windows, columns))
+def compute_region_sizes(windows, stripe, pack):
+    """Return (images, rows, columns) of the region that a stripe reads, as a pack loads it."""
+    images, rows, columns = measure_box(stripe)
+    return (images, pack.count_region_rows(windows, rows), pack.count_region_columns(windows, columns))
 
 
 def load_stripe(region, across, windows, stripe, pack):
-    """Load what a stripe reads of a block of channels of images [C, N, H, W] into its group of a region."""
-    (top, bottom), (left, right) = spans(windows, stripe)
+    """Load what a stripe reads of a block of channels into its group of a region, each tap with its shift.
+
+    Rows beyond the image become zeros here; columns beyond the image have been set by `clear_columns`.
+
+    Args:
+        region: [(column of tap, row of tap, channel), image, row, column] @ SBUF.
+        across: the block's channels of all images, [channel, image, row, column] @ HBM.
+    """
+    (top, bottom), (left, right) = find_region_ranges(windows, stripe)
     step = windows.stride[0] // pack.row_step
     height = across.shape[0]
     clear_rows(region, windows, top, step, pack)
     for column in range(pack.columns):
-        begin, stop = inside(left + column, 1, region.shape[3], right, windows.image[1])
+        begin, stop = clip_positions(left + column, 1, region.shape[3], right, windows.image[1])
         for row in range(pack.rows):
-            upper, lower = inside(top + row, step, region.shape[2], bottom, windows.image[0])
+            upper, lower = clip_positions(top + row, step, region.shape[2], bottom, windows.image[0])
             if begin >= stop or upper >= lower:
                 continue
             first_row = (column * pack.rows + row) * height
@@ -212,13 +254,15 @@ def load_stripe(region, across, windows, stripe, pack):
                 left + column + begin : left + column + stop,
             ]
             target = region[first_row : first_row + height, :, upper:lower, begin:stop]
-            load_part(target, source, pack, stop - begin < region.shape[3])
+            load_image_rows(target, source, pack, stop - begin < region.shape[3])
 
 
-def load_part(target, source, pack, apart):
-    """Load rows of images; short ones that lie together in HBM but `apart` in their region by way of a tile.
+def load_image_rows(target, source, pack, apart):
+    """Copy rows of images from HBM to `target` @ SBUF, both [channel, image, row, column].
 
-    Not for groups of stripes: their copies, one for each group, would take longer than the shorter pieces.
+    Rows shorter than SHORT_BYTES go by way of a tile, if `apart`: rows are then one piece in HBM, but not in the
+    region, which has more columns. It is not done for packs of several taps or groups: their copies, one for each
+    group, would take longer than the shorter pieces.
     """
     short = source.shape[3] * item_bytes(source.dtype) < SHORT_BYTES
     alone = pack.rows * pack.columns * pack.groups == 1
@@ -229,14 +273,20 @@ def load_part(target, source, pack, apart):
     nisa.tensor_copy(dst=target, src=tile)
 
 
-def inside(start, step, count, end, size):
-    """Return of `count` positions from `start` on, so many apart, the range inside the image and before `end`."""
+def clip_positions(start, step, count, end, size):
+    """Return (begin, stop) of the indices i below `count` whose position start + i * step lies in the image.
+
+    Positions from 0 to min(end, size) - 1 do. If no position does, begin is not less than stop.
+    """
     return min(count, blocks(max(0, -start), step)), min(count, blocks(max(0, min(end, size) - start), step))
 
 
 def clear_columns(region, windows, stripe, pack):
-    """Write zeros to the columns of a region where the image of any tap ends, on all partitions at once."""
-    left = spans(windows, stripe)[1][0]
+    """Write zeros to the columns of a region that lie beyond the image for at least one tap, on all partitions at once.
+
+    Loads of the other taps then overwrite what lies inside the image for them.
+    """
+    left = find_region_ranges(windows, stripe)[1][0]
     count = region.shape[3]
     begin = min(count, max(0, -left))
     stop = max(begin, min(count, windows.image[1] - left - pack.columns + 1))
@@ -247,7 +297,14 @@ def clear_columns(region, windows, stripe, pack):
 
 
 def clear_rows(region, windows, top, step, pack):
-    """Write zeros to the rows of the region of a stripe where the image of any tap ends."""
+    """Write zeros to the rows of a region that lie beyond the image for at least one tap, on all partitions.
+
+    Loads of the other taps then overwrite what lies inside the image for them.
+
+    Args:
+        top: row of the image where the region of the first tap begins; negative in the padding.
+        step: rows of the image from one row of the region to the next.
+    """
     count = region.shape[2]
     upper = min(count, blocks(max(0, -top), step))
     lower = max(upper, min(count, blocks(max(0, windows.image[0] - top - pack.rows + 1), step)))

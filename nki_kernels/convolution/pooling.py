@@ -1,4 +1,7 @@
-"""What poolings share: arguments of one or two dims, and channels of several images as groups of 128 partitions."""
+"""What poolings share: arguments of one or two dims, and channels of several images as groups of 128 partitions.
+
+`max_pool` and `average_pool` call these functions.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,22 @@ from nki_kernels.precision import widened
 from nki_kernels.tiles import PARTITIONS
 
 
-def pair(values, first):
-    """Return a pair for rows and columns; of one value, for sequences, the columns' one."""
+def expand_pair(values, first):
+    """Return `values` as (rows, columns): a pair as it is, one number for sequences as (`first`, number)."""
     return values if len(values) == 2 else (first, values[0])
 
 
-def pool_windows(kernel, x, window, stride, padding):
-    """Return the windows over x [N, C, H, W], or [N, C, L] as images of one row."""
+def create_windows(kernel, x, window, stride, padding):
+    """Return the `Windows` over x [N, C, H, W], or over x [N, C, L] as images of one row.
+
+    Args:
+        kernel: name of the kernel for messages.
+        stride: tuple of ints, or None for the window.
+
+    Raises:
+        AssertionError: x has not 3 or 4 dims, a tuple has not one number for each dim behind the channels, or
+            `check_windows` refuses the numbers.
+    """
     assert len(x.shape) in (3, 4), f"expected x [N, C, H, W] or [N, C, L], not a tensor of shape {x.shape}"
     steps = window if stride is None else stride
     for values in (window, steps, padding):
@@ -26,15 +38,16 @@ def pool_windows(kernel, x, window, stride, padding):
         )
     height = 1 if len(x.shape) == 3 else x.shape[2]
     image = (height, x.shape[len(x.shape) - 1])
-    sizes = (pair(window, 1), pair(steps, 1), pair(padding, 0))
+    sizes = (expand_pair(window, 1), expand_pair(steps, 1), expand_pair(padding, 0))
     check_windows(kernel, image, sizes[0], sizes[1], sizes[2])
     return Windows(1, image, sizes[0], sizes[1], sizes[2])
 
 
 def allocate_result(x, windows):
-    """Allocate the result in HBM, of the form of x.
+    """Allocate the result y in HBM with x's dtype and number of dims: [N, C, H', W'] or [N, C, L'].
 
-    Its results of one channel are one dim, so that stores of different rows touch boxes that are apart.
+    The results of a channel are one dim of the tensor, of which y is a view: stores of different rows touch boxes that
+    are apart.
     """
     y = nl.ndarray(
         (x.shape[0], x.shape[1], windows.rows * windows.columns), dtype=x.dtype, buffer=nl.shared_hbm
@@ -43,11 +56,12 @@ def allocate_result(x, windows):
     return y.reshape((x.shape[0], x.shape[1]) + sizes)
 
 
-def groups(x, y, windows):
-    """Return views (x, y, windows) [channel, group, row, column] of this core's channels of all images, 128 to a group.
+def view_groups(x, y, windows):
+    """Return a list of (x view, y view, windows) for this core's channels of all images, 128 to a group.
 
-    A channel of an image is as good as one of another, so both are one axis. The last group may be smaller, and then
-    has views of its own.
+    A channel of an image is as good as one of another, so both are one axis. Views are [channel, group, row, column],
+    and `windows` count the groups as images. There is one entry for all full groups and one for a last smaller one, if
+    any.
     """
     first, end = core_range(x.shape[0] * x.shape[1], PARTITIONS, nl.program_id(0))
     full = (end - first) // PARTITIONS * PARTITIONS
@@ -56,12 +70,19 @@ def groups(x, y, windows):
         if last > start:
             many = (last - start) // min(PARTITIONS, last - start)
             group_windows = Windows(many, windows.image, windows.window, windows.stride, windows.padding)
-            result.append((grouped(x, start, last, many), grouped(y, start, last, many), group_windows))
+            result.append(
+                (group_channels(x, start, last, many), group_channels(y, start, last, many), group_windows)
+            )
     return result
 
 
-def grouped(x, first, end, many):
-    """Return channels first … end of x [N, C, …] in `many` groups: [channel, group, row, column]."""
+def group_channels(x, first, end, many):
+    """View channels first … end - 1 of x [N, C, …], in `many` groups: [channel, group, row, column].
+
+    Channel c of image n has the number n * C + c.
+
+    Sequences [N, C, L] have one row.
+    """
     rows = x.flatten_dims(0, 1)[first:end]
     rows = rows.expand_dim(1) if len(rows.shape) == 2 else rows
     return rows.reshape_dim(0, (many, (end - first) // many)).permute((1, 0, 2, 3))
@@ -74,7 +95,12 @@ def windows_reference(
     padding: tuple[int, ...],
     beyond: float,
 ) -> np.ndarray:
-    """Return all windows of x, with so much beyond its edges: [N, C, windows, …, elements of a window], in float32."""
+    """Return all windows of x in float32: [N, C, H', W', elements of a window], or [N, C, L', elements of a window].
+
+    Args:
+        padding: elements that x has more on both sides of each dim.
+        beyond: value of the padding.
+    """
     padded = np.pad(widened(x), ((0, 0), (0, 0), *((size, size) for size in padding)), constant_values=beyond)
     axes = tuple(range(2, x.ndim))
     views = np.lib.stride_tricks.sliding_window_view(padded, window, axis=axes)

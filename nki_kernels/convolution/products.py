@@ -1,7 +1,8 @@
 """Convolutions as products: every pack of taps of a block of channels adds one matmul to a tile in PSUM.
 
 Two orders. `convolve` has the weights stationary and the image moving, so its results lie as images do, with the
-channels on the partitions. `convolve_rows` has the image stationary, so that a result is a row of channels.
+channels on the partitions. `convolve_rows` has the image stationary, so that a result is a row of channels. Packs,
+steps and groups are those of convolution/packing.py; boxes, stripes and regions those of convolution/windows.py.
 """
 
 from __future__ import annotations
@@ -9,23 +10,32 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.convolution.cells import OutputBox, allocate_sums, count_groups, shortest_side, split_reads
-from nki_kernels.convolution.packing import WEIGHT_BYTES, load_packed, load_weights, packed
+from nki_kernels.convolution.cells import (
+    OutputBox,
+    allocate_sums,
+    count_groups,
+    find_shortest_side,
+    split_reads,
+)
+from nki_kernels.convolution.packing import WEIGHT_BYTES, choose_pack, load_packed, load_weights
 from nki_kernels.convolution.windows import (
-    all_results,
-    box_sizes,
-    boxes,
-    boxes_in,
-    stripe_sizes,
-    tap,
-    tile_sizes,
+    choose_stripe_sizes,
+    choose_tile_sizes,
+    count_boxes,
+    cover_results,
+    measure_box,
+    split_box,
+    view_tap,
 )
 from nki_kernels.projection.row_groups import item_bytes
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, filled, load, ranges
 
 
 def count_resident_outputs(pack, w, dtype):
-    """Return the number of output channels whose weights [taps, C, O] stay in SBUF: all, or a multiple of 128."""
+    """Return the number of output channels whose weights [taps, C, O] stay in SBUF: all, or a multiple of 128.
+
+    Raises: AssertionError if weights of 128 outputs take more than WEIGHT_BYTES of a partition.
+    """
     taps, channels, outputs = w.shape
     output_bytes = pack.matmuls * item_bytes(dtype)
     most = WEIGHT_BYTES // output_bytes
@@ -33,34 +43,43 @@ def count_resident_outputs(pack, w, dtype):
         return outputs
     assert most >= PARTITIONS, (
         f"{taps} taps of {channels} channels take {output_bytes * PARTITIONS} bytes of a partition for 128 outputs, "
-        f"more than {WEIGHT_BYTES}"
+        f"more than {WEIGHT_BYTES}; use a smaller window or fewer channels"
     )
     return most // PARTITIONS * PARTITIONS
 
 
-def chosen_pack(x, w, windows, shortest):
-    """Return the pack of taps for images and weights; the windows take its steps."""
-    pack = packed(windows, x.shape[1], w.shape[2], x.dtype, shortest)
+def lay_out_pack(x, w, windows, shortest):
+    """Return the pack of taps for x [N, C, H, W] and w [taps, C, O]; set `windows` to the regions that it loads.
+
+    `shortest` is the side of the smallest tile of the PE array that the pack may use.
+    """
+    pack = choose_pack(windows, x.shape[1], w.shape[2], x.dtype, shortest)
     windows.lay_out(pack)
     return pack
 
 
 def convolve(y, x, w, bias, windows, function):
-    """Store function(convolution + bias) to y [N, O, H', W']; w [taps, C, O], bias [1, O] or None."""
+    """Store function(convolution + bias) of images x [N, C, H, W] to y [N, O, H', W'], all in HBM.
+
+    Args:
+        w: weights [taps, C, O], with the taps of a window row by row.
+        bias: [1, O] or None.
+        function: activation such as `nl.gelu`; `nl.copy` for none.
+    """
     outputs = w.shape[2]
-    pack = chosen_pack(x, w, windows, shortest_side())
+    pack = lay_out_pack(x, w, windows, find_shortest_side())
     element_bytes = len(pack.blocks) * item_bytes(x.dtype)
-    tile = tile_sizes(windows, element_bytes)
-    tiles_together = count_groups(pack.width(outputs))
-    sizes = stripe_sizes(windows, tile, element_bytes, pack.groups, tiles_together)
-    stripes = boxes(all_results(windows), sizes)
+    tile = choose_tile_sizes(windows, element_bytes)
+    tiles_together = count_groups(pack.find_width(outputs))
+    sizes = choose_stripe_sizes(windows, tile, element_bytes, pack.groups, tiles_together)
+    stripes = split_box(cover_results(windows), sizes)
     pack.limit_groups(len(stripes))
     loads = ranges(0, len(stripes), pack.groups)
     across = y.permute((1, 0, 2, 3))
     for left, right in ranges(0, outputs, count_resident_outputs(pack, w, x.dtype)):
         following = load_packed(x, windows, stripes[loads[0][0] : loads[0][1]], pack)
         weights = load_weights(w[:, :, left:right], windows.window, pack, x.dtype)
-        added = bias_columns(bias, left, right, pack, boxes_in(sizes, tile))
+        added = load_bias_columns(bias, left, right, pack, count_boxes(sizes, tile))
         for number in range(len(loads)):
             stripe_group, regions = stripes[loads[number][0] : loads[number][1]], following
             if number + 1 < len(loads):
@@ -69,7 +88,7 @@ def convolve(y, x, w, bias, windows, function):
             for first, end in ranges(0, right - left):
                 bias_column = added[first // PARTITIONS] if bias is not None else None
                 banks = plan_banks(stripe_group, tile, pack, (first, end))
-                size = (pack.side, pack.width(end - first))
+                size = (pack.side, pack.find_width(end - first))
                 for group, last in ranges(0, len(banks), ACCUMULATOR_BANKS):
                     sums = sum_taps(banks[group:last], regions, windows, weights, pack, size)
                     for i in range(last - group):
@@ -78,14 +97,18 @@ def convolve(y, x, w, bias, windows, function):
 
 
 def plan_banks(stripes, tile, pack, outputs):
-    """Return the boxes of stripes in groups of rows, for some outputs, by the PSUM bank that holds their sums.
+    """Return for each PSUM bank the list of `OutputBox` whose sums it holds, in the order of the matmuls.
 
-    Those of one stripe lie in the groups of columns of one bank: of several images, boxes of one form.
+    The stripes lie in the groups of partitions, in order. Each is cut into boxes of at most `tile` (images, rows,
+    columns). The boxes in one bank are of one stripe, side by side in its groups of columns.
+
+    Args:
+        outputs: (first, end) of the outputs, at most 128, counted from the first output of the weights in SBUF.
     """
-    width = pack.width(outputs[1] - outputs[0])
+    width = pack.find_width(outputs[1] - outputs[0])
     stripe_boxes, steps = [], 0
     for stripe in stripes:
-        stripe_boxes.append(boxes(stripe, tile))
+        stripe_boxes.append(split_box(stripe, tile))
         steps = max(steps, blocks(len(stripe_boxes[-1]), count_groups(width)))
     banks = []
     for step in range(steps):
@@ -101,16 +124,21 @@ def plan_banks(stripes, tile, pack, outputs):
     return banks
 
 
-def bias_columns(bias, left, right, pack, tiles):
-    """Load the bias of output channels left … right, a column for every 128; none without a bias.
+def load_bias_columns(bias, left, right, pack, tiles):
+    """Load the bias of outputs left … right - 1 as a list of float32 columns @ SBUF, one for every 128 outputs.
 
-    A short column is repeated for each group of columns of the array that a tile of a stripe, of so many, may lie in.
+    Without a bias the list is empty. A short column is repeated for each group of columns of the array that a box may
+    lie in: its width in the array apart, at most `tiles` times.
+
+    Args:
+        bias: [1, O] @ HBM or None.
+        tiles: number of boxes of one stripe.
     """
     columns = []
     if bias is not None:
         for first, end in ranges(left, right):
             column = load(bias[:, first:end].permute((1, 0)), nl.float32)
-            width, height = pack.width(end - first), end - first
+            width, height = pack.find_width(end - first), end - first
             count = min(count_groups(width), tiles)
             if count > 1:
                 once = column
@@ -122,7 +150,16 @@ def bias_columns(bias, left, right, pack, tiles):
 
 
 def sum_taps(banks, regions, windows, weights, pack, size):
-    """Return the sums over taps and channels, a PSUM tile for each list of boxes; size: of tiles of the array."""
+    """Return the sums over all taps and channels: one PSUM tile, float32, for each list in `banks`.
+
+    A tile is [output, image, row, column].
+
+    Args:
+        banks: lists of `OutputBox`, see `plan_banks`.
+        regions: what `load_packed` returns, one tile for each block of channels.
+        weights: what `load_weights` returns.
+        size: (rows, columns) of a tile of the PE array.
+    """
     tiles = []
     for output_boxes in banks:
         tiles.append(allocate_sums(output_boxes))
@@ -131,7 +168,7 @@ def sum_taps(banks, regions, windows, weights, pack, size):
         for row in range(pack.steps[0]):
             for column in range(pack.steps[1]):
                 position = (row * pack.rows, column * pack.columns)
-                used = pack.used(windows.window, block, position)
+                used = pack.count_used(windows.window, block, position)
                 # Banks come innermost, so that the array keeps the weights of a step for all of them.
                 for i in range(len(banks)):  # i: bank
                     for target in banks[i]:
@@ -140,7 +177,7 @@ def sum_taps(banks, regions, windows, weights, pack, size):
                         nisa.nc_matmul(
                             dst=target.view(tiles[i]),
                             stationary=weights[block][first:end, row, column, left:right],
-                            moving=tap(
+                            moving=view_tap(
                                 regions[block][first:end],
                                 windows,
                                 target.stripe,
@@ -157,14 +194,15 @@ def sum_taps(banks, regions, windows, weights, pack, size):
 
 
 def select_box(y, box):
-    """Return a view of a box of images [channel, image, row, column]."""
+    """View a box of images [channel, image, row, column]."""
     return y[:, box[0][0] : box[0][1], box[1][0] : box[1][1], box[2][0] : box[2][1]]
 
 
 def store_activated(results, output_boxes, bank, function, bias, by_vector):
-    """Store function(sums + bias) of the boxes of a PSUM tile to [output, image, row, column] of HBM.
+    """Store function(sums + bias) of the boxes of a PSUM tile to `results` [output, image, row, column] @ HBM.
 
-    The bias is a column or None. Without a function the Vector engine may add it.
+    `bias` is a float32 column with the partitions of the tile, or None. If `by_vector` and `function` is `nl.copy`, the
+    Vector engine adds the bias, else the Scalar engine.
     """
     for sums, first, together in split_reads(output_boxes, bank):
         column = bias[first : first + sums.shape[0]] if bias is not None else None
@@ -179,17 +217,27 @@ def store_activated(results, output_boxes, bank, function, bias, by_vector):
             target = select_box(results[output_box.outputs[0] : output_box.outputs[1]], output_box.box)
             start = output_box.position[1] - first
             for image in range(target.shape[1]):
-                nisa.dma_copy(dst=target[:, image], src=result[start : start + output_box.width(), image])
+                nisa.dma_copy(
+                    dst=target[:, image], src=result[start : start + output_box.count_outputs(), image]
+                )
 
 
 def convolve_rows(y, x, w, bias, added, windows, function):
-    """Store function(convolution + bias) + added to y [N, T, O], for images of one row; added [T, O] or None."""
+    """Store function(convolution + bias) + added to y [N, T, O], for images of one row; all in HBM.
+
+    Args:
+        x: images [N, C, 1, L].
+        w: weights [taps, C, O].
+        bias: [1, O] or None.
+        added: [T, O], which is added to every image's results, or None.
+        function: activation such as `nl.gelu`; `nl.copy` for none.
+    """
     outputs = w.shape[2]
-    pack = chosen_pack(x, w, windows, PARTITIONS)
+    pack = lay_out_pack(x, w, windows, PARTITIONS)
     element_bytes = len(pack.blocks) * item_bytes(x.dtype)
-    _, _, most = tile_sizes(windows, element_bytes)
+    _, _, most = choose_tile_sizes(windows, element_bytes)
     tile = (1, 1, min(most, PARTITIONS))
-    stripes = boxes(all_results(windows), stripe_sizes(windows, tile, element_bytes))
+    stripes = split_box(cover_results(windows), choose_stripe_sizes(windows, tile, element_bytes))
     ones = None
     if bias is not None:
         ones = filled((1, tile[2]), 1.0, x.dtype)
@@ -201,7 +249,7 @@ def convolve_rows(y, x, w, bias, added, windows, function):
             stripe, regions = stripes[number], following
             if number + 1 < len(stripes):
                 following = load_packed(x, windows, stripes[number + 1 : number + 2], pack)
-            for box in boxes(stripe, tile):
+            for box in split_box(stripe, tile):
                 start, end = box[2]
                 for first, last in ranges(0, right - left, ACCUMULATOR_BANKS * BANK):
                     panels = ranges(first, last, BANK)
@@ -215,8 +263,12 @@ def convolve_rows(y, x, w, bias, added, windows, function):
 
 
 def sum_taps_of_rows(box, regions, windows, stripe, weights, pack, panels):
-    """Return the sums over taps and channels of the rows of a box, a PSUM tile for each of `panels` of outputs."""
-    rows = box_sizes(box)[2]
+    """Return the sums over all taps and channels for a box of one row: one PSUM tile for each panel of outputs.
+
+    A tile is [row of y, output] float32. `panels` are ranges (first, end) of at most 512 outputs, counted from the
+    first output of the weights in SBUF. `stripe` is the box whose region is in `regions`.
+    """
+    rows = measure_box(box)[2]
     sums = []
     for left, right in panels:
         sums.append(nl.ndarray((rows, right - left), dtype=nl.float32, buffer=nl.psum))
@@ -224,8 +276,8 @@ def sum_taps_of_rows(box, regions, windows, stripe, weights, pack, panels):
     for block in range(len(regions)):
         for column in range(pack.steps[1]):
             column_position = column * pack.columns
-            used = pack.used(windows.window, block, (0, column_position))
-            stationary = tap(regions[block][0:used], windows, stripe, box, 0, column_position)
+            used = pack.count_used(windows.window, block, (0, column_position))
+            stationary = view_tap(regions[block][0:used], windows, stripe, box, 0, column_position)
             # Panels come innermost, so that the array keeps the rows of the image for all of them.
             for i in range(len(panels)):
                 left, right = panels[i]
@@ -240,14 +292,20 @@ def sum_taps_of_rows(box, regions, windows, stripe, weights, pack, panels):
 
 
 def add_row(sums, panels, ones, row):
-    """Add a row to all rows of the PSUM tiles, by the product of a column of ones with it."""
+    """Add a row [1, outputs] @ SBUF to every row of the sums, by a product with `ones` [1, rows].
+
+    `sums` are PSUM tiles; tile i gets the columns of the row in range i of `panels`.
+    """
     for i in range(len(panels)):
         left, right = panels[i]
         nisa.nc_matmul(dst=sums[i], stationary=ones, moving=row[:, left:right], accumulate=True)
 
 
 def store_rows(target, sums, added, function):
-    """Store function(sums) + added of the PSUM tiles of some rows, which lie side by side."""
+    """Store function(sums) + added to `target` [row, column] @ HBM; `sums` are PSUM tiles of columns side by side.
+
+    `added` is [row, column] @ HBM or None.
+    """
     rows, columns = target.shape
     other = None
     if added is not None:

@@ -1,8 +1,10 @@
 """Windows that slide over images [channel, image, row, column], and the parts of images that they read.
 
-A *box* is a range of images, of rows and of columns of the result. What its windows read is its *region*: a tile in
-SBUF with the channels on the partitions. Places of a region beyond the image hold the padding. So every tap of a window
-is a view of a region, with the window's strides, and no tap needs a case of its own.
+A *box* is a range of images, of rows and of columns of the result: ((first, end), (first, end), (first, end)). What its
+windows read is its *region*: a tile in SBUF with the channels on the partitions. A *stripe* is a box whose region is
+loaded at a time; it is cut into boxes of one PSUM tile each. Elements of a region beyond the image hold the padding. So
+every *tap*, one element of all windows, is a view of a region, with the window's strides, and no tap needs a case of
+its own. Convolutions and poolings use these functions.
 """
 
 from __future__ import annotations
@@ -23,7 +25,11 @@ LOADS = 4
 
 
 class Windows(nl.NKIObject):
-    """Windows over images of one size: sizes as (rows, columns), and how many windows there are of each."""
+    """Windows over images of one size: `image`, `window`, `stride` and `padding` are (rows, columns).
+
+    `rows` and `columns` count the windows of an image. In a region in SBUF, `reach` elements (rows, columns) belong to
+    one window, and the next window begins `step` further; both are `window` and `stride` until `lay_out`.
+    """
 
     def __init__(self, images, image, window, stride, padding):
         self.images = images
@@ -31,44 +37,49 @@ class Windows(nl.NKIObject):
         self.window = window
         self.stride = stride
         self.padding = padding
-        self.rows = count(image[0], window[0], stride[0], padding[0])
-        self.columns = count(image[1], window[1], stride[1], padding[1])
+        self.rows = count_windows(image[0], window[0], stride[0], padding[0])
+        self.columns = count_windows(image[1], window[1], stride[1], padding[1])
         # Of a region in SBUF: elements that windows read, and how far apart windows are. A pack of taps changes both.
         self.reach, self.step = window, stride
 
     def lay_out(self, pack):
-        """Set the step and reach of windows to those of the regions that a pack of taps loads."""
+        """Set `step` and `reach` to those of the regions that a pack of taps loads."""
         self.step = (pack.row_step, self.stride[1])
-        self.reach = (pack.region_rows(self, 1), pack.region_columns(self, 1))
+        self.reach = (pack.count_region_rows(self, 1), pack.count_region_columns(self, 1))
 
 
-def count(size, window, stride, padding):
-    """Return how many windows of one dim lie within the padded size."""
+def count_windows(size, window, stride, padding):
+    """Return how many windows fit along one dim of `size` elements with `padding` more on both sides."""
     return (size + 2 * padding - window) // stride + 1
 
 
 def check_windows(kernel, image, window, stride, padding):
-    """Refuse strides below 1, windows that do not fit into the padded image, and padding that a window may not see."""
+    """Raise AssertionError if the sizes (rows, columns) of windows are invalid; `kernel` is the name for the message.
+
+    A stride or a window is below 1, a window does not fit into the padded image, or padding is as large as the window.
+    """
     for axis in range(2):
         assert window[axis] >= 1 and stride[axis] >= 1 and padding[axis] >= 0, (
-            f"{kernel} takes windows and strides from 1 and padding from 0 on, not {window}, {stride}, {padding}"
+            f"{kernel} takes windows and strides from 1 and padding from 0 on, not window {window}, "
+            f"stride {stride} and padding {padding}"
         )
         assert padding[axis] < window[axis], (
-            f"padding of {kernel} is less than the window, {window[axis]}, not {padding[axis]}"
+            f"padding of {kernel} is {padding[axis]}; pass less than the window, which is {window[axis]}"
         )
         padded = image[axis] + 2 * padding[axis]
         assert padded >= window[axis], (
-            f"a window of {window[axis]} does not fit into {padded} padded elements"
+            f"a window of {window[axis]} does not fit into {padded} padded elements; use a smaller window "
+            "or more padding"
         )
 
 
-def all_results(windows):
-    """Return the box of all results."""
+def cover_results(windows):
+    """Return the box of all results of all images."""
     return ((0, windows.images), (0, windows.rows), (0, windows.columns))
 
 
-def boxes(box, sizes):
-    """Return boxes of at most `sizes` images, rows and columns that cover a box."""
+def split_box(box, sizes):
+    """Return boxes of at most `sizes` (images, rows, columns) that cover a box, by image, then row, then column."""
     result = []
     for images in ranges(box[0][0], box[0][1], sizes[0]):
         for rows in ranges(box[1][0], box[1][1], sizes[1]):
@@ -77,78 +88,95 @@ def boxes(box, sizes):
     return result
 
 
-def box_sizes(box):
-    """Return images, rows and columns of a box."""
+def measure_box(box):
+    """Return the number of images, rows and columns of a box."""
     return (box[0][1] - box[0][0], box[1][1] - box[1][0], box[2][1] - box[2][0])
 
 
-def evenly(size, most):
-    """Return the size of parts of at most `most`, so that all are about equal."""
+def divide_evenly(size, most):
+    """Return the size of equal parts of `size` elements, rounded up: as few parts of at most `most` as may be."""
     return blocks(size, blocks(size, most))
 
 
-def tile_sizes(windows, each_bytes, most=BANK):
-    """Return images, rows and columns of a PSUM tile of at most `most` results, whose region fits into TILE_BYTES.
+def choose_tile_sizes(windows, each_bytes, most=BANK):
+    """Return (images, rows, columns) of a PSUM tile of at most `most` results, whose region fits into TILE_BYTES.
 
-    each_bytes: of a partition, for one element of the image: those of all its blocks of channels.
+    A tile takes whole rows first, then whole images, then several images.
+
+    Args:
+        each_bytes: bytes of a partition for one element of the image: those of all its blocks of channels.
+
+    Raises:
+        AssertionError: the region of a single result takes more than TILE_BYTES.
     """
-    columns = evenly(windows.columns, most)
-    rows = evenly(windows.rows, most // columns)
+    columns = divide_evenly(windows.columns, most)
+    rows = divide_evenly(windows.rows, most // columns)
     images = 1
     if rows == windows.rows and columns == windows.columns:
-        images = evenly(windows.images, most // (rows * columns))
-    while region_elements(windows, (images, rows, columns)) * each_bytes > TILE_BYTES:
+        images = divide_evenly(windows.images, most // (rows * columns))
+    while count_region_elements(windows, (images, rows, columns)) * each_bytes > TILE_BYTES:
         if images > 1:
             images = blocks(images, 2)
         elif rows > 1:
             rows = blocks(rows, 2)
         else:
             assert columns > 1, (
-                f"windows of {windows.window} take more than {TILE_BYTES} bytes of a partition for all channels"
+                f"one window of {windows.window} takes more than {TILE_BYTES} bytes of a partition for all channels; "
+                "use a smaller window or fewer channels"
             )
             columns = blocks(columns, 2)
     return (images, rows, columns)
 
 
-def stripe_sizes(windows, tile, each_bytes, rows=1, columns=1):
-    """Return images, rows and columns to load together: PSUM tiles along one axis, as many as fit into STRIPE_BYTES.
+def choose_stripe_sizes(windows, tile, each_bytes, rows=1, columns=1):
+    """Return (images, rows, columns) of a stripe: PSUM tiles along one axis, as many as fit into STRIPE_BYTES.
 
-    Where `rows` stripes are loaded and `columns` tiles of each are summed at a time, the sizes that take fewest steps.
-    Of sizes that take as many, the largest one with at least LOADS loads.
+    If `rows` * `columns` is above 1, they are the sizes that take fewest steps, loads times sums; of sizes that take as
+    many, the largest one with at least LOADS loads. If nothing larger fits, they are `tile`.
+
+    Args:
+        tile: (images, rows, columns) of a PSUM tile.
+        each_bytes: bytes of a partition for one element of the image.
+        rows: stripes that are loaded at a time.
+        columns: tiles of a stripe that are summed at a time.
     """
     limits = (windows.images, windows.rows, windows.columns)
     best, least = tile, None
-    for sizes in candidates(tile, limits, columns):
-        if region_elements(windows, sizes) * each_bytes <= STRIPE_BYTES:
-            loads = blocks(boxes_in(limits, sizes), rows)
-            steps = loads * blocks(boxes_in(sizes, tile), columns) if rows * columns > 1 else 1
+    for sizes in list_stripe_sizes(tile, limits, columns):
+        if count_region_elements(windows, sizes) * each_bytes <= STRIPE_BYTES:
+            loads = blocks(count_boxes(limits, sizes), rows)
+            steps = loads * blocks(count_boxes(sizes, tile), columns) if rows * columns > 1 else 1
             enough = loads >= LOADS or rows * columns == 1
             if least is None or steps < least or (steps == least and enough):
                 best, least = sizes, steps
     return best
 
 
-def candidates(tile, limits, columns):
-    """Return sizes of stripes: so many tiles along the first axis that one does not cover, or images for `columns`."""
+def list_stripe_sizes(tile, limits, columns):
+    """Return sizes of stripes in ascending order: 1, 2, … tiles along the first axis that a tile does not cover.
+
+    Axes are columns, rows, images. Where it is the axis of rows, sizes of 2 … `columns` whole images follow. `limits`
+    are (images, rows, columns) of all results.
+    """
     axis = 2
     while axis > 0 and tile[axis] == limits[axis]:
         axis = axis - 1
     result = []
     for times in range(1, blocks(limits[axis], tile[axis]) + 1):
-        result.append(stretched(tile, axis, times, limits))
+        result.append(stretch_sizes(tile, axis, times, limits))
     if axis == 1:
         for images in range(2, columns + 1):
             result.append((min(images, limits[0]), limits[1], limits[2]))
     return result
 
 
-def boxes_in(sizes, inner):
-    """Return how many boxes of an inner size cover another."""
+def count_boxes(sizes, inner):
+    """Return how many boxes of `inner` (images, rows, columns) cover one of `sizes`."""
     return blocks(sizes[0], inner[0]) * blocks(sizes[1], inner[1]) * blocks(sizes[2], inner[2])
 
 
-def stretched(sizes, axis, times, limits):
-    """Return sizes with one of them so many times as large, up to its limit."""
+def stretch_sizes(sizes, axis, times, limits):
+    """Return `sizes` with the size of one axis multiplied by `times`, and each size cut to its limit."""
     result = []
     for other in range(3):
         size = sizes[other] * times if other == axis else sizes[other]
@@ -156,15 +184,18 @@ def stretched(sizes, axis, times, limits):
     return (result[0], result[1], result[2])
 
 
-def region_elements(windows, sizes):
-    """Return the elements of one channel that a box of these sizes reads."""
+def count_region_elements(windows, sizes):
+    """Return the elements of one channel in the region of a box of `sizes` (images, rows, columns)."""
     rows = (sizes[1] - 1) * windows.step[0] + windows.reach[0]
     columns = (sizes[2] - 1) * windows.step[1] + windows.reach[1]
     return sizes[0] * rows * columns
 
 
-def spans(windows, box):
-    """Return (start, end) of a box's input region for rows and for columns; parts outside the image are padding."""
+def find_region_ranges(windows, box):
+    """Return [(start, end) of rows, (start, end) of columns] of the image that a box reads.
+
+    Rows and columns outside the image, such as negative ones, are padding.
+    """
     result = []
     for axis in range(2):
         first, last = box[axis + 1]
@@ -175,9 +206,12 @@ def spans(windows, box):
 
 
 def load_region(x, windows, box, padding):
-    """Load what a box reads of images x [channel, image, row, column]: [channel, image, row, column]."""
-    (top, bottom), (left, right) = spans(windows, box)
-    images = box_sizes(box)[0]
+    """Load what a box reads of images x [channel, image, row, column] @ HBM, surrounded by `padding`, a value.
+
+    Return a new tile [channel, image, row, column] @ SBUF of x's dtype.
+    """
+    (top, bottom), (left, right) = find_region_ranges(windows, box)
+    images = measure_box(box)[0]
     height, width = bottom - top, right - left
     region = nl.ndarray((x.shape[0], images, height, width), dtype=x.dtype, buffer=nl.sbuf)
     first_row, end_row = max(0, -top), min(bottom, windows.image[0]) - top
@@ -198,9 +232,12 @@ def load_region(x, windows, box, padding):
     return region
 
 
-def tap(region, windows, stripe, box, row, column):
-    """Return a view of the elements at (row, column) of a box's windows, in the region of its stripe."""
-    images, rows, columns = box_sizes(box)
+def view_tap(region, windows, stripe, box, row, column):
+    """View the elements at (row, column) of all windows of a box: [channel, image, row, column] of a region.
+
+    `region` is that of `stripe`, in which the box lies.
+    """
+    images, rows, columns = measure_box(box)
     image = box[0][0] - stripe[0][0]
     top = (box[1][0] - stripe[1][0]) * windows.step[0] + row
     left = (box[2][0] - stripe[2][0]) * windows.step[1] + column

@@ -9,8 +9,8 @@ import pytest
 
 import nki_kernels as kernels
 import simulate
-from nki_kernels.convolution.packing import packed
-from nki_kernels.convolution.windows import Windows, stripe_sizes, tile_sizes
+from nki_kernels.convolution.packing import choose_pack
+from nki_kernels.convolution.windows import Windows, choose_stripe_sizes, choose_tile_sizes
 from tests.kernels.accuracy import normal, run, whole_numbers
 from tests.kernels.case import (
     BF16,
@@ -136,7 +136,9 @@ class TestConv1d(KernelTests):
             refuse("w has 5 input channels for x of 6", w=np.ones((3, 5, 8), F32)),
             refuse("bias is [1, 8], not (1, 9)", bias=np.ones((1, 9), F32)),
             refuse("conv1d takes windows and strides from 1 and padding from 0 on, not ", stride=0),
-            refuse("padding of conv1d is less than the window, 3, not 3", dict(padding=2), padding=3),
+            refuse(
+                "padding of conv1d is 3; pass less than the window, which is 3", dict(padding=2), padding=3
+            ),
             refuse("a window of 21 does not fit into 20 padded elements", dict(taps=20), taps=21),
             refuse("activation is silu, gelu, gelu_tanh or relu, not tanh", activation="tanh"),
             refuse(
@@ -271,7 +273,7 @@ def test_a_pack_is_chosen_by_matmuls_and_by_bytes() -> None:
     """
 
     def sizes(channels: int, outputs: int, *geometry: Any, shortest: int = 32) -> tuple[int, ...]:
-        pack = packed(Windows(1, *geometry), channels, outputs, BF16, shortest)
+        pack = choose_pack(Windows(1, *geometry), channels, outputs, BF16, shortest)
         return len(pack.blocks), pack.rows, pack.columns, pack.matmuls, pack.groups
 
     assert sizes(80, 1280, (1, 3000), (1, 3), (1, 1), (0, 1)) == (2, 1, 3, 2, 1)
@@ -312,24 +314,24 @@ def test_an_infinity_beside_a_window_does_not_reach_it() -> None:
 
 def test_small_images_share_a_tile_and_large_ones_are_cut_into_stripes() -> None:
     small = Windows(20, (7, 7), (3, 3), (1, 1), (1, 1))
-    assert tile_sizes(small, 4) == (10, 7, 7)
+    assert choose_tile_sizes(small, 4) == (10, 7, 7)
     large = Windows(2, (60, 90), (3, 3), (1, 1), (1, 1))
-    assert tile_sizes(large, 4) == (1, 5, 90)
-    assert stripe_sizes(large, (1, 5, 90), 4) == (1, 40, 90)
+    assert choose_tile_sizes(large, 4) == (1, 5, 90)
+    assert choose_stripe_sizes(large, (1, 5, 90), 4) == (1, 40, 90)
     # Of 24 tiles, two of each of four stripes: in three steps, of which stripes of four tiles leave fewer loads.
-    assert stripe_sizes(large, (1, 5, 90), 4, 4, 2) == (1, 10, 90)
+    assert choose_stripe_sizes(large, (1, 5, 90), 4, 4, 2) == (1, 10, 90)
     # Seven tiles of an image do not halve; those of two images do.
     resnet = Windows(8, (56, 56), (3, 3), (1, 1), (1, 1))
-    assert stripe_sizes(resnet, (1, 8, 56), 2) == (1, 56, 56)
-    assert stripe_sizes(resnet, (1, 8, 56), 2, 2, 2) == (2, 56, 56)
+    assert choose_stripe_sizes(resnet, (1, 8, 56), 2) == (1, 56, 56)
+    assert choose_stripe_sizes(resnet, (1, 8, 56), 2, 2, 2) == (2, 56, 56)
 
 
 def test_what_many_channels_read_is_made_to_fit() -> None:
     """2,048 channels leave 16 KiB / 64 elements of a partition: columns, rows and images are cut in turn."""
     wide = Windows(1, (1, 3000), (1, 3), (1, 2), (0, 1))
-    assert tile_sizes(wide, 64) == (1, 1, 250)
-    assert tile_sizes(Windows(1, (22, 22), (3, 3), (1, 1), (1, 1)), 128) == (1, 6, 22)
-    assert tile_sizes(Windows(9, (7, 7), (3, 3), (1, 1), (1, 1)), 128) == (3, 7, 7)
+    assert choose_tile_sizes(wide, 64) == (1, 1, 250)
+    assert choose_tile_sizes(Windows(1, (22, 22), (3, 3), (1, 1), (1, 1)), 128) == (1, 6, 22)
+    assert choose_tile_sizes(Windows(9, (7, 7), (3, 3), (1, 1), (1, 1)), 128) == (3, 7, 7)
 
 
 @pytest.mark.parametrize("as_rows", [False, True])

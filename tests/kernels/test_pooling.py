@@ -76,7 +76,7 @@ REFUSALS = [
     refuse("expected x [N, C, H, W] or [N, C, L], not a tensor of shape (4, 20)", shape=(4, 20)),
     refuse("takes 1 numbers for each of window, stride and padding, not (3, 3)", window=(3, 3)),
     refuse("takes windows and strides from 1 and padding from 0 on", dict(stride=(1,)), stride=(0,)),
-    refuse("is less than the window, 3, not 3", dict(stride=(1,), padding=(2,)), padding=(3,)),
+    refuse(" is 3; pass less than the window, which is 3", dict(stride=(1,), padding=(2,)), padding=(3,)),
     refuse("a window of 21 does not fit into 20 padded elements", dict(window=(20,)), window=(21,)),
 ]
 TWO_CORES = vary(shape=[(1, channels, 30) for channels in (2, 200)], stride=(2,), padding=(1,))
@@ -104,7 +104,7 @@ class TestAveragePool(KernelTests):
     )
 
 
-MOST = [limit("length", 8192, "take more than 32768 bytes of a partition", dry=True)]
+MOST = [limit("length", 8192, "takes more than 32768 bytes of a partition", dry=True)]
 
 
 class TestLongestRowOfMaxPool(KernelTests):
