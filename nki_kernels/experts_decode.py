@@ -57,17 +57,17 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.experts.activation import RowWeights
-from nki_kernels.experts.arguments import Routing, check_arguments, expert_weights, experts_reference
+from nki_kernels.experts.arguments import Routing, check_arguments, create_expert_weights, experts_reference
 from nki_kernels.experts.chunk_products import (
     GatedChunk,
     activate,
     add_down,
     allocate_intermediate,
-    block_groups,
-    gate_and_up,
+    multiply_gate_and_up,
+    split_blocks,
 )
-from nki_kernels.experts.weight_chunks import expert_layer, load_chunk, load_down
-from nki_kernels.experts.weighted_sums import add_chosen_biases, nonzero_mask, sum_over_ranks
+from nki_kernels.experts.weight_chunks import create_layer, load_chunk, load_down
+from nki_kernels.experts.weighted_sums import add_chosen_biases, make_nonzero_mask, sum_over_ranks
 from nki_kernels.projection.rows import spread
 from nki_kernels.tiles import PARTITIONS, cast, filled, load, load_repeated
 from nki_kernels.weights import ExpertIndex
@@ -108,7 +108,7 @@ def experts_decode(
     absent=False,
 ):
     """Compute the weighted sum of the experts of each token, plus the residual."""
-    experts = expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
+    experts = create_expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
     routing = Routing(weights, ids, absent)
     check_arguments(residual, n, routing, experts)
     tokens, hidden = n.shape
@@ -123,7 +123,7 @@ def experts_decode(
     count = w_gate.shape[0]
     few = tokens * ids.shape[1] <= count
     passes = passes_of_choices(routing, count) if few else passes_of_experts(routing, count)
-    layer = expert_layer(experts, activation, tokens, n.dtype)
+    layer = create_layer(experts, activation, tokens, n.dtype)
     run_passes(total, transposed, layer, passes)
     result = add_residual(total, residual, routing, b_down, replica_group, n.dtype)
     nisa.dma_copy(dst=y, src=result)
@@ -152,9 +152,9 @@ def run_passes(total, x, layer, passes):
             # Rows that do not choose the expert stay 0.
             nisa.memset(dst=intermediate, value=0.0, engine=nisa.engine.gpsimd)
             rows = intermediate[:, :, first_row:end_row]
-            groups = block_groups(chunk, end_row - first_row)
+            groups = split_blocks(chunk, end_row - first_row)
             for g in range(len(groups)):  # g: group of blocks of the chunk
-                sums = gate_and_up(x[:, :, first_row:end_row], chunk, groups[g], hidden)
+                sums = multiply_gate_and_up(x[:, :, first_row:end_row], chunk, groups[g], hidden)
                 if g == 0:
                     # The down product of the chunk before keeps the Tensor engine busy while this group is activated.
                     if gated is not None:
@@ -178,7 +178,7 @@ def passes_of_choices(routing, experts):
     if routing.absent:
         # For an expert of another rank the weights of the last expert are loaded, and the mask drops its output.
         nisa.tensor_scalar(dst=ids, data=ids, op0=nl.minimum, operand0=float(experts - 1))
-        mask = nonzero_mask(repeated)
+        mask = make_nonzero_mask(repeated)
     passes = []
     for i in range(count):
         row = i // choices
@@ -243,7 +243,7 @@ def repeat_weights(column, identity):
     nisa.nc_matmul(dst=bank, stationary=stationary, moving=identity, accumulate=False)
     weights = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=weights, src=bank)
-    return RowWeights(weights, nonzero_mask(weights))
+    return RowWeights(weights, make_nonzero_mask(weights))
 
 
 def add_residual(total, residual, routing, bias, replica_group, dtype):
@@ -281,5 +281,5 @@ def experts_decode_reference(
 ) -> np.ndarray:
     """Compute y token by token in float32; for several ranks pass the intermediate columns of all of them."""
     routing = Routing(weights, ids, absent)
-    experts = expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
+    experts = create_expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
     return experts_reference(residual, n, routing, experts, activation)

@@ -55,8 +55,8 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.dma import SCALAR, transfer
-from nki_kernels.experts.arguments import Routing, check_arguments, expert_weights, experts_reference
-from nki_kernels.experts.block_layout import block_total, has_loop, plan_blocks
+from nki_kernels.experts.arguments import Routing, check_arguments, create_expert_weights, experts_reference
+from nki_kernels.experts.block_layout import count_blocks, has_loop, plan_blocks
 from nki_kernels.experts.row_assignment import (
     assign_rows,
     index_static_experts,
@@ -73,20 +73,20 @@ from nki_kernels.experts.row_blocks import (
     gather_rows,
     load_dealt_tokens,
     make_dealt_table,
-    targets_of_block,
-    targets_of_dealt_block,
-    tokens_of_block,
     transpose_block,
+    view_block_targets,
+    view_block_tokens,
+    view_dealt_targets,
 )
 from nki_kernels.experts.token_lists import can_list, list_tokens
-from nki_kernels.experts.weight_chunks import expert_layer, load_chunk, load_down
+from nki_kernels.experts.weight_chunks import create_layer, load_chunk, load_down
 from nki_kernels.experts.weighted_sums import (
     TokenSums,
     add_terms,
+    count_tiles_ahead,
     load_biases,
     prepare_tile,
     sum_tile,
-    tiles_ahead,
 )
 from nki_kernels.projection.row_groups import item_bytes
 from nki_kernels.tiles import PARTITIONS, identity, load, ranges
@@ -116,7 +116,7 @@ def experts_prefill(
     expert_ranks=1,
 ):
     """Compute the weighted sum of the experts of each token, plus the residual."""
-    experts = expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
+    experts = create_expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
     routing = Routing(weights, ids, absent)
     check_arguments(residual, n, routing, experts)
     tokens, hidden = n.shape
@@ -125,7 +125,7 @@ def experts_prefill(
     choices_total = tokens * min(ids.shape[1], count)
     loops = nisa.get_nc_version() != nisa.nc_version.gen2
     layout = plan_blocks(choices_total, count, hidden, inner, item_bytes(n.dtype), loops, expert_ranks)
-    rows = block_total(layout) * layout.rows
+    rows = count_blocks(layout) * layout.rows
     assert rows < MOST_ROWS, f"{choices_total} choices make {rows} rows of blocks; 2^24 are too many"
     y = nl.ndarray((tokens, hidden), dtype=n.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
@@ -134,7 +134,7 @@ def experts_prefill(
     choices = load_choices(ids, count, diagonal)
     # Rows of a token lie in blocks of different experts: through HBM a gather brings them together.
     results = nl.ndarray((rows, hidden), dtype=n.dtype, buffer=nl.private_hbm, name="results")
-    layer = expert_layer(experts, activation, layout.rows, n.dtype)
+    layer = create_layer(experts, activation, layout.rows, n.dtype)
 
     # The first weights are loaded before any token's row is known, if their expert is.
     chunk = load_chunk(layer, ExpertIndex(0, None), 0) if layout.reserved > 0 else None
@@ -146,7 +146,7 @@ def experts_prefill(
         assignment = assign_rows(choices, layout, absent)
         order = sort_tokens(assignment, layout, tokens, absent)
     block_tokens = load_block_tokens(order, layout)
-    gathered = gather_rows(n, tokens_of_block(block_tokens, 0))
+    gathered = gather_rows(n, view_block_tokens(block_tokens, 0))
     block_experts = index_static_experts(layout, assignment)
     if chunk is None:
         chunk = load_chunk(layer, block_experts[0], 0)
@@ -158,7 +158,7 @@ def experts_prefill(
     static = len(block_experts)
     pipeline = run_blocks(row_blocks, pipeline, 0, 1)
     sums = TokenSums(y, residual, routing, load_biases(b_down, n.dtype), replica_group, [])
-    for first, end in ranges(0, tokens)[0 : tiles_ahead(hidden)]:
+    for first, end in ranges(0, tokens)[0 : count_tiles_ahead(hidden)]:
         prepare_tile(sums, first, end)
     initial = add_terms(sums.prepared[0].terms)
     if listed:
@@ -191,7 +191,7 @@ def run_blocks(row_blocks, pipeline, first, end):
         x, gathered, sums = following, [], []
         if b + 1 < len(experts):
             # The gather is issued before the gate product of chunk 0, which hides its latency.
-            gathered = gather_rows(row_blocks.n, tokens_of_block(row_blocks.tokens, b + 1))
+            gathered = gather_rows(row_blocks.n, view_block_tokens(row_blocks.tokens, b + 1))
         for c in range(last + 1):  # c: chunk of columns of the intermediate
             gated = gate_block(row_blocks, x, chunk)
             if c == 0 and len(gathered) > 0:
@@ -200,7 +200,7 @@ def run_blocks(row_blocks, pipeline, first, end):
             if pending is not None:
                 finish_down(row_blocks, pending)
             load_down(layer, chunk)
-            pending = PendingDown(gated, sums, targets_of_block(row_blocks, b) if c == last else [])
+            pending = PendingDown(gated, sums, view_block_targets(row_blocks, b) if c == last else [])
             if c < last:
                 chunk = load_chunk(layer, experts[b], c + 1)
             elif b + 1 < len(experts):
@@ -220,7 +220,7 @@ def run_dealt_blocks(row_blocks, order, table):
         number = load(table.experts.ap(pattern=element, scalar_offset=block, indirect_dim=1), nl.int32)
         start = load(table.starts.ap(pattern=element, scalar_offset=block, indirect_dim=1), nl.int32)
         tokens = load_dealt_tokens(order, start, layout.rows)
-        targets = targets_of_dealt_block(row_blocks, block)
+        targets = view_dealt_targets(row_blocks, block)
         x = transpose_block(gather_rows(n, tokens), layout.rows, row_blocks.identity)
         sums = []
         for c in range(last + 1):  # c: chunk of columns of the intermediate
@@ -269,5 +269,5 @@ def experts_prefill_reference(
 ) -> np.ndarray:
     """Compute y token by token in float32; for several ranks pass the intermediate columns of all of them."""
     routing = Routing(weights, ids, absent)
-    experts = expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
+    experts = create_expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
     return experts_reference(residual, n, routing, experts, activation)

@@ -1,4 +1,8 @@
-"""Activation of experts: the product of the activated gate and of up, with the weights of rows."""
+"""Activation of experts: the product of the activated gate and of up, with the weights of rows.
+
+*Gate* and *up* are the products of rows with an expert's w_gate and w_up; the *intermediate* is activation(gate) * up,
+which w_down multiplies. Tiles are [f in block, block of F, row]: F is on the partitions, in blocks of 128.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +36,11 @@ class RowWeights(nl.NKIObject):
 
 
 def activate_pair(gate, up, activation):
-    """Return (activated gate in SBUF, up), whose product is the intermediate; up stays in PSUM unless it is clamped.
+    """Return (activated gate, up), two float32 tiles [f in block, block, row] whose product is the intermediate.
 
-    An activated gate of swigluoai is not bounded yet: `multiply_pair` bounds and multiplies in one instruction.
+    `gate` and `up` are sums in PSUM. The activated gate is a new tile in SBUF; up is returned as it is, except with
+    activation "swigluoai": its sums come with 1 added, and a clamped copy in SBUF is returned. The activated gate of
+    swigluoai is not bounded yet: `multiply_pair` bounds and multiplies in one instruction.
     """
     first = nl.ndarray(gate.shape, dtype=nl.float32, buffer=nl.sbuf)
     if activation != "swigluoai":
@@ -52,7 +58,10 @@ def activate_pair(gate, up, activation):
 
 
 def multiply_pair(target, first, second, activation):
-    """Write the product of two tiles of `activate_pair` to a target [f, block, row], rounded once."""
+    """Write the product of the two tiles of `activate_pair` to `target` [f in block, block, row], rounded once.
+
+    `target` is in SBUF.
+    """
     if activation == "swigluoai":
         nisa.scalar_tensor_tensor(
             dst=target, data=first, op0=nl.minimum, operand0=LARGEST_GATE, op1=nl.multiply, operand1=second
@@ -62,9 +71,10 @@ def multiply_pair(target, first, second, activation):
 
 
 def multiply_weighted_pair(target, first, second, activation, row_weights):
-    """Write the product of two tiles of `activate_pair` times the weights of their rows, rounded once.
+    """Write the product of the two tiles of `activate_pair` times the weight of each row to `target`, rounded once.
 
-    Rows with mask 0 keep the contents of the target, even if the tiles are infinite or NaN.
+    `target` is [f in block, block, row] @ SBUF. Rows with mask 0 keep the contents of the target, even if the tiles are
+    infinite or NaN. With activation "swigluoai" the first tile is bounded in place.
     """
     if activation == "swigluoai":
         nisa.tensor_scalar(dst=first, data=first, op0=nl.minimum, operand0=LARGEST_GATE)

@@ -31,7 +31,11 @@ class Routing(nl.NKIObject):
 
 @dataclass
 class ExpertWeights(nl.NKIObject):
-    """Weights of all experts @ HBM: stacks [E, H, F], [E, H, F], [E, F, H], biases [E, F], [E, F], [E, H] or None."""
+    """Weights of all experts @ HBM.
+
+    w_gate and w_up are stacks [E, H, F], w_down is [E, F, H]. b_gate and b_up are biases [E, F] or None, b_down is [E,
+    H] or None.
+    """
 
     w_gate: WeightMatrix
     w_up: WeightMatrix
@@ -41,14 +45,21 @@ class ExpertWeights(nl.NKIObject):
     b_down: nl.NkiTensor | None
 
 
-def expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down):
-    """Return the arguments of a kernel as a record."""
+def create_expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down):
+    """Return a kernel's arguments for weights and biases as a record, each weight wrapped in a `WeightMatrix`."""
     matrices = (WeightMatrix(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))
     return ExpertWeights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
 
 
 def check_arguments(residual, n, routing, experts):
-    """Refuse shapes that do not fit together, and sizes beyond the limits."""
+    """Raise AssertionError if shapes or dtypes do not fit together, H is above MAX_ROW_BYTES, or E is above BANK.
+
+    Args:
+        residual: [T, H] @ HBM or None.
+        n: rows [T, H] @ HBM.
+        routing: `Routing` of the T tokens.
+        experts: `ExpertWeights`.
+    """
     ids, w_gate, w_down = routing.ids, experts.w_gate.elements, experts.w_down.elements
     expect_dims(2, n, "n [T, H]")
     expect_dims(2, ids, "ids [T, K]")
@@ -57,21 +68,29 @@ def check_arguments(residual, n, routing, experts):
     count, _, inner = w_gate.shape
     most = MAX_ROW_BYTES // (4 if n.dtype == nl.float32 else 2)
     assert hidden <= most, f"experts take a hidden size of at most {most}, not {hidden}"
-    assert count <= BANK, f"at most {BANK} experts are taken, not {count}"
+    assert count <= BANK, f"experts kernels take at most {BANK} experts, not {count}; divide them among ranks"
     if residual is not None:
         assert n.shape == residual.shape and n.dtype == residual.dtype, (
-            f"n is {n.shape} {n.dtype}, residual is {residual.shape} {residual.dtype}"
+            f"n is {n.shape} {n.dtype}, residual is {residual.shape} {residual.dtype}; both must be equal"
         )
-    assert ids.shape[0] == tokens, f"ids of {ids.shape[0]} tokens, n has {tokens}"
-    assert routing.absent or ids.shape[1] <= count, f"{ids.shape[1]} of {count} experts for a token"
-    assert routing.weights.shape == ids.shape, f"weights are {routing.weights.shape}, ids are {ids.shape}"
+    assert ids.shape[0] == tokens, (
+        f"ids has {ids.shape[0]} rows, n has {tokens}; pass one row of each for a token"
+    )
+    assert routing.absent or ids.shape[1] <= count, (
+        f"ids names {ids.shape[1]} experts for a token, but there are {count}; pass at most {count} columns"
+    )
+    assert routing.weights.shape == ids.shape, (
+        f"weights are {routing.weights.shape}, ids are {ids.shape}; pass one weight for each id"
+    )
     shape = (count, hidden, inner)
     for matrix in (w_gate, experts.w_up.elements):
         assert matrix.shape == shape, f"w_gate and w_up are {shape}, not {matrix.shape}"
     assert w_down.shape == (count, inner, hidden), (
         f"w_down is [{count}, {inner}, {hidden}], not {w_down.shape}"
     )
-    assert (experts.b_gate is None) == (experts.b_up is None), "b_gate and b_up come together"
+    assert (experts.b_gate is None) == (experts.b_up is None), (
+        "b_gate and b_up come together: pass both, or None for both"
+    )
     for bias, columns in ((experts.b_gate, inner), (experts.b_up, inner), (experts.b_down, hidden)):
         if bias is not None:
             assert bias.shape == (count, columns), f"a bias is [{count}, {columns}], not {bias.shape}"
@@ -80,7 +99,7 @@ def check_arguments(residual, n, routing, experts):
 def experts_reference(
     residual: np.ndarray | None, n: np.ndarray, routing: Routing, experts: ExpertWeights, activation: str
 ) -> np.ndarray:
-    """Compute y token by token in float32, given numpy arrays in the records.
+    """Return y [T, H] in n's dtype, computed token by token in float32, given numpy arrays in the records.
 
     For several ranks pass the intermediate columns of all of them: the sum over ranks is the product.
     """
@@ -103,7 +122,7 @@ def experts_reference(
 
 
 def gated_reference(gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
-    """Return the intermediate of an expert, given its gate and up products."""
+    """Return the intermediate of an expert in the dtype of its gate and up products: activation(gate) * up."""
     if activation != "swigluoai":
         return activation_reference(gate, activation) * up
     bounded = np.minimum(gate, gate.dtype.type(CLAMPED))

@@ -1,9 +1,10 @@
 """Layout of the blocks of rows of a prompt that are sorted by expert: their size and number, known at compile time.
 
-Rows of one expert take whole *blocks*; the last one may be padded. Experts get blocks in two ways. Either all blocks
-are *dealt* at run time, one expert after the other, as many as the worst distribution of choices needs. Or every expert
-has *reserved* blocks, the same number each, and only rows beyond them get dealt blocks; then a loop runs over those
-dealt blocks that have rows. Reserved blocks come first.
+A *choice* is a token and one of its K experts; each choice takes one row. Rows of one expert take whole *blocks*; the
+last one may be padded. Experts get blocks in two ways. Either all blocks are *dealt* at run time, one expert after the
+other, as many as the worst distribution of choices needs. Or every expert has *reserved* blocks, the same number each,
+and only rows beyond them get dealt blocks; then a loop runs over those dealt blocks that have rows. Reserved blocks
+come first. `experts_prefill` calls `plan_blocks`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MOST_ROW_BYTES = 16384
 
 @dataclass
 class BlockLayout(nl.NKIObject):
-    """Blocks of `rows` rows: `reserved` blocks of each of `experts` experts, then `dealt` blocks."""
+    """Blocks of `rows` rows each: `reserved` blocks of each of `experts` experts, then `dealt` blocks."""
 
     rows: int
     experts: int
@@ -43,48 +44,59 @@ class BlockLayout(nl.NKIObject):
     dealt: int
 
 
-def block_total(layout):
-    """Return the number of all blocks."""
+def count_blocks(layout):
+    """Return the number of all blocks, reserved and dealt."""
     return layout.experts * layout.reserved + layout.dealt
 
 
-def reserved_rows(layout):
-    """Return the rows of the reserved blocks of one expert."""
+def count_reserved_rows(layout):
+    """Return the number of rows in the reserved blocks of one expert."""
     return layout.reserved * layout.rows
 
 
-def static_groups(layout):
-    """Return the groups of blocks that no loop counts: one for each expert, or all dealt blocks, one in each."""
+def count_static_groups(layout):
+    """Return the number of groups of blocks that are computed outside the loop.
+
+    With reserved blocks each expert's are a group. Without them each dealt block is a group, and there is no loop.
+    """
     return layout.experts if layout.reserved > 0 else layout.dealt
 
 
-def group_blocks(layout):
-    """Return the blocks of one of the `static_groups`."""
+def count_group_blocks(layout):
+    """Return the number of blocks in each group of `count_static_groups`: the reserved blocks of an expert, or one."""
     return max(1, layout.reserved)
 
 
 def has_loop(layout):
-    """Return whether a loop runs over dealt blocks."""
+    """Return whether a loop runs over dealt blocks: it does if experts have reserved blocks as well."""
     return layout.reserved > 0 and layout.dealt > 0
 
 
 def plan_blocks(choices, experts, hidden, inner, item_bytes, loops, expert_ranks=1):
-    """Return the layout that makes the launch shortest.
+    """Return the `BlockLayout` that makes the launch shortest.
 
-    Reserved blocks have room for the mean of choices and two standard deviations of random choices, of which as many
-    go to each of `expert_ranks`. loops: whether the chip has loops over registers; without them all blocks are dealt
-    beforehand.
+    Reserved blocks have room for the mean of choices and two standard deviations of random choices, of which as many go
+    to each of `expert_ranks`.
+
+    Args:
+        choices: number of choices of all tokens.
+        experts: number of experts, E.
+        hidden: H.
+        inner: F, the intermediate size on this rank.
+        item_bytes: bytes of an element of the products' operands.
+        loops: whether the chip has loops over registers; without them all blocks are dealt before any is computed.
+        expert_ranks: ranks that divide the experts.
     """
-    rows = block_rows(choices, experts, hidden, inner, item_bytes)
-    dealt = most_blocks(choices, experts, rows)
-    least_ns = dealt * block_time(rows, hidden, inner, item_bytes)
+    rows = choose_block_rows(choices, experts, hidden, inner, item_bytes)
+    dealt = count_most_blocks(choices, experts, rows)
+    least_ns = dealt * estimate_block_time(rows, hidden, inner, item_bytes)
     layout = BlockLayout(rows, experts, 0, dealt)
     mean = choices / (experts * expert_ranks)
     room = mean + 2.0 * mean**0.5
     for size in RESERVED_SIZES:
         reserved = int(-(-room // size))
         beyond = max(0, choices - reserved * size + size - 1) // size
-        time_ns = experts * reserved * block_time(size, hidden, inner, item_bytes)
+        time_ns = experts * reserved * estimate_block_time(size, hidden, inner, item_bytes)
         if beyond > 0:
             time_ns += LOOP_NS
         possible = (loops or beyond == 0) and has_room(size, hidden, item_bytes)
@@ -95,17 +107,22 @@ def plan_blocks(choices, experts, hidden, inner, item_bytes, loops, expert_ranks
     return layout
 
 
-def most_blocks(choices, experts, rows):
-    """Return the number of blocks of so many rows in which any distribution of choices over experts fits."""
+def count_most_blocks(choices, experts, rows):
+    """Return the number of blocks of `rows` rows that hold `choices` choices, whichever experts they name."""
     begun = min(choices, experts)
     return begun + (choices - begun) // rows
 
 
-def block_rows(choices, experts, hidden, inner, item_bytes):
-    """Return the rows of a dealt block that make the launch shortest: large ones load weights less often."""
+def choose_block_rows(choices, experts, hidden, inner, item_bytes):
+    """Return the rows of a block, one of SIZES, that make the launch shortest if all blocks are dealt.
+
+    Larger blocks load weights less often. For the arguments see `plan_blocks`.
+    """
     best, least_ns = None, None
     for rows in SIZES:
-        time_ns = most_blocks(choices, experts, rows) * block_time(rows, hidden, inner, item_bytes)
+        time_ns = count_most_blocks(choices, experts, rows) * estimate_block_time(
+            rows, hidden, inner, item_bytes
+        )
         if (rows == SIZES[0] or has_room(rows, hidden, item_bytes)) and (
             least_ns is None or time_ns < least_ns
         ):
@@ -114,15 +131,15 @@ def block_rows(choices, experts, hidden, inner, item_bytes):
 
 
 def has_room(rows, hidden, item_bytes):
-    """Return whether the transposed rows of a block have room in SBUF."""
+    """Return whether the transposed rows of a block, [H] x `rows`, take at most MOST_ROW_BYTES of a partition."""
     return blocks(hidden) * rows * item_bytes <= MOST_ROW_BYTES
 
 
-def block_time(rows, hidden, inner, item_bytes):
-    """Return a measure of the time of a block in ns: of moving it, plus of computing it.
+def estimate_block_time(rows, hidden, inner, item_bytes):
+    """Return a measure of the time of a block of `rows` rows in ns: of moving its bytes, plus of computing it.
 
     For one shape the sum over blocks follows the predicted times of blocks of 128 to 384 rows within a tenth, up to a
-    factor; the maximum of the two does not.
+    factor; the maximum of the two does not. For the arguments see `plan_blocks`.
     """
     moved_bytes = item_bytes * hidden * (3.0 * inner + 2.0 * rows)
     # The down product takes as long for a short tile of rows as for a full one.

@@ -1,7 +1,9 @@
 """The products of one chunk of an expert's weights: rows to gated intermediate, and that to a summand of the result.
 
-Weights are stationary in the gate and up products, so that the intermediate has F on the partitions, as the down
-product takes it. Sums of down products over chunks, and over experts in a decode step, are taken in float32 in SBUF.
+A *chunk* is a range of the F columns of the intermediate, whose weights are in SBUF at one time; F is cut into blocks
+of 128 (`experts.weight_chunks`). Weights are stationary in the gate and up products, so that the intermediate has F on
+the partitions, as the down product takes it. Sums of down products over chunks, and over experts in a decode step, are
+taken in float32 in SBUF. `experts_decode` and `experts.row_blocks` call these functions.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from nki_kernels.tiles import BANK, PARTITIONS, blocks, copy_bank, in_block, ran
 
 @dataclass
 class GatedSums(nl.NKIObject):
-    """Gate and up sums of blocks first_block … end_block of a chunk: PSUM tiles [f in block, block, row]."""
+    """Gate and up sums of blocks first_block … end_block - 1 of a chunk: PSUM tiles [f in block, block, row].
+
+    They are float32.
+    """
 
     first_block: int
     end_block: int
@@ -28,38 +33,54 @@ class GatedSums(nl.NKIObject):
 
 @dataclass
 class GatedChunk(nl.NKIObject):
-    """A chunk of weights and its intermediate [f in block, block, row], ready for the down product."""
+    """A chunk of weights and its intermediate [f in block, block, row] @ SBUF, ready for the down product."""
 
     weights: WeightChunk
     intermediate: nl.NkiTensor
 
 
-def chunk_width(chunk):
-    """Return the columns of the intermediate in a chunk of weights."""
+def count_columns(chunk):
+    """Return the number of columns of the intermediate in a chunk of weights."""
     return chunk.end - chunk.first
 
 
-def block_groups(chunk, rows):
-    """Return ranges of blocks of a chunk whose gate sums fill one PSUM bank."""
-    return ranges(0, blocks(chunk_width(chunk)), max(1, BANK // rows))
+def split_blocks(chunk, rows):
+    """Return ranges (first, end) of the 128-column blocks of a chunk: as many as have their sums in one PSUM bank.
+
+    `rows` is the number of rows; a block takes as many float32 elements of a bank.
+    """
+    return ranges(0, blocks(count_columns(chunk)), max(1, BANK // rows))
 
 
 def allocate_intermediate(chunk, rows, dtype):
-    """Allocate the intermediate [f in block, block, row] of a chunk."""
-    width = chunk_width(chunk)
+    """Allocate the intermediate [f in block, block, row] of a chunk in SBUF, for `rows` rows."""
+    width = count_columns(chunk)
     return nl.ndarray((min(PARTITIONS, width), blocks(width), rows), dtype=dtype, buffer=nl.sbuf)
 
 
-def gate_and_up(x, chunk, group, hidden):
-    """Multiply rows x [h in run, block, row] by a group (first, end) of blocks of gate and up; add their biases."""
+def multiply_gate_and_up(x, chunk, group, hidden):
+    """Multiply rows by a range of blocks of a chunk's gate and of its up, add their biases, and return the `GatedSums`.
+
+    Args:
+        x: transposed rows [h in run, block, row] @ SBUF: partition p of block c has element p * ceil(H / 128) + c.
+        group: (first, end) of the blocks, see `split_blocks`.
+        hidden: H.
+    """
     first, end = group
-    gate = multiply_columns(x, chunk.gate, first, end, chunk_width(chunk), hidden)
-    up = multiply_columns(x, chunk.up, first, end, chunk_width(chunk), hidden)
+    gate = multiply_columns(x, chunk.gate, first, end, count_columns(chunk), hidden)
+    up = multiply_columns(x, chunk.up, first, end, count_columns(chunk), hidden)
     return GatedSums(first, end, gate, up)
 
 
 def multiply_columns(x, columns, first, end, width, hidden):
-    """Multiply x by blocks first … end of ChunkColumns of `width` columns: PSUM [f in block, block, row]."""
+    """Return x times blocks first … end - 1 of `columns`, plus their bias: [f in block, block, row] float32 @ PSUM.
+
+    Args:
+        x: transposed rows [h in run, block, row] @ SBUF, see `multiply_gate_and_up`.
+        columns: `ChunkColumns` of gate or of up.
+        width: columns of the chunk.
+        hidden: H.
+    """
     bank = nl.ndarray((min(PARTITIONS, width), end - first, x.shape[2]), dtype=nl.float32, buffer=nl.psum)
     biased = begin_with_bias(bank, columns, first, width)
     # Pieces come outermost, so that each one makes room for later weights after its last product.
@@ -79,7 +100,11 @@ def multiply_columns(x, columns, first, end, width, hidden):
 
 
 def begin_with_bias(bank, columns, first, width):
-    """Begin the sums of blocks from `first` on with their bias and 1, a product with ones; return whether with any."""
+    """Write the bias of each column, and the 1 of up + 1, to a PSUM tile [f in block, block, row].
+
+    Return whether anything was written: not if `columns.ones` is None. `first` is the chunk's block in `bank[:, 0, :]`,
+    and `width` counts the columns of the chunk.
+    """
     ones = columns.ones
     if ones is None:
         return False
@@ -96,10 +121,16 @@ def begin_with_bias(bank, columns, first, width):
 
 
 def activate(intermediate, sums, chunk, activation, row_weights):
-    """Write the blocks of a chunk's intermediate whose sums are given. row_weights: RowWeights, or None."""
+    """Write the blocks of a chunk's intermediate whose `sums` are passed.
+
+    Args:
+        intermediate: [f in block, block, row] @ SBUF, with all blocks of the chunk.
+        sums: `GatedSums`.
+        row_weights: `RowWeights` that multiply the rows, or None.
+    """
     first = sums.first_block
     # Partitions beyond a short last block are undefined, so that block is activated apart.
-    for start, end, height in equal_blocks(chunk_width(chunk), first, sums.end_block):
+    for start, end, height in split_by_height(count_columns(chunk), first, sums.end_block):
         gate = sums.gate[0:height, start - first : end - first, :]
         up = sums.up[0:height, start - first : end - first, :]
         left, right = activate_pair(gate, up, activation)
@@ -110,8 +141,11 @@ def activate(intermediate, sums, chunk, activation, row_weights):
             multiply_weighted_pair(target, left, right, activation, row_weights)
 
 
-def equal_blocks(width, first, end):
-    """Return ranges (start, end, height) of equally high blocks among blocks first … end of a chunk of columns."""
+def split_by_height(width, first, end):
+    """Return ranges (start, end, height) of blocks first … end - 1 of a chunk of `width` columns.
+
+    All full blocks are one range; a short last block is another.
+    """
     height = min(PARTITIONS, width)
     full = min(end, width // height)
     result = []
@@ -123,9 +157,12 @@ def equal_blocks(width, first, end):
 
 
 def add_down(result, total, gated, first_row):
-    """Write total + the down product of a GatedChunk for rows from `first_row` on; all [row, H].
+    """Write `total` + the down product of a chunk to `result`, both [row, H] @ SBUF.
 
-    total: float32, or None for 0.
+    Args:
+        total: float32, or None for 0. It may be `result`.
+        gated: `GatedChunk`.
+        first_row: row of the intermediate that is row 0 of `result`.
     """
     rows, hidden = result.shape
     down = gated.weights.down

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def rows_at(table, indices):
-    """View the rows of a table [N, columns] @ HBM that indices [rows, 1] in SBUF name."""
+def view_rows(table, indices):
+    """View the rows of a table [N, columns] @ HBM whose numbers a tile [rows, 1] int32 @ SBUF has: [rows, columns]."""
     columns = table.shape[1]
     return table.ap(pattern=[[columns, indices.shape[0]], [1, columns]], vector_offset=indices)

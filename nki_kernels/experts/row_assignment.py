@@ -1,5 +1,9 @@
 """Assignment of the choices of a prompt to rows of blocks, found on the chip: see `experts.block_layout`.
 
+A *choice* is a token and one of its K experts. Each gets a row in a block of its expert, behind the rows of earlier
+tokens that chose the expert. Tokens are in tiles of 128, one on each partition. `experts_prefill` calls these
+functions.
+
 Row numbers stay below 2^24: float32 holds them.
 """
 
@@ -10,7 +14,12 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.experts.block_layout import block_total, group_blocks, reserved_rows, static_groups
+from nki_kernels.experts.block_layout import (
+    count_blocks,
+    count_group_blocks,
+    count_reserved_rows,
+    count_static_groups,
+)
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, filled, ranges
 from nki_kernels.weights import ExpertIndex
 
@@ -41,7 +50,11 @@ class RowAssignment(nl.NKIObject):
 
 @dataclass
 class DealtBlocks(nl.NKIObject):
-    """Expert of each dealt block, [1, block] int32, and turns: dealt blocks of the same expert before it, likewise."""
+    """Dealt blocks in SBUF.
+
+    experts: expert of each, [1, block] int32. turns: number of dealt blocks of the same expert before it, [1, block]
+    int32.
+    """
 
     experts: nl.NkiTensor
     turns: nl.NkiTensor
@@ -51,8 +64,8 @@ class DealtBlocks(nl.NKIObject):
 class TokenOrder(nl.NKIObject):
     """Tokens in the order of the rows of blocks, [n, 1] int32 @ HBM.
 
-    group_pitch: elements from one group of blocks to the next, see `static_groups`. dealt_start: first element of the
-    dealt blocks; dealt_pitch: 0 if they follow one another, else the elements from an expert's to the next one's.
+    group_pitch: elements from one group of blocks to the next, see `count_static_groups`. dealt_start: first element of
+    the dealt blocks; dealt_pitch: 0 if they follow one another, else the elements from an expert's to the next one's.
     """
 
     tokens: nl.NkiTensor
@@ -63,7 +76,7 @@ class TokenOrder(nl.NKIObject):
 
 @dataclass
 class CountedSums(nl.NKIObject):
-    """PSUM bank [128, tile, E] with the choices of tiles first … end of tokens, summed over k."""
+    """PSUM bank [128, tile, E] float32 for tiles first … end - 1 of tokens: how often each token chose each expert."""
 
     bank: nl.NkiTensor
     first: int
@@ -71,7 +84,12 @@ class CountedSums(nl.NKIObject):
 
 
 def load_choices(ids, experts, identity):
-    """Load the choices [T, K] @ HBM. identity: [128, 128] bfloat16."""
+    """Load ids [T, K] int32 @ HBM, and return the `Choices` with their one-hot mask.
+
+    Args:
+        experts: number of experts, E.
+        identity: [128, 128] bfloat16 @ SBUF.
+    """
     numbers = load_ids(ids, experts)
     values = cast(numbers, nl.float32)
     order = nl.ndarray((PARTITIONS, experts), dtype=nl.float32, buffer=nl.sbuf)
@@ -93,7 +111,7 @@ def load_choices(ids, experts, identity):
 
 
 def load_ids(ids, experts):
-    """Load ids [T, K] @ HBM as [128, tile, K] int32, with `experts` after the last token."""
+    """Load ids [T, K] @ HBM as [128, tile, K] int32 @ SBUF; rows after the last token become `experts`."""
     tokens, count = ids.shape
     full = tokens // PARTITIONS
     result = nl.ndarray((PARTITIONS, blocks(tokens), count), dtype=nl.int32, buffer=nl.sbuf)
@@ -108,7 +126,10 @@ def load_ids(ids, experts):
 
 
 def compare_with_experts(order, values):
-    """Return ones where a choice [128, K] float32 names an expert: [128, K, E] bfloat16. order: expert numbers."""
+    """Return ones where a choice [128, K] float32 names an expert, else 0: [128, K, E] bfloat16 @ SBUF.
+
+    order: the numbers 0 … E - 1 on every partition, [128, E] float32.
+    """
     rows, count = values.shape
     experts = order.shape[1]
     result = nl.ndarray((rows, count, experts), dtype=nl.bfloat16, buffer=nl.sbuf)
@@ -122,19 +143,28 @@ def compare_with_experts(order, values):
 
 
 def sum_choices(sums, identity, choices):
-    """Sum choices [128, K, E] over k into a tile [128, E] of a PSUM bank."""
+    """Write the sum over k of `choices` [128, K, E] @ SBUF to `sums` [128, E] @ PSUM.
+
+    The Tensor engine sums, with `identity` [128, 128] bfloat16.
+    """
     for k in range(choices.shape[1]):
         nisa.nc_matmul(dst=sums, stationary=identity, moving=choices[:, k, :], accumulate=k > 0)
 
 
 def count_once(one_hot, sums):
-    """Copy CountedSums to `one_hot`. A row of NaN may name an expert twice, which counts once."""
+    """Write `sums`, no count above 1, to the tiles first … end - 1 of `one_hot` [128, tile, E].
+
+    A token whose scores are NaN may choose an expert twice, which counts once.
+    """
     target = one_hot[:, sums.first : sums.end, :]
     nisa.tensor_scalar(dst=target, data=sums.bank, op0=nl.minimum, operand0=1.0)
 
 
 def assign_rows(choices, layout, absent):
-    """Assign a row of the blocks to each choice; absent: whether choices of E get the first row after all blocks."""
+    """Return the `RowAssignment` of choices: the row of each, and where the dealt blocks of each expert end.
+
+    absent: whether ids may be E, for experts of other ranks; such choices get the first row after all blocks.
+    """
     experts = layout.experts
     valid = nl.ndarray(choices.ids.shape, dtype=nl.uint32, buffer=nl.sbuf)
     # nc_n_gather refuses an index of E, the number of an absent choice.
@@ -143,10 +173,10 @@ def assign_rows(choices, layout, absent):
     order = nl.ndarray((PARTITIONS, experts), dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=order, pattern=[[1, experts]])
     ranks, counts = rank_choices(choices, valid)
-    starts, ends = dealt_ranges(counts, layout, choices.tokens)
+    starts, ends = find_dealt_ranges(counts, layout, choices.tokens)
     rows = nl.ndarray(choices.ids.shape, dtype=nl.int32, buffer=nl.sbuf)
     # Row r of expert e: reserved rows begin at e * reserved rows, dealt ones where its first dealt block does.
-    size, reserved = float(layout.rows), float(reserved_rows(layout))
+    size, reserved = float(layout.rows), float(count_reserved_rows(layout))
     among_reserved = nl.ndarray(choices.ids.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
         dst=among_reserved, data=values, op0=nl.multiply, operand0=reserved, op1=nl.add, operand1=ranks
@@ -170,18 +200,19 @@ def assign_rows(choices, layout, absent):
     )
     nisa.tensor_tensor(dst=rows, data1=among_reserved, data2=shift, op=nl.add)
     if absent:
-        move_absent(rows, choices.ids, experts, block_total(layout) * layout.rows)
+        move_absent(rows, choices.ids, experts, count_blocks(layout) * layout.rows)
     return RowAssignment(rows, ends)
 
 
 def rank_choices(choices, valid):
-    """Return how many tokens before each choice chose the same expert, [128, tile, K], and the choices of each expert.
+    """Return how many tokens before each choice chose the same expert, and how many choose each expert.
 
-    The counts are [128, E] float32, the same on every partition. valid: the ids as uint32 below E.
+    The first are [128, tile, K] float32, the second [128, E] float32, the same on every partition; both in SBUF. valid:
+    the ids as uint32 below E, [128, tile, K].
     """
     one_hot = choices.one_hot
     tiles, experts = one_hot.shape[1], one_hot.shape[2]
-    earlier = earlier_tokens()
+    earlier = create_earlier_mask()
     # A stationary tile of ones puts the totals on every partition, where each token adds them to its rank.
     ones = filled((PARTITIONS, PARTITIONS), 1.0, nl.bfloat16)
     counts = filled((PARTITIONS, experts), 0.0)
@@ -207,8 +238,8 @@ def rank_choices(choices, valid):
     return ranks, counts
 
 
-def earlier_tokens():
-    """Return ones where a token (partition) comes before another one (column): [128, 128] bfloat16."""
+def create_earlier_mask():
+    """Return ones where the partition's token comes before the column's, else 0: [128, 128] bfloat16 @ SBUF."""
     result = filled((PARTITIONS, PARTITIONS), 1.0, nl.bfloat16)
     nisa.affine_select(
         dst=result,
@@ -222,21 +253,22 @@ def earlier_tokens():
 
 
 def move_absent(rows, ids, experts, row):
-    """Assign a row to choices of number `experts`."""
+    """Write `row` to `rows` [128, tile, K] int32 where the id is `experts`, the number of an absent expert."""
     mask = nl.ndarray(rows.shape, dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=mask, data=ids, op0=nl.equal, operand0=float(experts))
     absent_rows = filled(rows.shape, row, nl.int32)
     nisa.tensor_copy_predicated(dst=rows, src=absent_rows, predicate=mask)
 
 
-def dealt_ranges(counts, layout, most):
-    """Return the first dealt block of each expert, and the first one after its dealt blocks: [128, E] float32.
+def find_dealt_ranges(counts, layout, most):
+    """Return two tiles [128, E] float32 @ SBUF: the first dealt block of each expert, and the first one after.
 
-    counts: the rows of each expert, at most `most`; rows beyond its reserved blocks need dealt blocks.
+    counts: the rows of each expert, at most `most`, [128, E] float32; rows beyond its reserved blocks need dealt
+    blocks.
     """
     dealt = filled(counts.shape, 0.0)
     # Comparisons count the begun blocks exactly, where a division would have to round.
-    for full_rows in range(reserved_rows(layout), most, layout.rows):
+    for full_rows in range(count_reserved_rows(layout), most, layout.rows):
         nisa.scalar_tensor_tensor(
             dst=dealt, data=counts, op0=nl.greater, operand0=float(full_rows), op1=nl.add, operand1=dealt
         )
@@ -250,9 +282,10 @@ def dealt_ranges(counts, layout, most):
 
 
 def find_dealt_blocks(dealt_ends, count):
-    """Find the experts of `count` dealt blocks, given the first dealt block after those of each expert, [128, E].
+    """Return the `DealtBlocks`: the expert of each of `count` dealt blocks, and its turn.
 
-    Blocks after the last one that is used get an expert too, whose results are never read.
+    dealt_ends: the first dealt block after those of each expert, [128, E] float32. Blocks after the last one that is
+    used get an expert too, whose results are never read.
     """
     experts = dealt_ends.shape[1]
     result = DealtBlocks(
@@ -281,7 +314,11 @@ def find_dealt_blocks(dealt_ends, count):
 
 
 def index_static_experts(layout, assignment):
-    """Return the ExpertIndex of each block that no loop counts. Reserved blocks need no assignment."""
+    """Return the `ExpertIndex` of each block that is computed outside the loop, in order.
+
+    Those of reserved blocks are known at compile time, and `assignment` may be None; those of dealt blocks are read at
+    run time.
+    """
     indices = []
     if layout.reserved > 0:
         for block in range(layout.experts * layout.reserved):
@@ -293,14 +330,19 @@ def index_static_experts(layout, assignment):
     return indices
 
 
-def out_of_range(absent):
-    """Return the mode of a DMA at rows after all blocks: skip them, if choices may be absent."""
+def choose_oob_mode(absent):
+    """Return the mode of a DMA whose row numbers may be past all blocks: skip if `absent`, else error."""
     return nisa.oob_mode.skip if absent else nisa.oob_mode.error
 
 
 def sort_tokens(assignment, layout, tokens, absent):
-    """Write the token of each assigned row to HBM. Padding has token 0. absent: whether rows may be out of range."""
-    count, size = block_total(layout), layout.rows
+    """Write the token of each assigned row to HBM, and return the `TokenOrder`; padding has token 0.
+
+    Args:
+        tokens: number of tokens, T.
+        absent: whether choices of experts of other ranks have a row past all blocks, which is skipped.
+    """
+    count, size = count_blocks(layout), layout.rows
     rows = assignment.rows
     sorted_tokens = nl.ndarray((count * size, 1), dtype=nl.int32, buffer=nl.private_hbm, name="sorted_tokens")
     # Padding gathers token 0, a valid row, and no choice reads its result.
@@ -315,14 +357,17 @@ def sort_tokens(assignment, layout, tokens, absent):
             target = sorted_tokens.ap(
                 pattern=[[1, end - first], [1, 1]], vector_offset=rows[0 : end - first, m, k : k + 1]
             )
-            nisa.dma_copy(dst=target, src=numbers, oob_mode=out_of_range(absent))
-    group_pitch = group_blocks(layout) * size
-    return TokenOrder(sorted_tokens, group_pitch, static_groups(layout) * group_pitch, 0)
+            nisa.dma_copy(dst=target, src=numbers, oob_mode=choose_oob_mode(absent))
+    group_pitch = count_group_blocks(layout) * size
+    return TokenOrder(sorted_tokens, group_pitch, count_static_groups(layout) * group_pitch, 0)
 
 
 def load_block_tokens(order, layout):
-    """Load the tokens of all blocks that no loop counts: for each row tile of a block, [row, block] int32."""
-    groups, count = static_groups(layout), group_blocks(layout)
+    """Load the tokens of all blocks outside the loop: a list with [row, block] int32 @ SBUF for each tile of 128 rows.
+
+    The last tile of a block may have fewer rows.
+    """
+    groups, count = count_static_groups(layout), count_group_blocks(layout)
     tiles = []
     for first, end in ranges(0, layout.rows):
         tile = nl.ndarray((end - first, groups, count), dtype=nl.int32, buffer=nl.sbuf)

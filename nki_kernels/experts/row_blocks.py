@@ -1,4 +1,9 @@
-"""Blocks of rows of `experts_prefill`: each is gathered, transposed, multiplied by its expert's weights, and stored."""
+"""Blocks of rows of `experts_prefill`: each is gathered, transposed, multiplied by its expert's weights, and stored.
+
+A block holds rows of tokens that chose one expert (`experts.block_layout`); its rows are taken in *row tiles* of up to
+128. The weights are taken in chunks of columns of the intermediate (`experts.weight_chunks`). *Dealt* blocks of a loop
+have a number that is known at run time only.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +19,10 @@ from nki_kernels.experts.chunk_products import (
     activate,
     add_down,
     allocate_intermediate,
-    block_groups,
-    gate_and_up,
+    multiply_gate_and_up,
+    split_blocks,
 )
-from nki_kernels.experts.indices import rows_at
+from nki_kernels.experts.indices import view_rows
 from nki_kernels.experts.row_assignment import find_dealt_blocks
 from nki_kernels.experts.weight_chunks import ExpertLayer, WeightChunk
 from nki_kernels.projection.rows import spread_into
@@ -39,8 +44,8 @@ class RowBlocks(nl.NKIObject):
     """What all blocks of a launch share.
 
     n: rows of tokens [T, H] @ HBM. results: rows of all blocks [row, H] @ HBM. experts: ExpertIndex of each block that
-    no loop counts; tokens: for each row tile of a block the tokens of its rows, [row, block] int32. identity:
-    [128, 128], or None if few rows are transposed like many.
+    is computed outside the loop; tokens: for each row tile of a block the tokens of its rows, [row, block] int32.
+    identity: [128, 128] @ SBUF, or None if few rows are transposed like many.
     """
 
     n: nl.NkiTensor
@@ -56,8 +61,8 @@ class RowBlocks(nl.NKIObject):
 class PendingDown(nl.NKIObject):
     """Chunk of a block whose down product is due.
 
-    sums: for each row tile of the block the float32 sum [row, H] over its chunks so far; empty before the first chunk.
-    targets: for each row tile its results @ HBM, if this is the last chunk; else empty.
+    sums: for each row tile of the block the float32 sum [row, H] @ SBUF over its chunks so far; empty before the first
+    chunk. targets: for each row tile its results @ HBM, if this is the last chunk; else empty.
     """
 
     gated: GatedChunk
@@ -69,8 +74,8 @@ class PendingDown(nl.NKIObject):
 class BlockPipeline(nl.NKIObject):
     """State between two blocks.
 
-    x: transposed rows of the next block [h in run, block, row]. chunk: the first chunk of its expert's weights.
-    pending: the last chunk of the block before, or None.
+    x: transposed rows of the next block [h in run, block of H, row] @ SBUF. chunk: the first chunk of its expert's
+    weights. pending: the last chunk of the block before, or None.
     """
 
     x: nl.NkiTensor
@@ -92,17 +97,24 @@ class DealtTable(nl.NKIObject):
 
 
 def gate_block(row_blocks, x, chunk):
-    """Compute the intermediate of a block with a chunk of its expert's weights. x: transposed rows of the block."""
+    """Compute the intermediate of a block for one chunk of its expert's weights, and return both as a `GatedChunk`.
+
+    x: transposed rows of the block, see `transpose_block`.
+    """
     layer, n, rows = row_blocks.layer, row_blocks.n, row_blocks.layout.rows
     intermediate = allocate_intermediate(chunk, rows, n.dtype)
-    for group in block_groups(chunk, rows):
-        sums = gate_and_up(x, chunk, group, n.shape[1])
+    for group in split_blocks(chunk, rows):
+        sums = multiply_gate_and_up(x, chunk, group, n.shape[1])
         activate(intermediate, sums, chunk, layer.activation, None)
     return GatedChunk(chunk, intermediate)
 
 
 def finish_down(row_blocks, pending):
-    """Add the down product of a chunk to the sums of its block; store the sums after the last chunk."""
+    """Add the down product of a pending chunk to the sums of its block, or store the sums if the chunk is the last one.
+
+    The sums of a first chunk are appended to `pending.sums`; later ones are added in place. After the last chunk the
+    sums are rounded to n's dtype and stored to `pending.targets` @ HBM.
+    """
     n = row_blocks.n
     tiles = ranges(0, row_blocks.layout.rows)
     for m in range(len(tiles)):  # m: row tile
@@ -121,16 +133,19 @@ def finish_down(row_blocks, pending):
             pending.sums.append(result)
 
 
-def tokens_of_block(tokens, block):
-    """Return the tokens of a block that no loop counts: for each row tile [row, 1] int32 in SBUF."""
+def view_block_tokens(tokens, block):
+    """View the tokens of block number `block`, outside the loop: a list with [row, 1] int32 @ SBUF for each row tile.
+
+    `tokens` are those of all such blocks, see `load_block_tokens`.
+    """
     columns = []
     for tile in tokens:
         columns.append(tile[:, block : block + 1])
     return columns
 
 
-def targets_of_block(row_blocks, block):
-    """Return the results of a block that no loop counts: for each row tile [row, H] @ HBM."""
+def view_block_targets(row_blocks, block):
+    """View the results of block number `block`, outside the loop: a list with [row, H] @ HBM for each row tile."""
     rows = row_blocks.layout.rows
     targets = []
     for first, end in ranges(block * rows, (block + 1) * rows):
@@ -139,16 +154,23 @@ def targets_of_block(row_blocks, block):
 
 
 def gather_rows(n, tokens):
-    """Gather the rows of a block by their tokens: for each row tile [row, H] in SBUF."""
+    """Load the rows of n [T, H] @ HBM that `tokens` name: a list with [row, H] @ SBUF for each row tile.
+
+    tokens: a list with [row, 1] int32 @ SBUF for each row tile.
+    """
     tiles = []
     for indices in tokens:
-        tile = load(rows_at(n, indices), n.dtype)
+        tile = load(view_rows(n, indices), n.dtype)
         tiles.append(tile)
     return tiles
 
 
 def transpose_block(tiles, rows, identity):
-    """Transpose the row tiles of a block of `rows` rows: [h in run, block, row]. identity: see RowBlocks."""
+    """Transpose the row tiles of a block of `rows` rows into a new tile [h in run, block of H, row] @ SBUF.
+
+    Partition p of block c has element p * ceil(H / 128) + c of a row. identity: see `RowBlocks`; with it, tiles of
+    fewer than 128 rows are transposed by `transpose_few_rows`.
+    """
     hidden = tiles[0].shape[1]
     shape = (in_block(hidden, 0, True), blocks(hidden), rows)
     result = nl.ndarray(shape, dtype=tiles[0].dtype, buffer=nl.sbuf)
@@ -164,9 +186,9 @@ def transpose_block(tiles, rows, identity):
 
 
 def transpose_few_rows(result, rows, identity):
-    """Transpose few rows [row, H] into `result` [h in run, block, row]. They are stationary, so that few columns move.
+    """Transpose few rows [row, H] @ SBUF into `result` [h in run, block of H, row] @ SBUF.
 
-    identity: [128, 128] of the rows' dtype.
+    The rows are stationary, so that few columns move. identity: [128, 128] of the rows' dtype.
     """
     count, hidden = rows.shape
     number = blocks(hidden)
@@ -190,9 +212,12 @@ def transpose_few_rows(result, rows, identity):
 
 
 def make_dealt_table(assignment, order, layout):
-    """Write the table of dealt blocks to HBM, which the loop over them reads. order: TokenOrder."""
+    """Write the expert and the first token's position of each dealt block to HBM, and return the `DealtTable`.
+
+    order: `TokenOrder`.
+    """
     dealt = find_dealt_blocks(assignment.dealt_ends, layout.dealt)
-    starts = dealt_starts(dealt, order, layout.rows)
+    starts = compute_dealt_starts(dealt, order, layout.rows)
     ends = assignment.dealt_ends
     table = DealtTable(
         nl.ndarray((1, layout.dealt), dtype=nl.int32, buffer=nl.private_hbm, name="experts_of_blocks"),
@@ -205,8 +230,14 @@ def make_dealt_table(assignment, order, layout):
     return table
 
 
-def dealt_starts(dealt, order, rows):
-    """Return the position of the first token of each dealt block of `rows` rows, [1, block] int32."""
+def compute_dealt_starts(dealt, order, rows):
+    """Return the position in `order.tokens` of the first token of each dealt block, [1, block] int32 @ SBUF.
+
+    Args:
+        dealt: `DealtBlocks`.
+        order: `TokenOrder`.
+        rows: rows of a block.
+    """
     shape = dealt.experts.shape
     result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     if order.dealt_pitch == 0:
@@ -233,7 +264,10 @@ def dealt_starts(dealt, order, rows):
 
 
 def load_dealt_tokens(order, start, rows):
-    """Load the tokens of a dealt block from a position [1, 1] int32 on: for each row tile [row, 1] int32."""
+    """Load the tokens of a dealt block of `rows` rows: a list with [row, 1] int32 @ SBUF for each row tile.
+
+    start: position of the first one in `order.tokens`, [1, 1] int32 @ SBUF.
+    """
     tokens = []
     for first, end in ranges(0, rows):
         tokens.append(
@@ -242,8 +276,11 @@ def load_dealt_tokens(order, start, rows):
     return tokens
 
 
-def targets_of_dealt_block(row_blocks, block):
-    """Return the results of a dealt block, whose number is a register: for each row tile [row, H] @ HBM."""
+def view_dealt_targets(row_blocks, block):
+    """View the results of a dealt block: a list with [row, H] @ HBM for each row tile.
+
+    block: register with the index of the block among the dealt ones.
+    """
     rows, hidden = row_blocks.layout.rows, row_blocks.n.shape[1]
     by_block = row_blocks.results.reshape((row_blocks.results.shape[0] // rows, rows * hidden))
     targets = []

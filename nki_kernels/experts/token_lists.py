@@ -10,7 +10,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import COMPILER, transfer
-from nki_kernels.experts.block_layout import reserved_rows
+from nki_kernels.experts.block_layout import count_reserved_rows
 from nki_kernels.experts.row_assignment import TokenOrder
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, ranges
 
@@ -28,17 +28,26 @@ MOST_TOKENS = 8192
 
 
 def can_list(tokens, layout):
-    """Return whether `list_tokens` takes so many tokens and experts; reserved rows of a list are read at once."""
+    """Return whether `list_tokens` takes so many tokens and the experts of a layout.
+
+    E is a multiple of 8, and of 128 if it is above 128. The tokens, rounded up to whole tiles, are at most MOST_TOKENS.
+    The reserved rows of an expert do not exceed them, as they are read from a list at once.
+    """
     per_core = layout.experts // CORES
     divides = layout.experts % CORES == 0 and (per_core <= PITCH or per_core % PITCH == 0)
     room = PARTITIONS * blocks(tokens)
-    return divides and room <= MOST_TOKENS and reserved_rows(layout) <= room
+    return divides and room <= MOST_TOKENS and count_reserved_rows(layout) <= room
 
 
 def list_tokens(one_hot, layout, identity):
-    """Write the tokens that chose each expert to HBM, ascending: [E * room + rows of a block, 1] int32.
+    """Write a list of the tokens that chose each expert, ascending, to HBM, and return the lists as a `TokenOrder`.
 
-    After the last token of an expert comes token 0. one_hot: [128, tile, E] bfloat16. identity: [128, 128] bfloat16.
+    The lists are [E * room + rows of a block, 1] int32, where room is T rounded up to a multiple of 128. After the last
+    token of an expert comes token 0.
+
+    Args:
+        one_hot: [128, tile, E] bfloat16 @ SBUF, 1 if a token chose an expert.
+        identity: [128, 128] bfloat16 @ SBUF.
     """
     tiles, experts = one_hot.shape[1], one_hot.shape[2]
     per_core = experts // CORES
@@ -59,11 +68,16 @@ def list_tokens(one_hot, layout, identity):
             # The list of expert core * per_core + slot is on the first partition of that core.
             target = lists.ap(pattern=[[per_core * room, CORES], [1, room]], offset=slot * room)
             transfer(target, tokens[0:SEARCHED:PITCH, 0:room], COMPILER)
-    return TokenOrder(lists, room, reserved_rows(layout), room)
+    return TokenOrder(lists, room, count_reserved_rows(layout), room)
 
 
 def spread_over_cores(one_hot, per_core):
-    """Copy columns of experts so that one slot of all cores has them PITCH apart: [128, tile, run of slots, 128]."""
+    """Copy the columns of experts so that those which the cores search together lie PITCH columns apart.
+
+    Core c searches `per_core` experts, from expert c * per_core on, one *slot* after the other. The result is [128,
+    tile, run of PITCH slots, 128] @ SBUF: its column c * PITCH + s belongs to core c and slot s of the run. Columns
+    without an expert are zeros.
+    """
     tiles = one_hot.shape[1]
     runs = blocks(per_core, PITCH)
     result = nl.ndarray((PARTITIONS, tiles, runs, CORES * PITCH), dtype=one_hot.dtype, buffer=nl.sbuf)
@@ -78,7 +92,10 @@ def spread_over_cores(one_hot, per_core):
 
 
 def transpose_columns(columns, identity, by_vector):
-    """Transpose columns [128, tile, column] to [column, token] float32; by_vector: which engine reads PSUM."""
+    """Transpose columns [128, tile, column] @ SBUF to a new tile [column, token] float32 @ SBUF.
+
+    by_vector: whether the Vector engine reads PSUM, else the Scalar engine.
+    """
     tiles, count = columns.shape[1], columns.shape[2]
     result = nl.ndarray((count, tiles * PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
     for first, end in ranges(0, tiles, BANK // PARTITIONS):

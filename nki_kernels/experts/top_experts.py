@@ -24,6 +24,8 @@ TINY = 1.0e-20
 class Selection(nl.NKIObject):
     """How `top_k` of `experts` experts are selected, within the `top_groups` best of `groups` groups.
 
+    A group is a range of consecutive experts.
+
     scoring: "softmax" or "sigmoid". renormalise: whether weights are divided by their sum. scale: factor of weights.
     """
 
@@ -38,7 +40,7 @@ class Selection(nl.NKIObject):
 
 @dataclass
 class SelectedExperts(nl.NKIObject):
-    """Experts of a tile of tokens: weights [row, K] float32 and ids [row, K] int32, best first."""
+    """Experts of a tile of tokens in SBUF: weights [row, K] float32 and ids [row, K] int32, best first."""
 
     weights: nl.NkiTensor
     ids: nl.NkiTensor
@@ -53,7 +55,10 @@ class Largest(nl.NKIObject):
 
 
 def allocate_scores(rows, columns):
-    """Allocate as many scores for each row, followed by MISSING where they are fewer than a search takes."""
+    """Allocate a tile [rows, n] float32 @ SBUF for `columns` scores of each row, n being at least LEAST_SEARCHED.
+
+    Columns behind the scores are set to MISSING; the scores are not written.
+    """
     result = nl.ndarray((rows, max(columns, LEAST_SEARCHED)), dtype=nl.float32, buffer=nl.sbuf)
     if columns < LEAST_SEARCHED:
         nisa.memset(dst=result[:, columns:LEAST_SEARCHED], value=MISSING)
@@ -61,7 +66,9 @@ def allocate_scores(rows, columns):
 
 
 def find_largest(scores, count):
-    """Find the largest elements of each row of scores, `count` rounded up to a multiple of eight; keep the scores.
+    """Return the `Largest` elements of each row of scores, `count` rounded up to a multiple of 8.
+
+    The scores stay unchanged.
 
     Equal scores come with the lowest index first. Where NaN leaves no index, the index becomes the last one.
     """
@@ -73,8 +80,8 @@ def find_largest(scores, count):
     return Largest(values, indices)
 
 
-def expert_ids(indices, selection):
-    """Return the first `top_k` indices as ids of experts, int32."""
+def convert_to_ids(indices, selection):
+    """Return the first `top_k` of indices [row, n] uint32 as ids of experts: [row, K] int32, none above E - 1."""
     result = nl.ndarray((indices.shape[0], selection.top_k), dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=result,
@@ -86,7 +93,11 @@ def expert_ids(indices, selection):
 
 
 def select_by_softmax(logits, selection):
-    """Select the experts with the largest logits [row, E]."""
+    """Return the `SelectedExperts` with the largest logits [row, E] float32 @ SBUF, weighted by their softmax.
+
+    E is padded as `allocate_scores` does. Without renormalisation the softmax is over all experts, else over the
+    selected.
+    """
     rows = logits.shape[0]
     experts, top_k = selection.experts, selection.top_k
     choice = keep_best_groups(logits, selection, 1) if selection.top_groups < selection.groups else logits
@@ -94,7 +105,7 @@ def select_by_softmax(logits, selection):
     # The largest logit is the first one found; exp of what others are less cannot overflow.
     negated = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=negated, data=largest.values[:, 0:1], op0=nl.multiply, operand0=-1.0)
-    ids = expert_ids(largest.indices, selection)
+    ids = convert_to_ids(largest.indices, selection)
     total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     weights = nl.ndarray((rows, top_k), dtype=nl.float32, buffer=nl.sbuf)
     sum_exponentials(weights, largest.values[:, 0:top_k], negated, total)
@@ -107,7 +118,10 @@ def select_by_softmax(logits, selection):
 
 
 def sum_exponentials(result, values, negated, total):
-    """Write exp(value - largest) of each row, and their sum to `total`. negated: -largest."""
+    """Write exp(value - largest) of values [row, n] to `result`, and the sum of each row to `total` [row, 1].
+
+    negated: minus the largest value of each row, [row, 1].
+    """
     nisa.activation(
         dst=result,
         op=nl.exp,
@@ -120,7 +134,7 @@ def sum_exponentials(result, values, negated, total):
 
 
 def divide(weights, total, scale):
-    """Divide each row of weights by its total, and multiply it by `scale`, in place."""
+    """Divide each row of weights [row, K] by its total [row, 1], and multiply it by the number `scale`, in place."""
     inverse = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=total)
     nisa.tensor_scalar(
@@ -129,7 +143,11 @@ def divide(weights, total, scale):
 
 
 def select_by_sigmoid(logits, choice_bias, selection):
-    """Select the experts with the largest sigmoid scores of logits [row, E]. choice_bias: [row, E] or None."""
+    """Return the `SelectedExperts` with the largest sigmoid scores of logits [row, E] float32 @ SBUF.
+
+    choice_bias: [row, E] float32, added to the scores for the selection only, or None. E is padded as `allocate_scores`
+    does.
+    """
     rows = logits.shape[0]
     experts, top_k = selection.experts, selection.top_k
     scores = nl.ndarray((rows, experts), dtype=nl.float32, buffer=nl.sbuf)
@@ -141,7 +159,7 @@ def select_by_sigmoid(logits, choice_bias, selection):
         nisa.tensor_tensor(dst=choice[:, 0:experts], data1=scores, data2=choice_bias[0:rows, :], op=nl.add)
     if selection.top_groups < selection.groups:
         choice = keep_best_groups(choice, selection, 2)
-    ids = expert_ids(find_largest(choice, top_k).indices, selection)
+    ids = convert_to_ids(find_largest(choice, top_k).indices, selection)
     indices = nl.ndarray((rows, top_k), dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=indices, src=ids)
     weights = nl.ndarray((rows, top_k), dtype=nl.float32, buffer=nl.sbuf)
@@ -158,7 +176,7 @@ def select_by_sigmoid(logits, choice_bias, selection):
 
 
 def keep_best_groups(choice, selection, counted):
-    """Return the scores [row, E] of the experts of the best groups, and MISSING for all others.
+    """Return a copy of the scores [row, E] with MISSING for the experts outside each row's `top_groups` best groups.
 
     A group counts as the sum of its largest `counted` scores, one or two.
     """

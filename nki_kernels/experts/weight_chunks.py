@@ -1,8 +1,9 @@
 """Chunks of an expert's weights, loaded from an address that may be known at run time only.
 
-The intermediate size is cut into chunks of whole blocks of 128, so that the weights of the next chunk arrive while
-those of the present chunk are multiplied. Columns of gate and up are loaded in runs (see `norms.blocks`), rows of
-down in blocks.
+The intermediate size F is cut into *chunks* of whole blocks of 128 columns, so that the weights of the next chunk
+arrive while those of the present chunk are multiplied. Columns of gate and up are loaded in runs: partition p has rows
+p * C … p * C + C - 1 of the weight, C = ceil(H / 128), one in each block of H. Rows of down are loaded in blocks of
+128.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class ExpertLayer(nl.NKIObject):
 
 @dataclass
 class ColumnPiece(nl.NKIObject):
-    """Blocks of columns in runs, from `first_block` on: tile [h in run, block, column]."""
+    """Blocks of H of some columns in runs, from `first_block` on: tile [h in run, block of H, column] @ SBUF."""
 
     first_block: int
     tile: nl.NkiTensor
@@ -75,17 +76,24 @@ class WeightChunk(nl.NKIObject):
     down: list
 
 
-def expert_layer(weights, activation, rows, dtype):
-    """Return the record that all chunks share, for products with up to `rows` rows of a dtype."""
+def create_layer(weights, activation, rows, dtype):
+    """Return the record that all chunks share, for products with up to `rows` rows of a dtype.
+
+    weights: `ExpertWeights`. Its `ones` are filled here, if biases or the clamped gate need them.
+    """
     ones = None
     if weights.b_gate is not None or activation == "swigluoai":
         # Ones are the moving operand for `rows` rows, and the stationary one of a block of 128 columns.
         ones = filled((2, max(rows, PARTITIONS)), 1.0, dtype)
-    return ExpertLayer(weights, activation, chunk_ranges(weights.w_gate.elements, dtype), ones, dtype)
+    return ExpertLayer(weights, activation, split_into_chunks(weights.w_gate.elements, dtype), ones, dtype)
 
 
-def chunk_ranges(w_gate, dtype):
-    """Return ranges of the intermediate, of about equally many blocks, whose weights fit; w_gate: [E, H, F] @ HBM."""
+def split_into_chunks(w_gate, dtype):
+    """Return ranges (first, end) of the intermediate, each of as many blocks of 128 or one less, whose weights fit.
+
+    The three weights of a range take at most CHUNK_BYTES of a partition, or are of one block. w_gate: [E, H, F] @ HBM,
+    its dtype may differ from `dtype`, that of the products.
+    """
     _, hidden, inner = w_gate.shape
     # Weights that are cast lie in SBUF in both dtypes.
     element_bytes = item_bytes(dtype) + (0 if w_gate.dtype == dtype else item_bytes(w_gate.dtype))
@@ -96,7 +104,10 @@ def chunk_ranges(w_gate, dtype):
 
 
 def load_chunk(layer, expert, chunk):
-    """Load chunk number `chunk` of an expert's weights without its rows of down, which `load_down` loads."""
+    """Load the gate and up columns and biases of chunk number `chunk` of an expert into SBUF; return the `WeightChunk`.
+
+    Its rows of down are not loaded: `load_down` appends them. expert: `ExpertIndex`.
+    """
     weights = layer.weights
     first, end = layer.chunks[chunk]
     clamped = layer.activation == "swigluoai"
@@ -112,26 +123,35 @@ def load_chunk(layer, expert, chunk):
 
 
 def load_down(layer, chunk):
-    """Load the chunk's rows of down, once the rows of the chunk before were multiplied and make room."""
+    """Load the rows of down of a `WeightChunk` into SBUF, and append them to `chunk.down`, [f in block, H] each.
+
+    It is called once the rows of the chunk before were multiplied and make room.
+    """
     for start, end in ranges(chunk.first, chunk.end):
         chunk.down.append(load_expert_rows(layer.weights.w_down, chunk.expert, start, end, layer.dtype))
 
 
 def load_columns(stack, expert, first, end, dtype):
-    """Load columns first … end of an expert's weight [H, F] as a list of ColumnPiece."""
+    """Load columns first … end - 1 of an expert's weight [H, F] as a list of ColumnPiece.
+
+    stack: `WeightMatrix` with the weights of all experts, [E, H, F] @ HBM.
+    """
     pieces = []
-    for start, stop in ranges(0, blocks(stack.elements.shape[1]), piece_blocks(end - first, stack)):
+    for start, stop in ranges(0, blocks(stack.elements.shape[1]), count_piece_blocks(end - first, stack)):
         pieces.append(ColumnPiece(start, load_expert_runs(stack, expert, (start, stop), (first, end), dtype)))
     return pieces
 
 
-def piece_blocks(columns, stack):
-    """Return the blocks of so many columns that one DMA brings."""
+def count_piece_blocks(columns, stack):
+    """Return how many blocks of H of `columns` columns one DMA brings: as fit into PIECE_BYTES, at least one."""
     return max(1, PIECE_BYTES // (columns * item_bytes(stack.elements.dtype)))
 
 
 def load_bias(bias, expert, first, end, dtype, rows):
-    """Load columns first … end of an expert's row of biases [E, F]: [rows, column], with ones below it."""
+    """Load columns first … end - 1 of an expert's bias, a row of [E, F] @ HBM: [rows, column] of a dtype @ SBUF.
+
+    rows: 1, or 2 for a second row of ones.
+    """
     raw = nl.ndarray((rows, end - first), dtype=bias.dtype, buffer=nl.sbuf)
     if rows > 1:
         # The tile is filled whole, as no instruction starts at partition 1; the DMA overwrites the first row.

@@ -1,4 +1,8 @@
-"""The weighted sum of the results of each token's experts over experts and ranks, with residual and biases."""
+"""The weighted sum of the results of each token's experts over experts and ranks, with residual and biases.
+
+`experts_prefill` sums tile by tile, 128 tokens each, what it gathers from the rows of blocks, [row, H] @ HBM.
+`experts_decode` and `experts_combine` use the functions for biases and ranks.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,8 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.experts.arguments import Routing
-from nki_kernels.experts.indices import rows_at
-from nki_kernels.experts.row_assignment import out_of_range
+from nki_kernels.experts.indices import view_rows
+from nki_kernels.experts.row_assignment import choose_oob_mode
 from nki_kernels.tiles import BANK, PARTITIONS, cast, filled, load, ranges
 
 MOST_AHEAD = 4096
@@ -27,7 +31,7 @@ class ExpertBiases(nl.NKIObject):
 
 @dataclass
 class PreparedTile(nl.NKIObject):
-    """What the sum of a tile of tokens needs beside results.
+    """What the sum of a tile of tokens needs other than the results of experts, in SBUF.
 
     terms: up to two summands [row, H], the residual and the weighted biases. weights: [row, K] float32.
     """
@@ -51,13 +55,13 @@ class TokenSums(nl.NKIObject):
     prepared: list
 
 
-def tiles_ahead(hidden):
-    """Return how many tiles of tokens are prepared before the results of the first one are summed."""
+def count_tiles_ahead(hidden):
+    """Return how many tiles of tokens are prepared before the first one is summed: 2, or 1 for large H."""
     return 2 if hidden <= MOST_AHEAD else 1
 
 
 def prepare_tile(sums, first, end):
-    """Load what the sum of tokens first … end needs beside results."""
+    """Load the weights, residual and weighted biases of tokens first … end - 1, and append them to `sums.prepared`."""
     weights = load(sums.routing.weights[first:end, :], nl.float32)
     terms = []
     if sums.residual is not None:
@@ -69,7 +73,10 @@ def prepare_tile(sums, first, end):
 
 
 def add_terms(terms):
-    """Return the sum of up to two tiles, or None. GpSimd adds, as the Vector engine adds the weighted results."""
+    """Return the sum of up to two tiles [row, H] @ SBUF, or None for an empty list.
+
+    Two tiles are summed in place in the second, on GpSimd, as the Vector engine adds the weighted results.
+    """
     if len(terms) < 2:
         return terms[0] if len(terms) == 1 else None
     nisa.tensor_tensor(dst=terms[1], data1=terms[1], data2=terms[0], op=nl.add, engine=nisa.engine.gpsimd)
@@ -77,9 +84,11 @@ def add_terms(terms):
 
 
 def sum_tile(sums, m, results, rows, initial):
-    """Return the sum over experts and ranks of tile m of tokens, plus `initial` [row, H] or None, in y's dtype.
+    """Return the sum over experts and ranks of tile m of tokens, plus `initial` [row, H] or None.
 
-    results: [row of blocks, H] @ HBM. rows: those of the tokens' choices, [row, K] int32.
+    The sum is [row, H] of y's dtype @ SBUF. Tile m has been prepared by `prepare_tile`.
+
+    results: [row of blocks, H] @ HBM. rows: numbers of the rows of the tokens' choices, [row, K] int32 @ SBUF.
     """
     weights, absent = sums.prepared[m].weights, sums.routing.absent
     if sums.replica_group is None:
@@ -92,9 +101,15 @@ def sum_tile(sums, m, results, rows, initial):
 
 
 def weigh_results(results, weights, rows, initial, dtype, absent):
-    """Return `initial`, or 0 for None, plus the weighted results at rows [row, K], rounded once to a dtype.
+    """Return `initial` [row, H], or 0 for None, plus the weighted results of K choices, rounded once to `dtype`.
 
-    absent: whether rows may be out of range, whose results count as zeros.
+    With K of 1 or more the sum is a new tile @ SBUF.
+
+    Args:
+        results: [row of blocks, H] @ HBM.
+        weights: [row, K] float32 @ SBUF.
+        rows: numbers of the rows of results, [row, K] int32 @ SBUF.
+        absent: whether rows may be out of range; the results of such rows count as zeros.
     """
     count = rows.shape[1]
     shape = (rows.shape[0], results.shape[1])
@@ -105,7 +120,9 @@ def weigh_results(results, weights, rows, initial, dtype, absent):
         if absent:
             # The DMA skips rows of absent experts, which then keep these zeros.
             nisa.memset(dst=result, value=0.0)
-        nisa.dma_copy(dst=result, src=rows_at(results, rows[:, k : k + 1]), oob_mode=out_of_range(absent))
+        nisa.dma_copy(
+            dst=result, src=view_rows(results, rows[:, k : k + 1]), oob_mode=choose_oob_mode(absent)
+        )
         target = (
             total if k + 1 < count or dtype == nl.float32 else nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
         )
@@ -121,7 +138,10 @@ def weigh_results(results, weights, rows, initial, dtype, absent):
 
 
 def sum_over_ranks(partial, dtype, replica_group):
-    """Return the sum over ranks of a float32 tile [row, H], rounded to a dtype before and after."""
+    """Return the sum over ranks of a float32 tile [row, H] @ SBUF, in a new tile of `dtype`.
+
+    Each rank's summand is rounded to `dtype` first.
+    """
     rounded = nl.ndarray(partial.shape, dtype=dtype, buffer=nl.sbuf)
     # Rounding first halves the bytes of the all-reduce in bfloat16.
     nisa.tensor_copy(dst=rounded, src=partial)
@@ -131,9 +151,12 @@ def sum_over_ranks(partial, dtype, replica_group):
 
 
 def load_biases(bias, dtype):
-    """Load biases [E, H] @ HBM as a list of ExpertBiases, for rows of a dtype; without biases the list is empty.
+    """Load biases [E, H] @ HBM as a list of ExpertBiases in SBUF, of up to 128 experts each.
 
-    Biases are bfloat16 where rows and biases are, else float32: products of rounded summands are as exact as the rows.
+    The list is empty for None.
+
+    Biases are bfloat16 where rows, of `dtype`, and biases are, else float32: products of rounded summands are as exact
+    as the rows.
     """
     result = []
     if bias is None:
@@ -147,12 +170,13 @@ def load_biases(bias, dtype):
 
 
 def weigh_biases(weights, ids, biases):
-    """Return the weighted biases of some rows, [row, H] float32: a product with the weights of all experts.
+    """Return the sum over K of each row's weighted biases, [row, H] float32 @ SBUF.
 
-    Experts of other ranks, whose number is E, have no column.
+    It is a product with the weights of all experts. Experts of other ranks, whose number is E, have no column. weights:
+    [row, K] float32; ids: [row, K] int32; biases: a list of ExpertBiases.
     """
     rows, hidden = weights.shape[0], biases[0].biases.shape[1]
-    by_expert = weights_by_expert(weights, ids, biases)
+    by_expert = spread_weights(weights, ids, biases)
     result = nl.ndarray((rows, hidden), dtype=nl.float32, buffer=nl.sbuf)
     for first, end in ranges(0, hidden, BANK):
         bank = nl.ndarray((rows, end - first), dtype=nl.float32, buffer=nl.psum)
@@ -167,11 +191,12 @@ def weigh_biases(weights, ids, biases):
     return result
 
 
-def weights_by_expert(weights, ids, biases):
-    """Return for each tile of experts a list of summands [e, row] of their weights.
+def spread_weights(weights, ids, biases):
+    """Return for each tile of experts a list of summands [e, row] @ SBUF of the weight that each row gives each expert.
 
-    In float32 the list has one summand, in bfloat16 two: the rounded weight and its rounding error. GpSimd makes them,
-    as the Vector engine adds the weighted results.
+    Experts that a row does not choose have weight 0. In float32 the list has one summand, in bfloat16 two: the rounded
+    weight and its rounding error. GpSimd makes them, as the Vector engine adds the weighted results. The arguments are
+    those of `weigh_biases`.
     """
     rows, count = weights.shape
     gpsimd = nisa.engine.gpsimd
@@ -202,7 +227,7 @@ def weights_by_expert(weights, ids, biases):
 
 
 def transpose_all(tiles):
-    """Transpose tiles [row, e] to tiles [e, row]."""
+    """Transpose tiles [row, e] @ SBUF; return new tiles [e, row] @ SBUF of the same dtypes."""
     result = []
     for tile in tiles:
         rows, experts = tile.shape
@@ -215,7 +240,11 @@ def transpose_all(tiles):
 
 
 def add_chosen_biases(tile, routing, bias):
-    """Return rows [row, H], or 0 for None, plus the weighted biases [E, H] @ HBM of their experts, in float32."""
+    """Return a tile [row, H], or 0 for None, plus the weighted biases of its rows' experts: [row, H] float32 @ SBUF.
+
+    A float32 `tile` is changed in place and returned. routing: `Routing` of the rows; the weights of absent experts are
+    0. bias: [E, H] @ HBM.
+    """
     shape = (routing.ids.shape[0], bias.shape[1])
     weights = load(routing.weights, nl.float32)
     ids = load(routing.ids, nl.int32)
@@ -223,14 +252,14 @@ def add_chosen_biases(tile, routing, bias):
     if routing.absent:
         # The gather refuses a number of E: it loads the last expert, and the mask drops it.
         nisa.tensor_scalar(dst=ids, data=ids, op0=nl.minimum, operand0=float(bias.shape[0] - 1))
-        mask = nonzero_mask(weights)
+        mask = make_nonzero_mask(weights)
     result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     if tile is None:
         nisa.memset(dst=result, value=0.0)
     else:
         result = cast(tile, nl.float32)
     for k in range(routing.ids.shape[1]):
-        rows = load(rows_at(bias, ids[:, k : k + 1]), bias.dtype)
+        rows = load(view_rows(bias, ids[:, k : k + 1]), bias.dtype)
         if mask is not None:
             loaded = rows
             rows = filled(shape, 0.0, bias.dtype)
@@ -248,8 +277,8 @@ def add_chosen_biases(tile, routing, bias):
     return result
 
 
-def nonzero_mask(tile):
-    """Return 1 where an element of a tile is not zero, uint8."""
+def make_nonzero_mask(tile):
+    """Return a uint8 tile @ SBUF that is 1 where an element of `tile` is not zero, else 0."""
     mask = nl.ndarray(tile.shape, dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=mask, data=tile, op0=nl.not_equal, operand0=0.0)
     return mask

@@ -11,7 +11,7 @@ import pytest
 import nki_kernels as kernels
 import simulate
 from nki_kernels.experts import block_layout
-from nki_kernels.experts.block_layout import block_rows, plan_blocks, reserved_rows
+from nki_kernels.experts.block_layout import choose_block_rows, count_reserved_rows, plan_blocks
 from tests.kernels.accuracy import compare_all, copied, in_order, named, normal, run
 from tests.kernels.case import (
     BF16,
@@ -99,7 +99,7 @@ REFUSALS = [
     refuse("n is (4, 24)", n=normal(1, 4, 24)),
     refuse("n is (5, 24) bfloat16, residual is (5, 24) float32", n=normal(1, 5, 24, dtype=BF16)),
     refuse("weights are (5, 3), ids are (5, 2)", weights=normal(1, 5, 3)),
-    refuse("ids of 4 tokens, n has 5", ids=np.zeros((4, 2), np.int32)),
+    refuse("ids has 4 rows, n has 5", ids=np.zeros((4, 2), np.int32)),
     refuse("w_gate and w_up are (6, 24, 10), not (6, 24, 11)", w_up=normal(1, 6, 24, 11)),
     refuse("w_down is [6, 10, 24], not (6, 24, 10)", w_down=normal(1, 6, 24, 10)),
     refuse("activation is silu, gelu, gelu_tanh or relu, not tanh", activation="tanh"),
@@ -151,7 +151,7 @@ class TestExpertsDecode(KernelTests):
         refusals=[
             *REFUSALS,
             refuse(
-                "3 of 2 experts for a token",
+                "ids names 3 experts for a token, but there are 2",
                 dict(experts=2),
                 weights=normal(1, 5, 3),
                 ids=np.zeros((5, 3), np.int32),
@@ -210,7 +210,7 @@ class TestExpertsPrefill(KernelTests):
 
 @pytest.mark.parametrize(("size", "tokens"), [(128, 500), (192, 900), (256, 1400), (384, 4000)])
 def test_blocks_have_the_size_that_takes_least_time(size: int, tokens: int) -> None:
-    assert block_rows(2 * tokens, 4, 64, 48, 2) == size
+    assert choose_block_rows(2 * tokens, 4, 64, 48, 2) == size
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_rows_beyond_reserved_blocks_take_dealt_ones(
     launch = simulate.World("trn2").launch(kernels.experts_prefill, [(copied(inputs), {})])
     compare_all((launch.outputs[0],), kernels.experts_prefill_reference, inputs)
     counts = np.bincount(named(kernels.experts_prefill, inputs)["ids"].ravel(), minlength=experts)
-    expected = int(np.ceil(np.maximum(counts - reserved_rows(layout), 0) / layout.rows).sum())
+    expected = int(np.ceil(np.maximum(counts - count_reserved_rows(layout), 0) / layout.rows).sum())
     assert len(launch.streams[0].iterations) == expected <= layout.dealt
 
 

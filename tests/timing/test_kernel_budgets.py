@@ -23,7 +23,7 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 from nki_kernels import ladder
-from nki_kernels.experts.block_layout import block_total, has_loop, plan_blocks
+from nki_kernels.experts.block_layout import count_blocks, has_loop, plan_blocks
 from simulate.testing import Predicted
 from tests.deep import deep_except
 from tests.kernels.accuracy import in_order
@@ -357,7 +357,7 @@ def experts_prefill(
     """
     layout = plan_blocks(tokens * top, experts, hidden, inner, 2, True)
     size = layout.rows
-    count = block_total(layout) - (layout.dealt if has_loop(layout) else 0)
+    count = count_blocks(layout) - (layout.dealt if has_loop(layout) else 0)
     reads: dict[str, float] = {"residual": 1, "ids": 1, "weights": 1, "n": count * size / tokens}
     reads |= dict.fromkeys(("w_gate", "w_up", "w_down"), count / experts)
     order = 4 * (2 * count * size + tokens * top)
