@@ -82,9 +82,10 @@ def load_cached(prompts, head, first):
 
 
 def load_cached_piece(prompts, head, piece):
-    """Load a `Piece` of cached positions from HBM, and copy the valid ones to `head.keys` and `head.values`.
+    """Load a `Piece` of cached positions from HBM, and copy the valid ones to `head.keys` and `head.values` @ SBUF.
 
-    Positions that are not valid keep what `load_cached` wrote there.
+    A piece is a run of blocks of 128 positions, or one short block. Positions that are not valid keep what
+    `load_cached` wrote there.
     """
     first, count, used = piece.start // PARTITIONS, piece.count, piece.used
     last = first + count
@@ -117,7 +118,7 @@ def load_cached_piece(prompts, head, piece):
 def store_new(launch, load):
     """Write new keys and values of a `BlockLoad` to the caches: blocks of `load.head` from new block `load.first` on.
 
-    It is a step of the agenda, which passes the launch and the load.
+    They are up to LOADED_BLOCKS blocks of 128 positions. The agenda calls it with the launch and the load.
     """
     prompts, first = launch.prompts, load.first
     end = min(prompts.new_keys, (first + LOADED_BLOCKS) * PARTITIONS)

@@ -1,4 +1,8 @@
-"""Checks of the arguments and sizes of attention_prefill; each raises AssertionError with the value and the limit."""
+"""Checks of the arguments and sizes of attention_prefill; each raises AssertionError with the value and the limit.
+
+`attention_prefill` and `attention_mixed` call `check_prefill` before they issue anything, and `attention_prefill` calls
+`check_room` once it knows what each core takes.
+"""
 
 from __future__ import annotations
 
@@ -85,9 +89,10 @@ def check_new(tokens, cache, causal):
 
 
 def check_room(launch):
-    """Raise AssertionError if LEAST_QUERIES tiles of queries and a head's keys and values do not fit into SBUF.
+    """Raise AssertionError if LEAST_QUERIES tiles of queries do not fit into SBUF with a head's keys and values.
 
-    A tile of queries has all query heads that share a key/value head, so the message names the most that fit.
+    A tile of queries has up to 128 queries of all query heads that share a key/value head. The message names the most
+    such heads that fit.
     """
     prompts = launch.prompts
     group = prompts.share.group

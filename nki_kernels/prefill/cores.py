@@ -1,8 +1,9 @@
 """How the physical cores of a logical core divide the work of attention_prefill.
 
 Each core takes whole key/value heads of whole sequences where their number is even, else half of the query heads that
-share one, else every other tile of queries. In the last two cases both cores load the keys and values of all heads,
-and write half of them each to the caches. No core waits for the other one, except where cached positions are read.
+share one, else every other tile of queries. In the last two cases both cores load the keys and values of all heads, and
+write half of them each to the caches. No core waits for the other one, except where cached positions are read. A *pair*
+is one key/value head of one sequence; a *tile of queries* has up to 128 queries of a pair.
 """
 
 from __future__ import annotations

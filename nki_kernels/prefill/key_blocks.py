@@ -22,7 +22,7 @@ LOADED_BLOCKS = 8
 class Piece(nl.NKIObject):
     """`count` consecutive blocks of positions from position `start` on, a multiple of 128; each has `used` positions.
 
-    `used` is 128, or less for a piece of one short block.
+    `used` is 128 for a piece of whole blocks, or less for a piece of one short block, the last one of a sequence.
     """
 
     start: int
@@ -31,9 +31,9 @@ class Piece(nl.NKIObject):
 
 
 def split_into_pieces(start, end):
-    """Return the pieces of positions start … end - 1: one of all whole blocks, then one of a short last block.
+    """Return positions start … end - 1 as a list of `Piece`: one of all whole blocks, then one of a short last block.
 
-    `start` is a multiple of 128.
+    Blocks have 128 positions, and `start` is a multiple of 128. Either piece is missing if it is empty.
     """
     split = end // PARTITIONS * PARTITIONS
     pieces = []
@@ -45,16 +45,16 @@ def split_into_pieces(start, end):
 
 
 def list_loaded_pieces(prompts, first):
-    """Return the pieces that one DMA load brings: up to LOADED_BLOCKS blocks of new positions from block `first` on.
+    """Return the `Piece` list of one DMA load: up to LOADED_BLOCKS blocks of new positions from block `first` on.
 
-    `first` counts blocks from the first new token of a sequence.
+    `first` counts blocks of 128 positions from the first new token of a sequence.
     """
     start = first * PARTITIONS
     return split_into_pieces(start, min(prompts.new_keys, start + LOADED_BLOCKS * PARTITIONS))
 
 
 def list_new_pieces(prompts):
-    """Return the pieces of all new positions of a sequence in ascending order, LOADED_BLOCKS blocks at a time."""
+    """Return all new positions of a sequence as a list of `Piece`, ascending, LOADED_BLOCKS blocks of 128 at a time."""
     result = []
     for first in range(0, blocks(prompts.new_keys), LOADED_BLOCKS):
         result.extend(list_loaded_pieces(prompts, first))
@@ -62,9 +62,9 @@ def list_new_pieces(prompts):
 
 
 def view_new_keys(prompts, head, depth_range, piece):
-    """View the new keys of a piece in `head.keys`: [D in tile, block, tile of D, key] @ SBUF.
+    """View the new keys of a `Piece` in `head.keys`: [D in tile, block, tile of D, key] @ SBUF.
 
-    `depth_range` is (first tile, end, height) of tiles of D of equal height, see `Prompts`.
+    `depth_range` is (first, end, height): the tiles first … end - 1 of D, which have `height` elements each.
     """
     first, end, height = depth_range
     block = (prompts.prefix + piece.start) // PARTITIONS
@@ -72,16 +72,16 @@ def view_new_keys(prompts, head, depth_range, piece):
 
 
 def view_new_values(prompts, head, piece):
-    """View the new values of a piece in `head.values`, without the column of ones: [position in block, block, Dv]."""
+    """View the new values of a `Piece` in `head.values` @ SBUF: [position in block, block, Dv], without the ones."""
     block = (prompts.prefix + piece.start) // PARTITIONS
     return head.values[0 : piece.used, block : block + piece.count, 0 : prompts.value_depth]
 
 
-def view_new_rows(tensor, sequence, piece):
-    """View the rows of a piece in a tensor [T, columns] @ HBM as [position in block, block, column].
+def view_new_rows(tensor, first_row, piece):
+    """View the rows of a `Piece` in a tensor [T, columns] @ HBM as [position in block, block, column].
 
-    `sequence` is the row of the sequence's first new token.
+    `first_row` is the row of the sequence's first new token.
     """
-    first = sequence + piece.start
+    first = first_row + piece.start
     rows = tensor[first : first + piece.count * piece.used]
     return rows.reshape_dim(0, (piece.count, piece.used)).permute((1, 0, 2))

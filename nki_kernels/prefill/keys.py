@@ -1,11 +1,12 @@
 """Keys and values of one key/value head of one sequence in SBUF, as attention_prefill multiplies them.
 
-Keys lie [d, block, tile of d, key]: a head of more than 128 dims is contracted in two to four tiles. Values lie
-[key, block, Dv + 1]: the last column holds ones, so that the product with the weights of a softmax has their sum beside
-it. Blocks have 128 keys. Blocks of cached positions come first, padded to full ones, then those of the new tokens.
+Keys lie [d, block, tile of d, key]: a head of more than 128 dims is contracted in two to four tiles. Values lie [key,
+block, Dv + 1]: the last column holds ones, so that the product with the weights of a softmax has their sum beside it.
+Blocks have 128 keys. Blocks of cached positions come first, padded to full ones, then those of the new tokens. A *load*
+brings LOADED_BLOCKS blocks of new keys or values by DMA.
 
-Keys and values of padded tokens may be NaN or infinite. Those elements become 0, since a weight of 0 does not keep
-them out of a product. The caches get what the products take.
+Keys and values of padded tokens may be NaN or infinite. *Cleaning* sets those elements to 0, since a weight of 0 does
+not keep them out of a product. The caches get what the products take.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def transpose_into_blocks(prompts, keys, source, factor=None):
 
 
 def load_new_keys(prompts, head):
-    """Load all new keys of a head from `prompts.k` into `head.keys`, transposed by DMA."""
+    """Load all new keys of a `Head` from `prompts.k` @ HBM into `head.keys` @ SBUF, transposed by DMA."""
     columns = prompts.k[:, head.number * prompts.depth : (head.number + 1) * prompts.depth]
     for piece in list_new_pieces(prompts):
         block = (prompts.prefix + piece.start) // PARTITIONS
@@ -83,7 +84,7 @@ def load_new_keys(prompts, head):
 
 
 def load_new_values(prompts, head):
-    """Load all new values of a head from `prompts.v` into `head.values`."""
+    """Load all new values of a `Head` from `prompts.v` @ HBM into `head.values` @ SBUF; its column of ones stays."""
     columns = prompts.v[:, head.number * prompts.value_depth : (head.number + 1) * prompts.value_depth]
     for piece in list_new_pieces(prompts):
         rows = view_new_rows(columns, head.sequence * prompts.new_keys, piece)
@@ -91,9 +92,10 @@ def load_new_values(prompts, head):
 
 
 def clean_new_keys(prompts, head, engine):
-    """Set NaN and infinite elements of all new keys in `head.keys` to 0, in place, on `engine`.
+    """Set NaN and infinite elements of all new keys in `head.keys` to 0, in place.
 
-    If the cache has scales and the launch writes it, the keys are rounded as the cache rounds them.
+    If the cache has scales and the launch writes it, the keys are rounded as the cache rounds them. For `engine` see
+    `clean_tile`.
     """
     inverses = None if prompts.scales is None else prompts.scales.inverse_keys
     for first in range(0, blocks(prompts.new_keys), LOADED_BLOCKS):
@@ -103,10 +105,10 @@ def clean_new_keys(prompts, head, engine):
 
 
 def clean_new_values(launch, load):
-    """Set NaN and infinite elements of the new values of one `BlockLoad` in `head.values` to 0, in place, on GpSimd.
+    """Set NaN and infinite elements of the new values of one `BlockLoad` in `head.values` to 0, in place.
 
-    If the cache has scales and the launch writes it, the values are rounded as the cache rounds them. It is a step of
-    the agenda, which passes the launch and the load.
+    If the cache has scales and the launch writes it, the values are rounded as the cache rounds them. The agenda calls
+    it with the launch and the load.
     """
     prompts, head = launch.prompts, load.head
     inverses = None if prompts.scales is None else prompts.scales.inverse_values

@@ -1,4 +1,8 @@
-"""How far ahead of their use attention_prefill loads queries and heads, so that all that is loaded fits in SBUF."""
+"""How far ahead of their use attention_prefill loads queries and heads, so that all that is loaded fits in SBUF.
+
+A *head* stands for the keys and values of one key/value head of one sequence. A *tile of queries* has up to 128 queries
+of a sequence, of all query heads that share a key/value head. `PrefillLaunch` keeps the result.
+"""
 
 from __future__ import annotations
 

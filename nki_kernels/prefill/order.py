@@ -64,11 +64,10 @@ class Agenda(nl.NKIObject):
 
 
 def score_span(agenda, span, first_time):
-    """Issue the scores of a span, with the scheduled steps that become due between them; return the time at their end.
+    """Issue the scores of a `Span`, with the scheduled steps that become due meanwhile; return the time at their end.
 
-    The later steps of the span are noted in the agenda first: exp and products of each chunk of keys, then those of
-    keys whose scores are computed again, joining the product with that of the span before, and the store of a last
-    span.
+    The later steps of the span are scheduled first: exp and products of each chunk of keys, then those of keys whose
+    scores are computed again, joining the product with that of the span before, and the store of a last span.
 
     Args:
         first_time: time of the span's first score, in keys.

@@ -1,4 +1,8 @@
-"""The arguments and sizes of a launch of attention_prefill, and the tiles that all of its steps share."""
+"""The arguments and sizes of a launch of attention_prefill, and the tiles that all of its steps share.
+
+`attention_prefill` and `attention_mixed` make a `Prompts` from their arguments; the other files of the folder take it,
+or the `PrefillLaunch` that contains it.
+"""
 
 from __future__ import annotations
 

@@ -29,9 +29,10 @@ class Slopes(nl.NKIObject):
         self.distances = {}
 
     def add_biases(self, span, scores, bank, start, end):
-        """Write scores plus their biases for keys start … end - 1 of a span: `scores` = `bank` + biases, [row, key].
+        """Write scores plus biases for keys start … end - 1 and the rows of a `Span`: `scores` = `bank` + biases.
 
-        `bank` is in PSUM, `scores` in SBUF, both float32. Keys below `prefix` are cached positions, later ones are new.
+        `bank` [row, key] is in PSUM, `scores` [row, key] in SBUF, both float32. Keys below `prefix` are cached
+        positions, later ones are new.
         """
         prefix = self.prompts.prefix
         split = max(start, min(end, prefix))
@@ -58,9 +59,10 @@ class Slopes(nl.NKIObject):
         )
 
     def view_new_distances(self, span, start, end):
-        """Return key minus query position of new keys start … end - 1 for a span's rows: [row, key] float32 @ SBUF.
+        """Return key minus query position of new keys start … end - 1 for a `Span`'s rows: [row, key] float32 @ SBUF.
 
-        It is a view of a tile that serves all tiles of queries, made at the first call.
+        It is a view of a tile that serves all tiles of queries, made at the first call. Keys count from the first new
+        token.
         """
         count = PARTITIONS if span.heads == 1 else span.queries.count
         name = f"{span.heads} {count}"

@@ -39,7 +39,7 @@ def view_queries(prompts, span, tile):
 
 
 def score(launch, span, start, end):
-    """Compute masked scores of keys start … end - 1 of a span, and write them to `span.scores` [row, key] @ SBUF.
+    """Compute masked scores of keys start … end - 1 for the rows of a `Span`; write `span.scores` [row, key] @ SBUF.
 
     The scores are float32, not yet multiplied by `exp_scale`: exp does that. A soft cap, less its factor, and slopes
     are applied here. The call with the span's last keys also writes `span.maximum`, `span.bias` and `span.shift`.
@@ -82,7 +82,7 @@ def score(launch, span, start, end):
 
 
 def add_masks(launch, span, scores, start, end):
-    """Add masks in place to `scores` [row, key] of a span's keys start … end - 1, in PSUM or in SBUF.
+    """Add masks in place to `scores` [row, key] of keys start … end - 1 and the rows of a `Span`, in PSUM or SBUF.
 
     Blocks of 128 keys that every query sees have no mask and stay as they are.
     """
@@ -102,9 +102,9 @@ def add_masks(launch, span, scores, start, end):
 
 
 def multiply_keys(prompts, span, result, first, last):
-    """Write the product of a span's queries and keys first … last - 1 to `result` [row, key] float32 @ PSUM.
+    """Write the product of a `Span`'s queries with keys first … last - 1 to `result` [row, key] float32 @ PSUM.
 
-    The keys are whole blocks of 128, or keys of the last, short block alone.
+    The keys are whole blocks of 128, or keys of the last, short block alone. Tiles of D are added up.
     """
     block = first // PARTITIONS
     count = blocks(last - first)
@@ -158,9 +158,9 @@ def combine_on_gpsimd(result, first, second, op):
 
 
 def exponentiate(launch, chunk):
-    """Compute exp of the scores of a chunk of keys, and transpose it to `chunk.weights` [key, block, row] @ SBUF.
+    """Compute exp of the scores of a `Chunk` of keys; transpose it to `chunk.weights` [key, block, row] @ SBUF.
 
-    The scores are those that `score` wrote, less the maximum of their row. It is a step of the agenda.
+    The scores are those that `score` wrote, less the maximum of their row. The agenda calls it.
     """
     span, count = chunk.span, chunk.end - chunk.start
     weights = nl.ndarray((span.rows, count), dtype=chunk.weights.dtype, buffer=nl.sbuf)
@@ -182,9 +182,9 @@ def exponentiate(launch, chunk):
 
 
 def recompute(launch, chunk):
-    """Write scores of a chunk of keys less the maximum of their row to `chunk.scores` [key, block, row] float32 @ PSUM.
+    """Write scores of a `Chunk` of keys less their row's maximum to `chunk.scores` [key, block, row] float32 @ PSUM.
 
-    The span has 128 rows, and every query sees every key of the chunk. It is a step of the agenda.
+    The span has 128 rows, and every query sees every key of the chunk. The agenda calls it.
     """
     prompts, span = launch.prompts, chunk.span
     count = (chunk.end - chunk.start) // PARTITIONS
@@ -215,16 +215,16 @@ def recompute(launch, chunk):
 def exponentiate_by_key(launch, chunk):
     """Write exp of `chunk.scores` in PSUM, which `recompute` wrote, to `chunk.weights` [key, block, row] @ SBUF.
 
-    It is a step of the agenda.
+    The agenda calls it.
     """
     nisa.activation(dst=chunk.weights, op=nl.exp, data=chunk.scores, scale=launch.exp_scale)
 
 
 def multiply(launch, chunk):
-    """Add the product of a chunk's weights and values to `span.product` [row, Dv + 1] @ PSUM.
+    """Add the product of a `Chunk`'s weights and values to `span.product` [row, Dv + 1] float32 @ PSUM.
 
     The last column sums up the weights. The first block of keys at `span.split`, which the agenda issues first,
-    overwrites the product instead. It is a step of the agenda.
+    overwrites the product instead. The agenda calls it.
     """
     span = chunk.span
     for i in range(chunk.weights.shape[1]):
@@ -242,12 +242,12 @@ def multiply(launch, chunk):
 
 
 def finish(launch, span):
-    """Write the sums over all keys so far, [row, Dv + 1] float32, to `span.sums`, once the span's product is complete.
+    """Write the sums over all keys so far, [row, Dv + 1] float32, to `span.sums` @ SBUF, once the product is complete.
 
-    They are the span's product plus the sums of the span before, rescaled to the new maximum; a first span without a
-    sink copies its product. The last span of its rows then writes `span.result`: the sums divided by the sum of
-    weights. A span whose `sums` is None has all keys of its rows, and its product in PSUM is divided. It is a step of
-    the agenda.
+    They are the product of the `Span` plus the sums of the span before, rescaled to the new maximum; a first span
+    without a sink copies its product. The last span of its rows then writes `span.result`: the sums divided by the sum
+    of weights. A span whose `sums` is None has all keys of its rows, and its product in PSUM is divided. The agenda
+    calls it.
     """
     if span.sums is None:
         # For few keys the Scalar engine and GpSimd have more to do than the Vector engine.
@@ -300,7 +300,7 @@ def divide(prompts, span, sums, engine):
 def store(launch, span):
     """Write `span.result` [(head, query), Dv] to the rows and columns of its queries and heads in o [T, Hq * Dv] @ HBM.
 
-    It is a step of the agenda.
+    The agenda calls it.
     """
     prompts, queries, depth = launch.prompts, span.queries, launch.prompts.value_depth
     first = queries.sequence * prompts.queries + queries.first

@@ -106,10 +106,11 @@ class Chunk(nl.NKIObject):
 
 
 def list_queries(prompts, masks):
-    """Return the tiles of queries of this core, not loaded, in the order of their work.
+    """Return the tiles of queries of this core as a list of `Queries`, not loaded, in the order of their work.
 
-    The last queries of a sequence see most keys, the first ones few. They take turns: alone, the few keys of the first
-    ones would not fill the pipeline. Those in the middle come first: the pipeline fills while they wait for few keys.
+    One pair of sequence and key/value head follows the other. The last queries of a sequence see most keys, the first
+    ones few. They take turns: alone, the few keys of the first ones would not fill the pipeline. Those in the middle
+    come first: the pipeline fills while they wait for few keys.
     """
     result = []
     share = prompts.share
@@ -127,10 +128,10 @@ def list_queries(prompts, masks):
 
 
 def create_spans(launch, queries, head):
-    """Return new spans of a tile of queries in the order of their work: all keys of some heads, then of the next heads.
+    """Return a list of new `Span` for a tile of queries: all keys for some heads, then for the next heads.
 
-    As many heads pass together as have at most 128 rows. The keys that any query of the tile sees are divided into
-    spans of about equal size. Sinks are loaded from HBM at their first use.
+    As many heads pass together as have at most 128 rows, a row being one query of one head. The keys that any query of
+    the tile sees are divided into spans of about equal size. Sinks are loaded from HBM at their first use.
     """
     start, end = find_key_range(launch.prompts, launch.masks, queries)
     count = blocks(end - start, launch.tuning.span)
@@ -174,9 +175,9 @@ def load_row_sinks(launch, queries, first_head):
 
 
 def count_heads_together(group, queries):
-    """Return the largest divisor of `group`, the number of heads, of which so many queries each have at most 128 rows.
+    """Return how many of `group` heads have their rows on the 128 partitions together, `queries` rows each.
 
-    It is 1 if no larger one fits.
+    It is the largest divisor of `group` whose rows fit, or 1.
     """
     heads = 1
     for count in range(1, group + 1):
@@ -198,9 +199,9 @@ def prepare_masks(launch, queries):
 
 
 def find_key_range(prompts, masks, queries):
-    """Return (first, end) of the keys in SBUF that any query of a tile sees.
+    """Return (first, end) of the keys in SBUF that any query of a `Queries` tile sees; `end` is not one of them.
 
-    Cached positions come first, padded to blocks of 128.
+    Keys count from the first cached position. New keys follow the cached ones, which are padded to blocks of 128.
     """
     first = masks.find_first_key(queries.first)
     start = prompts.prefix + first if first > 0 else 0
@@ -211,9 +212,10 @@ def find_key_range(prompts, masks, queries):
 
 
 def count_recomputed_blocks(launch, queries, head, start, end):
-    """Return how many blocks of 128 keys at the start of a span have their scores computed a second time.
+    """Return how many blocks of 128 keys, from key `start` on, have their scores computed a second time.
 
-    It is at most the share of the span that the tuning names. Counting ends before the first block that has a mask.
+    A tile of queries sees the keys start … end - 1. The number is at most the share that the tuning names, and counting
+    ends before the first block that has a mask.
     """
     tuning = launch.tuning
     share = tuning.recomputed_share_of_short if end - start <= tuning.short else tuning.recomputed_share
@@ -228,9 +230,9 @@ def count_recomputed_blocks(launch, queries, head, start, end):
 
 
 def find_mask(launch, queries, head, start, end):
-    """Return the mask [query, key] @ SBUF of keys start … end - 1, of one block, for a tile of queries.
+    """Return the mask [query, key] @ SBUF of keys start … end - 1, of one block, for a `Queries` tile.
 
-    It is None if each query sees each key.
+    It is None if each query sees each key. Masks have 0 where a query sees a key, else MASKED.
     """
     prefix, masks = launch.prompts.prefix, launch.masks
     if start >= prefix or masks.window is None:

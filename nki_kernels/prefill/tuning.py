@@ -1,4 +1,7 @@
-"""Sizes and distances of the pipeline of attention_prefill."""
+"""Sizes and distances of the pipeline of attention_prefill.
+
+`prefill.order` schedules steps by them, and `prefill.spans` and `prefill.load_ahead` size what they allocate.
+"""
 
 from __future__ import annotations
 
