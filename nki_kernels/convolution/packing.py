@@ -69,7 +69,7 @@ class Pack(nl.NKIObject):
         return (columns - 1) * windows.stride[1] + (self.steps[1] - 1) * self.columns + 1
 
     def limit_groups(self, stripes):
-        """Set `groups` to the number of stripes, if that is less."""
+        """Set `groups`, the groups of partitions that are used, to `stripes` if that number is less."""
         self.groups = min(self.groups, stripes)
 
     def count_partitions(self, block):
@@ -82,12 +82,12 @@ class Pack(nl.NKIObject):
         return find_side(min(outputs, PARTITIONS), self.shortest)
 
     def count_used(self, window, block, position):
-        """Return the partitions that one step uses in a group: those of its taps that lie inside the window.
+        """Return the partitions that one matmul uses in a group: those of its taps that lie inside the window.
 
         Args:
             window: rows and columns of the window.
             block: index of the block of channels.
-            position: (row, column) of the step's first tap.
+            position: (row, column) of the matmul's first tap.
         """
         first, end = self.blocks[block]
         taps = min(self.rows, window[0] - position[0]) * min(self.columns, window[1] - position[1])
@@ -97,9 +97,10 @@ class Pack(nl.NKIObject):
 def choose_pack(windows, channels, outputs, dtype, shortest):
     """Return the pack with which the slower of Tensor engine and HBM is fastest; ties go to the fewest matmuls.
 
-    A last pack of fewer columns uses the first partitions only if all rows of the window are in it, so several columns
-    are packed beside all rows. Where weights of 128 outputs would not stay in SBUF, a pack has the array to itself: a
-    larger one has fewer. HBM's share is that of the images and results; the weights are loaded once for each pack.
+    The Tensor engine's time is that of all steps. HBM's counts the images, loaded once for each tap on the partitions,
+    and the results. A last pack of fewer columns uses the first partitions only if all rows of the window are in it, so
+    several columns are packed beside all rows. Where weights of 128 outputs would not stay in SBUF, a pack has the
+    array to itself: a larger one has fewer.
 
     Args:
         windows: `Windows` over the images.
@@ -128,10 +129,10 @@ def choose_pack(windows, channels, outputs, dtype, shortest):
 
 
 def estimate_step_time(pack, outputs, tiles):
-    """Return the time of one step of a pack for all outputs, as a multiple of one PSUM tile's time.
+    """Return how often a PSUM tile's columns pass the Tensor engine in one step of a pack, for all outputs.
 
-    A PSUM tile's time is that of its columns through the Tensor engine. Matmuls in tiles of the array that lie side by
-    side share it, up to MOST_TILES and to `tiles`, the number of PSUM tiles.
+    A step is one matmul for each 128 outputs. Each takes one pass, divided by the matmuls that run side by side in
+    tiles of the PE array: at most MOST_TILES, and at most `tiles`, the number of PSUM tiles.
     """
     result = 0.0
     for first, end in ranges(0, outputs):
@@ -221,7 +222,7 @@ def load_packed(x, windows, stripes, pack):
 
 
 def compute_region_sizes(windows, stripe, pack):
-    """Return (images, rows, columns) of the region that a stripe reads, as a pack loads it."""
+    """Return (images, rows, columns) of the tile in SBUF that holds what a stripe, a box of results, reads."""
     images, rows, columns = measure_box(stripe)
     return (images, pack.count_region_rows(windows, rows), pack.count_region_columns(windows, columns))
 
@@ -257,16 +258,16 @@ def load_stripe(region, across, windows, stripe, pack):
             load_image_rows(target, source, pack, stop - begin < region.shape[3])
 
 
-def load_image_rows(target, source, pack, apart):
+def load_image_rows(target, source, pack, has_gaps):
     """Copy rows of images from HBM to `target` @ SBUF, both [channel, image, row, column].
 
-    Rows shorter than SHORT_BYTES go by way of a tile, if `apart`: rows are then one piece in HBM, but not in the
+    Rows shorter than SHORT_BYTES go by way of a tile, if `has_gaps`: rows are then one piece in HBM, but not in the
     region, which has more columns. It is not done for packs of several taps or groups: their copies, one for each
     group, would take longer than the shorter pieces.
     """
     short = source.shape[3] * item_bytes(source.dtype) < SHORT_BYTES
     alone = pack.rows * pack.columns * pack.groups == 1
-    if not short or not apart or not alone or source.shape[2] == 1:
+    if not short or not has_gaps or not alone or source.shape[2] == 1:
         nisa.dma_copy(dst=target, src=source)
         return
     tile = load(source, source.dtype)

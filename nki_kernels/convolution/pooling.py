@@ -15,7 +15,7 @@ from nki_kernels.tiles import PARTITIONS
 
 
 def expand_pair(values, first):
-    """Return `values` as (rows, columns): a pair as it is, one number for sequences as (`first`, number)."""
+    """Return `values` as (rows, columns): a pair as it is, a tuple (n,) for sequences as (`first`, n)."""
     return values if len(values) == 2 else (first, values[0])
 
 
@@ -68,24 +68,28 @@ def view_groups(x, y, windows):
     result = []
     for start, last in ((first, first + full), (first + full, end)):
         if last > start:
-            many = (last - start) // min(PARTITIONS, last - start)
-            group_windows = Windows(many, windows.image, windows.window, windows.stride, windows.padding)
+            num_groups = (last - start) // min(PARTITIONS, last - start)
+            group_windows = Windows(
+                num_groups, windows.image, windows.window, windows.stride, windows.padding
+            )
             result.append(
-                (group_channels(x, start, last, many), group_channels(y, start, last, many), group_windows)
+                (
+                    group_channels(x, start, last, num_groups),
+                    group_channels(y, start, last, num_groups),
+                    group_windows,
+                )
             )
     return result
 
 
-def group_channels(x, first, end, many):
-    """View channels first … end - 1 of x [N, C, …], in `many` groups: [channel, group, row, column].
+def group_channels(x, first, end, num_groups):
+    """View channels first … end - 1 of x [N, C, …], in `num_groups` groups: [channel, group, row, column].
 
-    Channel c of image n has the number n * C + c.
-
-    Sequences [N, C, L] have one row.
+    Channel c of image n has the number n * C + c. Sequences [N, C, L] have one row.
     """
     rows = x.flatten_dims(0, 1)[first:end]
     rows = rows.expand_dim(1) if len(rows.shape) == 2 else rows
-    return rows.reshape_dim(0, (many, (end - first) // many)).permute((1, 0, 2, 3))
+    return rows.reshape_dim(0, (num_groups, (end - first) // num_groups)).permute((1, 0, 2, 3))
 
 
 def windows_reference(

@@ -194,7 +194,7 @@ def sum_taps(banks, regions, windows, weights, pack, size):
 
 
 def select_box(y, box):
-    """View a box of images [channel, image, row, column]."""
+    """View a box ((first, end) of images, of rows, of columns) of y [channel, image, row, column]."""
     return y[:, box[0][0] : box[0][1], box[1][0] : box[1][1], box[2][0] : box[2][1]]
 
 

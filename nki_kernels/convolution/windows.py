@@ -56,7 +56,8 @@ def count_windows(size, window, stride, padding):
 def check_windows(kernel, image, window, stride, padding):
     """Raise AssertionError if the sizes (rows, columns) of windows are invalid; `kernel` is the name for the message.
 
-    A stride or a window is below 1, a window does not fit into the padded image, or padding is as large as the window.
+    They are invalid if a stride or window is below 1, padding is negative or not less than the window, or a window does
+    not fit into the padded image.
     """
     for axis in range(2):
         assert window[axis] >= 1 and stride[axis] >= 1 and padding[axis] >= 0, (
@@ -74,12 +75,15 @@ def check_windows(kernel, image, window, stride, padding):
 
 
 def cover_results(windows):
-    """Return the box of all results of all images."""
+    """Return the box ((0, images), (0, rows), (0, columns)) of all results of all images."""
     return ((0, windows.images), (0, windows.rows), (0, windows.columns))
 
 
 def split_box(box, sizes):
-    """Return boxes of at most `sizes` (images, rows, columns) that cover a box, by image, then row, then column."""
+    """Return boxes of at most `sizes` (images, rows, columns) that cover a box, by image, then row, then column.
+
+    A box is ((first, end) of images, of rows, of columns).
+    """
     result = []
     for images in ranges(box[0][0], box[0][1], sizes[0]):
         for rows in ranges(box[1][0], box[1][1], sizes[1]):
@@ -89,22 +93,22 @@ def split_box(box, sizes):
 
 
 def measure_box(box):
-    """Return the number of images, rows and columns of a box."""
+    """Return the number of images, rows and columns of a box ((first, end) of images, of rows, of columns)."""
     return (box[0][1] - box[0][0], box[1][1] - box[1][0], box[2][1] - box[2][0])
 
 
 def divide_evenly(size, most):
-    """Return the size of equal parts of `size` elements, rounded up: as few parts of at most `most` as may be."""
+    """Return the size of each part, rounded up, if `size` is cut into the fewest equal parts of at most `most`."""
     return blocks(size, blocks(size, most))
 
 
-def choose_tile_sizes(windows, each_bytes, most=BANK):
+def choose_tile_sizes(windows, element_bytes, most=BANK):
     """Return (images, rows, columns) of a PSUM tile of at most `most` results, whose region fits into TILE_BYTES.
 
     A tile takes whole rows first, then whole images, then several images.
 
     Args:
-        each_bytes: bytes of a partition for one element of the image: those of all its blocks of channels.
+        element_bytes: bytes of a partition for one element of the image: those of all its blocks of channels.
 
     Raises:
         AssertionError: the region of a single result takes more than TILE_BYTES.
@@ -114,7 +118,7 @@ def choose_tile_sizes(windows, each_bytes, most=BANK):
     images = 1
     if rows == windows.rows and columns == windows.columns:
         images = divide_evenly(windows.images, most // (rows * columns))
-    while count_region_elements(windows, (images, rows, columns)) * each_bytes > TILE_BYTES:
+    while count_region_elements(windows, (images, rows, columns)) * element_bytes > TILE_BYTES:
         if images > 1:
             images = blocks(images, 2)
         elif rows > 1:
@@ -128,22 +132,22 @@ def choose_tile_sizes(windows, each_bytes, most=BANK):
     return (images, rows, columns)
 
 
-def choose_stripe_sizes(windows, tile, each_bytes, rows=1, columns=1):
+def choose_stripe_sizes(windows, tile, element_bytes, rows=1, columns=1):
     """Return (images, rows, columns) of a stripe: PSUM tiles along one axis, as many as fit into STRIPE_BYTES.
 
-    If `rows` * `columns` is above 1, they are the sizes that take fewest steps, loads times sums; of sizes that take as
-    many, the largest one with at least LOADS loads. If nothing larger fits, they are `tile`.
+    If `rows` * `columns` is 1, they are the largest sizes that fit. Else they are those that take fewest steps, loads
+    times sums; of sizes that take as many, the largest one with at least LOADS loads. If nothing fits, they are `tile`.
 
     Args:
         tile: (images, rows, columns) of a PSUM tile.
-        each_bytes: bytes of a partition for one element of the image.
+        element_bytes: bytes of a partition for one element of the image.
         rows: stripes that are loaded at a time.
         columns: tiles of a stripe that are summed at a time.
     """
     limits = (windows.images, windows.rows, windows.columns)
     best, least = tile, None
     for sizes in list_stripe_sizes(tile, limits, columns):
-        if count_region_elements(windows, sizes) * each_bytes <= STRIPE_BYTES:
+        if count_region_elements(windows, sizes) * element_bytes <= STRIPE_BYTES:
             loads = blocks(count_boxes(limits, sizes), rows)
             steps = loads * blocks(count_boxes(sizes, tile), columns) if rows * columns > 1 else 1
             enough = loads >= LOADS or rows * columns == 1
@@ -171,7 +175,7 @@ def list_stripe_sizes(tile, limits, columns):
 
 
 def count_boxes(sizes, inner):
-    """Return how many boxes of `inner` (images, rows, columns) cover one of `sizes`."""
+    """Return how many boxes of sizes `inner` (images, rows, columns) cover a box of `sizes`."""
     return blocks(sizes[0], inner[0]) * blocks(sizes[1], inner[1]) * blocks(sizes[2], inner[2])
 
 
@@ -185,14 +189,14 @@ def stretch_sizes(sizes, axis, times, limits):
 
 
 def count_region_elements(windows, sizes):
-    """Return the elements of one channel in the region of a box of `sizes` (images, rows, columns)."""
+    """Return how many elements of one channel the windows of a box of `sizes` (images, rows, columns) read."""
     rows = (sizes[1] - 1) * windows.step[0] + windows.reach[0]
     columns = (sizes[2] - 1) * windows.step[1] + windows.reach[1]
     return sizes[0] * rows * columns
 
 
 def find_region_ranges(windows, box):
-    """Return [(start, end) of rows, (start, end) of columns] of the image that a box reads.
+    """Return [(start, end) of rows, (start, end) of columns] of the image that the windows of a box of results read.
 
     Rows and columns outside the image, such as negative ones, are padding.
     """
@@ -206,9 +210,10 @@ def find_region_ranges(windows, box):
 
 
 def load_region(x, windows, box, padding):
-    """Load what a box reads of images x [channel, image, row, column] @ HBM, surrounded by `padding`, a value.
+    """Load what the windows of a box of results read of images x [channel, image, row, column] @ HBM.
 
-    Return a new tile [channel, image, row, column] @ SBUF of x's dtype.
+    Return a new tile [channel, image, row, column] @ SBUF of x's dtype. Elements beyond the image are `padding`, a
+    number.
     """
     (top, bottom), (left, right) = find_region_ranges(windows, box)
     images = measure_box(box)[0]
@@ -233,9 +238,9 @@ def load_region(x, windows, box, padding):
 
 
 def view_tap(region, windows, stripe, box, row, column):
-    """View the elements at (row, column) of all windows of a box: [channel, image, row, column] of a region.
+    """View one tap, the elements at (row, column) of all windows of a box: [channel, image, row, column] @ SBUF.
 
-    `region` is that of `stripe`, in which the box lies.
+    `region` holds what the windows of `stripe` read, a box that contains `box`.
     """
     images, rows, columns = measure_box(box)
     image = box[0][0] - stripe[0][0]
