@@ -1,4 +1,8 @@
-"""Arguments that `experts_decode` and `experts_prefill` share: records, checks, limits, and the reference."""
+"""Arguments that `experts_decode` and `experts_prefill` share: records, checks, limits, and the reference.
+
+T is the number of tokens, K the experts that each chooses, E the number of experts, H the hidden size, and F the
+intermediate size on this rank.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,7 @@ class ExpertWeights(nl.NKIObject):
 
 
 def create_expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down):
-    """Return a kernel's arguments for weights and biases as a record, each weight wrapped in a `WeightMatrix`."""
+    """Return a kernel's weights and biases as an `ExpertWeights`, each weight wrapped in a `WeightMatrix`."""
     matrices = (WeightMatrix(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))
     return ExpertWeights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
 

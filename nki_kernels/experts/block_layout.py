@@ -68,7 +68,7 @@ def count_group_blocks(layout):
 
 
 def has_loop(layout):
-    """Return whether a loop runs over dealt blocks: it does if experts have reserved blocks as well."""
+    """Return whether a loop runs over dealt blocks: experts have reserved blocks, and there are dealt ones."""
     return layout.reserved > 0 and layout.dealt > 0
 
 

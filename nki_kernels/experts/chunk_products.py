@@ -47,7 +47,7 @@ def count_columns(chunk):
 def split_blocks(chunk, rows):
     """Return ranges (first, end) of the 128-column blocks of a chunk: as many as have their sums in one PSUM bank.
 
-    `rows` is the number of rows; a block takes as many float32 elements of a bank.
+    A block takes `rows` float32 elements of a bank, one for each row of activations.
     """
     return ranges(0, blocks(count_columns(chunk)), max(1, BANK // rows))
 
@@ -100,10 +100,14 @@ def multiply_columns(x, columns, first, end, width, hidden):
 
 
 def begin_with_bias(bank, columns, first, width):
-    """Write the bias of each column, and the 1 of up + 1, to a PSUM tile [f in block, block, row].
+    """Write the bias of each column, and the 1 of up + 1, to `bank`, a PSUM tile [f in block, block, row].
 
-    Return whether anything was written: not if `columns.ones` is None. `first` is the chunk's block in `bank[:, 0, :]`,
-    and `width` counts the columns of the chunk.
+    Return whether anything was written; if not, `columns.ones` is None, and the products overwrite the bank.
+
+    Args:
+        columns: `ChunkColumns` of gate or of up.
+        first: index in the chunk of the block of 128 columns that is `bank[:, 0, :]`.
+        width: columns of the chunk.
     """
     ones = columns.ones
     if ones is None:

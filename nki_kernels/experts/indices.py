@@ -1,4 +1,7 @@
-"""Rows of tables whose indices DMAs read at run time."""
+"""Rows of tables whose indices DMAs read at run time.
+
+`experts.row_blocks` gathers rows of tokens, and `experts.weighted_sums` results and biases.
+"""
 
 from __future__ import annotations
 

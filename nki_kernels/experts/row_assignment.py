@@ -84,7 +84,7 @@ class CountedSums(nl.NKIObject):
 
 
 def load_choices(ids, experts, identity):
-    """Load ids [T, K] int32 @ HBM, and return the `Choices` with their one-hot mask.
+    """Load ids [T, K] int32 @ HBM, and return the `Choices`: the ids and a one-hot mask in SBUF.
 
     Args:
         experts: number of experts, E.
@@ -152,7 +152,7 @@ def sum_choices(sums, identity, choices):
 
 
 def count_once(one_hot, sums):
-    """Write `sums`, no count above 1, to the tiles first … end - 1 of `one_hot` [128, tile, E].
+    """Copy the counts of a `CountedSums` to its tiles of `one_hot` [128, tile, E] @ SBUF, each at most 1.
 
     A token whose scores are NaN may choose an expert twice, which counts once.
     """
@@ -163,7 +163,8 @@ def count_once(one_hot, sums):
 def assign_rows(choices, layout, absent):
     """Return the `RowAssignment` of choices: the row of each, and where the dealt blocks of each expert end.
 
-    absent: whether ids may be E, for experts of other ranks; such choices get the first row after all blocks.
+    An expert's rows fill its reserved blocks first, then its dealt blocks, tokens ascending. absent: whether ids may be
+    E, for experts of other ranks; such choices get the first row after all blocks.
     """
     experts = layout.experts
     valid = nl.ndarray(choices.ids.shape, dtype=nl.uint32, buffer=nl.sbuf)
@@ -282,10 +283,10 @@ def find_dealt_ranges(counts, layout, most):
 
 
 def find_dealt_blocks(dealt_ends, count):
-    """Return the `DealtBlocks`: the expert of each of `count` dealt blocks, and its turn.
+    """Return the `DealtBlocks`: for each of `count` dealt blocks its expert and the number of its blocks before it.
 
-    dealt_ends: the first dealt block after those of each expert, [128, E] float32. Blocks after the last one that is
-    used get an expert too, whose results are never read.
+    Both are [1, count] int32 @ SBUF. dealt_ends: the first dealt block after those of each expert, [128, E] float32.
+    Blocks after the last one that is used get an expert too, whose results are never read.
     """
     experts = dealt_ends.shape[1]
     result = DealtBlocks(

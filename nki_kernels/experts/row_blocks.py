@@ -112,8 +112,8 @@ def gate_block(row_blocks, x, chunk):
 def finish_down(row_blocks, pending):
     """Add the down product of a pending chunk to the sums of its block, or store the sums if the chunk is the last one.
 
-    The sums of a first chunk are appended to `pending.sums`; later ones are added in place. After the last chunk the
-    sums are rounded to n's dtype and stored to `pending.targets` @ HBM.
+    The sums of a first chunk are appended to `pending.sums`, float32 @ SBUF; later ones are added in place. After the
+    last chunk the sums are rounded to n's dtype and stored to `pending.targets` @ HBM.
     """
     n = row_blocks.n
     tiles = ranges(0, row_blocks.layout.rows)

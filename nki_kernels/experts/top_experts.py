@@ -68,9 +68,8 @@ def allocate_scores(rows, columns):
 def find_largest(scores, count):
     """Return the `Largest` elements of each row of scores, `count` rounded up to a multiple of 8.
 
-    The scores stay unchanged.
-
-    Equal scores come with the lowest index first. Where NaN leaves no index, the index becomes the last one.
+    The scores stay unchanged. Equal scores come with the lowest index first. Where NaN leaves no index, the index
+    becomes the last one.
     """
     rows = scores.shape[0]
     rounded = multiple_of_eight(count)
@@ -175,10 +174,10 @@ def select_by_sigmoid(logits, choice_bias, selection):
     return SelectedExperts(weights, ids)
 
 
-def keep_best_groups(choice, selection, counted):
+def keep_best_groups(choice, selection, scores_per_group):
     """Return a copy of the scores [row, E] with MISSING for the experts outside each row's `top_groups` best groups.
 
-    A group counts as the sum of its largest `counted` scores, one or two.
+    A group counts as the sum of its largest `scores_per_group` scores, one or two.
     """
     rows, experts = choice.shape
     groups, top_groups = selection.groups, selection.top_groups
@@ -187,7 +186,7 @@ def keep_best_groups(choice, selection, counted):
     for group in range(groups):
         nisa.max8(dst=best[:, group, :], src=choice[:, group * size : (group + 1) * size])
     sums = allocate_scores(rows, groups)
-    if counted == 1:
+    if scores_per_group == 1:
         nisa.tensor_copy(dst=sums[:, 0:groups], src=best[:, :, 0])
     else:
         nisa.tensor_tensor(dst=sums[:, 0:groups], data1=best[:, :, 0], data2=best[:, :, 1], op=nl.add)

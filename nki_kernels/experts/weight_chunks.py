@@ -132,7 +132,7 @@ def load_down(layer, chunk):
 
 
 def load_columns(stack, expert, first, end, dtype):
-    """Load columns first … end - 1 of an expert's weight [H, F] as a list of ColumnPiece.
+    """Load columns first … end - 1 of an expert's weight [H, F] into SBUF in `dtype`, as a list of `ColumnPiece`.
 
     stack: `WeightMatrix` with the weights of all experts, [E, H, F] @ HBM.
     """

@@ -56,7 +56,7 @@ class TokenSums(nl.NKIObject):
 
 
 def count_tiles_ahead(hidden):
-    """Return how many tiles of tokens are prepared before the first one is summed: 2, or 1 for large H."""
+    """Return how many tiles of tokens are prepared before the first one is summed: 2, or 1 if H is above MOST_AHEAD."""
     return 2 if hidden <= MOST_AHEAD else 1
 
 
@@ -86,9 +86,8 @@ def add_terms(terms):
 def sum_tile(sums, m, results, rows, initial):
     """Return the sum over experts and ranks of tile m of tokens, plus `initial` [row, H] or None.
 
-    The sum is [row, H] of y's dtype @ SBUF. Tile m has been prepared by `prepare_tile`.
-
-    results: [row of blocks, H] @ HBM. rows: numbers of the rows of the tokens' choices, [row, K] int32 @ SBUF.
+    The sum is [row, H] of y's dtype @ SBUF. Tile m has been prepared by `prepare_tile`. results: [row of blocks, H] @
+    HBM. rows: numbers of the rows of the tokens' choices, [row, K] int32 @ SBUF.
     """
     weights, absent = sums.prepared[m].weights, sums.routing.absent
     if sums.replica_group is None:
@@ -151,9 +150,7 @@ def sum_over_ranks(partial, dtype, replica_group):
 
 
 def load_biases(bias, dtype):
-    """Load biases [E, H] @ HBM as a list of ExpertBiases in SBUF, of up to 128 experts each.
-
-    The list is empty for None.
+    """Load biases [E, H] @ HBM as a list of ExpertBiases in SBUF, of up to 128 experts each; None gives no entry.
 
     Biases are bfloat16 where rows, of `dtype`, and biases are, else float32: products of rounded summands are as exact
     as the rows.
