@@ -84,13 +84,13 @@ HELD_ELEMENTS = 16384
 """Elements per partition of the largest w_o that stays in SBUF: 32 KiB in bfloat16."""
 
 STREAM_BYTES = 48 * 1024
-"""Bytes per partition that groups of rows leave to weights, residuals and results on their way."""
+"""Bytes of each partition that groups of rows leave to tiles on their way: weights, residuals and results."""
 
 HELD_SUMS_AHEAD = 8
-"""Chunks whose sums over the ranks may be under way, with w_o in SBUF: 12 KiB per partition each."""
+"""Chunks of y whose sums over the ranks may be under way if w_o stays in SBUF: 12 KiB per partition each."""
 
 SUMS_AHEAD = 2
-"""The same where w_o streams."""
+"""Chunks of y whose sums over the ranks may be under way if w_o streams through SBUF."""
 
 GATED_COLUMNS = 2048
 """Columns of a row tile that are gated at a time."""
@@ -98,17 +98,23 @@ GATED_COLUMNS = 2048
 
 @nki.jit
 def output_projection(o, w_o, residual=None, replica_group=None, bias=None, sequence_ranks=1, gate=None):
-    """Return the residual, if any, plus the sum over ranks of o @ w_o."""
+    """Return y [T, H] @ HBM in o's dtype: residual + sum over ranks of (o * sigmoid(gate)) @ w_o + bias.
+
+    Terms and factors that are None are left out. With sequence_ranks N > 1, residual and y are this rank's T
+    / N rows. Raises AssertionError if shapes, dtypes or sizes are refused.
+    """
     expect_dims(2, o, "o [T, K]")
     expect_dims(2, w_o, "w_o [K, H]")
     tokens, depth = o.shape
     hidden = w_o.shape[1]
-    assert w_o.shape[0] == depth, f"w_o has {w_o.shape[0]} rows for o of width {depth}"
+    assert w_o.shape[0] == depth, (
+        f"w_o has {w_o.shape[0]} rows for o of width {depth}; pass w_o [{depth}, H], these heads' rows"
+    )
     check_ranks(sequence_ranks, replica_group, tokens)
     owned = tokens // sequence_ranks
     if residual is not None:
         assert residual.shape == (owned, hidden), f"residual is [{owned}, {hidden}], not {residual.shape}"
-        assert residual.dtype == o.dtype, f"residual is {residual.dtype}, o is {o.dtype}"
+        assert residual.dtype == o.dtype, f"residual is {residual.dtype}, o is {o.dtype}; convert one"
     assert depth <= MAX_CONTRACTION, f"output_projection contracts at most {MAX_CONTRACTION}, not {depth}"
     expect_hidden("output_projection", o, hidden, MAX_ROW_BYTES)
     if bias is not None:
@@ -116,7 +122,7 @@ def output_projection(o, w_o, residual=None, replica_group=None, bias=None, sequ
     first, last = core_rows(owned, sequence_ranks)
     if gate is not None:
         assert gate.shape == o.shape, f"gate is {o.shape}, as o is, not {gate.shape}"
-        assert gate.dtype == o.dtype, f"gate is {gate.dtype}, o is {o.dtype}"
+        assert gate.dtype == o.dtype, f"gate is {gate.dtype}, o is {o.dtype}; convert one"
         gate = split_by_rank(gate, sequence_ranks)[:, first:last, :]
     y = nl.ndarray((owned, hidden), dtype=o.dtype, buffer=nl.shared_hbm)
     left, right = core_columns(tokens, hidden, BANK)
@@ -135,9 +141,18 @@ def output_projection(o, w_o, residual=None, replica_group=None, bias=None, sequ
 
 
 def project_rows(y, source, w_o, residual, bias, replica_group):
-    """Compute y = residual, if any, + sum over ranks of o @ w_o + bias [row, H], the same on every row.
+    """Write y = residual, if any, + sum over ranks of o @ w_o + bias, if any, for this core's rows and columns.
 
-    source: o and its gate or None; they have rows of each rank, [rank, row, K].
+    Everything is a view @ HBM, but for bias.
+
+    Args:
+        y: [row, H], this rank's rows.
+        source: (o, gate) [rank, row, K], the rows of every rank. o is multiplied by sigmoid(gate), unless
+            gate is None.
+        w_o: [K, H].
+        residual: as y, or None.
+        bias: [row, H] in SBUF, the same on every row, or None.
+        replica_group: the ranks of the sum, or None for one rank.
     """
     o = source[0]
     ranks, tokens, depth = o.shape
@@ -171,7 +186,11 @@ def project_rows(y, source, w_o, residual, bias, replica_group):
 
 
 def groups_ahead(depth, rows, dtype, is_resident):
-    """Return how many groups are loaded ahead of their products: 2 with w_o in SBUF, else 1, or 0 if none fits."""
+    """Return how many groups of rows are loaded ahead of the group that is multiplied.
+
+    Two if w_o is resident in SBUF; else one, or 0 if SBUF has no room for it. depth: K. rows: rows of a
+    group.
+    """
     if is_resident:
         return 2
     group_bytes = blocks(depth) * rows * item_bytes(dtype)
@@ -179,7 +198,11 @@ def groups_ahead(depth, rows, dtype, is_resident):
 
 
 def load_group(source, first, last):
-    """Load rows first … last of o [rank, row, K] and gate them; each row tile has the same rows of every rank."""
+    """Load rows first … last - 1 of every rank from HBM into new SBUF row tiles, and gate them; return the tiles.
+
+    A row tile [rank * row, K] has up to 128 // N rows of each of N ranks, those of rank 0 first. source: (o,
+    gate) [rank, row, K] @ HBM; o is multiplied by sigmoid(gate), unless gate is None.
+    """
     o, gate = source
     ranks, _, depth = o.shape
     tiles = []
@@ -194,7 +217,7 @@ def load_group(source, first, last):
 
 
 def apply_gate(tile, gate):
-    """Multiply a row tile by the sigmoid of a gate [rank, row, K] in HBM."""
+    """Multiply an SBUF row tile in place by sigmoid(gate), where gate is [rank, row, K] @ HBM with the same rows."""
     for left, right in ranges(0, tile.shape[1], GATED_COLUMNS):
         gates = nl.ndarray((tile.shape[0], right - left), dtype=tile.dtype, buffer=nl.sbuf)
         transfer(gates, gate[:, :, left:right], SCALAR)
@@ -204,7 +227,7 @@ def apply_gate(tile, gate):
 
 
 def transposed_group(tiles):
-    """Transpose row tiles [128, K]; return blocks [k in block, block, row]."""
+    """Return the transpose of SBUF row tiles [row, K]: a new SBUF tile [k in block, block, row] with all their rows."""
     rows = (len(tiles) - 1) * tiles[0].shape[0] + tiles[len(tiles) - 1].shape[0]
     result = blocks_tile(tiles[0].shape[1], rows, tiles[0].dtype)
     transpose_tiles(result, tiles, 0)
@@ -220,7 +243,14 @@ def output_projection_reference(
     sequence_ranks: int = 1,
     gate: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Compute product and sum in float32. For several ranks pass whole weights."""
+    """Return residual + o @ w_o + bias in o's dtype, computed in float32 and rounded once; missing terms are 0.
+
+    With a gate, o * sigmoid(gate) takes the place of o, rounded to o's dtype as the kernel rounds it.
+
+    replica_group and sequence_ranks are ignored. For several ranks pass o [T, K] and w_o [K, H] with the
+    heads of all ranks, and the residual of all T rows. The sum over ranks is then part of the product, and
+    the result has all T rows.
+    """
     if gate is not None:
         o = (widened(o) / (1 + np.exp(-widened(gate)))).astype(o.dtype)
     return (widened_or_zero(residual) + widened(o) @ widened(w_o) + widened_or_zero(bias)).astype(o.dtype)

@@ -79,13 +79,13 @@ from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, filled
 cores = (1, 2)
 
 MAX_ROW_BYTES = 32768
-"""Of x: some transposed rows and columns of w_qkv have to fit into SBUF."""
+"""Most bytes of a row of x: some transposed rows and columns of w_qkv have to fit in SBUF."""
 
 GATHERED_ROWS = 256
 """Rows of all ranks that are gathered at once: the fewer, the sooner the first products start."""
 
 LEAST_OWN_ROWS = 16
-"""The fewest own rows that are gathered at once: results are stored in runs of so many rows."""
+"""Fewest rows of each rank that are gathered at once: results are stored in runs of so many rows."""
 
 
 @nki.jit
@@ -110,7 +110,12 @@ def qkv_projection(
     v_norm=False,
     gate_size=0,
 ):
-    """Return queries, keys, values and gates of the normalised rows, or queries alone if kv_size is 0."""
+    """Return (q, k, v), (q, k, v, gate) if gate_size is not 0, or q alone if kv_size is 0, all @ HBM in x's dtype.
+
+    They are the column ranges of norm(x) @ w_qkv + bias, with q, k and v normalised and q and k rotated head
+    by head as asked. Each has all T rows, also if x has only this rank's. Raises AssertionError if shapes or
+    sizes are refused.
+    """
     expect_dims(2, x, "x [T, H]")
     owned, hidden = x.shape
     tokens = sequence_ranks * owned
@@ -124,7 +129,9 @@ def qkv_projection(
     assert w_qkv.shape == (hidden, width), (
         f"w_qkv is [{hidden}, {q_size} + 2 * {kv_size} + {gate_size}], not {w_qkv.shape}"
     )
-    assert kv_size > 0 or gate_size == 0, "gate_size is given, and kv_size is 0"
+    assert kv_size > 0 or gate_size == 0, (
+        f"gate_size is {gate_size}, and kv_size is 0; a layer without keys and values takes no gates"
+    )
     angles = AngleTables(positions, cos, sin)
     head = head_size(q_size, kv_size, tokens, angles, head_dim, q_norm, k_norm, v_norm)
     outputs = []
@@ -166,9 +173,15 @@ def qkv_projection(
 
 
 def head_size(q_size, kv_size, tokens, angles, head_dim, q_norm, k_norm, v_norm):
-    """Return D where heads are normalised or rotated, else 0; refuse arguments that do not fit."""
+    """Return D if q, k or v is normalised head by head or rotated, else 0.
+
+    D is head_dim, or 2 * (R/2) if only `cos` [S, R/2] of `angles` is given. Raises AssertionError if sizes,
+    tables or weights do not fit together.
+    """
     positions, cos, sin = angles.positions, angles.cos, angles.sin
-    assert kv_size > 0 or (k_norm is None and not v_norm), "k_norm or v_norm is given, and kv_size is 0"
+    assert kv_size > 0 or (k_norm is None and not v_norm), (
+        "k_norm or v_norm is given, and kv_size is 0; leave them out without keys and values"
+    )
     if cos is None and q_norm is None and k_norm is None and not v_norm:
         return 0
     head = head_dim
@@ -182,12 +195,12 @@ def head_size(q_size, kv_size, tokens, angles, head_dim, q_norm, k_norm, v_norm)
         )
         head = 2 * cos.shape[1] if head is None else head
         assert 2 * cos.shape[1] <= head, (
-            f"tables of width {cos.shape[1]} turn {2 * cos.shape[1]} elements of a head of {head}"
+            f"tables of width {cos.shape[1]} turn {2 * cos.shape[1]} elements of a head of {head}, which has fewer"
         )
-    assert head is not None, "q_norm, k_norm and v_norm need head_dim"
+    assert head is not None, "q_norm, k_norm and v_norm need head_dim, as no cos gives it"
     assert head <= BANK, f"qkv_projection takes heads of at most {BANK}, not {head}"
     assert q_size % head == 0 and kv_size % head == 0, (
-        f"q_size {q_size} and kv_size {kv_size} are no heads of {head}"
+        f"q_size {q_size} and kv_size {kv_size} are no heads of {head}; both have to be multiples of it"
     )
     for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
         if weight is not None:
@@ -216,7 +229,10 @@ def qkv_projection_reference(
     v_norm: bool = False,
     gate_size: int = 0,
 ) -> np.ndarray | tuple[np.ndarray, ...]:
-    """Compute norm, product, split, norms of heads and rotation in float32. For several ranks pass all rows."""
+    """Return what the kernel returns, computed in float32 and rounded once to x's dtype.
+
+    replica_group and sequence_ranks are ignored: for several ranks pass the rows of all, [T, H].
+    """
     wide = widened(x)
     if norm_weight is not None and norm_bias is not None:
         wide = wide - wide.mean(axis=1, keepdims=True)

@@ -1,1 +1,1 @@
-"""The parts of projections, MLP and head: rows and their norms, products, and what follows them."""
+"""Steps around the products of projections, MLPs and heads: loads of rows and weights, norms, and sums over ranks."""

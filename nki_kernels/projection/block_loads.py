@@ -1,6 +1,7 @@
-"""Matrices of HBM to blocks in SBUF, and back: [row in block, block, column].
+"""Copies between matrices in HBM and tiles in SBUF that hold them in blocks: [row in block, block, column].
 
-The blocks of a tile have as many rows as it has partitions; the last one may be short.
+A tile of `height` partitions holds row r of the matrix on partition r % height, in block r // height. The
+last block is short if `height` does not divide the number of rows.
 """
 
 from __future__ import annotations
@@ -9,19 +10,31 @@ from nki_kernels.dma import transfer
 
 
 def load_rows_into(tile, matrix, queue):
-    """Load rows of HBM into a tile [row in block, block, columns]: a DMA for full blocks, one for the short block."""
+    """Load a matrix [rows, columns] of HBM into an SBUF tile [row in block, block, column], on a queue of `dma`.
+
+    One DMA brings the full blocks, another one the short block, if there is one. In the short block the
+    partitions without a row keep what they held.
+    """
     for block, rows in full_and_short(tile, matrix):
         transfer(block, rows, queue)
 
 
 def store_rows_from(matrix, tile, queue):
-    """Store a tile [row in block, block, columns] to rows of HBM, with the DMAs of `load_rows_into`."""
+    """Store an SBUF tile [row in block, block, column] to a matrix [rows, columns] of HBM, on a queue of `dma`.
+
+    One DMA takes the full blocks, another one the short block, if there is one. Partitions of the short block
+    beyond the last row are not read.
+    """
     for block, rows in full_and_short(tile, matrix):
         transfer(rows, block, queue)
 
 
 def full_and_short(tile, matrix):
-    """Return (blocks of a tile, matching rows of a matrix) for the full blocks and for the short block."""
+    """Return pairs (view of an SBUF tile, view of a matrix) of equal shape, which together cover the matrix.
+
+    The first pair has the full blocks, [row in block, block, column]; the second one the short block, [row,
+    column]. A pair without rows is left out, so the list has one or two pairs.
+    """
     height = tile.shape[0]
     depth = matrix.shape[0]
     full = depth // height

@@ -1,4 +1,14 @@
-"""The stages of `mlp`'s schedule: loads, norm and transposes of row groups, and the operands of both products."""
+"""The stages of `mlp`'s schedule: loads, norm and transposes of row groups, and the operands of both products.
+
+`mlp` computes y = x + (activation(n @ w_gate + b_gate) * (n @ w_up + b_up)) @ w_down + b_down, where n =
+norm(x). The intermediate, n @ w_gate and n @ w_up activated and multiplied, has F columns. The *gate and up
+product* computes it in *units* of columns, see `gated_product`. The *down product* multiplies it by w_down
+and computes y in *chunks* of columns, see `residual_product`. A *row group* is up to four row tiles of 128
+rows, see `row_groups`. `mlp.run_row_groups` has the loop over groups, units and chunks, and calls the
+functions of this file.
+
+If x is cut along the sequence over N ranks, a group has rows of every rank: row tiles are [rank * row, H].
+"""
 
 from __future__ import annotations
 
@@ -37,12 +47,15 @@ GROUP_TILES = 4
 """Row tiles of the largest group: 512 rows, the columns of the widest moving tile that every chip takes."""
 
 STREAM_BYTES = 48 * 1024
-"""Bytes per partition that a group leaves to weights, residuals and results on their way."""
+"""Bytes of each partition that a row group leaves to tiles on their way: weights, residuals and results."""
 
 
 @dataclass
 class Weights(nl.NKIObject):
-    """w_gate, w_up [H, F], w_down [F, H] and biases [1, F], [1, F], [1, H] @ HBM; w_gate and biases may be None."""
+    """Operands of both products @ HBM: w_gate, w_up [H, F], w_down [F, H]; b_gate, b_up [1, F], b_down [1, H].
+
+    w_gate is None in a plain block without a gate; a bias that is not given is None.
+    """
 
     w_gate: WeightMatrix | None
     w_up: WeightMatrix
@@ -56,8 +69,10 @@ class Weights(nl.NKIObject):
 class CoreShare(nl.NKIObject):
     """What this core computes. Two cores divide the rows; up to 128 rows they divide the columns of both products.
 
-    rows: (first, end) of x, of each rank. inner_columns, columns: (first, end) of the intermediate and of y.
-    exchanges: whether cores exchange their intermediates, in tiles of `exchanged_columns`.
+    rows: (first, end) of x; of rows that are cut over ranks, (first, end) of each rank's rows. inner_columns:
+    (first, end) of the intermediate. columns: (first, end) of y. exchanges: whether the cores send each other
+    their columns of the intermediate. exchanged_columns: columns of the tile that each core sends, 0 without
+    an exchange; the tile of the core with fewer columns is padded.
     """
 
     rows: tuple
@@ -71,7 +86,9 @@ class CoreShare(nl.NKIObject):
 class FeedForward(nl.NKIObject):
     """What all row groups of one core share.
 
-    norm: None if rows need none. row_gate: [h in block, block, 1], or None. ranks: over which rows are cut.
+    rows: RowSource of x. norm: RowNorm, or None if rows need none. gated: the gate and up product. down: the
+    down product. row_gate: [h in block, block, 1] in SBUF, or None. ranks: over how many ranks the rows are
+    cut. dtype: x's dtype.
     """
 
     rows: RowSource
@@ -86,7 +103,11 @@ class FeedForward(nl.NKIObject):
 
 @dataclass
 class RowBuffers(nl.NKIObject):
-    """SBUF that row groups use in turn: row tiles [row, H], and their transpose [h in block, block, row]."""
+    """SBUF tiles that all row groups use one after the other.
+
+    tiles: row tiles [row, H] of a group. transposed: the transpose of their rows, [h in block, block, row].
+    tile_height: rows of a full row tile.
+    """
 
     tiles: list
     transposed: nl.NkiTensor
@@ -97,8 +118,9 @@ class RowBuffers(nl.NKIObject):
 class Prefetch(nl.NKIObject):
     """The next row group, which is loaded and normalised while the units of the present group are multiplied.
 
-    tiles: its row tiles. loads: PlannedLoad, triggered during the first `load_units` units. The norm follows, before
-    the other `norm_units`. normalised, transposed: how many row tiles are so far.
+    tiles: SBUF row tiles of the next group; empty after the last group. loads: its PlannedLoads, issued
+    during the first `load_units` units of the present group. norm_units: number of later units, before which
+    the tiles are normalised. normalised, transposed: how many tiles are normalised and transposed so far.
     """
 
     tiles: list
@@ -109,11 +131,15 @@ class Prefetch(nl.NKIObject):
     transposed: int = 0
 
     def loads_during(self, unit):
-        """Return the loads to trigger during a unit."""
+        """Return the PlannedLoads to issue during a unit of the present group; an empty list once all are issued."""
         return share(self.loads, unit, self.load_units)
 
     def normalise_until(self, unit, norm):
-        """Normalise the row tiles that are due before a unit. After the last unit, pass the number of units."""
+        """Normalise in place the row tiles that are due before a unit, as far as they are not normalised yet.
+
+        unit: counted from 0; the number of units means after the last one, when all tiles are due. norm:
+        RowNorm, or None: then the tiles stay as they are.
+        """
         shares = max(0, unit - self.load_units + 1)
         due = min(len(self.tiles), len(self.tiles) * shares // self.norm_units)
         tiles = self.tiles[self.normalised : due]
@@ -121,14 +147,17 @@ class Prefetch(nl.NKIObject):
         self.normalised = due
 
     def transpose_next(self, count, buffers):
-        """Transpose the next `count` row tiles, as far as there are any."""
+        """Transpose the next `count` row tiles, or all that remain if they are fewer, into `buffers.transposed`."""
         tiles = self.tiles[self.transposed : self.transposed + count]
         transpose_tiles(buffers.transposed, tiles, self.transposed * buffers.tile_height)
         self.transposed += len(tiles)
 
 
 def core_share(tokens, hidden, inner, ranks):
-    """Return the share of this core in an MLP of `tokens` rows, which are cut over so many ranks."""
+    """Return the CoreShare of this core for `tokens` rows, those of all ranks together.
+
+    hidden, inner: columns of x and of the intermediate. ranks: over how many ranks the rows are cut.
+    """
     exchanges = divides_columns(tokens)
     return CoreShare(
         core_rows(tokens // ranks, ranks),
@@ -140,7 +169,7 @@ def core_share(tokens, hidden, inner, ranks):
 
 
 def allocate_row_buffers(rows, hidden, dtype, tile_height):
-    """Allocate the buffers of row groups of up to `rows` rows of `hidden` elements."""
+    """Allocate SBUF for row groups of up to `rows` rows of `hidden` elements, in row tiles of `tile_height` rows."""
     tiles = []
     for _ in range(blocks(rows, tile_height)):
         tiles.append(nl.ndarray((min(rows, tile_height), hidden), dtype=dtype, buffer=nl.sbuf))
@@ -148,7 +177,11 @@ def allocate_row_buffers(rows, hidden, dtype, tile_height):
 
 
 def gated_product(weights, columns, activation, in_runs):
-    """Return the gate and up product for columns (first, end) of the intermediate; load their biases."""
+    """Return the GatedProduct for columns (first, end) of the intermediate, with its biases loaded into SBUF.
+
+    weights: Weights, of which these columns of w_gate and w_up are used. activation: function of the Scalar
+    engine. in_runs: whether x lies in runs instead of K blocks, see `rows`.
+    """
     first, end = columns
     matrices = [weight_columns(weights.w_up, first, end)]
     if weights.w_gate is not None:
@@ -160,7 +193,11 @@ def gated_product(weights, columns, activation, in_runs):
 
 
 def down_parts(w_down, core):
-    """Return w_down's rows for this core's intermediate and, if cores exchange theirs, for the other core's."""
+    """Return w_down for this core's columns of y: a list of WeightMatrix, one for each core's part of the intermediate.
+
+    The first has the rows that meet this core's columns of the intermediate. A second one has the rows that
+    meet the other core's columns, if the cores exchange their intermediates.
+    """
     matrices = [w_down.submatrix(core.inner_columns, core.columns)]
     if core.exchanges:
         rows_of_other = core_range(w_down.elements.shape[0], INNER_UNIT, 1 - nl.program_id(0))
@@ -169,26 +206,40 @@ def down_parts(w_down, core):
 
 
 def unit_starts(ffn, groups, m):
-    """Return the first column of each unit of the gate and up product of row group m, if there is one."""
+    """Return the first column of each unit of row group m's gate and up product; an empty list without a group m.
+
+    A unit is the columns of the intermediate whose sums fill half of the PSUM banks.
+    """
     if m >= len(groups):
         return []
     return starts(ffn.gated.inner, unit_columns(ffn.gated, ffn.ranks * groups[m].rows))
 
 
 def chunk_starts(ffn, groups, m):
-    """Return the first column of each chunk of the down product of row group m, if there is one."""
+    """Return the first column of each chunk of row group m, in this core's columns of y; an empty list if m < 0.
+
+    A chunk is the columns of y whose sums fill half of the PSUM banks.
+    """
     if m < 0:
         return []
     return starts(ffn.down.y.shape[1], chunk_width(ffn.ranks * groups[m].rows, ffn.ranks))
 
 
 def units_due(chunk, chunks, units):
-    """Return how many units are issued before chunk `chunk` of `chunks`, so that both alternate evenly."""
+    """Return how many of `units` units to issue before chunk number `chunk`, so that units and chunks alternate evenly.
+
+    Units are steps of the gate and up product, chunks those of the down product. All units are due if there
+    are no chunks, or after the last chunk.
+    """
     return units if chunks == 0 else min(units, chunk * units // chunks + 1)
 
 
 def prepare_first_group(ffn, group, buffers):
-    """Load, normalise and transpose the first row group. Few rows also stay in SBUF, as the residual."""
+    """Load, normalise and transpose the first row group into `buffers`.
+
+    If all rows fit in one row tile of one rank, see `residual_fits`, they also become the residual of the
+    down product. Their norm is then written to a tile of its own, so that x remains.
+    """
     tiles = row_tiles(buffers.tiles, ffn.ranks * group.rows, buffers.tile_height)
     trigger_loads(plan_loads(tiles, rows_of_group(ffn, group)), STATIC)
     normalised = tiles
@@ -203,7 +254,11 @@ def prepare_first_group(ffn, group, buffers):
 
 
 def plan_prefetch(ffn, groups, m, buffers, units):
-    """Plan the loads of row group m, if there is one, during `units` units of the group before."""
+    """Return the Prefetch of row group m into `buffers` during `units` units of the group before.
+
+    Nothing is loaded yet. If there is no group m, the Prefetch is empty. If rows are gathered from other
+    ranks, the all-gathers of the group are issued.
+    """
     tiles, loads = [], []
     if m < len(groups):
         tiles = row_tiles(buffers.tiles, ffn.ranks * groups[m].rows, buffers.tile_height)
@@ -214,13 +269,16 @@ def plan_prefetch(ffn, groups, m, buffers, units):
 
 
 def rows_of_group(ffn, group):
-    """Return the rows of a group in HBM, [rank, row, H]."""
+    """Return a view of the rows of a RowGroup in HBM, [rank, row, H]; issue the all-gathers that these rows need."""
     first, end = group.first_row, group.first_row + group.rows
     return split_by_rank(rows_of(ffn.rows, ffn.ranks * first, ffn.ranks * end), ffn.ranks)
 
 
 def append_row_scales(ffn, x):
-    """Append to the row scales of `down`, for each row tile of x, sigmoid(x @ row_gate): [row, 1] float32."""
+    """Append sigmoid(x @ row_gate) of each row tile to the row scales of the down product: float32 [row, 1] in SBUF.
+
+    Does nothing without a row_gate. x: transposed rows of a group in SBUF, [h in block, block, row].
+    """
     if ffn.row_gate is None:
         return
     for first, end in ranges(0, x.shape[2], row_tile_height(ffn.ranks)):
@@ -232,7 +290,11 @@ def append_row_scales(ffn, x):
 
 
 def allocate_intermediate(ffn, rows):
-    """Allocate this core's intermediate [f in block, block, row]. Cores exchange tiles of one size, padded with 0."""
+    """Allocate an SBUF tile for this core's columns of the intermediate, [f in block, block, row].
+
+    If the cores exchange intermediates, the tiles of both have `exchanged_columns` columns, and blocks that
+    are not full are zeroed first.
+    """
     inner, exchanged = ffn.gated.inner, ffn.core.exchanged_columns
     if not ffn.core.exchanges:
         return blocks_tile(inner, rows, ffn.dtype)
@@ -244,10 +306,13 @@ def allocate_intermediate(ffn, rows):
 
 
 def tiles_per_group(hidden, inner, dtype, resident_bytes, ranks):
-    """Return the row tiles of the largest group that fits in SBUF beside `resident_bytes` per partition.
+    """Return the row tiles of the largest group that fits in SBUF, at most GROUP_TILES; 0 if no row tile fits.
 
-    A group needs its row tiles, their transposes and two intermediates. The result is 0 if one row tile does not fit:
-    then there is room for one intermediate only, and groups do not overlap.
+    A group takes its row tiles, their transposes and two intermediates. With 0, the caller must take one row
+    tile at a time with one intermediate, so that groups do not overlap.
+
+    hidden, inner: columns of x and of the intermediate. resident_bytes: bytes of each partition that are
+    taken already. ranks: over how many ranks the rows are cut.
     """
     if ranks > 1:
         resident_bytes += 2 * item_bytes(dtype) * hidden  # rows of this rank on their way to the others
@@ -256,7 +321,7 @@ def tiles_per_group(hidden, inner, dtype, resident_bytes, ranks):
 
 
 def residual_fits(ffn):
-    """Return whether all rows are one row tile that fits into SBUF beside its normalised copy."""
+    """Return whether all rows are one row tile that fits in SBUF beside its normalised copy and its transpose."""
     rows, hidden = ffn.rows.all_rows.shape
     elements = 3 * hidden + (blocks(hidden) + blocks(ffn.gated.inner)) * rows
     used_bytes = item_bytes(ffn.dtype) * elements + STREAM_BYTES

@@ -1,8 +1,15 @@
 """The first products of a feed-forward block: activation(x @ w_gate) * (x @ w_up), or activation(x @ w_up).
 
-The weights are stationary and the rows of x move. So the result is [f in block, block, row], the form in which the
-product with w_down takes it. The columns of the intermediate are computed in units that fill half of the PSUM banks.
-A bank holds as many blocks of 128 columns as fit, one for 512 rows.
+The result is the *intermediate*, with F columns. The weights are stationary and the rows of x move. So the
+intermediate is [f in block, block, row] in SBUF, the form in which the product with w_down takes it: column f
+lies on partition f % 128, in block f // 128.
+
+The columns are computed in *units*, whose sums fill half of the PSUM banks. A bank holds the sums of as many
+blocks of 128 columns as fit: one for 512 rows. If the last block of F has 32 or 64 columns, gate and up share
+one bank for it, the *packed bank*: gate's sums lie on the lower half of its partitions, up's on the upper
+half. One stationary tile with the columns of both weights computes it.
+
+`mlp` and the decode kernels call `gated_unit` for each unit.
 """
 
 from __future__ import annotations
@@ -21,16 +28,17 @@ UNIT_COLUMNS = 2048
 """The most columns of each weight that are multiplied at a time."""
 
 PIECE_ELEMENTS = 1024
-"""Elements per partition of one loaded piece of a weight, for each of gate and up: 256 KiB in bfloat16."""
+"""Most elements per partition of one loaded piece of a weight, for each of gate and up: 256 KiB in bfloat16."""
 
 
 @dataclass
 class GatedProduct(nl.NKIObject):
     """What all units of the product share.
 
-    weights: the WeightMatrix [hidden, inner] of gate and up, or of up alone. biases: those of both, see `bias_columns`.
-    activation: of the Scalar engine. in_runs: whether x has the layout "runs" of `rows` instead of K blocks; then the
-    weights are loaded in runs too.
+    weights: the WeightMatrix [hidden, inner] of gate and the one of up, or that of up alone. biases: those of
+    gate and up as `bias_columns` returns them, each maybe None. activation: function of the Scalar engine.
+    in_runs: whether x and the weights lie in runs instead of K blocks, see `rows`. hidden: length of the
+    contraction. inner: columns of the intermediate.
     """
 
     weights: list
@@ -43,10 +51,12 @@ class GatedProduct(nl.NKIObject):
 
 @dataclass
 class GatedUnit(nl.NKIObject):
-    """The accumulators of one unit: columns first_column … end_column of the intermediate, for all rows of x.
+    """The accumulators of one unit: columns first_column … end_column - 1 of the intermediate, for all rows of x.
 
-    banks: for each weight, PSUM tiles [f in block, block * row] for the first `full_width` columns of the unit.
-    packed_bank: [gate and up * f, row] for the others, a short last block whose sums share a bank, or None.
+    full_width: columns of the unit that are not in packed_bank. blocks_per_bank: blocks of 128 columns in a
+    bank. banks: for each weight a list of float32 PSUM tiles [f in block, block * row] with these columns.
+    packed_bank: float32 PSUM tile [gate's and up's f, row] for a short last block that gate and up share, or
+    None.
     """
 
     first_column: int
@@ -58,7 +68,10 @@ class GatedUnit(nl.NKIObject):
 
 
 def allocate_unit(product, first_column, rows):
-    """Allocate the accumulators of the unit that begins at `first_column`."""
+    """Allocate PSUM for columns of the intermediate from `first_column` on, and `rows` rows of x; return a GatedUnit.
+
+    It has as many columns as half of the PSUM banks hold, or those that remain.
+    """
     end_column = min(product.inner, first_column + unit_columns(product, rows))
     width = end_column - first_column
     packed = packed_columns(width) if len(product.weights) == 2 else 0
@@ -77,30 +90,37 @@ def allocate_unit(product, first_column, rows):
 
 
 def unit_columns(product, rows):
-    """Return the columns of a unit, whose accumulators take ACCUMULATOR_BANKS banks; at most UNIT_COLUMNS."""
+    """Return the columns of a unit for `rows` rows: as many as ACCUMULATOR_BANKS banks hold, at most UNIT_COLUMNS."""
     banks_per_weight = ACCUMULATOR_BANKS // len(product.weights)
     return min(UNIT_COLUMNS, banks_per_weight * (BANK // rows) * PARTITIONS)
 
 
 def packed_columns(width):
-    """Return the columns of a short last block if gate and up make one stationary tile: 32, 64, or else 0.
+    """Return the columns of a short last block that gate and up share, of `width` columns: 32, 64, or 0 if they do not.
 
-    The up half then begins at partition 32 or 64, where engines can begin.
+    Only blocks of 32 or 64 columns are shared, because the sums of up then begin at partition 32 or 64, where
+    engines can begin.
     """
     short = width % PARTITIONS
     return short if short == PARTITIONS // 2 or short == PARTITIONS // 4 else 0
 
 
 def tail_in_both_halves(weights):
-    """Return whether a last block of 64 columns of the intermediate is written to both halves of the partitions."""
+    """Return whether the last block of the intermediate has 64 columns and is written to both halves of the partitions.
+
+    That is so if gate and up share a bank for it and the intermediate has a full block too. weights: those of
+    a GatedProduct.
+    """
     inner = weights[0].elements.shape[1]
     return len(weights) == 2 and inner > PARTITIONS and packed_columns(inner) == PARTITIONS // 2
 
 
 def gated_unit(product, intermediate, x, first_column, planned_loads):
-    """Compute the unit of the intermediate [f in block, block, row] that begins at `first_column`.
+    """Compute a unit of the intermediate, columns from `first_column` on, and write it to `intermediate` in SBUF.
 
-    x: [h in block, block, row]. planned_loads: loads for later work, which are triggered evenly between weight loads.
+    A unit has the columns whose sums fill half of the PSUM banks, or those that remain. Both `intermediate`
+    and x are transposed: [f in block, block, row] and [h in block, block, row]. planned_loads: PlannedLoads
+    for later work, which are issued evenly between the loads of the weights.
     """
     unit = allocate_unit(product, first_column, x.shape[2])
     accumulate(unit, product, x, planned_loads)
@@ -111,7 +131,10 @@ def gated_unit(product, intermediate, x, first_column, planned_loads):
 
 
 def accumulate(unit, product, x, planned_loads):
-    """Multiply x with the columns of a unit, piece by piece along the contraction."""
+    """Load the weights of a unit piece by piece along the contraction, and write their products with x to its banks.
+
+    x: [h in block, block, row] in SBUF. planned_loads: PlannedLoads that are issued evenly after the pieces.
+    """
     rows, hidden, width = x.shape[2], product.hidden, unit.end_column - unit.first_column
     sides = len(product.weights)
     blocks_per_piece = max(1, PIECE_ELEMENTS // width)
@@ -153,7 +176,10 @@ def accumulate(unit, product, x, planned_loads):
 
 
 def load_piece(piece, unit, product, first_block):
-    """Load a piece [h in block, weight, block, column] of the columns of a unit, from K block `first_block` on."""
+    """Load K blocks of a unit's columns of gate and up from HBM into an SBUF tile [h in block, weight, block, column].
+
+    first_block: the K block that goes to block 0 of the tile. Elements are converted to the tile's dtype.
+    """
     start = first_block * PARTITIONS
     end = min(product.hidden, start + piece.shape[2] * PARTITIONS)
     for side in range(len(product.weights)):
@@ -165,9 +191,15 @@ def load_piece(piece, unit, product, first_block):
 
 
 def activate_bank(intermediate, unit, bank, product):
-    """Apply activation and gate to the intermediate's blocks in bank `bank` of each weight.
+    """Write activation(gate + bias) * (up + bias) of one bank to `intermediate`; without a gate, activation(up + bias).
 
-    One instruction takes all full blocks if there is no bias, which differs from block to block.
+    One instruction takes all full blocks of the bank if there is no bias, which differs from block to block.
+
+    Args:
+        intermediate: SBUF tile [f in block, block, row] with all columns of the product.
+        unit: GatedUnit with the sums.
+        bank: index in the unit's list of banks of each weight.
+        product: GatedProduct with activation and biases.
     """
     rows, inner = intermediate.shape[2], product.inner
     gate_bias, up_bias = product.biases
@@ -194,9 +226,11 @@ def activate_bank(intermediate, unit, bank, product):
 
 
 def activate_packed_bank(intermediate, packed_bank, product):
-    """Write act(gate + bias) * (up + bias) of the short last block of `product` to the intermediate.
+    """Write activation(gate + bias) * (up + bias) of the short last block, 32 or 64 columns, to `intermediate` in SBUF.
 
-    Its bank has gate in the lower half of the partitions, up in the upper; 64 columns go to both halves of all 128.
+    packed_bank: PSUM tile [row of gate, then of up; row of x], whose lower half of partitions has the sums of
+    gate and upper half those of up. If `intermediate` has twice as many partitions as the block has columns,
+    the block is written to both halves of them.
     """
     half = packed_bank.shape[0] // 2
     block = product.inner // PARTITIONS
@@ -212,12 +246,18 @@ def activate_packed_bank(intermediate, packed_bank, product):
 
 
 def bias_of(bias, first_partition, count, block):
-    """Return the column of a block in bias columns, on `count` partitions; None without a bias."""
+    """Return a view [count, 1] of block `block` of bias columns, from `first_partition` on; None if `bias` is None.
+
+    bias: [f in block, block], as `bias_columns` returns it.
+    """
     return None if bias is None else bias[first_partition : first_partition + count, block : block + 1]
 
 
 def multiply(dst, sums, bias, gate):
-    """Compute dst = (sums + bias) * gate."""
+    """Write (sums + bias) * gate to `dst` on the Vector engine.
+
+    sums: PSUM tile [f in block, row]. bias: float32 column [f in block, 1], or None. gate: SBUF tile.
+    """
     if bias is None:
         nisa.tensor_tensor(dst=dst, data1=sums, data2=gate, op=nl.multiply)
     else:
@@ -227,7 +267,11 @@ def multiply(dst, sums, bias, gate):
 
 
 def bias_columns(bias):
-    """Load a bias [1, F] as float32 columns [f in block, block], or None; a packed block of 32 or 64 is there twice."""
+    """Load a bias [1, F] from HBM into a new float32 SBUF tile [f in block, block]; return None for None.
+
+    A short last block of 32 or 64 columns is there twice: on the first partitions, and again right behind
+    them, where the sums of up lie in a packed bank.
+    """
     if bias is None:
         return None
     columns = bias.shape[1]

@@ -1,7 +1,8 @@
 """What is done to the heads of queries, keys and values when they leave PSUM: scale, bias, norm per head, rotation.
 
-A row tile [rows, heads * D] has tokens on the partitions and heads along the free dim; q, k, v and gates are column
-ranges of one wide matrix [q | k | v | gate].
+`qkv_projection` describes it in a record Heads; the loops of `normed` call `Heads.deliver` for each finished
+tile of the product. Such a tile [rows, columns] has tokens on the partitions and whole heads of D elements
+along the free dim. q, k, v and gates are column ranges of one wide matrix [q | k | v | gate].
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from nki_kernels.tiles import copy_bank
 
 @dataclass
 class AngleTables(nl.NKIObject):
-    """Rotation of heads @ HBM: positions [T, 1] int32, and cos and sin [S, R/2] float32; None where nothing rotates."""
+    """Operands of the rotation of heads @ HBM; all None if nothing rotates.
+
+    positions: [T, 1] int32, the row of the tables for each token. cos, sin: [S, R/2] float32.
+    """
 
     positions: nl.NkiTensor | None
     cos: nl.NkiTensor | None
@@ -29,7 +33,10 @@ class AngleTables(nl.NKIObject):
 
 @dataclass
 class HeadNorm(nl.NKIObject):
-    """Norm of the heads in a range of columns. weight: [row, D] float32 in SBUF, or None."""
+    """RMSNorm of each head in columns first_column … end_column - 1 of [q | k | v | gate].
+
+    weight: [row, D] float32 in SBUF, the same on every row, or None for a norm without a weight.
+    """
 
     first_column: int
     end_column: int
@@ -40,10 +47,12 @@ class HeadNorm(nl.NKIObject):
 class Heads(nl.NKIObject):
     """How the columns of [q | k | v | gate] are finished and stored.
 
-    outputs: matrices [T, columns] @ HBM side by side. source: rows of x, which start at row `first_row` of the
-    `rank_rows` rows of each rank. head: D, or 0 where no head is normalised or rotated. turned, rotated: numbers of
-    leading columns that are normalised or rotated, and that are rotated. norms: HeadNorm of column ranges.
-    eps: [row, 1] float32. bias: [row, column] float32 in SBUF, or None.
+    outputs: matrices [T, columns] @ HBM, whose columns side by side are those of [q | k | v | gate]. source:
+    RowSource of the rows of x that this core multiplies. first_row, rank_rows: each rank has rank_rows rows
+    of x, of which the source has those from first_row on. head: D, or 0 if no head is normalised or rotated.
+    turned: number of leading columns that are normalised or rotated. rotated: number of leading columns that
+    are rotated, if there are angles. norms: list of HeadNorms. eps: of these norms, [row, 1] float32 in SBUF.
+    bias: [row, column] float32 in SBUF, or None.
     """
 
     outputs: list
@@ -59,10 +68,14 @@ class Heads(nl.NKIObject):
     angles: AngleTables
 
     def deliver(self, row, left, right, sums, panels, scale):
-        """Finish columns left … right - 1 of the row tile that begins at `row` of the source, and store them.
+        """Apply scale, bias, norms and rotation to a tile of the product, and store it to the outputs in HBM.
 
-        sums: PSUM tiles of the columns left + start … left + end for each (start, end) of panels. scale: [row, 1]
-        float32, by which rows are multiplied, or None.
+        Args:
+            row: the first row of the tile, counted within the source.
+            left, right: the tile has columns left … right - 1 of [q | k | v | gate].
+            sums: list of PSUM tiles [row, column], one for each panel.
+            panels: ranges (start, end) of columns, counted from `left`.
+            scale: float32 [row, 1] in SBUF that multiplies the rows, such as 1 / rms, or None.
         """
         rows = sums[0].shape[0]
         runs = sequence_rows(self.source, self.rank_rows, self.first_row, row, rows)
@@ -97,7 +110,11 @@ class Heads(nl.NKIObject):
         self.store(finished, runs, left)
 
     def load_angles(self, runs, rows):
-        """Load the cosines and sines [row, R/2] of rows of the sequence, see `sequence_rows`."""
+        """Gather the cosines and the sines of the tokens of a tile into two new SBUF tiles [row, R/2] float32.
+
+        rows: rows of the tile. runs: list of (index, row, rows): `rows` consecutive tokens from `row` on in
+        the sequence are those of the tile from `index` on.
+        """
         row_numbers = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
         for start, row, count in runs:
             nisa.dma_copy(
@@ -106,7 +123,11 @@ class Heads(nl.NKIObject):
         return gather(self.angles.cos, row_numbers), gather(self.angles.sin, row_numbers)
 
     def store(self, tile, runs, first_column):
-        """Store a tile, which begins at `first_column` of the outputs side by side, to rows of the sequence."""
+        """Store an SBUF tile [row, column] to the outputs in HBM, a DMA for each output and each run of rows.
+
+        runs: list of (index, row, rows): `rows` consecutive tokens from `row` on in the sequence are those of
+        the tile from `index` on. first_column: the column of [q | k | v | gate] at which the tile begins.
+        """
         left = 0
         for output in self.outputs:
             right = left + output.shape[1]
@@ -120,10 +141,17 @@ class Heads(nl.NKIObject):
 
 
 def scaled(target, start, end, source, scale, bias, panel):
-    """Copy columns start … end of `target` from PSUM, times one number for each row, plus the bias of each column.
+    """Write source * scale + bias to columns start … end - 1 of `target` in SBUF.
 
-    scale: [row, 1], bias: [row, column], or None. Without a bias the Scalar engine can do it as well as
-    the Vector engine.
+    With a bias the Vector engine does so; without one the Scalar engine does for even `panel` and the Vector
+    engine for odd.
+
+    Args:
+        target: SBUF tile [row, column].
+        source: PSUM tile [row, end - start].
+        scale: float32 [row, 1] in SBUF that multiplies the rows, or None.
+        bias: float32 in SBUF with the rows and columns of `target`, or None.
+        panel: index of the source among the panels of a tile.
     """
     columns = target[:, start:end]
     if bias is None:

@@ -1,8 +1,13 @@
-"""Products of normalised rows with a weight: [norm(x)] @ w, for few rows and for many.
+"""Products of normalised rows with a weight, [norm(x)] @ w, for `qkv_projection`.
 
-RMSNorm's weight is multiplied into the smaller operand, w or x^T; 1 / rms of a row is applied to its row of the
-product by the record `Heads`, which takes it out of PSUM. So no product waits for a norm. LayerNorm comes before the
-transpose. Rows come as `whole_rows` or `gathered_rows` of `sequence` give them.
+`project` computes some columns of the product, and hands each finished tile of PSUM to the record Heads,
+whose `deliver` stores it. Up to 128 rows are transposed once and the weight streams past them. For more rows
+as many columns of the weight as fit stay in SBUF, and one row tile of 128 rows after the other meets them.
+Columns that accumulate together are a *group*; the columns of one PSUM bank are a *panel*.
+
+No product waits for an RMSNorm: its weight is multiplied into the smaller operand, w or x^T, and `deliver`
+multiplies each row of the product by 1 / rms. LayerNorm comes before the transpose. Rows come from a
+RowSource, which may gather them from other ranks, see `sequence`.
 """
 
 from __future__ import annotations
@@ -28,26 +33,41 @@ from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, fille
 from nki_kernels.weights import WeightMatrix, load_runs_into
 
 RESIDENT_BYTES = 65536
-"""Bytes per partition of the weight that stay in SBUF."""
+"""Most bytes per partition of the weight's columns that stay in SBUF."""
 
 LEAD_BANKS = 6
-"""At most so many PSUM banks of the row tiles that accumulate side by side while the weight arrives."""
+"""Most PSUM banks of the row tiles that accumulate side by side while the weight arrives."""
 
 OPERAND_BYTES = 163840
-"""Bytes per partition of the weight, the rows that accumulate side by side, the next rows, and squares."""
+"""Bytes per partition for the weight, the row tiles that accumulate side by side, the next row tiles, and squares."""
 
 GATHERED_TILES = 2
-"""Row tiles that accumulate side by side where rows are gathered: the weight is there before the third."""
+"""Most row tiles that accumulate side by side if rows are gathered: the weight is there before the third."""
 
 LEAD_ELEMENTS = 1024
-"""Elements per partition of the weight that one DMA brings then: little, so that the Tensor engine starts early."""
+"""Most elements per partition of a load of the weight while the first row tiles accumulate.
+
+With few elements the Tensor engine starts early.
+"""
 
 ROUNDS = 3
-"""Panels of few rows: the last one that leaves PSUM holds up the end of the launch, more matmuls take longer."""
+"""The number of panels of few rows is a multiple of this, unless the heads are fewer.
+
+Few panels make the last one large, which holds up the end of the launch; with many, the matmuls take longer.
+"""
 
 
 def project(rows, norm, w, columns, heads):
-    """Deliver norm(x) @ w to `heads` for a range of columns; the columns of a panel are whole heads."""
+    """Compute norm(x) @ w for a range of columns, and hand each finished tile of PSUM to `heads.deliver`.
+
+    Args:
+        rows: RowSource of x [T, H] @ HBM.
+        norm: Norm; one without a weight leaves rows as they are.
+        w: [H, columns] @ HBM.
+        columns: range (first, end) of columns of w.
+        heads: Heads, which stores the results. If heads.head is not 0, a tile has whole heads of so many
+            columns.
+    """
     if rows.all_rows.shape[0] > PARTITIONS or transposes_multiply():
         project_many(rows, norm, w, columns, heads)
     else:
@@ -55,14 +75,15 @@ def project(rows, norm, w, columns, heads):
 
 
 def transposes_multiply():
-    """Return whether the Tensor engine transposes by a product, which spreads undefined rows to the other rows."""
+    """Return whether the Tensor engine transposes by a product, as on gen2: undefined rows then spoil the others."""
     return nisa.get_nc_version() == nisa.nc_version.gen2
 
 
 def column_groups(columns, head, most):
-    """Divide a range of columns into groups of whole heads; return the groups and the columns of a PSUM bank.
+    """Divide a range of columns into groups of at most `most` columns; return the groups and the columns of a panel.
 
-    Each has at most `most` columns and ACCUMULATOR_BANKS banks.
+    A group is (first, end) and has at most ACCUMULATOR_BANKS panels. A panel has at most BANK columns. If
+    `head` is not 0, both have whole heads of so many columns.
     """
     bank = min(BANK, most)
     if head > 0:
@@ -75,7 +96,10 @@ def column_groups(columns, head, most):
 
 
 def even_panels(width, head, bank):
-    """Divide a width into panels of nearly equal width, so that two engines copy them out of PSUM evenly."""
+    """Divide columns 0 … width - 1 into panels (start, end) of nearly equal width, of which two engines copy half each.
+
+    head: columns of a head, which no panel cuts, or 0. bank: most columns of a panel.
+    """
     unit = head if head > 0 else 1
     units = blocks(width, unit)
     number = min(units, ROUNDS * blocks(width, ROUNDS * bank))
@@ -83,7 +107,7 @@ def even_panels(width, head, bank):
 
 
 def project_few(source, norm, w, columns, heads):
-    """Multiply at most 128 rows, past which the weights stream."""
+    """Compute what `project` does for at most 128 rows: they are transposed once, and the weight streams past them."""
     x = rows_of(source, 0, source.all_rows.shape[0])
     tokens, hidden = x.shape
     rows = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
@@ -108,7 +132,11 @@ def project_few(source, norm, w, columns, heads):
 
 
 def project_many(source, norm, w, columns, heads):
-    """Multiply any number of rows with weights that stay in SBUF."""
+    """Compute what `project` does for any number of rows, with the columns of a group of the weight resident in SBUF.
+
+    While the weight of a group arrives, the first row tiles accumulate side by side. The 1 / rms of the rows
+    is computed with the first group and used for all groups.
+    """
     x = source.all_rows
     tokens, hidden = x.shape
     block_bytes = blocks(hidden) * (4 if x.dtype == nl.float32 else 2)
@@ -167,9 +195,21 @@ def project_many(source, norm, w, columns, heads):
 
 
 def first_products(sums, totals, x, columns, panels, norm, ones):
-    """Add up the products of rows of x with columns of the weight, and the squares of the rows, while both arrive.
+    """Load a group's columns of the weight, and accumulate their products with the first rows, and the rows' squares.
 
-    norm: BlockNorm. Return the loaded blocks of the weight.
+    Returns the list of loaded parts of the weight, SBUF tiles [k in block, block, column], which serve the
+    later rows.
+
+    Args:
+        sums: PSUM tiles [row, column] of all row tiles and panels, as `empty_sums` returns them.
+        totals: PSUM tiles [row, 1] for the sums of squares, a list for each row tile; None if they are not
+            wanted.
+        x: the first rows, [row, H] @ HBM.
+        columns: the weight's columns, [H, column] @ HBM.
+        panels: ranges (start, end) of columns, one for each PSUM tile of a row tile.
+        norm: BlockNorm. An RMSNorm's weight is multiplied into the weight's rows; a LayerNorm is applied to
+            x.
+        ones: column [k in block, 1] of ones, the operand that sums squares over partitions.
     """
     rows, depth = x.shape
     tiles = ranges(0, rows)
@@ -191,14 +231,21 @@ def first_products(sums, totals, x, columns, panels, norm, ones):
 
 
 def standardised_rows(x, eps):
-    """Load rows of x as a tile, less their mean and over their standard deviation."""
+    """Load rows of x [row, H] from HBM into a new SBUF tile, subtract each row's mean, and divide by its deviation.
+
+    eps: float32 [row, 1] in SBUF, added to the variance.
+    """
     rows = load(x, x.dtype)
     standardise(rows, eps)
     return rows
 
 
 def transposed_rows(x, norm):
-    """Transpose rows in HBM in blocks, by DMA; with a bias of a BlockNorm they are a tile, and weighted and shifted."""
+    """Return the transpose of rows in a new SBUF tile [k in block, block, row], LayerNorm's weight and bias applied.
+
+    norm: BlockNorm. Without a bias x is [row, K] @ HBM, and a DMA transposes it unchanged. With a bias x is
+    an SBUF tile of standardised rows.
+    """
     if norm.bias is not None and not transposes_multiply():
         return spread(x, False, norm)
     depth = x.shape[1]
@@ -214,7 +261,11 @@ def transposed_rows(x, norm):
 
 
 def load_weights(matrix, start, end, dtype, weight):
-    """Load blocks start … end of a weight, each row times the norm's weight of its element, in `dtype`."""
+    """Load blocks start … end - 1 of a weight [K, column] of HBM into a new SBUF tile [k in block, block, column].
+
+    dtype: of the tile. weight: float32 [k in block, block] in SBUF, by which the rows are multiplied, or
+    None.
+    """
     depth, columns = matrix.shape
     raw = block_tile(depth, end - start, columns, dtype if weight is None else matrix.dtype)
     load_block_range(raw, WeightMatrix(matrix), start)

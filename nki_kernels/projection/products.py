@@ -1,9 +1,10 @@
 """Products of blocks in SBUF, arranged so that neither loads nor results keep the Tensor engine waiting.
 
-Both operands of a product lie in blocks, [k in block, block, column], as in `tiles`, and are loaded in *parts* of some
-blocks each. While the first parts arrive, several row tiles accumulate together, block by block, so that a loaded block
-gives more work than its load takes. Once the moving operand is in SBUF, one row tile after the other takes all its
-blocks, and its sums are read out of PSUM while the next row tile accumulates.
+Both operands of a product lie in K blocks, [k in block, block, column]: element k of the contraction lies on
+partition k % 128, in block k // 128. They are loaded in *parts* of some blocks each. While the first parts
+arrive, several row tiles accumulate together, block by block, so that a loaded block gives more work than its
+load takes. Once the moving operand is in SBUF, row tiles take all its blocks one after the other. The sums of
+a row tile are read out of PSUM while the next row tile accumulates. `matmul` and `normed` have these loops.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from nki_kernels.tiles import PARTITIONS, aligned_tile, in_block
 from nki_kernels.weights import convert, is_plain
 
 PART_ELEMENTS = 4096
-"""Elements per partition that one DMA brings: 1 MiB in bfloat16, which moves at the full rate."""
+"""Most elements per partition that one DMA loads: 1 MiB in bfloat16, which moves at the full rate."""
 
 
 def growing_ranges(count, columns, first, most=PART_ELEMENTS):
-    """Return ranges (start, end) that cover `count` blocks of so many columns.
+    """Return ranges (start, end) of blocks that cover blocks 0 … count - 1; one DMA is meant to load each range.
 
-    The first one has `first` blocks, each further one twice as many, up to `most` elements per partition.
+    The first range has `first` blocks, and each later one up to twice as many as the one before. No range has
+    more than half of the blocks that remain, rounded up. From the second range on, none has more than `most`
+    elements per partition, unless one block alone has more.
+
+    columns: the columns of a block, each of which takes one element per partition.
     """
     ranges = []
     start = 0
@@ -36,12 +41,19 @@ def growing_ranges(count, columns, first, most=PART_ELEMENTS):
 
 
 def block_tile(depth, count, columns, dtype):
-    """Return an empty tile for `count` blocks of a matrix [depth, columns], into which a DMA may transpose."""
+    """Allocate an SBUF tile [k in block, block, column] for `count` blocks of a matrix [depth, columns].
+
+    It is not initialised. A DMA may transpose into it, see `aligned_tile`.
+    """
     return aligned_tile((min(depth, PARTITIONS), count, columns), dtype)
 
 
 def load_block_range(tile, weight, start):
-    """Load blocks of a WeightMatrix, from block `start` on, into all blocks of a tile, in the tile's dtype."""
+    """Load blocks `start` … of a WeightMatrix [K, n] @ HBM into all blocks of an SBUF tile [k in block, block, column].
+
+    Elements are converted to the tile's dtype. If the last block of K is short, the partitions of the tile
+    beyond K are not written.
+    """
     matrix, depth = weight.elements, weight.elements.shape[0]
     end = start + tile.shape[1]
     raw = tile
@@ -63,7 +75,11 @@ def load_block_range(tile, weight, start):
 
 
 def transpose_block_range(tile, x, start):
-    """Transpose blocks of x [rows, K] @ HBM, from block `start` on, into all blocks of a tile, by DMA."""
+    """Load columns of x [row, K] from HBM, transposed by DMA, into all blocks of an SBUF tile [k in block, block, row].
+
+    The first block of the tile takes columns start * 128 … of x. If the last block of K is short, the
+    partitions of the tile beyond K are not written.
+    """
     depth = x.shape[1]
     end = start + tile.shape[1]
     full = min(end, depth // PARTITIONS)
@@ -76,7 +92,11 @@ def transpose_block_range(tile, x, start):
 
 
 def empty_sums(tiles, panels):
-    """Allocate a float32 PSUM tile for each row range and column panel; return a list of lists."""
+    """Allocate PSUM tiles for the sums of a product: sums[i][j] is float32 [row, column], for tiles[i] and panels[j].
+
+    tiles: ranges (start, end) of rows. panels: ranges (start, end) of columns. The sums are not zeroed:
+    `add_products` overwrites them with the products of block 0.
+    """
     sums = []
     for start, end in tiles:
         row = []
@@ -87,10 +107,20 @@ def empty_sums(tiles, panels):
 
 
 def add_products(sums, stationary, tiles, moving, panels, first, depth, runs=False):
-    """Add what the blocks of `moving`, from block `first` on, contribute to the sums of row tiles and panels.
+    """Add the products of some K blocks to PSUM `sums`, as `empty_sums` returns them; block 0 overwrites them instead.
 
-    stationary: all blocks, of which row tiles are column ranges; moving: [k in block, block, column], of which panels
-    are ranges of columns; depth: the length of the whole contraction; runs: whether operands lie in runs (see `rows`).
+    sums[i][j] accumulates stationary[:, :, rows of tiles[i]]^T @ moving[:, :, columns of panels[j]].
+
+    Args:
+        sums: float32 tiles [row, column] in PSUM, a list for each row tile.
+        stationary: SBUF tile [k in block, block, row] with all blocks of the contraction.
+        tiles: ranges (start, end) of rows.
+        moving: SBUF tile [k in block, block, column]; its block 0 is block `first` of the contraction.
+        panels: ranges (start, end) of columns.
+        first: number of blocks of the contraction before those in `moving`.
+        depth: length K of the whole contraction.
+        runs: with True both operands have element k on partition k // C, block k % C, where C = ceil(K /
+            128); with False on partition k % 128, block k // 128.
     """
     # Blocks are the outermost loop: all row tiles use a block while the next part is still on its way.
     for within in range(moving.shape[1]):

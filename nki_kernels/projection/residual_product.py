@@ -2,11 +2,13 @@
 
     y[first …] = residual[first …] + sum over ranks of row_scale * (x @ weight) + bias
 
-x in SBUF, as K blocks [k in block, block, row], is stationary. The weight moves; it streams through SBUF or stays
-there. A chunk of columns accumulates in half of the PSUM banks while the chunk before is read out of the other half.
-Over several ranks a chunk is rounded to y's dtype and summed from SBUF to SBUF, see `sums`.
+x in SBUF, as K blocks [k in block, block, row], is stationary. The weight moves; it streams through SBUF or
+stays there. A *chunk* is some rows and columns of y. It accumulates in half of the PSUM banks while the chunk
+before is read out of the other half. A row tile is up to 128 rows of it. Over several ranks a chunk is
+rounded to y's dtype and summed from SBUF to SBUF, see `sums`.
 
-If y is cut over the ranks (see `sequence`), a row tile of x has the same rows of every rank, [rank * row].
+If y is cut along the sequence over N ranks (see `sequence`), y has this rank's own rows. x then has rows of
+every rank: in a row tile the same 128 // N own rows of each, those of rank 0 first.
 """
 
 from __future__ import annotations
@@ -30,15 +32,16 @@ Larger pieces load no faster once all 16 DMA engines are busy, and the products 
 """
 
 VECTOR_SHARE = 2
-"""The Vector engine reads out one of so many PSUM banks from gen3 on; 0: none."""
+"""From gen3 on the Vector engine reads out one of so many PSUM banks, the Scalar engine the others."""
 
 
 @dataclass
 class MovingWeight(nl.NKIObject):
-    """The weight of a product, cut along K into matrices: a WeightMatrix [K, N] for each part of x.
+    """The weight of a product: a list of WeightMatrix [K, N] @ HBM, one for each part of the contraction.
 
-    resident_tiles: the tiles so far of a weight of one matrix that stays in SBUF; None if the weight streams through.
-    tail_in_both_halves: whether a last K block of 64 rows is loaded to both partition halves, see `accumulate`.
+    resident_tiles: SBUF tiles loaded so far of a weight that stays in SBUF, which has one matrix; None if the
+    weight streams through. tail_in_both_halves: whether a last K block of 64 rows is loaded to both halves of
+    the partitions, see `accumulate`.
     """
 
     matrices: list
@@ -50,9 +53,10 @@ class MovingWeight(nl.NKIObject):
 class ResidualProduct(nl.NKIObject):
     """What all chunks of one product share.
 
-    y: [T, N] @ HBM. residual: the same, or None. bias: [row, N] in SBUF, or None.
-    residual_tile: [row, 1, N], if the residual is in SBUF already, else None.
-    row_scales: for each row tile so far a float32 column [row, 1] that multiplies its rows, or None.
+    y: [T, N] @ HBM. residual: the same shape @ HBM, or None. weight: MovingWeight. bias: [row, N] in SBUF,
+    the same on every row, or None. rank_sum: the sum over ranks. residual_tile: [row, 1, N] in SBUF if the
+    residual is there already, else None. row_scales: float32 columns [row, 1] in SBUF that multiply the rows
+    of a row tile, one for each row tile so far; None to multiply nothing.
     """
 
     y: nl.NkiTensor
@@ -64,15 +68,16 @@ class ResidualProduct(nl.NKIObject):
     row_scales: list | None = None
 
     def keep_residual(self, tile):
-        """Take the residual from a tile [row, 1, N] in SBUF."""
+        """Add the residual from an SBUF tile [row, 1, N] from now on, instead of loading it from HBM."""
         self.residual_tile = tile
 
 
 @dataclass
 class WeightPiece(nl.NKIObject):
-    """`rows` rows of a weight in SBUF, from K block `first_block` on.
+    """Some rows of a weight in SBUF: `rows` of them, from K block `first_block` on.
 
-    tiles: [k in block, block, column], of equal width.
+    tiles: SBUF tiles [k in block, block, column] of equal width, whose columns side by side are those of a
+    chunk.
     """
 
     tiles: list
@@ -82,7 +87,11 @@ class WeightPiece(nl.NKIObject):
 
 @dataclass
 class Accumulator(nl.NKIObject):
-    """A PSUM bank [row, up to 512 columns] of a chunk: its row tile, first row of x and first column of the chunk."""
+    """A PSUM bank [row, up to 512 columns] with sums of a chunk.
+
+    row_tile: its row tile in the chunk. first_row: its first row of the chunk. first_column: its first column
+    of the chunk.
+    """
 
     bank: nl.NkiTensor
     row_tile: int
@@ -91,14 +100,25 @@ class Accumulator(nl.NKIObject):
 
 
 def chunk_width(rows, ranks=1):
-    """Return the columns of a chunk whose `rows` rows accumulate in ACCUMULATOR_BANKS banks."""
+    """Return the columns of a chunk of `rows` rows: as many as ACCUMULATOR_BANKS banks hold, at least one bank.
+
+    ranks: over how many ranks the rows are cut, which may leave partitions of a row tile unused.
+    """
     return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows, row_tile_height(ranks)))
 
 
 def product_chunk(product, x_parts, first_row, first_column):
-    """Compute the chunk of y that begins at `first_row` and `first_column`; store it or hand it to the rank sum.
+    """Compute the chunk of y that begins at `first_row` and `first_column`.
 
-    x_parts: for each part of the weight the stationary operand [k in block, block, row] of all rows of the chunk.
+    On one rank the chunk is stored to y. Else its partial sums are appended to the rank sum, which stores it
+    later.
+
+    Args:
+        product: ResidualProduct.
+        x_parts: for each matrix of the weight the stationary operand, an SBUF tile [k in block, block, row].
+            It has all rows of the chunk, and of rows that are cut, those of every rank.
+        first_row: first row of y, counted among the rows of one rank.
+        first_column: first column of y; the chunk has `chunk_width` columns, or those that remain.
     """
     rank_sum, weight = product.rank_sum, product.weight
     rows = x_parts[0].shape[2]
@@ -127,7 +147,11 @@ def product_chunk(product, x_parts, first_row, first_column):
 
 
 def chunk_of(product, rows, first_row, first_column):
-    """Return the chunk of y that begins at `first_row` and `first_column`, for `rows` rows of all ranks."""
+    """Return an OutputChunk with views of y, residual, bias and row scales; nothing is loaded or computed.
+
+    rows: rows of the chunk, those of all ranks together. first_row, first_column: its corner in this rank's
+    y.
+    """
     ranks = product.rank_sum.sequence_ranks
     end_row = first_row + rows // ranks
     end_column = min(product.y.shape[1], first_column + chunk_width(rows, ranks))
@@ -144,7 +168,10 @@ def chunk_of(product, rows, first_row, first_column):
 
 
 def allocate_accumulators(rows, width, height):
-    """Allocate the PSUM banks of a chunk: for each row tile, of up to `height` rows, one for every 512 columns."""
+    """Return Accumulators for `rows` rows and `width` columns: for each row tile one PSUM bank for every 512 columns.
+
+    height: rows of a full row tile. The list is ordered by row tile.
+    """
     accumulators = []
     for m in range(blocks(rows, height)):  # m: row tile
         for column in range(0, width, BANK):
@@ -155,7 +182,12 @@ def allocate_accumulators(rows, width, height):
 
 
 def load_piece(matrix, weight, first_block, count, columns, x):
-    """Load `count` K blocks of columns (first, end) of a matrix of the weight, in x's dtype."""
+    """Return a WeightPiece with `count` K blocks of columns (first, end) of a matrix, in x's dtype.
+
+    The blocks are loaded into a new SBUF tile, or taken from the resident tiles of the weight. If the weight
+    has its tail in both halves, the last 64 rows are loaded to both halves of the partitions. x: the
+    stationary operand, whose number of partitions the tile has.
+    """
     first, last = columns
     start = first_block * PARTITIONS
     depth = matrix.elements.shape[0]
@@ -174,7 +206,11 @@ def load_piece(matrix, weight, first_block, count, columns, x):
 
 
 def resident_columns(weight, first, last, dtype):
-    """Return the tiles of a resident weight that hold columns first … last; load those not in SBUF yet."""
+    """Return the tiles of a resident weight that hold columns first … last - 1; load those that are not in SBUF yet.
+
+    Tiles are [k in block, block, column] in SBUF and of equal width. Loaded ones are appended to
+    `weight.resident_tiles`.
+    """
     matrix, tiles = weight.matrices[0], weight.resident_tiles
     depth, all_columns = matrix.elements.shape
     width = BANK * max(1, min(ACCUMULATOR_BANKS, PIECE_ELEMENTS // (BANK * blocks(depth))))
@@ -185,10 +221,14 @@ def resident_columns(weight, first, last, dtype):
 
 
 def accumulate(accumulators, x, piece, add, tail_in_both_halves):
-    """Add the product of x and a piece of the weight to all accumulators of a chunk.
+    """Add the product of x and a piece of the weight to all accumulators of a chunk, in PSUM.
 
-    add: whether the accumulators hold partial sums of another part of the weight. tail_in_both_halves: a last K block
-    of 64 rows is multiplied for two accumulators at once, each in half of the PE array's rows.
+    Args:
+        x: SBUF tile [k in block, block, row] with all K blocks of the piece's matrix.
+        add: whether the accumulators hold sums already; else the product with K block 0 overwrites them.
+        tail_in_both_halves: whether x and the piece have a last K block of 64 rows on both halves of the
+            partitions. It is then multiplied for two accumulators at once, each in half of the rows of the PE
+            array.
     """
     full = piece.rows // PARTITIONS
     tail_rows = piece.rows - full * PARTITIONS
@@ -226,7 +266,10 @@ def accumulate(accumulators, x, piece, add, tail_in_both_halves):
 
 
 def operands_of(accumulator, x, piece):
-    """Return the operands of an accumulator: its rows of x, and its columns of a weight piece, with all K blocks."""
+    """Return views (stationary, moving) of an accumulator's rows of x and of its columns of a weight piece.
+
+    Both are in SBUF and have all K blocks: [k in block, block, row] and [k in block, block, column].
+    """
     rows, columns = accumulator.bank.shape
     tile_width = piece.tiles[0].shape[2]
     tile = piece.tiles[accumulator.first_column // tile_width]
@@ -236,10 +279,14 @@ def operands_of(accumulator, x, piece):
 
 
 def add_residual(result, accumulators, chunk):
-    """Add the residual and the bias, if there are any, to the accumulators: result [row in tile, row tile, column].
+    """Write accumulators * row scale + residual + bias of a chunk to an SBUF tile [row in tile, row tile, column].
 
-    The Vector engine adds one of VECTOR_SHARE banks, the last one included. The Scalar engine copies the others to
-    SBUF, where GpSimd adds. On gen2 these engines wait for each other at their ports, so the Vector engine adds all.
+    A term that the chunk lacks is left out. If it has both residual and bias, chunk.residual_tile is
+    overwritten with their sum.
+
+    The Vector engine adds one of VECTOR_SHARE banks, the last one included. The Scalar engine copies the
+    others to SBUF, where GpSimd adds. On gen2 these engines wait for each other at their ports, so the Vector
+    engine adds all.
     """
     vector_share = 1 if nisa.get_nc_version() == nisa.nc_version.gen2 else VECTOR_SHARE
     for i in range(len(accumulators)):

@@ -1,7 +1,11 @@
 """Row groups: how activations are tiled along the sequence, loaded, normalised and transposed for a product.
 
-A row tile is [row, H] with up to 128 rows. A row group has up to four row tiles, which share one pass over the weights.
-All groups use the same buffers: a row tile is free once it is transposed, its transpose once it is multiplied.
+A row tile is an SBUF tile [row, H] with up to 128 rows. A row group is up to four row tiles that share one
+pass over the weights. All groups use the same buffers: a row tile is free once it is transposed, its
+transpose once it is multiplied.
+
+With sequence parallelism the rows are cut over N ranks, an equal number for each. A full row tile [rank *
+row, H] then has 128 // N rows of every rank: first those of rank 0, then the same ones of rank 1, and so on.
 """
 
 from __future__ import annotations
@@ -21,13 +25,18 @@ LOAD_COLUMNS = 2048
 VECTOR_SHARE = 2
 """The Vector engine copies one of so many PSUM banks of transposes to SBUF, the Scalar engine the others.
 
-On gen2 the Scalar engine copies all: the two exclude each other on PSUM there, and the Vector engine has the norm.
+On gen2 the Scalar engine copies all, because there only one of the two reads PSUM at a time and the Vector
+engine computes the norm.
 """
 
 
 @dataclass
 class RowGroup(nl.NKIObject):
-    """`rows` rows from `first_row` on; if rows are cut over ranks, these rows of every rank."""
+    """Rows first_row … first_row + rows - 1, which share one pass over the weights.
+
+    If rows are cut over ranks, both fields count the rows of one rank, and the group has these rows of every
+    rank.
+    """
 
     first_row: int
     rows: int
@@ -35,29 +44,32 @@ class RowGroup(nl.NKIObject):
 
 @dataclass
 class PlannedLoad(nl.NKIObject):
-    """A DMA from HBM to SBUF that is triggered later, between other loads of the same queue."""
+    """A DMA from a view `src` in HBM to a view `dst` in SBUF that `trigger_loads` issues later, among other loads."""
 
     dst: nl.NkiTensor
     src: nl.NkiTensor
 
 
 def rows_per_rank(ranks):
-    """Return the rows of each rank in a full row tile if rows are cut over so many ranks."""
+    """Return how many rows of one rank a full row tile holds if rows are cut over `ranks` ranks: 128 // ranks."""
     return PARTITIONS // ranks
 
 
 def row_tile_height(ranks):
-    """Return the rows of a full row tile if rows are cut over so many ranks: 126 for three, for instance."""
+    """Return how many rows a full row tile has if rows are cut over `ranks` ranks: ranks * (128 // ranks).
+
+    All 128 partitions are used if `ranks` divides 128; for three ranks 126 are.
+    """
     return ranks * rows_per_rank(ranks)
 
 
 def split_by_rank(matrix, ranks):
-    """View rows [rank * row, columns] of HBM as [rank, row, columns]."""
+    """View a matrix [rank * row, columns] of HBM, all rows of rank 0 first, as [rank, row, columns]."""
     return matrix.reshape_dim(0, (ranks, matrix.shape[0] // ranks))
 
 
 def row_groups(rows, rows_per_group):
-    """Divide rows into groups of `rows_per_group`; the last one may be short."""
+    """Return the RowGroups of rows 0 … rows - 1: `rows_per_group` rows in each, fewer in the last one if need be."""
     groups = []
     for first in range(0, rows, rows_per_group):
         groups.append(RowGroup(first, min(rows_per_group, rows - first)))
@@ -65,7 +77,10 @@ def row_groups(rows, rows_per_group):
 
 
 def row_tiles(buffers, rows, height):
-    """Return views of row tile buffers for `rows` rows, `height` of them in each tile but the last."""
+    """Return views of the first row tile buffers that together hold `rows` rows: `height` rows each, fewer in the last.
+
+    buffers: list of SBUF tiles [height, H], used in order.
+    """
     tiles = []
     for m in range(blocks(rows, height)):  # m: row tile
         tiles.append(buffers[m][0 : min(height, rows - m * height), :])
@@ -73,9 +88,10 @@ def row_tiles(buffers, rows, height):
 
 
 def plan_loads(tiles, rows):
-    """Plan the loads of rows [rank, row, H] of HBM into row tiles, up to LOAD_COLUMNS columns each.
+    """Return the PlannedLoads that fill SBUF row tiles [rank * row, H] from `rows`, [rank, row, H] in HBM.
 
-    A row tile [rank * row, H] holds the same rows of every rank.
+    Nothing is loaded yet. The first tile takes the first rows of every rank, all those of rank 0 before those
+    of rank 1; the next tile takes the rows after them. Each load has up to LOAD_COLUMNS columns of one tile.
     """
     ranks, _, hidden = rows.shape
     loads = []
@@ -91,20 +107,25 @@ def plan_loads(tiles, rows):
 
 
 def trigger_loads(loads, queue):
-    """Trigger planned loads on a queue of `dma`."""
+    """Issue the DMAs of a list of PlannedLoads, in the order of the list, on a queue of `dma`."""
     for load in loads:
         transfer(load.dst, load.src, queue)
 
 
 def share(items, index, count):
-    """Return share `index` of `count` about equal shares of a list; an empty list from share `count` on."""
+    """Return slice number `index` of a list that is cut into `count` consecutive slices of nearly equal length.
+
+    index: from 0 on. From `count` on, the slice is empty.
+    """
     return items[len(items) * index // count : len(items) * (index + 1) // count]
 
 
 def normalise_tiles(results, tiles, norm):
-    """Normalise row tiles. The Scalar engine reduces tile m while the Vector engine scales tile m - 1.
+    """Write the normalised rows of each SBUF row tile [row, H] of `tiles` to the tile of `results` at the same index.
 
-    Without a norm nothing is done; the caller passes `tiles` as `results`.
+    The two may be the same list. norm: RowNorm, or None. With None nothing is written, so the caller passes
+    `tiles` as `results`. The Scalar engine computes the statistics of tile m while the Vector engine scales
+    tile m - 1.
     """
     if norm is None:
         return
@@ -117,12 +138,19 @@ def normalise_tiles(results, tiles, norm):
 
 
 def vector_share():
-    """Return VECTOR_SHARE, or 0 on gen2: the Vector engine copies one of so many PSUM banks."""
+    """Return the argument `vector_share` of `tiles.copy_bank` for PSUM banks of transposes: VECTOR_SHARE, or 0 on gen2.
+
+    Of so many banks the Vector engine copies one; with 0 the Scalar engine copies all.
+    """
     return 0 if nisa.get_nc_version() == nisa.nc_version.gen2 else VECTOR_SHARE
 
 
 def transpose_tiles(transposed, tiles, first_row):
-    """Transpose row tiles of a group into rows `first_row` … of its K blocks [k in block, block, row]."""
+    """Transpose SBUF row tiles [row, K] on the Tensor engine into an SBUF tile in K blocks, [k in block, block, row].
+
+    Row 0 of the first tile becomes row `first_row` of `transposed`; the rows of the next tile follow those of
+    the tile before.
+    """
     row = first_row
     for tile in tiles:
         transpose_rows(transposed, row, tile, vector_share())
@@ -130,12 +158,15 @@ def transpose_tiles(transposed, tiles, first_row):
 
 
 def blocks_tile(columns, rows, dtype):
-    """Allocate K blocks [k in block, block, row] for rows of so many columns, into which a DMA may transpose."""
+    """Allocate an SBUF tile [k in block, block, row] for the transpose of `rows` rows of `columns` elements.
+
+    It has ceil(columns / 128) blocks and is not initialised. A DMA may transpose into it, see `aligned_tile`.
+    """
     return aligned_tile((min(columns, PARTITIONS), blocks(columns), rows), dtype)
 
 
 def starts(size, width):
-    """Return 0, width, 2 * width … below `size`."""
+    """Return the multiples of `width` below `size`: [0, width, 2 * width, …]."""
     result = []
     for start in range(0, size, width):
         result.append(start)
@@ -143,10 +174,10 @@ def starts(size, width):
 
 
 def item_bytes(dtype):
-    """Return the bytes of an element."""
+    """Return the bytes of an element: 4 for float32, 2 for every other dtype."""
     return 4 if dtype == nl.float32 else 2
 
 
 def bytes_of(tile):
-    """Return the bytes per partition of a tile [row, column], 0 for None."""
+    """Return the bytes that an SBUF tile [row, column] takes of each partition; 0 for None."""
     return 0 if tile is None else tile.shape[1] * item_bytes(tile.dtype)

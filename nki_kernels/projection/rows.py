@@ -1,8 +1,9 @@
-"""Rows of activations before a product: their transpose with the contraction on the partitions.
+"""Transposes of rows of activations, which bring the contraction of a product to the partitions.
 
-A row of H elements is spread over the partitions in blocks or in runs, see `norms.blocks`, and the rows of the weight
-that it meets likewise. In runs, a partition's part of a weight is one piece of HBM, which a DMA reads at its full rate.
-The order of summation differs, the sum does not.
+Rows [row, H] become [partition, block, row], with C = ceil(H / 128) blocks. In *blocks* element h of a row
+lies on partition h % 128, in block h // 128. In *runs* it lies on partition h // C, in block h % C. The rows
+of the weight that meet them lie likewise. In runs a partition's part of a weight is one contiguous piece of
+HBM, which a DMA reads at its full rate. The terms of a sum are the same in both layouts, their order differs.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ from nki_kernels.tiles import (
 )
 
 SCALAR_SHARE = 2
-"""Of so many PSUM banks of 128 transposed rows the Scalar engine weights and shifts one."""
+"""The Scalar engine copies one of so many PSUM banks of transposes to SBUF, the Vector engine the others."""
 
 
 def spread(rows, runs, norm=None):
-    """Transpose rows [rows, H] of SBUF on the Tensor engine to [partition, block, row]; see `spread_into`."""
+    """Return the transpose of an SBUF tile [rows, H] as a new SBUF tile [partition, block, row] of the same dtype.
+
+    The Tensor engine transposes. runs: with True element h of a row goes to partition h // C, block h % C,
+    where C = ceil(H / 128); with False to partition h % 128, block h // 128. norm: BlockNorm whose weight and
+    bias are applied to the transpose, or None.
+    """
     count, depth = rows.shape
     shape = (in_block(depth, 0, runs), blocks(depth), count)
     result = nl.ndarray(shape, dtype=rows.dtype, buffer=nl.sbuf)
@@ -36,10 +42,19 @@ def spread(rows, runs, norm=None):
 
 
 def spread_into(result, rows, runs, norm=None, shared=False):
-    """Transpose rows [rows, H] of SBUF into `result` [partition, block, row].
+    """Write the transpose of an SBUF tile [rows, H] to `result` in SBUF, [partition, block, row].
 
-    norm: BlockNorm whose weight and bias are applied, or None. As many transposes as fit share a PSUM bank, which one
-    instruction moves to SBUF. Without a norm the Scalar engine moves one of SCALAR_SHARE if they are `shared`.
+    The Tensor engine transposes into PSUM; one instruction copies all transposes that fit in a bank to SBUF.
+    The Vector engine copies, or for 128 rows with a LayerNorm also the Scalar engine, see SCALAR_SHARE.
+
+    Args:
+        result: not written on partitions of its blocks that no element falls on.
+        rows: the tile to transpose.
+        runs: with True element h of a row goes to partition h // C, block h % C, where C = ceil(H / 128);
+            with False to partition h % 128, block h // 128.
+        norm: BlockNorm whose weight and bias are applied on the way, or None.
+        shared: without a norm, whether the Scalar engine copies its share of the banks; else the Vector
+            engine copies all.
     """
     count, depth = rows.shape
     number = blocks(depth)
@@ -72,7 +87,7 @@ def spread_into(result, rows, runs, norm=None, shared=False):
 
 
 def repeated_row(row, rows, offset=0.0):
-    """Load a row [1, n] of HBM onto each of `rows` partitions, in float32, plus `offset`."""
+    """Return a new float32 SBUF tile [rows, n] with a row [1, n] of HBM plus the number `offset` on every partition."""
     tile = load_repeated(row, rows)
     if offset == 0.0:
         return cast(tile, nl.float32)

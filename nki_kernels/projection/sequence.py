@@ -1,8 +1,11 @@
 """Sequence parallelism: norms and residuals cut along the sequence over the ranks of a tensor-parallel group.
 
-Each of N ranks owns R = T / N rows. A kernel that takes all rows normalises its own and gathers those of all ranks,
-piece by piece: a piece has the same own rows of every rank, [rank, row, H]. A kernel that ends in a sum over ranks
-computes row tiles with the same own rows of every rank, [rank, row]. A reduce-scatter then gives each rank its rows.
+Each of N ranks owns R = T / N consecutive rows of the sequence, its own rows. A kernel that multiplies all T
+rows normalises its own rows and all-gathers those of the other ranks, piece by piece. A piece is a range
+first … end - 1 of own rows, the same range on every rank. Gathered rows [T, H] are therefore in the order of
+pieces: within a piece [rank, row], first the rows of rank 0. `sequence_rows` maps that order back to the
+sequence. A kernel that ends in a sum over ranks computes row tiles [rank, row] likewise, and a reduce-scatter
+gives each rank its rows, see `sums`.
 """
 
 from __future__ import annotations
@@ -18,16 +21,17 @@ from nki_kernels.projection.row_groups import normalise_tiles, plan_loads, split
 from nki_kernels.tiles import PARTITIONS, ranges
 
 GATHERED_AHEAD = 2
-"""Pieces that are gathered before the rows of an earlier one are used."""
+"""Number of pieces that are gathered ahead of those whose rows are used."""
 
 
 @dataclass
 class RowGather(nl.NKIObject):
-    """The all-gather of normalised rows, piece by piece.
+    """The all-gather of normalised rows of N ranks, piece by piece, and how far it has come.
 
-    local_rows: [R, H] @ HBM, those of this rank before the norm. staging: the same after it. norm: None if rows need
-    none. pieces: (first, end) of own rows. normalised_pieces: the row tiles of each piece that was normalised.
-    gathered: how many pieces were gathered.
+    local_rows: [R, H] @ HBM, this rank's own rows before the norm. staging: [R, H] @ HBM, the same rows after
+    the norm, from which collectives read. norm: RowNorm, or None if rows need none. ranks: N. pieces: ranges
+    (first, end) of own rows. normalised_pieces: for each piece normalised so far, its list of SBUF row tiles.
+    gathered: how many pieces are gathered so far.
     """
 
     local_rows: nl.NkiTensor
@@ -40,10 +44,12 @@ class RowGather(nl.NKIObject):
     gathered: int = 0
 
     def gather_until(self, all_rows, end):
-        """Gather the pieces with rows below `end` into all_rows [rank * R, H] @ HBM, and GATHERED_AHEAD more.
+        """Issue the all-gathers of the pieces that have rows below `end`, and of the GATHERED_AHEAD pieces after them.
 
-        A piece is normalised one piece before it is gathered, so that no engine that triggers a collective waits for a
-        norm.
+        A piece is one range of rows of every rank. Pieces that are gathered already are skipped. The gathers
+        write all_rows [N * R, H] @ HBM: piece by piece, and within a piece rank by rank. `end` is a row in
+        that order. A piece is normalised one piece before it is gathered, so that no engine that triggers a
+        collective waits for a norm.
         """
         needed = 0
         while needed < len(self.pieces) and self.ranks * self.pieces[needed][0] < end:
@@ -58,28 +64,42 @@ class RowGather(nl.NKIObject):
 
 @dataclass
 class RowSource(nl.NKIObject):
-    """Rows [T, H] in HBM that a product reads, of every rank. gather: the RowGather that fills them, or None."""
+    """Rows of every rank that a product reads, in HBM; `rows_of` returns a range of them.
+
+    all_rows: [row, H] @ HBM, in the order of the sequence without a gather, else in the order of pieces.
+    gather: the RowGather that fills all_rows on demand, or None.
+    """
 
     all_rows: nl.NkiTensor
     gather: RowGather | None
 
 
 def check_ranks(ranks, replica_group, tokens):
-    """Refuse a number of ranks that has no group, or does not divide rows."""
+    """Raise AssertionError if the rows of `tokens` tokens cannot be cut over `ranks` ranks.
+
+    Refused are more than 128 ranks, more than one rank without a group, and a number that does not divide
+    `tokens`.
+    """
     assert ranks <= PARTITIONS, f"sequence_ranks is at most {PARTITIONS}, not {ranks}"
-    assert ranks == 1 or replica_group is not None, f"sequence_ranks is {ranks} without a replica_group"
+    assert ranks == 1 or replica_group is not None, (
+        f"sequence_ranks is {ranks} without a replica_group; pass the ReplicaGroup of these ranks"
+    )
     assert tokens % ranks == 0, (
         f"{ranks} ranks do not divide {tokens} rows; pad them to a multiple of {ranks}"
     )
 
 
 def whole_rows(x):
-    """Return the source of rows [T, H] that every rank has."""
+    """Return a RowSource of rows x [T, H] in HBM, all of which this rank has already."""
     return RowSource(x, None)
 
 
 def gathered_rows(x, norm, ranks, replica_group, piece_rows):
-    """Return the source of all rows if this rank has x [R, H], in pieces of `piece_rows` rows of each rank."""
+    """Return a RowSource of the rows of all ranks, of which this rank has x [R, H] in HBM.
+
+    Two HBM buffers are allocated; nothing is normalised or gathered yet. norm: RowNorm applied before the
+    gather, or None. piece_rows: rows of each rank in a piece.
+    """
     count, hidden = x.shape
     all_rows = nl.ndarray((ranks * count, hidden), dtype=x.dtype, buffer=nl.private_hbm, name="all_rows")
     staging = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="own_rows")
@@ -88,14 +108,21 @@ def gathered_rows(x, norm, ranks, replica_group, piece_rows):
 
 
 def rows_of(source, first, end):
-    """Return rows first … end of a source, in the order of pieces; gather the missing pieces."""
+    """Return a view of rows first … end - 1 of a RowSource in HBM; issue the all-gathers that are still missing for it.
+
+    Gathered rows are in the order of pieces, each of which is one range of rows of every rank, those of rank
+    0 first. Some pieces after the rows are gathered ahead.
+    """
     if source.gather is not None:
         source.gather.gather_until(source.all_rows, end)
     return source.all_rows[first:end, :]
 
 
 def normalise_piece(x, piece, norm):
-    """Load the row tiles of a piece (first, end) of x, and normalise them if there is a norm."""
+    """Load rows of x [R, H] from HBM into new SBUF row tiles of up to 128 rows, and normalise them; return the tiles.
+
+    piece: range (first, end) of the rows. norm: RowNorm, or None to leave the rows as they are.
+    """
     first, last = piece
     tiles = []
     for start, end in ranges(first, last):
@@ -107,7 +134,11 @@ def normalise_piece(x, piece, norm):
 
 
 def gather_piece(all_rows, gather, piece, tiles):
-    """Gather a piece (first, end), of which this rank has the row tiles, from all ranks."""
+    """Store this rank's rows of a piece to `gather.staging`, and all-gather the piece into `all_rows`, both in HBM.
+
+    The rows go to rows N * first … N * end - 1 of all_rows, those of rank 0 first. piece: range (first, end)
+    of own rows. tiles: SBUF row tiles that hold these rows.
+    """
     first, last = piece
     start = first
     for tile in tiles:
@@ -123,9 +154,18 @@ def gather_piece(all_rows, gather, piece, tiles):
 
 
 def sequence_rows(source, total, offset, first, count):
-    """Map rows first … first + count of a source to the sequence: (index within these, row of the sequence, rows).
+    """Return where rows first … first + count - 1 of a RowSource are in the sequence, as runs (index, row, rows).
 
-    total: rows of each rank, of which those of the source begin at `offset`.
+    A run has `rows` consecutive rows of the sequence, from `row` on. Its `index` counts the rows of the
+    source from `first` to the run. Gathered rows are in the order of pieces, each of which is one range of
+    rows of every rank, those of rank 0 first.
+
+    Args:
+        source: RowSource, maybe of a part of the rows of each rank.
+        total: rows of each rank in the sequence.
+        offset: the row of each rank at which the source begins.
+        first: first row in the source.
+        count: number of rows.
     """
     if source.gather is None:
         return [(0, offset + first, count)]

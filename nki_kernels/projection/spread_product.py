@@ -1,9 +1,14 @@
-"""A product of few rows with a wide matrix whose columns lie on different partitions, chunk by chunk.
+"""A product of few rows with a wide matrix, with the columns cut into chunks that lie on different partitions.
 
-Rows alone would leave most partitions of a result empty, and what searches the result would run on as few lanes. Here
-the columns of a piece are cut into chunks, and the result of row t and chunk c lies on partition t * chunks + c. No
-data moves for that: the stationary operand of chunk c has row t in column t * chunks + c and zeros in all others, so
-every chunk adds its products to its own partitions and zero to those of the others. A matmul takes no longer for it.
+`lm_head` searches the result for its largest elements. T rows alone would leave most partitions of a result
+empty, and the search would use as few lanes of the Vector engine. So the columns of the matrix are cut into
+chunks of equal width. The result of row t and chunk c lies on partition t * chunks + c. No data moves for
+that. The stationary operand of chunk c has row t in column t * chunks + c and zeros in all other columns. So
+every chunk adds its products to its own partitions, and zero to those of the other chunks. A matmul takes no
+longer for it.
+
+A row of H elements is given as one or two *spans*, which differ in height: the tile of a span is [height,
+block, column], see `hidden_spans`.
 """
 
 from __future__ import annotations
@@ -16,20 +21,25 @@ from nki_kernels.sampling.top_k import MISSING
 from nki_kernels.tiles import BANK, WEIGHT_ELEMENTS, cast, filled, load
 
 LEAST_ELEMENTS = 1024
-"""Elements per partition of the smallest load: 256 KiB in bfloat16."""
+"""Elements per partition of the smallest load of weights: 256 KiB in bfloat16."""
 
 
 def window(tile, rows, chunks, chunk):
-    """Return the stationary operand of a chunk: T * chunks columns of a tile [height, chunks - 1 + T * chunks].
+    """View the stationary operand of chunk number `chunk` in a padded tile [height, chunks - 1 + T * chunks].
 
-    The tile holds row t at column chunks - 1 + t * chunks, and zeros elsewhere.
+    The tile holds row t in column chunks - 1 + t * chunks, and zeros elsewhere. The view is T * chunks
+    columns wide and has row t in column t * chunks + chunk. rows: T.
     """
     start = chunks - 1 - chunk
     return tile[:, start : start + rows * chunks]
 
 
 def spread_rows(x, norm, chunks):
-    """Normalise rows x [T, H] and spread them for `window`: [height, block, chunks - 1 + T * chunks] for each span."""
+    """Load rows x [T, H] from HBM, normalise them, and return one padded tile in SBUF for each span of H.
+
+    A tile is [height, block, chunks - 1 + T * chunks] in x's dtype: in each block row t is in column chunks -
+    1 + t * chunks, and other columns are zeros. `window` views the operand of a chunk there. norm: Norm.
+    """
     rows, hidden = x.shape
     spans = hidden_spans(hidden)
     width = chunks - 1 + rows * chunks
@@ -49,7 +59,11 @@ def spread_rows(x, norm, chunks):
 
 
 def padding_operands(rows, chunks):
-    """Return the padding matmul's operands: a one for `window` per row, and a line of zeros followed by MISSING."""
+    """Return the operands of the matmuls that write padding, in SBUF: (ones, line), both bfloat16 on one partition.
+
+    ones [1, chunks - 1 + rows * chunks] has a one for each row where `window` expects the row. line [1, 2 *
+    BANK] has BANK zeros and then BANK times MISSING, a value below every logit.
+    """
     width = chunks - 1 + rows * chunks
     ones = filled((1, width), 0.0, nl.bfloat16)
     nisa.memset(dst=ones[:, chunks - 1 : width : chunks], value=1.0)
@@ -60,7 +74,16 @@ def padding_operands(rows, chunks):
 
 
 def pad(sums, padding, rows, chunks, columns):
-    """Write MISSING to sums [row * chunk, n] beyond `columns`, and zero before; return whether any chunk is padded."""
+    """Write padding to `sums` [row * chunk, size] in PSUM if the matrix ends within or before a chunk; else do nothing.
+
+    The padding is MISSING where a chunk's column lies beyond the matrix, and zero everywhere else. Return
+    whether it was written: products must then accumulate onto it.
+
+    Args:
+        sums: the row on partition t * chunks + c is that of row t and chunk c.
+        padding: what `padding_operands` returned.
+        columns: columns of the matrix; chunk c has those from c * size on.
+    """
     size = sums.shape[1]
     padded = False
     for chunk in range(chunks):
@@ -77,9 +100,17 @@ def pad(sums, padding, rows, chunks, columns):
 
 
 def project_piece(tiles, padding, rows, chunks, matrix, size):
-    """Multiply rows by a matrix [H, n]: [row * chunk, size] float32 @ PSUM, with MISSING beyond n <= chunks * size.
+    """Multiply spread rows by a matrix [H, n] of HBM; return the sums in PSUM, [row * chunk, size] float32.
 
-    The matrix is read once, cast to the rows' dtype.
+    Partition t * chunks + c has columns c * size … of row t, and MISSING beyond column n. The matrix is read
+    once and cast to the rows' dtype.
+
+    Args:
+        tiles: one tile for each span, as `spread_rows` returns them.
+        padding: what `padding_operands` returned; None if n is chunks * size.
+        rows: T.
+        matrix: at most chunks * size columns.
+        size: columns of a chunk, at most a PSUM bank.
     """
     hidden, columns = matrix.shape
     spans = hidden_spans(hidden)
@@ -107,7 +138,10 @@ def project_piece(tiles, padding, rows, chunks, matrix, size):
 
 
 def project_rows(tiles, rows, chunks, matrix):
-    """Multiply rows that are spread for `chunks` by a matrix [H, n] of one bank: [row, n] float32 @ PSUM."""
+    """Multiply rows by a matrix [H, n] of HBM, n up to 512: return [row, n] float32 in PSUM, one row on each partition.
+
+    tiles: what `spread_rows` returned for `rows` rows and `chunks` chunks; they are read without their zeros.
+    """
     views = []
     for tile in tiles:
         width = tile.shape[2]
@@ -116,9 +150,11 @@ def project_rows(tiles, rows, chunks, matrix):
 
 
 def loads(count, columns):
-    """Divide `count` blocks into the ranges of DMA loads; each range has at most half of the remaining blocks.
+    """Return ranges (first, end) of blocks that cover blocks 0 … count - 1; one DMA loads each range.
 
-    So the products with what comes last end soon after it.
+    A range has at most WEIGHT_ELEMENTS elements per partition and half of the remaining blocks, but at least
+    LEAST_ELEMENTS. So the products with the range that arrives last end soon after it. columns: elements of a
+    block on a partition.
     """
     most = max(1, WEIGHT_ELEMENTS // columns)
     least = max(1, LEAST_ELEMENTS // columns)

@@ -1,8 +1,15 @@
 """Sums over ranks of the chunks of a product, from SBUF to SBUF, while the next chunks are computed.
 
-The rounded partial sums of a chunk enter an all-reduce. If y is cut over the ranks (see `sequence`), they enter a
-reduce-scatter, which gives each rank its rows: a row tile over N ranks holds 128 // N consecutive rows of every rank,
-one rank after another. Later the residual and the bias are added, and the chunk is stored.
+`residual_product` computes y = residual + sum over ranks of a product + bias, one chunk of rows and columns
+of y at a time. This file has the steps of a chunk after its product. The accumulators are rounded into an
+SBUF tile `partial`. A collective sums `partial` over the ranks into the SBUF tile `total`. Later bias and
+residual are added to `total`, which is stored to y.
+
+Without sequence parallelism the collective is an all-reduce, and every rank has all T rows of y. With it, y
+is cut along the sequence over N ranks, and each rank has T / N rows, its own rows. The collective is then a
+reduce-scatter over the rows of `partial`, which gives rank r the r-th of N equal parts of a row tile. A row
+tile of `partial` therefore has 128 // N own rows of every rank: those of rank 0 on the first partitions, then
+those of rank 1, and so on. Kernels load the rows of x in that order.
 """
 
 from __future__ import annotations
@@ -19,18 +26,23 @@ from nki_kernels.projection.row_groups import rows_per_rank
 from nki_kernels.tiles import blocks, copy_bank
 
 VECTOR_SHARE = 2
-"""The Vector engine reads out one of so many PSUM banks that are summed."""
+"""The Vector engine copies one of so many PSUM banks to `partial`, the Scalar engine the others."""
 
 
 @dataclass
 class OutputChunk(nl.NKIObject):
-    """Rows and columns of y, and what is added to their accumulators.
+    """A chunk of y: some of its rows and columns, and what is added to the product there.
 
-    y: a view of y @ HBM. columns: (first, end) of the whole y. residual: the same rows and columns @ HBM, or None.
-    residual_tile: the residual in SBUF, [row in tile, row tile, column]; None if there is none, or until it is loaded.
-    bias: [row, column] in SBUF, or None. row_scales: for each row tile a float32 column that multiplies its rows, or
-    None. partial, total: this rank's sum, until the sum over the ranks is started, and that sum, in the layout of
-    residual_tile; None for one rank.
+    If rows are cut over N ranks, y, residual and total have this rank's rows only; partial has those of all
+    ranks.
+
+    y: a view of y @ HBM, [row, column]. columns: their range (first, end) among all columns of the product.
+    residual: the same rows and columns @ HBM, or None. residual_tile: the residual in SBUF, [row in tile, row
+    tile, column]; None if there is none, or until it is loaded. bias: [row, column] in SBUF, or None.
+    row_scales: for each row tile a float32 column [row, 1] in SBUF that multiplies its rows, or None.
+    partial: this rank's rounded product in SBUF, [row in tile, row tile, column]; None before the product and
+    once its sum is started. total: the sum of partial over the ranks in SBUF, in the same layout. One rank
+    alone leaves partial and total None.
     """
 
     y: nl.NkiTensor
@@ -43,7 +55,11 @@ class OutputChunk(nl.NKIObject):
     total: nl.NkiTensor | None = None
 
     def load_residual(self, ranks):
-        """Load the residual, if there is one and it is not in SBUF yet."""
+        """Load `residual` from HBM into a new SBUF tile `residual_tile`, in y's dtype.
+
+        Does nothing if there is no residual or if it is in SBUF already. ranks: over how many ranks the rows
+        are cut; a row tile has at most 128 // ranks rows of y.
+        """
         if self.residual is None or self.residual_tile is not None:
             return
         rows, columns = self.residual.shape
@@ -53,7 +69,15 @@ class OutputChunk(nl.NKIObject):
         load_rows_into(self.residual_tile, self.residual, STATIC)
 
     def round_partial_sums(self, accumulators, ranks):
-        """Copy the accumulators to `partial`, rounded to y's dtype, and allocate `total`."""
+        """Copy PSUM accumulators to a new SBUF tile `partial`, rounded to y's dtype; allocate `total` for their sum.
+
+        Rows are multiplied by `row_scales`, if there are any.
+
+        Args:
+            accumulators: Accumulators that cover the chunk, ordered by row tile.
+            ranks: over how many ranks the rows are cut; a row tile of `total` has 1 / ranks of the rows of
+                one of `partial`.
+        """
         height, tiles = accumulators[0].bank.shape[0], accumulators[len(accumulators) - 1].row_tile + 1
         width = self.y.shape[1]
         self.partial = nl.ndarray((height, tiles, width), dtype=self.y.dtype, buffer=nl.sbuf)
@@ -66,7 +90,12 @@ class OutputChunk(nl.NKIObject):
             copy_bank(self.partial[0:rows, m, start : start + columns], bank, i, VECTOR_SHARE, row_scale)
 
     def start_sum(self, replica_group, ranks):
-        """Start the sum of `partial` into `total` in SBUF: all-reduce, or reduce-scatter of rows over `ranks` > 1."""
+        """Issue the collectives that sum `partial` over the ranks into `total`, both in SBUF; set `partial` to None.
+
+        ranks: over how many ranks the rows are cut. With 1 an all-reduce sums all rows for every rank. With N
+        > 1 a reduce-scatter cuts each row tile of `partial` into N equal parts, and rank r receives the sum
+        of part r. One collective takes all full row tiles, another one a short last row tile.
+        """
         height, tiles, _ = self.partial.shape
         rows = ranks * self.y.shape[0]
         full = rows // height
@@ -82,12 +111,12 @@ class OutputChunk(nl.NKIObject):
 
 @dataclass
 class RankSum(nl.NKIObject):
-    """How a product is summed over ranks, and the queue of its chunks.
+    """How a product is summed over ranks, and the queue of its chunks on their way to y.
 
-    replica_group: None for one rank. sequence_ranks: over how many ranks the rows of y are cut; 1: not cut.
-    max_in_flight: how many sums, at least one, may be under way before the first chunk is stored.
-    chunks: all chunks so far. Of the first of them, the sums of `started` are started, `residuals` have their residual
-    and `stored` are stored.
+    replica_group: the ranks, or None for one rank; then the queue stays empty. sequence_ranks: over how many
+    ranks the rows of y are cut; 1: not cut. max_in_flight: the most chunks, at least one, that wait in SBUF
+    to be stored. chunks: all chunks appended so far. started, residuals, stored: how many of them, from the
+    first on, have their sum started, their residual in SBUF, and their result in y.
     """
 
     replica_group: ncc.ReplicaGroup | None
@@ -99,28 +128,33 @@ class RankSum(nl.NKIObject):
     stored: int = 0
 
     def append(self, chunk):
-        """Append a chunk that has its partial sums; start the sum of the chunk before, and store chunks that are due.
+        """Append a chunk whose `partial` is written; start the sum of the chunk before it, and store the oldest chunks.
 
-        A collective waits for the product of its chunk, and loads after it in the queue would wait as well. So it
-        starts after the loads of the next chunk.
+        At most `max_in_flight` chunks remain unstored. The sum of the appended chunk starts with the next
+        call or in `finish`: a collective waits for the product of its chunk, and loads after it in the queue
+        would wait as well. So it follows the loads of the next chunk.
         """
         self.start_until(len(self.chunks))
         self.chunks.append(chunk)
         self.store_until(len(self.chunks) - self.max_in_flight)
 
     def finish(self):
-        """Store all chunks."""
+        """Start the sums that are not started yet, and store all chunks that are not stored yet."""
         self.start_until(len(self.chunks))
         self.store_until(len(self.chunks))
 
     def start_until(self, count):
-        """Start the sums of the first `count` chunks."""
+        """Start the sums of those of the first `count` chunks whose sums are not started yet."""
         while self.started < count:
             self.chunks[self.started].start_sum(self.replica_group, self.sequence_ranks)
             self.started += 1
 
     def store_until(self, count):
-        """Store the first `count` chunks. The residual of a chunk is loaded one chunk earlier."""
+        """Store those of the first `count` chunks that are not stored yet.
+
+        Also load the residuals of the first `count` + 1 chunks: a residual is loaded one chunk before it is
+        added.
+        """
         while self.residuals < min(len(self.chunks), count + 1):
             self.chunks[self.residuals].load_residual(self.sequence_ranks)
             self.residuals += 1
@@ -130,12 +164,16 @@ class RankSum(nl.NKIObject):
 
 
 def flat(tile):
-    """View [row, row tile, column] as [row, row tile * column]."""
+    """View a tile [row, row tile, column] as [row, row tile * column], because collectives take two dims."""
     return tile.reshape((tile.shape[0], tile.shape[1] * tile.shape[2]))
 
 
 def collect(total, partial, replica_group, ranks):
-    """Sum a tile over the ranks into `total`, or the rows of it that belong to this rank."""
+    """Issue a collective that sums `partial` [row, column] over the ranks into `total`, both in SBUF.
+
+    ranks: over how many ranks the rows are cut. With 1 an all-reduce writes all rows to `total`; else a
+    reduce-scatter writes the rows of this rank, rows / ranks of them.
+    """
     if ranks == 1:
         ncc.all_reduce(srcs=[partial], dsts=[total], replica_group=replica_group, op=nl.add)
     else:
@@ -145,7 +183,7 @@ def collect(total, partial, replica_group, ranks):
 
 
 def store_sum(chunk):
-    """Add the residual and the bias to a chunk that was summed over the ranks, and store it."""
+    """Add bias and residual, if any, to `total` of a chunk in place, and store it to the chunk's y in HBM."""
     height, tiles, _ = chunk.total.shape
     for m in range(tiles):  # m: row tile
         rows = min(height, chunk.y.shape[0] - m * height)
