@@ -1,4 +1,4 @@
-"""The precision in which the numpy references compute."""
+"""The precision in which the numpy references of the kernels compute, and the error function, which numpy lacks."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import numpy as np
 
 
 def widened(array: np.ndarray) -> np.ndarray:
-    """Return an array in float32, as the engines compute; a float64 array stays float64."""
+    """Return an array in float32, as the engines compute; a float64 array is returned as it is."""
     return array.astype(np.result_type(array.dtype, np.float32), copy=False)
 
 
 def widened_or_zero(array: np.ndarray | None) -> np.ndarray | float:
-    """Return `widened(array)`, or 0 for None."""
+    """Return `widened(array)`; return 0.0 for None, so that a missing operand adds nothing."""
     return 0.0 if array is None else widened(array)
 
 
 def erf_reference(values: np.ndarray) -> np.ndarray:
-    """Return the error function, 2 / sqrt(pi) times the integral of exp(-t^2) from 0, by Gauss-Legendre quadrature.
+    """Return the error function of each element, in the dtype of `values`.
 
-    Beyond 6 it is 1 in float64. Up to there 48 nodes leave an error below 1e-13.
+    It is 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to the element, by Gauss-Legendre quadrature in
+    float64. Beyond 6 it is 1 in float64. Up to there 48 nodes leave an error below 1e-13.
     """
     nodes, weights = np.polynomial.legendre.leggauss(48)
     wide = np.clip(values.astype(np.float64), -6.0, 6.0)

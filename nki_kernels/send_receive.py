@@ -33,7 +33,10 @@ cores = (1,)
 
 @nki.jit
 def send_receive(x, source_target_pairs):
-    """Return the x of the rank that sends to this rank, or this rank's x if no rank does."""
+    """Return [M, N] @ HBM in x's dtype: the x of the rank that sends to this rank, or this rank's x if no rank does.
+
+    source_target_pairs: (source, target) ranks. The x of a target has the shape of what it receives.
+    """
     sent = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="send_receive_sent")
     nisa.dma_copy(dst=sent, src=x)
     # A rank that is no target keeps what it had here.
@@ -48,6 +51,9 @@ def send_receive(x, source_target_pairs):
 def send_receive_reference(
     x: list[np.ndarray], source_target_pairs: list[tuple[int, int]]
 ) -> list[np.ndarray]:
-    """Return every rank's output, given the matrices of all ranks."""
+    """Return the list of every rank's output, copies of the arrays in `x`, the list of every rank's matrix.
+
+    Entry r is the matrix of the rank that sends to rank r, or rank r's own if no rank does.
+    """
     source_of = {target: source for source, target in source_target_pairs}
     return [x[source_of.get(rank, rank)].copy() for rank in range(len(x))]

@@ -1,8 +1,11 @@
-"""Sizes and tile helpers that the kernels share: loads, transposes, and the norm of rows.
+"""Sizes and tile helpers that the kernels share: checks of shapes, loads, fills, transposes, and copies out of PSUM.
 
-A matrix product contracts over partitions, so both of its operands lie in SBUF as *blocks*: a matrix [K, columns] is a
-tile [row in block, block, column] of ceil(K / 128) blocks, the last of which may be short. Activations arrive row by
-row, [T, K], and are brought into the same form, [k in block, block, t], by transposes on the Tensor engine.
+A matrix product contracts over partitions, so both of its operands lie in SBUF in *blocks*. A matrix [K,
+columns] is then a tile [row in block, block, column] of ceil(K / 128) blocks, with row k on partition k % 128
+in block k // 128. The last block may be short. Activations arrive row by row, [T, K], and are brought into
+the same form, [k in block, block, t], by transposes on the Tensor engine.
+
+In *runs* row k lies on partition k // C instead, in block k % C, where C = ceil(K / 128).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ PARTITIONS = 128
 """Partitions of SBUF and PSUM, and rows and columns of the PE array, on every chip (nl.tile_size.pmax)."""
 
 BANK = 512
-"""float32 per partition of a PSUM bank, and columns of the widest moving tile that every chip takes."""
+"""float32 elements per partition of a PSUM bank, and columns of the widest moving tile that every chip takes."""
 
 BANK_BYTES = 2048
 """Bytes per partition of a PSUM bank."""
@@ -23,7 +26,7 @@ ACCUMULATOR_BANKS = 4
 """PSUM banks of one product: half of the eight, so that the next product can start while these are read out."""
 
 MAX_ROW_BYTES = 32768
-"""A row of activations in one partition: hidden sizes up to 8192 in float32, 16384 in bfloat16."""
+"""Most bytes of a row of activations on one partition: hidden sizes up to 8192 in float32, 16384 in bfloat16."""
 
 WEIGHT_ELEMENTS = 8192
 """Elements per partition of one loaded weight tile: 32 KiB in float32, DMAs of up to 4 MiB."""
@@ -32,34 +35,45 @@ RESIDENT_ELEMENTS = 16384
 """Elements per partition of transposed activations that stay in SBUF during a product: 64 KiB in float32."""
 
 MASKED = -1.0e30
-"""Added to masked scores: far below any score, and far from the largest float32."""
+"""Number that is added to masked scores: far below any score, and far from the lowest float32."""
 
 
 def expect_dims(dims, tensor, form):
-    """Refuse a tensor whose number of dims is not that of `form`, such as "x [T, H]", before its shape is unpacked."""
+    """Raise AssertionError if a tensor has not `dims` dims.
+
+    form: names the tensor and its dims in the message, such as "x [T, H]".
+    """
     assert len(tensor.shape) == dims, f"expected {form}, not a tensor of shape {tensor.shape}"
 
 
 def expect_hidden(kernel, x, hidden, most_bytes):
-    """Refuse rows of `hidden` elements of x's dtype that take more than `most_bytes` of a partition."""
+    """Raise AssertionError if rows of `hidden` elements of x's dtype take more than `most_bytes` bytes.
+
+    kernel: the name that the message begins with.
+    """
     most = most_bytes // (4 if x.dtype == nl.float32 else 2)
     assert hidden <= most, f"{kernel} takes a hidden size of at most {most}, not {hidden}"
 
 
 def blocks(size, height=PARTITIONS):
-    """Return the number of blocks of `height` rows that cover `size` rows."""
+    """Return how many blocks of `height` rows cover `size` rows: size / height, rounded up."""
     return (size + height - 1) // height
 
 
 def in_block(depth, block, runs):
-    """Return the number of partitions that a block of a row of `depth` elements takes."""
+    """Return how many partitions block number `block` of a contraction of `depth` elements takes, at most 128.
+
+    runs: with False, all blocks but the last have 128. With True, elements lie in runs of C = ceil(depth /
+    128), one run on each partition, and block b has element b of each run: the last run may be too short for
+    it.
+    """
     if runs:
         return (depth - block + blocks(depth) - 1) // blocks(depth)
     return min(PARTITIONS, depth - block * PARTITIONS)
 
 
 def ranges(first, end, size=PARTITIONS):
-    """Divide first … end - 1 into ranges (start, end) of at most `size`."""
+    """Return ranges (start, end) that cover first … end - 1 in order: `size` numbers each, fewer in the last one."""
     result = []
     for start in range(first, end, size):
         result.append((start, min(end, start + size)))
@@ -67,25 +81,29 @@ def ranges(first, end, size=PARTITIONS):
 
 
 def rows_at_once(depth):
-    """Return the rows that share one pass over the weights: at most 512, fewer if [depth] x rows outgrows SBUF."""
+    """Return how many rows share one pass over the weights, a multiple of 128: at most 512, fewer for a large `depth`.
+
+    The transposed rows [depth, rows] have to fit in RESIDENT_ELEMENTS elements per partition, unless they are
+    just 128.
+    """
     tiles = min(ACCUMULATOR_BANKS, RESIDENT_ELEMENTS // (blocks(depth) * PARTITIONS))
     return PARTITIONS * max(1, tiles)
 
 
 def columns_at_once(rows):
-    """Return the columns of one product whose rows all accumulate in ACCUMULATOR_BANKS banks."""
+    """Return how many columns of a product fit in ACCUMULATOR_BANKS PSUM banks for `rows` rows: a multiple of BANK."""
     return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows))
 
 
 def filled(shape, value, dtype=nl.float32):
-    """Return an SBUF tile with one value."""
+    """Return a new SBUF tile whose elements all have one value."""
     result = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=result, value=value)
     return result
 
 
 def cast(tile, dtype):
-    """Return the tile if it has the dtype, else a copy in the dtype."""
+    """Return the tile itself if it has the dtype, else a new SBUF tile with its elements in the dtype."""
     if tile.dtype == dtype:
         return tile
     result = nl.ndarray(tile.shape, dtype=dtype, buffer=nl.sbuf)
@@ -94,20 +112,24 @@ def cast(tile, dtype):
 
 
 def load(source, dtype):
-    """Load a tile of at most 128 rows from HBM, and cast it on chip if its dtype differs."""
+    """Load `source`, a view in HBM with at most 128 rows, into a new SBUF tile of the same shape and of `dtype`."""
     tile = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=source)
     return cast(tile, dtype)
 
 
 def load_repeated(row, rows):
-    """Load a row [1, n] of HBM onto each of `rows` partitions, because operands do not broadcast over partitions."""
+    """Load a row [1, n] of HBM onto each partition of a new SBUF tile [rows, n], in the row's dtype.
+
+    Operands do not broadcast over partitions, so a row that meets every row of a tile is needed on all of
+    them.
+    """
     columns = row.shape[1]
     return load(row.ap(pattern=[[0, rows], [1, columns]]), row.dtype)
 
 
 def identity(size, dtype):
-    """Return the identity matrix [size, size] in SBUF."""
+    """Return the identity matrix as a new SBUF tile [size, size]."""
     ones = filled((size, size), 1, dtype)
     result = nl.ndarray((size, size), dtype=dtype, buffer=nl.sbuf)
     nisa.affine_select(
@@ -122,7 +144,7 @@ def identity(size, dtype):
 
 
 def aligned_tile(shape, dtype):
-    """Return an SBUF tile whose partitions are a multiple of 32 bytes apart.
+    """Return a new SBUF tile whose partitions are a multiple of 32 bytes apart; it is not initialised.
 
     Users report that the compiler refuses a DMA transpose into a tile with another distance.
     """
@@ -138,24 +160,25 @@ def aligned_tile(shape, dtype):
 
 
 def psum_slots(height, slots, columns, dtype):
-    """Return a PSUM tile [height, slots, columns] whose slots start at a multiple of 4 bytes.
+    """Return a PSUM tile [height, slots, columns] whose slots start at a multiple of 4 bytes; it is not initialised.
 
-    Users report that the compiler refuses a result of 16 bits that starts elsewhere, so that slots with an odd number
-    of such columns are one column apart.
+    Users report that the compiler refuses a result of 16 bits that starts elsewhere. So slots with an odd
+    number of 16-bit columns are one column apart.
     """
     tile = nl.ndarray((height, slots, slot_width(columns, dtype)), dtype=dtype, buffer=nl.psum)
     return tile[:, :, 0:columns]
 
 
 def slot_width(columns, dtype):
-    """Return the columns that a slot of `psum_slots` takes."""
+    """Return how many columns a slot of `psum_slots` takes: `columns`, rounded up to an even number unless float32."""
     return columns if dtype == nl.float32 else columns + columns % 2
 
 
 def transpose_into(result, first_block, first_row, tile):
-    """Write a tile [rows, n] as blocks [width, ., rows] of `result` [width, blocks, all rows], from the given corner.
+    """Transpose an SBUF tile [rows, n] on the Tensor engine into blocks of `result`, [width, blocks, all rows] in SBUF.
 
-    As many transposes as fit share a PSUM bank, and one copy moves them to SBUF.
+    Column 0 and row 0 of the tile become element 0 of block `first_block`, row `first_row`. As many
+    transposes as fit share a PSUM bank, and one copy of the Vector engine moves them to SBUF.
     """
     rows, columns = tile.shape
     width = result.shape[0]
@@ -178,7 +201,10 @@ def transpose_into(result, first_block, first_row, tile):
 
 
 def on_every_row(row, rows, dtype, offset):
-    """Broadcast a row [1, n] of HBM, plus a constant, to `rows` partitions, by a product with a column of ones."""
+    """Return a new SBUF tile [rows, n] of `dtype` with a row [1, n] of HBM plus the number `offset` on every partition.
+
+    HBM is read once: a product with a column of ones copies the row to the other partitions.
+    """
     columns = row.shape[1]
     tile = load(row, row.dtype)
     repeated = nl.ndarray((rows, columns), dtype=dtype, buffer=nl.sbuf)
@@ -197,9 +223,11 @@ def on_every_row(row, rows, dtype, offset):
 
 
 def transpose_rows(transposed, first_row, tile, vector_share=0):
-    """Transpose a tile [row, n] into rows `first_row` … of the K blocks `transposed` [k in block, block, row].
+    """Transpose an SBUF tile [row, n] on the Tensor engine into the SBUF tile `transposed`, [k in block, block, row].
 
-    As many transposes as fit share a PSUM bank, which one copy moves to SBUF; for `vector_share` see `copy_bank`.
+    Row 0 of the tile becomes row `first_row` of `transposed`. As many transposes as fit share a PSUM bank,
+    which one copy moves to SBUF. vector_share: the Vector engine copies one of so many banks, the Scalar
+    engine the others; with 0 the Scalar engine copies all.
     """
     rows, columns = tile.shape
     width = transposed.shape[0]
@@ -224,9 +252,11 @@ def transpose_rows(transposed, first_row, tile, vector_share=0):
 
 
 def copy_bank(dst, bank, index, vector_share, row_scale=None):
-    """Copy PSUM bank number `index` to SBUF, its rows times a float32 column `row_scale`, if there is one.
+    """Copy a PSUM tile to `dst` in SBUF, in dst's dtype, its rows times `row_scale`, a float32 column, if there is one.
 
-    The Vector engine copies every `vector_share`-th bank (0: none), the Scalar engine the others.
+    index: number of the bank among those that are copied one after the other. The Vector engine copies if it
+    is a multiple of `vector_share`, else the Scalar engine; with `vector_share` 0 the Scalar engine copies
+    all.
     """
     if vector_share == 0 or index % vector_share != 0:
         nisa.activation(dst=dst, op=nl.copy, data=bank, scale=1.0 if row_scale is None else row_scale)

@@ -1,8 +1,9 @@
 """The parameters of a kernel: their values in one launch are given, or from the table `tuned.py`, or the defaults.
 
 A kernel that can be tuned declares its parameters in its file as rows (name, default, domain), in a tuple
-`PARAMETERS`, and has a last argument `tuning`: a dict of values by name, or None. `<kernel>_bucket`, which takes the
-kernel's arguments, names the launches that share one entry of the table. `nkw tune` reads all three.
+`PARAMETERS`, and has a last argument `tuning`: a dict of values by name, or None. `<kernel>_bucket`, which
+takes the kernel's arguments, names the launches that share one entry of the table. `nkw tune` reads all
+three.
 
 Parameters change the time of a kernel and what it takes of SBUF and PSUM, never its results.
 """
@@ -18,7 +19,9 @@ from nki_kernels.tuned import TUNED
 def bucket(dtype, sizes, variant):
     """Return the name of the launches that share a table entry, such as "bfloat16 2048x4096x1024 aT".
 
-    Each size is rounded up to a power of two: tile sizes that suit one suit those just below it.
+    It has the dtype, or "other" for neither float32 nor bfloat16, and the sizes, each rounded up to a power
+    of two. Tile sizes that suit one size suit those just below it. variant: added at the end, if it is not
+    empty.
     """
     name = "other"
     if dtype == nl.float32:
@@ -34,7 +37,7 @@ def bucket(dtype, sizes, variant):
 
 
 def generation():
-    """Return the generation of the core for which the kernel is specialised, as the table names it."""
+    """Return the generation of the NeuronCore for which the kernel is specialised: "gen2", "gen3" or "gen4"."""
     version = nisa.get_nc_version()
     if version == nisa.nc_version.gen2:
         return "gen2"
@@ -44,10 +47,17 @@ def generation():
 
 
 def parameters_of(kernel, parameters, launches, tuning):
-    """Return the value of every parameter of `kernel`, in the order of its rows.
+    """Return the list of the values of all parameters of a kernel, in the order of its rows.
 
-    parameters: the kernel's rows (name, default, domain). launches: the bucket. tuning: values that are given, by
-    name; None takes those of the table. A parameter without such a value has its default.
+    Args:
+        kernel: its name, as in keys of TUNED.
+        parameters: its rows (name, default, domain).
+        launches: its bucket, as `bucket` returns it.
+        tuning: dict of values by name; None takes those of TUNED for this core and bucket, if there are any.
+            A parameter that is not in it has its default.
+
+    Raises:
+        AssertionError: if a name is not among the rows, or a value not in its domain.
     """
     values = {}
     for name, default, _ in parameters:

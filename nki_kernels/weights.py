@@ -1,11 +1,12 @@
 """Loads of weights from HBM to SBUF: one function for each layout, and one step that converts elements.
 
-A weight [K, N] is loaded in blocks of its rows, [k in block, block, column], or in runs: partition p holds the rows
-p * blocks … (p + 1) * blocks - 1, as the hidden states of a decode step lie (see `norms.blocks`).
-The weight of one expert is loaded out of a stack [E, K, N], in runs or as up to 128 of its rows, [row, column].
+The tile of a weight [K, N] is [partition, block, column], with C = ceil(K / 128) blocks. In *blocks* row k
+lies on partition k % 128, in block k // 128. In *runs* it lies on partition k // C, in block k % C, as the
+hidden states of a decode step do. The weight of one expert is loaded out of a stack [E, K, N], in runs or as
+up to 128 of its rows, [row, column].
 
-Kernels pass the record `WeightMatrix` on and read no field of it but the shape of its elements. A number format with
-scales adds them to the record, and applies them in `convert`.
+Kernels pass the record `WeightMatrix` on and read no field of it but the shape of its elements. A number
+format with scales adds them to the record, and applies them in `convert`.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ class WeightMatrix(nl.NKIObject):
     elements: nl.NkiTensor
 
     def submatrix(self, rows, columns):
-        """Return the part of rows (first, end) and columns (first, end)."""
+        """Return the WeightMatrix with rows (first, end) and columns (first, end) of this one, a view in HBM."""
         return WeightMatrix(self.elements[rows[0] : rows[1], columns[0] : columns[1]])
 
 
 @dataclass
 class ExpertIndex(nl.NKIObject):
-    """Index of an expert in a stack.
+    """Index of an expert in a stack of weights [E, …].
 
-    number: the index, if it is known at compile time, else 0. tile: [1, 1] int32 in SBUF with the index, else None.
+    number: the index, if it is known at compile time, else 0. tile: [1, 1] int32 in SBUF with the index, if
+    it is known at run time only, else None.
     """
 
     number: int
@@ -43,27 +45,33 @@ class ExpertIndex(nl.NKIObject):
 
 
 def weight_columns(weight, first, end):
-    """Return columns first … end of a weight, or None for None."""
+    """Return the WeightMatrix with columns first … end - 1 of another one, a view in HBM; None for None."""
     return None if weight is None else weight.submatrix((0, weight.elements.shape[0]), (first, end))
 
 
 def matrix_or_none(elements):
-    """Return a plain weight as a record, or None for None."""
+    """Return a WeightMatrix of an array [K, N] @ HBM; None for None."""
     return None if elements is None else WeightMatrix(elements)
 
 
 def is_plain(weight, dtype):
-    """Return whether the elements of a weight are the numbers that products of a dtype take."""
+    """Return whether the elements of a WeightMatrix have `dtype` already, so that they need no `convert`."""
     return weight.elements.dtype == dtype
 
 
 def convert(dst, elements, weight):
-    """Write loaded elements [p, block, column] or [p, column] of a weight as numbers of dst's dtype."""
+    """Write loaded elements of a weight to `dst` in dst's dtype; both are SBUF tiles of one shape.
+
+    weight: the WeightMatrix they come from. A number format with scales applies its scales here.
+    """
     nisa.tensor_copy(dst=dst, src=elements)
 
 
 def load_blocks(weight, dtype, queue):
-    """Load a weight in blocks: return a tile [k in block, block, column] of a dtype."""
+    """Load a WeightMatrix [K, N] into a new SBUF tile [k in block, block, column] of `dtype`, on a queue of `dma`.
+
+    Row k lies on partition k % 128, in block k // 128.
+    """
     depth, columns = weight.elements.shape
     result = nl.ndarray((min(PARTITIONS, depth), blocks(depth), columns), dtype=dtype, buffer=nl.sbuf)
     load_blocks_into(result, weight, queue)
@@ -71,7 +79,11 @@ def load_blocks(weight, dtype, queue):
 
 
 def load_blocks_into(tile, weight, queue):
-    """Load a weight into a tile [k in block, block, column], in the tile's dtype."""
+    """Load a WeightMatrix [K, N] into an SBUF tile [k in block, block, column], in its dtype, on a queue of `dma`.
+
+    Row k lies on partition k % height, in block k // height, for a tile of `height` partitions. In a short
+    last block the partitions without a row are not written.
+    """
     elements = weight.elements
     if is_plain(weight, tile.dtype):
         load_rows_into(tile, elements, queue)
@@ -88,9 +100,11 @@ def load_blocks_into(tile, weight, queue):
 
 
 def load_runs_into(tile, weight, first_block):
-    """Load a weight in runs, from block `first_block` on, into all blocks of a tile [partition, block, column].
+    """Load blocks `first_block` … of a WeightMatrix [K, N] in runs into an SBUF tile [partition, block, column].
 
-    Rows that the last partition lacks stay undefined: no product reads them.
+    All blocks of the tile are filled, in its dtype. With C = ceil(K / 128), row p * C + b lies on partition
+    p, in block b of the weight. Rows beyond K, which the last partition lacks, stay undefined: no product may
+    read them.
     """
     elements = weight.elements
     depth = elements.shape[0]
@@ -113,14 +127,22 @@ def load_runs_into(tile, weight, first_block):
 
 
 def convert_runs(tile, raw, weight, depth, first_block):
-    """Convert loaded blocks [partition, block, column] of a weight of `depth` rows in runs, from `first_block` on."""
+    """Convert loaded blocks of a weight in runs from `raw` to `tile`, both SBUF tiles [partition, block, column].
+
+    Rows beyond the weight's `depth` rows are left out. first_block: the weight's block that block 0 of the
+    tiles holds.
+    """
     for block in range(first_block, first_block + tile.shape[1]):
         used = in_block(depth, block, True)
         convert(tile[0:used, block - first_block, :], raw[0:used, block - first_block, :], weight)
 
 
 def expert_view(array, expert, pattern, offset):
-    """View elements of an expert in an array [E, …] @ HBM: a pattern and an offset within [1, …]."""
+    """Return an access pattern of an expert's elements in an array [E, …] @ HBM with one or two further dims.
+
+    pattern, offset: as for `ap`, within the elements of one expert. An index that is known at run time only
+    becomes a scalar offset.
+    """
     elements = array.shape[1] if len(array.shape) == 2 else array.shape[1] * array.shape[2]
     if expert.tile is None:
         return array.ap(pattern=pattern, offset=expert.number * elements + offset)
@@ -128,9 +150,16 @@ def expert_view(array, expert, pattern, offset):
 
 
 def load_expert_runs(stack, expert, block_range, columns, dtype):
-    """Load part of an expert's weight in runs: return a tile [partition, block, column] of a dtype.
+    """Load part of an expert's weight in runs into a new SBUF tile [partition, block, column] of `dtype`.
 
-    block_range, columns: (first, end) of the part. Rows that the last partition lacks stay undefined.
+    With C = ceil(K / 128), row p * C + b of the weight lies on partition p, in block b. Rows beyond K, which
+    the last partition lacks, stay undefined.
+
+    Args:
+        stack: WeightMatrix [E, K, N].
+        expert: ExpertIndex.
+        block_range, columns: ranges (first, end) of blocks and columns that are loaded.
+        dtype: of the tile.
     """
     elements = stack.elements
     depth, pitch = elements.shape[1], elements.shape[2]
@@ -157,7 +186,10 @@ def load_expert_runs(stack, expert, block_range, columns, dtype):
 
 
 def load_expert_rows(stack, expert, first, end, dtype):
-    """Load rows first … end, at most 128, of an expert's weight: return a tile [row, column] of a dtype."""
+    """Load rows first … end - 1 of an expert's weight, at most 128, into a new SBUF tile [row, column] of `dtype`.
+
+    stack: WeightMatrix [E, K, N]. expert: ExpertIndex.
+    """
     elements = stack.elements
     columns = elements.shape[2]
     raw = nl.ndarray((end - first, columns), dtype=elements.dtype, buffer=nl.sbuf)
