@@ -108,7 +108,10 @@ class Tuning(nl.NKIObject):
 
 @dataclass
 class Product(nl.NKIObject):
-    """Operands and result of this core @ HBM: c [M, N], a [M, K] or [K, M] with a_transposed, b [K, N]."""
+    """Operands and result of this core @ HBM, and the parameters of the loop nest.
+
+    c: [M, N], written. a: [M, K], or [K, M] if a_transposed. b: [K, N]. tuning: values of the parameters.
+    """
 
     c: nl.NkiTensor
     a: nl.NkiTensor
@@ -119,7 +122,11 @@ class Product(nl.NKIObject):
 
 @dataclass
 class RowGroup(nl.NKIObject):
-    """Rows first_row … end_row of a, which are loaded together: stationary [k in block, block, row]."""
+    """Rows first_row … end_row - 1 of a, which are loaded together.
+
+    stationary: SBUF tile [k in block, block, row], filled block by block when the first columns of b meet the
+    rows.
+    """
 
     first_row: int
     end_row: int
@@ -128,9 +135,10 @@ class RowGroup(nl.NKIObject):
 
 @dataclass
 class ColumnPanel(nl.NKIObject):
-    """Columns first … end of b, loaded in pieces by the first group of rows that meets them.
+    """Columns first … end - 1 of b, loaded in pieces by the first group of rows that meets them.
 
-    pieces: blocks (first, end) of each piece. tiles: [k in block, block, column] of the pieces that are loaded so far.
+    pieces: blocks (first, end) of the contraction in each piece. tiles: SBUF tiles [k in block, block,
+    column] of the pieces that are loaded so far.
     """
 
     first: int
@@ -140,20 +148,29 @@ class ColumnPanel(nl.NKIObject):
 
 
 def matmul_bucket(a, b, a_transposed=False, tuning=None):
-    """Return the name of the launches that share an entry of the table."""
+    """Return the name of the launches that share an entry of `tuned.TUNED`, such as "bfloat16 2048x4096x1024 aT".
+
+    It has a's dtype, M, K and N rounded up to powers of two, and "aT" if a is transposed. tuning: ignored.
+    """
     rows = a.shape[1] if a_transposed else a.shape[0]
     return bucket(a.dtype, (rows, b.shape[0], b.shape[1]), "aT" if a_transposed else "")
 
 
 @nki.jit
 def matmul(a, b, a_transposed=False, tuning=None):
-    """Compute c = a @ b, for matrices of any size."""
+    """Return c = a @ b [M, N] @ HBM in a's dtype; with a_transposed, c = a^T @ b for a [K, M].
+
+    tuning: dict of values of PARAMETERS by name, or None for those of `tuned.py`. Raises AssertionError if
+    shapes do not fit together, if K is above MAX_CONTRACTION, or if a parameter or its value is unknown.
+    """
     expect_dims(2, a, "a [M, K]")
     expect_dims(2, b, "b [K, N]")
     depth = a.shape[0] if a_transposed else a.shape[1]
     total_rows = a.shape[1] if a_transposed else a.shape[0]
     total_columns = b.shape[1]
-    assert b.shape[0] == depth, f"matmul contracts {depth} columns of a with {b.shape[0]} rows of b"
+    assert b.shape[0] == depth, (
+        f"matmul contracts {depth} columns of a with {b.shape[0]} rows of b, which have to be as many"
+    )
     assert depth <= MAX_CONTRACTION, f"matmul contracts at most {MAX_CONTRACTION}, not {depth}"
     c = nl.ndarray((total_rows, total_columns), dtype=a.dtype, buffer=nl.shared_hbm)
     # Half of fewer columns would make moving operands narrower than a PSUM bank, so rows are divided then.
@@ -171,16 +188,19 @@ def matmul(a, b, a_transposed=False, tuning=None):
 
 
 def tuning_of(a, b, a_transposed, tuning):
-    """Return the values of PARAMETERS for this core's operands. tuning: as in `matmul`."""
+    """Return the Tuning for this core's operands: the values of PARAMETERS in one launch.
+
+    tuning: dict of values by name, or None for those of `tuned.py`; missing ones have their default.
+    """
     values = parameters_of("matmul", PARAMETERS, matmul_bucket(a, b, a_transposed), tuning)
     return Tuning(values[0], values[1], values[2], values[3], values[4], values[5], values[6], values[7])
 
 
 def multiply(product):
-    """Store a @ b to c. Each operand is loaded piece by piece, right before the first matmuls that read the piece.
+    """Write a @ b of a Product to its c in HBM. Operands are loaded in pieces, right before the matmuls that read them.
 
-    While the first rows meet the first columns, all row tiles of a group accumulate side by side; later a row tile
-    takes all pieces before the next one begins.
+    While the first rows meet the first columns, all row tiles of a group accumulate side by side; later a row
+    tile takes all pieces before the next one begins.
     """
     depth = product.b.shape[0]
     total_rows, total_columns = product.c.shape
@@ -216,7 +236,11 @@ def multiply(product):
 
 
 def row_groups(product, first_row, end_row, few):
-    """Allocate groups of rows; the first one has `lead_tiles` row tiles, or all rows if they are few."""
+    """Return the RowGroups of rows first_row … end_row - 1 of a, with SBUF allocated and nothing loaded.
+
+    few: whether the rows fill at most half of the PSUM banks; they are then one group. Else the first group
+    has `lead_tiles` row tiles of 128 rows, each later one `group_tiles`.
+    """
     tuning, depth = product.tuning, product.b.shape[0]
     bounds = [(first_row, end_row)]
     if not few:
@@ -230,7 +254,11 @@ def row_groups(product, first_row, end_row, few):
 
 
 def panel_width(product, rows, few):
-    """Return the columns of b that are in SBUF at a time; few: whether the rows fill only half of the PSUM banks."""
+    """Return how many columns of b are in SBUF at a time, for `rows` rows of a that stay there.
+
+    few: whether the rows fill at most half of the PSUM banks. The columns then fill these banks; else they
+    are at most one bank wide and fit in `moving_bytes`.
+    """
     if few:
         return columns_at_once(rows)
     # A panel takes one PSUM bank for each row tile, so that up to eight row tiles can accumulate side by side.
@@ -238,7 +266,10 @@ def panel_width(product, rows, few):
 
 
 def column_panel(product, first, end, begins):
-    """Return a panel of which no piece is loaded. begins: whether it is the first panel, whose pieces are smaller."""
+    """Return the ColumnPanel of columns first … end - 1 of b, of which no piece is loaded yet.
+
+    begins: whether it is the first panel of the launch, whose pieces are smaller.
+    """
     tuning = product.tuning
     # Small DMAs let the Tensor engine start early; later DMAs are hidden behind products and move at the full rate.
     most = tuning.lead_elements if begins else tuning.part_elements
@@ -246,7 +277,10 @@ def column_panel(product, first, end, begins):
 
 
 def load_rows(product, group, piece):
-    """Load the blocks (first, end) of a piece of a group's rows."""
+    """Load blocks (first, end) of the contraction of a group's rows of a from HBM to `group.stationary` in SBUF.
+
+    Unless a_transposed, the DMA or the Tensor engine transposes them, as the parameter `transposes` says.
+    """
     first, end = piece
     target = group.stationary[:, first:end, :]
     if product.a_transposed:
@@ -259,7 +293,7 @@ def load_rows(product, group, piece):
 
 
 def load_columns(product, panel, k):
-    """Load piece k of a panel."""
+    """Load piece k of a panel of b from HBM into a new SBUF tile, and append the tile to `panel.tiles`."""
     first, end = panel.pieces[k]
     columns = product.b[:, panel.first : panel.end]
     tile = block_tile(columns.shape[0], end - first, columns.shape[1], product.a.dtype)
@@ -268,14 +302,24 @@ def load_columns(product, panel, k):
 
 
 def transpose_by_matmuls(result, x, first_block):
-    """Transpose blocks of x [row, K] @ HBM, from `first_block` on, into all blocks of `result`, by matmuls."""
+    """Load blocks of x [row, K] @ HBM, and transpose them by matmuls into an SBUF tile [k in block, block, row].
+
+    first_block: the block of x that goes to block 0 of `result`.
+    """
     end = min(x.shape[1], (first_block + result.shape[1]) * PARTITIONS)
     for first, last in ranges(0, x.shape[0]):
         transpose_into(result, 0, first, load(x[first:last, first_block * PARTITIONS : end], x.dtype))
 
 
 def store(product, first_row, first_column, sums, m):
-    """Store the sums of row tile m of those that accumulate side by side: PSUM tiles of neighbouring columns."""
+    """Copy the sums of a row tile from PSUM to SBUF, in c's dtype, and store them to c in HBM.
+
+    Args:
+        product: Product with c.
+        first_row, first_column: the corner of the sums in c.
+        sums: PSUM tiles [row, column] of neighbouring columns.
+        m: index of the row tile among those that accumulate side by side; it decides which engine copies.
+    """
     vector_share = {"scalar": 0, "vector": 1, "both": 2}[product.tuning.eviction]
     columns = 0
     for bank in sums:
@@ -293,7 +337,10 @@ def store(product, first_row, first_column, sums, m):
 
 
 def fitting(limit, depth, dtype, step):
-    """Return how many columns of `depth` rows take at most `limit` bytes per partition: a multiple of `step`."""
+    """Return how many columns of `depth` rows take at most `limit` bytes per partition in K blocks.
+
+    The result is a multiple of `step`, and at least `step`, even if that takes more.
+    """
     column_bytes = blocks(depth) * (4 if dtype == nl.float32 else 2)
     return max(step, limit // column_bytes // step * step)
 
@@ -301,6 +348,6 @@ def fitting(limit, depth, dtype, step):
 def matmul_reference(
     a: np.ndarray, b: np.ndarray, a_transposed: bool = False, tuning: dict | None = None
 ) -> np.ndarray:
-    """Compute numpy's product in float32."""
+    """Return a @ b in a's dtype, or a^T @ b if a_transposed, computed in float32 and rounded once. tuning: ignored."""
     left = widened(a).T if a_transposed else widened(a)
     return (left @ widened(b)).astype(a.dtype)

@@ -53,12 +53,16 @@ cores = (1, 2)
 LOWEST = float("-inf")
 
 RESULTS = 2048
-"""Of a channel, in one stripe."""
+"""Most results of a channel in one stripe."""
 
 
 @nki.jit
 def max_pool(x, window, stride=None, padding=None):
-    """Return the largest element of every window."""
+    """Return y [N, C, H', W'] or [N, C, L'] @ HBM in x's dtype: the largest element of every window of every channel.
+
+    stride: None takes the window's sizes. padding: None is no padding. Raises AssertionError if shapes or
+    sizes are refused.
+    """
     beyond = (0,) * len(window) if padding is None else padding
     windows = create_windows("max_pool", x, window, stride, beyond)
     y = allocate_result(x, windows)
@@ -78,7 +82,16 @@ def max_pool(x, window, stride=None, padding=None):
 
 
 def largest(tile, dim, window, stride):
-    """Return the largest of every window along a dim of a tile; a view of the tile where windows have one element."""
+    """Return the largest elements of all windows along one dim of an SBUF tile, as a new SBUF tile.
+
+    A window of one element is copied nowhere: the result is then a view of `tile`.
+
+    Args:
+        tile: SBUF tile with channels on the partitions.
+        dim: the dim along which windows lie.
+        window: elements of a window.
+        stride: distance of the first elements of two windows.
+    """
     count = (tile.shape[dim] - window) // stride + 1
     taps = []
     for element in range(window):
@@ -98,6 +111,6 @@ def max_pool_reference(
     stride: tuple[int, ...] | None = None,
     padding: tuple[int, ...] | None = None,
 ) -> np.ndarray:
-    """Return the maximum of all windows, laid side by side."""
+    """Return the largest element of every window, in x's dtype and the kernel's shape; padding is minus infinity."""
     beyond = (0,) * len(window) if padding is None else padding
     return windows_reference(x, window, stride, beyond, -np.inf).max(axis=-1).astype(x.dtype)

@@ -95,10 +95,10 @@ from nki_kernels.weights import WeightMatrix, load_blocks, matrix_or_none
 cores = (1, 2)
 
 SUMS_IN_FLIGHT = 2
-"""Chunks whose sums over the ranks may be under way before the first of them is stored: beside groups of rows."""
+"""Chunks of y whose sums over the ranks may be under way before the first of them is stored, beside groups of rows."""
 
 FEW_ROWS_SUMS_IN_FLIGHT = 8
-"""The same for up to 128 rows: a collective takes longer than a chunk."""
+"""Chunks of y whose sums may be under way for up to 128 rows: a collective takes longer than a chunk."""
 
 
 @nki.jit
@@ -120,7 +120,12 @@ def mlp(
     sequence_ranks=1,
     row_gate=None,
 ):
-    """Compute the feed-forward block: norm, up and gate, activation, down, the sum over ranks and the residual."""
+    """Return y @ HBM in x's dtype and shape: x + sum over ranks of (activation(n @ w_gate) * (n @ w_up)) @ w_down.
+
+    n is norm(x). Biases are added, and row_gate multiplies each row of the sum by sigmoid(n @ row_gate), if
+    they are given; x is added if `residual`. With sequence_ranks N > 1, x and y are this rank's T / N rows.
+    Raises AssertionError if arguments are refused.
+    """
     matrices = (matrix_or_none(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))
     weights = Weights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
     norm = Norm(norm_weight, norm_bias, norm_offset, eps)
@@ -181,14 +186,20 @@ def mlp(
 
 
 def run_row_groups(ffn, groups):
-    """Compute y for row groups in a software pipeline: each step works on three groups at once.
+    """Write y for all row groups in a software pipeline: each step works on three groups at once.
 
-    step    Tensor engine                                    the other engines and the DMA queues
-    first   transpose group 0                                load and normalise group 0
-    m       gate and up product of group m, in units;        activation of each unit
-            down product of group m - 1, in chunks between;  add the residual to each chunk; store, or sum over ranks
-            transpose group m + 1, once x is free            load group m + 1 in half of the units, then normalise it
-    last    down product of the last group                   the same of each chunk
+    Over several ranks the last chunks of y remain in the rank sum, whose `finish` stores them.
+
+        step    Tensor engine                                    the other engines and the DMA queues
+        first   transpose group 0                                load and normalise group 0
+        m       gate and up product of group m, in units;        activation of each unit
+                down product of group m - 1, in chunks between;  add the residual to each chunk; store, or sum
+                    over ranks
+                transpose group m + 1, once x is free            load group m + 1 in half of the units, then
+                    normalise it
+        last    down product of the last group                   the same of each chunk
+
+    A unit is the columns of the intermediate, a chunk those of y, whose sums fill half of the PSUM banks.
     """
     gated, down, ranks = ffn.gated, ffn.down, ffn.ranks
     buffers = allocate_row_buffers(ranks * groups[0].rows, gated.hidden, ffn.dtype, row_tile_height(ranks))
@@ -226,7 +237,10 @@ def run_row_groups(ffn, groups):
 
 
 def check_arguments(x, weights, norm):
-    """Refuse shapes that do not fit together, and sizes beyond the limits."""
+    """Raise AssertionError if shapes of x, weights, biases and norm do not fit together, or if H or F is too large.
+
+    weights: Weights. norm: Norm.
+    """
     w_gate = None if weights.w_gate is None else weights.w_gate.elements
     w_up, w_down = weights.w_up.elements, weights.w_down.elements
     expect_dims(2, x, "x [T, H]")
@@ -246,27 +260,32 @@ def check_arguments(x, weights, norm):
         assert w_gate.shape == w_up.shape, f"w_gate is {w_gate.shape}, w_up is {w_up.shape}"
     assert w_up.shape[0] == hidden, f"w_up has {w_up.shape[0]} rows for a hidden size of {hidden}"
     assert w_down.shape == (inner, hidden), f"w_down is [{inner}, {hidden}], not {w_down.shape}"
-    assert w_gate is not None or weights.b_gate is None, "b_gate is given without w_gate"
+    assert w_gate is not None or weights.b_gate is None, (
+        "b_gate is given without w_gate; a plain block takes b_up alone"
+    )
     expect_row(weights.b_gate, inner, "b_gate")
     expect_row(weights.b_up, inner, "b_up")
     expect_row(weights.b_down, hidden, "b_down")
 
 
 def check_row_gate(x, row_gate, b_down):
-    """Refuse a row_gate of another shape than [H, 1], or with b_down."""
+    """Raise AssertionError if row_gate is given and is not [H, 1], or is given together with b_down."""
     if row_gate is not None:
         assert row_gate.shape == (x.shape[1], 1), f"row_gate is [{x.shape[1]}, 1], not {row_gate.shape}"
-        assert b_down is None, "row_gate comes without b_down"
+        assert b_down is None, "row_gate and b_down are both given; row_gate comes without b_down"
 
 
 def expect_row(row, columns, name):
-    """Refuse a row that is given and has not the shape [1, columns]."""
+    """Raise AssertionError if `row` is neither None nor [1, columns]; `name` names the argument in the message."""
     if row is not None:
         assert row.shape == (1, columns), f"{name} is [1, {columns}], not {row.shape}"
 
 
 def activation_function(name):
-    """Return the Scalar engine's function of a name; refuse other names than silu, gelu, gelu_tanh and relu."""
+    """Return the Scalar engine's function for "silu", "gelu" (by the error function), "gelu_tanh" or "relu".
+
+    Raises AssertionError for other names.
+    """
     assert name in ("silu", "gelu", "gelu_tanh", "relu"), (
         f"activation is silu, gelu, gelu_tanh or relu, not {name}"
     )
@@ -295,7 +314,12 @@ def mlp_reference(
     sequence_ranks: int = 1,
     row_gate: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Compute the formula in float32. For several ranks pass whole weights: the sum over ranks is the product."""
+    """Return the kernel's y in x's dtype, computed in float32 and rounded once.
+
+    replica_group and sequence_ranks are ignored. For several ranks pass the whole x, w_gate, w_up, w_down and
+    biases, with the columns of all ranks: the sum over ranks is then part of the product. The result has all
+    T rows.
+    """
     normalised = widened(x)
     if norm_bias is not None:
         normalised = normalised - normalised.mean(axis=-1, keepdims=True)
@@ -315,7 +339,7 @@ def mlp_reference(
 
 
 def activation_reference(values: np.ndarray, name: str) -> np.ndarray:
-    """Apply silu, gelu by the error function, gelu by tanh, or relu."""
+    """Return the activation of each element: silu, gelu by the error function, gelu_tanh, or relu for other names."""
     if name == "silu":
         return values / (1 + np.exp(-values))
     if name == "gelu":

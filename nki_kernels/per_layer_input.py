@@ -53,12 +53,16 @@ cores = (1, 2)
 MAX_HIDDEN = 8192
 
 WEIGHT_BYTES = 96 * 1024
-"""Of a partition, for both weights; the rows of two row tiles and of results have to fit beside them."""
+"""Most bytes of each partition for both weights; the rows of two row tiles and of results have to fit beside them."""
 
 
 @nki.jit
 def per_layer_input(x, w_gate, inputs, w_output, first=0, activation="gelu_tanh"):
-    """Return (activation(x @ w_gate) * the layer's slice of inputs) @ w_output."""
+    """Return y [T, H] @ HBM in x's dtype: (activation(x @ w_gate) * inputs[:, first : first + P]) @ w_output.
+
+    On two cores each computes half of the rows, and the first core alone up to 128 rows. Raises
+    AssertionError if arguments are refused.
+    """
     expect_dims(2, x, "x [T, H]")
     expect_dims(2, w_gate, "w_gate [H, P]")
     tokens, hidden = x.shape
@@ -93,7 +97,7 @@ def per_layer_input(x, w_gate, inputs, w_output, first=0, activation="gelu_tanh"
 
 
 def check_arguments(x, w_gate, inputs, w_output, first):
-    """Refuse shapes that do not fit together, and sizes beyond the limits."""
+    """Raise AssertionError if shapes or dtypes do not fit together, or if H, P or the weights' bytes are too many."""
     tokens, hidden = x.shape
     width = w_gate.shape[1]
     assert hidden <= MAX_HIDDEN, f"per_layer_input takes a hidden size of at most {MAX_HIDDEN}, not {hidden}"
@@ -111,20 +115,28 @@ def check_arguments(x, w_gate, inputs, w_output, first):
 
 
 def load_rows(x, inputs, rows):
-    """Load a row tile of x and of the inputs."""
+    """Load rows (first, last) of x and of the inputs from HBM into two new SBUF tiles [row, column]; return both."""
     first, last = rows
     return load(x[first:last, :], x.dtype), load(inputs[first:last, :], inputs.dtype)
 
 
 def transposed(rows):
-    """Transpose a row tile into blocks [k in block, block, row]."""
+    """Return the transpose of an SBUF tile [row, K] as a new SBUF tile [k in block, block, row]."""
     result = blocks_tile(rows.shape[1], rows.shape[0], rows.dtype)
     transpose_tiles(result, [rows], 0)
     return result
 
 
 def gated_rows(across, inputs, gate, hidden, function):
-    """Return activation(rows @ gate) * inputs, from transposed rows."""
+    """Return activation(rows @ gate) * inputs as a new SBUF tile [row, P] in the dtype of inputs.
+
+    Args:
+        across: the rows transposed, SBUF tile [h in block, block, row].
+        inputs: SBUF tile [row, P].
+        gate: w_gate in SBUF, [h in block, block, P].
+        hidden: H.
+        function: activation function of the Scalar engine.
+    """
     count, width = inputs.shape
     sums = empty_sums([(0, count)], [(0, width)])
     add_products(sums, across, [(0, count)], gate, [(0, width)], 0, hidden)
@@ -136,7 +148,10 @@ def gated_rows(across, inputs, gate, hidden, function):
 
 
 def projected(gated, output):
-    """Multiply a row tile by a weight [p in block, block, H]."""
+    """Return gated @ output as a new SBUF tile [row, H] in the dtype of `gated`.
+
+    gated: SBUF tile [row, P]. output: w_output in SBUF, [p in block, block, H].
+    """
     count, width = gated.shape
     hidden = output.shape[2]
     across = transposed(gated)
@@ -158,7 +173,7 @@ def per_layer_input_reference(
     first: int = 0,
     activation: str = "gelu_tanh",
 ) -> np.ndarray:
-    """Compute the formula in float32."""
+    """Return the kernel's y in x's dtype, computed in float32 and rounded once."""
     gate = activation_reference(widened(x) @ widened(w_gate), activation)
     layer_inputs = widened(inputs[:, first : first + w_gate.shape[1]])
     return ((gate * layer_inputs) @ widened(w_output)).astype(x.dtype)

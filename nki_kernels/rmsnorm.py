@@ -53,14 +53,18 @@ cores = (1,)
 MAX_HIDDEN = 8192
 
 FEW_ROWS = 16
-"""Rows up to which H lies on the partitions."""
+"""Most rows that are taken with H on the partitions."""
 
 
 @nki.jit
 def rmsnorm(
     x, weight, eps, residual=None, norm_offset=0.0, replica_group=None, row_elements=None, scale=None
 ):
-    """Return x / rms(x) * weight for each row, plus the residual, times the scale."""
+    """Return y [T, H] @ HBM in x's dtype: (x / rms(x) * (weight + norm_offset) + residual) * scale, row by row.
+
+    A residual or scale that is None is left out. With a replica_group, each rank has H of the row_elements
+    elements of a row, and rms is over all of them. Raises AssertionError if arguments are refused.
+    """
     expect_dims(2, x, "x [T, H]")
     tokens, hidden = x.shape
     assert weight.shape == (1, hidden), f"weight is [1, {hidden}] for rows of {hidden}, not {weight.shape}"
@@ -71,10 +75,10 @@ def rmsnorm(
     counted = hidden if row_elements is None and replica_group is None else row_elements
     assert counted is not None and counted >= 1, f"row_elements of a group is 1 or more, not {row_elements}"
     assert replica_group is not None or counted == hidden, (
-        f"{row_elements} elements of rows of {hidden}, but no group"
+        f"row_elements is {row_elements} for rows of {hidden} without a replica_group; leave it out"
     )
     if scale is not None:
-        assert residual is not None, "scale is given without a residual"
+        assert residual is not None, "scale is given without a residual; pass one, or scale the weight"
         assert scale.shape == (1, 1), f"scale is [1, 1], not {scale.shape}"
     norm = Norm(weight, None, norm_offset, eps)
     y = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
@@ -109,7 +113,10 @@ def rmsnorm(
 
 
 def few_rows(y, x, norm, residual, scale):
-    """Compute y of up to FEW_ROWS rows with H on the partitions."""
+    """Write y [T, H] @ HBM for at most FEW_ROWS rows, with H on the partitions, so that few rows use all of them.
+
+    norm: Norm. residual: [T, H] @ HBM, or None. scale: [1, 1] @ HBM, or None; it comes with a residual.
+    """
     tokens, hidden = x.shape
     spans = hidden_spans(hidden)
     factor = None if scale is None else on_every_row(scale, spans[0][1], nl.float32, 0.0)
@@ -128,14 +135,20 @@ def few_rows(y, x, norm, residual, scale):
 
 
 def operands(x, residual, rows):
-    """Load a row tile of x and of the residual; return both, None without a residual."""
+    """Load rows (first, last) of x and of the residual into two new SBUF tiles; return both, None for no residual."""
     first, last = rows
     residual_tile = None if residual is None else load(residual[first:last, :], residual.dtype)
     return load(x[first:last, :], x.dtype), residual_tile
 
 
 def add_scaled(dst, wide, factor):
-    """Add a float32 tile to dst, which holds the residual, and multiply the sum by the factor, if any; round once."""
+    """Write (dst + wide) * factor to `dst`, which holds the residual, rounded once.
+
+    Args:
+        dst: SBUF tile [partition, …] in x's dtype, overwritten.
+        wide: float32 SBUF tile of the same shape. It is overwritten too if there is a factor.
+        factor: float32 column in SBUF that multiplies each partition, or None.
+    """
     if factor is None:
         nisa.tensor_tensor(dst=dst, data1=wide, data2=dst, op=nl.add)
         return
@@ -144,9 +157,16 @@ def add_scaled(dst, wide, factor):
 
 
 def normalise_and_add(tile, residual_tile, root, norm, factor):
-    """Normalise rows and add the residual, scaled and rounded once; return the tile with the sum.
+    """Normalise the rows of an SBUF tile, add the residual, scale, and round once; return the tile with the result.
 
-    It is `tile` without a residual, else `residual_tile`. root: 1 / rms of each row, [row, 1].
+    Without a residual the rows of `tile` are overwritten, and it is returned. Else `residual_tile` is. A
+    float32 `tile` is overwritten then too.
+
+    Args:
+        tile: [row, H]. residual_tile: the same shape, or None.
+        root: float32 [row, 1] with 1 / rms of each row.
+        norm: RowNorm.
+        factor: float32 column that multiplies the sum with the residual, or None.
     """
     if residual_tile is None:
         normalise(tile, tile, RowStatistics(None, root), norm)
@@ -160,7 +180,16 @@ def normalise_and_add(tile, residual_tile, root, norm, factor):
 
 
 def sums_over_ranks(x, starts, scratch, replica_group):
-    """Return the sum of the squares of every row over all ranks: [row in tile, tile]."""
+    """Return the sum of the squares of each row over all ranks: float32 [row in tile, tile] in SBUF.
+
+    x is loaded once for it, and one all-reduce takes all rows.
+
+    Args:
+        x: [T, H] @ HBM, this rank's part of the rows.
+        starts: ranges (first, last) of the rows of each tile.
+        scratch: SBUF tile that is overwritten with squares.
+        replica_group: the ranks.
+    """
     sums = nl.ndarray((scratch.shape[0], len(starts)), dtype=nl.float32, buffer=nl.sbuf)
     total = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=sums, value=0.0)
@@ -182,7 +211,10 @@ def rmsnorm_reference(
     row_elements: int | None = None,
     scale: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Compute the formula in float32. For several ranks pass the whole rows."""
+    """Return the kernel's y in x's dtype, computed in float32 and rounded once.
+
+    replica_group and row_elements are ignored: for several ranks pass the whole rows.
+    """
     wide = widened(x)
     root = 1 / np.sqrt(np.mean(wide * wide, axis=1, keepdims=True) + wide.dtype.type(eps))
     normalised = wide * root * (widened(weight) + wide.dtype.type(norm_offset))

@@ -48,7 +48,11 @@ MAX_WIDTH = 8192
 
 @nki.jit
 def rope(x, positions, cos, sin, heads):
-    """Rotate every head of every row by the angles of the row's position."""
+    """Return y [T, heads * D] @ HBM in x's dtype: the first R elements of every head turned, the others copied.
+
+    Row t is turned by the angles in row positions[t] of cos and sin, [S, R/2] each. Raises AssertionError if
+    shapes do not fit together, or if rows have more than MAX_WIDTH elements.
+    """
     expect_dims(2, x, "x [T, heads * D]")
     expect_dims(2, cos, "cos [S, R/2]")
     tokens, width = x.shape
@@ -74,23 +78,33 @@ def rope(x, positions, cos, sin, heads):
 
 
 def operands(x, positions, cos, sin, rows):
-    """Load a row tile of x with its cosines and sines, before the previous tile's result is stored."""
+    """Load rows (first, last) of x with their angles into new SBUF tiles: return (x's tile, cosines, sines).
+
+    x's tile is [row, heads * D]; cosines and sines are [row, R/2], the rows of the tables at the tokens'
+    positions.
+    """
     first, last = rows
     row_numbers = load(positions[first:last, :], nl.int32)
     return load(x[first:last, :], x.dtype), gather(cos, row_numbers), gather(sin, row_numbers)
 
 
 def gather(table, row_numbers):
-    """Load rows of a table [S, half] in HBM by number: [rows, half]."""
+    """Load rows of a table [S, half] @ HBM by number into a new SBUF tile [rows, half].
+
+    row_numbers: [rows, 1] int32 in SBUF.
+    """
     rows = row_numbers.shape[0]
     half = table.shape[1]
     return load(table.ap(pattern=[[half, rows], [1, half]], vector_offset=row_numbers), table.dtype)
 
 
 def rotate(result, tile, cosines, sines, head):
-    """Turn the first R elements of each head of a row tile [rows, heads * D] by angles; the others are copied.
+    """Write an SBUF tile [rows, heads * D] to `result`, the first R elements of each head turned, the others copied.
 
-    cosines, sines: [rows, R/2], the same for every head.
+    With halves a and b of these R elements, a' = a * c - b * s and b' = b * c + a * s. `result` is an SBUF
+    tile of the same shape.
+
+    head: D. cosines, sines: c and s, SBUF tiles [rows, R/2], the same for every head.
     """
     rows, width = tile.shape
     heads = width // head
@@ -114,7 +128,7 @@ def rotate(result, tile, cosines, sines, head):
 
 
 def for_heads(angles, heads):
-    """View angles [rows, half] as [rows, heads, 2, half]: equal for all heads and both halves."""
+    """Return a view [rows, heads, 2, half] of angles [rows, half], equal for all heads and both halves of a head."""
     rows, half = angles.shape
     return angles.reshape((rows, 1, 1, half)).broadcast(1, heads).broadcast(2, 2)
 
@@ -122,7 +136,10 @@ def for_heads(angles, heads):
 def rope_reference(
     x: np.ndarray, positions: np.ndarray, cos: np.ndarray, sin: np.ndarray, heads: int
 ) -> np.ndarray:
-    """Compute Hugging Face's form, x * cos + rotate_half(x) * sin of the rotated elements, in float32."""
+    """Return the kernel's y in x's dtype: x * cos + rotate_half(x) * sin as in Hugging Face, computed in float32.
+
+    Elements of a head beyond those that the tables cover are copied.
+    """
     heads_of_rows = widened(x).reshape(x.shape[0], heads, -1)
     wide, unrotated = np.split(heads_of_rows, [2 * cos.shape[1]], axis=2)
     cosines = np.tile(widened(cos)[positions], 2)

@@ -86,17 +86,18 @@ cores = (1, 2)
 MAX_HIDDEN = 8192
 
 STAGES = 4
-"""Of a row tile: the statistics of its norm, its norm, the product, and the choice."""
+"""Stages of a row tile: the statistics of its norm, its norm, the product, and the choice."""
 
 MOST_PIPELINED_BYTES = 131072
-"""Of a partition, for the row tiles of all stages at once and w_router. The norm's weight and scratch come on top."""
+"""Most bytes of each partition for the row tiles of all stages at once and w_router, without the norm's operands."""
 
 
 @dataclass
 class RouterProduct(nl.NKIObject):
     """Operands in SBUF of the logits and of the choice.
 
-    matrix: w_router [h in block, block, E]. bias, choice_bias: [row, E] float32, or None.
+    matrix: w_router [h in block, block, E]. bias, choice_bias: float32 [row, E], the same on every row, or
+    None.
     """
 
     matrix: nl.NkiTensor
@@ -129,7 +130,11 @@ def router(
     scale=1.0,
     norm_offset=0.0,
 ):
-    """Normalise the rows, and select the experts that each token passes, with their weights."""
+    """Return (n, weights, ids) @ HBM: norm(x) [T, H] in x's dtype, and each token's K experts, the best ones first.
+
+    weights [T, K] are float32, ids [T, K] int32. On two cores each routes half of the rows, and the first
+    core alone up to 128 rows. Raises AssertionError if arguments are refused.
+    """
     expect_dims(2, x, "x [T, H]")
     expect_dims(2, w_router, "w_router [H, E]")
     selection = Selection(w_router.shape[1], top_k, scoring, renormalise, groups, top_groups, scale)
@@ -156,13 +161,23 @@ def router(
 
 
 def route_tiles(x, outputs, first_rows, tiles, norm, product, selection):
-    """Route tiles (first, end) of rows in a software pipeline: each step works on up to four tiles.
+    """Write n, weights and ids for tiles of rows in a software pipeline: each step works on up to four tiles.
 
-    step   Scalar engine          Vector engine     Tensor engine                 DMA queues
-    m      statistics of tile m   norm of m - 1,    transposes and product of     load m + 1,
-                                  select for m - 3  m - 2                         store n of m - 1 and choices of m - 3
+        step   Scalar engine          Vector engine     Tensor engine                 DMA queues
+        m      statistics of tile m   norm of m - 1,    transposes and product of     load m + 1,
+                                      select for m - 3  m - 2                         store n of m - 1 and
+                                          choices of m - 3
 
-    Without room for these rows, all stages of a tile pass in one step. first_rows: the first tile in SBUF.
+    If SBUF does not hold the rows of four tiles, all stages of a tile pass in one step.
+
+    Args:
+        x: [T, H] @ HBM.
+        outputs: RouterOutputs.
+        first_rows: rows of the first tile in SBUF, [row, H].
+        tiles: ranges (first, end) of rows.
+        norm: RowNorm.
+        product: RouterProduct.
+        selection: how experts are selected from logits.
     """
     lag = 1 if has_room(x, product.matrix) else 0
     # Of many tiles the Scalar engine copies all transposes.
@@ -197,7 +212,10 @@ def route_tiles(x, outputs, first_rows, tiles, norm, product, selection):
 
 
 def check_arguments(x, norm, w_router, bias, choice_bias, selection):
-    """Refuse shapes that do not fit together, and sizes beyond the limits."""
+    """Raise AssertionError if shapes do not fit together, if H or E is too large, or if the selection is impossible.
+
+    It is if it asks for too many experts or groups, for groups of too few experts, or for an unknown scoring.
+    """
     hidden, experts = x.shape[1], selection.experts
     top_k, scoring = selection.top_k, selection.scoring
     groups, top_groups = selection.groups, selection.top_groups
@@ -207,28 +225,38 @@ def check_arguments(x, norm, w_router, bias, choice_bias, selection):
     norm.check(hidden)
     assert top_k >= 1 and top_k <= experts, f"top_k is 1 to {experts}, the number of experts, not {top_k}"
     assert scoring in ("softmax", "sigmoid"), f"scoring is softmax or sigmoid, not {scoring}"
-    assert scoring == "sigmoid" or choice_bias is None, "choice_bias comes with sigmoid scoring"
+    assert scoring == "sigmoid" or choice_bias is None, (
+        f"choice_bias comes with sigmoid scoring alone, not with {scoring}"
+    )
     for row in (bias, choice_bias):
         if row is not None:
             assert row.shape == (1, experts), (
                 f"a bias of {experts} experts is [1, {experts}], not {row.shape}"
             )
-    assert groups >= 1 and experts % groups == 0, f"{experts} experts in {groups} groups"
+    assert groups >= 1 and experts % groups == 0, (
+        f"{experts} experts in {groups} groups; groups has to divide experts"
+    )
     assert top_groups >= 1 and top_groups <= groups, f"top_groups is 1 to {groups}, not {top_groups}"
     size = experts // groups
     assert groups == 1 or size >= LEAST_SEARCHED, (
-        f"groups of at least {LEAST_SEARCHED} experts, not of {size}"
+        f"router takes groups of at least {LEAST_SEARCHED} experts, not of {size}"
     )
-    assert top_k <= top_groups * size, f"{top_groups} groups of {size} experts do not hold {top_k}"
+    assert top_k <= top_groups * size, (
+        f"{top_groups} groups of {size} experts do not hold {top_k}; raise top_groups or lower top_k"
+    )
 
 
 def repeat_row(row, rows):
-    """Repeat a row [1, E] @ HBM on each of `rows` partitions in float32, or return None for None."""
+    """Return a new float32 SBUF tile [rows, E] with a row [1, E] @ HBM on every partition; None for None."""
     return None if row is None else on_every_row(row, rows, nl.float32, 0.0)
 
 
 def has_room(x, matrix):
-    """Return whether SBUF holds row tiles for all stages: one that arrives, three more, and the transposes of two."""
+    """Return whether SBUF holds the row tiles of all stages at once beside w_router.
+
+    These are the tile that arrives, three more, and the transposes of two. x: [T, H] @ HBM. matrix: w_router
+    in SBUF, [h in block, block, E].
+    """
     hidden = x.shape[1]
     row = hidden * item_bytes(x.dtype)
     transposes = row if x.dtype == matrix.dtype else row + hidden * item_bytes(matrix.dtype)
@@ -237,7 +265,13 @@ def has_room(x, matrix):
 
 
 def multiply_tile(tile, matrix, share):
-    """Multiply a row tile by the router's matrix: [row, E] float32 in PSUM. share: the `vector_share` of transposes."""
+    """Return tile @ matrix as a new PSUM tile [row, E] float32.
+
+    Args:
+        tile: SBUF row tile [row, H].
+        matrix: w_router in SBUF, [h in block, block, E], in whose dtype the product is taken.
+        share: of how many PSUM banks of transposes the Vector engine copies one; 0: none.
+    """
     rows, hidden = tile.shape
     experts = matrix.shape[2]
     transposed = blocks_tile(hidden, rows, tile.dtype)
@@ -256,7 +290,10 @@ def multiply_tile(tile, matrix, share):
 
 
 def add_bias(sums, bias):
-    """Return sums [row, E] in PSUM plus a bias or None: [row, 8 experts or more] float32, padded."""
+    """Return sums + bias as a new float32 SBUF tile [row, max(E, 8)], padded with MISSING as a search needs it.
+
+    sums: PSUM tile [row, E]. bias: SBUF tile [row, E], or None to add nothing.
+    """
     rows, experts = sums.shape
     result = allocate_scores(rows, experts)
     if bias is None:
@@ -267,7 +304,10 @@ def add_bias(sums, bias):
 
 
 def cast_blocks(tile, depth, dtype):
-    """Return blocks [k in block, block, column] of `depth` rows in a dtype. The last block may be short."""
+    """Return an SBUF tile [k in block, block, column] in `dtype`: the tile itself if it has the dtype, else a new one.
+
+    depth: rows of all blocks. Partitions of a short last block beyond them are not read or written.
+    """
     if tile.dtype == dtype:
         return tile
     result = nl.ndarray(tile.shape, dtype=dtype, buffer=nl.sbuf)
@@ -294,7 +334,7 @@ def router_reference(
     scale: float = 1.0,
     norm_offset: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute the formulas in float32, with a stable sort."""
+    """Return the kernel's (n, weights, ids), computed in float32 with a stable sort; logits come from the rounded n."""
     wide = widened(x)
     n = wide / np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps)
     n = n * (widened(norm_weight) + wide.dtype.type(norm_offset))

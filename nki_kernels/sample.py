@@ -81,10 +81,10 @@ from nki_kernels.tiles import MASKED, PARTITIONS, cast, expect_dims, load, load_
 cores = (1, 2)
 
 MAX_CANDIDATES = 1024
-"""Candidates of a row that lie in SBUF beside a piece."""
+"""Most candidates of a row, which lie in SBUF beside a piece of the logits."""
 
 MAX_GIVEN = 4096
-"""Given candidates of a row."""
+"""Most candidates of a row that are given with their ids."""
 
 
 @nki.jit
@@ -107,7 +107,11 @@ def sample(
     replica_group=None,
     num_ranks=1,
 ):
-    """Draw the next token of each row; return it and its log-probability, and the candidates with theirs."""
+    """Return (chosen, log_probs, top_ids, top_log_probs) @ HBM: the token drawn for each row, and its candidates.
+
+    chosen and log_probs are [T, 1]; the candidates are [T, K], best first, K being `candidates` rounded up to
+    a multiple of 8. Ids are int32, log-probabilities float32. Raises AssertionError if arguments are refused.
+    """
     check_arguments(logits, uniform, candidates, ids, replica_group, num_ranks)
     check_penalties(logits, output_counts, prompt_counts, (repetition, presence, frequency))
     rows = logits.shape[0]
@@ -139,7 +143,7 @@ def sample(
 
 
 def select_rows(tensors, first, end):
-    """Return rows first … end of each tensor of HBM; None for None."""
+    """Return views of rows first … end - 1 of each tensor of a list, with None for None."""
     row_views = []
     for tensor in tensors:
         row_views.append(None if tensor is None else tensor[first:end, :])
@@ -147,7 +151,10 @@ def select_rows(tensors, first, end):
 
 
 def load_limits(limits):
-    """Load the uniform numbers of a draw, the results of `prepare_parameters`, and min_p."""
+    """Load the per-row arguments of a draw into SBUF: return (uniform, results of `prepare_parameters`, min_p).
+
+    limits: (uniform, temperature, top_k, top_p, min_p), each [T, 1] @ HBM. All results are [T, 1] float32.
+    """
     uniform, temperature, top_k, top_p, min_p = limits
     parameters = prepare_parameters(
         load(temperature, nl.float32), load(top_k, nl.float32), load(top_p, nl.float32)
@@ -157,7 +164,18 @@ def load_limits(limits):
 
 
 def largest_adjusted(sources, penalties, ids, vocab_offset, keep):
-    """Return the `keep` largest adjusted logits of each row, their ids in float32, and the sum of exp(logit - best)."""
+    """Return (values, ids, total) of each row in SBUF: the `keep` largest adjusted logits, best first, and their sum.
+
+    values and ids are float32 [T, keep]; total [T, 1] is the sum of exp(logit - best) over all of the row.
+    Given candidates without bias and counts are taken as they are.
+
+    Args:
+        sources: (logits, bias, prompt_counts, output_counts), [T, V] @ HBM, or None but for logits.
+        penalties: (repetition, presence, frequency), [T, 1] @ HBM or None.
+        ids: ids of given candidates, [T, V] @ HBM, or None.
+        vocab_offset: [1, 1] @ HBM, the id of column 0, or None for 0.
+        keep: a multiple of 8.
+    """
     logits, bias, _, output_counts = sources
     if ids is not None and bias is None and output_counts is None:
         values, total = given_candidates(logits, keep)
@@ -167,7 +185,14 @@ def largest_adjusted(sources, penalties, ids, vocab_offset, keep):
 
 
 def draw_rows(results, values, found_ids, total, limits):
-    """Draw one of the candidates of each row, and store its id and log-probability and those of all candidates."""
+    """Draw one of the candidates of each row, and store it and the log-probabilities of all candidates to HBM.
+
+    Args:
+        results: (chosen, log_probs, top_ids, top_log_probs) @ HBM, all written.
+        values, found_ids: the candidates, float32 [T, K] in SBUF, best first.
+        total: [T, 1], the sum of exp(logit - best) over the whole row.
+        limits: the result of `load_limits`.
+    """
     chosen_ids, log_probs, top_ids, top_log_probs = results
     numbers, parameters, least_share = limits
     weights = candidate_weights(values, parameters, least_share)
@@ -182,7 +207,7 @@ def draw_rows(results, values, found_ids, total, limits):
 
 
 def check_arguments(logits, uniform, candidates, ids, replica_group, num_ranks):
-    """Refuse what sample does not take."""
+    """Raise AssertionError if rows, candidates, given candidates or ranks are too many, or if a shape does not fit."""
     expect_dims(2, logits, "logits [T, V]")
     rows, columns = logits.shape
     keep = multiple_of_eight(candidates)
@@ -190,37 +215,51 @@ def check_arguments(logits, uniform, candidates, ids, replica_group, num_ranks):
     assert uniform.shape == (rows, 1), f"uniform is [{rows}, 1], not {uniform.shape}"
     assert candidates >= 1, f"candidates is {candidates}; at least 1 is wanted"
     assert keep <= columns, (
-        f"the largest {keep} ({candidates} candidates, a multiple of 8) of {columns} columns"
+        f"the largest {keep} ({candidates} candidates, a multiple of 8) of {columns} columns; lower candidates"
     )
     assert keep <= MAX_CANDIDATES, f"sample draws from at most {MAX_CANDIDATES} candidates, not {keep}"
     if ids is not None:
         assert ids.shape == (rows, columns), f"ids is [{rows}, {columns}], not {ids.shape}"
         assert columns <= MAX_GIVEN, f"sample takes at most {MAX_GIVEN} given candidates, not {columns}"
-    assert replica_group is not None or num_ranks == 1, f"{num_ranks} ranks, but no replica_group"
+    assert replica_group is not None or num_ranks == 1, (
+        f"{num_ranks} ranks, but no replica_group; pass their group"
+    )
     assert num_ranks * keep <= MAX_GATHERED, (
-        f"{keep} candidates of {num_ranks} ranks are more than {MAX_GATHERED}"
+        f"{keep} candidates of {num_ranks} ranks are more than {MAX_GATHERED}; lower candidates"
     )
 
 
 def check_penalties(logits, output_counts, prompt_counts, penalties):
-    """Refuse penalties without counts, counts without penalties, and counts of another shape."""
+    """Raise AssertionError if output_counts has another shape than the logits or comes without all three penalties.
+
+    Also if a penalty or prompt_counts comes without output_counts. penalties: (repetition, presence,
+    frequency).
+    """
     rows, columns = logits.shape
     if output_counts is None:
         penalty_count = 0 if prompt_counts is None else 1
         for penalty in penalties:
             penalty_count = penalty_count if penalty is None else penalty_count + 1
-        assert penalty_count == 0, "penalties and prompt_counts need output_counts"
+        assert penalty_count == 0, "penalties and prompt_counts need output_counts; pass it too"
     else:
         shape = (rows, columns)
         assert output_counts.shape == shape, (
             f"output_counts is [{rows}, {columns}], not {output_counts.shape}"
         )
         for penalty in penalties:
-            assert penalty is not None, "output_counts needs repetition, presence and frequency"
+            assert penalty is not None, (
+                "output_counts needs repetition, presence and frequency; 1, 0 and 0 change nothing"
+            )
 
 
 def find_ids(columns, ids, vocab_offset):
-    """Return the ids of columns [T, K], in float32: those in `ids`, or the columns' numbers from the offset on."""
+    """Return the ids of columns [T, K], in float32 in SBUF: those in `ids`, or the columns' numbers plus the offset.
+
+    Args:
+        columns: float32 SBUF tile, returned itself if both `ids` and `vocab_offset` are None.
+        ids: [T, V] @ HBM, from which each row's columns are gathered, or None.
+        vocab_offset: [1, 1] @ HBM, the id of column 0, or None for 0.
+    """
     rows, keep = columns.shape
     if ids is None and vocab_offset is None:
         return columns
@@ -236,7 +275,10 @@ def find_ids(columns, ids, vocab_offset):
 
 
 def log_probabilities(values, best, log_sum):
-    """Return log-probabilities of values [T, n]; minus infinity for masked ones."""
+    """Return values - best - log_sum as a new float32 SBUF tile [T, n]; minus infinity for masked values.
+
+    values: [T, n], masked if at most MASKED. best, log_sum: [T, 1].
+    """
     result = nl.ndarray(values.shape, dtype=nl.float32, buffer=nl.sbuf)
     masked = nl.ndarray(values.shape, dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_scalar(
@@ -266,7 +308,10 @@ def sample_reference(
     replica_group: object = None,
     num_ranks: int = 1,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Sample row by row as the kernel does. For several ranks pass the whole logits and the offset 0."""
+    """Return the kernel's (chosen, log_probs, top_ids, top_log_probs), drawn row by row in the kernel's order of sums.
+
+    replica_group and num_ranks are ignored: for several ranks pass the whole logits and the offset 0 or None.
+    """
     wide = widened(logits) if bias is None else widened(logits) + bias
     number = wide.dtype.type
     missing = np.isnan(wide)
@@ -301,7 +346,11 @@ def draw_reference(
     top_p: np.floating,
     min_p: np.floating,
 ) -> int:
-    """Draw one of the candidates, which are sorted in descending order; sums are taken in the kernel's order."""
+    """Return the id of one candidate of a row, drawn as the kernel draws it.
+
+    values, ids: the candidates in descending order. Sums are taken in the kernel's order. With temperature 0
+    the first one is returned.
+    """
     if temperature == 0:
         return int(ids[0])
     inverse = 1 / np.maximum(temperature, values.dtype.type(1e-6))

@@ -84,7 +84,12 @@ def selective_scan(
     counts,
     gate_first=0,
 ):
-    """Apply the selective scan to some tokens of each sequence, with its skip and its gate."""
+    """Return (y, state) @ HBM: y [T, C] in u's dtype, and `state`, updated in place in the slots of the sequences.
+
+    state[state_slots[b]] becomes h after the last token of sequence b. It counts as zeros before if starts[b]
+    is 0. With one token of each sequence a step is computed, else a prompt. Raises AssertionError if
+    arguments are refused.
+    """
     expect_dims(2, u, "u [T, C]")
     table = SequenceTable(state_slots, starts, counts)
     arguments = ScanArguments(u, projected, w_dt, dt_bias, a_log, d, gate, gate_first, state, table)
@@ -99,7 +104,10 @@ def selective_scan(
 
 
 def check_arguments(arguments):
-    """Return the number of sequences; refuse shapes that do not fit together, and sizes beyond the limits."""
+    """Return the number of sequences B; raise AssertionError if shapes or dtypes do not fit together.
+
+    Refused are also R above MOST_RANK and N above MOST_STATES. arguments: record of the kernel's tensors.
+    """
     u, w_dt, a_log, state = arguments.u, arguments.w_dt, arguments.a_log, arguments.state
     tokens, channels = u.shape
     expect_dims(2, w_dt, "w_dt [R, C]")
@@ -141,7 +149,7 @@ def selective_scan_reference(
     counts: np.ndarray,
     gate_first: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Apply the formulas in float32, token by token; the state is updated in place."""
+    """Return (y, state): y in u's dtype, computed in float32 token by token, and `state` itself, updated in place."""
     rank, (channels, states) = len(w_dt), a_log.shape
     low, into, out = np.split(widened(projected), (rank, rank + states), axis=1)
     inputs, rates = widened(u), -np.exp(widened(a_log))

@@ -76,7 +76,7 @@ cores = (1, 2)
 MOST_ROW_BYTES = 65536
 
 PANEL_BYTES = 10240
-"""Of a row of x whose heads pass prompts together."""
+"""Most bytes of a row of x whose heads pass prompts together."""
 
 
 @nki.jit
@@ -97,7 +97,12 @@ def ssd(
     dt_least=0.0,
     dt_most=None,
 ):
-    """Apply the recurrence of Mamba-2 to some tokens of each sequence, with its skip and its gate."""
+    """Return (y, state) @ HBM: y [T, H P] in u's dtype, and `state`, updated in place in the slots of the sequences.
+
+    state[state_slots[b]] becomes s after the last token of sequence b. It counts as zeros before if starts[b]
+    is 0. With one token of each sequence a step is computed, else a prompt. Raises AssertionError if
+    arguments are refused.
+    """
     expect_dims(2, u, "u [T, H P + 2 G N]")
     expect_dims(3, state, "state [S, N, H P]")
     inputs = Inputs(u, steps, dt_bias, a_log, d, gate, state, SequenceTable(state_slots, starts, counts))
@@ -123,15 +128,22 @@ def ssd(
 
 
 def check_arguments(inputs, groups):
-    """Return the number of sequences; refuse shapes that do not fit together, and sizes beyond the limits."""
+    """Return the number of sequences B; raise AssertionError if shapes or dtypes do not fit together.
+
+    Refused are also sizes beyond the kernel's limits. inputs: record of the kernel's tensors. groups: G.
+    """
     u, state = inputs.u, inputs.state
     tokens, width = u.shape
     _, states, inner = state.shape
     heads = inputs.dt_bias.shape[1]
     assert state.dtype == nl.float32, f"state is float32, not {state.dtype}"
     assert states <= PARTITIONS, f"ssd takes states of at most {PARTITIONS}, not {states}"
-    assert inner % heads == 0 and heads % groups == 0, f"{inner} elements of {heads} heads in {groups} groups"
-    assert max(heads, inner // heads) <= BANK, f"ssd takes at most {BANK} heads of at most {BANK} elements"
+    assert inner % heads == 0 and heads % groups == 0, (
+        f"{inner} elements of {heads} heads in {groups} groups; heads have to divide elements, and groups heads"
+    )
+    assert max(heads, inner // heads) <= BANK, (
+        f"ssd takes at most {BANK} heads of at most {BANK} elements, not {heads} of {inner // heads}"
+    )
     columns = inner + 2 * groups * states
     assert width == columns, f"u is [{tokens}, {columns}], not {u.shape}"
     row_bytes = width * (4 if u.dtype == nl.float32 else 2)
@@ -162,7 +174,7 @@ def ssd_reference(
     dt_least: float = 0.0,
     dt_most: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Apply the formulas in float32, token by token; the state is updated in place."""
+    """Return (y, state): y in u's dtype, computed in float32 token by token, and `state` itself, updated in place."""
     (_, states, inner), heads = state.shape, dt_bias.shape[1]
     x, into, out = np.split(widened(u), (inner, inner + groups * states), axis=1)
     x = x.reshape(len(u), heads, -1)

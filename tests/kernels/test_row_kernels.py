@@ -150,7 +150,11 @@ class TestRmsnorm(KernelTests):
             dict(x=lambda x: np.where(np.arange(3)[:, None] == 1, F32(0), x)),
         ],
         refusals=[
-            refuse("17 elements of rows of 16, but no group", dict(row_elements=16), row_elements=17),
+            refuse(
+                "row_elements is 17 for rows of 16 without a replica_group",
+                dict(row_elements=16),
+                row_elements=17,
+            ),
             *(
                 refuse(
                     f"row_elements of a group is 1 or more, not {count}",
