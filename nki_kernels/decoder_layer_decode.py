@@ -57,7 +57,7 @@ from nki_kernels.decode.hidden import hidden_fits
 from nki_kernels.mlp import activation_function, check_arguments, mlp, mlp_reference
 from nki_kernels.norms.norm import Norm, rms_norm_or_none
 from nki_kernels.projection.feed_forward import Weights
-from nki_kernels.weights import WeightMatrix, matrix_or_none
+from nki_kernels.weights import WeightMatrix, wrap_matrix
 
 cores = (1,)
 
@@ -102,7 +102,7 @@ def decoder_layer_decode(
     assert nl.num_programs() == 1, (
         "decoder_layer_decode takes one physical core; on two, launch attention_block_decode and mlp"
     )
-    matrices = (matrix_or_none(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))
+    matrices = (wrap_matrix(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))
     mlp_weights = Weights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
     mlp_norm = Norm(mlp_norm_weight, None, 0.0, eps)
     check_arguments(x, mlp_weights, mlp_norm)

@@ -64,7 +64,7 @@ import numpy as np
 from nki_kernels.cores import core_range
 from nki_kernels.norms.norm import Norm
 from nki_kernels.precision import widened
-from nki_kernels.projection.spread_product import padding_operands, spread_rows
+from nki_kernels.projection.spread_product import make_padding_operands, spread_rows
 from nki_kernels.sampling.top_k import (
     MAX_GATHERED,
     MERGED_CHUNKS,
@@ -119,7 +119,7 @@ def lm_head(
     first, end = core_range(columns, 1, nl.program_id(0))
     chunks = chunks_of_a_row(rows, MERGED_CHUNKS)
     spread = spread_rows(x, norm, chunks)
-    operands = (spread, padding_operands(rows, chunks), chunks)
+    operands = (spread, make_padding_operands(rows, chunks), chunks)
     offset = cast(load_repeated(vocab_offset, rows), nl.float32)
     best, best_columns = largest_logits(logits, operands, w_head, (scale, softcap), first, end, keep)
     if columns < keep:  # A cap has lifted padding to a value that a logit of another rank may have.

@@ -51,10 +51,10 @@ from nki_kernels.cores import core_range
 from nki_kernels.precision import widened
 from nki_kernels.projection.products import (
     add_products,
-    block_tile,
-    empty_sums,
-    growing_ranges,
+    allocate_blocks,
+    allocate_sums,
     load_block_range,
+    plan_growing_ranges,
     transpose_block_range,
 )
 from nki_kernels.tiles import (
@@ -69,7 +69,7 @@ from nki_kernels.tiles import (
     ranges,
     transpose_into,
 )
-from nki_kernels.tuning import bucket, parameters_of
+from nki_kernels.tuning import choose_parameters, name_bucket
 from nki_kernels.weights import WeightMatrix
 
 cores = (1, 2)
@@ -153,7 +153,7 @@ def matmul_bucket(a, b, a_transposed=False, tuning=None):
     It has a's dtype, M, K and N rounded up to powers of two, and "aT" if a is transposed. tuning: ignored.
     """
     rows = a.shape[1] if a_transposed else a.shape[0]
-    return bucket(a.dtype, (rows, b.shape[0], b.shape[1]), "aT" if a_transposed else "")
+    return name_bucket(a.dtype, (rows, b.shape[0], b.shape[1]), "aT" if a_transposed else "")
 
 
 @nki.jit
@@ -179,20 +179,24 @@ def matmul(a, b, a_transposed=False, tuning=None):
     if by_columns:
         columns = b[:, first:end]
         multiply(
-            Product(c[:, first:end], a, columns, a_transposed, tuning_of(a, columns, a_transposed, tuning))
+            Product(
+                c[:, first:end], a, columns, a_transposed, choose_tuning(a, columns, a_transposed, tuning)
+            )
         )
     else:
         rows = a[:, first:end] if a_transposed else a[first:end, :]
-        multiply(Product(c[first:end, :], rows, b, a_transposed, tuning_of(rows, b, a_transposed, tuning)))
+        multiply(
+            Product(c[first:end, :], rows, b, a_transposed, choose_tuning(rows, b, a_transposed, tuning))
+        )
     return c
 
 
-def tuning_of(a, b, a_transposed, tuning):
+def choose_tuning(a, b, a_transposed, tuning):
     """Return the Tuning for this core's operands: the values of PARAMETERS in one launch.
 
     tuning: dict of values by name, or None for those of `tuned.py`; missing ones have their default.
     """
-    values = parameters_of("matmul", PARAMETERS, matmul_bucket(a, b, a_transposed), tuning)
+    values = choose_parameters("matmul", PARAMETERS, matmul_bucket(a, b, a_transposed), tuning)
     return Tuning(values[0], values[1], values[2], values[3], values[4], values[5], values[6], values[7])
 
 
@@ -204,16 +208,16 @@ def multiply(product):
     """
     depth = product.b.shape[0]
     total_rows, total_columns = product.c.shape
-    resident = fitting(product.tuning.resident_bytes, depth, product.a.dtype, PARTITIONS)
+    resident = count_fitting_columns(product.tuning.resident_bytes, depth, product.a.dtype, PARTITIONS)
     for first_row in range(0, total_rows, resident):  # rows of a that stay in SBUF
         end_row = min(total_rows, first_row + resident)
         # Up to four row tiles accumulate in half of the PSUM banks, so all rows use a piece of b at once.
         few = blocks(end_row - first_row) <= ACCUMULATOR_BANKS
-        groups = row_groups(product, first_row, end_row, few)
-        width = panel_width(product, end_row - first_row, few)
+        groups = allocate_row_groups(product, first_row, end_row, few)
+        width = choose_panel_width(product, end_row - first_row, few)
         for first in range(0, total_columns, width):
             begins = first_row == 0 and first == 0
-            panel = column_panel(product, first, min(total_columns, first + width), begins)
+            panel = plan_panel(product, first, min(total_columns, first + width), begins)
             banks = ranges(0, panel.end - panel.first, BANK)
             for g in range(len(groups)):  # g: group of rows
                 group = groups[g]
@@ -222,7 +226,7 @@ def multiply(product):
                 height = rows if few or (begins and g == 0) else PARTITIONS
                 for row in range(0, rows, height):
                     tiles = ranges(row, min(rows, row + height))
-                    sums = empty_sums(tiles, banks)
+                    sums = allocate_sums(tiles, banks)
                     for k in range(len(panel.pieces)):  # k: piece of the contraction
                         # The rows come with the first panel only, because they stay in SBUF for all further panels.
                         if first == 0 and row == 0:
@@ -232,10 +236,10 @@ def multiply(product):
                         block = panel.pieces[k][0]
                         add_products(sums, group.stationary, tiles, panel.tiles[k], banks, block, depth)
                     for m in range(len(tiles)):  # m: row tile
-                        store(product, group.first_row + tiles[m][0], panel.first, sums[m], m)
+                        store_sums(product, group.first_row + tiles[m][0], panel.first, sums[m], m)
 
 
-def row_groups(product, first_row, end_row, few):
+def allocate_row_groups(product, first_row, end_row, few):
     """Return the RowGroups of rows first_row … end_row - 1 of a, with SBUF allocated and nothing loaded.
 
     few: whether the rows fill at most half of the PSUM banks; they are then one group. Else the first group
@@ -248,12 +252,12 @@ def row_groups(product, first_row, end_row, few):
         bounds = [(first_row, lead)] + ranges(lead, end_row, tuning.group_tiles * PARTITIONS)
     groups = []
     for first, end in bounds:
-        stationary = block_tile(depth, blocks(depth), end - first, product.a.dtype)
+        stationary = allocate_blocks(depth, blocks(depth), end - first, product.a.dtype)
         groups.append(RowGroup(first, end, stationary))
     return groups
 
 
-def panel_width(product, rows, few):
+def choose_panel_width(product, rows, few):
     """Return how many columns of b are in SBUF at a time, for `rows` rows of a that stay there.
 
     few: whether the rows fill at most half of the PSUM banks. The columns then fill these banks; else they
@@ -262,10 +266,12 @@ def panel_width(product, rows, few):
     if few:
         return columns_at_once(rows)
     # A panel takes one PSUM bank for each row tile, so that up to eight row tiles can accumulate side by side.
-    return min(BANK, fitting(product.tuning.moving_bytes, product.b.shape[0], product.a.dtype, 1))
+    return min(
+        BANK, count_fitting_columns(product.tuning.moving_bytes, product.b.shape[0], product.a.dtype, 1)
+    )
 
 
-def column_panel(product, first, end, begins):
+def plan_panel(product, first, end, begins):
     """Return the ColumnPanel of columns first … end - 1 of b, of which no piece is loaded yet.
 
     begins: whether it is the first panel of the launch, whose pieces are smaller.
@@ -273,7 +279,7 @@ def column_panel(product, first, end, begins):
     tuning = product.tuning
     # Small DMAs let the Tensor engine start early; later DMAs are hidden behind products and move at the full rate.
     most = tuning.lead_elements if begins else tuning.part_elements
-    return ColumnPanel(first, end, growing_ranges(blocks(product.b.shape[0]), end - first, 1, most), [])
+    return ColumnPanel(first, end, plan_growing_ranges(blocks(product.b.shape[0]), end - first, 1, most), [])
 
 
 def load_rows(product, group, piece):
@@ -296,7 +302,7 @@ def load_columns(product, panel, k):
     """Load piece k of a panel of b from HBM into a new SBUF tile, and append the tile to `panel.tiles`."""
     first, end = panel.pieces[k]
     columns = product.b[:, panel.first : panel.end]
-    tile = block_tile(columns.shape[0], end - first, columns.shape[1], product.a.dtype)
+    tile = allocate_blocks(columns.shape[0], end - first, columns.shape[1], product.a.dtype)
     load_block_range(tile, WeightMatrix(columns), first)
     panel.tiles.append(tile)
 
@@ -311,7 +317,7 @@ def transpose_by_matmuls(result, x, first_block):
         transpose_into(result, 0, first, load(x[first:last, first_block * PARTITIONS : end], x.dtype))
 
 
-def store(product, first_row, first_column, sums, m):
+def store_sums(product, first_row, first_column, sums, m):
     """Copy the sums of a row tile from PSUM to SBUF, in c's dtype, and store them to c in HBM.
 
     Args:
@@ -336,7 +342,7 @@ def store(product, first_row, first_column, sums, m):
     nisa.dma_copy(dst=target, src=result)
 
 
-def fitting(limit, depth, dtype, step):
+def count_fitting_columns(limit, depth, dtype, step):
     """Return how many columns of `depth` rows take at most `limit` bytes per partition in K blocks.
 
     The result is a multiple of `step`, and at least `step`, even if that takes more.

@@ -75,13 +75,13 @@ def max_pool(x, window, stride=None, padding=None):
             if number + 1 < len(stripes):
                 following = load_region(source, group_windows, stripes[number + 1], LOWEST)
             # Columns first and rows then: U + V - 2 maxima of tiles in place of U * V - 1.
-            wide = largest(region, 3, group_windows.window[1], group_windows.stride[1])
-            result = largest(wide, 2, group_windows.window[0], group_windows.stride[0])
+            wide = find_window_maxima(region, 3, group_windows.window[1], group_windows.stride[1])
+            result = find_window_maxima(wide, 2, group_windows.window[0], group_windows.stride[0])
             nisa.dma_copy(dst=select_box(target, stripes[number]), src=result)
     return y
 
 
-def largest(tile, dim, window, stride):
+def find_window_maxima(tile, dim, window, stride):
     """Return the largest elements of all windows along one dim of an SBUF tile, as a new SBUF tile.
 
     A window of one element is copied nowhere: the result is then a view of `tile`.

@@ -74,23 +74,23 @@ from nki_kernels.projection.feed_forward import (
     allocate_intermediate,
     allocate_row_buffers,
     append_row_scales,
-    chunk_starts,
-    core_share,
-    down_parts,
-    gated_product,
+    assign_core_share,
+    build_gated_product,
+    count_due_units,
+    count_tiles_per_group,
+    cut_down_weight,
+    list_chunk_starts,
+    list_unit_starts,
     plan_prefetch,
     prepare_first_group,
-    tiles_per_group,
-    unit_starts,
-    units_due,
 )
-from nki_kernels.projection.gated_product import gated_unit, tail_in_both_halves
-from nki_kernels.projection.residual_product import MovingWeight, ResidualProduct, product_chunk
-from nki_kernels.projection.row_groups import bytes_of, row_groups, row_tile_height, rows_per_rank
-from nki_kernels.projection.sequence import check_ranks, gathered_rows, whole_rows
+from nki_kernels.projection.gated_product import compute_unit, needs_tail_in_both_halves
+from nki_kernels.projection.residual_product import MovingWeight, ResidualProduct, compute_chunk
+from nki_kernels.projection.row_groups import count_bytes, divide_into_groups, row_tile_height, rows_per_rank
+from nki_kernels.projection.sequence import check_ranks, plan_gathered_rows, use_whole_rows
 from nki_kernels.projection.sums import RankSum
 from nki_kernels.tiles import MAX_ROW_BYTES, PARTITIONS, expect_dims, expect_hidden, on_every_row
-from nki_kernels.weights import WeightMatrix, load_blocks, matrix_or_none
+from nki_kernels.weights import WeightMatrix, load_blocks, wrap_matrix
 
 cores = (1, 2)
 
@@ -126,7 +126,7 @@ def mlp(
     they are given; x is added if `residual`. With sequence_ranks N > 1, x and y are this rank's T / N rows.
     Raises AssertionError if arguments are refused.
     """
-    matrices = (matrix_or_none(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))
+    matrices = (wrap_matrix(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))
     weights = Weights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
     norm = Norm(norm_weight, norm_bias, norm_offset, eps)
     check_arguments(x, weights, norm)
@@ -135,7 +135,7 @@ def mlp(
     tokens, hidden, inner = ranks * x.shape[0], x.shape[1], w_up.shape[1]
     check_ranks(ranks, replica_group, tokens)
     y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    core = core_share(tokens, hidden, inner, ranks)
+    core = assign_core_share(tokens, hidden, inner, ranks)
     first_row, end_row = core.rows
     first_column, end_column = core.columns
     x = x[first_row:end_row, :]
@@ -143,28 +143,28 @@ def mlp(
 
     # Operands that are loaded once.
     function = activation_function(activation)
-    gated = gated_product(weights, core.inner_columns, function, in_runs=False)
+    gated = build_gated_product(weights, core.inner_columns, function, in_runs=False)
     row_norm, bias = None, None
     resident_bytes = 0
     if norm_weight is not None:
         row_norm = load_norm(norm, row_scratch(tile_rows, hidden, x.dtype), x.dtype)
-        resident_bytes = bytes_of(row_norm.weight) + bytes_of(row_norm.bias)
+        resident_bytes = count_bytes(row_norm.weight) + count_bytes(row_norm.bias)
     if b_down is not None:
         bias = on_every_row(b_down[:, first_column:end_column], tile_rows, x.dtype, 0.0)
-        resident_bytes += bytes_of(bias)
+        resident_bytes += count_bytes(bias)
 
     # Row groups. Rows of other ranks arrive normalised.
-    group_tiles = tiles_per_group(hidden, inner, x.dtype, resident_bytes, ranks)
+    group_tiles = count_tiles_per_group(hidden, inner, x.dtype, resident_bytes, ranks)
     group_rows = max(1, group_tiles) * rows_per_rank(ranks)
-    groups = row_groups(x.shape[0], group_rows)
-    rows = whole_rows(x)
+    groups = divide_into_groups(x.shape[0], group_rows)
+    rows = use_whole_rows(x)
     if ranks > 1:
-        rows = gathered_rows(x, row_norm, ranks, replica_group, group_rows)
+        rows = plan_gathered_rows(x, row_norm, ranks, replica_group, group_rows)
         row_norm = None
 
     # The down product, its sum over ranks, and the residual.
-    tail_twice = ranks * x.shape[0] > PARTITIONS and tail_in_both_halves(gated.weights)
-    down_weight = MovingWeight(down_parts(weights.w_down, core), tail_in_both_halves=tail_twice)
+    tail_twice = ranks * x.shape[0] > PARTITIONS and needs_tail_in_both_halves(gated.weights)
+    down_weight = MovingWeight(cut_down_weight(weights.w_down, core), tail_in_both_halves=tail_twice)
     in_flight = SUMS_IN_FLIGHT if tokens > PARTITIONS else FEW_ROWS_SUMS_IN_FLIGHT
     rank_sum = RankSum(replica_group, ranks, in_flight, [])
     y_share = y[first_row:end_row, first_column:end_column]
@@ -206,9 +206,9 @@ def run_row_groups(ffn, groups):
     prepare_first_group(ffn, groups[0], buffers)
     x, intermediate, intermediates = None, None, None
     for m in range(len(groups) + 1):  # m: row group
-        units = unit_starts(ffn, groups, m)
+        units = list_unit_starts(ffn, groups, m)
         # The down product lags one group behind, so that it waits for no activation.
-        chunks = chunk_starts(ffn, groups, m - 1)
+        chunks = list_chunk_starts(ffn, groups, m - 1)
         prefetch = plan_prefetch(ffn, groups, m + 1, buffers, len(units))
         if m < len(groups):
             x = buffers.transposed[:, :, 0 : ranks * groups[m].rows]
@@ -217,17 +217,17 @@ def run_row_groups(ffn, groups):
             intermediate = allocate_intermediate(ffn, x.shape[2])
         issued = 0
         for n in range(len(chunks) + 1):  # n: chunk of columns of y, group m - 1
-            due = units_due(n, len(chunks), len(units))
+            due = count_due_units(n, len(chunks), len(units))
             # Units and chunks have half of the PSUM banks each, so one half is read out while the other accumulates.
             for u in range(issued, due):  # u: unit of columns of the intermediate, group m
                 prefetch.normalise_until(u, ffn.norm)
-                gated_unit(gated, intermediate, x, units[u], prefetch.loads_during(u))
+                compute_unit(gated, intermediate, x, units[u], prefetch.loads_during(u))
             issued = due
             if issued == len(units):  # x is free: transpose a row tile of group m + 1 before each chunk
                 prefetch.normalise_until(issued, ffn.norm)
                 prefetch.transpose_next(1, buffers)
             if n < len(chunks):
-                product_chunk(down, intermediates, groups[m - 1].first_row, chunks[n])
+                compute_chunk(down, intermediates, groups[m - 1].first_row, chunks[n])
         # Where chunks are fewer than row tiles, the remaining ones are transposed here: the next step reads them all.
         prefetch.transpose_next(len(prefetch.tiles), buffers)
         intermediates = [intermediate]

@@ -53,8 +53,8 @@ from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.projection.residual_product import (
     MovingWeight,
     ResidualProduct,
-    chunk_width,
-    product_chunk,
+    compute_chunk,
+    count_chunk_columns,
 )
 from nki_kernels.projection.row_groups import (
     blocks_tile,
@@ -161,11 +161,11 @@ def project_rows(y, source, w_o, residual, bias, replica_group):
     # A weight in SBUF costs nothing for a further group; one that streams is read again, so its groups are large.
     step = rows_per_rank(ranks) * (1 if is_resident else rows_at_once(depth) // PARTITIONS)
     groups = blocks(tokens, step)
-    ahead = groups_ahead(depth, step * ranks, o.dtype, is_resident)
+    ahead = count_groups_ahead(depth, step * ranks, o.dtype, is_resident)
     loaded = []
     for group in range(min(ahead, groups)):
         loaded.append(load_group(source, group * step, min(tokens, (group + 1) * step)))
-    next_transposed = transposed_group(loaded[0]) if ahead > 0 else None
+    next_transposed = transpose_group(loaded[0]) if ahead > 0 else None
     rank_sum = RankSum(replica_group, ranks, HELD_SUMS_AHEAD if is_resident else SUMS_AHEAD, [])
     weight = MovingWeight([WeightMatrix(w_o)], [] if is_resident else None)
     product = ResidualProduct(y, residual, weight, bias, rank_sum)
@@ -174,18 +174,18 @@ def project_rows(y, source, w_o, residual, bias, replica_group):
         current = next_transposed
         next_load = first + ahead * step
         if ahead == 0:
-            current = transposed_group(load_group(source, first, min(tokens, first + step)))
+            current = transpose_group(load_group(source, first, min(tokens, first + step)))
         elif group + ahead < groups:
             loaded.append(load_group(source, next_load, min(tokens, next_load + step)))
-        for column in range(0, hidden, chunk_width(current.shape[2], ranks)):
-            product_chunk(product, [current], first, column)
+        for column in range(0, hidden, count_chunk_columns(current.shape[2], ranks)):
+            compute_chunk(product, [current], first, column)
             # The next rows are transposed here, so that their copies out of PSUM run beside the remaining chunks.
             if column == 0 and ahead > 0 and group + 1 < groups:
-                next_transposed = transposed_group(loaded[group + 1])
+                next_transposed = transpose_group(loaded[group + 1])
     rank_sum.finish()
 
 
-def groups_ahead(depth, rows, dtype, is_resident):
+def count_groups_ahead(depth, rows, dtype, is_resident):
     """Return how many groups of rows are loaded ahead of the group that is multiplied.
 
     Two if w_o is resident in SBUF; else one, or 0 if SBUF has no room for it. depth: K. rows: rows of a
@@ -226,7 +226,7 @@ def apply_gate(tile, gate):
         nisa.tensor_tensor(dst=tile[:, left:right], data1=tile[:, left:right], data2=factors, op=nl.multiply)
 
 
-def transposed_group(tiles):
+def transpose_group(tiles):
     """Return the transpose of SBUF row tiles [row, K]: a new SBUF tile [k in block, block, row] with all their rows."""
     rows = (len(tiles) - 1) * tiles[0].shape[0] + tiles[len(tiles) - 1].shape[0]
     result = blocks_tile(tiles[0].shape[1], rows, tiles[0].dtype)

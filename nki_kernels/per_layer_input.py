@@ -43,7 +43,7 @@ from nki_kernels.cores import core_rows, divides_columns
 from nki_kernels.dma import STATIC
 from nki_kernels.mlp import activation_function, activation_reference
 from nki_kernels.precision import widened
-from nki_kernels.projection.products import add_products, empty_sums
+from nki_kernels.projection.products import add_products, allocate_sums
 from nki_kernels.projection.row_groups import blocks_tile, item_bytes, transpose_tiles
 from nki_kernels.tiles import BANK, blocks, copy_bank, expect_dims, load, ranges
 from nki_kernels.weights import WeightMatrix, load_blocks
@@ -85,13 +85,13 @@ def per_layer_input(x, w_gate, inputs, w_output, first=0, activation="gelu_tanh"
             rows, gates = ahead
             if number + 1 < len(tiles):
                 ahead = load_rows(x, layer_inputs, tiles[number + 1])
-            following = (transposed(rows), gates)
+            following = (transpose_tile(rows), gates)
         before = gated
         if number > 0 and number <= len(tiles):
-            gated = gated_rows(waiting[0], waiting[1], gate, hidden, function)
+            gated = gate_rows(waiting[0], waiting[1], gate, hidden, function)
         if number > 1:
             row, last = tiles[number - 2]
-            nisa.dma_copy(dst=y[row:last, :], src=projected(before, output))
+            nisa.dma_copy(dst=y[row:last, :], src=project_gated(before, output))
         waiting = following
     return y
 
@@ -120,14 +120,14 @@ def load_rows(x, inputs, rows):
     return load(x[first:last, :], x.dtype), load(inputs[first:last, :], inputs.dtype)
 
 
-def transposed(rows):
+def transpose_tile(rows):
     """Return the transpose of an SBUF tile [row, K] as a new SBUF tile [k in block, block, row]."""
     result = blocks_tile(rows.shape[1], rows.shape[0], rows.dtype)
     transpose_tiles(result, [rows], 0)
     return result
 
 
-def gated_rows(across, inputs, gate, hidden, function):
+def gate_rows(across, inputs, gate, hidden, function):
     """Return activation(rows @ gate) * inputs as a new SBUF tile [row, P] in the dtype of inputs.
 
     Args:
@@ -138,7 +138,7 @@ def gated_rows(across, inputs, gate, hidden, function):
         function: activation function of the Scalar engine.
     """
     count, width = inputs.shape
-    sums = empty_sums([(0, count)], [(0, width)])
+    sums = allocate_sums([(0, count)], [(0, width)])
     add_products(sums, across, [(0, count)], gate, [(0, width)], 0, hidden)
     active = nl.ndarray((count, width), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=active, op=function, data=sums[0][0])
@@ -147,19 +147,19 @@ def gated_rows(across, inputs, gate, hidden, function):
     return gated
 
 
-def projected(gated, output):
+def project_gated(gated, output):
     """Return gated @ output as a new SBUF tile [row, H] in the dtype of `gated`.
 
     gated: SBUF tile [row, P]. output: w_output in SBUF, [p in block, block, H].
     """
     count, width = gated.shape
     hidden = output.shape[2]
-    across = transposed(gated)
+    across = transpose_tile(gated)
     result = nl.ndarray((count, hidden), dtype=gated.dtype, buffer=nl.sbuf)
     panels = ranges(0, hidden, BANK)
     for number in range(len(panels)):
         left, right = panels[number]
-        sums = empty_sums([(0, count)], [(left, right)])
+        sums = allocate_sums([(0, count)], [(left, right)])
         add_products(sums, across, [(0, count)], output, [(left, right)], 0, width)
         copy_bank(result[:, left:right], sums[0][0], number, 2)
     return result

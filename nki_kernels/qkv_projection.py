@@ -70,8 +70,8 @@ from nki_kernels.norms.row_tiles import load_norm, row_scratch
 from nki_kernels.precision import widened
 from nki_kernels.projection.heads import AngleTables, HeadNorm, Heads
 from nki_kernels.projection.normed import project
-from nki_kernels.projection.rows import repeated_row
-from nki_kernels.projection.sequence import check_ranks, gathered_rows, whole_rows
+from nki_kernels.projection.rows import load_repeated_row
+from nki_kernels.projection.sequence import check_ranks, plan_gathered_rows, use_whole_rows
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.rope import rope_reference
 from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, filled
@@ -142,26 +142,26 @@ def qkv_projection(
     norms = []
     for start, end, weight in ((0, q_size, q_norm), (q_size, rotated, k_norm)):
         if weight is not None:
-            norms.append(HeadNorm(start, end, repeated_row(weight, rows, norm_offset)))
+            norms.append(HeadNorm(start, end, load_repeated_row(weight, rows, norm_offset)))
     if v_norm:
         norms.append(HeadNorm(rotated, turned, None))
     else:
         turned = rotated
     if head == 0:
         turned, rotated = 0, 0
-    biases = repeated_row(bias, rows) if bias is not None else None
+    biases = load_repeated_row(bias, rows) if bias is not None else None
     epsilons = filled((rows, 1), eps)
     first, last = core_rows(owned, sequence_ranks)
     # A core takes whole heads, because the norm and the rotation of a head need all of its columns.
     columns = core_columns(tokens, width, head if head > 0 else PARTITIONS)
-    source = whole_rows(x[first:last, :])
+    source = use_whole_rows(x[first:last, :])
     if sequence_ranks > 1:
         row_norm = None
         if norm_weight is not None:
             # Rows are normalised before they are gathered, so that no rank normalises the rows of others.
             row_norm = load_norm(norm, row_scratch(min(last - first, PARTITIONS), hidden, x.dtype), x.dtype)
         piece = max(LEAST_OWN_ROWS, GATHERED_ROWS // sequence_ranks)
-        source = gathered_rows(x[first:last, :], row_norm, sequence_ranks, replica_group, piece)
+        source = plan_gathered_rows(x[first:last, :], row_norm, sequence_ranks, replica_group, piece)
         norm = Norm(None, None, 0.0, eps)  # rows of other ranks arrive normalised
     heads = Heads(outputs, source, first, owned, head, turned, rotated, norms, epsilons, biases, angles)
     project(source, norm, w_qkv, columns, heads)

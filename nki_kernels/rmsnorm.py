@@ -20,7 +20,7 @@ Arguments:
 Layout
     Rows on the partitions, so that the sum over h runs along the free dim, on the Scalar engine while it squares. The
     Tensor engine puts the weight on every partition. Up to 16 rows without a group have H on the partitions instead, so
-    that a few rows use all lanes (`few_rows`, `norms/hidden_spans.py`).
+    that a few rows use all lanes (`normalise_few_rows`, `norms/hidden_spans.py`).
 
 Tiling
     for 128 rows: load, square and sum, rsqrt, scale and weigh in one pass, add, store. The next rows are loaded before.
@@ -83,7 +83,7 @@ def rmsnorm(
     norm = Norm(weight, None, norm_offset, eps)
     y = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
     if tokens <= FEW_ROWS and replica_group is None:
-        few_rows(y, x, norm, residual, scale)
+        normalise_few_rows(y, x, norm, residual, scale)
         return y
     rows = min(tokens, PARTITIONS)
     factor = None if scale is None else on_every_row(scale, rows, nl.float32, 0.0)
@@ -92,13 +92,13 @@ def rmsnorm(
     starts = ranges(0, tokens)
     sums = None
     if replica_group is not None:
-        sums = sums_over_ranks(x, starts, scratch, replica_group)
-    ahead = operands(x, residual, starts[0])
+        sums = sum_squares_over_ranks(x, starts, scratch, replica_group)
+    ahead = load_operands(x, residual, starts[0])
     for number in range(len(starts)):
         first, last = starts[number]
         tile, residual_tile = ahead
         if number + 1 < len(starts):
-            ahead = operands(x, residual, starts[number + 1])
+            ahead = load_operands(x, residual, starts[number + 1])
         root = nl.ndarray((last - first, 1), dtype=nl.float32, buffer=nl.sbuf)
         if sums is None:
             sum_rows(root, nl.square, tile, None, scratch)
@@ -112,7 +112,7 @@ def rmsnorm(
     return y
 
 
-def few_rows(y, x, norm, residual, scale):
+def normalise_few_rows(y, x, norm, residual, scale):
     """Write y [T, H] @ HBM for at most FEW_ROWS rows, with H on the partitions, so that few rows use all of them.
 
     norm: Norm. residual: [T, H] @ HBM, or None. scale: [1, 1] @ HBM, or None; it comes with a residual.
@@ -134,7 +134,7 @@ def few_rows(y, x, norm, residual, scale):
         nisa.dma_copy(dst=span_of(y, spans[i]), src=result)
 
 
-def operands(x, residual, rows):
+def load_operands(x, residual, rows):
     """Load rows (first, last) of x and of the residual into two new SBUF tiles; return both, None for no residual."""
     first, last = rows
     residual_tile = None if residual is None else load(residual[first:last, :], residual.dtype)
@@ -179,7 +179,7 @@ def normalise_and_add(tile, residual_tile, root, norm, factor):
     return residual_tile
 
 
-def sums_over_ranks(x, starts, scratch, replica_group):
+def sum_squares_over_ranks(x, starts, scratch, replica_group):
     """Return the sum of the squares of each row over all ranks: float32 [row in tile, tile] in SBUF.
 
     x is loaded once for it, and one all-reduce takes all rows.

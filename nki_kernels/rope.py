@@ -65,19 +65,19 @@ def rope(x, positions, cos, sin, heads):
     assert positions.shape == (tokens, 1), f"positions are [{tokens}, 1], not {positions.shape}"
     y = nl.ndarray((tokens, width), dtype=x.dtype, buffer=nl.shared_hbm)
     starts = ranges(0, tokens)
-    ahead = operands(x, positions, cos, sin, starts[0])
+    ahead = load_operands(x, positions, cos, sin, starts[0])
     for number in range(len(starts)):
         first, last = starts[number]
         tile, cosines, sines = ahead
         if number + 1 < len(starts):
-            ahead = operands(x, positions, cos, sin, starts[number + 1])
+            ahead = load_operands(x, positions, cos, sin, starts[number + 1])
         result = nl.ndarray(tile.shape, dtype=x.dtype, buffer=nl.sbuf)
         rotate(result, tile, cosines, sines, width // heads)
         nisa.dma_copy(dst=y[first:last, :], src=result)
     return y
 
 
-def operands(x, positions, cos, sin, rows):
+def load_operands(x, positions, cos, sin, rows):
     """Load rows (first, last) of x with their angles into new SBUF tiles: return (x's tile, cosines, sines).
 
     x's tile is [row, heads * D]; cosines and sines are [row, R/2], the rows of the tables at the tokens'
@@ -114,9 +114,9 @@ def rotate(result, tile, cosines, sines, head):
     target = result.reshape((rows, heads, head))
     halves = source[:, :, 0 : 2 * half].reshape_dim(2, (2, half))
     with_cos = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=with_cos, data1=halves, data2=for_heads(cosines, heads), op=nl.multiply)
+    nisa.tensor_tensor(dst=with_cos, data1=halves, data2=broadcast_to_heads(cosines, heads), op=nl.multiply)
     with_sin = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=with_sin, data1=halves, data2=for_heads(sines, heads), op=nl.multiply)
+    nisa.tensor_tensor(dst=with_sin, data1=halves, data2=broadcast_to_heads(sines, heads), op=nl.multiply)
     nisa.tensor_tensor(
         dst=target[:, :, 0:half], data1=with_cos[:, :, 0, :], data2=with_sin[:, :, 1, :], op=nl.subtract
     )
@@ -127,7 +127,7 @@ def rotate(result, tile, cosines, sines, head):
         nisa.tensor_copy(dst=target[:, :, 2 * half : head], src=source[:, :, 2 * half : head])
 
 
-def for_heads(angles, heads):
+def broadcast_to_heads(angles, heads):
     """Return a view [rows, heads, 2, half] of angles [rows, half], equal for all heads and both halves of a head."""
     rows, half = angles.shape
     return angles.reshape((rows, 1, 1, half)).broadcast(1, heads).broadcast(2, 2)

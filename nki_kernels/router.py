@@ -77,7 +77,7 @@ from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.row_tiles import load_norm, normalise, row_scratch, row_statistics
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.projection.products import add_products
-from nki_kernels.projection.row_groups import blocks_tile, item_bytes, vector_share
+from nki_kernels.projection.row_groups import blocks_tile, choose_vector_share, item_bytes
 from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, load, on_every_row, ranges, transpose_rows
 from nki_kernels.weights import WeightMatrix, load_blocks
 
@@ -181,7 +181,7 @@ def route_tiles(x, outputs, first_rows, tiles, norm, product, selection):
     """
     lag = 1 if has_room(x, product.matrix) else 0
     # Of many tiles the Scalar engine copies all transposes.
-    share = 0 if len(tiles) > 1 else vector_share()
+    share = 0 if len(tiles) > 1 else choose_vector_share()
     following = first_rows
     rows, statistics, sums = [], [], []
     for step in range(len(tiles) + (STAGES - 1) * lag):

@@ -129,7 +129,7 @@ def sample(
     first, end = core_range(rows, 1, nl.program_id(0)) if divides else (0, rows)
     if divides or nl.program_id(0) == 0:
         limits = load_limits(select_rows((uniform, temperature, top_k, top_p, min_p), first, end))
-        values, found_ids, total = largest_adjusted(
+        values, found_ids, total = find_largest_adjusted(
             select_rows(sources, first, end),
             select_rows(penalties, first, end),
             None if ids is None else ids[first:end, :],
@@ -163,7 +163,7 @@ def load_limits(limits):
     return load(uniform, nl.float32), parameters, least_share
 
 
-def largest_adjusted(sources, penalties, ids, vocab_offset, keep):
+def find_largest_adjusted(sources, penalties, ids, vocab_offset, keep):
     """Return (values, ids, total) of each row in SBUF: the `keep` largest adjusted logits, best first, and their sum.
 
     values and ids are float32 [T, keep]; total [T, 1] is the sum of exp(logit - best) over all of the row.

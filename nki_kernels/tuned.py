@@ -1,6 +1,6 @@
 """Values of parameters that were found to be faster than the defaults, by kernel, generation and bucket of launches.
 
-`nkw tune --write` puts an entry here, and `tuning.parameters_of` reads it. A key is "<kernel> <generation>
+`nkw tune --write` puts an entry here, and `tuning.choose_parameters` reads it. A key is "<kernel> <generation>
 <bucket>"; the bucket is the name of similar launches that `<kernel>_bucket` returns. `arguments` are those
 the values were found with, as the command line names them.
 """

@@ -16,7 +16,7 @@ import nki.language as nl
 from nki_kernels.tuned import TUNED
 
 
-def bucket(dtype, sizes, variant):
+def name_bucket(dtype, sizes, variant):
     """Return the name of the launches that share a table entry, such as "bfloat16 2048x4096x1024 aT".
 
     It has the dtype, or "other" for neither float32 nor bfloat16, and the sizes, each rounded up to a power
@@ -36,7 +36,7 @@ def bucket(dtype, sizes, variant):
     return f"{name} {variant}" if variant else name
 
 
-def generation():
+def find_generation():
     """Return the generation of the NeuronCore for which the kernel is specialised: "gen2", "gen3" or "gen4"."""
     version = nisa.get_nc_version()
     if version == nisa.nc_version.gen2:
@@ -46,13 +46,13 @@ def generation():
     return "gen4"
 
 
-def parameters_of(kernel, parameters, launches, tuning):
+def choose_parameters(kernel, parameters, launches, tuning):
     """Return the list of the values of all parameters of a kernel, in the order of its rows.
 
     Args:
         kernel: its name, as in keys of TUNED.
         parameters: its rows (name, default, domain).
-        launches: its bucket, as `bucket` returns it.
+        launches: its bucket, as `name_bucket` returns it.
         tuning: dict of values by name; None takes those of TUNED for this core and bucket, if there are any.
             A parameter that is not in it has its default.
 
@@ -64,7 +64,7 @@ def parameters_of(kernel, parameters, launches, tuning):
         values[name] = default
     changed = tuning
     if changed is None:
-        changed = TUNED.get(f"{kernel} {generation()} {launches}", {}).get("values", {})
+        changed = TUNED.get(f"{kernel} {find_generation()} {launches}", {}).get("values", {})
     for name, value in changed.items():
         assert name in values, f"{kernel} has no parameter {name}; it has {list(values)}"
         values[name] = value

@@ -44,12 +44,12 @@ class ExpertIndex(nl.NKIObject):
     tile: nl.NkiTensor | None
 
 
-def weight_columns(weight, first, end):
+def select_columns(weight, first, end):
     """Return the WeightMatrix with columns first … end - 1 of another one, a view in HBM; None for None."""
     return None if weight is None else weight.submatrix((0, weight.elements.shape[0]), (first, end))
 
 
-def matrix_or_none(elements):
+def wrap_matrix(elements):
     """Return a WeightMatrix of an array [K, N] @ HBM; None for None."""
     return None if elements is None else WeightMatrix(elements)
 
@@ -137,7 +137,7 @@ def convert_runs(tile, raw, weight, depth, first_block):
         convert(tile[0:used, block - first_block, :], raw[0:used, block - first_block, :], weight)
 
 
-def expert_view(array, expert, pattern, offset):
+def view_expert(array, expert, pattern, offset):
     """Return an access pattern of an expert's elements in an array [E, …] @ HBM with one or two further dims.
 
     pattern, offset: as for `ap`, within the elements of one expert. An index that is known at run time only
@@ -172,11 +172,11 @@ def load_expert_runs(stack, expert, block_range, columns, dtype):
     raw = nl.ndarray(shape, dtype=elements.dtype, buffer=nl.sbuf)
     pattern = [[count * pitch, full], [pitch, end_block - first_block], [1, width]]
     offset = first_block * pitch + first_column
-    nisa.dma_copy(dst=raw[0:full, :, :], src=expert_view(elements, expert, pattern, offset))
+    nisa.dma_copy(dst=raw[0:full, :, :], src=view_expert(elements, expert, pattern, offset))
     short = min(end_block, depth - full * count) - first_block
     if short > 0:
         pattern = [[count * pitch, 1], [pitch, short], [1, width]]
-        source = expert_view(elements, expert, pattern, full * count * pitch + offset)
+        source = view_expert(elements, expert, pattern, full * count * pitch + offset)
         nisa.dma_copy(dst=raw[full : full + 1, 0:short, :], src=source)
     if is_plain(stack, dtype):
         return raw
@@ -194,7 +194,7 @@ def load_expert_rows(stack, expert, first, end, dtype):
     columns = elements.shape[2]
     raw = nl.ndarray((end - first, columns), dtype=elements.dtype, buffer=nl.sbuf)
     pattern = [[columns, end - first], [1, columns]]
-    nisa.dma_copy(dst=raw, src=expert_view(elements, expert, pattern, first * columns))
+    nisa.dma_copy(dst=raw, src=view_expert(elements, expert, pattern, first * columns))
     if is_plain(stack, dtype):
         return raw
     result = nl.ndarray(raw.shape, dtype=dtype, buffer=nl.sbuf)

@@ -16,15 +16,15 @@ from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.norms.blocks import column_of
 from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.runs import normalised_runs
-from nki_kernels.projection.feed_forward import gated_product
-from nki_kernels.projection.gated_product import GatedProduct, gated_unit, unit_columns
+from nki_kernels.projection.feed_forward import build_gated_product
+from nki_kernels.projection.gated_product import GatedProduct, compute_unit, count_unit_columns
 from nki_kernels.projection.residual_product import (
     MovingWeight,
     ResidualProduct,
-    chunk_width,
-    product_chunk,
+    compute_chunk,
+    count_chunk_columns,
 )
-from nki_kernels.projection.row_groups import blocks_tile, starts
+from nki_kernels.projection.row_groups import blocks_tile, list_starts
 from nki_kernels.projection.sums import RankSum
 from nki_kernels.tiles import on_every_row
 from nki_kernels.weights import WeightMatrix
@@ -51,7 +51,7 @@ class FeedForwardOperands(nl.NKIObject):
 def prepare_feed_forward(norm, weights, activation, replica_group, rows, dtype):
     """Load the small operands of the block, which a kernel triggers first. weights: Weights of `feed_forward`."""
     norm_column = column_of(norm.weight, 0.0, True)
-    gated = gated_product(weights, (0, weights.w_up.elements.shape[1]), activation, in_runs=True)
+    gated = build_gated_product(weights, (0, weights.w_up.elements.shape[1]), activation, in_runs=True)
     bias = None if weights.b_down is None else on_every_row(weights.b_down, rows, dtype, 0.0)
     return FeedForwardOperands(norm, norm_column, gated, weights.w_down, bias, replica_group)
 
@@ -70,8 +70,8 @@ def feed_forward(y, tile, operands):
     weight = MovingWeight([operands.w_down])
     down = ResidualProduct(y, None, weight, operands.bias, rank_sum, residual_tile)
     intermediate = blocks_tile(gated.inner, rows, x.dtype)
-    for column in starts(gated.inner, unit_columns(gated, rows)):
-        gated_unit(gated, intermediate, x, column, [])
-    for column in starts(hidden, chunk_width(rows)):
-        product_chunk(down, [intermediate], 0, column)
+    for column in list_starts(gated.inner, count_unit_columns(gated, rows)):
+        compute_unit(gated, intermediate, x, column, [])
+    for column in list_starts(hidden, count_chunk_columns(rows)):
+        compute_chunk(down, [intermediate], 0, column)
     rank_sum.finish()

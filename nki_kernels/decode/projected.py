@@ -9,7 +9,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.products import block_tile, growing_ranges
+from nki_kernels.projection.products import allocate_blocks, plan_growing_ranges
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, in_block, ranges
 from nki_kernels.weights import WeightMatrix, load_runs_into
 
@@ -59,8 +59,8 @@ def project(rows, w_qkv, sizes, scales):
                 columns = first * sizes.depth, first_value + right
         width = columns[1] - columns[0]
         # Parts of the weight grow from one block on, so the first products begin while most of it is on its way.
-        for start, stop in growing_ranges(blocks(hidden), width, 1):
-            weights = block_tile(hidden, stop - start, width, sizes.dtype)
+        for start, stop in plan_growing_ranges(blocks(hidden), width, 1):
+            weights = allocate_blocks(hidden, stop - start, width, sizes.dtype)
             load_runs_into(weights, WeightMatrix(w_qkv[:, columns[0] : columns[1]]), start)
             add_heads(sums, weights, rows, start, hidden, sizes)
             value_weights = weights[:, :, width - (right - left) : width]

@@ -16,7 +16,7 @@ import nki.language as nl
 from nki_kernels.experts.arguments import ExpertWeights
 from nki_kernels.projection.row_groups import item_bytes
 from nki_kernels.tiles import PARTITIONS, blocks, cast, filled, ranges
-from nki_kernels.weights import ExpertIndex, expert_view, load_expert_rows, load_expert_runs
+from nki_kernels.weights import ExpertIndex, load_expert_rows, load_expert_runs, view_expert
 
 CHUNK_BYTES = 73728
 """Bytes per partition of the three weights of a chunk; at least one block of 128 columns is taken."""
@@ -157,5 +157,5 @@ def load_bias(bias, expert, first, end, dtype, rows):
         # The tile is filled whole, as no instruction starts at partition 1; the DMA overwrites the first row.
         nisa.memset(dst=raw, value=1.0, engine=nisa.engine.gpsimd)
     pattern = [[end - first, 1], [1, end - first]]
-    nisa.dma_copy(dst=raw[0:1, :], src=expert_view(bias, expert, pattern, first))
+    nisa.dma_copy(dst=raw[0:1, :], src=view_expert(bias, expert, pattern, first))
     return cast(raw, dtype)

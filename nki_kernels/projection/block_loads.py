@@ -15,7 +15,7 @@ def load_rows_into(tile, matrix, queue):
     One DMA brings the full blocks, another one the short block, if there is one. In the short block the
     partitions without a row keep what they held.
     """
-    for block, rows in full_and_short(tile, matrix):
+    for block, rows in pair_blocks_with_rows(tile, matrix):
         transfer(block, rows, queue)
 
 
@@ -25,11 +25,11 @@ def store_rows_from(matrix, tile, queue):
     One DMA takes the full blocks, another one the short block, if there is one. Partitions of the short block
     beyond the last row are not read.
     """
-    for block, rows in full_and_short(tile, matrix):
+    for block, rows in pair_blocks_with_rows(tile, matrix):
         transfer(rows, block, queue)
 
 
-def full_and_short(tile, matrix):
+def pair_blocks_with_rows(tile, matrix):
     """Return pairs (view of an SBUF tile, view of a matrix) of equal shape, which together cover the matrix.
 
     The first pair has the full blocks, [row in block, block, column]; the second one the short block, [row,

@@ -20,25 +20,25 @@ import nki.language as nl
 from nki_kernels.cores import core_columns, core_range, core_rows, divides_columns
 from nki_kernels.dma import STATIC
 from nki_kernels.norms.row_tiles import RowNorm
-from nki_kernels.projection.gated_product import GatedProduct, bias_columns, unit_columns
+from nki_kernels.projection.gated_product import GatedProduct, count_unit_columns, load_bias_columns
 from nki_kernels.projection.products import add_products
-from nki_kernels.projection.residual_product import ResidualProduct, chunk_width
+from nki_kernels.projection.residual_product import ResidualProduct, count_chunk_columns
 from nki_kernels.projection.row_groups import (
     blocks_tile,
     item_bytes,
+    list_starts,
     normalise_tiles,
     plan_loads,
     row_tile_height,
-    row_tiles,
-    share,
+    select_share,
     split_by_rank,
-    starts,
     transpose_tiles,
     trigger_loads,
+    view_row_tiles,
 )
-from nki_kernels.projection.sequence import RowSource, rows_of
+from nki_kernels.projection.sequence import RowSource, provide_rows
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, ranges
-from nki_kernels.weights import WeightMatrix, weight_columns
+from nki_kernels.weights import WeightMatrix, select_columns
 
 INNER_UNIT = 64
 """Two cores divide the intermediate into whole units of so many columns: halves of a block share the array."""
@@ -132,7 +132,7 @@ class Prefetch(nl.NKIObject):
 
     def loads_during(self, unit):
         """Return the PlannedLoads to issue during a unit of the present group; an empty list once all are issued."""
-        return share(self.loads, unit, self.load_units)
+        return select_share(self.loads, unit, self.load_units)
 
     def normalise_until(self, unit, norm):
         """Normalise in place the row tiles that are due before a unit, as far as they are not normalised yet.
@@ -153,7 +153,7 @@ class Prefetch(nl.NKIObject):
         self.transposed += len(tiles)
 
 
-def core_share(tokens, hidden, inner, ranks):
+def assign_core_share(tokens, hidden, inner, ranks):
     """Return the CoreShare of this core for `tokens` rows, those of all ranks together.
 
     hidden, inner: columns of x and of the intermediate. ranks: over how many ranks the rows are cut.
@@ -176,23 +176,23 @@ def allocate_row_buffers(rows, hidden, dtype, tile_height):
     return RowBuffers(tiles, blocks_tile(hidden, rows, dtype), tile_height)
 
 
-def gated_product(weights, columns, activation, in_runs):
+def build_gated_product(weights, columns, activation, in_runs):
     """Return the GatedProduct for columns (first, end) of the intermediate, with its biases loaded into SBUF.
 
     weights: Weights, of which these columns of w_gate and w_up are used. activation: function of the Scalar
     engine. in_runs: whether x lies in runs instead of K blocks, see `rows`.
     """
     first, end = columns
-    matrices = [weight_columns(weights.w_up, first, end)]
+    matrices = [select_columns(weights.w_up, first, end)]
     if weights.w_gate is not None:
-        matrices = [weight_columns(weights.w_gate, first, end), weight_columns(weights.w_up, first, end)]
+        matrices = [select_columns(weights.w_gate, first, end), select_columns(weights.w_up, first, end)]
     b_gate = None if weights.b_gate is None else weights.b_gate[:, first:end]
     b_up = None if weights.b_up is None else weights.b_up[:, first:end]
-    biases = [bias_columns(b_gate), bias_columns(b_up)]
+    biases = [load_bias_columns(b_gate), load_bias_columns(b_up)]
     return GatedProduct(matrices, biases, activation, in_runs, weights.w_up.elements.shape[0], end - first)
 
 
-def down_parts(w_down, core):
+def cut_down_weight(w_down, core):
     """Return w_down for this core's columns of y: a list of WeightMatrix, one for each core's part of the intermediate.
 
     The first has the rows that meet this core's columns of the intermediate. A second one has the rows that
@@ -205,27 +205,27 @@ def down_parts(w_down, core):
     return matrices
 
 
-def unit_starts(ffn, groups, m):
+def list_unit_starts(ffn, groups, m):
     """Return the first column of each unit of row group m's gate and up product; an empty list without a group m.
 
     A unit is the columns of the intermediate whose sums fill half of the PSUM banks.
     """
     if m >= len(groups):
         return []
-    return starts(ffn.gated.inner, unit_columns(ffn.gated, ffn.ranks * groups[m].rows))
+    return list_starts(ffn.gated.inner, count_unit_columns(ffn.gated, ffn.ranks * groups[m].rows))
 
 
-def chunk_starts(ffn, groups, m):
+def list_chunk_starts(ffn, groups, m):
     """Return the first column of each chunk of row group m, in this core's columns of y; an empty list if m < 0.
 
     A chunk is the columns of y whose sums fill half of the PSUM banks.
     """
     if m < 0:
         return []
-    return starts(ffn.down.y.shape[1], chunk_width(ffn.ranks * groups[m].rows, ffn.ranks))
+    return list_starts(ffn.down.y.shape[1], count_chunk_columns(ffn.ranks * groups[m].rows, ffn.ranks))
 
 
-def units_due(chunk, chunks, units):
+def count_due_units(chunk, chunks, units):
     """Return how many of `units` units to issue before chunk number `chunk`, so that units and chunks alternate evenly.
 
     Units are steps of the gate and up product, chunks those of the down product. All units are due if there
@@ -237,13 +237,13 @@ def units_due(chunk, chunks, units):
 def prepare_first_group(ffn, group, buffers):
     """Load, normalise and transpose the first row group into `buffers`.
 
-    If all rows fit in one row tile of one rank, see `residual_fits`, they also become the residual of the
+    If all rows fit in one row tile of one rank, see `can_keep_residual`, they also become the residual of the
     down product. Their norm is then written to a tile of its own, so that x remains.
     """
-    tiles = row_tiles(buffers.tiles, ffn.ranks * group.rows, buffers.tile_height)
-    trigger_loads(plan_loads(tiles, rows_of_group(ffn, group)), STATIC)
+    tiles = view_row_tiles(buffers.tiles, ffn.ranks * group.rows, buffers.tile_height)
+    trigger_loads(plan_loads(tiles, provide_group_rows(ffn, group)), STATIC)
     normalised = tiles
-    if ffn.ranks == 1 and ffn.down.residual is not None and residual_fits(ffn):
+    if ffn.ranks == 1 and ffn.down.residual is not None and can_keep_residual(ffn):
         if ffn.norm is not None:
             # The norm must not overwrite these rows, because they are added as the residual.
             normalised = [nl.ndarray(tiles[0].shape, dtype=ffn.dtype, buffer=nl.sbuf)]
@@ -261,17 +261,17 @@ def plan_prefetch(ffn, groups, m, buffers, units):
     """
     tiles, loads = [], []
     if m < len(groups):
-        tiles = row_tiles(buffers.tiles, ffn.ranks * groups[m].rows, buffers.tile_height)
-        loads = plan_loads(tiles, rows_of_group(ffn, groups[m]))
+        tiles = view_row_tiles(buffers.tiles, ffn.ranks * groups[m].rows, buffers.tile_height)
+        loads = plan_loads(tiles, provide_group_rows(ffn, groups[m]))
     # The second half of the units is left to the norm, which waits for these loads.
     load_units = max(1, units // 2)
     return Prefetch(tiles, loads, load_units, max(1, units - load_units))
 
 
-def rows_of_group(ffn, group):
+def provide_group_rows(ffn, group):
     """Return a view of the rows of a RowGroup in HBM, [rank, row, H]; issue the all-gathers that these rows need."""
     first, end = group.first_row, group.first_row + group.rows
-    return split_by_rank(rows_of(ffn.rows, ffn.ranks * first, ffn.ranks * end), ffn.ranks)
+    return split_by_rank(provide_rows(ffn.rows, ffn.ranks * first, ffn.ranks * end), ffn.ranks)
 
 
 def append_row_scales(ffn, x):
@@ -305,7 +305,7 @@ def allocate_intermediate(ffn, rows):
     return result
 
 
-def tiles_per_group(hidden, inner, dtype, resident_bytes, ranks):
+def count_tiles_per_group(hidden, inner, dtype, resident_bytes, ranks):
     """Return the row tiles of the largest group that fits in SBUF, at most GROUP_TILES; 0 if no row tile fits.
 
     A group takes its row tiles, their transposes and two intermediates. With 0, the caller must take one row
@@ -320,7 +320,7 @@ def tiles_per_group(hidden, inner, dtype, resident_bytes, ranks):
     return min(GROUP_TILES, (nl.tile_size.sbuf_fmax_bytes - STREAM_BYTES - resident_bytes) // tile_bytes)
 
 
-def residual_fits(ffn):
+def can_keep_residual(ffn):
     """Return whether all rows are one row tile that fits in SBUF beside its normalised copy and its transpose."""
     rows, hidden = ffn.rows.all_rows.shape
     elements = 3 * hidden + (blocks(hidden) + blocks(ffn.gated.inner)) * rows

@@ -9,7 +9,7 @@ blocks of 128 columns as fit: one for 512 rows. If the last block of F has 32 or
 one bank for it, the *packed bank*: gate's sums lie on the lower half of its partitions, up's on the upper
 half. One stationary tile with the columns of both weights computes it.
 
-`mlp` and the decode kernels call `gated_unit` for each unit.
+`mlp` and the decode kernels call `compute_unit` for each unit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import nki.language as nl
 from nki_kernels.dma import STATIC
 from nki_kernels.projection.row_groups import trigger_loads
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, in_block
-from nki_kernels.weights import load_blocks_into, load_runs_into, weight_columns
+from nki_kernels.weights import load_blocks_into, load_runs_into, select_columns
 
 UNIT_COLUMNS = 2048
 """The most columns of each weight that are multiplied at a time."""
@@ -36,7 +36,7 @@ class GatedProduct(nl.NKIObject):
     """What all units of the product share.
 
     weights: the WeightMatrix [hidden, inner] of gate and the one of up, or that of up alone. biases: those of
-    gate and up as `bias_columns` returns them, each maybe None. activation: function of the Scalar engine.
+    gate and up as `load_bias_columns` returns them, each maybe None. activation: function of the Scalar engine.
     in_runs: whether x and the weights lie in runs instead of K blocks, see `rows`. hidden: length of the
     contraction. inner: columns of the intermediate.
     """
@@ -72,9 +72,9 @@ def allocate_unit(product, first_column, rows):
 
     It has as many columns as half of the PSUM banks hold, or those that remain.
     """
-    end_column = min(product.inner, first_column + unit_columns(product, rows))
+    end_column = min(product.inner, first_column + count_unit_columns(product, rows))
     width = end_column - first_column
-    packed = packed_columns(width) if len(product.weights) == 2 else 0
+    packed = count_packed_columns(width) if len(product.weights) == 2 else 0
     full_width = width - packed
     blocks_per_bank = BANK // rows
     banks = []
@@ -89,13 +89,13 @@ def allocate_unit(product, first_column, rows):
     return GatedUnit(first_column, end_column, full_width, blocks_per_bank, banks, packed_bank)
 
 
-def unit_columns(product, rows):
+def count_unit_columns(product, rows):
     """Return the columns of a unit for `rows` rows: as many as ACCUMULATOR_BANKS banks hold, at most UNIT_COLUMNS."""
     banks_per_weight = ACCUMULATOR_BANKS // len(product.weights)
     return min(UNIT_COLUMNS, banks_per_weight * (BANK // rows) * PARTITIONS)
 
 
-def packed_columns(width):
+def count_packed_columns(width):
     """Return the columns of a short last block that gate and up share, of `width` columns: 32, 64, or 0 if they do not.
 
     Only blocks of 32 or 64 columns are shared, because the sums of up then begin at partition 32 or 64, where
@@ -105,17 +105,17 @@ def packed_columns(width):
     return short if short == PARTITIONS // 2 or short == PARTITIONS // 4 else 0
 
 
-def tail_in_both_halves(weights):
+def needs_tail_in_both_halves(weights):
     """Return whether the last block of the intermediate has 64 columns and is written to both halves of the partitions.
 
     That is so if gate and up share a bank for it and the intermediate has a full block too. weights: those of
     a GatedProduct.
     """
     inner = weights[0].elements.shape[1]
-    return len(weights) == 2 and inner > PARTITIONS and packed_columns(inner) == PARTITIONS // 2
+    return len(weights) == 2 and inner > PARTITIONS and count_packed_columns(inner) == PARTITIONS // 2
 
 
-def gated_unit(product, intermediate, x, first_column, planned_loads):
+def compute_unit(product, intermediate, x, first_column, planned_loads):
     """Compute a unit of the intermediate, columns from `first_column` on, and write it to `intermediate` in SBUF.
 
     A unit has the columns whose sums fill half of the PSUM banks, or those that remain. Both `intermediate`
@@ -185,7 +185,7 @@ def load_piece(piece, unit, product, first_block):
     for side in range(len(product.weights)):
         weight, columns = product.weights[side], (unit.first_column, unit.end_column)
         if product.in_runs:
-            load_runs_into(piece[:, side, :, :], weight_columns(weight, columns[0], columns[1]), first_block)
+            load_runs_into(piece[:, side, :, :], select_columns(weight, columns[0], columns[1]), first_block)
         else:
             load_blocks_into(piece[:, side, :, :], weight.submatrix((start, end), columns), STATIC)
 
@@ -217,11 +217,13 @@ def activate_bank(intermediate, unit, bank, product):
             # The Vector engine reads at most one operand from PSUM, so the gate goes to SBUF, still in float32.
             gate = nl.ndarray((used, count * rows), dtype=nl.float32, buffer=nl.sbuf)
             gate_sums = unit.banks[0][bank][0:used, columns]
-            bias = bias_of(gate_bias, 0, used, block)
+            bias = select_bias(gate_bias, 0, used, block)
             nisa.activation(dst=gate, op=product.activation, data=gate_sums, bias=bias)
-            multiply(dst, up, bias_of(up_bias, 0, used, block), gate)
+            add_and_multiply(dst, up, select_bias(up_bias, 0, used, block), gate)
         else:
-            nisa.activation(dst=dst, op=product.activation, data=up, bias=bias_of(up_bias, 0, used, block))
+            nisa.activation(
+                dst=dst, op=product.activation, data=up, bias=select_bias(up_bias, 0, used, block)
+            )
         block += count
 
 
@@ -236,24 +238,24 @@ def activate_packed_bank(intermediate, packed_bank, product):
     block = product.inner // PARTITIONS
     gate_bias, up_bias = product.biases
     gate = nl.ndarray(packed_bank.shape, dtype=nl.float32, buffer=nl.sbuf)[half : 2 * half, :]
-    bias = bias_of(gate_bias, 0, half, block)
+    bias = select_bias(gate_bias, 0, half, block)
     nisa.activation(dst=gate, op=product.activation, data=packed_bank[0:half, :], bias=bias)
     # The down product multiplies a tail of 64 rows for two accumulators at once, each in half of the array's rows.
     copies = 2 if intermediate.shape[0] == 2 * half else 1
     for copy in range(copies):
         dst = intermediate[copy * half : (copy + 1) * half, block, :]
-        multiply(dst, packed_bank[half : 2 * half, :], bias_of(up_bias, half, half, block), gate)
+        add_and_multiply(dst, packed_bank[half : 2 * half, :], select_bias(up_bias, half, half, block), gate)
 
 
-def bias_of(bias, first_partition, count, block):
+def select_bias(bias, first_partition, count, block):
     """Return a view [count, 1] of block `block` of bias columns, from `first_partition` on; None if `bias` is None.
 
-    bias: [f in block, block], as `bias_columns` returns it.
+    bias: [f in block, block], as `load_bias_columns` returns it.
     """
     return None if bias is None else bias[first_partition : first_partition + count, block : block + 1]
 
 
-def multiply(dst, sums, bias, gate):
+def add_and_multiply(dst, sums, bias, gate):
     """Write (sums + bias) * gate to `dst` on the Vector engine.
 
     sums: PSUM tile [f in block, row]. bias: float32 column [f in block, 1], or None. gate: SBUF tile.
@@ -266,7 +268,7 @@ def multiply(dst, sums, bias, gate):
         )
 
 
-def bias_columns(bias):
+def load_bias_columns(bias):
     """Load a bias [1, F] from HBM into a new float32 SBUF tile [f in block, block]; return None for None.
 
     A short last block of 32 or 64 columns is there twice: on the first partitions, and again right behind
@@ -277,7 +279,7 @@ def bias_columns(bias):
     columns = bias.shape[1]
     full = columns // PARTITIONS
     short = columns - full * PARTITIONS
-    packed = packed_columns(columns)
+    packed = count_packed_columns(columns)
     raw = nl.ndarray((min(PARTITIONS, columns), blocks(columns)), dtype=bias.dtype, buffer=nl.sbuf)
     if packed > 0:
         raw = nl.ndarray((PARTITIONS, blocks(columns)), dtype=bias.dtype, buffer=nl.sbuf)

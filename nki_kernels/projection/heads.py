@@ -14,7 +14,7 @@ import nki.language as nl
 
 from nki_kernels.dma import COMPILER, transfer
 from nki_kernels.norms.row_tiles import normalise_heads
-from nki_kernels.projection.sequence import RowSource, sequence_rows
+from nki_kernels.projection.sequence import RowSource, map_to_sequence
 from nki_kernels.rope import gather, rotate
 from nki_kernels.tiles import copy_bank
 
@@ -78,7 +78,7 @@ class Heads(nl.NKIObject):
             scale: float32 [row, 1] in SBUF that multiplies the rows, such as 1 / rms, or None.
         """
         rows = sums[0].shape[0]
-        runs = sequence_rows(self.source, self.rank_rows, self.first_row, row, rows)
+        runs = map_to_sequence(self.source, self.rank_rows, self.first_row, row, rows)
         finished = nl.ndarray((rows, right - left), dtype=self.outputs[0].dtype, buffer=nl.sbuf)
         turned, rotated = max(0, min(self.turned, right) - left), max(0, min(self.rotated, right) - left)
         bias = None if self.bias is None else self.bias[0:rows, left:right]
@@ -94,10 +94,10 @@ class Heads(nl.NKIObject):
             start, end = panels[panel]
             middle = max(start, min(end, turned))
             if middle > start:
-                scaled(wide, start, middle, sums[panel][:, 0 : middle - start], scale, bias, panel)
+                copy_scaled(wide, start, middle, sums[panel][:, 0 : middle - start], scale, bias, panel)
             if end > middle:
                 columns = sums[panel][:, middle - start : end - start]
-                scaled(finished, middle, end, columns, scale, bias, panel)
+                copy_scaled(finished, middle, end, columns, scale, bias, panel)
         for norm in self.norms:
             start, end = max(norm.first_column, left) - left, min(norm.end_column, right) - left
             if start < end:
@@ -140,7 +140,7 @@ class Heads(nl.NKIObject):
             left = right
 
 
-def scaled(target, start, end, source, scale, bias, panel):
+def copy_scaled(target, start, end, source, scale, bias, panel):
     """Write source * scale + bias to columns start … end - 1 of `target` in SBUF.
 
     With a bias the Vector engine does so; without one the Scalar engine does for even `panel` and the Vector

@@ -21,14 +21,14 @@ from nki_kernels.norms.norm import inverse_root
 from nki_kernels.norms.row_tiles import inverse_rms, standardise
 from nki_kernels.projection.products import (
     add_products,
-    block_tile,
-    empty_sums,
-    growing_ranges,
+    allocate_blocks,
+    allocate_sums,
     load_block_range,
+    plan_growing_ranges,
     transpose_block_range,
 )
 from nki_kernels.projection.rows import spread
-from nki_kernels.projection.sequence import rows_of
+from nki_kernels.projection.sequence import provide_rows
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, filled, in_block, load, ranges
 from nki_kernels.weights import WeightMatrix, load_runs_into
 
@@ -68,18 +68,18 @@ def project(rows, norm, w, columns, heads):
         heads: Heads, which stores the results. If heads.head is not 0, a tile has whole heads of so many
             columns.
     """
-    if rows.all_rows.shape[0] > PARTITIONS or transposes_multiply():
+    if rows.all_rows.shape[0] > PARTITIONS or needs_defined_rows():
         project_many(rows, norm, w, columns, heads)
     else:
         project_few(rows, norm, w, columns, heads)
 
 
-def transposes_multiply():
+def needs_defined_rows():
     """Return whether the Tensor engine transposes by a product, as on gen2: undefined rows then spoil the others."""
     return nisa.get_nc_version() == nisa.nc_version.gen2
 
 
-def column_groups(columns, head, most):
+def divide_columns(columns, head, most):
     """Divide a range of columns into groups of at most `most` columns; return the groups and the columns of a panel.
 
     A group is (first, end) and has at most ACCUMULATOR_BANKS panels. A panel has at most BANK columns. If
@@ -95,7 +95,7 @@ def column_groups(columns, head, most):
     return ranges(first, end, at_once * bank), bank
 
 
-def even_panels(width, head, bank):
+def divide_evenly(width, head, bank):
     """Divide columns 0 … width - 1 into panels (start, end) of nearly equal width, of which two engines copy half each.
 
     head: columns of a head, which no panel cuts, or 0. bank: most columns of a panel.
@@ -108,7 +108,7 @@ def even_panels(width, head, bank):
 
 def project_few(source, norm, w, columns, heads):
     """Compute what `project` does for at most 128 rows: they are transposed once, and the weight streams past them."""
-    x = rows_of(source, 0, source.all_rows.shape[0])
+    x = provide_rows(source, 0, source.all_rows.shape[0])
     tokens, hidden = x.shape
     rows = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
     transfer(rows, x, SCALAR)  # so that the weights come first in their queue
@@ -120,12 +120,12 @@ def project_few(source, norm, w, columns, heads):
     # Runs make a partition's part of the weight one piece of HBM, which a DMA reads at its full rate.
     stationary = spread(rows, True, factors)
     tiles = [(0, tokens)]
-    groups, bank = column_groups(columns, heads.head, columns[1] - columns[0])
+    groups, bank = divide_columns(columns, heads.head, columns[1] - columns[0])
     for left, right in groups:
-        panels = even_panels(right - left, heads.head, bank)
-        sums = empty_sums(tiles, panels)
-        for start, end in growing_ranges(blocks(hidden), right - left, 1):
-            weights = block_tile(hidden, end - start, right - left, x.dtype)
+        panels = divide_evenly(right - left, heads.head, bank)
+        sums = allocate_sums(tiles, panels)
+        for start, end in plan_growing_ranges(blocks(hidden), right - left, 1):
+            weights = allocate_blocks(hidden, end - start, right - left, x.dtype)
             load_runs_into(weights, WeightMatrix(w[:, left:right]), start)
             add_products(sums, stationary, tiles, weights, panels, start, hidden, True)
         heads.deliver(0, left, right, sums[0], panels, scale)
@@ -141,7 +141,7 @@ def project_many(source, norm, w, columns, heads):
     tokens, hidden = x.shape
     block_bytes = blocks(hidden) * (4 if x.dtype == nl.float32 else 2)
     factors = load_norm_blocks(norm, heads.eps, False)
-    groups, bank = column_groups(columns, heads.head, RESIDENT_BYTES // block_bytes)
+    groups, bank = divide_columns(columns, heads.head, RESIDENT_BYTES // block_bytes)
     ones = filled((min(hidden, PARTITIONS), 1), 1.0, x.dtype)
     scales = []
     for left, right in groups:
@@ -162,11 +162,11 @@ def project_many(source, norm, w, columns, heads):
         for number in range(len(turns)):
             first, last = turns[number]
             tiles = ranges(0, last - first)
-            sums = empty_sums(tiles, panels)
-            totals = empty_sums(tiles, [(0, 1)]) if measured else None
+            sums = allocate_sums(tiles, panels)
+            totals = allocate_sums(tiles, [(0, 1)]) if measured else None
             if number == 0:
-                rows, matrix = rows_of(source, first, last), w[:, left:right]
-                loaded = first_products(sums, totals, rows, matrix, panels, factors, ones)
+                rows, matrix = provide_rows(source, first, last), w[:, left:right]
+                loaded = accumulate_first_rows(sums, totals, rows, matrix, panels, factors, ones)
             else:
                 block = 0
                 for weights in loaded:
@@ -176,15 +176,15 @@ def project_many(source, norm, w, columns, heads):
                     add_squares(totals, squares, ones, tiles, 0, block, hidden)
             # The next rows arrive while this turn's products run, so that the next turn waits for no DMA.
             if number + 1 < len(turns):
-                following = rows_of(source, turns[number + 1][0], turns[number + 1][1])
+                following = provide_rows(source, turns[number + 1][0], turns[number + 1][1])
                 if norm.bias is not None:
-                    following = standardised_rows(following, heads.eps) if number == 0 else ready
-                stationary = transposed_rows(following, factors)
+                    following = load_standardised_rows(following, heads.eps) if number == 0 else ready
+                stationary = transpose_to_blocks(following, factors)
                 squares = squared(stationary, 0, hidden) if measured else None
             # The rows after the next are standardised while the next ones are transposed, so that no transpose waits.
             if norm.bias is not None and number + 2 < len(turns):
-                ready = standardised_rows(
-                    rows_of(source, turns[number + 2][0], turns[number + 2][1]), heads.eps
+                ready = load_standardised_rows(
+                    provide_rows(source, turns[number + 2][0], turns[number + 2][1]), heads.eps
                 )
             for tile in range(len(tiles)):
                 row = first + tiles[tile][0]
@@ -194,14 +194,14 @@ def project_many(source, norm, w, columns, heads):
                 heads.deliver(row, left, right, sums[tile], panels, scale)
 
 
-def first_products(sums, totals, x, columns, panels, norm, ones):
+def accumulate_first_rows(sums, totals, x, columns, panels, norm, ones):
     """Load a group's columns of the weight, and accumulate their products with the first rows, and the rows' squares.
 
     Returns the list of loaded parts of the weight, SBUF tiles [k in block, block, column], which serve the
     later rows.
 
     Args:
-        sums: PSUM tiles [row, column] of all row tiles and panels, as `empty_sums` returns them.
+        sums: PSUM tiles [row, column] of all row tiles and panels, as `allocate_sums` returns them.
         totals: PSUM tiles [row, 1] for the sums of squares, a list for each row tile; None if they are not
             wanted.
         x: the first rows, [row, H] @ HBM.
@@ -214,11 +214,11 @@ def first_products(sums, totals, x, columns, panels, norm, ones):
     rows, depth = x.shape
     tiles = ranges(0, rows)
     if norm.bias is None:
-        stationary = block_tile(depth, blocks(depth), rows, x.dtype)
+        stationary = allocate_blocks(depth, blocks(depth), rows, x.dtype)
     else:
-        stationary = transposed_rows(standardised_rows(x, norm.eps), norm)
+        stationary = transpose_to_blocks(load_standardised_rows(x, norm.eps), norm)
     loaded = []
-    for start, end in growing_ranges(blocks(depth), columns.shape[1], 1, LEAD_ELEMENTS):
+    for start, end in plan_growing_ranges(blocks(depth), columns.shape[1], 1, LEAD_ELEMENTS):
         if norm.bias is None:
             transpose_block_range(stationary[:, start:end, :], x, start)
         weights = load_weights(columns, start, end, x.dtype, norm.weight if norm.bias is None else None)
@@ -230,7 +230,7 @@ def first_products(sums, totals, x, columns, panels, norm, ones):
     return loaded
 
 
-def standardised_rows(x, eps):
+def load_standardised_rows(x, eps):
     """Load rows of x [row, H] from HBM into a new SBUF tile, subtract each row's mean, and divide by its deviation.
 
     eps: float32 [row, 1] in SBUF, added to the variance.
@@ -240,16 +240,16 @@ def standardised_rows(x, eps):
     return rows
 
 
-def transposed_rows(x, norm):
+def transpose_to_blocks(x, norm):
     """Return the transpose of rows in a new SBUF tile [k in block, block, row], LayerNorm's weight and bias applied.
 
     norm: BlockNorm. Without a bias x is [row, K] @ HBM, and a DMA transposes it unchanged. With a bias x is
     an SBUF tile of standardised rows.
     """
-    if norm.bias is not None and not transposes_multiply():
+    if norm.bias is not None and not needs_defined_rows():
         return spread(x, False, norm)
     depth = x.shape[1]
-    transposed = block_tile(depth, blocks(depth), x.shape[0], x.dtype)
+    transposed = allocate_blocks(depth, blocks(depth), x.shape[0], x.dtype)
     transpose_block_range(transposed, x, 0)
     if norm.bias is not None:
         full = blocks(depth) if depth <= PARTITIONS else depth // PARTITIONS
@@ -267,11 +267,11 @@ def load_weights(matrix, start, end, dtype, weight):
     None.
     """
     depth, columns = matrix.shape
-    raw = block_tile(depth, end - start, columns, dtype if weight is None else matrix.dtype)
+    raw = allocate_blocks(depth, end - start, columns, dtype if weight is None else matrix.dtype)
     load_block_range(raw, WeightMatrix(matrix), start)
     if weight is None:
         return raw
-    product = raw if matrix.dtype == dtype else block_tile(depth, end - start, columns, dtype)
+    product = raw if matrix.dtype == dtype else allocate_blocks(depth, end - start, columns, dtype)
     for block in range(start, end):
         used = in_block(depth, block, False)
         # A tensor_scalar takes one number per partition, and the norm's weight differs from block to block.

@@ -19,7 +19,7 @@ PART_ELEMENTS = 4096
 """Most elements per partition that one DMA loads: 1 MiB in bfloat16, which moves at the full rate."""
 
 
-def growing_ranges(count, columns, first, most=PART_ELEMENTS):
+def plan_growing_ranges(count, columns, first, most=PART_ELEMENTS):
     """Return ranges (start, end) of blocks that cover blocks 0 … count - 1; one DMA is meant to load each range.
 
     The first range has `first` blocks, and each later one up to twice as many as the one before. No range has
@@ -40,7 +40,7 @@ def growing_ranges(count, columns, first, most=PART_ELEMENTS):
     return ranges
 
 
-def block_tile(depth, count, columns, dtype):
+def allocate_blocks(depth, count, columns, dtype):
     """Allocate an SBUF tile [k in block, block, column] for `count` blocks of a matrix [depth, columns].
 
     It is not initialised. A DMA may transpose into it, see `aligned_tile`.
@@ -91,7 +91,7 @@ def transpose_block_range(tile, x, start):
         nisa.dma_transpose(dst=tile[0:short, full - start, :], src=x[:, full * PARTITIONS : depth])
 
 
-def empty_sums(tiles, panels):
+def allocate_sums(tiles, panels):
     """Allocate PSUM tiles for the sums of a product: sums[i][j] is float32 [row, column], for tiles[i] and panels[j].
 
     tiles: ranges (start, end) of rows. panels: ranges (start, end) of columns. The sums are not zeroed:
@@ -107,7 +107,7 @@ def empty_sums(tiles, panels):
 
 
 def add_products(sums, stationary, tiles, moving, panels, first, depth, runs=False):
-    """Add the products of some K blocks to PSUM `sums`, as `empty_sums` returns them; block 0 overwrites them instead.
+    """Add the products of some K blocks to the sums of `allocate_sums` in PSUM; block 0 overwrites them instead.
 
     sums[i][j] accumulates stationary[:, :, rows of tiles[i]]^T @ moving[:, :, columns of panels[j]].
 

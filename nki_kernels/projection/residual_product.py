@@ -23,7 +23,7 @@ from nki_kernels.projection.block_loads import store_rows_from
 from nki_kernels.projection.row_groups import row_tile_height, rows_per_rank
 from nki_kernels.projection.sums import OutputChunk, RankSum
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, copy_bank
-from nki_kernels.weights import load_blocks, load_blocks_into, weight_columns
+from nki_kernels.weights import load_blocks, load_blocks_into, select_columns
 
 PIECE_ELEMENTS = 1024
 """Elements per partition of one loaded piece of the weight: 256 KiB in bfloat16.
@@ -99,7 +99,7 @@ class Accumulator(nl.NKIObject):
     first_column: int
 
 
-def chunk_width(rows, ranks=1):
+def count_chunk_columns(rows, ranks=1):
     """Return the columns of a chunk of `rows` rows: as many as ACCUMULATOR_BANKS banks hold, at least one bank.
 
     ranks: over how many ranks the rows are cut, which may leave partitions of a row tile unused.
@@ -107,7 +107,7 @@ def chunk_width(rows, ranks=1):
     return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows, row_tile_height(ranks)))
 
 
-def product_chunk(product, x_parts, first_row, first_column):
+def compute_chunk(product, x_parts, first_row, first_column):
     """Compute the chunk of y that begins at `first_row` and `first_column`.
 
     On one rank the chunk is stored to y. Else its partial sums are appended to the rank sum, which stores it
@@ -118,11 +118,11 @@ def product_chunk(product, x_parts, first_row, first_column):
         x_parts: for each matrix of the weight the stationary operand, an SBUF tile [k in block, block, row].
             It has all rows of the chunk, and of rows that are cut, those of every rank.
         first_row: first row of y, counted among the rows of one rank.
-        first_column: first column of y; the chunk has `chunk_width` columns, or those that remain.
+        first_column: first column of y; the chunk has as many as `count_chunk_columns` returns, or those that remain.
     """
     rank_sum, weight = product.rank_sum, product.weight
     rows = x_parts[0].shape[2]
-    chunk = chunk_of(product, rows, first_row, first_column)
+    chunk = view_chunk(product, rows, first_row, first_column)
     width = chunk.y.shape[1]
     accumulators = allocate_accumulators(rows, width, row_tile_height(rank_sum.sequence_ranks))
     for index in range(len(x_parts)):
@@ -146,7 +146,7 @@ def product_chunk(product, x_parts, first_row, first_column):
         rank_sum.append(chunk)
 
 
-def chunk_of(product, rows, first_row, first_column):
+def view_chunk(product, rows, first_row, first_column):
     """Return an OutputChunk with views of y, residual, bias and row scales; nothing is loaded or computed.
 
     rows: rows of the chunk, those of all ranks together. first_row, first_column: its corner in this rank's
@@ -154,7 +154,7 @@ def chunk_of(product, rows, first_row, first_column):
     """
     ranks = product.rank_sum.sequence_ranks
     end_row = first_row + rows // ranks
-    end_column = min(product.y.shape[1], first_column + chunk_width(rows, ranks))
+    end_column = min(product.y.shape[1], first_column + count_chunk_columns(rows, ranks))
     residual, residual_tile = product.residual, product.residual_tile
     row_scales = product.row_scales
     return OutputChunk(
@@ -193,7 +193,7 @@ def load_piece(matrix, weight, first_block, count, columns, x):
     depth = matrix.elements.shape[0]
     end = min(depth, start + count * PARTITIONS)
     if weight.resident_tiles is not None:
-        return WeightPiece(resident_columns(weight, first, last, x.dtype), first_block, end - start)
+        return WeightPiece(load_resident_columns(weight, first, last, x.dtype), first_block, end - start)
     shape = (x.shape[0], blocks(end - start), last - first)
     tile = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
     load_blocks_into(tile, matrix.submatrix((start, end), columns), STATIC)
@@ -205,7 +205,7 @@ def load_piece(matrix, weight, first_block, count, columns, x):
     return WeightPiece([tile], first_block, end - start)
 
 
-def resident_columns(weight, first, last, dtype):
+def load_resident_columns(weight, first, last, dtype):
     """Return the tiles of a resident weight that hold columns first … last - 1; load those that are not in SBUF yet.
 
     Tiles are [k in block, block, column] in SBUF and of equal width. Loaded ones are appended to
@@ -216,7 +216,7 @@ def resident_columns(weight, first, last, dtype):
     width = BANK * max(1, min(ACCUMULATOR_BANKS, PIECE_ELEMENTS // (BANK * blocks(depth))))
     for start in range(len(tiles) * width, last, width):
         end = min(all_columns, start + width)
-        tiles.append(load_blocks(weight_columns(matrix, start, end), dtype, STATIC))
+        tiles.append(load_blocks(select_columns(matrix, start, end), dtype, STATIC))
     return tiles[first // width : blocks(last, width)]
 
 
@@ -235,7 +235,7 @@ def accumulate(accumulators, x, piece, add, tail_in_both_halves):
     tail_block = piece.first_block + full
     half = PARTITIONS // 2
     for i in range(len(accumulators)):
-        stationary, moving = operands_of(accumulators[i], x, piece)
+        stationary, moving = select_operands(accumulators[i], x, piece)
         for k in range(full):  # k: K block of the piece
             nisa.nc_matmul(
                 dst=accumulators[i].bank,
@@ -253,7 +253,7 @@ def accumulate(accumulators, x, piece, add, tail_in_both_halves):
         if tail_rows > 0 and tail_in_both_halves and (i % 2 == 1 or i + 1 == len(accumulators)):
             # The tails of a pair follow each other, so that both halves of the array's rows work at the same time.
             for j in range(i - i % 2, i + 1):  # j: accumulator of a pair
-                stationary, moving = operands_of(accumulators[j], x, piece)
+                stationary, moving = select_operands(accumulators[j], x, piece)
                 first = half * (j % 2)
                 nisa.nc_matmul(
                     dst=accumulators[j].bank,
@@ -265,7 +265,7 @@ def accumulate(accumulators, x, piece, add, tail_in_both_halves):
                 )
 
 
-def operands_of(accumulator, x, piece):
+def select_operands(accumulator, x, piece):
     """Return views (stationary, moving) of an accumulator's rows of x and of its columns of a weight piece.
 
     Both are in SBUF and have all K blocks: [k in block, block, row] and [k in block, block, column].

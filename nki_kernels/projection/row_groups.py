@@ -68,7 +68,7 @@ def split_by_rank(matrix, ranks):
     return matrix.reshape_dim(0, (ranks, matrix.shape[0] // ranks))
 
 
-def row_groups(rows, rows_per_group):
+def divide_into_groups(rows, rows_per_group):
     """Return the RowGroups of rows 0 … rows - 1: `rows_per_group` rows in each, fewer in the last one if need be."""
     groups = []
     for first in range(0, rows, rows_per_group):
@@ -76,7 +76,7 @@ def row_groups(rows, rows_per_group):
     return groups
 
 
-def row_tiles(buffers, rows, height):
+def view_row_tiles(buffers, rows, height):
     """Return views of the first row tile buffers that together hold `rows` rows: `height` rows each, fewer in the last.
 
     buffers: list of SBUF tiles [height, H], used in order.
@@ -112,7 +112,7 @@ def trigger_loads(loads, queue):
         transfer(load.dst, load.src, queue)
 
 
-def share(items, index, count):
+def select_share(items, index, count):
     """Return slice number `index` of a list that is cut into `count` consecutive slices of nearly equal length.
 
     index: from 0 on. From `count` on, the slice is empty.
@@ -137,7 +137,7 @@ def normalise_tiles(results, tiles, norm):
             normalise(results[m - 1], tiles[m - 1], statistics[m - 1], norm)
 
 
-def vector_share():
+def choose_vector_share():
     """Return the argument `vector_share` of `tiles.copy_bank` for PSUM banks of transposes: VECTOR_SHARE, or 0 on gen2.
 
     Of so many banks the Vector engine copies one; with 0 the Scalar engine copies all.
@@ -153,7 +153,7 @@ def transpose_tiles(transposed, tiles, first_row):
     """
     row = first_row
     for tile in tiles:
-        transpose_rows(transposed, row, tile, vector_share())
+        transpose_rows(transposed, row, tile, choose_vector_share())
         row += tile.shape[0]
 
 
@@ -165,7 +165,7 @@ def blocks_tile(columns, rows, dtype):
     return aligned_tile((min(columns, PARTITIONS), blocks(columns), rows), dtype)
 
 
-def starts(size, width):
+def list_starts(size, width):
     """Return the multiples of `width` below `size`: [0, width, 2 * width, …]."""
     result = []
     for start in range(0, size, width):
@@ -178,6 +178,6 @@ def item_bytes(dtype):
     return 4 if dtype == nl.float32 else 2
 
 
-def bytes_of(tile):
+def count_bytes(tile):
     """Return the bytes that an SBUF tile [row, column] takes of each partition; 0 for None."""
     return 0 if tile is None else tile.shape[1] * item_bytes(tile.dtype)

@@ -86,7 +86,7 @@ def spread_into(result, rows, runs, norm=None, shared=False):
         first = end
 
 
-def repeated_row(row, rows, offset=0.0):
+def load_repeated_row(row, rows, offset=0.0):
     """Return a new float32 SBUF tile [rows, n] with a row [1, n] of HBM plus the number `offset` on every partition."""
     tile = load_repeated(row, rows)
     if offset == 0.0:

@@ -3,7 +3,7 @@
 Each of N ranks owns R = T / N consecutive rows of the sequence, its own rows. A kernel that multiplies all T
 rows normalises its own rows and all-gathers those of the other ranks, piece by piece. A piece is a range
 first … end - 1 of own rows, the same range on every rank. Gathered rows [T, H] are therefore in the order of
-pieces: within a piece [rank, row], first the rows of rank 0. `sequence_rows` maps that order back to the
+pieces: within a piece [rank, row], first the rows of rank 0. `map_to_sequence` maps that order back to the
 sequence. A kernel that ends in a sum over ranks computes row tiles [rank, row] likewise, and a reduce-scatter
 gives each rank its rows, see `sums`.
 """
@@ -64,7 +64,7 @@ class RowGather(nl.NKIObject):
 
 @dataclass
 class RowSource(nl.NKIObject):
-    """Rows of every rank that a product reads, in HBM; `rows_of` returns a range of them.
+    """Rows of every rank that a product reads, in HBM; `provide_rows` returns a range of them.
 
     all_rows: [row, H] @ HBM, in the order of the sequence without a gather, else in the order of pieces.
     gather: the RowGather that fills all_rows on demand, or None.
@@ -89,12 +89,12 @@ def check_ranks(ranks, replica_group, tokens):
     )
 
 
-def whole_rows(x):
+def use_whole_rows(x):
     """Return a RowSource of rows x [T, H] in HBM, all of which this rank has already."""
     return RowSource(x, None)
 
 
-def gathered_rows(x, norm, ranks, replica_group, piece_rows):
+def plan_gathered_rows(x, norm, ranks, replica_group, piece_rows):
     """Return a RowSource of the rows of all ranks, of which this rank has x [R, H] in HBM.
 
     Two HBM buffers are allocated; nothing is normalised or gathered yet. norm: RowNorm applied before the
@@ -107,7 +107,7 @@ def gathered_rows(x, norm, ranks, replica_group, piece_rows):
     return RowSource(all_rows, RowGather(x, staging, norm, ranks, replica_group, pieces, []))
 
 
-def rows_of(source, first, end):
+def provide_rows(source, first, end):
     """Return a view of rows first … end - 1 of a RowSource in HBM; issue the all-gathers that are still missing for it.
 
     Gathered rows are in the order of pieces, each of which is one range of rows of every rank, those of rank
@@ -153,7 +153,7 @@ def gather_piece(all_rows, gather, piece, tiles):
     )
 
 
-def sequence_rows(source, total, offset, first, count):
+def map_to_sequence(source, total, offset, first, count):
     """Return where rows first … first + count - 1 of a RowSource are in the sequence, as runs (index, row, rows).
 
     A run has `rows` consecutive rows of the sequence, from `row` on. Its `index` counts the rows of the

@@ -24,7 +24,7 @@ LEAST_ELEMENTS = 1024
 """Elements per partition of the smallest load of weights: 256 KiB in bfloat16."""
 
 
-def window(tile, rows, chunks, chunk):
+def view_stationary(tile, rows, chunks, chunk):
     """View the stationary operand of chunk number `chunk` in a padded tile [height, chunks - 1 + T * chunks].
 
     The tile holds row t in column chunks - 1 + t * chunks, and zeros elsewhere. The view is T * chunks
@@ -38,7 +38,7 @@ def spread_rows(x, norm, chunks):
     """Load rows x [T, H] from HBM, normalise them, and return one padded tile in SBUF for each span of H.
 
     A tile is [height, block, chunks - 1 + T * chunks] in x's dtype: in each block row t is in column chunks -
-    1 + t * chunks, and other columns are zeros. `window` views the operand of a chunk there. norm: Norm.
+    1 + t * chunks, and other columns are zeros. `view_stationary` returns the operand of a chunk. norm: Norm.
     """
     rows, hidden = x.shape
     spans = hidden_spans(hidden)
@@ -58,10 +58,10 @@ def spread_rows(x, norm, chunks):
     return tiles
 
 
-def padding_operands(rows, chunks):
+def make_padding_operands(rows, chunks):
     """Return the operands of the matmuls that write padding, in SBUF: (ones, line), both bfloat16 on one partition.
 
-    ones [1, chunks - 1 + rows * chunks] has a one for each row where `window` expects the row. line [1, 2 *
+    ones [1, chunks - 1 + rows * chunks] has a one for each row where `view_stationary` expects the row. line [1, 2 *
     BANK] has BANK zeros and then BANK times MISSING, a value below every logit.
     """
     width = chunks - 1 + rows * chunks
@@ -73,7 +73,7 @@ def padding_operands(rows, chunks):
     return ones, line
 
 
-def pad(sums, padding, rows, chunks, columns):
+def write_padding(sums, padding, rows, chunks, columns):
     """Write padding to `sums` [row * chunk, size] in PSUM if the matrix ends within or before a chunk; else do nothing.
 
     The padding is MISSING where a chunk's column lies beyond the matrix, and zero everywhere else. Return
@@ -81,7 +81,7 @@ def pad(sums, padding, rows, chunks, columns):
 
     Args:
         sums: the row on partition t * chunks + c is that of row t and chunk c.
-        padding: what `padding_operands` returned.
+        padding: what `make_padding_operands` returned.
         columns: columns of the matrix; chunk c has those from c * size on.
     """
     size = sums.shape[1]
@@ -91,7 +91,7 @@ def pad(sums, padding, rows, chunks, columns):
         if present < size:
             nisa.nc_matmul(
                 dst=sums,
-                stationary=window(padding[0], rows, chunks, chunk),
+                stationary=view_stationary(padding[0], rows, chunks, chunk),
                 moving=padding[1][:, BANK - present : BANK - present + size],
                 accumulate=padded,
             )
@@ -107,7 +107,7 @@ def project_piece(tiles, padding, rows, chunks, matrix, size):
 
     Args:
         tiles: one tile for each span, as `spread_rows` returns them.
-        padding: what `padding_operands` returned; None if n is chunks * size.
+        padding: what `make_padding_operands` returned; None if n is chunks * size.
         rows: T.
         matrix: at most chunks * size columns.
         size: columns of a chunk, at most a PSUM bank.
@@ -116,11 +116,11 @@ def project_piece(tiles, padding, rows, chunks, matrix, size):
     spans = hidden_spans(hidden)
     sums = nl.ndarray((rows * chunks, size), dtype=nl.float32, buffer=nl.psum)
     # A matmul brings the padding into PSUM, so that the search needs no further pass over the sums.
-    begun = pad(sums, padding, rows, chunks, columns)
+    begun = write_padding(sums, padding, rows, chunks, columns)
     for i in range(len(spans)):
         start, height, count = spans[i]
         rows_of_span = matrix[start : start + height * count].reshape_dim(0, (height, count))
-        for first, last in loads(count, columns):
+        for first, last in divide_into_loads(count, columns):
             weights = load(rows_of_span[:, first:last], matrix.dtype)
             weights = cast(weights, tiles[i].dtype)
             for block in range(first, last):
@@ -129,7 +129,7 @@ def project_piece(tiles, padding, rows, chunks, matrix, size):
                     if chunk * size < end:
                         nisa.nc_matmul(
                             dst=sums[:, 0 : end - chunk * size],
-                            stationary=window(tiles[i][:, block, :], rows, chunks, chunk),
+                            stationary=view_stationary(tiles[i][:, block, :], rows, chunks, chunk),
                             moving=weights[:, block - first, chunk * size : end],
                             accumulate=begun,
                         )
@@ -149,7 +149,7 @@ def project_rows(tiles, rows, chunks, matrix):
     return project_piece(views, None, rows, 1, matrix, matrix.shape[1])
 
 
-def loads(count, columns):
+def divide_into_loads(count, columns):
     """Return ranges (first, end) of blocks that cover blocks 0 … count - 1; one DMA loads each range.
 
     A range has at most WEIGHT_ELEMENTS elements per partition and half of the remaining blocks, but at least

@@ -99,11 +99,16 @@ class OutputChunk(nl.NKIObject):
         height, tiles, _ = self.partial.shape
         rows = ranks * self.y.shape[0]
         full = rows // height
-        collect(flat(self.total[:, 0:full, :]), flat(self.partial[:, 0:full, :]), replica_group, ranks)
+        sum_over_ranks(
+            flatten_row_tiles(self.total[:, 0:full, :]),
+            flatten_row_tiles(self.partial[:, 0:full, :]),
+            replica_group,
+            ranks,
+        )
         # The short row tile covers fewer partitions than the others, so it takes a collective of its own.
         if full < tiles:
             short = rows - full * height
-            collect(
+            sum_over_ranks(
                 self.total[0 : short // ranks, full, :], self.partial[0:short, full, :], replica_group, ranks
             )
         self.partial = None  # nothing reads it any more
@@ -163,12 +168,12 @@ class RankSum(nl.NKIObject):
             self.stored += 1
 
 
-def flat(tile):
+def flatten_row_tiles(tile):
     """View a tile [row, row tile, column] as [row, row tile * column], because collectives take two dims."""
     return tile.reshape((tile.shape[0], tile.shape[1] * tile.shape[2]))
 
 
-def collect(total, partial, replica_group, ranks):
+def sum_over_ranks(total, partial, replica_group, ranks):
     """Issue a collective that sums `partial` [row, column] over the ranks into `total`, both in SBUF.
 
     ranks: over how many ranks the rows are cut. With 1 an all-reduce writes all rows to `total`; else a

@@ -33,7 +33,7 @@ LEAST_SPREAD = 512
 def largest_logits(logits, operands, w_head, finish, first, end, keep):
     """Compute and store all logits of columns first … end - 1; return the `keep` largest and their columns.
 
-    operands: the results of `spread_rows` and `padding_operands`, and the chunks for which they spread the rows.
+    operands: the results of `spread_rows` and `make_padding_operands`, and the chunks for which they spread the rows.
     """
     tail = tail_columns(w_head.shape[0], end - first, keep)
     spread_end = end

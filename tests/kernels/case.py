@@ -50,8 +50,8 @@ GEN3_ON = TARGETS[1:]
 
 CHANGE_NO_VALUE = {
     ("nki_kernels.dma", "queue_for"),
-    ("nki_kernels.projection.row_groups", "vector_share"),
-    ("nki_kernels.tuning", "generation"),
+    ("nki_kernels.projection.row_groups", "choose_vector_share"),
+    ("nki_kernels.tuning", "find_generation"),
 }
 """Functions that ask for the chip to choose a queue, an engine that copies, or tuned sizes, which are tested to give
 the same bytes."""
