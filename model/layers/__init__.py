@@ -8,7 +8,7 @@ from model.config.blocks import Block, Experts, Mlp, ModelConfig
 
 
 def find_unsupported(config: ModelConfig) -> tuple[str, ...]:
-    """Return the features of a model that no layer here computes, in words; empty if all are computed."""
+    """Return the names of a model's features that no layer computes, such as "sparse activations"; empty if none."""
     return tuple(
         dict.fromkeys(feature for block in dict.fromkeys(config.blocks) for feature in _find_in_block(block))
     )

@@ -1,4 +1,4 @@
-"""NumPy operations for the references of layers; they use neither kernels nor the simulator.
+"""NumPy operations for `Layer.reference`, the comparison for kernels; they use neither kernels nor the simulator.
 
 All arithmetic is float32. With bfloat16 activations, results are rounded to bfloat16 where a kernel stores them.
 """
@@ -64,15 +64,16 @@ class Arithmetic:
         self._tables: dict[tuple[RopeParameters, int, int, bool], tuple[np.ndarray, np.ndarray]] = {}
 
     def _device_weight(self, name: str) -> Weight:
-        """Return a weight in the dtype that it has in HBM."""
+        """Return the whole weight `name` in the dtype that it has in HBM (`choose_weight_dtype`)."""
         return cast_weight(self._weights[name], self._dtype, name in self._exact)
 
     def observe(self, seen: Seen, *arrays: np.ndarray) -> None:
-        """Receive intermediate results; subclasses override this method, which does nothing.
+        """Receive intermediate results of a reference. This method does nothing; subclasses override it.
 
         Args:
-            seen: The type of the results.
-            arrays: Attention weights [heads, tokens, positions]; or the expert ids and routing weights [tokens, K].
+            seen: Which results `arrays` are.
+            arrays: For `Seen.attention` the attention weights [heads, tokens, positions]; for `Seen.experts` the expert
+                ids and the routing weights, [tokens, K] each.
         """
 
     def rounded(self, x: np.ndarray) -> np.ndarray:
@@ -80,28 +81,29 @@ class Arithmetic:
         return x if self._dtype == FLOAT32 else widen(x.astype(self._dtype))
 
     def rows(self, name: str, ids: np.ndarray) -> np.ndarray:
-        """Return rows of the table `name` in float32, [*ids.shape, columns]."""
+        """Return the rows `ids` of the checkpoint table `name` in float32, [*ids.shape, columns]."""
         return widen(np.asarray(self._device_weight(name))[ids])
 
     def tensor(self, name: str) -> np.ndarray:
-        """Return a whole tensor of the checkpoint in float32."""
+        """Return the whole checkpoint tensor `name` in float32, rounded to its dtype in HBM."""
         return widen(self._device_weight(name))
 
     def product(self, x: np.ndarray, projection: Projection) -> np.ndarray:
-        """Multiply x [rows, in] by a projection [out, in] and add its bias; returns [rows, out], not rounded."""
+        """Return x [rows, in] @ matrix.T + bias of a projection [out, in]: float32 [rows, out], not rounded."""
         return x @ self._matrix(projection).T + self.bias(projection)
 
     def sum_partial_products(
         self, x: np.ndarray, projection: Projection, span: Callable[[int, Shard], slice]
     ) -> np.ndarray:
-        """Multiply x [rows, in] by a row-parallel projection [out, in] and add its bias; returns [rows, out].
+        """Return x [rows, in] @ matrix.T + bias of a row-parallel projection [out, in]: float32 [rows, out].
 
-        With several ranks, the partial product of each rank is rounded, and so is their sum before the bias.
+        With several ranks, the partial product of each rank is rounded, and so is their sum before the bias. With one
+        rank nothing is rounded.
 
         Args:
-            x: The inputs.
+            x: The inputs of all ranks.
             projection: The projection, whose inputs the ranks divide.
-            span: Returns the inputs of a rank, from the number of inputs and the shard.
+            span: Returns the slice of a rank's inputs, from the number of inputs and the shard.
         """
         if self._ranks == 1:
             return self.product(x, projection)
@@ -116,14 +118,14 @@ class Arithmetic:
         products: Sequence[tuple[np.ndarray, np.ndarray, Projection]],
         span: Callable[[int, Shard], slice],
     ) -> np.ndarray:
-        """Return the sum of products that each cover some rows, [rows, out], without biases.
+        """Return float32 [rows, out]: for every expert, the product x @ matrix.T is added to the expert's rows.
 
-        With several ranks, the sum of each rank is rounded, and so is the sum over the ranks.
+        Biases are not added. With several ranks, the sum of each rank is rounded, and so is the sum over the ranks.
 
         Args:
-            shape: [rows, out].
-            products: (row indices, x [indices, in], projection [out, in]) of each product.
-            span: Returns the inputs of a rank, from the number of inputs and the shard.
+            shape: (rows, out) of the result.
+            products: (row indices in the result, x [indices, in], projection [out, in]) of each expert.
+            span: Returns the slice of a rank's inputs, from the number of inputs and the shard.
         """
         total = np.zeros(shape, FLOAT32)
         for rank in range(self._ranks):
@@ -146,9 +148,14 @@ class Arithmetic:
     def norm(
         self, x: np.ndarray, name: str | None, eps: float, bias: str | None = None, offset: float = 0.0
     ) -> np.ndarray:
-        """Return the rounded RMSNorm of x over the last axis; LayerNorm if `bias` names a tensor.
+        """Return the RMSNorm of x over the last axis, rounded to the activations' dtype; LayerNorm with a `bias`.
 
-        `name` is the tensor of the weight, to which `offset` is added. None means a norm without weight.
+        Args:
+            x: [..., size].
+            name: The checkpoint tensor of the weight; None for a norm without weight and bias.
+            eps: Added to the mean of squares.
+            bias: The checkpoint tensor of a LayerNorm's bias, with which the mean is subtracted first.
+            offset: Added to the weight before x is multiplied by it.
         """
         if bias is not None:
             x = x - np.mean(x, axis=-1, keepdims=True)
@@ -159,10 +166,10 @@ class Arithmetic:
         return self.rounded(normalised if bias is None else normalised + widen(self._device_weight(bias)))
 
     def rotate(self, heads: np.ndarray, positions: Positions, span: Span) -> np.ndarray:
-        """Apply rotary embeddings to heads [heads, tokens, head_dim] and round the result.
+        """Return heads [heads, tokens, head_dim] with rotary embeddings of the positions in `span`, rounded.
 
         Elements i and i + R/2 form a pair, where R is `positions.width`. Elements from R on are not rotated. The
-        tables of cosines and sines grow on demand, up to `positions.limit`.
+        tables of cosines and sines are kept for later calls and grow on demand, up to `positions.limit` positions.
         """
         turn, limit, end = positions.rope, positions.limit, span.start + span.count
         stretched = turn.longest_short is not None and end > turn.longest_short
@@ -180,5 +187,5 @@ class Arithmetic:
 
 
 def widen(tensor: Weight) -> np.ndarray:
-    """Return a tensor as a float32 array; a float32 array is not copied."""
+    """Return a tensor as a float32 array; a float32 array is returned itself, and a quantised weight is widened."""
     return np.asarray(tensor).astype(FLOAT32, copy=False)

@@ -59,7 +59,7 @@ class Attention(AttentionHeads):
 
     @property
     def _sinks(self) -> Weight | None:
-        """The sinks of a rank's heads, [1, heads]."""
+        """Attention sinks of a rank's heads, [1, heads of the rank]; None for a model without sinks."""
         if self.sinks is None:
             return None
         cut = by_query_heads(*self.heads.divided)
@@ -67,7 +67,7 @@ class Attention(AttentionHeads):
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """The norms, both projections and their biases, and the sinks."""
+        """Weights of the norms, of both projections with their biases, and of the sinks."""
         return (*super().weights, *(() if self._sinks is None else (self._sinks,)))
 
     def caches(self, step: StepShape) -> Sequence[Cache]:
@@ -75,21 +75,24 @@ class Attention(AttentionHeads):
         return () if self.owner is not None else (self._cache(step),)
 
     def read_caches(self, step: StepShape) -> Sequence[Cache]:
-        """Return the cache that the layer reads: its own, or the cache of its `owner`."""
+        """Return the one cache that the layer reads: its own, or its `owner`'s cache, which `caches` leaves out."""
         return (self._cache(step),)
 
     def _cache(self, step: StepShape) -> Cache:
-        """Return the cache that the layer reads; all layers of an encoder share one, as none is read again."""
+        """Return the cache that the layer reads: of its `owner`, of the layer itself, or of the whole encoder.
+
+        Layers without a causal mask belong to an encoder; they share one cache, because no later step reads it.
+        """
         name = self.owner or (self.name if self.heads.causal else ENCODED)
         return create_cache(name, self.heads.layout(step.ranks), self.heads.head_dim, step, self.heads.window)
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """Return the rotary tables and the scales of the cache."""
+        """Return the functions that compute a rank's rotary tables and scales of the cache, by array name."""
         return {**super().constants(step), **self._cache(step).constants}
 
     @property
     def _is_block(self) -> bool:
-        """Whether `attention_block_decode` computes a decode step of this layer."""
+        """Whether `attention_block_decode` has all parameters that a decode step of this layer needs."""
         lacks_parameters = self.after or self.owner or self.b_qkv or self.b_o or self._whole_norms
         return (
             self.norm is not None
@@ -99,7 +102,11 @@ class Attention(AttentionHeads):
         )
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Return the launches of projection, attention and output; a decode step is one launch where possible."""
+        """Return the launches of projection, attention and output for one step.
+
+        In a decode step one launch of `attention_block_decode` for up to 128 tokens replaces the three. The exceptions
+        are layers for which the kernel lacks parameters, and shapes that it refuses and `attention_decode` takes.
+        """
         if step.phase is Phase.prefill:
             attend = self._prefill(step) if step.decoding is None else self._attend_mixed(step, step.decoding)
             return [*self._project(step), attend, *self._project_output(step)]
@@ -114,12 +121,12 @@ class Attention(AttentionHeads):
         return [*self._project(step), *attends, *self._project_output(step)]
 
     def _limit_window(self, length: int) -> int | None:
-        """Return the window if it is shorter than `length` positions, else None."""
+        """Return the layer's attention window if it is shorter than `length` positions; None if it limits nothing."""
         window = self.heads.window
         return window if window is not None and window < length else None
 
     def _score_arguments(self, step: StepShape, window: int | None) -> dict[str, Argument]:
-        """Return the arguments that change the scores: window, soft cap, and sinks [1, heads of a rank]."""
+        """Return the kernel arguments `window`, `softcap` and `sinks` [1, heads of a rank]; absent ones are None."""
         return {"window": window, "softcap": self.heads.softcap, "sinks": value_of(self._sinks, step)}
 
     def _decode_arguments(self, step: StepShape) -> dict[str, Argument]:
@@ -170,7 +177,10 @@ class Attention(AttentionHeads):
         )
 
     def _attend_mixed(self, step: StepShape, decoding: StepShape) -> Launch:
-        """Return the launch for sequences that decode, whose rows come first, together with prompts."""
+        """Return the launch of `attention_mixed`: attention of decoding sequences and of prompts in one launch.
+
+        The rows of `decoding` come before the rows of the prompts. `step` describes the prompts and counts all rows.
+        """
         prompts = self._prefill(step.prompts)
         q, k, v = self._projected(step)
         cache = self._cache(step)
@@ -198,15 +208,18 @@ class Attention(AttentionHeads):
         )
 
     def _written_arguments(self, k: Value, v: Value) -> dict[str, Argument]:
-        """Return the keys and values that attention writes to the cache; empty for a layer with an `owner`."""
+        """Return the arguments `k` and `v`, which attention writes to the cache; empty for a layer with an `owner`."""
         return {"k": k, "v": v} if self.owner is None else {}
 
     def _result_names(self, cache: Cache) -> tuple[str, ...]:
-        """Return the names of the results of an attention launch: the output, and the arrays that it writes."""
+        """Return the names of the results of an attention launch: "o", and the cache arrays without an `owner`."""
         return ("o", *cache.names) if self.owner is None else ("o",)
 
     def _decode(self, step: StepShape, sequences: int, repeat: int) -> Launch:
-        """Return the launch of attention for the new tokens of `sequences` sequences."""
+        """Return the launch of `attention_decode` for the new tokens of `sequences` sequences.
+
+        The launch has `repeat` as its repeat count. If it takes fewer sequences than the step, it reads the last rows.
+        """
         rows = sequences * step.new_tokens
         q, k, v = (
             projected.last(rows) if rows < step.tokens else projected for projected in self._projected(step)
@@ -232,7 +245,7 @@ class Attention(AttentionHeads):
         )
 
     def _count_decode_work(self, step: StepShape, sequences: int) -> LeastWork:
-        """Return the work of attention over the full caches of `sequences` sequences."""
+        """Return the least work of decode attention of `sequences` sequences, each with a full cache or window."""
         q, k, _ = self._projected(step)
         seen = sequences * self.heads.seen(step.cache_length)
         itemsize = self._cache(step).arrays[0].dtype.itemsize
@@ -240,7 +253,11 @@ class Attention(AttentionHeads):
         return LeastWork(operations, 2.0 * k.shape[1] * seen * itemsize, operations)
 
     def _decode_block(self, step: StepShape, sequences: int, repeat: int) -> Launch:
-        """Return the launch for `sequences` sequences that includes the norm and both projections."""
+        """Return the launch of `attention_block_decode`: norm, projections and attention of `sequences` sequences.
+
+        Its `fused` are the launches that it replaces. If it takes fewer sequences than the step, it reads the last
+        rows.
+        """
         assert self.norm is not None
         rows = sequences * step.new_tokens
         x = Value("x", (step.tokens, self.hidden), step.activations)
@@ -280,8 +297,9 @@ class Attention(AttentionHeads):
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Compute the layer in NumPy; exponentials are relative to the largest score of a token.
+        """Return x [tokens, hidden] after the layer, computed in NumPy; appends keys and values to `states`.
 
+        Exponentials of scores are relative to the largest score of a token.
         In prompts of more than 4,096 tokens the kernel rounds exponentials relative to the running maximum. In a
         decode step the kernel adds exponentials after they are rounded.
         """
@@ -295,7 +313,11 @@ class Attention(AttentionHeads):
         return numpy.rounded(x + y)
 
     def _append_to_cache(self, new: Sequence[np.ndarray], states: States) -> Sequence[np.ndarray]:
-        """Append new keys and values to the states and return all of them; an encoder keeps none."""
+        """Append keys and values `new` to `states` and return all keys and values, [heads, positions, head_dim] each.
+
+        `new` is empty for a layer with an `owner`, which reads the owner's states. Without a causal mask, in an
+        encoder, `new` is returned and `states` stays unchanged.
+        """
         if not self.heads.causal:
             return new
         names = [f"{self.owner or self.name}.{name}" for name in ("keys", "values")]
@@ -305,5 +327,5 @@ class Attention(AttentionHeads):
 
 
 def split_sequences(step: StepShape) -> list[tuple[int, int]]:
-    """Return the sequences of each launch of a decode step, and how often the launch is repeated."""
+    """Return (sequences of a launch, repeats) of each size of launch, so that a launch has at most 128 tokens."""
     return split_into_launches(step.sequences, PARTITIONS // step.new_tokens)

@@ -61,7 +61,7 @@ class RotaryTable:
     index: int
 
     def __call__(self, shard: Shard) -> np.ndarray:
-        """Return the table, which is the same on every rank."""
+        """Return the table [count or 2 * count, half of the rotated elements] float32, the same on every rank."""
         positions, short = self.positions, self.positions.rope.longest_short
         lengths = (self.count,) if short is None else (short, short + 1)
         tables = [
@@ -90,7 +90,7 @@ class AttentionHeads:
     component: ClassVar[str] = "attention"
 
     def _inputs(self) -> Iterable[tuple[Projection, Cut]]:
-        """Return each input projection with its cut: queries, keys, values, gates."""
+        """Return (projection, cut to a rank's heads) of queries, keys, values and gates, as far as they are present."""
         heads, kv_heads = by_query_heads(*self.heads.divided), by_kv_heads(*self.heads.divided)
         return zip(self.projections.inputs, (heads, kv_heads, kv_heads, heads))
 
@@ -112,13 +112,13 @@ class AttentionHeads:
 
     @property
     def w_o(self) -> Weight:
-        """Matrix of the output projection, [a rank's heads, hidden]."""
+        """Matrix of the output projection, [a rank's heads * head_dim, hidden]."""
         cut = by_query_heads(*self.heads.divided, axis=1)
         return Weight(f"{self.name}.w_o", (self.projections.output.weight(cut),))
 
     @property
     def b_o(self) -> Weight | None:
-        """Bias of the output projection, [1, hidden] on every rank."""
+        """Bias of the output projection, [1, hidden] on every rank; None without a bias."""
         output = self.projections.output
         return None if output.bias is None else Weight(f"{self.name}.b_o", (output.bias_row(ROW),))
 
@@ -130,7 +130,10 @@ class AttentionHeads:
         return (*(weight for norm in norms for weight in norm.weights), self.w_qkv, self.w_o, *biases)
 
     def _tables(self, step: StepShape) -> tuple[Value | None, Value | None]:
-        """Return the rotary tables of cosines and sines; None for a layer without rotary embeddings."""
+        """Return the rotary tables of cosines and sines as arguments of launches, (None, None) without rotation.
+
+        Each is float32 [positions, half of the rotated elements], or twice as many rows with longrope.
+        """
         positions = self.heads.positions
         if positions is None:
             return None, None
@@ -140,7 +143,10 @@ class AttentionHeads:
         return cos, sin
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """Return the tables of cosines and sines; layers with equal positions share them by name."""
+        """Return the functions that compute the rotary tables, by array name; empty without rotary embeddings.
+
+        Layers with equal positions share the tables by name.
+        """
         positions = self.heads.positions
         return {
             table.name: RotaryTable(positions, min(step.cache_length, positions.limit), index)
@@ -155,12 +161,16 @@ class AttentionHeads:
 
     @property
     def _rotates_by_position(self) -> bool:
-        """Whether row i of the rotary tables is for position i, or nothing is rotated."""
+        """Whether row i of the rotary tables is for position i; False with longrope, True if nothing is rotated."""
         positions = self.heads.positions
         return positions is None or positions.rope.longest_short is None
 
     def _project(self, step: StepShape) -> list[Launch]:
-        """Return the launches for queries, keys, values and gates; queries and keys are normalised and rotated."""
+        """Return the launches that compute the arrays q, k, v and gate from x, with q and k normalised and rotated.
+
+        A layer with an `owner` computes q only. If `attention_decode` rotates (`_rotates_in_attention`), q and k are
+        not rotated yet.
+        """
         q, k, _ = self._projected(step)
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         positions = Value("positions" if self._rotates_by_position else "rope_rows", (step.tokens, 1), INT32)
@@ -225,7 +235,7 @@ class AttentionHeads:
         }
 
     def _project_output(self, step: StepShape) -> list[Launch]:
-        """Return the launches of the output projection and the residual, with the norm between them if there is one."""
+        """Return the launches that compute x + output_projection(o): one, or two with a norm `after`, which adds x."""
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         q, _, _ = self._projected(step)
         o, w_o, rows = Value("o", q.shape, step.activations), self.w_o.value(step), step.tokens
@@ -245,7 +255,7 @@ class AttentionHeads:
         return launches
 
     def _projected(self, step: StepShape) -> tuple[Value, Value, Value]:
-        """Return the queries, keys and values of a step, [tokens, a rank's heads * head_dim] each."""
+        """Return the arrays q, k and v of a step as arguments of launches, [tokens, heads of the rank * head_dim]."""
         layout = self.heads.layout(step.ranks)
         q, k, v = (
             Value(name, (step.tokens, count * self.heads.head_dim), step.activations)
@@ -261,7 +271,10 @@ class AttentionHeads:
         return self.heads.layout(step.ranks).kv_heads_of_rank
 
     def _project_heads(self, normed: np.ndarray, span: Span, numpy: Arithmetic) -> list[np.ndarray]:
-        """Compute queries, keys and values, or queries alone with an `owner`: [heads, tokens, head_dim] each."""
+        """Return queries, keys and values of the normalised input [tokens, hidden], normalised and rotated.
+
+        Each is [heads, tokens, head_dim] with the heads of all ranks. With an `owner` the list has queries only.
+        """
         arrays = [
             numpy.rounded(numpy.product(normed, projection)) for projection in self.projections.inputs[:3]
         ]
@@ -281,7 +294,13 @@ class AttentionHeads:
         return arrays
 
     def _project_mixed(self, mixed: np.ndarray, normed: np.ndarray, numpy: Arithmetic) -> np.ndarray:
-        """Apply the gate, if any, and the output projection to the outputs of all heads, [tokens, heads * head_dim]."""
+        """Return the output projection, [tokens, hidden], of the outputs of all heads.
+
+        Args:
+            mixed: Outputs of attention, [tokens, heads * head_dim]; multiplied by the gate's sigmoid with a gate.
+            normed: Normalised input of the layer, [tokens, hidden], from which the gate is computed.
+            numpy: The arithmetic.
+        """
         if self.heads.output_gate:
             gate = numpy.rounded(numpy.product(normed, self.projections.inputs[3]))
             mixed = numpy.rounded(mixed / (1 + np.exp(-gate)))

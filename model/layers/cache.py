@@ -1,5 +1,8 @@
 """Caches of layers: their arrays on one rank, the size of a page, and the arguments of kernels that use them.
 
+A layer creates a `Cache` for a step with one of the `create_…` functions, and passes its `arguments` to its launches.
+Runners allocate the arrays, and plans count them.
+
 Keys and values have one of three layouts. Without pages and slots, row i of an array belongs to sequence i. With pages,
 block tables list the pages of a sequence. The keys and values of an encoder are in slots, one for each sequence.
 `CacheFormat` defines dtype and scales.
@@ -45,7 +48,7 @@ CACHE_FORMATS = {
 
 
 def check_cache_dtype(name: str) -> None:
-    """Check the name of a cache format.
+    """Check that `name`, the option kv_cache_dtype, names a cache format; return nothing.
 
     Raises:
         ModelError: CACHE_FORMATS lacks the name.
@@ -63,7 +66,7 @@ class HeadScales:
     heads: HeadLayout
 
     def __call__(self, shard: Shard) -> np.ndarray:
-        """Return the scales of a rank; the scale of a padding head is 1."""
+        """Return the scales of a rank's key/value heads, [1, heads of the rank] float32; a padding head has scale 1."""
         scales = np.ones((1, self.heads.kv_heads_of_rank), FLOAT32)
         heads = self.heads.keys(shard.rank)
         scales[0, : len(heads)] = self.scale(self.array, self.heads.kv_heads)[heads.start : heads.stop]
@@ -91,17 +94,20 @@ class Cache:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page or slot, or of the cache of one sequence, summed over all arrays."""
+        """Bytes of one entry of the first axis - a page, slot or sequence - summed over all arrays."""
         return sum(array.nbytes for array in self.arrays) // self.arrays[0].shape[0]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the arrays, which are results of a launch that writes to them."""
+        """Names of the arrays. A launch that writes to the arrays lists these names among its results."""
         return tuple(array.name for array in self.arrays)
 
     @property
     def constants(self) -> Mapping[str, HeadScales]:
-        """Scales by array name; they are constants of the layer, neither weights nor states."""
+        """Functions that compute a rank's scales, by the names of the scale arrays; empty without scales.
+
+        They are constants of the layer, neither weights nor states.
+        """
         return {f"{scales.array}.scale": scales for _, scales in self.scales}
 
     @property
@@ -134,13 +140,21 @@ class Cache:
         return arrays | {name: self._table(name, table_step) for name, table_step in tables.items()}
 
     def _table(self, parameter: str, step: StepShape) -> Value:
-        """Return the block table [sequences, blocks] of a step."""
+        """Return the block table of `step`, [sequences, blocks] int32, as an argument named after `parameter`.
+
+        `step` gives the sizes: the step of the cache, or its `decoding`. The name ends with the window if the cache's
+        group has block tables of its own.
+        """
         window = self.group if isinstance(self.group, int) else None
         blocks = step.for_window(window).cache_length // step.block_size
         return Value(name_in_group(parameter, self.step, self.group), (step.sequences, blocks), INT32)
 
     def copy(self, copies: int) -> Launch:
-        """Return the launch that copies `copies` pages or slots of every array."""
+        """Return the launch that copies `copies` pages or slots in every array, within the cache.
+
+        The step's inputs `copy_sources` and `copy_destinations`, [copies, 1] int32 each, have the indices of the pages
+        or slots. Their names end with the window or "states" as in `name_in_group`.
+        """
         first, second = (*self.arrays, None)[:2]
         arguments: dict[str, Argument] = {"cache": first, "other": second}
         for parameter in ("sources", "destinations"):
@@ -157,11 +171,12 @@ def create_cache(name: str, heads: HeadLayout, dim: int, step: StepShape, window
     [sequences, heads, length, dim]: a decode step contracts keys over `dim`, the partition axis of a loaded tile.
 
     Args:
-        name: Beginning of the arrays' names.
+        name: Beginning of the arrays' names, `<name>.keys` and `<name>.values`.
         heads: Division of key/value heads over the ranks.
         dim: Elements of a head.
         step: The step; its `block_size` is 0 without pages.
-        window: Positions that a token attends to, if limited; the layer then uses the pages of this window, if any.
+        window: Positions that a token attends to, if limited; the layer then uses the pages that the step has for this
+            window, or else the common pages.
     """
     if step.block_size:
         shape = (step.for_window(window).pages, step.block_size, heads.kv_heads_of_rank, dim)
@@ -181,7 +196,9 @@ def create_cache(name: str, heads: HeadLayout, dim: int, step: StepShape, window
 def create_encoder_cache(name: str, heads: int, dim: int, positions: int, step: StepShape) -> Cache:
     """Create the cache of keys and values of all encoder positions, in slots if the step has slots.
 
-    A slot is filled together with its prompt and never written again, so slots are not copied.
+    Keys are [rows, heads, dim, positions] and values [rows, heads, positions, dim] in the dtype of the activations. A
+    row is a slot or, without slots, a sequence; `heads` counts the key/value heads of a rank. A slot is filled together
+    with its prompt and never written again, so slots are not copied.
 
     Raises:
         ModelError: The cache format is not the default one.
@@ -192,7 +209,9 @@ def create_encoder_cache(name: str, heads: int, dim: int, positions: int, step: 
 
 
 def create_latent_cache(name: str, width: int, step: StepShape) -> Cache:
-    """Create the cache of latent attention: [pages, block, width], or [sequences, length, width] without pages.
+    """Create the cache of latent attention: one array `<name>.rows` in the dtype of the activations.
+
+    It is [pages, block, width], or [sequences, length, width] without pages; every rank has all of it.
 
     Raises:
         ModelError: The cache format is not the default one.
@@ -203,6 +222,7 @@ def create_latent_cache(name: str, width: int, step: StepShape) -> Cache:
 
 
 def _check_plain(step: StepShape, content: str) -> None:
+    """Raise ModelError if the step's cache format is not the default one; `content` names the arrays in the message."""
     if CACHE_FORMATS[step.cache_dtype] != CacheFormat():
         raise ModelError(
             f"kv_cache_dtype is {step.cache_dtype}, but {content} have the dtype of activations; use {AUTO}"
@@ -210,7 +230,10 @@ def _check_plain(step: StepShape, content: str) -> None:
 
 
 def _contiguous(name: str, key_shape: tuple[int, int, int, int], step: StepShape, group: CacheGroup) -> Cache:
-    """Create a cache of keys [rows, heads, dim, length] and values [rows, heads, length, dim]."""
+    """Create a cache of keys [rows, heads, dim, length] and values [rows, heads, length, dim] without pages.
+
+    `key_shape` is the shape of the keys; a row is a sequence or a slot.
+    """
     rows, heads, dim, length = key_shape
     return _keys_and_values(name, key_shape, (rows, heads, length, dim), step, group)
 

@@ -55,7 +55,7 @@ class LastPositions:
     position: int
 
     def __call__(self, shard: Shard) -> np.ndarray:
-        """Return the positions [sequences, 1] int32, which are equal on all ranks."""
+        """Return [sequences, 1] int32 filled with `position`, equal on all ranks."""
         return np.full((self.sequences, 1), self.position, np.int32)
 
 
@@ -72,7 +72,10 @@ class CrossAttention:
     projections: AttentionProjections
 
     def _projection(self, letter: str) -> tuple[Projection, Cut, Cut]:
-        """Return the projection "q", "k", "v" or "o" with the cuts of its matrix and of its bias."""
+        """Return (projection, cut of its matrix, cut of its bias); `letter` is "q", "k", "v" or "o" for the output.
+
+        The cuts divide the heads over the ranks, except that every rank has the whole bias of the output.
+        """
         query, key, value = self.projections.inputs
         query_heads, kv_heads = by_query_heads(*self.heads.divided), by_kv_heads(*self.heads.divided)
         return {
@@ -94,7 +97,7 @@ class CrossAttention:
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """Weights of the norm and of the four projections, with their biases."""
+        """Weights of the norm and of the four projections, with the biases that the checkpoint has."""
         weights = [weight for letter in "qkvo" for weight in (self._matrix(letter), self._bias(letter))]
         return (*self.norm.weights, *(weight for weight in weights if weight is not None))
 
@@ -103,17 +106,24 @@ class CrossAttention:
         return create_encoder_cache(self.name, heads, self.heads.head_dim, positions, step)
 
     def caches(self, step: StepShape) -> Sequence[Cache]:
-        """Return the cache of keys and values of a rank's heads."""
+        """Return the cache of the encoder's keys and values of a rank's heads."""
         return (self._cache(step),)
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """Return the last encoder position of each sequence, [sequences, 1] int32; empty if the step has slots."""
+        """Return the function that computes the last encoder position of each sequence, [sequences, 1] int32.
+
+        The result is empty if the step has slots: the positions are then an input of the step.
+        """
         if step.slots:
             return {}
         return {LAST_OF_WINDOW: LastPositions(step.sequences, self.heads.cross_positions - 1)}
 
     def encoder_launches(self, step: StepShape, norm: Norm) -> Sequence[Launch]:
-        """Return the launches that compute keys and values from the encoder's output `x`; `norm` is its last norm."""
+        """Return two launches that compute this layer's keys and values of all encoder positions on a rank.
+
+        They read the encoder's hidden states `x` [tokens, hidden] and apply `norm`, the last norm of the encoder. The
+        results are `<name>.new_keys` and `<name>.new_values`, which a prompt's attention stores in the cache.
+        """
         x = Value("x", (step.tokens, self.hidden), step.activations)
         return [
             self._project(step, x, norm, letter, new.name, label)
@@ -121,7 +131,7 @@ class CrossAttention:
         ]
 
     def _encoded(self, step: StepShape) -> tuple[Value, Value]:
-        """Return the encoder's keys and values, [sequences * positions, a rank's heads * head_dim] each."""
+        """Return the keys and values that `encoder_launches` write, [sequences * positions, heads * head_dim] each."""
         rows = step.sequences * self.heads.cross_positions
         width = self.heads.layout(step.ranks).kv_heads_of_rank * self.heads.head_dim
         keys, values = (
@@ -131,7 +141,10 @@ class CrossAttention:
         return keys, values
 
     def _project(self, step: StepShape, x: Value, norm: Norm, letter: str, result: str, label: str) -> Launch:
-        """Return the launch of one projection of normalised rows."""
+        """Return the launch of `qkv_projection` that writes norm(x) times a projection to the array `result`.
+
+        `letter` selects the projection as in `_projection`, and `label` distinguishes the launch in reports.
+        """
         weight = self._matrix(letter).value(step)
         return Launch(
             "qkv_projection",
@@ -151,7 +164,11 @@ class CrossAttention:
         )
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Return the launches of the queries, of attention, and of the output projection."""
+        """Return the launches of the queries, of attention to the encoder, and of the output projection with residual.
+
+        In a prefill step attention also stores the encoder's keys and values. A decode step may have several launches
+        of attention, each for at most 128 tokens.
+        """
         x = Value("x", (step.tokens, self.hidden), step.activations)
         w_o = self._matrix("o").value(step)
         queries = Value("q", (step.tokens, w_o.shape[0]), step.activations)
@@ -177,7 +194,10 @@ class CrossAttention:
         return [project, *attend, output]
 
     def _count_work(self, queries: Value, step: StepShape, sequences: int, passes: int) -> LeastWork:
-        """Return the work of attention that moves the keys and values of `sequences` sequences `passes` times."""
+        """Return the least work of attention of `queries` [tokens, width] to all encoder positions.
+
+        Keys and values of `sequences` sequences are moved `passes` times: 1 to read them, 2 to also store them.
+        """
         operations = 4.0 * queries.shape[0] * queries.shape[1] * self.heads.cross_positions
         width = self.heads.layout(step.ranks).kv_heads_of_rank * self.heads.head_dim
         cache_bytes = 2 * sequences * self.heads.cross_positions * width * step.activations.itemsize
@@ -206,7 +226,10 @@ class CrossAttention:
         )
 
     def _decode(self, step: StepShape, queries: Value, sequences: int, repeat: int) -> Launch:
-        """Return the launch of attention for the new tokens of `sequences` sequences."""
+        """Return the launch of `attention_decode` for the new tokens of `sequences` sequences, with count `repeat`.
+
+        If these are fewer than the sequences of the step, the launch reads the last rows of all its arrays.
+        """
         rows = sequences * step.new_tokens
         queries = queries if rows == step.tokens else queries.last(rows)
         arguments = self._cache(replace(step, sequences=sequences)).arguments
@@ -233,7 +256,10 @@ class CrossAttention:
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Compute the layer in NumPy from the keys and values in `states`; roundings are those of self-attention."""
+        """Return x [tokens, hidden] after the layer, computed in NumPy from the keys and values in `states`.
+
+        `store_encoded` must have stored them. `span` decides as in `attend` which exponentials are summed.
+        """
         query = numpy.rounded(numpy.product(self.norm.reference(x, numpy), self.projections.inputs[0]))
         keys, values = (states[name] for name in self._state_names)
         mixer = replace(self.heads, causal=False)
@@ -242,7 +268,10 @@ class CrossAttention:
         return numpy.rounded(x + numpy.sum_partial_products(mixed, self.projections.output, head_span))
 
     def store_encoded(self, normed: np.ndarray, states: States, numpy: Arithmetic) -> None:
-        """Store keys and values of the normalised encoder output [positions, hidden] in the states."""
+        """Set `<name>.keys` and `<name>.values` in `states`, [heads, positions, head_dim] each, rounded.
+
+        They are projections of `normed`, the normalised encoder output [positions, hidden].
+        """
         for name, projection in zip(self._state_names, self.projections.inputs[1:]):
             states[name] = self._split_heads(numpy.rounded(numpy.product(normed, projection)))
 
@@ -267,7 +296,7 @@ class EncodedHeads(Stateless):
         return self.norm.weights
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Return two launches for each cross-attention layer, one for keys and one for values."""
+        """Return two launches for each cross-attention layer: its keys, then its values, of all encoder positions."""
         return [launch for layer in self.layers for launch in layer.encoder_launches(step, self.norm)]
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:

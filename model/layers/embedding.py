@@ -35,12 +35,12 @@ class Embedding(Stateless):
 
     @property
     def table(self) -> Weight:
-        """Table of token embeddings, [vocabulary, hidden]."""
+        """Table of token embeddings, [vocabulary, hidden] on every rank."""
         return Weight(f"{self.name}.table", (Tensor(self.tensor, (self.vocabulary, self.hidden), Whole()),))
 
     @property
     def position_table(self) -> Weight | None:
-        """Table of position embeddings, [positions, hidden]; None if there is none."""
+        """Table of learned position embeddings, [positions, hidden] on every rank; None without learned positions."""
         if self.learned is None:
             return None
         tensor, rows = self.learned
@@ -48,11 +48,14 @@ class Embedding(Stateless):
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """Tables of tokens and of positions."""
+        """Table of token embeddings, and table of positions if there is one."""
         return (self.table, *((self.position_table,) if self.position_table else ()))
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Return the launch that embeds a rank's rows."""
+        """Return the launch of `embedding` that writes x [rows of the rank, hidden] from a rank's token ids `ids`.
+
+        With learned positions it also reads `own_positions`, the positions of a rank's rows.
+        """
         ids = Value("ids", (step.local_rows, 1), INT32)
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         arguments: dict[str, Argument] = {
@@ -69,7 +72,10 @@ class Embedding(Stateless):
         return (Launch("embedding", arguments, ("x",), copied(x), step.local_rows),)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Return the embeddings [tokens, hidden] of the token ids x [tokens]."""
+        """Return the embeddings [tokens, hidden] of the token ids x [tokens], float32 and rounded.
+
+        They are scaled, and the learned positions of `span` are added.
+        """
         rows = numpy.rows(self.tensor, x) * np.float32(self.scale)
         if self.learned is not None:
             rows = rows + numpy.rows(self.learned[0], np.arange(span.start, span.start + span.count))

@@ -88,18 +88,18 @@ class RoutedExperts(Stateless):
 
     @property
     def _w_router(self) -> Weight:
-        """Matrix of the router, [hidden, experts]."""
+        """Matrix of the router, [hidden, experts] on every rank."""
         return Weight(f"{self.name}.w_router", (self.router.weight(TRANSPOSED),))
 
     @property
     def _b_router(self) -> Weight | None:
-        """Bias of the router, [1, experts]."""
+        """Bias of the router's logits, [1, experts] on every rank; None without a bias."""
         bias = self.router.bias
         return None if bias is None else Weight(f"{self.name}.b_router", (self.router.bias_row(ROW),))
 
     @property
     def _b_choice(self) -> Weight | None:
-        """Bias of the selection, [1, experts] float32."""
+        """Bias that changes only which experts are selected, [1, experts] float32 on every rank; None without one."""
         if self.choice_bias is None:
             return None
         row = Tensor(self.choice_bias, (self.routing.count,), ROW, exact=True)
@@ -107,7 +107,7 @@ class RoutedExperts(Stateless):
 
     @property
     def _shared_block(self) -> FeedForward | None:
-        """Shared experts as a feed-forward block with the norm of the router."""
+        """Shared experts as a feed-forward block with the norm of the router; None without shared experts."""
         if self.shared is None:
             return None
         return FeedForward(
@@ -122,7 +122,7 @@ class RoutedExperts(Stateless):
         )
 
     def _stack(self, tensor_of: Callable[[ExpertProjections], Tensor]) -> Numbered[Tensor]:
-        """Return one tensor of every expert, made when it is read."""
+        """Return a sequence of `tensor_of(expert)` for every expert of the layer, called when an element is read."""
         return Numbered(range(len(self.experts)), lambda index: tensor_of(self.experts[index]))
 
     @property
@@ -157,7 +157,10 @@ class RoutedExperts(Stateless):
         return (*self.norm.weights, *(weight for weight in optional_weights if weight is not None), *after)
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """Return the id of a rank's first expert, [1, 1] int32; empty without expert parallelism."""
+        """Return the function that computes the id of a rank's first expert, [1, 1] int32.
+
+        The result is empty without expert parallelism.
+        """
         if step.expert_ranks == 1:
             return {}
         count = self.routing.count // step.expert_ranks
@@ -168,7 +171,11 @@ class RoutedExperts(Stateless):
         return Value(f"{self.name}.first", (1, 1), INT32)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Return the launches of the router, the shared experts, the routed experts, and the norm after them."""
+        """Return the launches of the router, the shared experts, the routed experts, and the norm after them, in order.
+
+        The shared experts and the norm are left out if the layer has none. With expert or sequence parallelism the
+        routed experts are enclosed by `experts_dispatch` and `experts_combine`.
+        """
         tokens = step.local_rows
         x = Value("x", (tokens, self.hidden), step.activations)
         matrix = self._w_router.value(step)
@@ -205,19 +212,23 @@ class RoutedExperts(Stateless):
 
     @property
     def _sum_name(self) -> str:
-        """Name of the array to which the experts add; with a norm after them it is without the residual."""
+        """Name of the array to which the experts add: "x", or "mlp" with a norm `after` the experts, which adds x."""
         return "x" if self.after is None else "mlp"
 
     def _addend(self, step: StepShape, rows: int) -> Value | None:
-        """Return the rows to which the experts add; None with a norm after them and without shared experts."""
+        """Return the array [`rows`, hidden] to which the routed experts add.
+
+        It is x, or the result of the shared experts if a norm follows; None with such a norm and no shared experts.
+        """
         if self.after is not None and self.shared is None:
             return None
         return Value(self._sum_name, (rows, self.hidden), step.activations)
 
     def _routed_rows(self, step: StepShape, rows: int, name: str = "") -> tuple[Value, Value, Value]:
-        """Return the normalised rows, the routing weights [rows, K] and the expert ids [rows, K] of `rows` rows.
+        """Return the arrays that `router` writes, or `experts_dispatch` gathers, for `rows` rows.
 
-        `name` begins the names of the arrays.
+        These are the normalised hidden states [rows, hidden], the routing weights [rows, K] float32 and the expert ids
+        [rows, K] int32. `name` is a prefix of the three names.
         """
         chosen = (rows, self.routing.per_token)
         return (
@@ -227,7 +238,11 @@ class RoutedExperts(Stateless):
         )
 
     def _exchange_and_compute(self, step: StepShape, chosen: tuple[Value, Value, Value]) -> list[Launch]:
-        """Return the launch of the routed experts, enclosed by exchanges over expert ranks and sequence ranks."""
+        """Return the launch of the routed experts, enclosed by exchanges over expert ranks and sequence ranks.
+
+        An exchange is `experts_dispatch` before the experts and `experts_combine` after them. Without expert and
+        sequence parallelism there is none. `chosen` are the results of the router (`_routed_rows`).
+        """
         local_experts, down = self.routing.count // step.expert_ranks, self._biases[2]
         exchanges: list[tuple[Axis, int, str, str, Value | None]] = []
         if step.expert_ranks > 1:
@@ -266,9 +281,10 @@ class RoutedExperts(Stateless):
         return [*before, self.experts_launch(step, chosen[0].shape[0]), *after]
 
     def experts_launch(self, step: StepShape, rows: int, kernel: str | None = None) -> Launch:
-        """Return the launch of a rank's experts for `rows` rows, which are gathered from all ranks of an exchange.
+        """Return the launch of a rank's experts for `rows` rows, counted after they are gathered from other ranks.
 
-        `kernel` is `experts_decode` or `experts_prefill`; None takes the one that is predicted to be faster.
+        `kernel` is `experts_decode` or `experts_prefill`. With None it is `experts_prefill` if that is predicted to be
+        faster or if `experts_decode` refuses the shapes, else `experts_decode`.
         """
         divided, cut = step.expert_ranks > 1, step.sequence_ranks > 1
         name = "whole_" if cut else "all_" if divided else ""
@@ -303,6 +319,9 @@ class RoutedExperts(Stateless):
     def _sorts_rows(self, step: StepShape, rows: int, choices: int, gate: Value) -> bool:
         """Return whether `experts_prefill`, which sorts rows by expert, is predicted to be the faster kernel.
 
+        `choices` is the number of (row, expert) pairs that a rank computes on average, and `gate` the stacked gate
+        matrices [experts, hidden, width] of the rank.
+
         With more choices than experts `experts_decode` multiplies all rows by every expert. Its time for an expert
         depends on the hidden size, and that of `experts_prefill` on the bytes of weights. So narrow experts are sorted.
         The rule follows dry launches on all chips (tests/model/test_expert_kernels.py).
@@ -334,8 +353,9 @@ class RoutedExperts(Stateless):
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Compute the layer in NumPy, one expert after another.
+        """Return x [tokens, hidden] after the layer, computed in NumPy one expert after another.
 
+        Expert ids and routing weights are passed to `numpy.observe`.
         Rounded are the weighted gated products, the sum with the shared experts, and the sum with the residual.
         """
         normed, shared = self.norm.reference(x, numpy), self._shared_block
@@ -362,7 +382,10 @@ class RoutedExperts(Stateless):
         return add_residual(residual, self.after.reference(total, numpy), None, numpy)
 
     def _route(self, logits: np.ndarray, numpy: Arithmetic) -> tuple[np.ndarray, np.ndarray]:
-        """Return expert ids and routing weights [tokens, K], best first; ties take the lower id."""
+        """Return expert ids and routing weights, [tokens, K] each, for the router's logits [tokens, experts].
+
+        The best expert is first; ties take the lower id. Weights are scaled, and renormalised if the routing says so.
+        """
         if self.routing.scoring == "softmax":
             scores = np.exp(logits - logits.max(axis=1, keepdims=True))
             choice, total = logits, scores.sum(axis=1, keepdims=True)
@@ -377,9 +400,10 @@ class RoutedExperts(Stateless):
         return ids, weights / total * np.float32(self.routing.scale)
 
     def _mask_groups(self, choice: np.ndarray) -> np.ndarray:
-        """Set the scores [tokens, experts] outside the best `top_groups` groups to -inf.
+        """Return the scores [tokens, experts] with -inf for experts outside a token's best `top_groups` groups.
 
-        The score of a group is its largest score with softmax, otherwise the sum of its two largest scores.
+        The score of a group is its largest score with softmax, otherwise the sum of its two largest scores. If all
+        groups count, `choice` itself is returned.
         """
         routing = self.routing
         if routing.top_groups == routing.groups:
@@ -393,7 +417,10 @@ class RoutedExperts(Stateless):
 
 
 def apply_gated_activation(gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
-    """Return activation(gate) * up, or the clamped variant of gpt-oss for the activation SWIGLU_OAI."""
+    """Return activation(gate) * up, element by element and not rounded.
+
+    For the activation SWIGLU_OAI of gpt-oss, gate and up are clamped to SWIGLU_LIMIT first and 1 is added to up.
+    """
     if activation != SWIGLU_OAI:
         return apply_activation(gate, activation) * up
     bounded = np.minimum(gate, np.float32(SWIGLU_LIMIT))

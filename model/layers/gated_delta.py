@@ -47,7 +47,7 @@ class DeltaHeads(RecurrentBlock):
 
     @property
     def _head_weights(self) -> tuple[Weight, Weight]:
-        """Logarithms of decay rates and biases of time steps, [1, a rank's value heads] each."""
+        """Weights `a_log`, logarithms of decay rates, and `dt_bias`, biases of time steps, [1, value heads] each."""
         cut, shape = by_query_heads(*self.mixer.divided), (self.mixer.heads,)
         rates = Weight(f"{self.name}.a_log", (Tensor(self.rates_tensor, shape, cut),))
         return rates, Weight(f"{self.name}.dt_bias", (Tensor(self.step_bias_tensor, shape, cut),))
@@ -57,18 +57,26 @@ class DeltaHeads(RecurrentBlock):
         return (*self._head_weights, self._w_out, *self.inner_norm.weights)
 
     def _state_shape(self, step: StepShape) -> tuple[int, ...]:
-        """Return [a rank's value heads, key dim, value dim]."""
+        """Return the shape of a sequence's state on a rank: (value heads of the rank, key_dim, value_dim)."""
         mixer = self.mixer
         return self._w_out.shape(step.shard)[0] // mixer.value_dim, mixer.key_dim, mixer.value_dim
 
     def _recurrence(self, step: StepShape, inner: Value, y: Value) -> Sequence[Launch]:
-        """Return the launches of the convolution and of the rule; a decode step may split the rule by sequences."""
+        """Return the launches of the convolution and of the delta rule.
+
+        The convolution writes `u`, and the rule reads `u` and the gates in `inner` and writes `y`. In a decode step the
+        rule has several launches if the step has more than 128 tokens.
+        """
         sizes = [(step.sequences, 1)] if step.phase is Phase.prefill else split_sequences(step)
         rules = (self._apply_rule(step, inner, y, sequences, repeat) for sequences, repeat in sizes)
         return (self.convolution.launch(step, inner, "u"), *rules)
 
     def _apply_rule(self, step: StepShape, inner: Value, y: Value, sequences: int, repeat: int) -> Launch:
-        """Return the launch of the rule and the gated norm; columns of `inner` are convolved channels, then gates."""
+        """Return the launch of the delta rule and the gated norm for the new tokens of `sequences` sequences.
+
+        The columns of `inner` are the channels before the convolution, then z, b and a; the kernel reads the latter. A
+        launch for fewer tokens than the step reads the last rows. The results are `y` and the states, written in place.
+        """
         tokens = sequences * step.new_tokens
         if tokens < step.tokens:
             step = replace(step, tokens=tokens, sequences=sequences)
@@ -104,7 +112,11 @@ class DeltaHeads(RecurrentBlock):
     def _recurrence_reference(
         self, inner: Sequence[np.ndarray], states: States, numpy: Arithmetic
     ) -> np.ndarray:
-        """Compute convolution, rule, norm and gate; the gated rows are rounded."""
+        """Return the gated rows [tokens, value heads * value_dim], rounded: convolution, delta rule, norm and gate.
+
+        `inner` are the rows of q, k, v, z, b and a, [tokens, …] each. The states of the convolution and of the rule in
+        `states` are read, or zeros if absent, and updated.
+        """
         mixer = self.mixer
         *convolved, z, b, a = inner
         tokens = len(z)
@@ -131,6 +143,9 @@ class DeltaHeads(RecurrentBlock):
         return numpy.rounded(mixed.reshape(tokens, -1) * apply_activation(z, "silu"))
 
     def _normalise(self, heads: np.ndarray) -> np.ndarray:
-        """Divide heads [tokens, key heads, key dim] by their lengths and repeat them for each value head."""
+        """Divide each head [key_dim] by its Euclidean length and repeat it for the value heads that share it.
+
+        Maps [tokens, key heads, key_dim] to [tokens, value heads, key_dim].
+        """
         lengths = np.sqrt(np.sum(heads * heads, axis=-1, keepdims=True) + _LENGTH_EPS)
         return np.repeat(heads / lengths, self.mixer.heads // self.mixer.key_heads, axis=1)

@@ -57,7 +57,7 @@ class Head(Stateless):
 
     @property
     def w_head(self) -> Weight:
-        """Matrix of a rank's part of the vocabulary, [hidden, tokens]."""
+        """Matrix [hidden, vocabulary of a rank]; a logit is a row of normalised hidden states times a column."""
         return Weight(f"{self.name}.w_head", (self._projection.weight(VOCABULARY_PARALLEL),))
 
     @property
@@ -66,7 +66,7 @@ class Head(Stateless):
         return (*self.norm.weights, self.w_head)
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """Return the first token id of a rank's part of the vocabulary, [1, 1] int32."""
+        """Return the function that computes the first token id of a rank's part of the vocabulary, [1, 1] int32."""
         return {
             f"{self.name}.first_token": lambda shard: np.array(
                 [[vocabulary_span(self.vocabulary, shard).start]], np.int32
@@ -74,9 +74,11 @@ class Head(Stateless):
         }
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Return the launches that select the last row of each prompt, compute logits, and draw tokens.
+        """Return the launches that select the head's rows, compute logits, and draw tokens if the step has `draws`.
 
-        A step that scores takes all rows, in equal launches that are repeated.
+        The rows are the last one of each prompt and all of sequences that decode. They are selected by an extra launch
+        in a prefill step of several sequences, of padded prompts, or of divided rows. A step that scores takes all
+        rows, in equal launches that are repeated, each after a launch that selects its rows.
         """
         if step.scores:
             rows = self._find_most_rows(step, step.tokens)
@@ -97,11 +99,14 @@ class Head(Stateless):
         return launches
 
     def _find_most_rows(self, step: StepShape, rows: int) -> int:
-        """Return the most rows, at most `rows`, that one launch of every kernel of the head takes."""
+        """Return the most rows from 1 to `rows` that each kernel of the head takes in one launch."""
         return find_largest_launch(rows, lambda size: self._launches(step, size, 1))
 
     def _pick_rows(self, step: StepShape, rows: int) -> Launch:
-        """Return the launch of `embedding` that selects the rows `logits_indices` [rows, 1] of all ranks' x."""
+        """Return the launch of `embedding` that replaces x by its rows `logits_indices` [rows, 1], a step's input.
+
+        With sequence parallelism each rank looks up its rows, and the ranks exchange them, so all get [rows, hidden].
+        """
         arguments: dict[str, Argument] = {
             "ids": Value("logits_indices", (rows, 1), INT32),
             "table": Value("x", (step.local_rows, self.hidden), step.activations),
@@ -113,7 +118,10 @@ class Head(Stateless):
         return Launch("embedding", arguments, ("x",), work, rows, "last rows", Growth.sequences)
 
     def _launches(self, step: StepShape, rows: int, repeat: int) -> Sequence[Launch]:
-        """Return the launches of lm_head and of the draw, if any, for `rows` rows; the step repeats them."""
+        """Return the launch of `lm_head` for the last `rows` rows of x, and of `sample` if the step has `draws`.
+
+        Each has the repeat count `repeat`.
+        """
         x = Value("x", (step.tokens, self.hidden), step.activations).last(rows)
         w_head = self.w_head.value(step)
         first_token = Value(f"{self.name}.first_token", (1, 1), INT32)
@@ -146,7 +154,7 @@ class Head(Stateless):
         return [launch, create_sample_launch(step, draws, self.vocabulary, first_token, rows, repeat)]
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Return the logits [tokens, vocabulary] in float32, scaled and capped."""
+        """Return the logits [tokens, vocabulary] of all rows of x in float32, scaled and capped."""
         logits = numpy.product(self.norm.reference(x, numpy), self._projection) * np.float32(self.scale)
         if self.softcap is None:
             return logits

@@ -33,8 +33,11 @@ _MLP_FIXED = {
 def join_launches(launches: Iterable[Launch], lnc: int = 1) -> list[Launch]:
     """Return the launches of a decoder layer with attention and MLP joined where `decoder_layer_decode` takes both.
 
-    `fused` of a joint launch has the two launches that it replaces. Attention and MLP stay apart where `lnc` physical
-    cores of a rank divide the work of the two launches and not the work of the joint one.
+    A launch of `attention_block_decode` with a launch of `mlp` right after it becomes one launch, if `_can_join` allows
+    it; `fused` of the joint launch has the two. All other launches are returned as they are.
+
+    With `lnc` > 1, a rank has `lnc` physical cores. Nothing is joined if they do not divide the joint kernel's work,
+    because they divide the work of the separate kernels.
     """
     if lnc > 1:
         from model.device import divides_among  # takes as long to import as the rest of the model
@@ -51,9 +54,10 @@ def join_launches(launches: Iterable[Launch], lnc: int = 1) -> list[Launch]:
 
 
 def _can_join(attention: Launch, mlp: Launch) -> bool:
-    """Return whether the joint kernel computes an attention block and an MLP over the same rows.
+    """Return whether the joint kernel computes these two launches.
 
-    Both need a norm with the same eps, and the MLP must have the values of `_MLP_FIXED`.
+    They must be `attention_block_decode` and `mlp` over the same number of rows, with the same x, eps and replica
+    group. The MLP needs a norm, the values of `_MLP_FIXED`, and no argument without a parameter in the joint kernel.
     """
     if (attention.kernel, mlp.kernel) != ("attention_block_decode", "mlp") or attention.rows != mlp.rows:
         return False
@@ -69,7 +73,10 @@ def _can_join(attention: Launch, mlp: Launch) -> bool:
 
 
 def _join(attention: Launch, mlp: Launch) -> Launch:
-    """Return one launch with the arguments of the attention block and, renamed, of the MLP."""
+    """Return one launch of `decoder_layer_decode` for both, with the results of attention and the sum of the work.
+
+    Its arguments are those of the attention block and, renamed by `_MLP_PARAMETERS`, of the MLP.
+    """
     mlp_arguments = {
         parameter: mlp.arguments[name] for name, parameter in _MLP_PARAMETERS.items() if name in mlp.arguments
     }

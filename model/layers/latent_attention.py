@@ -110,33 +110,40 @@ class LatentMixer:
 
     @property
     def w_keys(self) -> Weight:
-        """Matrix that expands latents to plain keys, [a rank's heads * plain, latent]."""
+        """Matrix w_uk that expands latents to plain elements of keys, [heads of a rank * plain_dim, latent_rank]."""
         return Weight(f"{self.name}.w_uk", (self._expansion(0, self.heads.plain_dim, True),))
 
     @property
     def w_values(self) -> Weight:
-        """Matrix that expands latents to values, [latent, values of a rank's heads]."""
+        """Matrix w_uv that expands latents to values, [latent_rank, heads of a rank * value_dim]."""
         first = self.heads.plain_dim
         return Weight(f"{self.name}.w_uv", (self._expansion(first, first + self.heads.value_dim, False),))
 
     @property
     def w_o(self) -> Weight:
-        """Matrix of the output projection, [values of a rank's heads, hidden]."""
+        """Matrix of the output projection, [heads of a rank * value_dim, hidden]."""
         cut = by_query_heads(*self.heads.divided, axis=1)
         return Weight(f"{self.name}.w_o", (self.projections.output.weight(cut),))
 
     def _expansion(self, first: int, end: int, rows: bool) -> Tensor:
-        """Return the rows first … end of every head of `expand`, kept as rows or transposed to columns."""
+        """Return the rows first … end - 1 of every head of the checkpoint's `expand` [heads * rows, latent_rank].
+
+        A rank has the rows of its heads: [heads * (end - first), latent_rank] with `rows`, transposed without.
+        """
         span = by_query_heads(*self.heads.divided).span
         return self.projections.expand.weight(HeadPart(span, self.heads.heads, (first, end), rows))
 
     def _rotated_order(self) -> Sequence[int]:
-        """Return the checkpoint's rotated elements in an order with half of them between the two of a pair."""
+        """Return the indices of a checkpoint's rotated elements in the order in which kernels expect them.
+
+        Kernels have the first elements of all pairs, then the second ones. Checkpoints with `interleaved` pairs have
+        the two elements of a pair side by side; without it the order is unchanged.
+        """
         rotated = range(self.heads.rope_dim)
         return (*rotated[::2], *rotated[1::2]) if self.heads.interleaved else rotated
 
     def _head_order(self) -> Sequence[int]:
-        """Return the elements of a checkpoint's query head in the order [rotated | plain]."""
+        """Return the indices of a checkpoint's query head [plain | rotated] in the kernels' order [rotated | plain]."""
         plain = self.heads.plain_dim
         return (*(plain + element for element in self._rotated_order()), *range(plain))
 
@@ -151,11 +158,11 @@ class LatentMixer:
         )
 
     def caches(self, step: StepShape) -> Sequence[Cache]:
-        """Return the cache of latents and keys."""
+        """Return the cache with one row [latent | rotated key] for each token, whole on every rank."""
         return (self._cache(step),)
 
     def _cache(self, step: StepShape) -> Cache:
-        """Return the cache; the layer does not support steps that mix prompts with sequences that decode."""
+        """Return the cache for a step without `decoding`: this layer has no launches for mixed steps."""
         return create_latent_cache(self.name, self.heads.row_width, replace(step, decoding=None))
 
     def _tables(self, step: StepShape) -> tuple[Value, Value]:
@@ -166,14 +173,21 @@ class LatentMixer:
         return cos, sin
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """Return the tables of cosines and sines; layers with equal positions share them by name."""
+        """Return the functions that compute the rotary tables, by array name.
+
+        Layers with equal positions share the tables by name.
+        """
         return {
             table.name: RotaryTable(self._positions, table.shape[0], index)
             for index, table in enumerate(self._tables(step))
         }
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Return the launches of the projections, of attention, and of the output projection."""
+        """Return the launches of the projections, of attention, and of the output projection.
+
+        A prefill step expands keys and values before attention. A decode step has as many launches of attention as
+        needed, since the kernel takes a limited number of sequences.
+        """
         if step.phase is Phase.prefill:
             return [*self._project(step), *self._prefill(step), self._project_output(step)]
         most = find_largest_launch(step.sequences, lambda sequences: [self._decode(step, sequences, 1)])
@@ -192,7 +206,10 @@ class LatentMixer:
         return Value("kv", (step.tokens, self.heads.row_width), step.activations)
 
     def _project(self, step: StepShape) -> list[Launch]:
-        """Return the launches for rotated queries, and for the latents and keys of the tokens."""
+        """Return the launches that write `q`, the rotated queries, and `kv`, the latents and keys of the new tokens.
+
+        `kv` is neither normalised nor rotated yet; the attention kernels do both.
+        """
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         cos, sin = self._tables(step)
         rotation: dict[str, Argument] = {
@@ -215,7 +232,10 @@ class LatentMixer:
         ]
 
     def _latent_arguments(self, step: StepShape) -> dict[str, Argument]:
-        """Return the arguments with which both attention kernels normalise, rotate and expand latents."""
+        """Return the arguments with which `latent_keys_values` and `latent_attention_decode` treat the latents.
+
+        These are the norm's weight and eps, the rotary tables, and the matrices `w_uk` and `w_uv`.
+        """
         cos, sin = self._tables(step)
         return {
             "norm_weight": self.latent_norm.weight.value(step),
@@ -227,7 +247,11 @@ class LatentMixer:
         }
 
     def _prefill(self, step: StepShape) -> list[Launch]:
-        """Return the launches that expand keys and values of prefix and tokens, and that attend to them."""
+        """Return two launches: `latent_keys_values` and `attention_prefill`.
+
+        The first writes the new rows to the cache, and expands keys and values of the cached prefix and the new tokens.
+        The second attends to them.
+        """
         heads = self._heads_of_rank(step)
         new, cache = step.new_tokens, self._cache(step)
         end = step.prefix + new
@@ -275,7 +299,10 @@ class LatentMixer:
         ]
 
     def _decode(self, step: StepShape, sequences: int, repeat: int) -> Launch:
-        """Return the launch of attention for the new tokens of `sequences` sequences."""
+        """Return the launch of `latent_attention_decode` for the new tokens of `sequences` sequences.
+
+        The launch has the repeat count `repeat`. If it takes fewer tokens than the step, it reads the last rows.
+        """
         tokens = sequences * step.new_tokens
         q, kv = (
             rows.last(tokens) if tokens < step.tokens else rows
@@ -323,7 +350,10 @@ class LatentMixer:
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Compute the layer in NumPy; keys and values of every head are expanded from all rows of the cache."""
+        """Return x [tokens, hidden] after the layer, computed in NumPy; appends the new rows to `states`.
+
+        Keys and values of every head are expanded from all rows of the cache, in decode steps too.
+        """
         normed = source = self.norm.reference(x, numpy)
         if self.projections.query_latent is not None and self.query_norm is not None:
             latent = numpy.rounded(numpy.product(normed, self.projections.query_latent))
@@ -342,7 +372,13 @@ class LatentMixer:
         return numpy.rounded(x + numpy.sum_partial_products(mixed, self.projections.output, head_span))
 
     def _attend(self, query: np.ndarray, rows: np.ndarray, numpy: Arithmetic) -> np.ndarray:
-        """Return the sums of values weighted by the softmax of scores, [tokens, heads * value_dim]."""
+        """Return the sums of values weighted by the softmax of scores, [tokens, heads * value_dim], rounded.
+
+        Args:
+            query: Rotated queries, [heads, tokens, query_dim].
+            rows: All rows of the cache, [positions, latent + key]; the last ones are the tokens'. The mask is causal.
+            numpy: The arithmetic.
+        """
         heads, tokens = self.heads, query.shape[1]
         latent, key = np.split(rows, [heads.latent_rank], axis=1)
         expanded = numpy.rounded(numpy.product(latent, self.projections.expand))
@@ -366,10 +402,10 @@ def _project_normed(
     label: str,
     rotation: Mapping[str, Argument],
 ) -> Launch:
-    """Return the launch of one projection of normalised rows.
+    """Return the launch of `qkv_projection` that writes norm(x) @ weight to `result`.
 
-    The launch gathers the rows of all ranks if `result` has more rows than x. `rotation` are the arguments that rotate
-    heads: positions, tables and size of a head.
+    The launch gathers the rows of all ranks if `result` has more rows than x. `rotation` has the arguments that rotate
+    heads - positions, tables and size of a head - or is empty. `label` distinguishes the launch in reports.
     """
     matrix, rows = weight.value(step), result.shape[0]
     return Launch(

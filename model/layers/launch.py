@@ -1,8 +1,9 @@
 """Launch lists: the kernels that a step of a model launches, in order, with their arguments.
 
-Execution, prediction and planning all use this list. It describes one rank by shapes alone: a `Value` represents an
-array, and a device binds the array to it by name on every rank. All ranks launch the same kernels. The shapes are
-those of rank 0; the last rank's part of the vocabulary may be smaller.
+A launch is one call of a kernel. A step is one pass of the model over some tokens; `StepShape` has its sizes. Every
+`Layer.launches` returns a launch list, and execution, prediction and planning use it. It describes one rank by shapes
+alone: a `Value` represents an array, and a device binds the array to it by name on every rank. All ranks launch the
+same kernels. The shapes are those of rank 0; the last rank's part of the vocabulary may be smaller.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ PARTITIONS = 128
 
 
 def compute_table_length(positions: int, block_size: int) -> int:
-    """Return the length of a block table in positions, at least `positions`.
+    """Return the length in positions of a block table for `positions` positions: a multiple of 128, at least as many.
+
+    `block_size` is the number of positions of a page.
 
     Attention kernels divide the positions of a table evenly over 128 partitions. One DMA loads the positions of a page
     that are on one partition. So each partition gets a multiple of a page, or a power of two of positions below a page.
@@ -95,18 +98,21 @@ class WeightDtypes:
     def from_names(
         cls, dtypes: Mapping[str, np.dtype], formats: Mapping[str, Format] = MappingProxyType({})
     ) -> WeightDtypes:
-        """Create the record from the dtypes of named arrays; the most frequent dtype becomes the default."""
+        """Create the record from dtypes by array name and formats by weight name.
+
+        The most frequent dtype becomes the default. `dtypes` must not be empty.
+        """
         counts = Counter(dtypes.values())
         default = max(counts, key=lambda dtype: (counts[dtype], dtype.name))
         overrides = frozenset((name, dtype) for name, dtype in dtypes.items() if dtype != default)
         return cls(default, overrides, frozenset(formats.items()))
 
     def dtype_of(self, name: str) -> np.dtype:
-        """Return the dtype of an array."""
+        """Return the dtype of the array `name`; the default if no override has this name."""
         return self._by_name.get(name, self.default)
 
     def format_of(self, weight: str) -> Format | None:
-        """Return the format in which a kernel reads a weight; None for a plain weight."""
+        """Return the format whose stored tensors a kernel reads for `weight`; None if it reads one plain array."""
         return self._formats.get(weight)
 
     @cached_property
@@ -187,7 +193,10 @@ class StepShape:
     sorted_expert_width: float = 0.0
 
     def for_window(self, window: int | None) -> StepShape:
-        """Return the step for layers with a window, with the sizes of the window's pages if it has its own.
+        """Return this step with the sizes that layers with an attention window of `window` positions use.
+
+        If `window_pages` has the window, `pages` becomes the number of its pages, and `cache_length` and `prefix`
+        shrink to what such layers read. Otherwise, and for a window of None, the step is returned unchanged.
 
         A block table of such layers begins with the first page that the sequence's first new token reads. So its length
         depends on the window and the new tokens, and not on the length of the sequence.
@@ -215,15 +224,15 @@ class StepShape:
         prefix: int = 0,
         decoding: StepShape | None = None,
     ) -> StepShape:
-        """Return this step with other sizes.
+        """Return this step with other sizes; `tokens` is computed from them, and all further fields stay.
 
         Args:
             phase: The phase.
             sequences: Sequences, without the sequences of `decoding`.
             new_tokens: New tokens of each sequence.
-            cache_length: Positions of a sequence in the cache.
+            cache_length: Positions of a sequence in the cache, or of a block table.
             prefix: Cached positions of each sequence that a prefill step reads.
-            decoding: The step of the sequences that decode together with prompts.
+            decoding: The step of the sequences that decode together with prompts; None if no sequence does.
         """
         tokens = sequences * new_tokens + (0 if decoding is None else decoding.tokens)
         return replace(
@@ -238,12 +247,15 @@ class StepShape:
 
     @property
     def sizes(self) -> tuple[Any, ...]:
-        """Sizes that buckets choose, as numbers and strings, in the order that `resize` reads."""
+        """Phase, sequences, new tokens, cache length, prefix, and the same of `decoding` or None, for JSON.
+
+        A step is compiled for each bucket, which is one choice of these sizes. `resize` reads them in this order.
+        """
         decoding = None if self.decoding is None else self.decoding.sizes
         return self.phase.value, self.sequences, self.new_tokens, self.cache_length, self.prefix, decoding
 
     def resize(self, sizes: Sequence[Any]) -> StepShape:
-        """Return this step with the `sizes` of another step."""
+        """Return this step with the sizes in the tuple or list `sizes`, in the order of the property `sizes`."""
         phase, sequences, new_tokens, cache_length, prefix, decoding = sizes
         decoding_step = None if decoding is None else self.resize(decoding)
         return self.with_sizes(Phase(phase), sequences, new_tokens, cache_length, prefix, decoding_step)
@@ -254,7 +266,10 @@ class StepShape:
         return f"{self.sequences} x {self.new_tokens} tokens, {self.cache_length} positions{cached}{decoding}"
 
     def resized(self, rows: int) -> StepShape:
-        """Return this step with one prompt of `rows` tokens, or in a decode step with `rows` sequences."""
+        """Return this step with `rows` tokens: of one prompt in prefill, one for each of `rows` sequences in decode.
+
+        All further fields, such as `cache_length`, stay.
+        """
         return replace(self, tokens=rows, sequences=1 if self.phase is Phase.prefill else rows)
 
     @property
@@ -264,24 +279,30 @@ class StepShape:
 
     @property
     def local_rows(self) -> int:
-        """Rows of the hidden states on a rank."""
+        """Number of rows of the hidden states on a rank, rounded up where ranks divide them."""
         return -(-self.tokens // self.sequence_ranks)
 
     @property
     def new_tokens(self) -> int:
-        """New tokens of each sequence, or of each prompt in a mixed step; more than 1 to verify draft tokens."""
+        """New tokens of each sequence with padding, or of each prompt in a step that mixes prompts with decoding.
+
+        A decode step has more than 1 where it verifies draft tokens.
+        """
         return self.prompts.tokens // self.sequences
 
     @property
     def prompts(self) -> StepShape:
-        """This step without the sequences that decode together with its prompts."""
+        """This step without the rows of the sequences that decode together with its prompts."""
         if self.decoding is None:
             return self
         return replace(self, tokens=self.tokens - self.decoding.tokens, decoding=None)
 
     @property
     def head_rows(self) -> int:
-        """Rows of the head in a step without scores: each token that decodes, and the last token of each prompt."""
+        """Number of rows of the head in a step without `scores`.
+
+        Counted are all tokens of sequences that decode, and the last token of each prompt.
+        """
         if self.phase is Phase.decode:
             return self.tokens
         return self.sequences + (0 if self.decoding is None else self.decoding.tokens)
@@ -328,11 +349,11 @@ class Value:
         return prod(self.shape) * self.dtype.itemsize
 
     def last(self, rows: int) -> Value:
-        """Return a value for the last `rows` rows of the array."""
+        """Return a value of the same array of which a launch reads only the last `rows` rows."""
         return replace(self, shape=(rows, *self.shape[1:]), takes_last_rows=True)
 
     def view_of(self, array: Any) -> Any:
-        """Return the view of a bound array that the launch reads."""
+        """Return a view of the rows of `array` that the launch reads: all, or with `takes_last_rows` the last ones."""
         return array[-self.shape[0] :] if self.takes_last_rows else array
 
 
@@ -383,12 +404,12 @@ class Launch:
 
     @property
     def values(self) -> Sequence[Value]:
-        """Arrays among the arguments."""
+        """Arguments that are arrays, in the order of `arguments`."""
         return [argument for argument in self.arguments.values() if isinstance(argument, Value)]
 
     @property
     def refusal(self) -> str | None:
-        """Reason why the kernel refuses these shapes, a sentence; None if it takes them."""
+        """Sentence why the kernel refuses the shapes and settings in `arguments`; None if it takes them."""
         from model.device import ArrayShape, find_refusal  # takes as long to import as the rest of the model
 
         shapes = (
@@ -404,33 +425,43 @@ class Launch:
 
 
 def gather_arguments(step: StepShape) -> dict[str, Argument]:
-    """Return the arguments with which `qkv_projection` gathers rows of all ranks; empty if ranks have all rows."""
+    """Return the arguments `replica_group` and `sequence_ranks` with which `qkv_projection` gathers rows of all ranks.
+
+    The dict is empty if every rank has all rows of the step, without sequence parallelism.
+    """
     if step.sequence_ranks == 1:
         return {}
     return {"replica_group": Axis.tensor, "sequence_ranks": step.sequence_ranks}
 
 
 def product(rows: int, *weights: Value, moved_bytes: float = 0.0) -> LeastWork:
-    """Return the work of multiplying rows by weight matrices, which are read once, plus `moved_bytes`."""
+    """Return the least work of multiplying `rows` rows by each of `weights`, which are read from HBM once.
+
+    `moved_bytes` are added to the bytes of the weights. The rows themselves are not counted.
+    """
     products = rows * sum(prod(weight.shape) for weight in weights)
     return LeastWork(2.0 * products, moved_bytes + sum(weight.nbytes for weight in weights))
 
 
 def copied(value: Value) -> LeastWork:
-    """Return the work of reading and writing an array."""
+    """Return the least work of a copy: no operations, and the bytes of `value` read once and written once."""
     return LeastWork(0.0, 2.0 * value.nbytes)
 
 
 def split_into_launches(count: int, largest: int) -> list[tuple[int, int]]:
-    """Return (size, repeat) of the launches that together take `count` rows or sequences."""
+    """Split `count` rows or sequences into launches of at most `largest`; return (launch size, repeats) of each size.
+
+    A remainder is a smaller launch after the full ones: 300 in launches of 128 are [(128, 2), (44, 1)].
+    """
     full_launches, remainder = divmod(count, largest)
     return [(size, repeat) for size, repeat in ((largest, full_launches), (remainder, 1)) if size and repeat]
 
 
 def find_largest_launch(most: int, launches: Callable[[int], Iterable[Launch]]) -> int:
-    """Return the largest size, at most `most`, for which kernels take all launches; 1 if they refuse size 1 too.
+    """Return the largest size from 1 to `most` for which kernels take all launches; 1 if they refuse size 1 too.
 
-    The search relies on kernels that take every size below a size that they take.
+    `launches` returns the launches of a size, such as a number of rows. The binary search relies on kernels that take
+    every size below a size that they take.
     """
 
     def is_refused(size: int) -> bool:

@@ -73,7 +73,7 @@ class FeedForward(Stateless):
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """Weights of the norms, the projections with their biases, the scale and the row gate, if present."""
+        """Weights of the norms, the projections with their biases, the scale and the row gate, as far as present."""
         norms = [norm for norm in (self.norm, self.after) if norm is not None]
         weights = [weight for norm in norms for weight in norm.weights]
         weights += self._projection_weights().values()
@@ -81,7 +81,11 @@ class FeedForward(Stateless):
         return [*weights, *(weight for weight in gates if weight is not None)]
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Return the launch of `mlp`, and the launch of the norm after it if there is one."""
+        """Return the launch of `mlp`, and the launch of the norm `after` if there is one.
+
+        The last launch writes x [rows of the rank, hidden] with the residual added. With a norm after it, `mlp` writes
+        the array "mlp" without the residual.
+        """
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         projections: dict[str, Value] = {}
         for name, weight in self._projection_weights().items():
@@ -112,7 +116,10 @@ class FeedForward(Stateless):
         return launches
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Compute the block in NumPy for x [tokens, hidden]; the input of `down` and the result are rounded."""
+        """Return x [tokens, hidden] after the block, residual included, computed in NumPy.
+
+        The input of `down`, the input of the norm after it and the result are rounded.
+        """
         y = self.compute_output(x, numpy)
         if self.after is not None:
             y = self.after.reference(numpy.rounded(y), numpy)
@@ -133,7 +140,7 @@ class FeedForward(Stateless):
 
 
 def apply_activation(x: np.ndarray, activation: str) -> np.ndarray:
-    """Apply the named activation to every element of x: silu, gelu, gelu_tanh or relu."""
+    """Return the activation silu, gelu, gelu_tanh or relu of every element of x; KeyError for another name."""
     # exp of a large positive number overflows to inf, and x / inf is the right result, 0.
     with np.errstate(over="ignore"):
         return _ACTIVATIONS[activation](x)

@@ -35,7 +35,7 @@ class Norm:
 
     @property
     def weight(self) -> Weight:
-        """Weight of the norm, [1, size] on every rank, or a rank's part of it."""
+        """Weight of the norm, [1, size] on every rank, or with a dividing `cut` [1, elements of a rank]."""
         return Weight(self.name, (Tensor(self.tensor, (self.size,), self.cut),), component="norms")
 
     @property
@@ -59,7 +59,16 @@ class Norm:
         residual: Value | None,
         scale: Scale | None = None,
     ) -> Launch:
-        """Return a launch of `rmsnorm`: (norm(x) + residual) * scale, without the residual and scale that are None."""
+        """Return a launch of `rmsnorm` that writes (norm(x) + residual) * scale to an array with the shape of `x`.
+
+        Args:
+            step: The step.
+            x: Rows to normalise, [rows, size] or a rank's columns of them.
+            result: Name of the array that the launch writes; it may be an array that the launch reads.
+            label: Distinguishes launches of the kernel in reports.
+            residual: Rows that are added after the norm; None adds nothing.
+            scale: Factor of the sum; None for 1.
+        """
         moved_bytes = x.nbytes * (2 if residual is None else 3)
         arguments: dict[str, Argument] = {
             "x": x,
@@ -76,7 +85,7 @@ class Norm:
         return Launch("rmsnorm", arguments, (result,), LeastWork(0.0, float(moved_bytes)), x.shape[0], label)
 
     def reference(self, x: np.ndarray, numpy: Arithmetic) -> np.ndarray:
-        """Return the norm of x [..., size], rounded."""
+        """Return the norm of x [..., size] with the whole weight, rounded; no residual is added."""
         return numpy.norm(x, self.tensor, self.eps, self.bias, self.offset)
 
 
@@ -89,10 +98,10 @@ class Scale:
 
     @property
     def weight(self) -> Weight:
-        """Factor, [1, 1] on every rank."""
+        """Factor as a weight, [1, 1] on every rank."""
         return Weight(self.name, (Tensor(self.tensor, (1,), ROW),), component="buffers")
 
 
 def add_residual(x: np.ndarray, y: np.ndarray, scale: Scale | None, numpy: Arithmetic) -> np.ndarray:
-    """Return (x + y) * scale, or x + y without a scale, rounded once."""
+    """Return (x + y) * scale, or x + y if `scale` is None, rounded once to the dtype of the activations."""
     return numpy.rounded(x + y if scale is None else (x + y) * numpy.tensor(scale.tensor))

@@ -34,12 +34,15 @@ CacheGroup = int | Slots | None
 
 
 def name_in_group(name: str, step: StepShape, group: CacheGroup) -> str:
-    """Return the name of an array in GROUP_ARRAYS for a cache group; it ends with the window or with "states"."""
+    """Return the name that a step's array `name`, one of GROUP_ARRAYS, has for a cache group.
+
+    It is "<name>.states" for slots, "<name>.<window>" for a window with pages of its own in the step, else `name`.
+    """
     if isinstance(group, Slots):
         return f"{name}.{group.value}"
     return f"{name}.{group}" if group in dict(step.window_pages) else name
 
 
 def find_padding_page(step: StepShape, group: CacheGroup) -> int:
-    """Return the index of the last page or slot, which padding tokens write and nothing reads."""
+    """Return the index of the group's last page or slot, to which padding tokens write and which nothing reads."""
     return (step.slots if isinstance(group, Slots) else step.for_window(group).pages) - 1

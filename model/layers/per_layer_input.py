@@ -39,7 +39,7 @@ class Columns:
     first: int
 
     def value(self, step: StepShape) -> Value:
-        """Return the whole array as an argument of a launch."""
+        """Return the whole array [rows of the rank, width], with the columns of all layers, as a launch's argument."""
         return Value(self.array, (step.local_rows, self.width), step.activations)
 
 
@@ -69,7 +69,10 @@ class PerLayerInputs(Stateless):
         return (*self.embedding.weights, *rows, self._w, *self.norm.weights)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Return the launches of the embedding, of the projection, and of the table of inputs."""
+        """Return the launches of the embedding, of its projection, and of the lookup that adds the projection.
+
+        The first writes x, and the last writes the inputs of all layers to the array `name`.
+        """
         hidden, width = self.embedding.hidden, self.rows.hidden
         x, w = Value("x", (step.local_rows, hidden), step.activations), self._w.value(step)
         projected = Value(f"{self.name}.projected", (step.local_rows, width), step.activations)
@@ -100,7 +103,10 @@ class PerLayerInputs(Stateless):
         return (*self.embedding.launches(step), project, added)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Return the embeddings [tokens, hidden] of the token ids x [tokens]; store the inputs in `states`."""
+        """Return the embeddings [tokens, hidden] of the token ids x [tokens], rounded.
+
+        Also sets `states[name]` to the rounded inputs of all layers, [tokens, layers * elements of a layer].
+        """
         embedded = self.embedding.reference(x, span, states, numpy)
         projected = numpy.product(embedded, self.projection).reshape(len(x), -1, self.norm.size)
         eps = self.norm.eps * self.embedding.hidden
@@ -133,7 +139,7 @@ class GatedInput(Stateless):
 
     @property
     def _after(self) -> Norm:
-        """Norm `after` with an eps for inputs that are not multiplied by 1 / sqrt(2)."""
+        """Norm `after` with twice the eps, because its inputs are not multiplied by 1 / sqrt(2) as in the original."""
         return replace(self.after, eps=2 * self.after.eps)
 
     @property
@@ -143,7 +149,7 @@ class GatedInput(Stateless):
         return (self._w_gate, self._w_output, *self.after.weights, *factor)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Return the launch of `per_layer_input` and the launch of the norm after it."""
+        """Return the launch of `per_layer_input`, and the launch of the norm, which adds x and writes the new x."""
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         w_gate, w_output = self._w_gate.value(step), self._w_output.value(step)
         y = Value("gated_input", x.shape, x.dtype)
@@ -166,7 +172,10 @@ class GatedInput(Stateless):
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Compute the block in NumPy; the gated input, its projection, the norm and the sum are rounded."""
+        """Return x [tokens, hidden] after the block, computed in NumPy from the layer's inputs in `states`.
+
+        The gated input, its projection, the norm and the sum are rounded.
+        """
         first = self.inputs.first
         layer_inputs = states[self.inputs.array][:, first : first + self.gate.outputs]
         gated = numpy.rounded(apply_activation(numpy.product(x, self.gate), self.activation) * layer_inputs)

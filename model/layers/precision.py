@@ -22,7 +22,7 @@ _NAMES = {"float32": FLOAT32, "bfloat16": BFLOAT16}
 
 
 def activation_dtype(name: str, config: Config, weights: Mapping[str, Weight]) -> np.dtype:
-    """Return the dtype of activations.
+    """Return the dtype of activations, float32 or bfloat16, for the option `--dtype`.
 
     Args:
         name: "float32", "bfloat16", or "auto" for the dtype of the config, else of the first weight. A float16
@@ -36,7 +36,7 @@ def activation_dtype(name: str, config: Config, weights: Mapping[str, Weight]) -
     if name == "auto":
         return _NAMES.get(config.dtype or weights[next(iter(weights))].dtype.name, FLOAT32)
     if name not in _NAMES:
-        raise ModelError(f"dtype {name!r} is not supported; known are auto, {', '.join(_NAMES)}")
+        raise ModelError(f"dtype {name!r} is not supported; it is one of auto, {', '.join(_NAMES)}")
     return _NAMES[name]
 
 
@@ -52,5 +52,8 @@ def choose_weight_dtype(stored: np.dtype, activations: np.dtype, exact: bool = F
 
 
 def cast_weight(weight: Weight, activations: np.dtype, exact: bool = False) -> Weight:
-    """Cast a weight to the dtype of `choose_weight_dtype`; a quantised weight is cast when it is widened."""
+    """Return the weight in the dtype that `choose_weight_dtype` returns for it; not a copy if it has that dtype.
+
+    A quantised weight stays quantised: the cast follows when it is widened.
+    """
     return weight.astype(choose_weight_dtype(weight.dtype, activations, exact), copy=False)

@@ -1,4 +1,7 @@
-"""Projections and the checkpoint tensors of their matrices and biases."""
+"""Projections - matrices of layers with an optional bias - and the checkpoint tensors in which they are stored.
+
+Families create projections, layers turn them into weights. Several projections may share one checkpoint tensor.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class Projection:
     every: int = 0
 
     def split(self, sizes: Sequence[int], groups: int = 1) -> tuple[Projection, ...]:
-        """Return the projections that share this tensor.
+        """Return the projections that share this projection's tensor, which must be a tensor of one projection.
 
         Args:
             sizes: Outputs of every projection in one group, in the order of the tensor.
@@ -43,17 +46,17 @@ class Projection:
         )
 
     def resized(self, outputs: int) -> Projection:
-        """Return the projection with another number of outputs; a shared tensor is resized in proportion."""
+        """Return the projection with `outputs` outputs; the outputs of a shared tensor are resized in proportion."""
         return replace(self, outputs=outputs, tensor_outputs=self.tensor_outputs * outputs // self.outputs)
 
     def weight(self, cut: Cut) -> Tensor:
-        """Return the tensor of the matrix, divided among ranks by `cut`."""
+        """Return the description of the matrix as a tensor of a weight, divided among ranks by `cut`."""
         shape = (self.tensor_outputs or self.outputs, self.inputs)
         stored = shape[::-1] if self.transposed else shape
         return Tensor(self.tensor, stored, cut, self._outputs, self.transposed)
 
     def bias_row(self, cut: Cut) -> Tensor:
-        """Return the tensor of the bias as a row, divided among ranks by `cut`; zeros for a projection without bias."""
+        """Return the description of the bias [outputs], divided among ranks by `cut`; `Zeros` if there is no bias."""
         if self.bias is None:
             return Zeros("", (self.outputs,), cut)
         return Tensor(self.bias, (self.tensor_outputs or self.outputs,), cut, self._outputs)

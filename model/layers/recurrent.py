@@ -72,7 +72,10 @@ class Convolution:
         return sum(size for size, _ in self.channel_cuts)
 
     def _tensors(self, name: str, shape: tuple[int, ...], cut: Callable[[Cut], Cut]) -> tuple[Tensor, ...]:
-        """Return the tensor of each group of channels; `cut` returns its cut from the cut of the channels."""
+        """Return one description for each group of channels, in order, of the checkpoint tensor `name` of `shape`.
+
+        `cut` maps the cut of a group's channels to the cut of the tensor.
+        """
         starts = accumulate((size for size, _ in self.channel_cuts), initial=0)
         return tuple(
             Tensor(name, shape, cut(channel_cut), (first, first + size, self.channels))
@@ -81,7 +84,7 @@ class Convolution:
 
     @property
     def _weight(self) -> Weight:
-        """Weight of the convolution, [taps, channels of a rank]."""
+        """Weight of the convolution, [taps, channels of a rank], with a rank's channels of each group side by side."""
         shape = (self.channels, 1, self.taps)
         return Weight(f"{self.name}.weight", self._tensors(f"{self.tensor}.weight", shape, Depthwise))
 
@@ -99,12 +102,18 @@ class Convolution:
         return (self._weight, *(() if self._bias is None else (self._bias,)))
 
     def state(self, step: StepShape) -> Value:
-        """Return the state: the last inputs of each sequence, [slots, taps - 1, channels of a rank]."""
+        """Return the array of the last taps - 1 inputs of each sequence, [slots, taps - 1, channels of a rank].
+
+        Without slots the first axis counts the sequences of the step. The dtype is that of the activations.
+        """
         shape = (step.slots or step.sequences, self.taps - 1, self._weight.shape(step.shard)[1])
         return Value(f"{self.name}.state", shape, step.activations)
 
     def launch(self, step: StepShape, x: Value, result: str, first: int = 0) -> Launch:
-        """Return the launch that convolves the columns of `x` from column `first` on."""
+        """Return the launch of `causal_conv1d` that writes `result` [tokens, channels of a rank] and updates the state.
+
+        Its input are the channels in the columns of `x` from column `first` on.
+        """
         state, weight = self.state(step), self._weight.value(step)
         size, channels = step.activations.itemsize, weight.shape[1]
         moved = 2 * step.tokens * channels + 2 * step.sequences * (self.taps - 1) * channels
@@ -125,7 +134,10 @@ class Convolution:
         )
 
     def reference(self, x: np.ndarray, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Convolve x [tokens, channels] in NumPy and round the result; store the last inputs in `states`."""
+        """Return the convolution of x [tokens, channels] with its activation, computed in NumPy and rounded.
+
+        `states` has the last taps - 1 inputs of earlier steps, zeros if absent; they are replaced by the last of x.
+        """
         name, count = f"{self.name}.state", self.taps - 1
         before = states.get(name, np.zeros((count, x.shape[1]), np.float32))
         padded = np.concatenate([before, x])
@@ -151,33 +163,38 @@ class RecurrentBlock:
 
     @abstractmethod
     def _cuts(self) -> tuple[Sequence[Cut], Divided]:
-        """Return the cut of the outputs of each of `inputs`, and the cut of the inputs of `output`."""
+        """Return how ranks divide the projections: a cut of each of `inputs` by outputs, and of `output` by inputs."""
 
     @property
     @abstractmethod
     def _inner_weights(self) -> Sequence[Weight]:
-        """Weights of the recurrence and of the output projection."""
+        """Weights that kernels of the recurrence read, and the matrix of the output projection."""
 
     @abstractmethod
     def _state_shape(self, step: StepShape) -> tuple[int, ...]:
-        """Return the shape of a sequence's state on a rank."""
+        """Return the shape of one sequence's recurrent state on a rank, without the axis of slots."""
 
     @abstractmethod
     def _recurrence(self, step: StepShape, inner: Value, y: Value) -> Sequence[Launch]:
-        """Return the launches of convolution and recurrence.
+        """Return the launches of the convolution and the recurrence, in order.
 
-        `inner` are the projected rows. The result of the last launch has the shape of `y`.
+        They read `inner`, the projected rows of all `inputs` side by side. The first result of the last launch has the
+        shape and dtype of `y`, the input of the output projection.
         """
 
     @abstractmethod
     def _recurrence_reference(
         self, inner: Sequence[np.ndarray], states: States, numpy: Arithmetic
     ) -> np.ndarray:
-        """Compute the input rows of the output projection from the rounded rows of each of `inputs`."""
+        """Return the rows that the output projection reads, [tokens, …] rounded, computed in NumPy.
+
+        `inner` has one array [tokens, outputs] for each of `inputs`, rounded. The states of the convolution and of the
+        recurrence in `states` are read, or zeros if absent, and updated.
+        """
 
     @property
     def _w_in(self) -> Weight:
-        """Matrix of all inputs, [hidden, a rank's columns]."""
+        """Matrix of all input projections side by side, [hidden, outputs of a rank]."""
         tensors = (projection.weight(cut) for projection, cut in zip(self.inputs, self._cuts()[0]))
         return Weight(f"{self.name}.w_in", tuple(tensors))
 
@@ -190,7 +207,7 @@ class RecurrentBlock:
 
     @property
     def _w_out(self) -> Weight:
-        """Matrix of the output projection, [a rank's rows, hidden]."""
+        """Matrix of the output projection, [inputs of a rank, hidden]."""
         return Weight(f"{self.name}.w_out", (self.output.weight(self._cuts()[1]),))
 
     @property
@@ -213,7 +230,7 @@ class RecurrentBlock:
         return Value(self._state_name, (step.slots or step.sequences, *self._state_shape(step)), FLOAT32)
 
     def caches(self, step: StepShape) -> Sequence[Cache]:
-        """Return the cache of the convolution's state and the recurrent state."""
+        """Return one cache with the convolution's state and the recurrent state, in slots if the step has them."""
         states = self.convolution.state(step), self._state(step)
         return (Cache(states, step, STATES, is_copied=bool(step.slots)),)
 
@@ -263,7 +280,10 @@ class RecurrentBlock:
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Compute the layer in NumPy; projected rows, rows of the recurrence, and the sum are rounded."""
+        """Return x [tokens, hidden] after the layer, computed in NumPy; updates both states in `states`.
+
+        Projected rows, rows of the recurrence, and the sum are rounded.
+        """
         normed = self.norm.reference(x, numpy)
         inner = [numpy.rounded(numpy.product(normed, projection)) for projection in self.inputs]
         y = self._recurrence_reference(inner, states, numpy)

@@ -61,16 +61,21 @@ _GATHERED = 8192
 
 
 def count_candidates(wanted: int, vocabulary: int, ranks: int) -> int:
-    """Return the number of candidates of a launch: `wanted` rounded up to a multiple of eight, at least eight.
+    """Return how many likeliest tokens a launch of lm_head or `sample` keeps if `wanted` are needed.
 
-    The number is limited by the vocabulary of a rank and by what kernels take from all ranks.
+    That is `wanted` rounded up to a multiple of eight, at least eight. It may be fewer than `wanted`: a rank cannot
+    keep more tokens than its part of the vocabulary has, and all ranks together at most 8,192.
     """
     most = min(vocabulary // ranks, _GATHERED // ranks) // _EIGHT * _EIGHT
     return max(_EIGHT, min(-(-wanted // _EIGHT) * _EIGHT, most))
 
 
 def choose_draws(row: RowSampling, vocabulary: int, ranks: int) -> DrawVariant | None:
-    """Return the first variant that can draw a row; None if the host has to draw."""
+    """Return the first variant in DRAWS that can draw a row with these parameters; None if the host has to draw.
+
+    The host draws rows that need more candidates than every variant has, rows with both changed logits and
+    log-probabilities, and rows with `by_logits`.
+    """
     needed = 1 if row.temperature == 0 else row.top_k or vocabulary
     needed = max(needed, row.logprobs or 0)
     needs_full_vocabulary = row.adjusts or row.logprobs is not None
@@ -90,9 +95,10 @@ def choose_draws(row: RowSampling, vocabulary: int, ranks: int) -> DrawVariant |
 def select_device_rows(
     rows: Sequence[RowSampling | None], vocabulary: int, ranks: int
 ) -> tuple[DrawVariant | None, list[RowSampling | None]]:
-    """Return the variant of a step and the rows that it draws; None replaces rows that the host draws.
+    """Return the variant of a step and its rows, in which None replaces each row that the host draws.
 
-    The variant is None if the host draws all rows.
+    The variant is the first one in DRAWS that can draw all other rows; None if the host draws all rows. Rows that are
+    None already stay None.
     """
     row_draws = [None if row is None else choose_draws(row, vocabulary, ranks) for row in rows]
     variant = max((draws for draws in row_draws if draws is not None), key=DRAWS.index, default=None)
@@ -102,10 +108,10 @@ def select_device_rows(
 def build_sample_arrays(
     rows: Sequence[RowSampling | None], vocabulary: int, full_vocabulary: bool
 ) -> Mapping[str, np.ndarray]:
-    """Return the inputs of `sample` by name, float32: `NUMBERS` [rows, 1], and `COLUMNS` [rows, vocabulary].
+    """Return the inputs of the kernel `sample` by name, float32: `NUMBERS` [rows, 1], and `COLUMNS` [rows, vocabulary].
 
-    `COLUMNS` are present with `full_vocabulary` only. For a row of None the launch takes the likeliest token, which
-    the host ignores.
+    `COLUMNS` are present with `full_vocabulary` only; a row without such counts or biases has zeros. For a row of None
+    the launch takes the likeliest token, which the host ignores.
     """
     filled = [row or RowSampling(0.0) for row in rows]
     filled = [replace(row, top_k=row.top_k or vocabulary) for row in filled]
@@ -122,9 +128,10 @@ def build_sample_arrays(
 def create_sample_launch(
     step: StepShape, draws: DrawVariant, vocabulary: int, first_token: Value, rows: int, repeat: int
 ) -> Launch:
-    """Return the launch of `sample` for rows of logits and candidates that lm_head returns.
+    """Return the launch of `sample` that draws a token for each of `rows` rows that lm_head returns.
 
-    `first_token` is the first token id of a rank's part of the vocabulary. The step repeats the launch `repeat` times.
+    It reads the logits of a rank's vocabulary if `draws` has `full_vocabulary`, else the candidates of lm_head. The
+    array `first_token` has the first token id of a rank's part of the vocabulary. `repeat` is the repeat count.
     """
     keep = count_candidates(draws.candidates, vocabulary, step.ranks)
     arguments: dict[str, Argument] = {name: Value(name, (rows, 1), FLOAT32) for name in LIMITS}

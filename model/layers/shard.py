@@ -1,5 +1,8 @@
 """Sharding of weights for tensor parallelism.
 
+Layers name a `Cut` for each of their checkpoint tensors; `Tensor` and `Weight` in `weight.py` apply it to a `Shard`,
+which is the place of a rank among the ranks.
+
 Checkpoints have projections as [out, in]. Kernels contract over the partitions, so they need [in, out]. A cut takes the
 whole [out, in] weight, selects the part of one rank, and returns it transposed and contiguous in the checkpoint's
 dtype. This happens once, when weights are loaded.
@@ -49,26 +52,36 @@ class Shard:
 
 
 def even_span(size: int, shard: Shard) -> slice:
-    """Return a rank's part of `size` elements: ceil(size / ranks), and fewer or none on the last ranks."""
+    """Return a rank's slice of `size` elements: ceil(size / ranks) elements, and fewer or none on the last ranks."""
     size_of_rank = -(-size // shard.ranks)
     return slice(min(size, shard.rank * size_of_rank), min(size, (shard.rank + 1) * size_of_rank))
 
 
 def vocabulary_span(size: int, shard: Shard) -> slice:
-    """Return a rank's part of `size` tokens: floor(size / ranks), and one more on the first size % ranks ranks."""
+    """Return the slice of `size` tokens that a rank holds.
+
+    These are floor(size / ranks) tokens, and one more on the first size % ranks ranks.
+    """
     size_of_rank, more = divmod(size, shard.ranks)
     first = shard.rank * size_of_rank + min(shard.rank, more)
     return slice(first, first + size_of_rank + (shard.rank < more))
 
 
 def query_span(heads: int, kv_heads: int, size: int, shard: Shard) -> slice:
-    """Return a rank's part of `size` elements that consist of `heads` query heads in `kv_heads` groups."""
+    """Return the slice of `size` elements with the query heads of a rank, as `HeadLayout` divides them.
+
+    The elements are `heads` heads of equal size, in `kv_heads` groups that each share a key/value head. The slice has
+    no padding, so ranks may have slices of different lengths.
+    """
     local_heads = HeadLayout(heads, kv_heads, shard.ranks).queries(shard.rank)
     return slice(local_heads.start * size // heads, local_heads.stop * size // heads)
 
 
 def kv_span(heads: int, kv_heads: int, size: int, shard: Shard) -> slice:
-    """Return a rank's part of `size` elements that consist of `kv_heads` key/value heads."""
+    """Return the slice of `size` elements with the key/value heads of a rank, as `HeadLayout` divides them.
+
+    The elements are `kv_heads` heads of equal size. Several ranks may hold the same head. The slice has no padding.
+    """
     local_heads = HeadLayout(heads, kv_heads, shard.ranks).keys(shard.rank)
     return slice(local_heads.start * size // kv_heads, local_heads.stop * size // kv_heads)
 
@@ -87,7 +100,10 @@ class Selection:
     is_transposed: bool = True
 
     def take(self, weight: Weight) -> np.ndarray:
-        """Return a copy of the part; only this part of a quantised weight is widened."""
+        """Return a copy of the selected part of `weight`, with the shape `shape`; a vector [out] is read as [out, 1].
+
+        Only the selected part of a quantised weight is widened.
+        """
         selected = weight if weight.ndim == 2 else np.asarray(weight)[:, None]
         selected = selected[:, self.inputs.start : self.inputs.stop]
         if isinstance(self.outputs, range):
@@ -106,10 +122,13 @@ class Selection:
         return result
 
     def to_entries(self, block: tuple[int, int]) -> Selection:
-        """Return the selection of a stored tensor with one entry for each block (rows, columns) of the weight.
+        """Return the same selection of a stored tensor, such as scales, with one entry for each block of the weight.
+
+        Args:
+            block: (rows, columns) of a block: outputs and inputs of the weight.
 
         Raises:
-            ModelError: The part neither consists of whole blocks nor is inside one block.
+            ModelError: The selected elements of an axis neither are whole blocks nor lie inside one block.
         """
         rows, columns = block
         outputs = self.outputs if rows == 1 else _entries(self.outputs, rows)
@@ -120,13 +139,20 @@ class Selection:
 
 
 def _entries(elements: range | tuple[int, ...], block: int) -> range:
-    """Return the entries of a stored tensor for the blocks that contain the elements."""
+    """Return the indices of the blocks of `block` elements that contain `elements`, indices along one axis.
+
+    Raises:
+        ModelError: The elements are not contiguous, or begin within a block and end in another one.
+    """
     if not elements:
         return range(0)
     first, last = elements[0] // block, elements[-1] // block
     contiguous = range(elements[0], elements[-1] + 1)
     if tuple(elements) != tuple(contiguous) or (elements[0] % block and first != last):
-        raise ModelError(f"a rank's part of a weight does not consist of whole blocks of {block} elements")
+        raise ModelError(
+            f"a rank's part of a quantised weight, elements {elements[0]} to {elements[-1]}, does not consist of whole "
+            f"blocks of {block} elements that share a scale; use fewer tensor-parallel ranks"
+        )
     return range(first, last + 1)
 
 
@@ -134,10 +160,10 @@ class Cut(Protocol):
     """Part of a checkpoint's tensor on a rank, and its layout."""
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
-        """Return the shape of a rank's part of a tensor."""
+        """Return the shape of what `take` returns for a tensor of `tensor_shape`."""
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """Return a copy of a rank's part of a tensor."""
+        """Return a copy of the part of a checkpoint's tensor that a rank holds, in the layout of this cut."""
 
 
 class MatrixCut(Cut):
@@ -145,14 +171,14 @@ class MatrixCut(Cut):
 
     @abstractmethod
     def select(self, tensor_shape: Shape, shard: Shard) -> Selection:
-        """Return a rank's selection of a weight."""
+        """Return the outputs and inputs of a weight of `tensor_shape` that a rank holds, with their layout."""
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
-        """Return the shape of the selection."""
+        """Return the shape of what `take` returns, with padding and transposition."""
         return self.select(tensor_shape, shard).shape
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """Return a copy of the selection."""
+        """Return a copy of the part of a weight that `select` describes, padded with zeros where it says so."""
         return self.select(tensor.shape, shard).take(tensor)
 
 
@@ -164,7 +190,7 @@ class Whole(Cut):
         return tensor_shape
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """Return a copy."""
+        """Return a copy of the whole tensor; a quantised weight is widened."""
         return np.array(tensor)
 
 
@@ -176,7 +202,7 @@ class Row(Cut):
         return (1, *tensor_shape)
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """Return a copy."""
+        """Return a copy of the vector as [1, n]."""
         return np.array(tensor).reshape(1, -1)
 
 
@@ -188,7 +214,7 @@ class Taps(Cut):
         return tensor_shape[::-1]
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """Return a contiguous copy."""
+        """Return a contiguous copy of the weight [out, in, taps] as [taps, in, out]."""
         return np.ascontiguousarray(np.asarray(tensor).transpose(2, 1, 0))
 
 
@@ -196,7 +222,7 @@ class Transposed(MatrixCut):
     """Cut of a projection [out, in] that keeps it whole as [in, out] on every rank."""
 
     def select(self, tensor_shape: Shape, shard: Shard) -> Selection:
-        """Return the whole weight."""
+        """Return the selection of all outputs and inputs, transposed to [in, out]."""
         return Selection(range(tensor_shape[0]), range(tensor_shape[1]), (tensor_shape[1], tensor_shape[0]))
 
 
@@ -213,7 +239,7 @@ class Divided(MatrixCut):
     padded: bool = False
 
     def select(self, tensor_shape: Shape, shard: Shard) -> Selection:
-        """Return the rank's part of one axis."""
+        """Return the selection of the rank's outputs or inputs, as `axis` says, with all elements of the other axis."""
         outputs, inputs = tensor_shape if len(tensor_shape) == 2 else (*tensor_shape, 1)
         size = (outputs, inputs)[self.axis]
         local_range = _range(self.span(size, shard))
@@ -223,7 +249,10 @@ class Divided(MatrixCut):
         return Selection(range(outputs), local_range, (length, outputs))
 
     def count_elements(self, size: int, ranks: int) -> int:
-        """Count the elements of an axis over all ranks; each copy counts, and padding does not."""
+        """Return the sum over all ranks of the elements of an axis that a rank holds, without padding.
+
+        An axis has `size` elements; one that several ranks hold counts several times.
+        """
         spans = (self.span(size, Shard(rank, ranks)) for rank in range(ranks))
         return sum(span.stop - span.start for span in spans)
 
@@ -239,7 +268,7 @@ class Rows(Cut):
         return (len(_range(self.span(tensor_shape[0], Shard(0, shard.ranks)))), *tensor_shape[1:])
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """Return a copy of the part."""
+        """Return a copy of a rank's rows, with zero rows at the end up to the length of the first rank's part."""
         result = np.zeros(self.shape(tensor.shape, shard), tensor.dtype)
         local_rows = tensor[self.span(len(tensor), shard)]
         result[: len(local_rows)] = local_rows
@@ -254,11 +283,14 @@ class Reordered(MatrixCut):
     order: tuple[int, ...]
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
-        """Return the shape of `cut`, which an order does not change."""
+        """Return the shape of a rank's part under `cut`, which an order does not change."""
         return self.cut.shape(tensor_shape, shard)
 
     def select(self, tensor_shape: Shape, shard: Shard) -> Selection:
-        """Return the selection of `cut` with its outputs, which must be whole runs, reordered."""
+        """Return the selection of `cut` with the outputs of each run of len(order) outputs in the order of `order`.
+
+        A run that `cut` divides raises ValueError.
+        """
         selection = self.cut.select(tensor_shape, shard)
         runs = np.reshape(selection.outputs, (-1, len(self.order)))
         outputs = runs[:, list(self.order)].ravel()
@@ -279,13 +311,13 @@ class HeadPart(MatrixCut):
     keeps_layout: bool
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
-        """Return [rows of the first rank's heads, in], or [in, rows]."""
+        """Return [selected rows of the first rank's heads, in] with `keeps_layout`, otherwise [in, selected rows]."""
         first, end = self.rows_of_head
         count = len(_range(self.span(self.heads, Shard(0, shard.ranks)))) * (end - first)
         return (count, tensor_shape[1]) if self.keeps_layout else (tensor_shape[1], count)
 
     def select(self, tensor_shape: Shape, shard: Shard) -> Selection:
-        """Return the selection of the rows of each head of a rank."""
+        """Return the selection of the rows `rows_of_head` of each of a rank's heads, with all inputs."""
         height, (first, end) = tensor_shape[0] // self.heads, self.rows_of_head
         heads = _range(self.span(self.heads, shard))
         outputs = tuple(head * height + row for head in heads for row in range(first, end))
@@ -304,7 +336,7 @@ class Depthwise(Cut):
         return self.cut.shape((tensor_shape[0], tensor_shape[2]), shard)
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """Return the part as a contiguous copy."""
+        """Return a copy of a rank's channels, [taps, channels of a rank]."""
         return self.cut.take(np.asarray(tensor)[:, 0, :], shard)
 
 
@@ -319,12 +351,18 @@ VOCABULARY_PARALLEL = Divided(0, vocabulary_span)
 
 
 def by_query_heads(heads: int, kv_heads: int, axis: int = 0) -> Divided:
-    """Return the cut of a projection by query heads, which are its outputs for axis 0 and its inputs for axis 1."""
+    """Return the cut of a projection by query heads, padded with zeros to the first rank's number of heads.
+
+    The heads are the outputs of the projection for axis 0, and its inputs for axis 1.
+    """
     return Divided(axis, partial(query_span, heads, kv_heads), padded=True)
 
 
 def by_kv_heads(heads: int, kv_heads: int) -> Divided:
-    """Return the cut of a projection by key/value heads, which are its outputs."""
+    """Return the cut of a projection whose outputs are key/value heads, padded to the first rank's number of heads.
+
+    Several ranks may get copies of the same key/value head (`HeadLayout`).
+    """
     return Divided(0, partial(kv_span, heads, kv_heads), padded=True)
 
 

@@ -1,4 +1,4 @@
-"""Attention in NumPy: the softmax of scores, and the weighted sum of values."""
+"""Attention in NumPy for the references of layers: the softmax of scores, and the weighted sum of values."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ def attend(
     numpy: Arithmetic,
     sinks_tensor: str | None = None,
 ) -> np.ndarray:
-    """Return the sums of values weighted by the softmax of scores, [tokens, heads * head_dim], rounded.
+    """Return the sums of values weighted by the softmax of scores, [tokens, heads * head_dim] float32, rounded.
+
+    The attention weights are passed to `numpy.observe`.
 
     Args:
         query: [heads, tokens, head_dim].
         keys: [key/value heads, positions, head_dim]; the last positions are those of the tokens.
         values: [key/value heads, positions, head_dim].
         mixer: Heads, scale, soft cap, window, and whether attention is causal.
-        span: Positions of the tokens; a step that starts at 0 sums exponentials before they are rounded.
+        span: Positions of the tokens. If it starts at 0, exponentials are summed before they are rounded, as in the
+            prefill kernels; otherwise after.
         numpy: Rounds results and receives the attention weights.
         sinks_tensor: Checkpoint tensor of a score for each head, whose exponential is added to the sum.
     """

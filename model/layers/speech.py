@@ -72,7 +72,11 @@ class SpeechInput(Stateless):
     def _convolve(
         self, step: StepShape, index: int, source: Value, result: Value, added: Value | None = None
     ) -> Launch:
-        """Return the launch of a convolution; with `added` the result is rows, to which `added` is added."""
+        """Return the launch of `conv1d` that writes gelu(convolution(source)) to `result`; `index` is 0 or 1.
+
+        Without `added`, `result` is [sequences, channels, columns]. With it, `result` is transposed to rows [tokens,
+        hidden], and `added` [positions, hidden] is added to the rows of every sequence.
+        """
         weight = self._weight(index).value(step)
         arguments: dict[str, Argument] = {
             "x": source,
@@ -94,7 +98,7 @@ class SpeechInput(Stateless):
         return Launch("conv1d", arguments, (result.name,), work, step.tokens, label)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Compute hidden states [positions, hidden] of the features x [mel_bins, columns].
+        """Return the hidden states [positions, hidden] of the features x [mel_bins, 2 * positions] of one window.
 
         Rounded are the features, the result of each convolution, and the sum with the position embeddings.
         """

@@ -49,7 +49,7 @@ class SelectiveStateSpace(RecurrentBlock):
 
     @property
     def _scan_weights(self) -> dict[str, Weight]:
-        """Weights of a rank's channels by parameter name of `selective_scan`."""
+        """Weights of a rank's channels by the parameters of `selective_scan` that read them."""
         rates = Tensor(self.rates_tensor, (self.mixer.inner, self.mixer.state), ROWS_PARALLEL)
         skip = Tensor(self.skip_tensor, (self.mixer.inner,), COLUMN_PARALLEL)
         return {
@@ -67,7 +67,10 @@ class SelectiveStateSpace(RecurrentBlock):
         return self._w_out.shape(step.shard)[0], self.mixer.state
 
     def _recurrence(self, step: StepShape, inner: Value, y: Value) -> Sequence[Launch]:
-        """Return the launches of the convolution, the selection, and the scan."""
+        """Return the launches of the convolution, which writes `u`, the selection, and the scan, which writes `y`.
+
+        The selection projects `u` to time steps, B and C of every token, summed over the ranks.
+        """
         u, w_select = Value("u", y.shape, y.dtype), self._w_select.value(step)
         selected = Value("selected", (step.tokens, w_select.shape[1]), step.activations)
         return (
@@ -84,7 +87,15 @@ class SelectiveStateSpace(RecurrentBlock):
         )
 
     def _scan(self, step: StepShape, u: Value, selected: Value, gate: Value, result: str) -> Launch:
-        """Return the launch of the scan; columns of `gate` are a rank's channels, then their gates."""
+        """Return the launch of `selective_scan`, which writes the gated rows to the array `result` and the state.
+
+        Args:
+            step: The step.
+            u: Convolved channels, [tokens, channels of a rank].
+            selected: Low-rank time steps, B and C, [tokens, rank + 2 * state].
+            gate: Projected rows, whose columns are a rank's channels, then their gates; the gates are read.
+            result: Name of the array [tokens, channels of a rank].
+        """
         state = self._state(step)
         weights = {parameter: weight.value(step) for parameter, weight in self._scan_weights.items()}
         channels, sequences = u.shape[1], step.sequences
@@ -112,7 +123,11 @@ class SelectiveStateSpace(RecurrentBlock):
     def _recurrence_reference(
         self, inner: Sequence[np.ndarray], states: States, numpy: Arithmetic
     ) -> np.ndarray:
-        """Compute convolution, selection, scan and gate; the selection and the gated rows are rounded."""
+        """Return the gated rows [tokens, channels], rounded: convolution, selection, scan and gate in NumPy.
+
+        `inner` are the rows of the channels and of the gates. The selection is rounded too. The states of the
+        convolution and of the scan in `states` are read, or zeros if absent, and updated.
+        """
         convolved, gate = inner
         u = self.convolution.reference(convolved, states, numpy)
         selected = numpy.rounded(numpy.sum_partial_products(u, self.selection, even_span))

@@ -42,7 +42,7 @@ class ScannedHeads(RecurrentBlock):
 
     @property
     def _head_weights(self) -> tuple[Weight, ...]:
-        """Weights of `head_tensors`, [1, a rank's heads] each."""
+        """Weights `dt_bias`, `a_log` and `d` of `head_tensors`, [1, heads of a rank] each."""
         cut, shape = by_query_heads(*self.mixer.divided), (self.mixer.heads,)
         named = zip(("dt_bias", "a_log", "d"), self.head_tensors)
         return tuple(Weight(f"{self.name}.{name}", (Tensor(tensor, shape, cut),)) for name, tensor in named)
@@ -58,7 +58,10 @@ class ScannedHeads(RecurrentBlock):
         return self.mixer.state, self._layout(step).heads_of_rank * self.mixer.head_dim
 
     def _recurrence(self, step: StepShape, inner: Value, y: Value) -> Sequence[Launch]:
-        """Return the launches of the convolution, the scan, and the norm after it."""
+        """Return the launches of the convolution, which writes `u`, of the scan, which writes `y`, and of the norm.
+
+        The norm writes `normed` with the shape of `y`, the input of the output projection.
+        """
         return (
             self.convolution.launch(step, inner, "u", y.shape[1]),
             self._scan(step, inner, y.name),
@@ -66,7 +69,11 @@ class ScannedHeads(RecurrentBlock):
         )
 
     def _scan(self, step: StepShape, inner: Value, result: str) -> Launch:
-        """Return the launch of the scan; columns of `inner` are gates, convolved channels, and time steps."""
+        """Return the launch of `ssd`, which writes the gated heads to the array `result` and the state.
+
+        It reads the convolved channels from the array `u`. The columns of `inner` are gates, channels before the
+        convolution, and time steps; gates and time steps are read.
+        """
         mixer, layout, state = self.mixer, self._layout(step), self._state(step)
         width = state.shape[2]
         u = Value("u", (step.tokens, width + 2 * layout.kv_heads_of_rank * mixer.state), step.activations)
@@ -99,7 +106,11 @@ class ScannedHeads(RecurrentBlock):
     def _recurrence_reference(
         self, inner: Sequence[np.ndarray], states: States, numpy: Arithmetic
     ) -> np.ndarray:
-        """Compute convolution, scan, gate and norm; rows are rounded before the norm and by it."""
+        """Return the normalised rows [tokens, heads * head_dim]: convolution, scan, gate and norm in NumPy.
+
+        `inner` are the rows of gates, heads, B, C and time steps. Rows are rounded before the norm and by it. The
+        states of the convolution and of the scan in `states` are read, or zeros if absent, and updated.
+        """
         mixer = self.mixer
         gate, *convolved, steps = inner
         tokens = len(gate)
@@ -125,6 +136,6 @@ class ScannedHeads(RecurrentBlock):
 
 
 def choose_input_cuts(mixer: StateSpaceHeads) -> tuple[Cut, Cut, Cut, Cut, Cut]:
-    """Return the cuts that divide gates, heads, B, C and time steps over the ranks."""
+    """Return the cuts of the projections of gates, heads, B, C and time steps: B and C by groups, others by heads."""
     heads, groups = by_query_heads(*mixer.divided), by_kv_heads(*mixer.divided)
     return heads, heads, groups, groups, heads

@@ -23,9 +23,13 @@ class Uncomputed(Stateless):
     weights: Sequence[Weight]
 
     def launches(self, step: StepShape) -> NoReturn:
-        """Raise ModelError, because no kernel computes with these weights."""
-        raise ModelError(f"no kernel computes {self.name}")
+        """Raise ModelError for every step, because no kernel computes with these weights."""
+        raise ModelError(
+            f"no kernel computes {self.name}; the model can be planned with `nkw plan`, but not run"
+        )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> NoReturn:
-        """Raise ModelError, because the reference does not compute with these weights either."""
-        raise ModelError(f"no layer computes {self.name}")
+        """Raise ModelError for every input, because the reference does not compute with these weights either."""
+        raise ModelError(
+            f"no layer computes {self.name}; the model can be planned with `nkw plan`, but not run"
+        )

@@ -1,4 +1,4 @@
-"""Descriptions of padding and of copies on tensor-parallel ranks, for reports and plans."""
+"""Phrases about heads, MLPs and vocabularies that tensor-parallel ranks do not divide evenly, for reports and plans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from model.layers.shard import Shard, even_span, vocabulary_span
 
 
 def describe_uneven(config: ModelConfig, ranks: int) -> tuple[str, ...]:
-    """Return a sentence for each size that `ranks` ranks do not divide evenly; empty if they divide all sizes."""
+    """Return a phrase for each size of the model that `ranks` tensor-parallel ranks do not divide evenly.
+
+    An example is "9 query heads in 3 groups: 3 a rank, 3 of 12 are padding". Equal phrases of several layers appear
+    once. The result is empty if the ranks divide all sizes.
+    """
     return tuple(dict.fromkeys(_describe_sizes(config, ranks)))
 
 
@@ -39,7 +43,11 @@ def _describe_sizes(config: ModelConfig, ranks: int) -> Iterator[str]:
 
 
 def _describe_heads(layout: HeadLayout, noun: str, has_copies: bool = False) -> Iterator[str]:
-    """Yield a sentence if heads are padded, or with `has_copies` if several ranks have the same key/value head."""
+    """Yield one phrase if heads are padded, or nothing.
+
+    With `has_copies` a phrase also says in how many groups the heads are, and how many ranks hold the same key/value
+    head. `noun` names a head, such as "query head".
+    """
     idle = sum(not layout.queries(rank) for rank in range(layout.ranks))
     remarks = []
     if layout.padding:

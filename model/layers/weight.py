@@ -1,4 +1,8 @@
-"""Weight arrays of layers on a rank, and the checkpoint tensors from which they are made."""
+"""Weight arrays of layers on a rank, and the checkpoint tensors from which they are made.
+
+A layer describes each array that its kernels read as a `Weight` of one or several `Tensor`s. `model.loading.weights`
+takes the arrays from a checkpoint; launches and plans read names, shapes and dtypes only.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ class Tensor:
     exact: bool = False
 
     def select(self, tensor: StoredWeight) -> StoredWeight:
-        """Return the selected outputs of the checkpoint's tensor, [out, in] or [out]."""
+        """Return the selected outputs of the checkpoint's tensor for all ranks, [out, in] or [out]; not yet cut."""
         matrix = tensor.T if self.transposed else tensor
         if self.outputs is None:
             return matrix
@@ -51,7 +55,7 @@ class Tensor:
 
     @property
     def part_shape(self) -> Shape:
-        """Shape of the selected outputs, [out, in] or [out]."""
+        """Shape of the selected outputs of all ranks, [out, in] or [out]."""
         shape = self.shape[::-1] if self.transposed else self.shape
         if self.outputs is None:
             return shape
@@ -59,13 +63,17 @@ class Tensor:
         return (shape[0] // period * (end - first), *shape[1:])
 
     def rank_shape(self, shard: Shard) -> Shape:
-        """Return the shape of a rank's part."""
+        """Return the shape of what `take` returns for a rank: its part of the selected outputs in the cut's layout."""
         return self.cut.shape(self.part_shape, shard)
 
     def take(
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
     ) -> np.ndarray:
-        """Return a copy of a rank's part, in the dtype that HBM has it in with `activations`."""
+        """Return a copy of a rank's part of the selected outputs of `weights[self.name]`, in the layout of `cut`.
+
+        Its dtype is that of `choose_weight_dtype`: float32 for an `exact` tensor, the stored dtype with float32
+        activations, bfloat16 with bfloat16 activations.
+        """
         return self.cut.take(cast_weight(self.select(weights[self.name]), activations, self.exact), shard)
 
 
@@ -94,30 +102,33 @@ class Weight:
     component: str = ""
 
     def tensor_sizes(self) -> dict[str, int]:
-        """Return the number of elements of each checkpoint tensor by name."""
+        """Return the number of elements of each whole checkpoint tensor of the weight by name, without `Zeros`."""
         tensors = (tensor for tensor in self.tensors if not isinstance(tensor, Zeros))
         return {tensor.name: prod(tensor.shape) for tensor in tensors}
 
     @property
     def is_whole(self) -> bool:
-        """Whether all ranks have the same elements."""
+        """Whether every rank has all elements, because no tensor's cut divides it."""
         cuts = (
             tensor.cut.cut if isinstance(tensor.cut, Reordered) else tensor.cut for tensor in self.tensors
         )
         return all(isinstance(cut, (Whole, Row, Transposed)) for cut in cuts)
 
     def content_key(self, shard: Shard) -> object:
-        """Return a key that is equal for ranks with the same elements."""
+        """Return a hashable key that is equal for ranks whose arrays have the same elements, so they can share one."""
         return None if self.is_whole else shard.rank
 
     def shape(self, shard: Shard) -> Shape:
-        """Return the shape of the array on a rank."""
+        """Return the shape of the array on a rank: the tensors' parts side by side along the last axis."""
         return _concatenate_shapes([tensor.rank_shape(shard) for tensor in self.tensors])
 
     def take(
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
     ) -> np.ndarray:
-        """Return a copy of a rank's array from a checkpoint, in the dtype of `device_dtype`."""
+        """Return a new array of a rank from checkpoint tensors by name, in the dtype that `device_dtype` returns.
+
+        Quantised tensors are widened, and `Zeros` are filled in.
+        """
         dtype = self.device_dtype(weights, activations)
         arrays = [
             np.zeros(tensor.rank_shape(shard), dtype)
@@ -130,9 +141,10 @@ class Weight:
     def kernel_format(
         self, weights: Mapping[str, StoredWeight], parameters: KernelParameters
     ) -> Format | None:
-        """Return the format whose stored tensors the kernel reads; None if it reads a plain or widened weight.
+        """Return the format whose stored tensors the kernel in `reader` reads; None if it reads one plain array.
 
-        All tensors of the weight must have this format, and cuts that are a `MatrixCut`.
+        The kernel reads stored tensors if every tensor of the weight has the same quantised format and a `MatrixCut`,
+        and if the kernel has a parameter for each stored tensor. `parameters` returns a kernel's parameter names.
         """
         if self.reader is None:
             return None
@@ -151,7 +163,14 @@ class Weight:
     def take_stored(
         self, weights: Mapping[str, StoredWeight], shard: Shard, format: Format
     ) -> dict[str, np.ndarray]:
-        """Return a rank's arrays by name: the stored tensors that the kernel reads, cut without widening."""
+        """Return a rank's copies of the stored tensors that the kernel reads, cut without widening, by array name.
+
+        The names are those of `describe`: the weight's name for the elements, and the name with a suffix such as
+        `_scales`. `format` is the result of `kernel_format`.
+
+        Raises:
+            ModelError: The rank's part does not consist of whole blocks that share a scale.
+        """
         stored_arrays: dict[str, list[np.ndarray]] = {name: [] for name in format.kernel_tensors}
         for tensor in self.tensors:
             selected, cut = tensor.select(weights[tensor.name]), tensor.cut
@@ -166,11 +185,14 @@ class Weight:
         }
 
     def dtype(self, dtypes: WeightDtypes) -> np.dtype:
-        """Return the dtype of the array, from the dtypes of all weights."""
+        """Return the dtype of the plain or widened array in HBM: float32 if `exact`, else the entry in `dtypes`."""
         return FLOAT32 if self.tensors[0].exact else dtypes.dtype_of(self.name)
 
     def device_dtype(self, weights: Mapping[str, StoredWeight], activations: np.dtype) -> np.dtype:
-        """Return the dtype of the array with a dtype of activations; float32 if its tensors have several dtypes."""
+        """Return the dtype of the plain or widened array in HBM, for checkpoint tensors by name and activations.
+
+        It is the common result of `choose_weight_dtype` for all tensors; float32 if they differ.
+        """
         dtypes = {
             choose_weight_dtype(weights[tensor.name].dtype, activations, tensor.exact)
             for tensor in self.tensors
@@ -179,7 +201,11 @@ class Weight:
         return dtypes.pop() if len(dtypes) == 1 else FLOAT32
 
     def describe(self, shard: Shard, dtypes: WeightDtypes) -> dict[str, tuple[Shape, np.dtype]]:
-        """Return shape and dtype of each array on a rank by name: one array, or the tensors of the kernel's format."""
+        """Return shape and dtype of each array that a rank holds for this weight, by array name.
+
+        That is one array named like the weight. For a weight with a format in `dtypes` these are the format's stored
+        tensors, with names such as `….w_up` and `….w_up_scales`.
+        """
         format = dtypes.format_of(self.name)
         if format is None:
             return {self.name: (self.shape(shard), self.dtype(dtypes))}
@@ -194,11 +220,15 @@ class Weight:
         return arrays
 
     def value(self, step: StepShape) -> Value:
-        """Return the array as an argument of a launch; for weights that the kernel reads plain or widened."""
+        """Return the single plain or widened array as an argument of a launch; see `arguments` for stored tensors."""
         return Value(self.name, self.shape(step.shard), self.dtype(step.weights))
 
     def arguments(self, parameter: str, step: StepShape) -> dict[str, Value]:
-        """Return the arrays as arguments of a launch: `parameter`, and `…_scales` etc. if the kernel reads a format."""
+        """Return the arrays as arguments of a launch by the kernel's parameter names.
+
+        The plain array or the elements are the argument `parameter`. If the kernel reads stored tensors, further
+        arguments are `<parameter>_scales` and the like.
+        """
         described = self.describe(step.shard, step.weights)
         return {
             name.replace(self.name, parameter, 1): Value(name, shape, dtype)
@@ -207,7 +237,7 @@ class Weight:
 
 
 class Numbered(Sequence[T]):
-    """Sequence whose elements are created from integers when they are read; layers may have very many experts."""
+    """Sequence whose element i is `create(numbers[i])`, called at each read; layers may have very many experts."""
 
     def __init__(self, numbers: range, create: Callable[[int], T]) -> None:
         self._numbers, self._create = numbers, create
@@ -232,7 +262,7 @@ def _concatenate_shapes(shapes: Sequence[Shape]) -> Shape:
 
 
 def _suffix(stored_tensor: str) -> str:
-    """Return `_` and the name of a tensor of a format, such as `_scales`, or an empty string for the elements."""
+    """Return what array names append for a stored tensor of a format: "_scales" for "scales", "" for the elements."""
     return "" if stored_tensor == ELEMENTS else f"_{stored_tensor}"
 
 
@@ -243,27 +273,30 @@ class StackedWeight(Weight):
     component: str = "experts"
 
     def tensor_sizes(self) -> dict[str, int]:
-        """Return the number of elements of all tensors under the name of the first expert's tensor."""
+        """Return one entry: the number of elements of all experts' tensors, under the first expert's tensor name."""
         first = self.tensors[0]
         return {first.name: len(self.tensors) * prod(first.shape)}
 
     def content_key(self, shard: Shard) -> object:
-        """Return a key that is equal for ranks with the same elements."""
+        """Return a hashable key that is equal for ranks with the same experts and the same part of each of them."""
         return super().content_key(shard), shard.expert_rank
 
     def _local_tensors(self, shard: Shard) -> Sequence[Tensor]:
-        """Return the tensors of a rank's experts."""
+        """Return the tensors of a rank's experts: an equal run of consecutive experts for each expert-parallel rank."""
         count = len(self.tensors) // shard.expert_ranks
         return self.tensors[shard.expert_rank * count : (shard.expert_rank + 1) * count]
 
     def shape(self, shard: Shard) -> Shape:
-        """Return the shape of the array on a rank."""
+        """Return [experts of the rank, …], followed by the shape of a rank's part of one expert's tensor."""
         return (len(self._local_tensors(shard)), *self.tensors[0].rank_shape(shard))
 
     def take(
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
     ) -> np.ndarray:
-        """Return a copy of a rank's array from a checkpoint; only one expert is widened at a time."""
+        """Return a new array of a rank, [experts of the rank, …], in the dtype that `device_dtype` returns.
+
+        Quantised experts are widened one at a time, so that only one widened copy is alive.
+        """
         tensors = self._local_tensors(shard)
         shape = (len(tensors), *tensors[0].rank_shape(shard))
         result = np.empty(shape, self.device_dtype(weights, activations))
@@ -277,16 +310,16 @@ class StackedRow(StackedWeight):
     """Weight array [a rank's experts, length] with one vector for each expert."""
 
     def shape(self, shard: Shard) -> Shape:
-        """Return [experts, length] of a rank."""
+        """Return [experts of the rank, length]."""
         return (len(self._local_tensors(shard)), self.tensors[0].rank_shape(shard)[1])
 
     def take(
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
     ) -> np.ndarray:
-        """Return a copy [experts of the rank, length] from a checkpoint, in the dtype of `device_dtype`."""
+        """Return a new array [experts of the rank, length], in the dtype that `device_dtype` returns."""
         return super().take(weights, shard, activations)[:, 0]
 
 
 def value_of(weight: Weight | None, step: StepShape) -> Value | None:
-    """Return a weight as an argument of a launch; None for an absent weight."""
+    """Return `weight.value(step)`, the weight's array as an argument of a launch; None for a weight of None."""
     return None if weight is None else weight.value(step)
