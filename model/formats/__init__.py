@@ -1,4 +1,8 @@
-"""Number formats of weights in checkpoints, one file each; `Format.widen` defines a format."""
+"""Number formats of weights in checkpoints, one file each; `Format.widen` defines a format.
+
+A quantised weight is stored in several tensors, such as elements of few bits and their scales. To widen it means to
+compute its numbers in float32 or bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +36,9 @@ _FIELD, _UNNAMED = "quantization_config", "unnamed"
 
 
 def read_format(fields: ConfigFields, family_methods: tuple[str, ...] = ()) -> Format | None:
-    """Return the format that `quantization_config` of a config.json describes; None if there is none.
+    """Return the format that `quantization_config` of a config.json describes; None without one, or if it is unknown.
 
-    An unknown method is recorded with `fields.unsupported`.
+    An unknown method, or a value that no format supports, is recorded with `fields.unsupported`.
 
     Args:
         fields: Fields of the config.json.
@@ -56,7 +60,10 @@ def read_format(fields: ConfigFields, family_methods: tuple[str, ...] = ()) -> F
 
 
 def read_method(fields: ConfigFields) -> str | None:
-    """Return `quant_method` of a config.json in printable form, also of an unknown method; None if there is none."""
+    """Return `quant_method` of a config.json, known or not, as printable text of at most 40 characters.
+
+    Returns "unnamed" for a `quantization_config` without a method, and None for a config.json without this object.
+    """
     if _FIELD not in fields:
         return None
     return shown(str(fields.table(_FIELD).get("quant_method", _UNNAMED)), 40)

@@ -1,4 +1,9 @@
-"""Interface of stored number formats, and weights that are still in their stored tensors."""
+"""Interface of stored number formats, and weights that are still in their stored tensors.
+
+`model.loading.checkpoint` makes a `QuantisedWeight` for each weight that a checkpoint stores quantised. Cuts in
+`model.layers.shard` slice it like an array. A block is a rectangle of elements that share one entry of a stored tensor,
+such as a scale.
+"""
 
 from __future__ import annotations
 
@@ -93,13 +98,16 @@ class Format(Protocol):
 
     @abstractmethod
     def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
-        """Return the stored tensors of a weight of a shape [out, in], by their names in the format."""
+        """Return the descriptions of the stored tensors of a weight of a shape [out, in], by their names in the format.
+
+        The names are "elements", mostly "scales", and others of the format.
+        """
 
     @abstractmethod
     def from_checkpoint(
         self, name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape, dtype: np.dtype
     ) -> QuantisedWeight | None:
-        """Remove the tensors of a weight from a checkpoint's tensors and return the weight.
+        """Remove the stored tensors of a weight from `tensors` and return the weight that they describe.
 
         Args:
             name: The weight's name in the layers.
@@ -116,16 +124,30 @@ class Format(Protocol):
 
     @abstractmethod
     def widen(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the numbers of a weight, float32 [out, in]. This is the definition of the format."""
+        """Return the numbers of a weight from all its stored tensors by name, as a new array float32 [out, in].
+
+        This function is the definition of the format.
+        """
 
     @abstractmethod
     def pack(self, array: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the stored tensors of float32 numbers [out, in], each rounded to the nearest that the format has."""
+        """Return stored tensors by name for float32 numbers [out, in], the opposite of `widen`.
+
+        Each number is rounded to the nearest that the format has.
+        """
 
     def shard(
         self, tensors: Mapping[str, np.ndarray], shape: Shape, rows: range, columns: range
     ) -> dict[str, np.ndarray]:
-        """Return the stored tensors of a part of a weight of a shape [out, in], without widening it.
+        """Return the entries of stored tensors for the elements [rows, columns] of a weight, as views by name.
+
+        A stored tensor with one entry for each block of the weight is cut to the blocks that contain these elements.
+
+        Args:
+            tensors: Stored tensors of the whole weight by name.
+            shape: Shape [out, in] of the whole weight.
+            rows: Outputs of the part.
+            columns: Inputs of the part.
 
         Raises:
             ModelError: A range begins inside a block and ends after it; the blocks of a part must begin with the part.
@@ -157,7 +179,7 @@ class QuantisedWeight:
     def from_tensors(
         cls, format: Format, tensors: Mapping[str, np.ndarray], shape: Shape, dtype: np.dtype
     ) -> QuantisedWeight:
-        """Return the weight of a shape [out, in]."""
+        """Return the whole weight of a shape [out, in] with these stored tensors; it widens to `dtype`."""
         rows, columns = shape
         return cls(format, tensors, range(rows), range(columns), dtype, whole_shape=(rows, columns))
 
@@ -191,15 +213,15 @@ class QuantisedWeight:
         return replace(self, rows=self.rows[rows], columns=self.columns[columns])
 
     def astype(self, dtype: Any, copy: bool = False) -> QuantisedWeight:
-        """Return the weight with another dtype, to which widened numbers are rounded directly."""
+        """Return the weight, still in its stored tensors, with another dtype for widened numbers; ignores `copy`."""
         return replace(self, dtype=np.dtype(dtype))
 
     def reshape(self, *shape: int) -> np.ndarray:
-        """Return the widened elements in another shape."""
+        """Return the widened elements as a plain array of another shape."""
         return np.asarray(self).reshape(*shape)
 
     def stored(self) -> dict[str, np.ndarray]:
-        """Return the stored tensors of the part.
+        """Return the entries of the stored tensors for this part of the weight, by name, never transposed.
 
         Raises:
             ModelError: The part begins inside a block and ends after it.
@@ -211,7 +233,7 @@ class QuantisedWeight:
         return wide if dtype is None else wide.astype(dtype, copy=False)
 
     def widened(self) -> np.ndarray:
-        """Return the numbers of the weight in its dtype; numbers outside the dtype's range are infinite."""
+        """Return the numbers of this part as a new array of `shape` in `dtype`; numbers out of range are infinite."""
         result = np.empty((len(self.rows), len(self.columns)), self.dtype)
         specs = self.format.describe_tensors(self.whole_shape)
         row_block, column_block = (lcm(*(spec.block[axis] for spec in specs.values())) for axis in (0, 1))
@@ -231,7 +253,7 @@ Weight = np.ndarray | QuantisedWeight
 
 
 def _entries(elements: range, block: int) -> slice:
-    """Return the entries of the blocks along an axis that contain a range of elements.
+    """Return the slice of blocks, of `block` elements each, that contain a range of elements along an axis.
 
     Raises:
         ModelError: The range begins inside a block and ends after it.
@@ -248,9 +270,10 @@ def _entries(elements: range, block: int) -> slice:
 
 
 def _runs(elements: range, unit: int, block: int, most: int) -> Iterator[range]:
-    """Yield ranges that together cover `elements`, of at most `most` elements, or one unit if a unit is larger.
+    """Yield ranges, in order, that together cover `elements`, each of at most `most` elements or of one unit.
 
-    Each range begins with a block or is inside a block, and consists of whole units, which cannot be divided.
+    A range consists of whole units of `unit` elements, so the first and the last range may go beyond `elements`. It
+    begins with a block of `block` elements, or is inside one block.
     """
     first, end = elements.start - elements.start % unit, elements.stop + -elements.stop % unit
     most = max(unit, most - most % unit)
@@ -265,8 +288,10 @@ def _runs(elements: range, unit: int, block: int, most: int) -> Iterator[range]:
 
 
 def _common(one: range, other: range) -> range:
+    """Return the intersection of two ranges with step 1."""
     return range(max(one.start, other.start), min(one.stop, other.stop))
 
 
 def _within(inner: range, outer: range) -> slice:
+    """Return the slice of an array over `outer` that has the elements of `inner`, a range inside `outer`."""
     return slice(inner.start - outer.start, inner.stop - outer.start)

@@ -43,11 +43,11 @@ class Mx(Format):
 
     @classmethod
     def from_config(cls, quantization_config: ConfigFields) -> Mx | None:
-        """Return the format; it has no parameters."""
+        """Return the format, which has no parameters; `quantization_config` is not read."""
         return cls()
 
     def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
-        """Return the bytes [out, in / 32, 16] and the exponents [out, in / 32] of a weight [out, in]."""
+        """Return descriptions of elements [out, in / 32, 16] and scales [out, in / 32], uint8 each, for [out, in]."""
         blocks = shape[0], -(-shape[1] // BLOCK)
         byte = np.dtype(np.uint8)
         return {
@@ -58,7 +58,14 @@ class Mx(Format):
     def from_checkpoint(
         self, name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape, dtype: np.dtype
     ) -> QuantisedWeight | None:
-        """Remove blocks and scales of a weight [in, out] from `tensors`; return None if the checkpoint has neither."""
+        """Remove `<name>_blocks` and `<name>_scales` from `tensors` and return the weight, of shape [in, out].
+
+        It is None, and nothing is removed, if `tensors` has the plain weight `name` or neither of the two. `dtype` is
+        ignored: the weight widens to bfloat16.
+
+        Raises:
+            ModelError: One of the two tensors is missing, or one has a wrong shape or dtype.
+        """
         names = {tensor: name + suffix for tensor, suffix in _SUFFIXES.items()}
         if name in tensors or not any(stored_name in tensors for stored_name in names.values()):
             return None
@@ -77,15 +84,16 @@ class Mx(Format):
         return QuantisedWeight.from_tensors(self, stored, stored_shape, DTYPE).T
 
     def widen(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return each element times its block's power of two."""
+        """Return each element times its block's power of two, float32 [out, in]; NaN in a block with scale 255."""
         scales = tensors[SCALES]
         indices = scales[:, :, None].astype(np.uint16) << 8 | tensors[ELEMENTS]
         return np.take(_pairs(), indices, axis=0).reshape(len(scales), -1)
 
     def pack(self, array: np.ndarray) -> dict[str, np.ndarray]:
-        """Return elements and scales; a block's largest element is below 8 after division by its scale.
+        """Return the stored elements and scales, uint8, of numbers [out, in]; `in` must be a multiple of 32.
 
-        Elements above 6 become 6, as in OCP Microscaling Formats 1.0, 6.3; ties go to the even code.
+        A block's scale makes its largest element at least 4 and below 8. Elements above 6 become 6, as in OCP
+        Microscaling Formats 1.0, 6.3; ties go to the even code.
         """
         blocks = array.astype(np.float32).reshape(len(array), -1, BLOCK)
         most = np.abs(blocks).max(axis=2)
@@ -99,7 +107,7 @@ class Mx(Format):
 
 
 def _round_to_even_code(magnitudes: np.ndarray) -> np.ndarray:
-    """Return the codes of the nearest magnitudes; ties go to the even code."""
+    """Return the indices in `_MAGNITUDES`, uint8, of the nearest magnitudes from 0 to 6; ties go to the even index."""
     middles = np.add(_MAGNITUDES[1:], _MAGNITUDES[:-1]) / 2
     below, above = (np.searchsorted(middles, magnitudes, side) for side in ("left", "right"))
     return np.where(below % 2 == 0, below, above).astype(np.uint8)
@@ -107,7 +115,7 @@ def _round_to_even_code(magnitudes: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _pairs() -> np.ndarray:
-    """Return the two elements of every byte with every scale, float32 [256 * scale + byte, 2]."""
+    """Return a table, float32 [65536, 2]: row 256 * scale + byte has the byte's two elements times 2^(scale - 127)."""
     half = np.array([*_MAGNITUDES, *(-magnitude for magnitude in _MAGNITUDES)], np.float32)
     codes = np.arange(256)
     elements = np.stack([half[codes & 15], half[codes >> 4]], axis=1)

@@ -27,19 +27,19 @@ class Plain(Format):
         return None
 
     def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
-        """Return the description of the one tensor."""
+        """Return the description of the one tensor "elements", which has the weight's shape and `dtype`."""
         return {ELEMENTS: TensorSpec(shape, self.dtype)}
 
     def from_checkpoint(
         self, name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape, dtype: np.dtype
     ) -> QuantisedWeight | None:
-        """Return None: the checkpoint's tensor is the weight."""
+        """Return None and remove nothing: the checkpoint's tensor is the weight itself."""
         return None
 
     def widen(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the tensor in float32."""
+        """Return a copy of the tensor in float32."""
         return tensors[ELEMENTS].astype(np.float32)
 
     def pack(self, array: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the numbers rounded to the dtype."""
+        """Return the numbers rounded to `dtype`, as the tensor "elements"."""
         return {ELEMENTS: array.astype(self.dtype)}

@@ -50,7 +50,14 @@ class Scaled(Format):
 
     @classmethod
     def from_config(cls, quantization_config: ConfigFields) -> Scaled | None:
-        """Return the format of `weight_block_size`, or of the groups of compressed-tensors."""
+        """Return the format of `weight_block_size`, or of the groups of compressed-tensors.
+
+        Without `weight_block_size` the whole weight has one scale. Unsupported values are recorded; None is returned
+        for groups of compressed-tensors that are unsupported.
+
+        Raises:
+            ModelError: A field has a wrong type.
+        """
         if quantization_config.get("quant_method", None) == "compressed-tensors":
             return _read_compressed(quantization_config)
         encoding = quantization_config.get("fmt", "e4m3")
@@ -63,7 +70,7 @@ class Scaled(Format):
         return cls("fp8", *quantization_config.pair("weight_block_size"))
 
     def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
-        """Return the elements [out, in] and their scales [blocks of rows, blocks of columns]."""
+        """Return descriptions of the elements [out, in] e4m3 and scales [blocks of rows, blocks of columns] float32."""
         rows, columns = block = self.rows or shape[0], self.columns or shape[1]
         scales = -(-shape[0] // rows), -(-shape[1] // columns)
         return {
@@ -74,7 +81,14 @@ class Scaled(Format):
     def from_checkpoint(
         self, name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape, dtype: np.dtype
     ) -> QuantisedWeight | None:
-        """Remove elements and scales of a weight from `tensors`; scales of activations are dropped."""
+        """Remove elements and scales of the weight `name` from `tensors` and return the weight; it widens to `dtype`.
+
+        Scales of activations are removed too, and not used. Returns None, and removes nothing, unless the tensor `name`
+        is float8_e4m3fn with the weight's shape.
+
+        Raises:
+            ModelError: The scales are missing, or have a wrong shape or dtype.
+        """
         elements = tensors.get(name)
         if elements is None or elements.dtype != ELEMENT or elements.shape != shape or len(shape) != 2:
             return None  # other shapes and dtypes are refused as those of any tensor
@@ -98,7 +112,7 @@ class Scaled(Format):
         return QuantisedWeight.from_tensors(self, stored, shape, dtype)
 
     def widen(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return each element times the scale of its block."""
+        """Return each element times the scale of its block, float32 [out, in]."""
         elements, scales = tensors[ELEMENTS], tensors[SCALES]
         wide = np.empty(elements.shape, np.float32)
         # `clip` changes no code and lets numpy write in place: 3 times as fast as an index.
@@ -111,7 +125,10 @@ class Scaled(Format):
         return wide
 
     def pack(self, array: np.ndarray) -> dict[str, np.ndarray]:
-        """Return elements whose largest magnitude in each block is 448, and their scales, 1 for blocks of zeros."""
+        """Return e4m3 elements and float32 scales of numbers [out, in].
+
+        A block's scale is its largest magnitude / 448, or 1 for a block of zeros.
+        """
         specs = self.describe_tensors(array.shape)
         rows, columns = specs[SCALES].block
         scales = np.ones(specs[SCALES].shape, np.float32)
@@ -123,7 +140,10 @@ class Scaled(Format):
 
 
 def _read_compressed(fields: ConfigFields) -> Scaled | None:
-    """Return the common format of the weights of all groups; None after recording a refusal."""
+    """Return the format that the weights of all `config_groups` have in common; None if they differ or one has none.
+
+    Differing groups, unsupported groups and quantised caches are recorded with `fields.unsupported`.
+    """
     groups = fields.table("config_groups")
     formats = [_read_group(groups.table(name)) for name in groups.names]
     if len(set(formats)) != 1:
@@ -136,7 +156,13 @@ def _read_compressed(fields: ConfigFields) -> Scaled | None:
 
 
 def _read_group(group: ConfigFields) -> Scaled | None:
-    """Return the format of a group's weights; record a refusal unless it is symmetric e4m3 with known scales."""
+    """Return the format of a group's weights; None for an unknown `strategy` of scales.
+
+    Values other than symmetric floating point of eight bits, and unknown strategies, are recorded with `unsupported`.
+
+    Raises:
+        ModelError: A field has a wrong type.
+    """
     weights = group.table("weights")
     required: tuple[tuple[str, Any], ...] = (("type", "float"), ("num_bits", 8), ("symmetric", True))
     for name, expected in required:

@@ -42,10 +42,11 @@ class ChatTemplate:
     """Chat template with the special tokens of a model folder."""
 
     def __init__(self, folder: Path | str, source: str | None = None, isolated: bool = True) -> None:
-        """Read a template.
+        """Read a chat template, and the special tokens of the folder's tokenizer_config.json.
 
         Args:
-            source: the template; None for the folder's template.
+            folder: the model folder.
+            source: the text of the template; None reads the folder's template.
             isolated: render in a forked process with limits. A job process that has limits needs none.
 
         Raises:
@@ -61,10 +62,14 @@ class ChatTemplate:
         self._tokens = {name: text for name, text in tokens.items() if text is not None}
 
     def render(self, messages: Sequence[Message], /, **variables: Any) -> str:
-        """Return the prompt of a conversation, with the start of the assistant's answer.
+        """Return the text of the prompt for a conversation, by default with the start of the assistant's answer.
+
+        The template for tools is rendered if the variable `tools` is set and not empty.
 
         Args:
-            variables: further variables of the template.
+            messages: the messages, in order.
+            variables: further variables of the template, such as `tools`; `add_generation_prompt=False` leaves out the
+                start of the answer.
 
         Raises:
             ModelError: the template is not Jinja2, refuses the messages, leaves the sandbox, fails, or takes more than
@@ -87,15 +92,18 @@ class ChatTemplate:
         return text
 
     def _error(self, problem: str) -> ModelError:
-        """Return the error to raise about the template."""
+        """Return, without raising it, the error "<file>: the chat template <problem>" with the code for templates."""
         return ModelError(f"{self._path}: the chat template {problem}", _CODE)
 
 
 def describe_tokenizer(folder: Path) -> dict[str, str | None]:
-    """Return `tokenizer_class`, the special tokens and the `chat_template` of a folder; None for what it lacks.
+    """Return `tokenizer_class`, four special tokens and the `chat_template` of a folder; None for what it lacks.
+
+    The special tokens are `bos_token`, `eos_token`, `unk_token` and `pad_token`. A chat template that cannot be read is
+    None too.
 
     Raises:
-        ModelError: tokenizer_config.json cannot be read.
+        ModelError: tokenizer_config.json cannot be read, or one of its special tokens is not a text.
     """
     fields = Fields(folder / _CONFIG, optional=True)
     try:
@@ -114,12 +122,15 @@ def describe_tokenizer(folder: Path) -> dict[str, str | None]:
 
 
 def _render(source: str, context: Mapping[str, Any]) -> bytes:
-    """Return `_DONE` and the prompt, or `_FAILED` and the problem of the template, as UTF-8."""
+    """Return `_DONE` and the rendered prompt, or `_FAILED` and the end of a sentence about the template, as UTF-8.
+
+    No exception leaves the function. A prompt of more than `_MOST_CHARACTERS` is a failure.
+    """
     status = _FAILED
     try:
         text = _create_environment().from_string(source).render(context)
         if len(text) > _MOST_CHARACTERS:
-            text = f"makes a prompt of {len(text):,} characters; at most {_MOST_CHARACTERS:,}"
+            text = f"makes a prompt of {len(text):,} characters; at most {_MOST_CHARACTERS:,} are allowed"
         else:
             status = _DONE
     except jinja2.exceptions.SecurityError as error:
@@ -145,7 +156,7 @@ class _Generation(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        """Return the statements between the tags."""
+        """Read the tags and the template between them from `parser`; return the statements between them unchanged."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -162,20 +173,23 @@ def _create_environment() -> ImmutableSandboxedEnvironment:
 
 
 def _format_json(value: Any, ensure_ascii: bool = False, indent: Any = None, **form: Any) -> str:
-    """Return JSON without the escapes for HTML that Jinja2's filter adds."""
+    """Return `value` as JSON, for templates' filter `tojson`: without the HTML escapes that Jinja2's own adds."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **form)
 
 
 def _refuse(message: str) -> NoReturn:
-    """Refuse the messages: the template's `raise_exception`."""
+    """Raise _Refusal with `message`: the function `raise_exception` of templates, which refuses the conversation."""
     raise _Refusal(message)
 
 
 def _read_sources(folder: Path, fields: Fields) -> tuple[Path, str, str]:
-    """Return the file with the template, the template, and the template for conversations with tools.
+    """Return (file with the template, template, template for conversations with tools) of a folder.
+
+    `fields` are those of tokenizer_config.json, read if chat_template.jinja is absent. Both templates are equal unless
+    the folder has one named `tool_use`.
 
     Raises:
-        ModelError: the folder has no template, or it is not text.
+        ModelError: the folder has no template or no one named `default`, or a template is not text.
     """
     path = folder / _FILE
     if os.path.lexists(path):
@@ -186,29 +200,39 @@ def _read_sources(folder: Path, fields: Fields) -> tuple[Path, str, str]:
         templates: dict[str, Any] = {}
         for entry in template:
             if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-                raise fields.error(_FIELD, f"{entry!r:.60} is not a template with a name")
+                raise fields.error(
+                    _FIELD, f"{entry!r:.60} is not a template with a name; write the texts name and template"
+                )
             templates[entry["name"]] = entry.get("template")
         template = templates.get("default")
         tool_template = templates.get("tool_use", template)
         if template is None:
-            raise fields.error(_FIELD, "none of the templates is called default")
+            raise fields.error(_FIELD, "none of the templates is called default; add one with this name")
     if template is None:
         raise ModelError(f"{folder} has no chat template: neither {_FILE} nor {_FIELD} in {_CONFIG}", _CODE)
     for source in (template, tool_template):
         if not isinstance(source, str):
-            raise fields.error(_FIELD, f"{source!r:.60} is not a template")
+            raise fields.error(_FIELD, f"{source!r:.60} is not a template; write it as a text")
     return folder / _CONFIG, template, tool_template
 
 
 def _read_token(fields: Fields, name: str) -> str | None:
-    """Return the text of a special token; its field is a text, or an object with the text as `content`."""
+    """Return the text of the special token in the field `name`; None if the field is absent or null.
+
+    The field is a text, or an object with the text as `content`.
+
+    Raises:
+        ModelError: The field is something else.
+    """
     token = fields.get(name, None)
     text = token.get("content") if isinstance(token, dict) else token
     if text is not None and not isinstance(text, str):
-        raise fields.error(name, f"{token!r:.60} is not a token")
+        raise fields.error(
+            name, f"{token!r:.60} is not a token: neither a text nor an object with the text as content"
+        )
     return text
 
 
 def _get_first_line(error: BaseException) -> str:
-    """Return at most 200 characters of the first line of an error's message."""
+    """Return the first 200 characters of the first line of an error's message; "" for an empty message."""
     return next(iter(str(error).splitlines()), "")[:200]

@@ -55,16 +55,16 @@ class Checkpoint(Mapping[str, Weight]):
     def __init__(
         self, weights: Mapping[str, Weight], maps: Mapping[Path, mmap.mmap] = MappingProxyType({})
     ) -> None:
-        """Take weights by name, and the mapped files by path."""
+        """Keep weights by their names in the layers, and the mapped files by path, without copying."""
         self._weights, self._maps = weights, maps
 
     @property
     def files(self) -> list[Path]:
-        """Files with the tensors."""
+        """Paths of the mapped .safetensors files."""
         return list(self._maps)
 
     def __getitem__(self, name: str) -> Weight:
-        """Return a weight by its name in the layers."""
+        """Return the weight that layers call `name`. Raises KeyError for an unknown name."""
         return self._weights[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -83,9 +83,10 @@ class Checkpoint(Mapping[str, Weight]):
 
 
 def open_checkpoint(folder: Path | str, config: Config) -> Checkpoint:
-    """Map the weights of a folder and check them against a config.
+    """Map the weights of a folder into memory and check names, shapes and dtypes against a config.
 
-    Where the embedding is tied, `lm_head.weight` may be absent; it is ignored.
+    The checkpoint has the weights under the names that layers use. Tensors that no layer reads are left out, such as
+    `lm_head.weight` of a tied embedding, which may be absent.
 
     Raises:
         ModelError: a file is missing or refused by the safetensors library, an index disagrees with its shards, a shard
@@ -126,7 +127,14 @@ def open_checkpoint(folder: Path | str, config: Config) -> Checkpoint:
 def _take_quantised_weights(
     source: Path, tensors: dict[str, np.ndarray], network: Network, config: Config
 ) -> dict[str, Weight]:
-    """Remove the tensors of quantised weights from `tensors` and return the quantised weights by name."""
+    """Remove the stored tensors of quantised weights from `tensors`, and return these weights by name.
+
+    The result is empty without `quantization_config`. Widened numbers have the dtype of the first plain weight,
+    bfloat16 if there is none, or float32 for weights that the network keeps exact.
+
+    Raises:
+        ModelError: A stored tensor is missing, or has a wrong shape or dtype.
+    """
     if config.weight_format is None:
         return {}
     shapes = network.layer_tensor_shapes()
@@ -144,11 +152,16 @@ def _take_quantised_weights(
 
 
 def _divide_stacks(source: Path, tensors: dict[str, np.ndarray], stacks: Mapping[str, Sequence[str]]) -> None:
-    """Replace stacked tensors by the tensors of their layers or experts, in place.
+    """Replace each stacked tensor in `tensors` by one view for each of its members, such as experts.
 
     Args:
-        stacks: names of stacks with the names of their members. A stack [members, ...] has this name, or this name with
-            a suffix of a format's tensor.
+        source: File that messages name.
+        tensors: Tensors of the checkpoint by name, changed in place.
+        stacks: Names of the members of each stack. A stacked tensor [members, ...] has the name of its stack, or this
+            name with a suffix of a format's stored tensor.
+
+    Raises:
+        ModelError: A stack is missing, or its first axis does not have the number of members.
     """
     stack_tensors: dict[str, list[str]] = {stack: [] for stack in stacks}
     for name in tensors:
@@ -171,11 +184,11 @@ def _divide_stacks(source: Path, tensors: dict[str, np.ndarray], stacks: Mapping
 
 
 def _map_shards(index: Path, maps: dict[Path, mmap.mmap]) -> dict[str, np.ndarray]:
-    """Map the shards of an index, add them to `maps`, and return the tensors by name.
+    """Map the shards that the file `index` lists, add the maps to `maps` by path, and return the tensors by name.
 
     Raises:
-        ModelError: the index is not a valid one, names a file that is missing or outside the folder, or assigns tensors
-            unlike the shards.
+        ModelError: the index is damaged, names a file that is missing or outside the folder, or assigns a tensor to
+            another file than the one that has it.
     """
     folder = index.parent
     files = read_json(index).get("weight_map")
@@ -202,7 +215,7 @@ def _map_shards(index: Path, maps: dict[Path, mmap.mmap]) -> dict[str, np.ndarra
 
 
 def _map_tensors(path: Path) -> tuple[dict[str, np.ndarray], mmap.mmap]:
-    """Map a .safetensors file and return its tensors by name, and the map.
+    """Map a .safetensors file; return its tensors by name, as read-only views of the map, and the map.
 
     The library checks the header: the tensors follow each other without a gap, so their shapes determine their offsets.
 
@@ -247,10 +260,10 @@ def _map_tensors(path: Path) -> tuple[dict[str, np.ndarray], mmap.mmap]:
 
 
 def _drop_indices(text: str) -> str:
-    """Return a text without the indices of stack members, so that their names are those of the files."""
+    """Return a text without "[3]" and the like, so that members of stacks have their stacks' names in the files."""
     return re.sub(r"\[\d+\]", "", text)
 
 
 def _error(message: str) -> ModelError:
-    """Return the error to raise about weights."""
+    """Return, without raising it, an error with the code for weights."""
     return ModelError(message, "NKW-MODEL-WEIGHTS")

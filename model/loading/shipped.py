@@ -11,20 +11,27 @@ SHIPPED = {"stories": PRETRAINED, "stories-moe": PRETRAINED / "stories-moe"}
 
 
 def model_name(folder: str | Path) -> str:
-    """Return the name of a shipped model's folder, or the last part of another folder's path."""
+    """Return the name of the shipped model, such as "stories", in a folder; for other folders the folder's own name."""
     path = Path(folder).resolve()
     return next((name for name, shipped in SHIPPED.items() if path == shipped), path.name)
 
 
 def model_path(name: str | Path) -> Path:
-    """Return a path unchanged, or the folder of the shipped model of that name where the path does not exist."""
+    """Return the folder of a model that a user names by a path or by the name of a shipped model.
+
+    That is an existing path as it is; otherwise the folder of the shipped model called `name`, or else the path itself.
+    """
     path = Path(name)
     # Path.exists raises OSError for a name that is too long.
     return path if os.path.exists(path) else SHIPPED.get(str(name), path)
 
 
 def config_path(name: str | Path) -> Path:
-    """Return a path unchanged, or the config of the shipped or published model of that name where it does not exist."""
+    """Return where the config of a model is that a user names by a path, a shipped model or a published one.
+
+    The first that exists: the path `name` itself, the folder of a shipped model, the config.json of a published model.
+    Otherwise the path itself is returned.
+    """
     path = model_path(name)
     if os.path.exists(path):
         return path

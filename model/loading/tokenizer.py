@@ -23,9 +23,10 @@ class Tokenizer:
     """Tokenizer of a model folder."""
 
     def __init__(self, folder: Path | str, vocab_size: int, isolated: bool = True) -> None:
-        """Read tokenizer.json.
+        """Read the tokenizer.json of a folder; its truncation and padding are switched off.
 
         Args:
+            folder: the model folder.
             vocab_size: rows of the model's embedding; ids must be below it.
             isolated: try calls that may abort or never end in a forked process first. A job process that has limits
                 needs no such trial.
@@ -47,13 +48,18 @@ class Tokenizer:
 
     @property
     def folder(self) -> Path:
-        """Folder of the tokenizer.json."""
+        """Folder that contains the tokenizer.json."""
         return self._path.parent
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text; `special_tokens` adds the special tokens of tokenizer.json.
+        """Return the token ids of a text.
 
-        Raises ModelError for a text that is not Unicode, and for a failure of the library.
+        Args:
+            text: The text.
+            special_tokens: Add the special tokens that tokenizer.json adds to a text, such as the first token.
+
+        Raises:
+            ModelError: The text has lone surrogates, the library fails, or an id is not below the vocabulary's size.
         """
         try:
             text.encode()
@@ -69,13 +75,13 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids without special tokens. Raises ModelError for a failure of the library."""
+        """Return the text of token ids without special tokens. Raises ModelError if the tokenizers library fails."""
         return self._call(
             lambda: self._inner.decode(list(ids), skip_special_tokens=True), "cannot decode its ids"
         )
 
     def shown(self, id: int) -> str:
-        """Return the text of a token without its context; the vocabulary's name of a special token."""
+        """Return the text of a token decoded alone; if that is empty, as for special tokens, its name, or ""."""
         return self.decode([id]) or str(self._inner.id_to_token(id) or "")
 
     def as_json(self) -> str:
@@ -83,19 +89,22 @@ class Tokenizer:
         return str(self._inner.to_str())
 
     def stream(self, context: Iterable[int] = ()) -> TokenStream:
-        """Return a decoder of a token stream; `context` has the ids before its first token."""
+        """Return a decoder that takes one token at a time; `context` has the ids before the first of them."""
         return TokenStream(self, context)
 
     def _check(self, ids: Iterable[int]) -> None:
-        """Raise ModelError if an id is not below the size of the vocabulary."""
+        """Raise ModelError if an id is not below the model's vocab_size."""
         largest = max(ids, default=0)
         if largest >= self._vocab_size:
             raise self._error(f"has token id {largest}; config.json has a vocab_size of {self._vocab_size}")
 
     def _try_call(self, action: Callable[[], T], failure: str) -> T:
-        """Call into the library after a trial in a forked process, because the call may abort or never end.
+        """Return the result of `action`, which calls the tokenizers library, after a trial in a forked process.
 
-        Raises ModelError, which begins with `failure`, where the trial or the call fails.
+        The trial is made if the tokenizer is `isolated`, because the call may abort the process or never end.
+
+        Raises:
+            ModelError: The trial or the call fails. The message has the path, `failure` and the reason.
         """
         if self._isolated and not survives(action, _LIMITS):
             raise self._error(
@@ -104,7 +113,11 @@ class Tokenizer:
         return self._call(action, failure)
 
     def _call(self, action: Callable[[], T], failure: str) -> T:
-        """Call into the library without its output. Raises ModelError also for a panic, which is no Exception."""
+        """Return the result of `action`, which calls the tokenizers library, with the library's output suppressed.
+
+        Raises:
+            ModelError: The library raises or panics; a panic is a BaseException. The message has `failure`.
+        """
         try:
             with quiet():
                 return action()
@@ -114,7 +127,7 @@ class Tokenizer:
             raise self._error(f"{failure}: {error}") from None
 
     def _error(self, problem: str) -> ModelError:
-        """Return the error to raise about tokenizer.json."""
+        """Return, without raising it, the error "<path of tokenizer.json> <problem>" with the code for tokenizers."""
         return ModelError(f"{self._path} {problem}", _CODE)
 
 
@@ -128,7 +141,7 @@ class TokenStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Iterable[int] = ()) -> None:
-        """Start behind the ids of `context`."""
+        """Start after the ids of `context`, whose text is not returned."""
         self._tokenizer = tokenizer
         self._before = list(context)
         self._pending: list[int] = []
@@ -143,12 +156,12 @@ class TokenStream:
         return text
 
     def finish(self) -> str:
-        """Return the text that was kept back, with a replacement character for an incomplete character."""
+        """Return the text that `push` kept back, with a replacement character for an incomplete character; or ""."""
         text = self._decode_pending()
         self._before, self._pending = self._pending, []
         return text
 
     def _decode_pending(self) -> str:
-        """Return the text of the pending ids."""
+        """Return the text that the ids since the last complete character add to the text of the ids before them."""
         known = self._tokenizer.decode(self._before)
         return self._tokenizer.decode([*self._before, *self._pending])[len(known) :]

@@ -1,4 +1,8 @@
-"""Weights of ranks: each weight of a checkpoint is cut once, into the layout of the kernels."""
+"""Weights of ranks: each weight of a checkpoint is cut once, into the layout of the kernels.
+
+A rank is one of the devices among which tensor and expert parallelism divide the weights; a `Shard` says which one.
+Devices and dry runs take the resulting `RankWeights`.
+"""
 
 from __future__ import annotations
 
@@ -38,19 +42,22 @@ class RankWeights:
     formats: Mapping[str, Format] = field(default_factory=dict)
 
     def select(self, weight: Weight) -> dict[str, np.ndarray]:
-        """Return the arrays of a weight by name."""
+        """Return the arrays of this rank for a layer's weight by name: one, or one for each stored tensor.
+
+        Raises KeyError if the layer of the weight was not among the layers that were cut.
+        """
         return {name: self.arrays[name] for name in weight.describe(self.shard, self.dtypes)}
 
     @cached_property
     def dtypes(self) -> WeightDtypes:
-        """Dtypes of the arrays."""
+        """Dtypes of the arrays and formats of the weights, as a step's `StepShape.weights`."""
         return WeightDtypes.from_names(
             {name: array.dtype for name, array in self.arrays.items()}, self.formats
         )
 
 
 def check_ranks(config: Config, ranks: int) -> None:
-    """Raise ModelError if `ranks` ranks cannot share a model."""
+    """Raise ModelError if `ranks` is below 1, or if so many tensor-parallel ranks cannot share the model."""
     if ranks < 1:
         raise ModelError(f"tensor parallelism over {ranks} ranks; at least 1 is needed")
     refusal = config.refusal(ranks)
@@ -67,9 +74,13 @@ def shard_weights(
     dtype: str = "float32",
     layers: Iterable[Layer] | None = None,
 ) -> tuple[RankWeights, ...]:
-    """Cut the weights of a checkpoint into shards. Shards with equal weights share their arrays.
+    """Return copies of the parts of a checkpoint's weights that ranks hold, in the order of `shards`.
+
+    Shards with equal elements of a weight share one array.
 
     Args:
+        config: the model.
+        weights: the checkpoint by the layers' names, of `open_checkpoint`.
         ranks: tensor-parallel ranks of the model.
         shards: the shards to cut; None for the shards of all ranks.
         after_layer: called after each layer, so that the memory of its checkpoint tensors can be released.
@@ -123,7 +134,10 @@ def kernel_parameters(kernel: str) -> Collection[str]:
 def weight_dtypes(
     weights: Iterable[Weight], checkpoint: Mapping[str, StoredWeight], activations: np.dtype
 ) -> WeightDtypes:
-    """Return the dtypes that the arrays of weights will have, without reading the checkpoint's tensors."""
+    """Return the dtypes and formats that the arrays of weights will have with a dtype of activations.
+
+    `checkpoint` has the stored tensors by name; their elements are not read.
+    """
     dtypes: dict[str, np.dtype] = {}
     formats: dict[str, Format] = {}
     for weight in weights:
@@ -136,10 +150,13 @@ def weight_dtypes(
 
 
 def describe_all_ranks(config: Config, rank_weights: RankWeights) -> tuple[RankWeights, ...]:
-    """Return the weights of all ranks for dry runs: zeros of the right shapes and dtypes, without memory.
+    """Return the weights of all ranks for dry runs: read-only zeros of the right shapes and dtypes, without memory.
+
+    The order is that of expert-parallel ranks, and of tensor-parallel ranks in each of them.
 
     Args:
-        rank_weights: the weights of any rank, which decide dtypes, formats and the number of shards.
+        config: the model.
+        rank_weights: the weights of any rank, which decide dtypes, formats and the numbers of ranks.
     """
     weights = list(compose(config).weights)
     ranks, expert_ranks = rank_weights.shard.ranks, rank_weights.shard.expert_ranks
