@@ -27,7 +27,10 @@ class ContextFull(ModelError):
 
 
 def check_memory(needed_bytes: int, subject: str) -> None:
-    """Raise ModelError if `needed_bytes` exceed the memory of this machine; `subject` begins the message."""
+    """Raise ModelError with code NKW-MODEL-MEMORY if `needed_bytes` exceed the total memory of this machine.
+
+    `subject` begins the message, as in "<subject> takes 9.0 GB".
+    """
     if needed_bytes > memory_bytes():
         raise ModelError(
             f"{subject} takes {needed_bytes / 1e9:,.1f} GB; this machine has {memory_bytes() / 1e9:,.1f} GB",
@@ -36,7 +39,7 @@ def check_memory(needed_bytes: int, subject: str) -> None:
 
 
 def read_text_file(path: Path | str, code: str, most_bytes: int = MOST_TEXT_BYTES) -> str:
-    """Return the text of a regular UTF-8 file.
+    """Return the text of a regular UTF-8 file; errors have the code `code`.
 
     Raises:
         ModelError: the file is missing, cannot be read, is longer than `most_bytes`, or is not UTF-8.

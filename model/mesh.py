@@ -29,28 +29,37 @@ def check_sequence(cuts_sequence: bool, tensor: int) -> None:
 
 
 def routed_experts(config: ModelConfig) -> set[int]:
-    """Return the distinct numbers of routed experts of the layers."""
+    """Return the numbers of routed experts that the layers have, each once; empty for a model without them."""
     return {block.mlp.count for block in config.blocks if isinstance(block.mlp, Experts)}
 
 
 def check_expert_groups(config: ModelConfig, expert: int) -> None:
-    """Raise ModelError if `expert` groups cannot divide the routed experts of a model."""
+    """Raise ModelError if `expert` groups cannot divide the routed experts of a model evenly.
+
+    One group always can. More need a model with routed experts, and must divide their number in every layer.
+    """
     if expert == 1:
         return
     counts = routed_experts(config)
     if not counts:
-        raise ModelError(f"--ep {expert} divides routed experts, and this model has none")
+        raise ModelError(f"--ep {expert} divides routed experts, and this model has none; leave it out")
     for count in counts:
         if count % expert:
-            raise ModelError(f"--ep {expert} does not divide the {count} experts of this model")
+            raise ModelError(
+                f"--ep {expert} does not divide the {count} experts of this model; take a divisor of {count}"
+            )
 
 
 def check_experts(config: ModelConfig, expert: int, data: int) -> None:
-    """Raise ModelError if `expert` of `data` groups cannot divide the routed experts of a model."""
+    """Raise ModelError if `expert` groups cannot divide the routed experts evenly, or do not divide `data` groups.
+
+    `data` is the number of data-parallel groups.
+    """
     check_expert_groups(config, expert)
     if data % expert:
         raise ModelError(
-            f"--ep {expert} divides experts over as many groups of --dp, and {data} is no multiple of it"
+            f"--ep {expert} divides experts over as many groups of --dp, and {data} is no multiple of it; "
+            f"give a --dp that is a multiple of {expert}"
         )
 
 
@@ -75,30 +84,31 @@ class Mesh:
 
     @property
     def ranks(self) -> int:
-        """Number of ranks."""
+        """Number of ranks of the whole mesh."""
         return self.pipeline * self.stage_ranks
 
     @property
     def stage_ranks(self) -> int:
-        """Number of ranks of a stage."""
+        """Number of ranks of one pipeline stage."""
         return self.data * self.tensor
 
     def stage_of(self, rank: int) -> int:
-        """Return the pipeline stage of a rank."""
+        """Return the index of the pipeline stage to which a rank of the mesh belongs."""
         return rank // self.stage_ranks
 
     def shard(self, rank: int) -> Shard:
-        """Return the shard of the model that a rank holds."""
+        """Return the tensor-parallel and expert-parallel shard of its stage's weights that a rank of the mesh holds."""
         return Shard(rank % self.tensor, self.tensor, rank // self.tensor % self.expert, self.expert)
 
     def group_of(self, rank: int) -> int:
-        """Return the index of the data-parallel group of a rank, which computes a share of a batch."""
+        """Return the index of a rank's data-parallel group among the groups of its pipeline stage."""
         return rank // self.tensor % self.data
 
     def groups(self, axis: Axis) -> list[list[int]] | None:
-        """Return the groups of ranks of a collective along an axis; None if groups have a single rank.
+        """Return the ranks of each group of a collective along the axis `tensor` or `expert`, for all stages.
 
-        A group along the expert axis has the ranks with the same shard of different experts.
+        None if groups have a single rank. A group along the expert axis has the ranks that hold the same
+        tensor-parallel shard of different experts.
         """
         assert axis in (Axis.expert, Axis.tensor), f"no collective runs along {axis}"
         if (self.expert if axis is Axis.expert else self.tensor) == 1:
@@ -113,21 +123,27 @@ class Mesh:
         ]
 
     def sequences_of_group(self, sequences: int) -> int:
-        """Return the most sequences of a batch that a group computes; the last groups may have fewer."""
+        """Return the most of `sequences` sequences that a data-parallel group computes; the last may have fewer."""
         return -(-sequences // self.data)
 
     @property
     def row_multiple(self) -> int:
-        """Divisor of the number of rows of a group's prompts."""
+        """Number of which the rows of a group's prompts must be a multiple: 1 without sequence parallelism."""
         return self.tensor if self.sequence else 1
 
     def padded_length(self, tokens: int, sequences: int) -> int:
-        """Return the padded length of a group's prompts of up to `tokens` tokens, whose rows its ranks can divide."""
+        """Return the smallest length, at least `tokens`, to which a group pads each of its `sequences` prompts.
+
+        The ranks of the group can then divide the rows of all prompts evenly (`row_multiple`).
+        """
         multiple = self.row_multiple // gcd(self.row_multiple, sequences)
         return -(-tokens // multiple) * multiple
 
     def local_rows(self, rank: int, rows: int) -> slice:
-        """Return the rows of the residual stream that a rank holds, of `rows` rows of its group's prompts."""
+        """Return the slice of the `rows` rows of its group's prompts whose hidden states a rank holds.
+
+        It is all rows without sequence parallelism. With it, the ranks of a group must divide the rows.
+        """
         if not self.sequence:
             return slice(0, rows)
         assert rows % self.tensor == 0, f"{rows} rows over {self.tensor} ranks"

@@ -1,4 +1,8 @@
-"""Networks: sections of layers with named inputs and outputs, for execution, prediction and planning."""
+"""Networks: sections of layers with named inputs and outputs, for execution, prediction and planning.
+
+`compose` in `model.families` puts a network together from a config. A stack is one checkpoint tensor that holds the
+tensors of several experts or layers along its first axis.
+"""
 
 from __future__ import annotations
 
@@ -68,21 +72,21 @@ class Network:
 
     @property
     def exact(self) -> frozenset[str]:
-        """Names of the tensors that are float32 with any dtype of activations."""
+        """Names of the checkpoint tensors that are float32 on a device with any dtype of activations."""
         return frozenset(tensor.name for weight in self.weights for tensor in weight.tensors if tensor.exact)
 
     def is_unread(self, name: str) -> bool:
-        """Return whether a checkpoint may have this tensor although no layer reads it."""
+        """Return whether a checkpoint may have a tensor called `name` although no layer reads it."""
         return name in self.unread or name.startswith(self.unread_prefixes)
 
     @property
     def blocks(self) -> tuple[Section, ...]:
-        """Inner sections: the layers of a decoder between its embedding and its head."""
+        """Sections without the first and the last one: the layers of a decoder between its embedding and its head."""
         return self.sections[1:-1]
 
     @property
     def layers(self) -> Iterator[Layer]:
-        """Layers of this network in order."""
+        """Layers of this network in order, without the networks in `before`."""
         return chain.from_iterable(self.sections)
 
     @property
@@ -97,11 +101,15 @@ class Network:
 
     @property
     def weights(self) -> Iterator[Weight]:
-        """Weights of all layers in order."""
+        """Weights of all layers in order, with the networks in `before`."""
         return (weight for layer in self.all_layers for weight in layer.weights)
 
     def step(self, step: StepShape) -> StepShape:
-        """Return the step of this network for a step; a network with a window prefills all rows of the window."""
+        """Return the sizes with which this network runs in a step of the model with the sizes `step`.
+
+        These are the same sizes, or for a network with a `window`, such as a speech encoder, a prefill of all rows of
+        the window of each sequence, without pages, slots and sampling.
+        """
         if not self.window:
             return step
         return replace(
@@ -120,12 +128,15 @@ class Network:
         )
 
     def layer_tensor_shapes(self) -> dict[str, Shape]:
-        """Return the shapes of the tensors of the layers, with stacks as separate tensors."""
+        """Return the shapes of the tensors that layers read, by name; members of stacks are separate tensors.
+
+        A member's name is that of `name_in_stack`. Tensors of networks in `before` are included.
+        """
         tensors: Iterator[Tensor] = (tensor for weight in self.weights for tensor in weight.tensors)
         return {tensor.name: tensor.shape for tensor in tensors if not isinstance(tensor, Zeros)}
 
     def tensor_shapes(self) -> dict[str, Shape]:
-        """Return the shapes of the tensors of a checkpoint, with stacks as one tensor."""
+        """Return the shapes of the tensors that a checkpoint must have, by name, with each stack as one tensor."""
         shapes = self.layer_tensor_shapes()
         for stack, names in self.stacks.items():
             shape, *_ = (shapes.pop(name) for name in names)
@@ -134,5 +145,5 @@ class Network:
 
 
 def name_in_stack(stack: str, index: int) -> str:
-    """Return the name of the tensor at an index of a stack."""
+    """Return the name, "<stack>[<index>]", that layers use for one tensor of a stacked checkpoint tensor."""
     return f"{stack}[{index}]"

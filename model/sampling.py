@@ -72,21 +72,22 @@ class StepOutput:
 
     @property
     def largest(self) -> float:
-        """Largest known logit; NaN if a known logit is NaN."""
+        """Largest of `logits`, or without them of the candidates' `values`; NaN if one of them is NaN."""
         known = self.values if self.logits is None else self.logits
         assert known is not None, "neither logits nor candidates"
         return float(known.max())
 
     @property
     def likeliest(self) -> int:
-        """Token with the largest logit; ties take the lowest id.
+        """Id of the token with the largest known logit; ties take the lowest id.
 
         Raises:
             ModelError: The largest logit is not finite.
         """
         if not np.isfinite(self.largest):
             raise ModelError(
-                f"the model's largest logit is {self.largest}; its weights are too large or not finite"
+                f"the model's largest logit is {self.largest}, not a finite number; check the weights of the "
+                "checkpoint, which are too large or not finite"
             )
         if self.logits is not None:
             return int(self.logits.argmax())
@@ -102,7 +103,7 @@ class StepOutput:
         return float(self.values[indices[0]]) if len(indices) else None
 
     def logit_gap(self, first: int, second: int) -> float | None:
-        """Return the difference of the logits of two tokens; None if a logit is unknown or not finite."""
+        """Return the absolute difference of two tokens' logits; None if a logit is unknown or not finite."""
         logit, second_logit = self.score(first), self.score(second)
         if logit is None or second_logit is None or not np.isfinite([logit, second_logit]).all():
             return None

@@ -170,9 +170,10 @@ class ModelConfig(Config):
         return self.max_position_embeddings or MOST_POSITIONS
 
     def windows(self, length: int) -> tuple[int | None, ...]:
-        """Return the distinct windows of the layers in sequences of `length` tokens, in ascending order.
+        """Return the distinct attention windows, in positions, of the layers for sequences of `length` tokens.
 
-        None comes first. It stands for layers that see all tokens, also by a window of at least `length`.
+        None comes first if a layer sees all tokens, for which a window of at least `length` counts too. The windows
+        below `length` follow in ascending order. Layers without attention count for nothing.
         """
         windows = {
             mixer.window if mixer.window is not None and mixer.window < length else None
@@ -194,15 +195,15 @@ class ModelConfig(Config):
 
     @property
     def spectrum(self) -> tuple[int, int] | None:
-        """Bands and columns of the log-mel spectrum of a speech window; None in a model that takes no speech."""
+        """(bands, columns) of the log-mel spectrum of a speech window; None in a model that takes no speech."""
         encoder = self.encoder
         return (encoder.mel_bins, 2 * encoder.positions) if isinstance(encoder, SpeechEncoder) else None
 
     @property
     def longest_short(self) -> int | None:
-        """Most tokens of a sequence that longrope rotates by its short factors; a longer one is computed anew.
+        """Most tokens of a sequence that longrope rotates by its short factors; None if all have the same factors.
 
-        None where all sequences have the same factors.
+        When a sequence becomes longer, its cached keys are wrong, so all of its tokens are computed again.
         """
         ropes = (mixer.positions.rope for mixer in self._grouped_attention if mixer.positions is not None)
         return next((rope.longest_short for rope in ropes if rope.longest_short is not None), None)
@@ -213,18 +214,24 @@ class ModelConfig(Config):
         return [block.mixer for block in self.blocks if isinstance(block.mixer, GroupedAttention)]
 
     def fix_rope_length(self, length: int) -> ModelConfig:
-        """Return a config that rotates sequences of all lengths with the factors for `length` tokens."""
+        """Return a config whose longrope rotates sequences of all lengths by the factors for `length` tokens.
+
+        Blocks without longrope stay as they are.
+        """
         return replace(self, blocks=tuple(_fix_rope_length(block, length) for block in self.blocks))
 
     @property
     def most_busy_ranks(self) -> int:
-        """Most tensor-parallel ranks that each have a head or channel of every mixer; further ones hold padding."""
+        """Most tensor-parallel ranks that each hold a token of the vocabulary, and a head or channel of every mixer.
+
+        With more ranks, some hold only padding of a mixer.
+        """
         return min(self.vocab_size, *(block.mixer.divided[0] for block in self.blocks))
 
     def refusal(self, ranks: int) -> str | None:
-        """Return why `ranks` ranks cannot share this model, and which number can; None where they can.
+        """Return why `ranks` tensor-parallel ranks cannot share this model, and how many can; None if they can.
 
-        A rank needs a token of the vocabulary. Padding stands for heads that it lacks.
+        Each rank needs a token of the vocabulary. Other parts are padded with zeros.
         """
         most = self.vocab_size
         if ranks <= most:
@@ -233,7 +240,7 @@ class ModelConfig(Config):
 
 
 def _fix_rope_length(block: Block, length: int) -> Block:
-    """Return a block whose rotary positions have the factors for `length` tokens."""
+    """Return the block with longrope's factors for `length` tokens; the block itself without rotary attention."""
     mixer = block.mixer
     if not isinstance(mixer, GroupedAttention) or mixer.positions is None:
         return block

@@ -1,4 +1,7 @@
-"""Fields of a JSON object. Each access checks the type of the field."""
+"""Fields of a JSON object, mostly a config.json; each access checks the type of the field.
+
+Families read their configs through `Fields`, so that every error names the file, the field and the value.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,12 @@ class Fields:
     """
 
     def __init__(self, path: Path, optional: bool = False) -> None:
-        """Read a JSON file; an `optional` file that is absent has no fields. Raises ModelError as `read_json` does."""
+        """Read a JSON file of at most 16 MiB; an `optional` file that is absent has no fields.
+
+        Raises:
+            ModelError: The file is missing and not optional, unreadable, too long, not JSON or not an object, or it
+                repeats a field with different values.
+        """
         self._path = path
         self._prefix = ""
         self._values = {} if optional and not os.path.lexists(path) else read_json(path)
@@ -32,12 +40,12 @@ class Fields:
         self._read: set[str] = set()
 
     def table(self, name: str, default: dict[str, Any] | None = None, shared: tuple[str, ...] = ()) -> Fields:
-        """Return the fields of the object in a field.
+        """Return the fields of the JSON object in the field `name`; they collect the same refusals.
 
         Args:
             name: the field.
-            default: the object where the field is absent or null; None for an empty one.
-            shared: names of fields that the object takes from the fields around it where it has none.
+            default: the object if the field is absent or null; None for an empty one.
+            shared: names of fields of this object that the inner object has too, unless it has its own.
 
         Raises:
             ModelError: the field is not an object.
@@ -49,14 +57,17 @@ class Fields:
         return self._derive(f"{self._prefix}{name}.", inherited | (value or {}))
 
     def _derive(self, prefix: str, values: dict[str, Any]) -> Fields:
-        """Return fields of the same file, none of them read yet, which collect the same refusals."""
+        """Return fields with these values of the same file, none of them read yet, which collect the same refusals.
+
+        `prefix` comes before the names of fields in messages, such as "rope_scaling.".
+        """
         derived = object.__new__(Fields)
         derived._path, derived._prefix, derived._values = self._path, prefix, values
         derived.refusals, derived._read = self.refusals, set()
         return derived
 
     def copy_unread(self) -> Fields:
-        """Return the same fields, none of them read yet, with refusals of their own."""
+        """Return the same fields, none of them read yet, with an empty list of refusals."""
         copied = self._derive(self._prefix, self._values)
         copied.refusals = []
         return copied
@@ -71,11 +82,11 @@ class Fields:
         return tuple(name for name in self._values if name not in self._read)
 
     def error(self, name: str, problem: str) -> ModelError:
-        """Return the error to raise about a field: the file, the field's full name, and the problem."""
+        """Return, without raising it, an error about the field `name`: "<file>: <full name>: <problem>"."""
         return ModelError(f"{self._path}: {self._prefix}{name}: {problem}", _CODE)
 
     def unsupported(self, name: str, problem: str) -> None:
-        """Add a refusal: the field describes a computation that no layer has."""
+        """Add a message to `refusals`: the field `name` describes a computation that no layer has."""
         self.refusals.append(str(self.error(name, problem)))
 
     @property
@@ -89,18 +100,22 @@ class Fields:
         return self._values.get(name) is not None
 
     def is_null(self, name: str) -> bool:
-        """Return whether a field is present and null; families with a default treat null unlike absence."""
+        """Return whether a field is present and null, which may mean something else than an absent field."""
         self._read.add(name)
         return name in self._values and self._values[name] is None
 
     def get(self, name: str, default: Any) -> Any:
-        """Return the unchecked value of a field; the default where the field is absent or null."""
+        """Return the value of a field, of any type; the default if the field is absent or null."""
         self._read.add(name)
         value = self._values.get(name)
         return default if value is None else value
 
     def count(self, name: str, default: int | None = None, most: int = MOST_COUNT) -> int:
-        """Return an integer from 1 to `most`. Raises ModelError for anything else, also if absent without default."""
+        """Return the integer in a field, from 1 to `most`; the default if the field is absent or null.
+
+        Raises:
+            ModelError: The value is anything else, or there is neither a value nor a default.
+        """
         value = self._required(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.error(name, f"{value!r:.60} is not a positive whole number")
@@ -109,7 +124,11 @@ class Fields:
         return value
 
     def pair(self, name: str) -> tuple[int, int]:
-        """Return a list of two integers from 1 to `MOST_COUNT`. Raises ModelError for anything else."""
+        """Return the two integers in a field, a list of two from 1 to `MOST_COUNT`.
+
+        Raises:
+            ModelError: The value is anything else, or absent.
+        """
         value = self.get(name, None)
         numbers = value if isinstance(value, list) else []
         if len(numbers) != 2 or not all(type(n) is int and 0 < n <= MOST_COUNT for n in numbers):
@@ -117,10 +136,10 @@ class Fields:
         return numbers[0], numbers[1]
 
     def number(self, name: str, default: float | None = None, positive: bool = True) -> float:
-        """Return a finite number, above 0 where `positive`.
+        """Return the finite number in a field as a float; the default if the field is absent or null.
 
         Raises:
-            ModelError: the field is anything else, or absent without a default.
+            ModelError: The value is no finite number, not above 0 where `positive`, or absent without a default.
         """
         value = self._required(name, default)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -129,7 +148,7 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """Return true or false. Raises ModelError for anything else."""
+        """Return the boolean in a field; the default if it is absent or null. Raises ModelError for anything else."""
         value = self._required(name, default)
         if not isinstance(value, bool):
             raise self.error(name, f"{value!r:.60} is neither true nor false")
@@ -151,7 +170,7 @@ class Fields:
         return tuple(ids)
 
     def _required(self, name: str, default: Any) -> Any:
-        """Return the value of a field or its default. Raises ModelError where both are absent or null."""
+        """Return the value of a field, of any type, or its default. Raises ModelError if neither is there, or null."""
         value = self.get(name, default)
         if value is None:
             raise self.error(name, "missing")
@@ -163,7 +182,10 @@ class _Contradiction(ValueError):
 
 
 def _merge_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object as a dict. Raises _Contradiction for a repeated field with different values."""
+    """Return the (name, value) pairs of a JSON object as a dict, for `json.loads`.
+
+    A name may repeat with equal values; with different ones the function raises _Contradiction.
+    """
     values = dict(pairs)
     if len(values) < len(pairs):
         for name, value in pairs:

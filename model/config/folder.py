@@ -15,18 +15,22 @@ _FILES = (
 
 
 def find_config_file(path: Path) -> Path:
-    """Return the config.json of a folder; another path unchanged."""
+    """Return `<path>/config.json` for a folder, present or not; any other path unchanged."""
     return path / "config.json" if os.path.isdir(path) else path
 
 
 def list_model_files(path: Path) -> list[Path]:
-    """Return the config.json of a path and the model files beside it. No output may replace them."""
+    """Return the paths of a model's files, which no output may replace; some may not exist.
+
+    These are the config.json of the folder `path` (or the file `path` itself), and in its folder the tokenizer's and
+    other JSON files of a model and all .safetensors files.
+    """
     config = find_config_file(path)
     return [config, *(config.with_name(name) for name in _FILES), *config.parent.glob("*.safetensors")]
 
 
 def check_inside(path: Path) -> None:
-    """Raise ModelError for a link that leaves its folder.
+    """Raise ModelError if `path` is a symbolic link to a file outside its folder.
 
     In Hugging Face's cache the files of a folder below `snapshots` may be links into the cache's `blobs`.
     """
@@ -35,7 +39,10 @@ def check_inside(path: Path) -> None:
     folder, target = Path(os.path.realpath(path.parent)), Path(os.path.realpath(path))
     blobs = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else folder
     if not target.is_relative_to(folder) and not target.is_relative_to(blobs):
-        raise ModelError(f"{path} is a link out of the model's folder", "NKW-MODEL-FOLDER")
+        raise ModelError(
+            f"{path} is a link out of the model's folder, to {target}; put the file itself there",
+            "NKW-MODEL-FOLDER",
+        )
 
 
 _MODEL_FOLDER = (
@@ -64,7 +71,10 @@ def check_model_folder(path: Path) -> None:
 
 
 def _describe_without_config(folder: Path) -> str:
-    """Return what a folder without config.json is, and what to do with it, as the end of a sentence."""
+    """Return what a folder without config.json is, and what the user should do, as the end of a sentence.
+
+    The caller puts the path before it, as in "is an empty folder; a model is …".
+    """
     names = sorted(os.listdir(folder))
     if not names:
         return f"is an empty folder; {_MODEL_FOLDER}"
@@ -74,7 +84,10 @@ def _describe_without_config(folder: Path) -> str:
 
 
 def describe_other_weights(names: Iterable[str]) -> str:
-    """Return what a folder with these files is if its weights are not safetensors, and what to do; else nothing."""
+    """Return what a folder with files of these names is, and what to do, if its weights are not safetensors; else "".
+
+    The text is the end of a sentence about the folder, such as "has x.gguf; GGUF is not read: …".
+    """
     files = set(names)
     if files & {"adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"}:
         return (

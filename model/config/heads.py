@@ -42,7 +42,7 @@ class HeadLayout:
         return -(-self.kv_heads // self.ranks)
 
     def queries(self, rank: int) -> range:
-        """Return the query heads of a rank without padding."""
+        """Return the indices, among all query heads, of those that a rank holds; empty if it holds only padding."""
         group = self.heads // self.kv_heads
         kv = self.keys(rank)
         if self.copies == 1 or not kv:
@@ -52,7 +52,7 @@ class HeadLayout:
         return range(kv.start * group + first, kv.start * group + end)
 
     def keys(self, rank: int) -> range:
-        """Return the key/value heads of a rank without padding."""
+        """Return the indices, among all key/value heads, of those that a rank holds; empty if it holds only padding."""
         first = rank // self.copies * self.kv_heads_of_rank
         return range(min(self.kv_heads, first), min(self.kv_heads, first + self.kv_heads_of_rank))
 

@@ -82,11 +82,14 @@ class GroupedAttention:
         return self.kv_heads * self.head_dim
 
     def seen(self, length: int) -> int:
-        """Return how many of `length` positions the last position attends to."""
+        """Return how many of `length` positions the last one attends to, itself included: at most the window."""
         return length if self.window is None else min(length, self.window)
 
     def pairs(self, tokens: int) -> int:
-        """Return the number of (query, key) pairs of a prompt of `tokens` tokens."""
+        """Return for how many (query, key) pairs of a prompt of `tokens` tokens a head computes scores.
+
+        The causal mask and the window leave out the others; without the mask all tokens**2 pairs count.
+        """
         if not self.causal:
             return tokens * tokens
         seen = self.seen(tokens)
@@ -94,7 +97,7 @@ class GroupedAttention:
 
     @property
     def divided(self) -> tuple[int, int]:
-        """Counts that tensor parallelism divides: query heads, and key/value heads."""
+        """(query heads, key/value heads), the two counts that tensor parallelism divides."""
         return self.heads, self.kv_heads
 
     def layout(self, ranks: int) -> HeadLayout:
@@ -141,7 +144,7 @@ class LatentAttention:
 
     @property
     def divided(self) -> tuple[int, int]:
-        """Counts that tensor parallelism divides: query heads, and 1, because every rank needs the whole latent."""
+        """(query heads, 1), the counts that tensor parallelism divides; every rank needs the whole latent."""
         return self.heads, 1
 
     def layout(self, ranks: int) -> HeadLayout:
@@ -162,7 +165,7 @@ class StateSpace:
 
     @property
     def divided(self) -> tuple[int, int]:
-        """Counts that tensor parallelism divides: channels, which are as independent as heads."""
+        """(channels, channels), the counts that tensor parallelism divides; channels are as independent as heads."""
         return self.inner, self.inner
 
 
@@ -186,7 +189,7 @@ class GatedDelta:
 
     @property
     def divided(self) -> tuple[int, int]:
-        """Counts that tensor parallelism divides: key heads, each with its value heads."""
+        """(key heads, key heads), the counts that tensor parallelism divides; value heads follow their key head."""
         return self.key_heads, self.key_heads
 
     def layout(self, ranks: int) -> HeadLayout:
@@ -219,12 +222,12 @@ class StateSpaceHeads:
 
     @property
     def shared(self) -> int:
-        """Elements of the input or of the output weights of the states of all groups."""
+        """Elements of B, or of C, of a token: `state` elements for each group."""
         return self.groups * self.state
 
     @property
     def divided(self) -> tuple[int, int]:
-        """Counts that tensor parallelism divides: heads, and groups."""
+        """(heads, groups), the counts that tensor parallelism divides; the heads of a group share B and C."""
         return self.heads, self.groups
 
     def layout(self, ranks: int) -> HeadLayout:

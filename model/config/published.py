@@ -55,7 +55,7 @@ def list_published() -> dict[str, PublishedModel]:
 
 
 def find_published(name: str) -> PublishedModel | None:
-    """Return the published model of a name or a Hugging Face id, in letters of either case; None for another name.
+    """Return the published model whose name or Hugging Face id is `name`, ignoring case; None if there is none.
 
     The owner of an id may be left out, and so may endings such as -Instruct that change no size.
     """
@@ -70,7 +70,7 @@ def find_published(name: str) -> PublishedModel | None:
 
 
 def _strip_variants(name: str) -> str:
-    """Return a name without its owner and without endings that change no size."""
+    """Return the name of a model without an owner, as in "owner/name", and without endings that change no size."""
     name = name.rpartition("/")[2]
     for ending in _VARIANTS:
         name = name.removesuffix(ending)
@@ -78,12 +78,12 @@ def _strip_variants(name: str) -> str:
 
 
 def describe_config(path: Path) -> str:
-    """Return the name of a published model for the path of its config, and any other path as it is."""
+    """Return how reports call a config: the name of a published model, or the path of any other config."""
     return path.stem if path.parent == PUBLISHED else str(path)
 
 
 def check_config_path(path: Path) -> None:
-    """Raise ModelError for a path that does not exist, with the closest published name and those that begin alike."""
+    """Raise ModelError if a path does not exist; the message has the closest published name, and those like it."""
     if os.path.exists(path):
         return
     published = list_published()
@@ -102,5 +102,5 @@ def check_config_path(path: Path) -> None:
 
 
 def _find_first_word(name: str) -> str:
-    """Return the letters that the name of a model begins with, in lower case, without the owner of an id."""
+    """Return the first word of a model's name in lower case, without owner and version, as "qwen" of Qwen/Qwen3-8B."""
     return name.rpartition("/")[2].lower().partition("-")[0].rstrip("0123456789.")

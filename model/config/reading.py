@@ -1,4 +1,8 @@
-"""Readers of the fields of config.json that several model families share."""
+"""Readers of the fields of config.json that several model families share.
+
+A reader raises ModelError for a field that is missing or has the wrong type. A field that describes a computation that
+no layer has is added to `fields.refusals` instead, so that the model can be planned.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +32,15 @@ _ACTIVATIONS = {
 
 
 def read_common(fields: Fields, tied: bool = False, limited: bool = True) -> dict[str, Any]:
-    """Return the fields of `ModelConfig` that every text model has.
+    """Return the arguments of `ModelConfig` that every text model has: limit of positions, sizes, tying, and dtype.
 
     Args:
+        fields: the fields of config.json.
         tied: the family's default of tie_word_embeddings.
-        limited: sequences have a most number of positions.
+        limited: whether max_position_embeddings limits sequences; it is required then, and otherwise not read.
+
+    Raises:
+        ModelError: a field is missing or has the wrong type.
     """
     return {
         "max_position_embeddings": fields.count("max_position_embeddings") if limited else None,
@@ -54,6 +62,7 @@ def read_attention(
     """Return grouped attention with rotary positions.
 
     Args:
+        fields: the fields of config.json.
         partial: the family allows a partial_rotary_factor below 1.
         default_theta: base of the frequencies where the config has none.
         default_head_dim: size of a head where the config has none; None for hidden_size / num_attention_heads.
@@ -61,7 +70,8 @@ def read_attention(
         quirks: further fields of `GroupedAttention`, which replace the rotary positions too.
 
     Raises:
-        ModelError: num_key_value_heads does not divide the heads, or no size of a head follows.
+        ModelError: num_key_value_heads does not divide the heads, no size of a head follows, or a field is missing or
+            has the wrong type.
     """
     heads = fields.count("num_attention_heads", most=MOST_HEADS)
     kv_heads = fields.count("num_key_value_heads", default=heads)
@@ -81,7 +91,7 @@ def read_attention(
 
 
 def read_biases(fields: Fields, default: bool = False) -> dict[str, bool]:
-    """Return the bias fields of `GroupedAttention`: all as attention_bias, the family's default where it is absent."""
+    """Return the four bias arguments of `GroupedAttention`, all equal to attention_bias, `default` if it is absent."""
     names = ("query_bias", "key_bias", "value_bias", "output_bias")
     return dict.fromkeys(names, fields.flag("attention_bias", default=default))
 
@@ -89,7 +99,14 @@ def read_biases(fields: Fields, default: bool = False) -> dict[str, bool]:
 def read_gated_mlp(
     fields: Fields, field: str = "hidden_act", default: str = "silu", bias: bool = False
 ) -> Mlp:
-    """Return a gated MLP whose activation a field names; it reads mlp_bias where the family has `bias`."""
+    """Return a gated MLP with the width intermediate_size.
+
+    Args:
+        fields: The fields of config.json.
+        field: The field with the name of the activation.
+        default: The activation if the field is absent.
+        bias: Whether the family has mlp_bias, which decides on biases; without it there are none.
+    """
     return Mlp(
         fields.count("intermediate_size"),
         read_activation(fields, field, default),
@@ -98,7 +115,10 @@ def read_gated_mlp(
 
 
 def read_activation(fields: Fields, field: str, default: str) -> str:
-    """Return the kernel's name of the activation in a field. An unknown activation is added to the refusals."""
+    """Return the name that the kernel `mlp` has for the activation in a field, or for `default` if it is absent.
+
+    An unknown activation is returned as it is and added to the refusals.
+    """
     named = fields.get(field, default)
     if isinstance(named, str) and named in _ACTIVATIONS:
         return _ACTIVATIONS[named]
@@ -112,12 +132,15 @@ def read_norms(fields: Fields, name: str = "rms_norm_eps", default: float = 1e-6
 
 
 def read_layer_count(fields: Fields, name: str = "num_hidden_layers") -> int:
-    """Return the number of layers. Raises ModelError for more than 10,000."""
+    """Return the number of layers in the field `name`, 1 to 10,000. Raises ModelError for anything else."""
     return fields.count(name, most=_MOST_LAYERS)
 
 
 def read_dtype(fields: Fields) -> str | None:
-    """Return the dtype that a config names, or None. An unknown dtype is added to the refusals."""
+    """Return the dtype in the field dtype or torch_dtype, such as "bfloat16"; None if both are absent.
+
+    An unknown dtype is added to the refusals.
+    """
     for name in ("dtype", "torch_dtype"):  # transformers 5 writes the first, earlier versions the second
         value = fields.get(name, None)
         if value is None:
@@ -129,22 +152,25 @@ def read_dtype(fields: Fields) -> str | None:
 
 
 def read_window(fields: Fields, default: int | None = None) -> int | None:
-    """Return sliding_window, or the default where it is absent; None where it is null or both are absent."""
+    """Return sliding_window in positions: None if it is null; `default`, which may be None, if it is absent."""
     if fields.is_null("sliding_window") or (default is None and "sliding_window" not in fields):
         return None
     return fields.count("sliding_window", default=default)
 
 
 def alternate_windows(count: int, layers: int, window: int | None) -> list[int | None]:
-    """Return the window of each layer; every `count`-th layer sees all positions, without window."""
+    """Return the window of each of `layers` layers: None for every `count`-th layer, `window` for all others."""
     return [None if (layer + 1) % count == 0 else window for layer in range(layers)]
 
 
 def read_windows(fields: Fields, default: list[int | None], window: int | None) -> list[int | None]:
-    """Return the window of each layer: `window` for sliding layers by `layer_types`, `default` without that field.
+    """Return the window of each layer, None for layers that see all positions, by the field `layer_types`.
+
+    Layers of the type sliding_attention have the window `window`. Without the field the result is `default`, which
+    always gives the number of layers.
 
     Raises:
-        ModelError: `layer_types` is not a list of one known name for each layer.
+        ModelError: `layer_types` is not a list of full_attention or sliding_attention for each layer.
     """
     if "layer_types" not in fields:
         return default
@@ -155,7 +181,7 @@ def read_windows(fields: Fields, default: list[int | None], window: int | None) 
 def read_layer_types(
     fields: Fields, layers: int, known: tuple[str, ...], name: str = "layer_types"
 ) -> list[str]:
-    """Read the field `name`, one of the `known` names for each of `layers` layers.
+    """Return the list in the field `name`, which has one of the `known` names for each of `layers` layers.
 
     Raises:
         ModelError: The field is not a list of so many names, or a name is unknown.
@@ -170,13 +196,21 @@ def read_layer_types(
 
 
 def read_count_or_zero(fields: Fields, name: str, default: int = 0) -> int:
-    """Read a whole number that may be 0; an absent field means `default`."""
+    """Return the whole number in a field, 0 included; `default` if the field is absent or null.
+
+    Raises:
+        ModelError: The value is anything else.
+    """
     return 0 if fields.get(name, default) == 0 else fields.count(name, default=default)
 
 
 def read_experts_per_token(fields: Fields, experts: int, name: str = "num_experts_per_tok") -> int:
-    """Return the number of experts that a token passes. Raises ModelError for more than `experts`."""
+    """Return the number in the field `name` of experts that a token passes, of `experts` experts.
+
+    Raises:
+        ModelError: The field is absent, not a positive whole number, or above `experts`.
+    """
     number = fields.count(name)
     if number > experts:
-        raise fields.error(name, f"{number} of {experts} experts")
+        raise fields.error(name, f"{number} of {experts} experts; a token passes at most all of them")
     return number

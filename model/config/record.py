@@ -26,7 +26,7 @@ class StandIn:
     meanings: tuple[str, ...]
 
     def describe(self) -> Iterator[str]:
-        """Yield sentences: what is planned in place of what, and which fields are ignored."""
+        """Yield sentences for a plan: which family is planned in place of the model type, and what is ignored."""
         type_name = self.model_type or "a config without model_type"
         if self.model_type == self.family:
             yield f"--as {self.family} is the config's own model type."
@@ -61,11 +61,14 @@ class Config:
 
     @property
     def type_label(self) -> str:
-        """Model type for a headline, with the one of config.json that it stands for."""
+        """Model type for a headline; with a stand-in also the type of config.json: "llama in place of other"."""
         if self.stand_in is None or self.stand_in.model_type == self.model_type:
             return self.model_type
         return f"{self.model_type} in place of {self.stand_in.model_type or 'an unnamed type'}"
 
     def refusal(self, ranks: int) -> str | None:
-        """Return why `ranks` ranks cannot share this model, and which number can; None where they can."""
+        """Return why `ranks` tensor-parallel ranks cannot share this model, and how many can; None if they can.
+
+        A model that is no `ModelConfig` takes 1 rank.
+        """
         return None if ranks == 1 else f"{ranks} ranks; a {self.model_type} takes 1 rank"

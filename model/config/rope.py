@@ -61,7 +61,10 @@ class RopeParameters:
         return self.original_positions if changes else None
 
     def fix_length(self, length: int) -> RopeParameters:
-        """Return parameters that give sequences of all lengths the frequencies of `length` tokens."""
+        """Return parameters that give sequences of all lengths the frequencies of a sequence of `length` tokens.
+
+        Only longrope with differing factors changes; other parameters are returned as they are.
+        """
         if self.longest_short is None:
             return self
         factors = self.long_factors if length > self.longest_short else self.short_factors
@@ -74,6 +77,9 @@ def compute_inverse_frequencies(
     """Return the radians per position of each rotated pair: float32 [head_dim / 2].
 
     Args:
+        rope: the parameters.
+        head_dim: rotated elements of a head.
+        max_positions: most positions of a sequence, which `dynamic` compares with `length`.
         length: tokens of the sequence. It changes `dynamic` frequencies above `max_positions`, and frequencies of
             longrope above `original_positions`.
     """
@@ -97,7 +103,10 @@ def compute_inverse_frequencies(
 
 
 def check_finite(rope: RopeParameters, head_dim: int, max_positions: int) -> None:
-    """Raise ArithmeticError or ValueError if a frequency exceeds float64, or a table entry or its angle float32."""
+    """Raise ArithmeticError or ValueError if a frequency is not finite in float64, or a table or an angle in float32.
+
+    The largest angle is that of position `max_positions`; `head_dim` counts the rotated elements of a head.
+    """
     with np.errstate(over="raise", divide="raise", invalid="raise"):
         inverse = compute_inverse_frequencies(rope, head_dim, max_positions, max_positions)
         last = np.abs(inverse).max() * np.float32(max_positions)
@@ -111,7 +120,13 @@ def compute_tables(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the cosines and the sines of positions 0 to `positions` - 1: float32 [positions, head_dim / 2] each.
 
+    Both are multiplied by the attention factor.
+
     Args:
+        rope: the parameters.
+        head_dim: rotated elements of a head.
+        max_positions: most positions of a sequence.
+        positions: rows of the tables.
         length: tokens of the sequence, as in `compute_inverse_frequencies`; None for `positions`.
     """
     inverse = compute_inverse_frequencies(
@@ -123,39 +138,48 @@ def compute_tables(
 
 
 def compute_yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
-    """Return the factor of cosines and sines in YaRN, for a config without attention_factor."""
+    """Return the factor of cosines and sines in YaRN, for a config without attention_factor.
+
+    `factor` is the scaling factor of the context. `mscale` and `mscale_all_dim` count only if neither is None or 0.
+    """
     if mscale and mscale_all_dim:
         return _compute_yarn_magnitude(factor, mscale) / _compute_yarn_magnitude(factor, mscale_all_dim)
     return _compute_yarn_magnitude(factor, 1.0)
 
 
 def compute_yarn_score_factor(factor: float, mscale_all_dim: float) -> float:
-    """Return the factor of scores in YaRN for latent attention: the square of the factor of rotated elements."""
+    """Return the factor of scores in YaRN for latent attention: the square of YaRN's magnitude for `mscale_all_dim`."""
     return _compute_yarn_magnitude(factor, mscale_all_dim) ** 2
 
 
 def _compute_yarn_magnitude(factor: float, weight: float) -> float:
-    """Return YaRN's magnitude of rotated elements; 1 for a factor of at most 1 and for a weight of 0."""
+    """Return YaRN's magnitude of rotated elements, 0.1 * weight * ln(factor) + 1; 1 for a factor of at most 1."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def compute_longrope_attention_factor(factor: float, original_positions: int) -> float:
-    """Return the factor of cosines and sines in longrope, for a config without attention_factor."""
+    """Return the factor of cosines and sines in longrope, for a config without attention_factor; at least 1."""
     return math.sqrt(1 + math.log(factor) / math.log(original_positions)) if factor > 1 else 1.0
 
 
 def _scale_llama3(rope: RopeParameters, inverse: np.ndarray) -> np.ndarray:
-    """Divide the frequencies of long wavelengths by the factor, keep those of short ones, and blend in between."""
+    """Return Llama 3's frequencies [pairs]: `inverse` / factor for long wavelengths, `inverse` for short ones.
+
+    In between they are blended, by the number of turns of a pair within the original context.
+    """
     turns = rope.original_positions * inverse / (2 * math.pi)
     share = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)
     return (1 - share) * inverse / rope.factor + share * inverse
 
 
 def _scale_yarn(rope: RopeParameters, inverse: np.ndarray, head_dim: int) -> np.ndarray:
-    """Keep the frequencies of pairs that turn often, divide those of pairs that turn seldom, and blend in between."""
+    """Return YaRN's frequencies [pairs]: `inverse` for pairs that turn often, `inverse` / factor for those that do not.
+
+    In between they are blended. What counts is how often a pair turns within the original context.
+    """
 
     def find_pair(turns: float) -> float:
-        """Return the index of the pair that turns so often within the original context."""
+        """Return the index, not rounded, of the pair that turns `turns` times within the original context."""
         return (
             head_dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
         )

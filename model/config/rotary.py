@@ -21,7 +21,11 @@ def read_positions(
     default_theta: float = 10000.0,
     default_factor: float = 1.0,
 ) -> Positions:
-    """Return the positions of heads by rope_parameters (transformers 5), or by rope_scaling and rope_theta."""
+    """Return the rotary positions of heads of `head_dim` elements that a config.json describes.
+
+    They are read from rope_parameters (transformers 5), or else from rope_scaling and rope_theta. The arguments are
+    those of `read_scaled_positions`, which also says what is refused.
+    """
     field = "rope_parameters" if "rope_parameters" in fields else "rope_scaling"
     return read_scaled_positions(
         fields,
@@ -45,19 +49,24 @@ def read_scaled_positions(
     partial: bool = False,
     default_factor: float = 1.0,
 ) -> Positions:
-    """Return the positions that an object of config.json describes.
+    """Return the rotary positions that an object of config.json describes, for heads of `head_dim` elements.
 
-    Unknown types, and numbers without finite frequencies, are added to the refusals.
+    An unknown type, a field of the type that is missing or out of range, and numbers without finite frequencies are
+    added to the refusals; the returned positions only serve plans then.
 
     Args:
         fields: the fields of config.json.
         scaling: the fields of the object, which may have rope_theta.
         field: the name of the object's field.
-        name: the name of the tables.
+        head_dim: the elements of a head, rotated or not.
+        name: the name of the tables of cosines and sines.
         theta: the field of config.json with the base, which is read if the object has none.
         default_theta: the base if neither has it.
         partial: the family allows a partial_rotary_factor below 1.
         default_factor: partial_rotary_factor where neither has it.
+
+    Raises:
+        ModelError: max_position_embeddings is missing or has the wrong type.
     """
     limit = fields.count("max_position_embeddings")
     positions = Positions(RopeParameters(10000.0), limit, head_dim, name)
@@ -82,7 +91,13 @@ def read_scaled_positions(
 def _read_rotated_width(
     fields: Fields, scaling: Fields, head_dim: int, partial: bool, default_factor: float
 ) -> int:
-    """Return the number of rotated elements of a head. Raises ModelError for a refused partial_rotary_factor."""
+    """Return the number of rotated elements of a head of `head_dim` elements, by partial_rotary_factor.
+
+    A proportional rope counts as rotating the whole head.
+
+    Raises:
+        ModelError: The factor is not 1 in a family without `partial`, or does not leave a part of the head.
+    """
     if _read_type(scaling)[1] == RopeType.proportional.value:
         return head_dim
     for owner, default in (
@@ -93,7 +108,7 @@ def _read_rotated_width(
         if factor == 1:
             continue
         if not partial:
-            raise owner.error("partial_rotary_factor", "not 1; this family turns whole heads")
+            raise owner.error("partial_rotary_factor", f"{factor} is not 1; this family turns whole heads")
         width = int(head_dim * factor)
         if factor > 1 or width < 1:
             raise owner.error("partial_rotary_factor", f"{factor} of heads of {head_dim} is no part of them")
@@ -102,9 +117,12 @@ def _read_rotated_width(
 
 
 def _read_parameters(fields: Fields, scaling: Fields, theta: float, limit: int, width: int) -> RopeParameters:
-    """Return the parameters of the type that an object names.
+    """Return the rope parameters of the type that the object `scaling` names.
 
     Args:
+        fields: the fields of config.json.
+        scaling: the fields of the object.
+        theta: base of the frequencies.
         limit: most positions of a sequence.
         width: rotated elements of a head.
 
@@ -152,14 +170,18 @@ def _read_parameters(fields: Fields, scaling: Fields, theta: float, limit: int, 
 
 
 def _read_type(scaling: Fields) -> tuple[str, object]:
-    """Return the name of the field with the type, and the type."""
+    """Return the name of the field with the type, rope_type or type, and its value; "default" if both are absent."""
     field = "rope_type" if "rope_type" in scaling else "type"
     rope_type = scaling.get(field, "default")
     return field, "longrope" if rope_type == "su" else rope_type  # its name in early configs of Phi-3
 
 
 def _read_proportional(scaling: Fields, theta: float, head_dim: int) -> RopeParameters:
-    """Return the parameters of a rope that rotates a share of the pairs of a head."""
+    """Return the parameters of a rope that rotates the first pairs of a head of `head_dim` elements.
+
+    Raises:
+        ModelError: partial_rotary_factor, their share of all pairs, is above 1.
+    """
     share = scaling.number("partial_rotary_factor", default=1.0)
     if share > 1:
         raise scaling.error("partial_rotary_factor", f"{share} of a head is more than the head")
@@ -185,7 +207,11 @@ def _read_yarn(scaling: Fields, theta: float, factor: float, original: int) -> R
 
 
 def _read_factors(scaling: Fields, name: str, width: int) -> tuple[float, ...]:
-    """Return a factor for each pair of the rotated elements. Raises ModelError for anything but positive numbers."""
+    """Return the factors in the field `name`, one for each pair of `width` rotated elements.
+
+    Raises:
+        ModelError: The field is not a list of so many positive numbers.
+    """
     pairs, factors = -(-width // 2), scaling.get(name, None)
     is_complete = isinstance(factors, list) and len(factors) == pairs
     if not is_complete or not all(isinstance(factor, (int, float)) and factor > 0 for factor in factors):

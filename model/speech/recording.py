@@ -36,7 +36,7 @@ class Recording:
 
     @property
     def seconds(self) -> float:
-        """Length in seconds."""
+        """Length of the recording in seconds."""
         return len(self.samples) / SAMPLE_RATE
 
     @property
@@ -54,32 +54,35 @@ class Recording:
 
     @property
     def end(self) -> int:
-        """Number of columns of the spectrum."""
+        """Number of columns of the spectrum of all windows, padding of the last one included unless `timestamps`."""
         return int(self.spectrum.shape[1])
 
     def window(self, begins: int) -> tuple[np.ndarray, int]:
-        """Return the spectrum of the window from a column on, padded with zeros, and its columns without padding."""
+        """Return the spectrum [bands, columns] of the window that begins at column `begins`, and its real columns.
+
+        After the end of the recording the spectrum is padded with zeros; the second number counts the others.
+        """
         columns = self.spectrum[:, begins : begins + self.columns]
         padding = self.columns - columns.shape[1]
         return np.pad(columns, ((0, 0), (0, padding))), columns.shape[1]
 
     def span(self, begins: int) -> tuple[float, float]:
-        """Return begin and end in seconds of the window from a column on, without its padding."""
+        """Return (begin, end) in seconds of the window that begins at column `begins`, cut at the recording's end."""
         end = min((begins + self.columns) * SECONDS_OF_COLUMN, self.seconds)
         return begins * SECONDS_OF_COLUMN, end
 
 
 def compute_window_spectrum(samples: Any, rate: Any, spectrum_shape: tuple[int, ...]) -> np.ndarray:
-    """Return the spectrum [bands, columns] float32 of one window.
+    """Return the log-mel spectrum [bands, columns] float32 of one window, padded with silence after the samples.
 
     Args:
         samples: Samples [count] from -1 to 1, at most one window of them.
         rate: Samples per second; has to be 16,000.
-        spectrum_shape: Bands and columns.
+        spectrum_shape: (bands, columns) of a window.
 
     Raises:
-        ModelError: The rate or the shape is another one, there are no samples or too many, or a sample is not a finite
-            number.
+        ModelError: The rate is another one, the samples have several axes, there are none or too many, or a sample is
+            not a finite number.
     """
     bands, columns = spectrum_shape
     if rate != SAMPLE_RATE:
@@ -89,12 +92,12 @@ def compute_window_spectrum(samples: Any, rate: Any, spectrum_shape: tuple[int, 
     try:
         array = np.asarray(samples, np.float32)
     except (TypeError, ValueError):
-        raise ModelError("audio has samples that are no numbers") from None
+        raise ModelError("audio has samples that are no numbers; give floats from -1 to 1") from None
     if array.ndim != 1 or not 0 < len(array) <= columns * HOP:
         raise ModelError(
             f"audio has samples of the shape {list(array.shape)}; a prompt comes with 1 to {columns * HOP:,} in a row"
         )
     if not np.isfinite(array).all():
-        raise ModelError("audio has samples that are not finite")
+        raise ModelError("audio has samples that are not finite; give floats from -1 to 1")
     (window,) = split_into_windows(array, columns)
     return log_mel(window, bands)

@@ -35,7 +35,7 @@ class Rules:
 
 
 class TranscriptionRule:
-    """Rules during the generation of one text (a `TokenRule`) with a vocabulary of so many tokens."""
+    """Rules during the generation of one text with a vocabulary of `vocabulary` tokens, as the engine's `TokenRule`."""
 
     complete = False
 
@@ -49,16 +49,22 @@ class TranscriptionRule:
 
     @property
     def by_logits(self) -> Callable[[np.ndarray], None] | None:
-        """Function that sets logits that break the rules of timestamps to -inf; None without timestamps."""
+        """Function that sets logits [vocabulary] of tokens against the rules of timestamps to -inf, in place.
+
+        None without timestamps. The function follows the tokens that are accepted so far.
+        """
         times, written = self._rules.timestamps, tuple(self._written)
         return None if times is None else lambda logits: times.allow(logits, written)
 
     def allowed(self) -> np.ndarray:
-        """Return a mask [vocabulary] bool of the tokens that are not suppressed."""
+        """Return a mask [vocabulary] bool of the tokens that may follow: not suppressed, or not as the first token.
+
+        The rules of timestamps are not in the mask (`by_logits`). The array must not be changed.
+        """
         return self._later if self._written else self._first
 
     def accept(self, token: int) -> bool:
-        """Append a sampled token and return whether it was allowed."""
+        """Append a sampled token to the text, in every case, and return whether `allowed` had it."""
         allowed = bool(self.allowed()[token])
         self._written.append(token)
         return allowed
@@ -68,28 +74,30 @@ class TranscriptionRule:
         return True
 
     def for_drafts(self) -> TranscriptionRule:
-        """Return a copy that follows drafts from the same token on."""
+        """Return a copy with the same tokens that can accept draft tokens without changing this object."""
         follower = copy(self)
         follower._written = [*self._written]
         return follower
 
 
 def first_token(folder: Path, config: ModelConfig) -> int:
-    """Return the token with which a transcription begins, before a language token.
+    """Return the id of the token with which a transcription begins, before a language token.
+
+    It is decoder_start_token_id of generation_config.json, or else of config.json.
 
     Raises:
-        ModelError: The files name no such token.
+        ModelError: The files name no such token, or a file cannot be read.
     """
     return _GenerationFields(folder, config).start
 
 
 def previous_token(folder: Path, config: ModelConfig) -> int | None:
-    """Return the token that introduces text before a transcription; None if generation_config.json names none."""
+    """Return prev_sot_token_id, the id of the token that introduces text before a transcription; None if absent."""
     return next(iter(_GenerationFields(folder, config).ids("prev_sot_token_id")), None)
 
 
 def read_languages(folder: Path, config: ModelConfig) -> dict[str, int]:
-    """Return the tokens of the languages that a model knows, by names such as en; empty for a model of one language."""
+    """Return the token ids of the languages that a model knows, by names such as "en"; empty if it knows only one."""
     return {name.strip("<|>"): id for name, id in _GenerationFields(folder, config).languages.items()}
 
 
@@ -143,26 +151,36 @@ class _GenerationFields:
         return next((file for file in self._files if name in file), self._files[1])
 
     def ids(self, name: str) -> tuple[int, ...]:
-        """Return the token ids of a field; none if the field is absent."""
+        """Return the token ids of the field `name`, which has one id or a list; () if both files lack it.
+
+        Raises:
+            ModelError: An id is not a token of the vocabulary.
+        """
         return self._find_file(name).token_ids(name, self._vocabulary)
 
     @property
     def start(self) -> int:
-        """Id with which a transcription begins."""
+        """Id with which a transcription begins, decoder_start_token_id; ModelError if it is missing."""
         start = self.ids("decoder_start_token_id")
         if len(start) != 1:
             raise ModelError(
-                f"{self._folder}: decoder_start_token_id is missing, with which a transcription begins"
+                f"{self._folder}: decoder_start_token_id, with which a transcription begins, is missing; add it to "
+                "generation_config.json"
             )
         return start[0]
 
     @property
     def languages(self) -> dict[str, int]:
-        """Ids of languages by the names of their tokens."""
+        """Ids of languages by the names of their tokens, such as "<|en|>"; empty for a model of one language."""
         return self._read_ids_by_name("lang_to_id")
 
     def read_timestamps(self) -> Timestamps:
-        """Read the timestamp tokens, which follow the token for "no timestamps" in the vocabulary."""
+        """Return the timestamp tokens, which follow the token for "no timestamps" in the vocabulary.
+
+        Raises:
+            ModelError: The files do not name this token and an end token, no token follows it, or
+                max_initial_timestamp_index is not a whole number.
+        """
         plain, ends = self.ids("no_timestamps_token_id"), self.ids("eos_token_id")
         if not plain or plain[0] + 1 >= self._vocabulary or not ends:
             raise ModelError(f"{self._folder}: --timestamps: this model's vocabulary has no times")
@@ -174,7 +192,13 @@ class _GenerationFields:
         return Timestamps(plain[0] + 1, latest, ends[0])
 
     def read_prompt(self, language: str | None, task: str | None) -> list[int]:
-        """Read the ids after the first one: language and task; both are absent from a model of one language."""
+        """Return the ids after the first one: language, task and others of forced_decoder_ids.
+
+        `language` and `task` replace the ones of the files. A model of one language has neither.
+
+        Raises:
+            ModelError: The language is unknown, the model does not have the task, or an id is open and not given.
+        """
         ids = self._read_forced_ids()
         languages, tasks = self.languages, self._read_ids_by_name("task_to_id")
         if not ids and languages:
@@ -193,19 +217,29 @@ class _GenerationFields:
         return [id for id in ids if id is not None]
 
     def _read_forced_ids(self) -> list[int | None]:
-        """Read the ids of forced_decoder_ids in the order of their positions; None is an id that is left open."""
+        """Return the ids of forced_decoder_ids in the order of their positions; None for an id that is null.
+
+        Raises:
+            ModelError: The field is not a list of [position, id] with the positions 1, 2, 3 and so on.
+        """
         name = "forced_decoder_ids"
         file = self._find_file(name)
         value: Any = file.get(name, None) or []
         pairs = value if isinstance(value, list) else [value]
         if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-            raise file.error(name, f"{value!r:.60} is not a list of places with token ids")
+            raise file.error(name, f"{value!r:.60} is not a list of pairs [position, token id]")
         if [position for position, _ in pairs] != list(range(1, len(pairs) + 1)):
-            raise file.error(name, f"{value!r:.60} has not the places from 1 on, in order")
+            raise file.error(
+                name, f"{value!r:.60} does not have the positions 1, 2, 3 and so on, in this order"
+            )
         return [self._check_id(file, name, token) for _, token in pairs]
 
     def _read_ids_by_name(self, name: str) -> dict[str, int]:
-        """Read an object of token ids by name; entries that are null are left out."""
+        """Return the token ids of the JSON object in the field `name`, without null entries; empty if it is absent.
+
+        Raises:
+            ModelError: The field is not an object, or an id is not a token of the vocabulary.
+        """
         file = self._find_file(name)
         value: Any = file.get(name, None) or {}
         if not isinstance(value, dict):

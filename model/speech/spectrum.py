@@ -25,14 +25,17 @@ _LOG_STEP = np.log(6.4) / 27
 
 
 def split_into_windows(samples: np.ndarray, columns: int) -> list[np.ndarray]:
-    """Return the samples, float32, in windows of so many columns; the last window is padded with silence."""
+    """Return the samples [count] in windows of `columns` spectrum columns, float32 [columns * HOP] each.
+
+    The last window is padded with silence; without samples there is no window.
+    """
     size = columns * HOP
     padded = np.pad(samples.astype(np.float32), (0, -len(samples) % size))
     return list(padded.reshape(-1, size))
 
 
 def log_mel(samples: np.ndarray, bands: int) -> np.ndarray:
-    """Return the log-mel spectrum of samples [count].
+    """Return the log-mel spectrum of samples [count] with `bands` bands of frequencies.
 
     Returns:
         [bands, count // HOP] float32, about -1 to 1; samples after the last full column are ignored.
@@ -51,7 +54,10 @@ def log_mel(samples: np.ndarray, bands: int) -> np.ndarray:
 
 @lru_cache(maxsize=2)
 def mel_bands(bands: int) -> np.ndarray:
-    """Return the weights [frequencies, bands] of the bands: triangles of equal area between neighbouring centres."""
+    """Return the weights [201 frequencies, bands] float64 that sum a power spectrum to mel bands.
+
+    A band is a triangle between the centres of its neighbours; all triangles have the same area.
+    """
     frequencies = np.linspace(0, SAMPLE_RATE / 2, _FRAME // 2 + 1)
     centres = _hertz(np.linspace(0, _mels(SAMPLE_RATE / 2), bands + 2))
     low, middle, high = centres[:-2], centres[1:-1], centres[2:]
@@ -61,12 +67,12 @@ def mel_bands(bands: int) -> np.ndarray:
 
 
 def _mels(hertz: float) -> float:
-    """Convert a frequency above the linear part of the mel scale to mels."""
+    """Convert a frequency of at least 1,000 Hz, above the linear part of Slaney's mel scale, to mels."""
     return float(_LINEAR_UP_TO * _MELS_PER_HZ + np.log(hertz / _LINEAR_UP_TO) / _LOG_STEP)
 
 
 def _hertz(mels: np.ndarray) -> np.ndarray:
-    """Convert mels to frequencies: linear up to 1,000 Hz, exponential above."""
+    """Convert mels of Slaney's scale to frequencies in Hz: linear up to 1,000 Hz, exponential above."""
     border = _LINEAR_UP_TO * _MELS_PER_HZ
     beyond = _LINEAR_UP_TO * np.exp(_LOG_STEP * (mels - border))
     return np.where(mels < border, mels / _MELS_PER_HZ, beyond)

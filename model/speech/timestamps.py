@@ -33,7 +33,7 @@ class Timestamps:
     end: int
 
     def allow(self, logits: np.ndarray, written: Sequence[int]) -> None:
-        """Set the logits of tokens that must not follow to -inf, in place.
+        """Set `logits` of tokens that must not follow `written` to -inf, in place.
 
         A window begins with a timestamp. Timestamps come in pairs, the end of a segment and the beginning of the next
         one, except for the last before the end token. They never decrease, and a segment has a length. If the sum of

@@ -20,13 +20,11 @@ _MOST_READS = 1000 * _READS_PER_CHUNK
 
 
 def read_wav(path: Path) -> np.ndarray:
-    """Read the samples of a WAV file.
-
-    Returns:
-        [count] float32 from -1 to 1.
+    """Return the samples of a WAV file, float32 [count] from -1 to 1, at 16,000 per second.
 
     Raises:
-        ModelError: The file cannot be read, or it is no recording that is supported.
+        ModelError: The file cannot be read or is no WAV file, has another rate, several channels or no samples, or is
+            longer than 4 hours.
     """
     try:
         with path.open("rb") as file:
@@ -36,7 +34,11 @@ def read_wav(path: Path) -> np.ndarray:
 
 
 def decode_wav(content: bytes, name: str) -> np.ndarray:
-    """Decode the bytes of a WAV file, as `read_wav` does; errors call the file `name`."""
+    """Return the samples in the bytes of a WAV file, float32 [count] from -1 to 1; errors call the file `name`.
+
+    Raises:
+        ModelError: `content` is no WAV file or no supported recording, as in `read_wav`.
+    """
     return _read(BytesIO(content), name)
 
 
@@ -51,7 +53,7 @@ class _BoundedReads:
         self._remaining = _MOST_READS
 
     def read(self, size: int = -1) -> bytes:
-        """Read at most `size` bytes."""
+        """Return at most `size` bytes, all with -1. Raises wave.Error after the largest number of calls."""
         if not self._remaining:
             raise wave.Error(
                 f"it has more than {_MOST_READS // _READS_PER_CHUNK:,} chunks before its samples"
@@ -78,16 +80,21 @@ def _read(content: IO[bytes], name: str) -> np.ndarray:
 def _samples(file: wave.Wave_read, path: str) -> np.ndarray:
     channels, rate, width = file.getnchannels(), file.getframerate(), file.getsampwidth()
     if channels != 1:
-        raise ModelError(f"{path} has {channels} channels; a recording has 1: mix them before", _CODE)
+        raise ModelError(f"{path} has {channels} channels; a recording has 1: mix them first", _CODE)
     if rate != SAMPLE_RATE:
         raise ModelError(
-            f"{path} has {rate:,} samples a second; a recording has {SAMPLE_RATE:,}: resample it before",
+            f"{path} has {rate:,} samples a second; a recording has {SAMPLE_RATE:,}: resample it first",
             _CODE,
         )
     if width not in _WIDTHS:
-        raise ModelError(f"{path} has samples of {8 * width} bits; they have 8, 16, 24 or 32", _CODE)
+        raise ModelError(
+            f"{path} has samples of {8 * width} bits; a recording has 8, 16, 24 or 32: convert it first",
+            _CODE,
+        )
     if file.getnframes() > _MOST_SECONDS * SAMPLE_RATE:
-        raise ModelError(f"{path} is longer than {_MOST_SECONDS // 3600} hours; cut it", _CODE)
+        raise ModelError(
+            f"{path} is longer than {_MOST_SECONDS // 3600} hours, the most that is read; cut it first", _CODE
+        )
     content = np.frombuffer(file.readframes(file.getnframes()), np.uint8)
     content = content[: len(content) // width * width]
     if not len(content):
@@ -96,7 +103,10 @@ def _samples(file: wave.Wave_read, path: str) -> np.ndarray:
 
 
 def _scaled(content: np.ndarray, width: int) -> np.ndarray:
-    """Scale little-endian integers of `width` bytes to -1 … 1; integers of one byte are unsigned."""
+    """Return little-endian integers of `width` bytes, given as bytes [count * width], as float32 [count] from -1 to 1.
+
+    Integers of one byte are unsigned, all others signed.
+    """
     if width == 1:
         return (content.astype(np.float32) - 128) / 128
     wide = np.zeros((len(content) // width, 4), np.uint8)

@@ -24,20 +24,30 @@ BLOCK_SIZES = tuple(2**power for power in range(8))
 
 
 def blocks_before(window: int, block_size: int) -> int:
-    """Return the number of earlier blocks that the tokens of a block read; `window` includes a token's own position."""
+    """Return the most blocks before a token's own block that the token reads with an attention window.
+
+    A block is `block_size` neighbouring positions. `window` counts positions, the token's own one included.
+    """
     return -(-(window - 1) // block_size)
 
 
 def window_pages(window: int, block_size: int, sequences: int, tokens: int) -> int:
-    """Return the number of pages of a window that suffice for any step of `tokens` tokens over all sequences."""
+    """Return how many pages the layers with a window need for any step of a number of sequences.
+
+    Args:
+        window: Positions that a token attends to, its own included.
+        block_size: Positions of a page.
+        sequences: Most running sequences.
+        tokens: Most new tokens of a step, over all sequences.
+    """
     return sequences * (blocks_before(window, block_size) + 2) + tokens // block_size
 
 
 def check_block_size(block_size: int) -> None:
-    """Check that attention kernels take pages of this size.
+    """Check that attention kernels take pages of `block_size` positions; return nothing.
 
     Raises:
-        ModelError: They do not.
+        ModelError: The size is not in BLOCK_SIZES.
     """
     if block_size not in BLOCK_SIZES:
         raise ModelError(f"block_size is {block_size}; pages have 1, 2, 4 … 128 positions")
@@ -52,7 +62,7 @@ class BlockTable:
 
     @property
     def end(self) -> int:
-        """Number of the block after the last one."""
+        """Index of the block after the last one, counted from the beginning of the sequence."""
         return self.first + len(self.pages)
 
 
@@ -67,15 +77,15 @@ class PagePool(Pool):
         self.window = window
 
     def pages_of(self, positions: int) -> int:
-        """Return the number of pages for so many positions."""
+        """Return the number of pages that `positions` positions take from the beginning of a page on, rounded up."""
         return -(-positions // self.block_size)
 
     def first_block(self, block: int) -> int:
-        """Return the first block that a token of `block` reads."""
+        """Return the index of the first block that tokens in the block with index `block` read: 0 without a window."""
         return 0 if self.window is None else max(0, block - blocks_before(self.window, self.block_size))
 
     def most_pages(self, positions: int, together: int) -> int:
-        """Return the largest number of pages of a sequence.
+        """Return the most pages of this pool that one sequence holds at any time.
 
         Args:
             positions: Length of the sequence.
@@ -87,10 +97,13 @@ class PagePool(Pool):
         return min(pages, blocks_before(self.window, self.block_size) + 1 + self.pages_of(together - 1))
 
     def known(self, keys: Sequence[Key]) -> int:
-        """Return the length in blocks of the longest cached prefix: the pool has all pages that its next token reads.
+        """Return the length, in pages, of the longest prefix after which a sequence can continue from cached pages.
+
+        Cached must be all pages that the token after the prefix reads: all of the prefix, or with a window the last
+        ones. The result is 0 if there is no such prefix. No reference is added.
 
         Args:
-            keys: The keys of a sequence's full pages, in order.
+            keys: The keys of a sequence's full pages, from the first page on.
         """
         if self.window is None:
             return next((block for block, key in enumerate(keys) if key not in self._entry_by_key), len(keys))

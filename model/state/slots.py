@@ -26,13 +26,19 @@ class SlotPool(Pool):
         self.interval = interval
 
     def snapshot_after(self, position: int, prompt: int) -> int:
-        """Return the position of the next snapshot after `position`; `prompt` is the number of prompt tokens."""
+        """Return the number of tokens after which the next snapshot of the state is taken, more than `position`.
+
+        `position` counts the tokens computed so far, and `prompt` the tokens of the prompt.
+        """
         regular = (position // self.interval + 1) * self.interval
         last = (prompt - 1) // self.block_size * self.block_size
         return last if position < last < regular else regular
 
     def known(self, keys: Sequence[Key]) -> int:
-        """Return the length in blocks of the longest prefix with a snapshot; `keys` are the keys of its blocks."""
+        """Return the length, in pages, of the longest prefix whose state has a snapshot; 0 if there is none.
+
+        `keys` are the keys of a sequence's full pages, from the first on. No reference is added.
+        """
         return next((end for end in range(len(keys), 0, -1) if keys[end - 1] in self._entry_by_key), 0)
 
     def is_writable(self, slot: int) -> bool:
@@ -40,10 +46,11 @@ class SlotPool(Pool):
         return self._ref_counts[slot] == 1 and slot not in self._key_by_entry
 
     def make_writable(self, slot: int) -> int | None:
-        """Return the slot in which a sequence of `slot` continues.
+        """Return the slot in which a sequence that holds `slot`, with a snapshot, continues.
 
-        It is a free slot, into which the caller copies the state. Without a free slot it is `slot` itself, whose
-        snapshot is lost; None if another sequence refers to it.
+        It is a newly allocated slot, into which the caller copies the state; the reference to `slot` is released.
+        Without a free slot it is `slot` itself, which loses its key, so the snapshot is gone. The result is None if
+        there is no free slot and another sequence refers to `slot`.
         """
         if self.free:
             copy = self.take()

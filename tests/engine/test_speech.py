@@ -216,8 +216,9 @@ def test_refuses_audio_that_is_none_and_prompts_without(tmp_path: Path) -> None:
     assert refused(llm, **audio([])).startswith("audio has samples of the shape [0]")
     assert refused(llm, **audio(np.ones((2, 5)))).startswith("audio has samples of the shape [2, 5]")
     assert refused(llm, **audio(sound, 8000)).startswith("audio has 8000 samples a second; 16,000 are taken")
-    assert refused(llm, **audio(["a"])) == "audio has samples that are no numbers"
-    assert refused(llm, **audio([0.0, np.nan])) == "audio has samples that are not finite"
+    assert refused(llm, **audio(["a"])) == "audio has samples that are no numbers; give floats from -1 to 1"
+    sentence = "audio has samples that are not finite; give floats from -1 to 1"
+    assert refused(llm, **audio([0.0, np.nan])) == sentence
     assert refused(llm, multi_modal_data={"image": 1}).startswith("multi_modal_data is a mapping with audio")
     assert refused(llm, multi_modal_data={"audio": sound}).startswith("audio is a pair")
     with pytest.raises(ModelError, match="drafts are for texts; a whisper transcribes speech"):

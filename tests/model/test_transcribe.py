@@ -182,8 +182,8 @@ def test_a_transcription_begins_with_what_the_folder_says(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(forced_decoder_ids=[[2, 7]]), "has not the places from 1 on, in order"),
-        (dict(forced_decoder_ids=[1, 2]), "is not a list of places with token ids"),
+        (dict(forced_decoder_ids=[[2, 7]]), "does not have the positions 1, 2, 3 and so on, in this order"),
+        (dict(forced_decoder_ids=[1, 2]), r"is not a list of pairs \[position, token id\]"),
         (dict(forced_decoder_ids=[[1, 300]]), "300 is not a token of a vocabulary of 300"),
         (dict(lang_to_id=[5]), "is not an object of token ids"),
         (

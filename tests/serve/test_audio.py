@@ -320,7 +320,7 @@ REFUSED: list[tuple[bytes, int, str]] = [
         400,
         "the file has 44,100 samples a second; a recording has 16,000: resample",
     ),
-    (form(content(100, channels=2)), 400, "the file has 2 channels; a recording has 1: mix them before"),
+    (form(content(100, channels=2)), 400, "the file has 2 channels; a recording has 1: mix them first"),
     (form(content(0)), 400, "the file has no samples"),
     (form(content(10 * WINDOW)), 400, "the recording has 10 windows; 9 at most are computed at once"),
     (form(content(100), model="other"), 404, "the model does not exist; this server has whisper"),
