@@ -170,7 +170,10 @@ def _read_parameters(fields: Fields, scaling: Fields, theta: float, limit: int, 
 
 
 def _read_type(scaling: Fields) -> tuple[str, object]:
-    """Return the name of the field with the type, rope_type or type, and its value; "default" if both are absent."""
+    """Return the name of the field with the type, rope_type or type, and its value; "default" if both are absent.
+
+    The old name "su" of longrope is returned as "longrope".
+    """
     field = "rope_type" if "rope_type" in scaling else "type"
     rope_type = scaling.get(field, "default")
     return field, "longrope" if rope_type == "su" else rope_type  # its name in early configs of Phi-3

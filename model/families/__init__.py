@@ -45,7 +45,9 @@ def load_config(folder: Path | str, *tasks: Task[C]) -> C: ...
 
 
 def load_config(folder: Path | str, *tasks: Task[Any]) -> Config:
-    """Read the config.json of a model folder, and the end tokens of its generation_config.json where it has one.
+    """Return the config of a model folder that can be run, for a `ModelConfig` with its special tokens.
+
+    End tokens are those of generation_config.json if it names any, else those of config.json.
 
     Args:
         folder: A Hugging Face folder.
@@ -83,15 +85,19 @@ def load_config(folder: Path | str, *tasks: Task[Any]) -> Config:
 
 
 def task_of(config: Config) -> Task[Any]:
-    """Return the task of a configuration."""
+    """Return the task of a config, such as TEXT or SPEECH, from the registry's row of its model type."""
     return FAMILIES[config.model_type].task
 
 
 def read_config(path: Path, family: str | None = None) -> ModelConfig:
-    """Read the config.json of a model of tokens, as `read_record` does.
+    """Return the config of a text or speech model for a plan; it may describe what no layer computes.
+
+    Args:
+        path: A config.json, the folder that contains it, or the name of a published model.
+        family: Model type of a family under which the config is read, whatever its own; None for its own.
 
     Raises:
-        ModelError: `read_record` raises it, or the model is for another task.
+        ModelError: The path does not exist, the model type is unknown, or a field is missing or has the wrong type.
     """
     config = read_record(path, family)
     if not isinstance(config, ModelConfig):
@@ -100,16 +106,16 @@ def read_config(path: Path, family: str | None = None) -> ModelConfig:
 
 
 def read_record(path: Path, family: str | None = None) -> Config:
-    """Read the config of any known model type from a config.json or from the folder that contains it.
+    """Return the config of any known model type from a config.json or from the folder that contains it.
 
-    Fields that no layer computes are accepted. Special tokens are not read.
+    Fields that no layer computes are accepted and listed in `refusals`. Special tokens are not read.
 
     Args:
-        path: The path.
+        path: The file or the folder.
         family: Model type of a family under which the config is read, whatever its own; None for its own.
 
     Raises:
-        ModelError: The model type is unknown, or a field is missing or has the wrong type.
+        ModelError: The path does not exist, the model type is unknown, or a field is missing or has the wrong type.
     """
     check_config_path(path)
     if not path.is_file() or path.suffix == ".gguf":
@@ -130,10 +136,11 @@ def read_record(path: Path, family: str | None = None) -> Config:
 
 
 def _find_model_type(fields: Fields) -> str:
-    """Return the model type of a config's architecture, or its `model_type` where it names no architecture.
+    """Return the registry's model type for the one name in `architectures`, or `model_type` if there is no such field.
 
     Raises:
-        ModelError: The registry has no row with this architecture.
+        ModelError: The registry has no row with this architecture, so that the model cannot be run. The message names
+            what is missing if the model can be planned, else the closest known architecture.
     """
     architectures, model_type = fields.get("architectures", None), fields.get("model_type", None)
     generated: dict[str, str] = {}
@@ -172,7 +179,7 @@ _KNOWN_CHARACTERS = 100
 
 
 def _list_known(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the closest known name, and the first known names."""
+    """Return the end of a message about an unknown `name`: the closest known name, if any, and the first known ones."""
     names = list(known)
     listed = ", ".join(names)
     if len(listed) > _KNOWN_CHARACTERS:

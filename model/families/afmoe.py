@@ -38,7 +38,10 @@ NAMES = names.Names(
 
 
 def read_afmoe(fields: Fields) -> ModelConfig:
-    """Read a config whose windows follow `layer_types`, else every `global_attn_every_n_layers`th layer has none."""
+    """Return the config of an AFMoE; layers with a window rotate, and the first `num_dense_layers` have an MLP.
+
+    Windows follow `layer_types`. Without this field every `global_attn_every_n_layers`th layer has no window.
+    """
     rotated = read_attention(
         fields, default_head_dim=128, head_norm=HeadNorm.head, output_gate=True, **read_biases(fields)
     )
@@ -67,7 +70,7 @@ def read_afmoe(fields: Fields) -> ModelConfig:
 
 
 def _read_experts(fields: Fields) -> Experts:
-    """Read experts that are weighted by sigmoids and selected with a bias, and the shared ones."""
+    """Return the routed experts, which are weighted by sigmoids and selected with a bias, and the shared ones."""
     experts, width = (
         fields.count("num_experts", default=64),
         fields.count("moe_intermediate_size", default=1408),

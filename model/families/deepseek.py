@@ -35,7 +35,10 @@ _NAMES = names.Names(
 
 
 def read_deepseek_v2(fields: Fields) -> ModelConfig:
-    """Read a config whose experts are weighted by a softmax over all experts; groups rank by their best expert."""
+    """Return the config of a DeepSeek-V2, whose experts are weighted by a softmax over all experts.
+
+    With the method `group_limited_greedy` a token selects experts in the groups with the best single experts.
+    """
     if fields.flag("norm_topk_prob"):
         fields.unsupported("norm_topk_prob", "weights of experts are parts of a softmax over all of them")
     method = fields.get("topk_method", "greedy")
@@ -46,15 +49,18 @@ def read_deepseek_v2(fields: Fields) -> ModelConfig:
 
 
 def read_deepseek_v3(fields: Fields) -> ModelConfig:
-    """Read a config whose experts are weighted by sigmoids and selected with a bias.
+    """Return the config of a DeepSeek-V3, whose experts are weighted by sigmoids and selected with a bias.
 
-    Groups rank by the sum of their two best experts.
+    A token selects experts in the best groups, ranked by the sum of their two best experts.
     """
     return _read(fields, True, 2.5, **_read_sigmoid_routing(fields))
 
 
 def read_glm4_moe_lite(fields: Fields) -> ModelConfig:
-    """Read a config whose `mlp_layer_types` has "dense" or "sparse" for each layer, by default a first dense layer."""
+    """Return the config of a GLM-4.7 Flash, whose layers have an MLP or experts.
+
+    `mlp_layer_types` has "dense" or "sparse" for each layer. Without this field the first layer alone is dense.
+    """
     _refuse_biases(fields)
     count = read_layer_count(fields)
     layer_types = ["dense"] + ["sparse"] * (count - 1)
@@ -72,12 +78,16 @@ def read_glm4_moe_lite(fields: Fields) -> ModelConfig:
 
 
 def read_sigmoid_experts(fields: Fields, default_scale: float = 1.0) -> Experts:
-    """Read experts that are weighted by sigmoids and selected with a bias; by default there is one group of them."""
+    """Return routed and shared experts that are weighted by sigmoids and selected with a bias.
+
+    `default_scale` is the factor of the weights if the config has no `routed_scaling_factor`. Without `n_group` there
+    is one group of experts.
+    """
     return _read_experts(fields, True, default_scale, _read_sigmoid_routing(fields), (1, 1))
 
 
 def _read_sigmoid_routing(fields: Fields) -> dict[str, Any]:
-    """Return the fields of `Experts` of a router with sigmoids and a bias of the selection."""
+    """Return arguments of `Experts` for a router with sigmoids and a bias of the selection, without its sizes."""
     return {
         "scoring": "sigmoid",
         "choice_bias": True,
@@ -86,14 +96,14 @@ def _read_sigmoid_routing(fields: Fields) -> dict[str, Any]:
 
 
 def _refuse_biases(fields: Fields) -> None:
-    """Add biases of projections of latent attention and of experts to the refusals."""
+    """Add `attention_bias` and `mlp_bias` to the refusals if they are true: such layers have no biases."""
     for name in ("attention_bias", "mlp_bias"):
         if fields.flag(name):
             fields.unsupported(name, "projections of latent attention and of experts have no biases")
 
 
 def _read(fields: Fields, is_grouped: bool, default_scale: float, **routing: Any) -> ModelConfig:
-    """Read a config with dense layers first, followed by layers with routed and shared experts.
+    """Return a config with `first_k_dense_replace` layers with an MLP, followed by layers with experts.
 
     Args:
         fields: The fields of config.json.
@@ -110,7 +120,10 @@ def _read(fields: Fields, is_grouped: bool, default_scale: float, **routing: Any
 def read_first_dense(
     fields: Fields, mixer: GroupedAttention | LatentAttention, experts: Experts, dense_layers: int
 ) -> ModelConfig:
-    """Read a config whose first `dense_layers` layers have an MLP and whose other layers have experts."""
+    """Return a config whose first `dense_layers` layers have an MLP and whose other layers have `experts`.
+
+    All layers have the attention `mixer`. Everything else is read from `fields`.
+    """
     count = read_layer_count(fields)
     dense_layers = min(dense_layers, count)
     sparse = Block(mixer, experts, read_norms(fields))
@@ -122,7 +135,7 @@ def read_first_dense(
 
 
 def compose(config: ModelConfig) -> Network:
-    """Build the network; layers for multi-token prediction after its blocks are not read."""
+    """Return the network of a model. A checkpoint may have layers for multi-token prediction, which nothing reads."""
     first_mtp = len(config.blocks)
     mtp_layers = range(first_mtp, first_mtp + config.mtp_layers)
     prefixes = tuple(f"{_NAMES.layer}.{layer}." for layer in mtp_layers)
@@ -130,7 +143,7 @@ def compose(config: ModelConfig) -> Network:
 
 
 def _read_latent_attention(fields: Fields) -> LatentAttention:
-    """Read the attention of every layer; YaRN with `mscale_all_dim` also scales the scores."""
+    """Return the latent attention of every layer; YaRN with `mscale_all_dim` also scales the scores."""
     rope_dim = fields.count("qk_rope_head_dim", most=MOST_HEAD_DIM)
     if rope_dim % 2:
         fields.unsupported("qk_rope_head_dim", f"{rope_dim} is odd; rotary embedding turns pairs")
@@ -161,10 +174,17 @@ def _read_experts(
     routing: dict[str, Any],
     default_groups: tuple[int, int] = (8, 4),
 ) -> Experts:
-    """Read the routed and the shared experts.
+    """Return the routed and the shared experts.
 
-    `routing` holds fields of `Experts` that the family decides. `default_groups` are the groups and the best ones of
-    them where the config has none.
+    Args:
+        fields: The fields of config.json.
+        is_grouped: Whether tokens select experts inside the best groups only; otherwise there is one group.
+        default_scale: The factor of the experts' weights if the config names none.
+        routing: Arguments of `Experts` that the family decides.
+        default_groups: (groups, best groups of a token) if the config names none.
+
+    Raises:
+        ModelError: The groups do not divide the experts, or a token takes more groups than there are.
     """
     experts, width = fields.count("n_routed_experts"), fields.count("moe_intermediate_size")
     groups = top_groups = 1
@@ -172,7 +192,11 @@ def _read_experts(
         groups = fields.count("n_group", default=default_groups[0])
         top_groups = fields.count("topk_group", default=default_groups[1])
         if experts % groups or top_groups > groups:
-            raise fields.error("n_group", f"{top_groups} of {groups} groups of {experts} experts")
+            raise fields.error(
+                "n_group",
+                f"{top_groups} of {groups} groups of {experts} experts; groups divide the experts evenly, and "
+                "topk_group is at most their number",
+            )
     return Experts(
         experts,
         read_experts_per_token(fields, experts),

@@ -1,6 +1,7 @@
 """Decoders whose blocks consist of a mixer and an MLP or experts: layers built from the blocks of a config.
 
-`Names` of a family maps them to the tensors of its checkpoints.
+A mixer is the attention or recurrent layer of a block. `Names` of a family names the tensors of the layers in its
+checkpoints. The families' modules call `read_blocks` and `compose`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def read_blocks(
     block_norms: Norms | None = None,
     layer_windows: Sequence[int | None] | None = None,
 ) -> ModelConfig:
-    """Read the config of a decoder whose blocks differ in their windows at most.
+    """Return the config of a decoder whose blocks are equal, or differ in their windows only.
+
+    Sizes, the number of layers and the limit of positions are read from `fields`.
 
     Args:
         fields: The fields of config.json.
@@ -62,7 +65,9 @@ def read_blocks(
 
 
 def with_tower(fields: Fields, text: Fields, config: ModelConfig, tower: Encoder | None) -> ModelConfig:
-    """Return the config of a text decoder with a tower that generated tokens do not pass.
+    """Return the config of a text decoder together with a tower, such as a vision encoder, that plans count.
+
+    The dtype and the tying of embeddings are those of config.json around it, if it names them.
 
     Args:
         fields: The fields of config.json.
@@ -85,9 +90,12 @@ BuildMixer = Callable[[ModelConfig, int, Norm], Layer]
 
 
 def compose(config: ModelConfig, names: Names = LLAMA, build_mixer: BuildMixer | None = None) -> Network:
-    """Build the network of a decoder and name the tensors of its checkpoint.
+    """Return the network of a decoder: embedding, blocks and head, with the tensors of its checkpoint.
 
-    `build_mixer` builds the mixers of blocks with neither grouped nor latent attention.
+    Args:
+        config: The config of the model.
+        names: The names of the checkpoint's tensors.
+        build_mixer: Builds the mixers of blocks with neither grouped nor latent attention; needed if there are any.
     """
     hidden, vocabulary = config.hidden_size, config.vocab_size
     table, head = f"{names.table}.weight", f"{names.head}.weight"
@@ -136,7 +144,10 @@ def _build_tower(encoder: Encoder | None) -> dict[str, Network]:
 
 
 def _list_stacks(config: ModelConfig, names: Names) -> dict[str, Sequence[str]]:
-    """Map every checkpoint tensor that stacks the tensors of a layer's experts to the names of these tensors."""
+    """Return, by the name of each checkpoint tensor that stacks the tensors of a layer's experts, their names.
+
+    The result is empty for families that store experts one by one.
+    """
     if not isinstance(names.experts, StackedExpertNames):
         return {}
     return {
@@ -150,7 +161,7 @@ def _list_stacks(config: ModelConfig, names: Names) -> dict[str, Sequence[str]]:
 def _add_per_layer_inputs(
     config: ModelConfig, names: Names, embedding: Embedding
 ) -> Embedding | PerLayerInputs:
-    """Return the embedding, followed by the inputs of every layer where the model has them."""
+    """Return the first layer: the embedding, or for a model with per-layer inputs one that computes these too."""
     sizes, tensors = config.blocks[0].per_layer_input, names.per_layer
     if sizes is None or tensors is None:
         return embedding
@@ -166,7 +177,7 @@ def _add_per_layer_inputs(
 
 
 def _list_unread_keys_and_values(config: ModelConfig, names: Names) -> Iterator[str]:
-    """Yield the key and value tensors of layers that read another layer's cache; a checkpoint may hold them."""
+    """Yield names of key and value tensors that a checkpoint may have for layers that read another layer's cache."""
     for layer, block in enumerate(config.blocks):
         if isinstance(block.mixer, GroupedAttention) and block.mixer.cache_of is not None:
             for tensor in (names.key, names.value, names.key_norm):
@@ -188,7 +199,7 @@ class _BlockBuilder:
         return self.config.blocks[self.number]
 
     def build(self) -> Section:
-        """Return the mixer, the MLP or experts, and the layer that adds a per-layer input where the block has one."""
+        """Return the layers of the block in order: mixer, MLP or experts, and the per-layer input if there is one."""
         mixer, per_layer_input = self._block.mixer, self._block.per_layer_input
         if isinstance(mixer, LatentAttention):
             return self._latent_attention(mixer), self._mlp()
@@ -212,7 +223,7 @@ class _BlockBuilder:
         return f"{self.names.layer}.{self.number}.{name}"
 
     def _norm(self, name: str, tensor_name: str) -> Norm:
-        """Return a norm of the residual stream: `name` among the layers, `tensor_name` in the checkpoint."""
+        """Return a norm of hidden states: `name` names it within the block, `tensor_name` in the block's checkpoint."""
         block_norms, tensor = self._block.norms, self._tensor(tensor_name)
         return Norm(
             f"layers.{self.number}.{name}",
@@ -290,7 +301,7 @@ class _BlockBuilder:
         return LatentMixer(name, hidden, mixer, norm, projections, query_norm, latent_norm)
 
     def _head_norms(self, mixer: GroupedAttention) -> tuple[Norm, ...]:
-        """Return the norms of queries and keys; of queries alone where the block reads another block's keys."""
+        """Return the norms of queries and of keys: (), both, or that of queries if another block's keys are read."""
         if mixer.head_norm is None:
             return ()
         is_wide, block_norms = mixer.head_norm is HeadNorm.width, self._block.norms
@@ -361,7 +372,10 @@ class _BlockBuilder:
         )
 
     def _stacked_expert(self, names: StackedExpertNames, width: int, number: int) -> ExpertProjections:
-        """Return the projections of an expert from tensors that stack the tensors of all experts of the layer."""
+        """Return the projections of expert `number`, with intermediate size `width`, from stacked checkpoint tensors.
+
+        The outputs of gate and up alternate in one tensor.
+        """
         hidden = self.config.hidden_size
         gate_up, gate_up_bias, down, down_bias = (
             name_in_stack(stack, number) for stack in names.list_stacks(f"{self.names.layer}.{self.number}")

@@ -38,14 +38,15 @@ _HEAD_DIM = 256
 
 
 def read_gemma2(fields: Fields) -> ModelConfig:
-    """Read a config with a window in all but every second layer, and with capped scores and logits."""
+    """Return the config of a Gemma 2: a window in all but every second layer, and capped scores and logits."""
     mixer = replace(_read_attention(fields), softcap=read_softcap(fields, "attn_logit_softcapping", 50.0))
     return _read(fields, 2, mixer, mixer.positions, 30.0)
 
 
 def read_gemma3_text(fields: Fields) -> ModelConfig:
-    """Read a config with a window in all but every sixth layer, and norms on the heads of queries and keys.
+    """Return the config of a Gemma 3 decoder: a window in all but every sixth layer, norms on queries and keys.
 
+    Layers with a window rotate by positions of their own.
     `attn_logit_softcapping` is not read: transformers caps no scores of this family.
     """
     patterns = ("sliding_window_pattern", "_sliding_window_pattern")
@@ -64,7 +65,7 @@ def read_gemma3_text(fields: Fields) -> ModelConfig:
 
 
 def read_gemma3(fields: Fields) -> ModelConfig:
-    """Read the text model of `text_config` and the size of the vision tower, which generated tokens do not pass."""
+    """Return the config of the text model in `text_config`, with the vision tower's parameters as its encoder."""
     text, vision = fields.table("text_config"), fields.table("vision_config")
     config = read_gemma3_text(text)
     width, inner = vision.count("hidden_size"), vision.count("intermediate_size")
@@ -86,7 +87,7 @@ def _read_attention(fields: Fields, **quirks: Any) -> GroupedAttention:
 
 
 def read_softcap(fields: Fields, name: str, default: float | None) -> float | None:
-    """Read the softcap of scores or logits; return None, which means no cap, for a null field."""
+    """Return the softcap in the field `name`, or `default` if it is absent; None, which means no cap, for null."""
     if fields.is_null(name) or (name not in fields and default is None):
         return None
     return fields.number(name, default)
@@ -99,14 +100,14 @@ def _read(
     sliding_positions: Positions | None,
     logit_softcap: float | None,
 ) -> ModelConfig:
-    """Read a config with layers of two sorts.
+    """Return a config of layers with and without a window.
 
     Args:
         fields: The fields of config.json.
-        full_every: Every so many layers, one has no window.
+        full_every: Without `layer_types`, every `full_every`-th layer has no window.
         mixer: Attention of the layers without a window.
-        sliding_positions: Positions of the layers with a window.
-        logit_softcap: Softcap of the logits where the config names none.
+        sliding_positions: Rotary positions of the layers with a window.
+        logit_softcap: Softcap of the logits if the config names none.
     """
     mlp = read_gated_mlp(fields, "hidden_activation", default="gelu_pytorch_tanh")
     window = read_window(fields, 4096)
@@ -120,9 +121,9 @@ def _read(
 
 
 def build_config(fields: Fields, blocks: Iterable[Block], logit_softcap: float | None) -> ModelConfig:
-    """Return a config of these blocks, which scales embeddings by the square root of the hidden size.
+    """Return a config of these blocks, which multiplies embeddings by the square root of the hidden size.
 
-    `logit_softcap` is the softcap of the logits where the config names none.
+    Sizes are read from `fields`. `logit_softcap` is the softcap of the logits if the config names none.
     """
     shared = read_common(fields, tied=True)
     return ModelConfig(

@@ -32,7 +32,7 @@ _UPDATES = "alternating updates of several hidden states"
 
 
 def compose(config: ModelConfig) -> Network:
-    """Build the network, in which the alternating updates are weights that no layer computes."""
+    """Return the network, in which the embedding and the alternating updates are `Uncomputed`: counted, not run."""
     network, hidden = dense.compose(config, PER_LAYER_NAMES), config.hidden_size
     (first,), *blocks, last = network.sections
     streams = config.blocks[0].streams
@@ -51,7 +51,10 @@ def compose(config: ModelConfig) -> Network:
 
 
 def _build_updates(tensor: str, streams: Streams, hidden: int) -> Uncomputed:
-    """Return a block's weights for prediction and correction of hidden states, and its low-rank product (LAuReL)."""
+    """Return a block's uncomputed weights: those that predict and correct hidden states, and of LAuReL's product.
+
+    `tensor` is the prefix of the block's tensors, and `hidden` the hidden size.
+    """
     count, rank = streams.count, streams.rank
     matrices = {
         "altup.correction_coefs": (count, count),
@@ -71,14 +74,14 @@ def _build_updates(tensor: str, streams: Streams, hidden: int) -> Uncomputed:
 
 
 def _weight(tensor: str, shape: Shape, component: str) -> Weight:
-    """Return a weight that every rank holds completely."""
+    """Return a weight that is one whole checkpoint tensor on every rank; plans count it under `component`."""
     return Weight(tensor, (Tensor(tensor, shape, WHOLE),), component=component)
 
 
 def read_gemma3n_text(fields: Fields) -> ModelConfig:
-    """Read a config with a window in all but every fifth layer, or in the sliding layers of `layer_types`.
+    """Return the config of a Gemma 3n decoder: a window in all but every fifth layer, or by `layer_types`.
 
-    Rotary positions are not read.
+    Rotary positions are not read, since the family is planned only.
     """
     count, window = read_layer_count(fields), read_window(fields, 512)
     base: GroupedAttention = read_attention(
@@ -115,7 +118,7 @@ def read_gemma3n_text(fields: Fields) -> ModelConfig:
 
 
 def _read_widths(fields: Fields, count: int) -> list[int]:
-    """Read the width of the MLP of each of `count` layers; `intermediate_size` is a number or a list of them.
+    """Return the width of the MLP of each of `count` layers; `intermediate_size` is one number or a list of them.
 
     Raises:
         ModelError: The field is neither, or the list has another length.
@@ -129,9 +132,9 @@ def _read_widths(fields: Fields, count: int) -> list[int]:
 
 
 def _read_sparsities(fields: Fields, count: int) -> list[float]:
-    """Read the share of gates that each of `count` layers sets to zero, a number or a list of numbers.
+    """Return the share of gates that each of `count` layers sets to zero, by `activation_sparsity_pattern`.
 
-    Without the field the first ten layers have sparse gates, if the model has more than ten layers.
+    The field is one number or a list. Without it, the first ten layers of a model with more than ten have 0.95.
 
     Raises:
         ModelError: The list has another length, or a share is not in the range from 0 to below 1.

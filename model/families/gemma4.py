@@ -56,7 +56,7 @@ _ROPE: dict[str, dict[str, Any]] = {
 
 
 def compose(config: ModelConfig) -> Network:
-    """Build the network; a block with routed experts has them as uncomputed weights in addition to its MLP."""
+    """Return the network; routed experts of a block are an `Uncomputed` layer after its MLP, which is computed."""
     without_experts = (
         replace(block, mlp=Mlp(block.mlp.shared_width)) if isinstance(block.mlp, Experts) else block
         for block in config.blocks
@@ -70,7 +70,10 @@ def compose(config: ModelConfig) -> Network:
 
 
 def _build_experts(tensor: str, experts: Experts, hidden: int) -> Uncomputed:
-    """Return the weights of a block's experts, of the norms around them and of the router."""
+    """Return the uncomputed weights of a block's experts, of the norms around them and of the router.
+
+    `tensor` is the prefix of the block's tensors, and `hidden` the hidden size.
+    """
     vectors = {
         **dict.fromkeys(("pre_feedforward_layernorm_2.weight", "router.scale"), hidden),
         **{f"post_feedforward_layernorm_{number}.weight": hidden for number in (1, 2)},
@@ -102,7 +105,7 @@ def _expert_tensor(stack: Tensor, number: int) -> Tensor:
 
 
 def read_gemma4_text(fields: Fields) -> ModelConfig:
-    """Read a config with a window in all but every sixth layer, or in the sliding layers of `layer_types`.
+    """Return the config of a Gemma 4 decoder: a window in all but every sixth layer, or by `layer_types`.
 
     The last layer never has a window.
 
@@ -116,7 +119,7 @@ def read_gemma4_text(fields: Fields) -> ModelConfig:
     count = read_layer_count(fields)
     window = read_window(fields, 512)
     if window is None:
-        raise fields.error("sliding_window", "null; layers of this family have a window")
+        raise fields.error("sliding_window", "null; layers of this family have a window: give its size")
     layer_windows = [*read_windows(fields, alternate_windows(6, count, window), window)[:-1], None]
     window_mixers = {
         window: _read_attention(
@@ -138,7 +141,10 @@ def read_gemma4_text(fields: Fields) -> ModelConfig:
 
 
 def read_gemma4(fields: Fields) -> ModelConfig:
-    """Read the text model of `text_config` and the sizes of its towers, which generated tokens do not pass."""
+    """Return the config of the text model in `text_config`, with the parameters of all towers as its encoder.
+
+    Towers are those of vision and of audio, if the config has them.
+    """
     text, vision, audio = map(fields.table, ("text_config", "vision_config", "audio_config"))
     config = read_gemma4_text(text)
     towers = {}
@@ -187,9 +193,9 @@ def _count_audio(fields: Fields) -> int:
 def share_caches(
     fields: Fields, mixers: Sequence[GroupedAttention], default: int = 0
 ) -> list[GroupedAttention]:
-    """Return the attention of every layer; the last `num_kv_shared_layers` read the cache of an earlier layer.
+    """Return the attention of every layer, with `cache_of` set for the last `num_kv_shared_layers` layers.
 
-    A layer reads the cache of the last layer with the same window that has one.
+    These read the cache of the last layer before them that has a cache and the same window.
 
     Args:
         fields: The fields of config.json.
@@ -203,14 +209,16 @@ def share_caches(
     owners = len(mixers) - shared
     if owners < 1:
         raise fields.error(
-            "num_kv_shared_layers", f"{shared} of {len(mixers)} layers; one has to have its own"
+            "num_kv_shared_layers",
+            f"{shared} of {len(mixers)} layers read another layer's cache; at least one needs its own",
         )
     last_owners = {mixer.window: number for number, mixer in enumerate(mixers[:owners])}
     for number in range(owners, len(mixers)):
         if mixers[number].window not in last_owners:
             raise fields.error(
                 "num_kv_shared_layers",
-                f"{shared}; none of the {owners} layers before is of the kind of layer {number}",
+                f"{shared}; none of the {owners} layers with a cache has the window of layer {number}, so it has no "
+                "cache to read",
             )
     sharers = (
         replace(mixer, cache_of=last_owners[mixer.window], value_norm=False, keys_as_values=False)
@@ -220,7 +228,7 @@ def share_caches(
 
 
 def _read_attention(fields: Fields, window: int | None, layers: list[int]) -> GroupedAttention:
-    """Read the attention of the layers with this window.
+    """Return the attention of the layers with this window, whose numbers are `layers`; None for no window.
 
     Raises:
         ModelError: `per_layer_config` gives these layers different heads, or key/value heads do not divide heads.
@@ -236,7 +244,8 @@ def _read_attention(fields: Fields, window: int | None, layers: list[int]) -> Gr
         sizes = {_read_head_sizes(changes.get(layer, fields.table("")), base) for layer in layers}
     if len(sizes) > 1:
         raise fields.error(
-            "per_layer_config", f"heads of layers {layers} differ, which are of one kind"[:200]
+            "per_layer_config",
+            f"layers with the same window must have equal heads; they differ in {layers}"[:200],
         )
     ((head_dim, kv_heads),) = sizes
     if head_dim % 2:
@@ -258,7 +267,9 @@ def _read_attention(fields: Fields, window: int | None, layers: list[int]) -> Gr
 
 
 def _read_layer_changes(fields: Fields) -> dict[int, Fields]:
-    """Read the fields of `per_layer_config` by layer; transformers pads the numbers of layers with zeros.
+    """Return the fields of each entry of `per_layer_config` by the layer's number, which may be padded with zeros.
+
+    Fields other than sizes of heads are added to the refusals.
 
     Raises:
         ModelError: A key is not the number of a layer.
@@ -267,7 +278,7 @@ def _read_layer_changes(fields: Fields) -> dict[int, Fields]:
     layer_fields: dict[int, Fields] = {}
     for name in fields.get("per_layer_config", {}):
         if not name.isdecimal() or len(name) > 5:
-            raise table.error(f"{name:.20}", "is not the number of a layer")
+            raise table.error(f"{name:.20}", "is not the number of a layer, such as 00017")
         layer_fields[int(name)] = table.table(name)
         for field in table.get(name, {}):
             if field not in ("head_dim", "num_key_value_heads"):
@@ -276,13 +287,13 @@ def _read_layer_changes(fields: Fields) -> dict[int, Fields]:
 
 
 def _read_head_sizes(changes: Fields, base: GroupedAttention) -> tuple[int, int]:
-    """Read the head size and the number of key/value heads of a layer from its entry in `per_layer_config`."""
+    """Return (head size, key/value heads) of a layer by its entry in `per_layer_config`, else those of `base`."""
     head_dim = changes.count("head_dim", default=base.head_dim, most=MOST_HEAD_DIM)
     return head_dim, changes.count("num_key_value_heads", default=base.kv_heads)
 
 
 def _read_positions(fields: Fields, window: int | None, head_dim: int) -> Positions:
-    """Read the rotary positions of the layers with this window.
+    """Return the rotary positions of the layers with this window, for heads of `head_dim` elements.
 
     Raises:
         ModelError: `rope_parameters` lacks the type of these layers.
@@ -290,7 +301,7 @@ def _read_positions(fields: Fields, window: int | None, head_dim: int) -> Positi
     layer_type, name = ("full_attention", "rope") if window is None else ("sliding_attention", "rope.window")
     rope = fields.table("rope_parameters", default=_ROPE)
     if layer_type not in rope:
-        raise rope.error(layer_type, "missing; layers of this family are rotated by their kind")
+        raise rope.error(layer_type, "missing; rope_parameters has one object for each type of layer")
     theta = float(_ROPE[layer_type]["rope_theta"])
     return read_scaled_positions(
         fields, rope.table(layer_type), "rope_parameters", head_dim, name, default_theta=theta
@@ -298,7 +309,7 @@ def _read_positions(fields: Fields, window: int | None, head_dim: int) -> Positi
 
 
 def _read_per_layer_input(fields: Fields, activation: str) -> PerLayerInput | None:
-    """Read the sizes of the per-layer inputs; return None for a model without them.
+    """Return the sizes of the per-layer inputs; None for a model without them.
 
     Raises:
         ModelError: The table of the inputs has fewer rows than the vocabulary.

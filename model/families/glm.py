@@ -18,7 +18,7 @@ __all__ = ["compose", "read_glm4_moe", "read_solar_open"]
 
 
 def read_glm4_moe(fields: Fields) -> ModelConfig:
-    """Read a config with `first_k_dense_replace` layers with an MLP, by default one, before those with experts."""
+    """Return the config of a GLM-4.5: `first_k_dense_replace` layers with an MLP, by default one, then experts."""
     mixer = _read_attention(
         fields,
         partial=True,
@@ -31,12 +31,15 @@ def read_glm4_moe(fields: Fields) -> ModelConfig:
 
 
 def read_solar_open(fields: Fields) -> ModelConfig:
-    """Read a config with experts in every layer."""
+    """Return the config of a Solar Open, which has experts in every layer."""
     mixer = _read_attention(fields, default_theta=1e6, default_head_dim=128)
     return read_first_dense(fields, mixer, read_sigmoid_experts(fields), 0)
 
 
 def _read_attention(fields: Fields, **quirks: Any) -> GroupedAttention:
-    """Read attention whose output projection never has a bias."""
+    """Return attention with biases of queries, keys and values by `attention_bias`, and none of the output.
+
+    `quirks` are further arguments of `read_attention`.
+    """
     bias = fields.flag("attention_bias")
     return read_attention(fields, query_bias=bias, key_bias=bias, value_bias=bias, **quirks)

@@ -26,7 +26,11 @@ NAMES = names.Names(
 
 
 def read_gpt2(fields: Fields) -> ModelConfig:
-    """Read a config of equal blocks."""
+    """Return the config of a GPT-2, whose blocks are equal.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type, or the heads do not divide the hidden size.
+    """
     hidden, heads = fields.count("n_embd"), fields.count("n_head", most=MOST_HEADS)
     if hidden % heads:
         raise fields.error("n_embd", f"{hidden} is not a multiple of n_head, {heads}")

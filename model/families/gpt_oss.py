@@ -19,7 +19,7 @@ NAMES = names.Names(experts=names.StackedExpertNames())
 
 
 def read_gpt_oss(fields: Fields) -> ModelConfig:
-    """Read a config of blocks that differ in their windows."""
+    """Return the config of a gpt-oss, whose blocks differ in their windows; other SwiGLU constants are refused."""
     for name, known in (("swiglu_limit", SWIGLU_LIMIT), ("swiglu_alpha", SWIGLU_ALPHA)):
         number = fields.number(name, default=known)
         if number != known:

@@ -18,14 +18,16 @@ _MIN_MULTIPLIER = 2.0**-63
 
 
 def read_granite(fields: Fields) -> ModelConfig:
-    """Read a config of equal blocks.
+    """Return the config of a Granite, with its factors moved into embeddings, scores, norms and logits.
 
     Raises:
-        ModelError: The residual multiplier is outside 2^-63 to 2^63.
+        ModelError: A field is missing or has the wrong type, or the residual multiplier is outside 2^-63 to 2^63.
     """
     residual = fields.number("residual_multiplier", default=1.0)
     if not _MIN_MULTIPLIER <= residual <= 1 / _MIN_MULTIPLIER:
-        raise fields.error("residual_multiplier", f"{residual}; float32 does not hold its square")
+        raise fields.error(
+            "residual_multiplier", f"{residual}; float32 does not hold its square: give 2^-63 to 2^63"
+        )
     mixer = read_attention(
         fields, scale=fields.number("attention_multiplier", default=1.0), **read_biases(fields)
     )

@@ -9,7 +9,7 @@ from model.families.dense import read_blocks
 
 
 def read_llama(fields: Fields) -> ModelConfig:
-    """Read a config of equal blocks."""
+    """Return the config of a Llama, whose blocks are equal."""
     return read_blocks(
         fields, read_attention(fields, **read_biases(fields)), read_gated_mlp(fields, bias=True)
     )

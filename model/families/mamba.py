@@ -21,7 +21,7 @@ from model.network import Network
 
 
 def read_mamba(fields: Fields) -> ModelConfig:
-    """Read a config of equal layers: an input projection, a convolution, the selective scan, an output projection."""
+    """Return the config of a Mamba, whose layers are equal and have no MLP; sequences have no limit of positions."""
     hidden = fields.count("hidden_size")
     is_automatic = fields.get("time_step_rank", "auto") == "auto"
     mixer = StateSpace(
@@ -41,14 +41,17 @@ def read_mamba(fields: Fields) -> ModelConfig:
 
 
 def check_activation(fields: Fields) -> None:
-    """Note a convolution with another activation than silu as unsupported."""
+    """Add `hidden_act` to the refusals if it is another activation than silu, which follows the convolution."""
     function = fields.get("hidden_act", "silu")
     if function not in ("silu", "swish"):
         fields.unsupported("hidden_act", f"{function!r:.60}; a state-space layer is computed with silu")
 
 
 def build_network(config: ModelConfig, build_mixer: Callable[[ModelConfig, int], Layer]) -> Network:
-    """Return the network whose blocks `build_mixer` builds from the config and the number of the block."""
+    """Return the network of a Mamba or Mamba-2 with their common tensor names.
+
+    `build_mixer` returns the one layer of a block, from the config and the block's number.
+    """
     hidden, vocabulary, eps = config.hidden_size, config.vocab_size, config.blocks[0].norms.eps
     table, head, tied = "backbone.embeddings.weight", "lm_head.weight", config.tie_word_embeddings
     last = Norm("head.norm", "backbone.norm_f.weight", hidden, eps)
@@ -62,7 +65,7 @@ def build_network(config: ModelConfig, build_mixer: Callable[[ModelConfig, int],
 
 
 def compose(config: ModelConfig) -> Network:
-    """Build the network and name the tensors of its checkpoint."""
+    """Return the network of a Mamba, with the tensors of its checkpoint."""
     return build_network(config, _build_mixer)
 
 
@@ -95,5 +98,5 @@ def _build_mixer(config: ModelConfig, number: int) -> SelectiveStateSpace:
 
 
 def output_projection(tensor: str, hidden: int, inner: int, bias: bool) -> Projection:
-    """Return the output projection of a mixer whose tensors' names begin with `tensor`."""
+    """Return the output projection [hidden, inner] of a mixer whose tensors' names begin with `tensor`."""
     return Projection(f"{tensor}.out_proj.weight", hidden, inner, f"{tensor}.out_proj.bias" if bias else None)

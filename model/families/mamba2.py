@@ -20,10 +20,11 @@ _INFINITE = {"__float__": "Infinity"}
 
 
 def read_mamba2(fields: Fields) -> ModelConfig:
-    """Read a config of equal layers: an input projection, a convolution, the scan, a norm, an output projection.
+    """Return the config of a Mamba-2, whose layers are equal and have no MLP; sequences have no limit of positions.
 
     Raises:
-        ModelError: Heads do not divide into groups, or do not make up the expanded width.
+        ModelError: A field is missing or has the wrong type, n_groups does not divide the heads, or the heads do not
+            make up expand * hidden_size.
     """
     hidden = fields.count("hidden_size")
     heads = fields.count("num_heads", default=128, most=MOST_HEADS)
@@ -50,7 +51,7 @@ def read_mamba2(fields: Fields) -> ModelConfig:
 
 
 def _read_step_limits(fields: Fields) -> tuple[float, float | None]:
-    """Read the smallest and the largest time step; the largest is None if it is infinite.
+    """Return (smallest, largest) time step in `time_step_limit`; the largest is None if it is infinite.
 
     Infinity is the JSON extension `Infinity` or the object that transformers 5 writes.
 
@@ -68,7 +69,7 @@ def _read_step_limits(fields: Fields) -> tuple[float, float | None]:
 
 
 def compose(config: ModelConfig) -> Network:
-    """Build the network and name the tensors of its checkpoint."""
+    """Return the network of a Mamba-2, with the tensors of its checkpoint."""
     return build_network(config, _build_mixer)
 
 

@@ -21,9 +21,9 @@ NAMES = names.Names(
 
 
 def read_minimax_m2(fields: Fields) -> ModelConfig:
-    """Read a config of equal blocks. Published configs have the rotated elements of a head in `rotary_dim`.
+    """Return the config of a MiniMax-M2, whose blocks are equal; layers for multi-token prediction are not read.
 
-    Layers for multi-token prediction are not read.
+    Published configs have the number of rotated elements of a head in `rotary_dim`.
     """
     experts = fields.count("num_local_experts")
     routed = Experts(

@@ -15,19 +15,19 @@ _WINDOW = 4096
 
 
 def read_mistral(fields: Fields) -> ModelConfig:
-    """Read a config of equal blocks; `sliding_window` is null in a config without a window."""
+    """Return the config of a Mistral, whose blocks are equal; a null `sliding_window` means no window."""
     return read_blocks(fields, read_attention(fields, window=read_window(fields, _WINDOW)))
 
 
 def read_ministral(fields: Fields) -> ModelConfig:
-    """Read a config with windows in the sliding layers of `layer_types`, or in all layers without that field."""
+    """Return the config of a Ministral: a window in the sliding layers of `layer_types`, by default in all layers."""
     mixer, window = read_attention(fields), read_window(fields, _WINDOW)
     layer_windows = read_windows(fields, [window] * read_layer_count(fields), window)
     return read_blocks(fields, mixer, layer_windows=layer_windows)
 
 
 def read_ministral3(fields: Fields) -> ModelConfig:
-    """Read a config of equal blocks, without a window where the config names none.
+    """Return the config of a Ministral 3, whose blocks are equal and have a window only if the config names one.
 
     `llama_4_scaling_beta` scales the queries at positions from `original_max_position_embeddings` on, which no layer
     does: such a factor is refused unless the context ends before.
@@ -40,7 +40,10 @@ def read_ministral3(fields: Fields) -> ModelConfig:
 
 
 def read_mistral3(fields: Fields) -> ModelConfig:
-    """Read the text model of `text_config` and the size of the vision tower, which generated tokens do not pass."""
+    """Return the config of the text model in `text_config`, with the vision tower's parameters as its encoder.
+
+    The text model is a Mistral or a Ministral 3.
+    """
     text, vision = fields.table("text_config"), fields.table("vision_config")
     is_ministral = text.get("model_type", "mistral") == "ministral3"
     config = read_ministral3(text) if is_ministral else read_mistral(text)

@@ -13,7 +13,7 @@ NAMES = names.Names(
 
 
 def read_mixtral(fields: Fields) -> ModelConfig:
-    """Read a config of equal blocks, with a window where the config names one."""
+    """Return the config of a Mixtral, whose blocks are equal and have a window only if the config names one."""
     experts = fields.count("num_local_experts")
     routed = Experts(
         experts,

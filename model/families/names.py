@@ -51,7 +51,7 @@ class StackedExpertNames:
     down: str = "mlp.experts.down_proj"
 
     def list_stacks(self, prefix: str) -> tuple[str, ...]:
-        """Return the stacks of the layer whose tensors begin with `prefix`: gate_up, its bias, down, its bias."""
+        """Return four tensor names of the layer with the prefix `prefix`: gate_up, its bias, down, its bias."""
         return tuple(f"{prefix}.{name}{bias}" for name in (self.gate_up, self.down) for bias in ("", "_bias"))
 
 

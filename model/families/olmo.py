@@ -12,7 +12,7 @@ NAMES = names.Names(after_attention="post_attention_layernorm", after_mlp="post_
 
 
 def read_olmo2(fields: Fields) -> ModelConfig:
-    """Read a config of equal blocks."""
+    """Return the config of an OLMo 2, whose blocks are equal."""
     mixer = read_attention(fields, head_norm=HeadNorm.width, **read_biases(fields))
     block_norms = read_norms(fields, default=1e-5, before=False, after=True)
     return dense.read_blocks(fields, mixer, block_norms=block_norms)

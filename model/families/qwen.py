@@ -23,17 +23,19 @@ from model.families.dense import read_blocks
 
 
 def read_qwen2(fields: Fields) -> ModelConfig:
-    """Read the config of a Llama with biases of queries, keys and values."""
+    """Return the config of a Qwen 2: a Llama with biases of queries, keys and values."""
     return _read_dense(fields, read_attention(fields, query_bias=True, key_bias=True, value_bias=True))
 
 
 def read_qwen3(fields: Fields) -> ModelConfig:
-    """Read the config of a Llama with an RMSNorm on every head of queries and keys."""
+    """Return the config of a Qwen 3: a Llama with an RMSNorm on every head of queries and keys."""
     return _read_dense(fields, read_attention(fields, head_norm=HeadNorm.head, **read_biases(fields)))
 
 
 def _read_dense(fields: Fields, mixer: GroupedAttention) -> ModelConfig:
-    """Read a config whose layers from `max_window_layers` on have a window where `use_sliding_window` is true.
+    """Return a config of blocks with the attention `mixer` and an MLP, which may differ in their windows.
+
+    If `use_sliding_window` is true, layers from number `max_window_layers` on have a window, or those of `layer_types`.
 
     Raises:
         ModelError: `max_window_layers` is not a whole number of at least 0.
@@ -47,7 +49,7 @@ def _read_dense(fields: Fields, mixer: GroupedAttention) -> ModelConfig:
 
 
 def read_qwen3_moe(fields: Fields) -> ModelConfig:
-    """Read a config whose layers have experts or, in some layers, an MLP."""
+    """Return the config of a Qwen 3 MoE, whose layers have experts or, as `read_mlps` decides, an MLP."""
     window = read_window(fields, 4096) if fields.flag("use_sliding_window") else None
     mixer = read_attention(fields, head_norm=HeadNorm.head, window=window, **read_biases(fields))
     mlps = read_mlps(fields, renormalise=fields.flag("norm_topk_prob"))
@@ -57,7 +59,10 @@ def read_qwen3_moe(fields: Fields) -> ModelConfig:
 
 
 def read_mlps(fields: Fields, **quirks: Any) -> list[Mlp | Experts]:
-    """Read the experts or the MLP of every layer; `quirks` are fields of `Experts` that the family decides.
+    """Return the experts or the MLP of every layer, in order.
+
+    Every `decoder_sparse_step`-th layer has experts, except for `mlp_only_layers`. `quirks` are arguments of `Experts`
+    that the family decides.
 
     Raises:
         ModelError: `mlp_only_layers` is not a list of layer numbers.
@@ -68,7 +73,9 @@ def read_mlps(fields: Fields, **quirks: Any) -> list[Mlp | Experts]:
     every = fields.count("decoder_sparse_step", default=1)
     mlp_only = fields.get("mlp_only_layers", [])
     if not isinstance(mlp_only, list) or not all(isinstance(layer, int) for layer in mlp_only):
-        raise fields.error("mlp_only_layers", f"{mlp_only!r:.60} is not a list of layers")
+        raise fields.error(
+            "mlp_only_layers", f"{mlp_only!r:.60} is not a list of layers; give their numbers from 0"
+        )
     routed = Experts(
         experts,
         read_experts_per_token(fields, experts),

@@ -38,22 +38,25 @@ _LAYER_TYPES = ("linear_attention", "full_attention")
 
 
 def read_qwen3_next(fields: Fields) -> ModelConfig:
-    """Read a config with experts, or an MLP in some layers."""
+    """Return the config of a Qwen3-Next, whose layers have experts or, as `read_mlps` decides, an MLP."""
     return _read(fields, _read_mlps(fields, fields.flag("norm_topk_prob", default=True)))
 
 
 def read_qwen3_5_text(fields: Fields) -> ModelConfig:
-    """Read the config of a text model with an MLP in every layer."""
+    """Return the config of a Qwen3.5 text model with an MLP in every layer."""
     return _read(fields, [read_gated_mlp(fields)] * read_layer_count(fields))
 
 
 def read_qwen3_5_moe_text(fields: Fields) -> ModelConfig:
-    """Read the config of a text model with experts in every layer."""
+    """Return the config of a Qwen3.5 text model with experts."""
     return _read(fields, _read_mlps(fields, True))
 
 
 def read_qwen3_5(fields: Fields) -> ModelConfig:
-    """Read the text model of `text_config`, with or without experts, and the size of the vision tower."""
+    """Return the config of the text model in `text_config`, with the vision tower's parameters as its encoder.
+
+    The text model has experts if its config has `num_experts`.
+    """
     text = fields.table("text_config")
     has_experts = "num_experts" in text
     config = read_qwen3_5_moe_text(text) if has_experts else read_qwen3_5_text(text)
@@ -75,15 +78,16 @@ def _count_vision(fields: Fields) -> int:
 
 
 def _read_mlps(fields: Fields, renormalise: bool) -> list[Mlp | Experts]:
-    """Read the experts, with a shared one and its gate, or the MLP of every layer."""
+    """Return the experts, with a shared one and its gate, or the MLP of every layer, in order."""
     shared_width = fields.count("shared_expert_intermediate_size", default=512)
     return read_mlps(fields, renormalise=renormalise, shared_width=shared_width, shared_gate=True)
 
 
 def _read(fields: Fields, mlps: Sequence[Mlp | Experts]) -> ModelConfig:
-    """Read a config whose blocks follow `layer_types`, else have attention in every `full_attention_interval`th layer.
+    """Return a config with gated attention or the gated delta rule in each layer, by `layer_types`.
 
-    Norms add 1 to their weights. `mlps` are the MLP or the experts of every layer.
+    Without that field every `full_attention_interval`th layer has attention. Norms add 1 to their weights. `mlps` are
+    the MLP or the experts of every layer.
     """
     if not fields.flag("attn_output_gate", default=True):
         fields.unsupported("attn_output_gate", "false; attention of this family has a gate")
@@ -124,13 +128,13 @@ def _read_delta(fields: Fields) -> GatedDelta:
 
 
 def compose(config: ModelConfig) -> Network:
-    """Build the network and name the tensors of its checkpoint."""
+    """Return the network of a Qwen3-Next or Qwen3.5; a checkpoint may have tensors `mtp.…`, which nothing reads."""
     is_fused = config.model_type == "qwen3_next"
     return replace(dense.compose(config, NAMES, partial(_build_mixer, is_fused)), unread_prefixes=("mtp.",))
 
 
 def _build_mixer(is_fused: bool, config: ModelConfig, number: int, norm: Norm) -> DeltaHeads:
-    """Return the gated delta rule of a block.
+    """Return the gated delta layer of block `number`, with the norm `norm` before it.
 
     If `is_fused`, `in_proj_qkvz` holds queries, keys, values and gates of one key head after another, and `in_proj_ba`
     their strengths and decays. Otherwise `in_proj_qkv` holds queries, keys and values of all heads, and gates,

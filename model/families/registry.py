@@ -83,12 +83,15 @@ FAMILIES: dict[str, Family] = {
 
 
 def single_step_tasks() -> tuple[Task[Any], ...]:
-    """Return the tasks whose steps all have one size."""
+    """Return, each once, the tasks of the registry's families that name a `runner`: their steps all have one size."""
     return tuple({row.task: None for row in FAMILIES.values() if row.task.runner})
 
 
 def read(model_type: str, fields: Fields) -> Config:
-    """Read the config of a model type; `refusals` of the config lists everything that no layer computes.
+    """Return the config that the reader of a model type makes of a config.json, with its quantisation.
+
+    `refusals` of the config has a message for each field that describes what no layer computes. An unknown model type
+    raises KeyError.
 
     Raises:
         ModelError: A field is missing, has the wrong type or contradicts another field.
@@ -106,7 +109,7 @@ def read(model_type: str, fields: Fields) -> Config:
 
 
 def compose(config: Config) -> Network:
-    """Build the network of a model."""
+    """Return the network of a model by its family's module: its `compose`, or `dense.compose` with its `NAMES`."""
     module = importlib.import_module(FAMILIES[config.model_type].module)
     default: Any = partial(dense.compose, names=getattr(module, "NAMES", LLAMA))
     network: Network = getattr(module, "compose", default)(config)

@@ -22,9 +22,10 @@ _THETA = 2e6
 
 
 def read_smollm3(fields: Fields) -> ModelConfig:
-    """Read a config whose `no_rope_layers` has 1 for a layer with rotary positions and 0 for a layer without.
+    """Return the config of a SmolLM3, whose layers rotate queries and keys where `no_rope_layers` has 1, not 0.
 
-    Without that field every `no_rope_layer_interval`th layer has none.
+    Without that field every `no_rope_layer_interval`th layer does not rotate. If `use_sliding_window` is true, the
+    layers that do not rotate have a window, or those of `layer_types`.
 
     Raises:
         ModelError: `no_rope_layers` is not a list of zeros and ones, at least one for each layer.

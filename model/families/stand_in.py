@@ -72,7 +72,9 @@ _UNKNOWN = "what they describe is not known here"
 
 
 def read_stand_in(fields: Fields, family: str) -> Config:
-    """Read a config under a family, whatever its model type. Of a model for several inputs the text decoder is read.
+    """Return the config that a known family reads from a config.json of any model type, with `stand_in` set.
+
+    For a model of several kinds of inputs, the text decoder's fields are read. `stand_in` names the ignored fields.
 
     Raises:
         ModelError: The family is unknown or not one of texts, or a field that it needs is missing or wrong.
@@ -103,7 +105,7 @@ def read_stand_in(fields: Fields, family: str) -> Config:
 
 
 def find_text_fields(fields: Fields) -> Fields:
-    """Return the fields of the text decoder where a config has them in an object of their own, else all fields."""
+    """Return the fields of the text decoder: of the first object of TEXT_TABLES that the config has, else `fields`."""
     for name in TEXT_TABLES:
         if isinstance(fields.get(name, None), dict):
             return fields.table(name, shared=_SHARED)
@@ -111,10 +113,11 @@ def find_text_fields(fields: Fields) -> Fields:
 
 
 def find_nearest_family(fields: Fields) -> str | None:
-    """Return the family of texts that reads most of a config's fields; None if none reads the essential ones.
+    """Return the model type of the text family that fits a config best; None if no family reads its essential fields.
 
-    The family with which the model type of the text decoder begins comes first, then families that read fields of
-    experts, latents and states and look for none that the config lacks.
+    Essential are the numbers of heads and experts. Preferred is a family whose name begins the model type of the text
+    decoder; then one that reads the config's fields of experts, latents and states and looks for no others; then the
+    one that reads the most fields.
     """
     text = find_text_fields(fields)
     named = str(text.get("model_type", ""))
@@ -138,7 +141,10 @@ def find_nearest_family(fields: Fields) -> str | None:
 
 
 def _has_effect(name: str, fields: Fields) -> bool:
-    """Return whether a field may change parameters or times: it is neither off, nor empty, nor one of training."""
+    """Return whether a field may change a model's parameters or times.
+
+    It does not if it is absent, false, 0 or empty, or if its name is one that only matters for training or sampling.
+    """
     value = fields.get(name, None)
     if value in _OFF or (value == 1 and _EACH_LAYER.fullmatch(name)):
         return False
@@ -146,7 +152,7 @@ def _has_effect(name: str, fields: Fields) -> bool:
 
 
 def _explain(names: tuple[str, ...]) -> Iterator[str]:
-    """Yield what ignored fields may mean, a sentence for each meaning with its fields."""
+    """Yield "<fields>: <what they may mean>" for the ignored fields `names`, one text for all fields of a meaning."""
     meanings: dict[str, list[str]] = {}
     for name in names:
         meaning = next((meaning for pattern, meaning in _MEANINGS if re.search(pattern, name)), _UNKNOWN)

@@ -22,7 +22,7 @@ def token_network(
     windows: Collection[int] = (),
     **checkpoint: Any,
 ) -> Network:
-    """Return the network of a decoder.
+    """Return the network of a decoder, with all arrays that a token step may have as inputs and outputs.
 
     Args:
         embedding: The first layer, which turns token ids into hidden states.

@@ -37,7 +37,7 @@ _ENCODER = "model.encoder"
 
 
 def read_whisper(fields: Fields) -> ModelConfig:
-    """Read a config of equal encoder blocks and equal decoder blocks; decoder blocks also attend to the encoder.
+    """Return the config of a Whisper: equal encoder blocks, and equal decoder blocks that also attend to the encoder.
 
     Raises:
         ModelError: A field is missing or has the wrong type, or heads do not divide the hidden size.
@@ -92,7 +92,7 @@ def read_whisper(fields: Fields) -> ModelConfig:
 
 
 def compose(config: ModelConfig) -> Network:
-    """Build the decoder with its encoder and name the tensors of the checkpoint."""
+    """Return the network of the decoder, with that of the encoder in `before`."""
     decoder = dense.compose(config, _DECODER)
     assert isinstance(config.encoder, SpeechEncoder)
     crosses = tuple(_build_cross_attention(config, number) for number in range(len(config.blocks)))
@@ -125,7 +125,7 @@ def _build_encoder(hidden: int, encoder: SpeechEncoder, crosses: tuple[CrossAtte
 
 
 def _build_encoder_block(hidden: int, block: Block, number: int) -> Section:
-    """Return attention, in which every position attends to all positions, and the MLP."""
+    """Return the layers of encoder block `number`: attention of every position to all positions, and the MLP."""
     name, tensor = f"encoder.{number}", f"{_ENCODER}.layers.{number}"
     assert isinstance(block.mixer, GroupedAttention) and isinstance(block.mlp, Mlp)
     attention = Attention(
@@ -148,7 +148,7 @@ def _build_encoder_block(hidden: int, block: Block, number: int) -> Section:
 
 
 def _build_projections(hidden: int, tensor: str) -> AttentionProjections:
-    """Return the projections of one attention; the projection of keys has no bias."""
+    """Return the projections of the attention whose tensors' names begin with `tensor`; that of keys has no bias."""
     return AttentionProjections(
         (
             _build_linear(f"{tensor}.q_proj", hidden, hidden),

@@ -65,7 +65,7 @@ class ConfigFields(Protocol):
         """
 
     def unsupported(self, name: str, message: str) -> None:
-        """Record that no format supports the value of a field."""
+        """Record, without raising, that no format supports the value of the field `name`; `message` says why."""
 
 
 class Format(Protocol):

@@ -36,7 +36,7 @@ def activation_dtype(name: str, config: Config, weights: Mapping[str, Weight]) -
     if name == "auto":
         return _NAMES.get(config.dtype or weights[next(iter(weights))].dtype.name, FLOAT32)
     if name not in _NAMES:
-        raise ModelError(f"dtype {name!r} is not supported; it is one of auto, {', '.join(_NAMES)}")
+        raise ModelError(f"dtype {name!r} is not supported; known are auto, {', '.join(_NAMES)}")
     return _NAMES[name]
 
 

@@ -86,7 +86,8 @@ def split_into_segments(
         columns: Columns of the window without padding.
 
     Returns:
-        The segments, and the columns from the beginning of this window to the beginning of the next one.
+        The segments, with times in seconds of the recording, and the columns from the beginning of this window to the
+        beginning of the next one.
     """
     offset = begins * STEP_SECONDS / COLUMNS_PER_STEP
     is_time = [id >= zero for id in ids]

@@ -91,8 +91,11 @@ def test_prompts_share_the_pages_of_their_group() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "stories"}, "--ep 2 divides routed experts, and this model has none"),
-        ({"expert_parallel_size": 3}, "--ep 3 does not divide the 8 experts of this model"),
+        ({"model": "stories"}, "--ep 2 divides routed experts, and this model has none; leave it out"),
+        (
+            {"expert_parallel_size": 3},
+            "--ep 3 does not divide the 8 experts of this model; take a divisor of 8",
+        ),
         ({"expert_parallel_size": 0}, "expert_parallel_size is 0; at least 1 is needed"),
     ],
 )

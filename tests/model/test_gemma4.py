@@ -129,19 +129,22 @@ def test_tensors_of_keys_that_another_layer_has_are_not_read(tmp_path) -> None:
     [
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention: all; a layer sees earlier"),
         (ROUTED, "enable_moe_block: true; no layer computes routed experts"),
-        ({"num_kv_shared_layers": 10}, "num_kv_shared_layers: 10 of 10 layers; one has to have its own"),
-        ({"num_kv_shared_layers": 6}, "num_kv_shared_layers: 6; none of the 4 layers before is of the kind"),
+        ({"num_kv_shared_layers": 10}, "10 of 10 layers read another layer's cache; at least one needs"),
+        ({"num_kv_shared_layers": 6}, "num_kv_shared_layers: 6; none of the 4 layers with a cache has"),
         ({"num_kv_shared_layers": -1}, "num_kv_shared_layers: -1 is not a positive whole number"),
         ({"global_head_dim": 511}, "global_head_dim: 511 is odd; rotary embedding turns pairs"),
         ({"sliding_window": None}, "sliding_window: null; layers of this family have a window"),
         ({"vocab_size_per_layer_input": 9}, "9; a vocabulary of 262144 tokens needs as many rows"),
-        ({"per_layer_config": {"4": {"head_dim": 64}}}, "per_layer_config: heads of layers [4, 9] differ"),
+        (
+            {"per_layer_config": {"4": {"head_dim": 64}}},
+            "per_layer_config: layers with the same window must have equal heads",
+        ),
         ({"per_layer_config": {"x": {}}}, "per_layer_config.x: is not the number of a layer"),
         (
             {"per_layer_config": {"1": {"sliding_window": 4}}},
             "per_layer_config: sliding_window; layers differ in",
         ),
-        ({"rope_parameters": {FULL: {}}}, "rope_parameters.sliding_attention: missing; layers of"),
+        ({"rope_parameters": {FULL: {}}}, "rope_parameters.sliding_attention: missing; rope_parameters has"),
         (
             {"attention_k_eq_v": True, "num_global_key_value_heads": 3},
             "num_global_key_value_heads: 3 does not divide num_attention_heads, 8",

@@ -192,7 +192,7 @@ def test_micro_batches_shorten_prompts_and_no_mesh_takes_more_than_one_stage_at_
     ("request_of", "works", "message"),
     [
         ({"pp": 33}, {"pp": 32}, "33 pipeline stages for 32 layers; this model takes --pp 1 to 32"),
-        ({"ep": 2}, {"ep": 1}, "--ep 2 divides routed experts, and this model has none"),
+        ({"ep": 2}, {"ep": 1}, "--ep 2 divides routed experts, and this model has none; leave it out"),
         (
             {"tp": 32, "pp": 4},
             {"tp": 32, "pp": 2},

@@ -103,7 +103,11 @@ def test_prompts_on_replicas_of_their_own_hand_pages_to_a_group() -> None:
 @pytest.mark.parametrize(
     ("setup", "works", "message"),
     [
-        (replace(SETUP, ep=3), replace(SETUP, ep=4), "--ep 3 does not divide the 8 experts of this model"),
+        (
+            replace(SETUP, ep=3),
+            replace(SETUP, ep=4),
+            "--ep 3 does not divide the 8 experts of this model; take a divisor of 8",
+        ),
         (
             replace(SETUP, replicas=33),
             replace(SETUP, replicas=32),
