@@ -1,9 +1,9 @@
-"""Shell script that checks a prediction on a real deployment: it starts a server of one copy and measures it.
+"""Shell script that checks a prediction on a real deployment: it starts a server of one model copy and measures it.
 
-The servers are `nkw serve` for the stack `this`; `vllm serve` of vLLM 0.33.0 for vllm-neuron and nxdi; `optimum-cli
-neuron serve` of optimum-neuron 0.4; and the server of vLLM 0.6 on Transformers NeuronX, by the Neuron documentation
-2.29. The measurement is `nkw bench serve` for `this`, else `vllm bench serve` of vLLM 0.33.0; both
-have the same options and rows.
+`nkw plan --bench-script` writes the script. The servers are `nkw serve` for the stack `this`; `vllm serve` of vLLM
+0.33.0 for vllm-neuron and nxdi; `optimum-cli neuron serve` of optimum-neuron 0.4; and the server of vLLM 0.6 on
+Transformers NeuronX, by the Neuron documentation 2.29. The measurement is `nkw bench serve` for `this`, else `vllm
+bench serve` of vLLM 0.33.0; both have the same options and rows.
 """
 
 from __future__ import annotations
@@ -43,10 +43,14 @@ _SERVERS = {
 
 
 def script_plan(plan: Plan, config: Path) -> str:
-    """Return the script that checks a plan, at as many requests per second as a copy computes.
+    """Return the text of the script that checks a plan, at the highest request rate that one copy can keep up with.
+
+    Args:
+        plan: a plan for an instance, not for an accelerator.
+        config: path of the model's config.json or of its folder; the script finds the model from it.
 
     Raises:
-        ModelError: The stack of the plan cannot serve the mesh or the model.
+        ModelError: The server of the plan's stack cannot run the mesh or the model.
     """
     placement, request = plan.placement, plan.request
     assert placement.instance is not None, "a server runs on an instance"
@@ -59,10 +63,14 @@ def script_plan(plan: Plan, config: Path) -> str:
 
 
 def script_recommendation(recommendation: Recommendation, config: Path) -> str:
-    """Return the script that checks the chosen offer of a recommendation, at the requests per second of one copy.
+    """Return the text of the script that checks the chosen offer of a recommendation, at the request rate of one copy.
+
+    Args:
+        recommendation: a recommendation in which an offer keeps the service level.
+        config: path of the model's config.json or of its folder; the script finds the model from it.
 
     Raises:
-        ModelError: The stack cannot serve the mesh or the model.
+        ModelError: The server of the stack cannot run the mesh or the model.
     """
     offer = recommendation.chosen
     assert offer is not None, "an offer keeps the service level"
@@ -75,9 +83,24 @@ def script_recommendation(recommendation: Recommendation, config: Path) -> str:
 def _write_script(
     offer: Offer, stack: Stack, dtype: str, model: ModelSizes, config: Path, rate: float
 ) -> str:
-    """Return the script of an offer, for so many requests per second of a copy."""
+    """Return the text of the script for an offer.
+
+    Args:
+        offer: the mesh, batch and predicted times to check.
+        stack: the serving stack whose server is started.
+        dtype: dtype of weights and activations.
+        model: sizes of the model, for the predictions in the comments.
+        config: path of the model's config.json or of its folder.
+        rate: requests per second that the script sends to the one copy.
+
+    Raises:
+        ModelError: The model is a speech model, or the server has no such mesh.
+    """
     if model.config.spectrum is not None:
-        raise ModelError("--bench-script measures a server of texts, and this is a model of speech")
+        raise ModelError(
+            "--bench-script measures a server that continues texts, and this is a speech model: leave --bench-script "
+            "out"
+        )
     lines = [
         "#!/usr/bin/env bash",
         f"# Written by nkw {version()}: starts a copy of a model, measures it, and stops it.",
@@ -96,7 +119,11 @@ def _write_script(
 
 
 def _name_model(config: Path) -> Iterator[str]:
-    """Yield the lines that set the model: a folder, an id of a published config, or an argument without default."""
+    """Yield the lines that set the shell variable `model` to a folder or a Hugging Face id.
+
+    The script's first argument replaces this default. Without a default, because the path is no folder, config.json or
+    published config, the script requires the argument.
+    """
     if config.parent == PUBLISHED:
         name = quote(list_published()[config.stem].ids[0])
     elif config.is_dir() or config.name == "config.json":
@@ -109,7 +136,10 @@ def _name_model(config: Path) -> Iterator[str]:
 
 
 def _start_server(offer: Offer, stack: Stack, dtype: str) -> Iterator[str]:
-    """Yield the lines that start the server and wait for it; it ends with the script."""
+    """Yield the lines that start the server in the background and wait until it is healthy.
+
+    The server is killed when the script exits.
+    """
     if len(chip(offer.instance.target).logical_core_sizes) > 1:
         yield f"export {LNC_VARIABLE}={offer.lnc}"
     command, *options = _list_serve_options(offer, stack, dtype)
@@ -125,10 +155,10 @@ def _start_server(offer: Offer, stack: Stack, dtype: str) -> Iterator[str]:
 
 
 def _list_serve_options(offer: Offer, stack: Stack, dtype: str) -> Iterator[str]:
-    """Yield the command of the server and its options, without its port.
+    """Yield the command of the stack's server, then groups of its options; the option for the port is not among them.
 
     Raises:
-        ModelError: The server has no mesh of this shape.
+        ModelError: The server has no pipeline stages or expert-parallel groups, and the mesh has some.
     """
     shape, length = offer.shape, offer.load.prompt + offer.load.generate
     has_stages, has_groups = stack.name in ("vllm-neuron", "nxdi"), stack.name != "optimum"
@@ -166,7 +196,13 @@ def _list_serve_options(offer: Offer, stack: Stack, dtype: str) -> Iterator[str]
 
 
 def _measure(offer: Offer, stack: Stack, rate: float) -> Iterator[str]:
-    """Yield the lines that measure the server."""
+    """Yield the lines of the benchmark command, which sends random prompts to the server.
+
+    Args:
+        offer: gives the lengths, the most concurrent requests, and the service level for the goodput.
+        stack: selects `nkw bench serve` or `vllm bench serve`.
+        rate: requests per second.
+    """
     load = offer.load
     if stack.name == "this":
         yield "nkw bench serve \\"
@@ -184,7 +220,7 @@ def _measure(offer: Offer, stack: Stack, rate: float) -> Iterator[str]:
 
 
 def _describe_promise(offer: Offer, stack: Stack, model: ModelSizes, rate: float) -> Iterator[str]:
-    """Yield what is predicted, for comments: means with their range, to be compared with rows of the measurement."""
+    """Yield the predicted values to compare with the measured ones, as lines for comments of the script."""
     load, prompt, step = offer.load, offer.first_token.time, offer.step.time
     yield ""
     yield (
@@ -216,5 +252,5 @@ def _describe_promise(offer: Offer, stack: Stack, model: ModelSizes, rate: float
 
 
 def _format_range(time: Time) -> str:
-    """Return the program reading in ms, and the bounds in brackets."""
+    """Return the program reading of a time in ms, then the dataflow and serial readings in brackets."""
     return f"{format_ms(time.program_ns)} ({format_ms(time.dataflow_ns)}..{format_ms(time.serial_ns)})"

@@ -1,4 +1,4 @@
-"""A plan as the document of `--json`."""
+"""A plan as the JSON object that `nkw plan --json` prints; docs/model/planning.md describes its keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,12 @@ SCHEMA = 1
 
 
 def build_document(plan: Plan, name: str) -> dict[str, Any]:
-    """Return the document of `--json`; its schema is in docs/model/planning.md."""
+    """Return the JSON object of a plan; docs/model/planning.md describes its keys.
+
+    Args:
+        plan: the plan.
+        name: path or name of the config, as the user wrote it.
+    """
     model, request, placement = plan.model, plan.request, plan.placement
     return {
         "schema": SCHEMA,
@@ -71,7 +76,7 @@ def build_document(plan: Plan, name: str) -> dict[str, Any]:
 
 
 def _describe_speech(plan: Plan) -> dict[str, Any] | None:
-    """Return the object of the speed of transcription; None for a model that continues texts."""
+    """Return the JSON object of the speed of transcription; None for a model without a speech encoder."""
     speed = compute_transcription(plan)
     if speed is None:
         return None
@@ -85,7 +90,7 @@ def _describe_speech(plan: Plan) -> dict[str, Any] | None:
 
 
 def _describe_reach(reach: Reach) -> dict[str, Any]:
-    """Return the object of the shares of the peaks that kernels reach, with their source and confidence."""
+    """Return the JSON object of the shares of the peaks that kernels reach, with their source and confidence."""
     return {
         "operations": reach.operations,
         "bytes": reach.bytes,
@@ -95,7 +100,7 @@ def _describe_reach(reach: Reach) -> dict[str, Any]:
 
 
 def _describe_mesh(mesh: Candidate) -> dict[str, Any]:
-    """Return the object of a mesh that was compared."""
+    """Return the JSON object of a mesh that the planner compared."""
     return {
         **asdict(mesh.shape),
         "copies": mesh.copies,
@@ -108,7 +113,7 @@ def _describe_mesh(mesh: Candidate) -> dict[str, Any]:
 
 
 def describe_judged(judged: Judged) -> dict[str, Any]:
-    """Return the object of a mesh as the policy judged it."""
+    """Return the JSON object of a mesh with the times and the cost by which the policy ranked it."""
     return {
         **asdict(judged.mesh.shape),
         "batch": judged.mesh.batch,
@@ -121,7 +126,7 @@ def describe_judged(judged: Judged) -> dict[str, Any]:
 
 
 def _describe_fit(fit: Fit) -> dict[str, Any]:
-    """Return the object of an instance; `tp` is null if it does not hold the model."""
+    """Return the JSON object of how an instance holds the model; `tp` is null if it does not."""
     return {
         "instance": fit.instance.name,
         "lnc": fit.lnc,
@@ -136,9 +141,9 @@ def _describe_fit(fit: Fit) -> dict[str, Any]:
 
 
 def _describe_phase(plan: Plan, phase: Phase) -> dict[str, Any]:
-    """Return the object of a prompt or a decode step; `kernels` is null if it is not predicted.
+    """Return the JSON object of a prompt or a decode step: its work, times in ns, and kernels.
 
-    The times are null if the plan's batch does not fit.
+    `kernels` is null if the time is only a roofline. The times are null if the plan's batch does not fit.
     """
     predicted = phase.predicted
     return {
@@ -168,7 +173,10 @@ def _describe_phase(plan: Plan, phase: Phase) -> dict[str, Any]:
 
 
 def _describe_stack(plan: Plan) -> dict[str, Any] | None:
-    """Return the object of the serving stack: its record, and what its user sees; None without a service."""
+    """Return the JSON object of the serving stack: its record, and the latency and throughput that its user sees.
+
+    Returns None if the plan is for an accelerator, or if its batch does not fit.
+    """
     service, stack = describe_service(plan), plan.stack
     if service is None:
         return None
@@ -187,7 +195,7 @@ def _describe_stack(plan: Plan) -> dict[str, Any] | None:
 
 
 def describe_term(term: HostTime | Scale | Fact) -> dict[str, Any]:
-    """Return the object of a term of a record, with its source and confidence."""
+    """Return the JSON object of one term of a stack's record: its value or values, source and confidence."""
     value: dict[str, Any]
     if isinstance(term, HostTime):
         value = {"base_ms": term.base_ms, "slot_ms": term.slot_ms}
@@ -197,12 +205,15 @@ def describe_term(term: HostTime | Scale | Fact) -> dict[str, Any]:
 
 
 def _describe_served(served: Served) -> dict[str, Any]:
-    """Return the object of the times that a user sees: their sum, and the terms."""
+    """Return the JSON object of the latency that a user sees: the sum, and the times of device and engine, in ns."""
     return {**asdict(served.time), "device": asdict(served.device), "engine_ns": served.engine_ns}
 
 
 def _describe_rate(rate: Rate) -> dict[str, Any]:
-    """Return the object of a batch; its times and throughputs are null if it does not fit, dollars without a price."""
+    """Return the JSON object of decoding at one batch size.
+
+    Times and throughputs are null if the batch does not fit. Dollars are also null if no price is known.
+    """
     dollars = rate.dollars
     return {
         "batch": rate.batch,
@@ -219,10 +230,14 @@ def _describe_rate(rate: Rate) -> dict[str, Any]:
 
 
 def _describe_time(phase: Phase, fits: bool) -> dict[str, float | None]:
-    """Return the three readings of a phase; null if its batch does not fit."""
+    """Return the three readings of a phase's time in ns; all are None unless `fits`."""
     return asdict(phase.time) if fits else dict.fromkeys(asdict(phase.time))
 
 
 def _describe_dollars(dollars: Time) -> dict[str, float]:
-    """Return the object of dollars per million tokens in three readings."""
+    """Return the JSON object of dollars per million tokens, by the reading of the times that they were computed from.
+
+    Args:
+        dollars: three amounts of dollars, stored in the three fields of a `Time`.
+    """
     return {"dataflow": dollars.dataflow_ns, "program": dollars.program_ns, "serial": dollars.serial_ns}

@@ -1,9 +1,10 @@
-"""Times of routed experts from dry runs of fewer and narrower experts, or of other numbers of rows.
+"""Times of kernels of routed experts, from dry runs with fewer and narrower experts or with other numbers of rows.
 
-A launch of routed experts takes the same instructions for each chunk of the intermediate size, and `experts_decode` the
-same for each expert or choice. So its time is linear in their number, and launches at two small numbers give both
-coefficients. `experts_prefill` divides rows into blocks by the number of experts and choices: it is launched with all
-experts, at powers of two of rows, between which its time is interpolated.
+`predict` calls this module. A dry run with all experts of a large model would take too long. A kernel of routed experts
+takes the same instructions for each chunk of the intermediate size, and `experts_decode` the same for each expert, or
+for each choice of an expert by a row. So its time is linear in their number, and dry runs at two small numbers give
+both coefficients. `experts_prefill` divides rows into blocks by the number of experts and choices. It is run dry with
+all experts, at powers of two of rows, between which its time is interpolated.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ MeasureExperts = Callable[[int, int, int, int], Time]
 
 
 def time_few_rows(measure: MeasureExperts, rows: int, routing: Experts, ranks: int) -> Time:
-    """Return the time of `experts_decode`.
+    """Return the time of one launch of `experts_decode`, without starting and ending the kernel.
 
     Args:
-        measure: times the launch.
-        rows: rows of all sequences, at most 128.
-        routing: number and sizes of the experts of a rank.
+        measure: dry run that times a launch of given sizes.
+        rows: rows (tokens) of all sequences, at most 128.
+        routing: number of a rank's experts, experts per token, and intermediate size.
         ranks: tensor-parallel ranks that divide the intermediate size.
     """
     count, per_token = routing.count, routing.per_token
@@ -51,7 +52,14 @@ def time_few_rows(measure: MeasureExperts, rows: int, routing: Experts, ranks: i
 
 
 def time_sorted_rows(measure: MeasureExperts, rows: int, routing: Experts, ranks: int) -> Time:
-    """Return the time of `experts_prefill`, with the arguments of `time_few_rows` for any number of rows."""
+    """Return the time of one launch of `experts_prefill`, without starting and ending the kernel.
+
+    Args:
+        measure: dry run that times a launch of given sizes.
+        rows: rows (tokens) of all prompts; any number.
+        routing: number of a rank's experts, experts per token, and intermediate size.
+        ranks: tensor-parallel ranks that divide the intermediate size.
+    """
 
     def time_rows(rows: int) -> Time:
         return _time_width(measure, rows, routing.count, routing.per_token, routing.width, ranks)
@@ -65,11 +73,14 @@ def time_sorted_rows(measure: MeasureExperts, rows: int, routing: Experts, ranks
 def _time_width(
     measure: MeasureExperts, rows: int, count: int, per_token: int, width: int, ranks: int
 ) -> Time:
-    """Return the time of all chunks of an intermediate size, from one and two chunks."""
+    """Return the time of a launch for a large intermediate size, extrapolated from smaller intermediate sizes.
+
+    The smaller sizes have one and two chunks of `WIDTH_PERIOD` columns per rank, plus the same remainder.
+    """
     return extrapolate(lambda narrow: measure(rows, count, per_token, narrow), width, WIDTH_PERIOD * ranks)
 
 
 def _interpolate(measure: Callable[[int], Time], size: int, low: int, high: int) -> Time:
-    """Return the time at a size, on the line through the times at two sizes."""
+    """Return the time at `size`, from a line through the measured times at the sizes `low` and `high`."""
     first, last = measure(low), measure(high)
     return first + (last - first) * ((size - low) / (high - low))

@@ -1,11 +1,10 @@
-"""Memory of a plan: bytes of weights and cache on each core, by the number of ranks, and on each instance.
+"""Memory of a plan: bytes of weights and cache that each rank holds, and the number of sequences or pages that fit.
 
-A rank holds the weights as the layers divide them. It holds all of the embedding tables, the norms and the projections
-to the inputs of every layer, and its shard of the other weights. A tied table is held a second time, transposed, for
-the head; so are projections of keys that are values too. Padded heads, and key/value heads that several ranks hold,
-count on every rank.
+A rank holds all of the embedding tables, the norms and the projections to the inputs of every layer, and its shard of
+the other weights. A tied embedding table is held a second time, transposed, for the output projection; so are
+projections of keys that are values too. Padded heads, and key/value heads that several ranks hold, count on every rank.
 
-Activations, code and the runtime's buffers are not counted, so a plan that fills all memory of a core will not run.
+Activations, code and the runtime's buffers are not counted, so a plan that fills all memory of a rank will not run.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from model.state import window_pages
 
 @dataclass(frozen=True)
 class MeshShape:
-    """The ranks of one copy of a model: `pp` stages of `ep` groups of `tp` ranks."""
+    """Sizes of the mesh of one copy of a model: `pp` pipeline stages of `ep` expert-parallel groups of `tp` ranks."""
 
     tp: int = 1
     pp: int = 1
@@ -28,13 +27,13 @@ class MeshShape:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the copy."""
+        """Number of ranks of one copy."""
         return self.tp * self.pp * self.ep
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes that one of `tp` ranks holds: weights, and the rank's cache of a sequence of `tokens` tokens."""
+    """Bytes that each of `tp` ranks holds: its weights, and its cache of one sequence of `tokens` tokens."""
 
     tp: int
     tokens: int
@@ -43,7 +42,7 @@ class Footprint:
 
     @property
     def bytes_with_one(self) -> int:
-        """Bytes of the weights and of one sequence."""
+        """Bytes on a rank of the weights and the cache of one sequence."""
         return self.weight_bytes + self.cache_bytes_per_sequence
 
     def sequences(self, capacity_bytes: int) -> int:
@@ -53,17 +52,29 @@ class Footprint:
 
 
 def compute_footprint(model: ModelSizes, dtype: str, tp: int, tokens: int, ep: int = 1) -> Footprint:
-    """Return the bytes of each rank for a model in `dtype`; `ep` groups of ranks hold its routed experts once."""
+    """Return the bytes that each rank holds.
+
+    Args:
+        model: sizes of the model.
+        dtype: dtype of weights and cache.
+        tp: tensor-parallel ranks.
+        tokens: tokens of a sequence in the cache.
+        ep: groups of `tp` ranks that divide the routed experts among them; every group holds all other weights.
+    """
     elements = sum(section.count * section.elements(tp, ep).total() for section in model.sections)
     return Footprint(tp, tokens, elements * DTYPE_BYTES[dtype], model.cache_bytes(tokens, dtype, tp))
 
 
 @dataclass(frozen=True)
 class PageKind:
-    """Pages of one cache group: their number, and the bytes of a page on each rank.
+    """Pages of one cache group: the layers that see equally many positions share pages of one size.
 
-    The layers of the group see `window` positions, or all if it is None. The pages of recurrent layers are slots, each
-    for the states of one sequence.
+    | field | meaning |
+    |---|---|
+    | `window` | positions that the layers attend to; None: all |
+    | `page_bytes` | bytes of a page on each rank, of all layers of the group |
+    | `pages` | number of pages |
+    | `recurrent` | whether the layers are recurrent: a page is then a slot for the states of one sequence |
     """
 
     window: int | None
@@ -73,7 +84,15 @@ class PageKind:
 
 
 def list_page_kinds(model: ModelSizes, dtype: str, tp: int, block_size: int, length: int) -> list[PageKind]:
-    """Return the kinds of pages for sequences of up to `length` tokens, without slots."""
+    """Return a `PageKind` for each attention window of the model, with 0 pages; recurrent layers have none here.
+
+    Args:
+        model: sizes of the model.
+        dtype: dtype of the cache.
+        tp: tensor-parallel ranks.
+        block_size: positions of a page.
+        length: most tokens of a sequence; a window of at least this length counts as no window.
+    """
     page_bytes = dict.fromkeys(model.config.windows(length), 0)
     for group, size in model.page_bytes(tp, dtype).items():
         if not isinstance(group, Slots):
@@ -83,9 +102,10 @@ def list_page_kinds(model: ModelSizes, dtype: str, tp: int, block_size: int, len
 
 @dataclass(frozen=True)
 class Demand:
-    """The load for which a cache is divided: at most `sequences`, of `mean` tokens on average and at most `longest`.
+    """Load for which memory is divided into pages: at most `sequences` of up to `longest` tokens, `mean` on average.
 
-    A step computes up to `tokens` tokens. A sequence has `slots` of each recurrent layer: for its state and snapshots.
+    A step computes up to `tokens` tokens. Each sequence takes `slots` pages of recurrent layers, for its state and for
+    snapshots of the state.
     """
 
     sequences: int
@@ -98,10 +118,17 @@ class Demand:
 def allocate_pages(
     page_kinds: Sequence[PageKind], free_bytes: int, block_size: int, demand: Demand
 ) -> list[PageKind]:
-    """Return the kinds with as many pages as fit; sequences of the mean length use up all kinds together.
+    """Return the same page kinds with as many pages as fit into `free_bytes`.
 
-    If layers that see all positions can use the remaining memory, windows and slots get at most the pages of all
-    sequences, and leave room for one sequence of the longest length.
+    Pages are divided such that sequences of the mean length use up all kinds at the same time. If layers that see all
+    positions can use the remaining memory, windows and slots get at most the pages of `demand.sequences` sequences.
+    They also leave memory for one sequence of `demand.longest` tokens.
+
+    Args:
+        page_kinds: kinds of pages; their number of pages is ignored.
+        free_bytes: bytes of a rank for all pages.
+        block_size: positions of a page.
+        demand: the load.
     """
     unbounded_bytes = sum(
         page_kind.page_bytes
@@ -132,21 +159,28 @@ def allocate_pages(
 
 
 def powers_of_two(largest: int) -> list[int]:
-    """Return the powers of two up to `largest`, at least 1."""
+    """Return the powers of two from 1 up to `largest`; [1] if `largest` is below 1."""
     return [2**exponent for exponent in range(max(1, largest).bit_length())]
 
 
 def list_possible_tp(model: ModelSizes, cores: int) -> list[int]:
-    """Return the powers of two, up to a number of cores, of tensor-parallel ranks that each have a head."""
+    """Return the numbers of tensor-parallel ranks to try: powers of two that give each rank a head, at most `cores`."""
     return powers_of_two(min(cores, model.config.most_busy_ranks))
 
 
 def find_smallest_tp(
     model: ModelSizes, dtype: str, tokens: int, batch: int, cores: int, core_bytes: int, ep: int = 1
 ) -> int | None:
-    """Return the fewest tensor-parallel ranks, at most `cores`, that hold the model and `batch` sequences.
+    """Return the fewest tensor-parallel ranks that hold the model and `batch` sequences; None if no number does.
 
-    Returns None if no number of ranks is enough. `ep` groups of as many ranks hold the routed experts once.
+    Args:
+        model: sizes of the model.
+        dtype: dtype of weights and cache.
+        tokens: tokens of each sequence.
+        batch: number of sequences.
+        cores: most tensor-parallel ranks.
+        core_bytes: HBM bytes of each rank.
+        ep: groups of as many ranks that divide the routed experts among them.
     """
     for tp in list_possible_tp(model, cores):
         if compute_footprint(model, dtype, tp, tokens, ep).sequences(core_bytes) >= batch:

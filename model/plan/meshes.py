@@ -1,11 +1,13 @@
-"""Meshes on which an instance holds a model, ranked by the tokens that their copies decode together.
+"""Meshes on which an instance can run a model, ranked by the tokens per second that all copies of the model decode.
 
-A copy of the model takes `pp` stages of `ep` groups of `tp` ranks: a group computes its share of the batch, and the
-groups of a stage hold its routed experts once. The time of a step is an estimate: on every stage the roofline of a
-rank, and the collectives of the simulator's clock between cores, whose times follow from the links. These are two
-all-reduces of a layer over `tp` ranks, two all-to-alls of a layer with experts over `ep` groups, and a send from each
-stage to the next. If the ranks of a collective are not neighbours, the collective is estimated as if all ranks between
-the first and the last of them took part.
+A copy of the model takes `pp` pipeline stages of `ep` groups of `tp` tensor-parallel ranks. Each group computes its
+share of the batch. The groups of a stage divide the routed experts among them. `policy` chooses a mesh from this
+ranking.
+
+The time of a step is an estimate: on every stage the roofline of a rank, and the simulator's times of collectives over
+the links between the cores. The collectives are two all-reduces of a layer over `tp` ranks, two all-to-alls of a layer
+with experts over `ep` groups, and a send from each stage to the next. If the ranks of a collective are not neighbours,
+the collective is estimated as if all ranks between the first and the last of them took part.
 """
 
 from __future__ import annotations
@@ -32,9 +34,10 @@ from model.plan.sizes import DTYPE_BYTES, LayerSizes, ModelSizes
 
 @dataclass(frozen=True)
 class Estimate:
-    """A decode step of a copy in micro-batches: its length, and the shares of it, averaged over stages.
+    """Estimated time of a decode step of one copy, whose batch passes the stages in `micro_batches` equal parts.
 
-    A stage is busy with weights, cache and products (`core`) or with `collectives`, or it waits (`bubble`).
+    `core`, `collectives` and `bubble` are shares of `step_ns`, averaged over the pipeline stages. In them, a stage
+    reads weights and cache and computes (`core`), communicates (`collectives`), or waits for other stages (`bubble`).
     """
 
     micro_batches: int
@@ -46,9 +49,15 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A mesh on an instance: copies, the bytes of the fullest rank, the sequences that fit a copy, and its step.
+    """Mesh that an instance can have, with the memory and the estimated step of a copy of the model on it.
 
-    `step` is None if a copy does not hold the batch.
+    | field | meaning |
+    |---|---|
+    | `copies` | copies of the model on the instance |
+    | `weight_bytes`, `cache_bytes_per_sequence` | bytes on the rank that needs most memory |
+    | `sequences` | most sequences whose cache fits into one copy |
+    | `batch` | sequences that a copy decodes together |
+    | `step` | estimated decode step of the batch; None if the batch does not fit |
     """
 
     shape: MeshShape
@@ -61,31 +70,35 @@ class Candidate:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens that all copies decode in a second; 0 if a copy does not hold the batch."""
+        """Tokens that all copies together decode per second; 0 if a copy does not hold the batch."""
         return 0.0 if self.step is None else 1e9 * self.copies * self.batch / self.step.step_ns
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes that the fullest rank needs for its weights and its share of the batch."""
+        """Bytes for weights and the group's share of the batch, on the rank that needs most memory."""
         return self.weight_bytes + self.cache_bytes_per_sequence * -(-self.batch // self.shape.ep)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The decoder layers of a stage, equal ones once with their number, and its layers before and after these."""
+    """Layers of one pipeline stage.
+
+    `blocks` has pairs of distinct decoder layers and how often each occurs. `ends` has the layers before the first and
+    after the last decoder layer of the model, where the stage has them.
+    """
 
     blocks: tuple[tuple[LayerSizes, int], ...]
     ends: tuple[LayerSizes, ...]
 
     def elements(self, shape: MeshShape) -> int:
-        """Return the number of weights of a rank."""
+        """Return the number of weight elements that one rank of the stage holds."""
         return sum(section.elements(shape.tp).total() for section in self.ends) + sum(
             count * section.elements(shape.tp, shape.ep).total() for section, count in self.blocks
         )
 
 
 class Meshes:
-    """The meshes of an instance for a model, for sequences that end at `context` tokens."""
+    """Generator of candidate meshes for a model on an instance, with estimates of their decode steps and prompts."""
 
     def __init__(
         self,
@@ -97,7 +110,7 @@ class Meshes:
         lnc: int = 1,
         fewer: bool = False,
     ) -> None:
-        """Prepare estimates.
+        """Set the model, the instance and the batch for which meshes are compared.
 
         Args:
             model: The model.
@@ -120,12 +133,20 @@ class Meshes:
         self._stages = lru_cache(maxsize=None)(self._divide)
 
     def rank(self, tp: int | None = None, pp: int | None = None, ep: int | None = None) -> list[Candidate]:
-        """Return all meshes of the requested sizes, the fastest first, then those that do not fit by their bytes."""
+        """Return all meshes of the requested sizes; None leaves a size open, which then takes powers of two.
+
+        Meshes that hold the batch come first, by descending tokens per second. Then follow the others, by ascending
+        memory that a rank needs.
+        """
         candidates = [self.create_candidate(shape) for shape in self._shapes(tp, pp, ep)]
         return sorted(candidates, key=lambda mesh: (-mesh.tokens_per_s, mesh.needed_bytes, mesh.shape.ranks))
 
     def create_candidate(self, shape: MeshShape) -> Candidate:
-        """Return the mesh of a shape."""
+        """Return the candidate with a shape: its memory, its batch and the estimated step.
+
+        With `fewer`, the batch is the largest power of two that fits, at least 1 and at most the requested batch. The
+        step is None if this batch does not fit.
+        """
         stages = self._stages(shape.tp, shape.pp)
         weight_bytes = [stage.elements(shape) * self._size for stage in stages]
         cache_bytes = [self._cache_bytes(stage, shape.tp) for stage in stages]
@@ -150,9 +171,10 @@ class Meshes:
         )
 
     def estimate_prompt(self, shape: MeshShape, tokens: int) -> float:
-        """Estimate the time of a prompt in ns: the roofline of the ranks of a group, and collectives.
+        """Return the estimated time in ns of one prompt on one group of ranks: its roofline plus all collectives.
 
-        Padding and weights that several ranks hold make it longer, as far as ranks multiply with them.
+        The roofline is multiplied by the weights on all `tp` ranks over those on a single rank. So padded weights, and
+        weights that several ranks hold, count as work.
         """
         row_bytes = tokens * self._model.config.hidden_size * self._size
         collectives_ns = sum(self._collectives_ns(section, shape, row_bytes) for section in self._blocks)
@@ -161,13 +183,13 @@ class Meshes:
         return 1e9 * repeated * work.seconds(self._peaks.scale(shape.tp)) + collectives_ns
 
     def estimate_step(self, shape: MeshShape, batch: int) -> Estimate:
-        """Estimate a step of a batch in the number of micro-batches, a power of two, that is fastest."""
+        """Return the estimate of a decode step with the fastest number of micro-batches, among powers of two."""
         largest = min(batch // shape.ep, MAX_MICRO_BATCHES) if shape.pp > 1 else 1
         estimates = (self._estimate(shape, batch, count) for count in powers_of_two(largest))
         return min(estimates, key=lambda estimate: estimate.step_ns)
 
     def _shapes(self, tp: int | None, pp: int | None, ep: int | None) -> Iterator[MeshShape]:
-        """Yield the shapes that the instance has cores for; sizes that are None take powers of two."""
+        """Yield the mesh shapes that the instance has cores for; a size that is None takes powers of two."""
         counts = routed_experts(self._model.config)
         experts = gcd(*counts) if counts else 1
         for tp_size in self._list_tp() if tp is None else [tp]:
@@ -180,18 +202,21 @@ class Meshes:
                         yield shape
 
     def _list_tp(self) -> list[int]:
-        """Return the powers of two up to the cores that can share the model; the last ones may exceed its heads."""
+        """Return the numbers of tensor-parallel ranks to try: powers of two, at most the cores and the vocabulary size.
+
+        The largest may exceed the model's heads; further ranks then compute padding.
+        """
         return powers_of_two(min(self._cores, self._model.config.vocab_size))
 
     def _count_weights(self, tp: int) -> int:
-        """Count the weights of all decoder layers that one of `tp` ranks holds."""
+        """Return the number of weight elements in all decoder layers that one of `tp` ranks holds."""
         return sum(section.count * section.elements(tp).total() for section in self._model.blocks)
 
     @property
     def _cuts(self) -> list[int]:
-        """The numbers of layers after which a stage may end, such that no later layer reads an earlier cache.
+        """Numbers of decoder layers after which a pipeline stage may end; empty for a model with a speech encoder.
 
-        Empty for a model with an encoder of speech.
+        A stage may not end between a layer and a later layer that reads the first one's cache.
         """
         if isinstance(self._model.config.encoder, SpeechEncoder):
             return []
@@ -208,7 +233,7 @@ class Meshes:
         ]
 
     def _divide(self, tp: int, pp: int) -> list[Stage]:
-        """Return the stages of a pipeline, even in the weights of a rank."""
+        """Return `pp` pipeline stages with nearly equal numbers of weights on a rank."""
         model = self._model
         costs = [section.elements(tp).total() for section in self._blocks]
         costs[-1] += model.head.elements(tp).total()
@@ -222,13 +247,16 @@ class Meshes:
         ]
 
     def _cache_bytes(self, stage: Stage, tp: int) -> int:
-        """Return the bytes of the cache of a sequence on a rank of a stage."""
+        """Return the cache bytes of one sequence on one rank of a stage."""
         return sum(
             count * section.cache_bytes(self._context, tp, self._dtype) for section, count in stage.blocks
         )
 
     def _estimate(self, shape: MeshShape, batch: int, micro_batches: int) -> Estimate:
-        """Estimate a step of a batch in so many micro-batches."""
+        """Return the estimate of a decode step whose batch is divided into `micro_batches` micro-batches.
+
+        `batch` counts the sequences of all groups of a copy.
+        """
         sequences = -(-batch // (shape.ep * micro_batches))
         row_bytes = sequences * self._model.config.hidden_size * self._size
         stages = self._stages(shape.tp, shape.pp)
@@ -250,7 +278,7 @@ class Meshes:
         )
 
     def _core_ns(self, stage: Stage, shape: MeshShape, sequences: int) -> float:
-        """Return the roofline of a rank for one token of each sequence of its group."""
+        """Return the roofline in ns of one rank for a step of `sequences` sequences, those of its group."""
         elements, products = 0.0, 0.0
         for section, count in stage.blocks:
             weights = section.elements(shape.tp, shape.ep)
@@ -266,7 +294,13 @@ class Meshes:
         return 1e9 * self._peaks.seconds(2 * products, self._size * elements + cached)
 
     def _collectives_ns(self, layers: LayerSizes, shape: MeshShape, row_bytes: int) -> float:
-        """Return the time of the all-reduces and all-to-alls of one layer, for rows of so many bytes."""
+        """Return the time in ns of one layer's all-reduces over `tp` ranks and all-to-alls over `ep` groups.
+
+        Args:
+            layers: the layer.
+            shape: the mesh.
+            row_bytes: bytes of the hidden states of all rows that a rank exchanges.
+        """
         time_ns = 0.0
         if shape.tp > 1:
             sums = 2 if layers.parameters["mlp"] or layers.parameters["experts"] else 1
@@ -278,7 +312,7 @@ class Meshes:
 
 
 def describe_cores(cores: int, lnc: int) -> str:
-    """Return a number of cores of a rank with their noun, such as "64 logical cores (LNC 2)" or "128 cores"."""
+    """Return words for a number of ranks such as "64 logical cores (LNC 2)" for `lnc` 2, or "128 cores" for `lnc` 1."""
     noun = "core" if cores == 1 else "cores"
     return f"{cores} {noun}" if lnc == 1 else f"{cores} logical {noun} (LNC {lnc})"
 
@@ -286,16 +320,19 @@ def describe_cores(cores: int, lnc: int) -> str:
 def check_mesh(
     model: ModelSizes, tp: int | None, pp: int | None, ep: int | None, instance: Instance, lnc: int
 ) -> None:
-    """Check that an instance and a model can have a mesh; sizes that are None are taken as 1.
+    """Check that a mesh is possible for a model on an instance; sizes that are None count as 1.
 
     Raises:
-        ModelError: the mesh has more ranks than cores, a size does not divide the model, or `pp` cuts a model with an
-            encoder of speech.
+        ModelError: the mesh has more ranks than the instance has cores, a size does not divide the model, or `pp` cuts
+            a model with a speech encoder.
     """
     tp, pp, ep = tp or 1, pp or 1, ep or 1
     ranks, cores = tp * pp * ep, instance.physical_cores // lnc
     if ranks > cores:
-        raise ModelError(f"{ranks} ranks on {instance.name}, which has {describe_cores(cores, lnc)}")
+        raise ModelError(
+            f"a copy of the model takes {ranks} ranks on {instance.name}, which has {describe_cores(cores, lnc)}: "
+            "ask for fewer with --tp, --pp or --ep"
+        )
     check_ranks(model.config, tp)
     if pp > model.num_layers:
         raise ModelError(

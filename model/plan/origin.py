@@ -1,4 +1,4 @@
-"""Where a number comes from: its source, and how well it is known."""
+"""Origin of a number in the planner's records: its source, and the confidence in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from enum import Enum
 
 
 class Confidence(Enum):
-    """How well a number of a record is known."""
+    """How a number of a record became known, from the surest to the least sure way.
+
+    `documented` by the vendor, `measured` by this project, `fitted` to published runs, `derived` from other numbers, or
+    `assumed` without evidence.
+    """
 
     documented = "documented"
     measured = "measured"

@@ -1,4 +1,7 @@
-"""One plan: a model on an instance or an accelerator, for a prompt, a number of tokens to generate, and batches."""
+"""One plan: a model on an instance or an accelerator, for a prompt, a number of generated tokens, and batch sizes.
+
+`nkw plan` calls `make_plan`; `text` and `document` print the result.
+"""
 
 from __future__ import annotations
 
@@ -58,13 +61,20 @@ _MAX_TOKENS = 2**30
 
 @dataclass(frozen=True)
 class Request:
-    """The options of a plan; None leaves the choice to the planner.
+    """Options of a plan; None leaves the choice to the planner.
 
-    `lnc` are the physical cores of a rank: by default the number in NEURON_LOGICAL_NC_CONFIG, else the most that the
-    chip has.
-
-    `price` is that of the instance in dollars an hour; `prices` is a file that replaces the shipped prices. `level` is
-    the service level that the mesh should keep.
+    | field | meaning |
+    |---|---|
+    | `instance`, `accelerator` | where the model runs; at most one of both |
+    | `tp`, `pp`, `ep` | sizes of the mesh |
+    | `sp` | whether ranks divide the rows of prompts (sequence parallelism) |
+    | `batch` | sequences that a copy decodes together |
+    | `prompt`, `generate` | tokens of the prompt, and tokens to generate |
+    | `price` | price of the instance in dollars an hour |
+    | `prices` | file that replaces the shipped prices |
+    | `level` | service level that the mesh should keep |
+    | `stack` | name of the serving stack |
+    | `lnc` | physical cores of a rank; None: NEURON_LOGICAL_NC_CONFIG, else the most that the chip has |
     """
 
     instance: str | None = None
@@ -86,10 +96,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Phase:
-    """A prompt or a decode step: its work, its roofline, and its prediction where kernels exist.
+    """Prompt pass or decode step of a plan: its work, and its time as a roofline, by dry runs and for a user.
 
-    `roofline` is at least the roofline, with the times at the shares of the peaks that kernels usually and at least
-    reach. `served` is what a user of the serving stack waits for.
+    | field | meaning |
+    |---|---|
+    | `work` | operations and bytes |
+    | `roofline` | the roofline, and the times at the usual and the least shares of the peaks |
+    | `predicted` | time by dry runs; None without kernels for the model, or if the batch does not fit |
+    | `served` | what a user of the serving stack waits for |
     """
 
     work: Work
@@ -99,21 +113,21 @@ class Phase:
 
     @property
     def roofline_ns(self) -> float:
-        """The roofline, a lower bound."""
+        """Roofline in ns, a lower bound."""
         return self.roofline.dataflow_ns
 
     @property
     def time(self) -> Time:
-        """The predicted time, else at least the roofline."""
+        """Time on the device: by dry runs, or else from the roofline."""
         return self.roofline if self.predicted is None else self.predicted.time
 
 
 @dataclass(frozen=True)
 class Dollars:
-    """Dollars per million tokens, in the three readings of the times.
+    """Dollars per million tokens, stored as the three readings of a `Time`.
 
-    `input` is for tokens of prompts and `output` for tokens of decode steps. `request` is for generated tokens, with
-    the prompts of their requests.
+    `input` is for prompt tokens and `output` for tokens of decode steps. `request` is for generated tokens when they
+    also pay for the prompts of their requests.
     """
 
     input: Time
@@ -123,9 +137,11 @@ class Dollars:
 
 @dataclass(frozen=True)
 class Rate:
-    """Decoding in batches of one size: the step, and the throughput and price of requests with their prompts.
+    """Step time, throughput and price of decoding with one batch size.
 
-    The throughputs are None for a batch that does not fit; `dollars` is None for such a batch or without a price.
+    `tokens_per_s` counts the decode steps of one copy. `request_tokens_per_s` counts generated tokens of all copies,
+    with the time of their prompts. Both are None if the batch does not fit. `dollars` is also None if no price is
+    known.
     """
 
     batch: int
@@ -136,17 +152,22 @@ class Rate:
 
     @property
     def fits(self) -> bool:
-        """Whether a copy holds the batch beside the weights."""
+        """Whether a copy's memory holds the weights and the batch."""
         return self.tokens_per_s is not None
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How an instance holds a model: the fewest ranks (None: not at all), copies, and sequences over all copies.
+    """How an instance holds the model: on the fewest ranks that hold one sequence.
 
-    `footprint` is what each of these ranks holds. If the model does not fit, it is what each of the most ranks that can
-    share the model would hold. `shape` has further stages and groups of ranks for a model that no number of
-    tensor-parallel ranks holds alone. A rank has `lnc` physical cores.
+    | field | meaning |
+    |---|---|
+    | `tp` | tensor-parallel ranks of a copy; None if the model does not fit |
+    | `copies` | copies on the instance |
+    | `sequences` | sequences that all copies together hold |
+    | `footprint` | bytes on each rank; of a model that does not fit, with the most ranks that can share it |
+    | `shape` | mesh of a copy; has pipeline stages or groups if no number of tensor-parallel ranks is enough |
+    | `lnc` | physical cores of a rank |
     """
 
     instance: Instance
@@ -159,7 +180,7 @@ class Fit:
 
     @property
     def cores(self) -> int:
-        """Cores of the instance: as many ranks as it has at most."""
+        """Cores of the instance that can be ranks: its physical cores divided by `lnc`."""
         return self.instance.physical_cores // self.lnc
 
     @property
@@ -170,10 +191,11 @@ class Fit:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the model runs: peaks of one rank or device, and the mesh of its copies. A rank has `lnc` physical cores.
+    """Instance or accelerator on which the model runs, and the mesh of its copies.
 
-    `choice` compares the meshes of an instance. An accelerator has neither; its devices are taken to share weights and
-    cache evenly.
+    `peaks` are those of one rank, or of one accelerator. `choice` compares the meshes of the instance. For an
+    accelerator, `instance` and `choice` are None, and its devices are assumed to share weights and cache evenly. A rank
+    has `lnc` physical cores.
     """
 
     instance: Instance | None
@@ -189,30 +211,34 @@ class Placement:
 
     @property
     def shape(self) -> MeshShape:
-        """The ranks of a copy."""
+        """Sizes of the mesh of one copy."""
         return self.mesh.shape
 
     @property
     def meshes(self) -> tuple[Candidate, ...]:
-        """Meshes that were compared, the best first."""
+        """All compared meshes, the chosen one first; empty for an accelerator."""
         return () if self.choice is None else self.choice.meshes
 
     @property
     def judged(self) -> tuple[Judged, ...]:
-        """Meshes that hold the batch as the policy judged them, the chosen one first."""
+        """Meshes that hold the batch, the chosen one first; empty for an accelerator."""
         return () if self.choice is None else self.choice.judged
 
     @property
     def holds_weights(self) -> bool:
-        """Whether the weights fit without a cache; True if the memory is unknown."""
+        """Whether each rank's memory holds its weights; True if the memory is unknown."""
         return self.peaks.memory_bytes is None or self.mesh.weight_bytes <= self.peaks.memory_bytes
 
     def can_hold(self, batch: int) -> bool:
-        """Return whether a copy holds the weights and a batch; True if the memory is unknown."""
+        """Return whether a copy's memory holds the weights and a batch; True if the memory is unknown."""
         return self.peaks.memory_bytes is None or (self.holds_weights and batch <= self.mesh.sequences)
 
     def estimate_step(self, work: Work, batch: int) -> Time:
-        """Return the roofline estimate of a decode step of all ranks, or of the stages and groups of the mesh."""
+        """Return the time of a decode step from its roofline, in three readings.
+
+        With pipeline stages or expert-parallel groups, the readings are scaled to the estimate of the mesh, which
+        includes collectives and waiting.
+        """
         estimate = work.estimate(self.peaks.scale(self.shape.tp))
         if self.choice is None or self.shape.ranks == self.shape.tp:
             return estimate
@@ -222,11 +248,19 @@ class Placement:
 
 @dataclass(frozen=True)
 class Plan:
-    """The results of a plan.
+    """Results of a plan.
 
-    `dtype`, `prompt` and `generate` are those of `request`, or the planner's choice. `first_tokens` is the phase of as
-    many prompts as the batch has, packed into the launches of one prompt. `price` is None if no price is known. Phases
-    of a batch that does not fit have no predicted times.
+    | field | meaning |
+    |---|---|
+    | `dtype`, `prompt`, `generate` | as requested, or the planner's choice |
+    | `footprints` | bytes of a rank for each number of tensor-parallel ranks |
+    | `fits` | how each known instance holds the model |
+    | `first_token` | pass of one prompt |
+    | `first_tokens` | pass that computes as many prompts as the batch has, packed into the same launches |
+    | `rates` | decoding by batch size, in ascending order |
+    | `price` | price of the instance; None if unknown |
+
+    Phases of a batch that does not fit have no times by dry runs.
     """
 
     model: ModelSizes
@@ -244,37 +278,37 @@ class Plan:
 
     @property
     def stack(self) -> Stack:
-        """The serving stack of the plan."""
+        """Record of the serving stack of the plan."""
         return STACKS[self.request.stack]
 
     @property
     def context(self) -> int:
-        """Positions in use at the last token."""
+        """Tokens of a finished sequence: prompt and generated ones."""
         return self.prompt + self.generate
 
     @property
     def uneven(self) -> tuple[str, ...]:
-        """Sentences on what the cores hold padded or repeated; none for an accelerator."""
+        """Sentences on what ranks hold padded or repeated; empty for an accelerator."""
         config, placement = self.model.config, self.placement
         return () if placement.instance is None else describe_uneven(config, placement.shape.tp)
 
     @property
     def cache_bytes_per_token(self) -> int:
-        """Bytes that one more token adds, as long as no window is full."""
+        """Cache bytes that one more token of a sequence takes, summed over ranks, while no attention window is full."""
         groups = self.model.page_bytes(1, self.dtype).items()
         return sum(size for group, size in groups if not isinstance(group, Slots))
 
     @property
     def rate(self) -> Rate:
-        """Decoding in batches of the requested size."""
+        """Element of `rates` for the requested batch."""
         return next(rate for rate in self.rates if rate.batch == self.request.batch)
 
 
 def make_plan(model: ModelSizes, request: Request) -> Plan:
-    """Plan a model.
+    """Return the plan of a model for the options of a request.
 
     Raises:
-        ModelError: the model, the instance or the accelerator does not allow the options.
+        ModelError: options exclude one another, or the model, instance or accelerator does not allow them.
     """
     if request.instance is not None and request.accelerator is not None:
         raise ModelError(
@@ -340,17 +374,21 @@ def make_plan(model: ModelSizes, request: Request) -> Plan:
 
 
 def _find_price(request: Request, placement: Placement) -> Price | None:
-    """Return the price of an hour: that of the request, else that of the instance in a file of prices."""
+    """Return the requested price, or else the price of the instance in the file of prices; None if unknown.
+
+    Raises:
+        ModelError: the file of prices cannot be read.
+    """
     if placement.instance is not None:
         return find_price(placement.instance, request.price, request.prices)
     return None if request.price is None else Price(request.price)
 
 
 def _find_stack(request: Request) -> Stack:
-    """Return the serving stack of a request.
+    """Return the record of the requested serving stack.
 
     Raises:
-        ModelError: a stack serves on an instance, and the request is for an accelerator.
+        ModelError: the request is for an accelerator, and the stack is not that of this project.
     """
     stack = STACKS[request.stack]
     if request.accelerator is not None and stack is not THIS:
@@ -363,7 +401,10 @@ def _find_stack(request: Request) -> Stack:
 def _serve_prompts(
     placement: Placement, stack: Stack, roofline: Time, predicted: PassTime | None, prompts: int
 ) -> Served:
-    """Return the times of a pass of prompts; an accelerator has no engine time."""
+    """Return the time that a user waits for a pass of `prompts` prompts.
+
+    An accelerator has no engine time; its device time is the roofline estimate.
+    """
     if placement.instance is None:
         return Served(roofline, 0.0)
     if predicted is None:
@@ -372,14 +413,17 @@ def _serve_prompts(
 
 
 def _serve_step(placement: Placement, stack: Stack, time: Time, slots: int) -> Served:
-    """Return the times of a decode step; an accelerator has no engine time."""
+    """Return the time that a user waits for a decode step of `slots` sequences; an accelerator has no engine time."""
     return Served(time, 0.0) if placement.instance is None else stack.serve_step(time, slots)
 
 
 def _create_predictor(
     model: ModelSizes, request: Request, placement: Placement, dtype: str, context: int
 ) -> Predictor | None:
-    """Return the predictor of passes; None if the plan has rooflines only."""
+    """Return the predictor by dry runs for the placement's mesh.
+
+    Returns None for an accelerator, or if no kernel computes the model.
+    """
     if placement.instance is None or find_unsupported(model.config):
         return None
     # The name of the instance, so that collectives go over its links.
@@ -392,7 +436,9 @@ def _create_predictor(
 def _place_on_instance(
     model: ModelSizes, request: Request, dtype: str, prompt: int, generate: int
 ) -> Placement:
-    """Return the placement on the mesh that the policy chooses; if none fits, on the most tensor-parallel ranks.
+    """Return the placement on the mesh that the policy chooses.
+
+    If no mesh holds the batch and no size was requested, returns the mesh with the most tensor-parallel ranks.
 
     Raises:
         ModelError: the instance is unknown, or the model or the instance cannot have the requested mesh.
@@ -423,13 +469,15 @@ def _place_on_instance(
 
 
 def _place_on_accelerator(model: ModelSizes, request: Request, dtype: str, context: int) -> Placement:
-    """Return the placement on `tp` devices.
+    """Return the placement on as many devices as the request has `tp` (1 by default).
 
     Raises:
-        ModelError: the accelerator is unknown, the model does not take `tp` ranks, or `pp` or `ep` is not 1.
+        ModelError: the accelerator is unknown, the model cannot be divided by `tp`, or `pp` or `ep` is not 1.
     """
     if (request.pp or 1) * (request.ep or 1) > 1:
-        raise ModelError("--pp and --ep are for the cores of an instance, not for an accelerator")
+        raise ModelError(
+            "--pp and --ep are for the cores of an instance, not for an accelerator: leave both out"
+        )
     peaks, tp = parse_accelerator(request.accelerator or "", dtype), request.tp or 1
     check_ranks(model.config, tp)
     weight_bytes, cache_bytes = DTYPE_BYTES[dtype] * model.total, model.cache_bytes(context, dtype)
@@ -441,34 +489,42 @@ def _place_on_accelerator(model: ModelSizes, request: Request, dtype: str, conte
 
 
 def _check_sequence(model: ModelSizes, placement: Placement) -> None:
-    """Check that the launches of several ranks are predicted, whose rows sequence parallelism can cut.
+    """Check that sequence parallelism changes the plan's predicted launches.
 
     Raises:
-        ModelError: the plan has rooflines only, the model has an encoder of speech, or there is one rank.
+        ModelError: the plan has only rooflines, the model has a speech encoder, or there is only one rank.
     """
     if placement.instance is None:
-        raise ModelError(f"--sp changes launches of kernels; for {placement.name} a plan has rooflines only")
+        raise ModelError(
+            f"--sp changes launches of kernels; for {placement.name} a plan has rooflines only: leave --sp out"
+        )
     missing = find_unsupported(model.config)
     if missing:
         raise ModelError(
-            f"--sp changes launches of kernels; this model has rooflines only, as no kernel computes {missing[0]}"
+            f"--sp changes launches of kernels; this model has rooflines only, as no kernel computes {missing[0]}: "
+            "leave --sp out"
         )
     if model.config.spectrum is not None:
-        raise ModelError("--sp cuts rows of prompts, and an encoder of speech has all rows: leave --sp out")
+        raise ModelError(
+            "--sp divides the rows of prompts among ranks, and a speech encoder needs all rows on every rank: leave "
+            "--sp out"
+        )
     check_sequence(True, placement.shape.tp)
 
 
 def check_batch(batch: int) -> None:
-    """Raise ModelError for a batch above the largest one of a plan."""
+    """Raise ModelError for a batch above 2**20, the largest that a plan takes."""
     if batch > _MAX_BATCH:
-        raise ModelError(f"a batch of {batch}; a plan takes at most {_MAX_BATCH:,}")
+        raise ModelError(f"a batch of {batch}; a plan takes at most {_MAX_BATCH:,}: give a smaller --batch")
 
 
 def choose_tokens(model: ModelSizes, request: Request) -> tuple[int, int]:
-    """Return the tokens of the prompt and the generated ones: as requested, or within the model's context.
+    """Return (prompt, generate): the requested numbers of tokens, or defaults within the model's context.
+
+    By default, a text model generates an eighth of `DEFAULT_TOKENS`; the prompt takes the remaining tokens.
 
     Raises:
-        ModelError: the two exceed the context or the largest plan.
+        ModelError: prompt and generated tokens together exceed the model's context or the largest plan.
     """
     longest = model.config.max_position_embeddings
     room = min(DEFAULT_TOKENS, longest or DEFAULT_TOKENS)
@@ -481,10 +537,14 @@ def choose_tokens(model: ModelSizes, request: Request) -> tuple[int, int]:
     if prompt is None:
         prompt = max(1, room - generate)
     if prompt + generate > _MAX_TOKENS:
-        raise ModelError(f"{prompt + generate} tokens; a plan takes at most {_MAX_TOKENS:,}")
+        raise ModelError(
+            f"{prompt + generate} tokens of prompt and output; a plan takes at most {_MAX_TOKENS:,}: give a smaller "
+            "--prompt or --generate"
+        )
     if longest is not None and prompt + generate > longest:
         raise ModelError(
-            f"a prompt of {prompt} and {generate} generated tokens exceed the model's context, {longest}"
+            f"a prompt of {prompt} and {generate} generated tokens exceed the model's context, {longest}: give a "
+            "smaller --prompt or --generate"
         )
     return prompt, generate
 
@@ -497,7 +557,18 @@ def _compute_rate(
     tokens: tuple[int, int],
     price: Price | None,
 ) -> Rate:
-    """Return the throughput of a batch: prompts one after another with their first tokens, then joint decode steps."""
+    """Return step time, throughput and price of a batch that fits.
+
+    A request's cost assumes that a copy computes the batch's prompts one after another, then decodes them together.
+
+    Args:
+        batch: sequences that a copy decodes together.
+        placement: gives the number of copies.
+        first_token: pass of one prompt.
+        step: decode step of the batch.
+        tokens: tokens of a prompt, and tokens to generate.
+        price: price of the instance; None if unknown.
+    """
     prompt, generate = tokens
     copies = placement.mesh.copies
     prompt_time, step_time = first_token.served.time, step.served.time
@@ -521,7 +592,11 @@ def _compute_rate(
 
 
 def _fit(model: ModelSizes, dtype: str, context: int, instance: Instance, lnc: int) -> Fit:
-    """Fit a model on the fewest tensor-parallel ranks of an instance, or else on the mesh with the fewest ranks."""
+    """Return how an instance holds the model and one sequence: on the fewest tensor-parallel ranks, if any number does.
+
+    Otherwise tries meshes with pipeline stages and expert-parallel groups, and takes the one with the fewest ranks.
+    `tp` of the result is None if none fits.
+    """
     capacity, cores = lnc * chip(instance.target).hbm_bytes_per_core, instance.physical_cores // lnc
     tp = find_smallest_tp(model, dtype, context, 1, cores, capacity)
     if tp is None:

@@ -1,15 +1,17 @@
-"""The choice of a mesh: one policy for plans, their tables of meshes, and traffic.
+"""The choice of a mesh: one policy for plans, their tables of meshes, and simulated traffic.
 
-Meshes are ranked by the time of the instance that a request takes, estimated by rooflines and collectives; those that
-keep the service level by these estimates come first. Steps of the best three are predicted by dry runs. Among those
-that keep the service level by predicted times, the mesh whose requests take the least time of the instance is chosen:
-it costs least. If none keeps it, the mesh whose times exceed the bounds least is chosen. Pipeline stages are taken only
-if no mesh with fewer stages holds the batch.
+The instance computes several copies of the model, and each copy a batch of requests. The cost of a request is the time
+of the whole instance divided by all requests that it computes at once. Meshes are ranked by this cost, estimated by
+rooflines and collectives; meshes that keep the service level by these estimates come first.
+
+Steps of the best three are predicted by dry runs. Among those that keep the service level by predicted times, the mesh
+with the least cost is chosen. If none keeps it, the mesh whose times exceed the limits least is chosen. Pipeline stages
+are taken only if no mesh with fewer stages holds the batch.
 
 Prompts of compared meshes stay estimates. The first token is predicted only for a mesh that would be chosen.
 
 A mesh with more tensor-parallel ranks than heads has ranks that compute padding. It is offered only if it is requested
-or chosen: the best such mesh by estimates is predicted beside the best three others, if it ranks among them.
+or chosen: the best such mesh by estimates is predicted besides the best three others, if it ranks among them.
 """
 
 from __future__ import annotations
@@ -31,16 +33,17 @@ PREDICTED = 3
 
 @dataclass(frozen=True)
 class Question:
-    """What a mesh is chosen for.
+    """Model, instance and load for which a mesh is chosen.
 
     | field | meaning |
     |---|---|
     | `prompt`, `generate` | tokens of a prompt, and tokens to generate |
-    | `longest` | positions of the longest request, which a copy holds for each sequence; None: of the mean one |
+    | `longest` | tokens of the longest request, for which a copy reserves cache; None: `prompt` + `generate` |
     | `batch` | sequences that a copy decodes together |
+    | `level` | the service level that requests should keep |
     | `fewer` | whether a copy that does not hold the batch may decode fewer sequences, a power of two |
     | `tp`, `pp`, `ep` | requested sizes of the mesh; None leaves a size open |
-    | `sp` | whether ranks cut the rows of prompts |
+    | `sp` | sequence parallelism: the ranks of a group divide the rows of prompts |
     | `lnc` | physical cores of a rank |
     """
 
@@ -61,15 +64,16 @@ class Question:
 
     @property
     def context(self) -> int:
-        """Positions in use at the last token of the longest request."""
+        """Tokens of the longest request: positions in its cache at its last token."""
         return self.longest or self.prompt + self.generate
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A mesh with the times of a request in ns, the step predicted where `predicted` says so, else estimated.
+    """Candidate mesh with the times of a request in ns, by which the policy ranks it.
 
-    `prompt_ns` is the estimate of a prompt, by which all meshes are compared.
+    `mean_itl_ns` is the time of a decode step: by dry runs if `predicted`, else estimated. `prompt_ns` is the estimate
+    of a prompt, by which all meshes are compared. `ttft_ns` equals it until a dry run replaces it.
     """
 
     mesh: Candidate
@@ -82,17 +86,17 @@ class Judged:
 
     @property
     def e2e_ns(self) -> float:
-        """Time of a request that is alone with its batch."""
+        """Time in ns to compute a request, from its prompt to its last token, without waiting for other requests."""
         return self.ttft_ns + (self.generate - 1) * self.mean_itl_ns
 
     @property
     def excesses(self) -> dict[str, float]:
-        """Bounds of the service level that the request exceeds, with the ratio of its time to the bound."""
+        """Ratio of time to limit, by name (ttft, itl, e2e), for each limit that a request exceeds."""
         return self.level.list_excesses(self)
 
     @property
     def cost_ns(self) -> float:
-        """Time of the whole instance that a request takes, of the batches of all copies."""
+        """Cost of a request: ns of the whole instance for one batch of every copy, per request of these batches."""
         batch = self.mesh.batch
         prompts = -(-batch // self.mesh.shape.ep)  # groups compute prompts of their own at the same time
         return (prompts * self.prompt_ns + (self.generate - 1) * self.mean_itl_ns) / (
@@ -101,7 +105,11 @@ class Judged:
 
 
 class Choice:
-    """The meshes for a question, judged by the policy."""
+    """Meshes for a question, estimated, predicted and ordered by the policy on first use.
+
+    `estimator` makes the candidates. `find_predictor(shape)` returns the predictor by dry runs of a mesh; None if no
+    kernel computes the model.
+    """
 
     def __init__(self, question: Question) -> None:
         self._question = question
@@ -114,14 +122,18 @@ class Choice:
 
     @cached_property
     def meshes(self) -> tuple[Candidate, ...]:
-        """All meshes of the requested sizes: the chosen one and the others by cost, then those that do not fit."""
+        """All meshes of the requested sizes: those of `judged`, then those that do not hold the batch."""
         compared = [judged.mesh for judged in self.judged]
         small = (mesh for mesh in self._ranked if mesh.step is None and not self._has_idle_ranks(mesh))
         return (*compared, *small)
 
     @cached_property
     def judged(self) -> tuple[Judged, ...]:
-        """The meshes that hold the batch: the chosen one, the runner-up and others predicted, then others by cost."""
+        """Meshes that hold the batch: the chosen one, then the others predicted by dry runs, then those estimated.
+
+        Each of the last two groups is in the order of the policy. Empty if no mesh holds the batch. The first use takes
+        seconds, because it runs the dry runs.
+        """
         estimated = sorted(map(self._estimate, (mesh for mesh in self._ranked if mesh.step)), key=_rank)
         busy = [judged for judged in estimated if not self._has_idle_ranks(judged.mesh)]
         last = _rank(busy[PREDICTED - 1]) if len(busy) >= PREDICTED else None
@@ -143,7 +155,7 @@ class Choice:
         return (best[index], *predicted, *busy[PREDICTED:])
 
     def _has_idle_ranks(self, mesh: Candidate) -> bool:
-        """Return whether a mesh that was not requested has more tensor-parallel ranks than the model has heads."""
+        """Return whether a mesh has more ranks than the model has heads, although no number of ranks was requested."""
         return self._question.tp is None and mesh.shape.tp > self._question.model.config.most_busy_ranks
 
     @cached_property
@@ -152,7 +164,7 @@ class Choice:
         return self.estimator.rank(question.tp, question.pp, question.ep)
 
     def _create_predictor(self, shape: MeshShape) -> Predictor | None:
-        """Return the predictor of a mesh; None if no kernel computes the model."""
+        """Return the predictor by dry runs for a mesh; None if no kernel computes the model."""
         question = self._question
         if find_unsupported(question.model.config):
             return None
@@ -163,14 +175,14 @@ class Choice:
         )
 
     def _estimate(self, mesh: Candidate) -> Judged:
-        """Return a mesh with estimated times."""
+        """Return a mesh that holds the batch with estimated times of a prompt and a decode step."""
         assert mesh.step is not None, "only meshes that hold the batch are judged"
         prompt_ns = self.estimator.estimate_prompt(mesh.shape, self._question.prompt)
         times = prompt_ns, prompt_ns, mesh.step.step_ns
         return Judged(mesh, self._question.level, self._question.generate, *times)
 
     def _predict_step(self, judged: Judged) -> Judged:
-        """Return a mesh with the predicted time of its step."""
+        """Return a copy with the step's time by dry runs; the same object if no kernel computes the model."""
         predictor = self.find_predictor(judged.mesh.shape)
         if predictor is None:
             return judged
@@ -178,7 +190,7 @@ class Choice:
         return replace(judged, mean_itl_ns=step.time.program_ns, predicted=True)
 
     def _predict_prompt(self, judged: Judged) -> Judged:
-        """Return a mesh with the predicted time to its first token."""
+        """Return a copy with the time to first token by dry runs; the same object if no kernel computes the model."""
         predictor = self.find_predictor(judged.mesh.shape)
         if predictor is None:
             return judged
@@ -186,7 +198,7 @@ class Choice:
 
 
 def _rank(judged: Judged) -> tuple[int, bool, float]:
-    """Return the sort key of a mesh: fewest stages, then those that keep the service level, then by cost.
+    """Return a sort key: fewest pipeline stages first, then meshes that keep the service level, then the lowest cost.
 
     Stages add memory to a copy and no speed to its steps, so that a mesh with fewer stages does not need them.
     """

@@ -1,11 +1,14 @@
-"""Predicted times of a model's passes: dry runs of its launch list at few sizes, added up.
+"""Predicted times of a model's passes: dry runs of its kernel launches at few sizes, added up.
 
-Equal blocks are launched once and multiplied by their number. Decode attention and `lm_head` take up to 128 sequences
-at a time. If a kernel refuses a launch that fuses others, these others are timed instead. If a kernel refuses any other
+A pass computes prompts, a decode step, or both together in a step of an engine. Plans, recommendations and simulated
+traffic create a `Predictor`.
+
+Equal layers are run once and multiplied by their number. Decode attention and `lm_head` take up to 128 sequences at a
+time. If a kernel refuses a launch that fuses other launches, these are timed instead. If a kernel refuses any other
 launch, or no kernel computes it, the launch takes at least its roofline, and usually longer, at the share of the peaks
-that kernels reach (`roofline.USUAL`); the reason is kept.
+that kernels reach (`roofline.USUAL`). The reason for the refusal is kept.
 
-No launch is taken as shorter than its work on the core's peaks.
+No launch is predicted to take less time than its roofline on the rank.
 """
 
 from __future__ import annotations
@@ -61,10 +64,10 @@ CountedSections = Sequence[tuple[Section, int]]
 
 @dataclass(frozen=True)
 class LaunchTime:
-    """One kernel of a pass: how often it is launched, and the time of all launches, on one rank.
+    """All launches of one kernel in a pass: their number and their total time, on one rank.
 
-    `floor_ns` is the time of their work on the core's peaks. `refusal` is empty for dry runs; else it is the reason why
-    `time` is an estimate, at least the floor. `cores` are the physical cores of a rank that work.
+    `floor_ns` is the roofline of these launches. `refusal` is empty for times from dry runs; else it is the reason why
+    `time` was derived from the roofline. `cores` is the number of a rank's physical cores that work.
     """
 
     name: str
@@ -76,7 +79,7 @@ class LaunchTime:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether an encoder launches the kernel, not the decoder."""
+        """Whether the kernel is launched by the image or speech encoder, and not by the decoder."""
         return self.name.startswith(_ENCODER)
 
     def __add__(self, other: LaunchTime) -> LaunchTime:
@@ -87,29 +90,32 @@ class LaunchTime:
 
 @dataclass(frozen=True)
 class PassTime:
-    """A pass of the model over all ranks: starting and ending a kernel once, and the kernels."""
+    """Time of one pass: `overhead` of starting and ending kernels, and the times of its kernels in order."""
 
     overhead: Time
     kernels: tuple[LaunchTime, ...]
 
     @property
     def time(self) -> Time:
-        """Time of the pass."""
+        """Time of the pass, overhead included."""
         return sum((kernel.time for kernel in self.kernels), self.overhead)
 
     @property
     def attention(self) -> Time:
-        """Time of the kernels of attention."""
+        """Time of all kernels whose name contains "attention"."""
         return sum((kernel.time for kernel in self.kernels if "attention" in kernel.name), Time())
 
     @property
     def floor_ns(self) -> float:
-        """Time of the work of all kernels on the core's peaks."""
+        """Sum of the rooflines of all kernels in ns."""
         return sum(kernel.floor_ns for kernel in self.kernels)
 
     @property
     def times_by_kernel(self) -> dict[str, float]:
-        """Time in ns of each kernel by its name; the name of a kernel that takes its roofline says so."""
+        """Predicted time in ns by kernel name, without pipeline bubbles.
+
+        " (roofline)" is appended to the name of a refused kernel.
+        """
         times: dict[str, float] = {}
         for kernel in self.kernels:
             if kernel.name != BUBBLE:
@@ -119,21 +125,25 @@ class PassTime:
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """The different reasons for which kernels take their rooflines."""
+        """Distinct reasons for which kernels have times derived from their rooflines."""
         return tuple(dict.fromkeys(kernel.refusal for kernel in self.kernels if kernel.refusal))
 
 
 class Predictor:
-    """Times of a model over `ranks` ranks of one chip, for sequences that end at `context` tokens.
-
-    A rank has `lnc` physical cores. Kernels whose work they do not divide are launched on one of them.
+    """Predictor of a model's passes on one copy of its mesh, for sequences of up to `context` tokens.
 
     Activations, weights and cache share one dtype. float16, which the kernels do not take, is planned as bfloat16.
 
-    With `cuts_sequence` the ranks cut the rows of prompts among them. A `pipeline` has so many stages of `ranks` cores;
-    its passes are in the number of micro-batches that is fastest. With `expert` parallelism so many groups of `ranks`
-    divide the routed experts, and each group computes its share of a batch. The parts of an engine's steps are those
-    of one group.
+    Args:
+        config: config of the model.
+        target: chip or instance; the links of an instance decide the times of collectives.
+        ranks: tensor-parallel ranks of a group.
+        dtype: dtype of activations, weights and cache.
+        context: positions of a sequence that a decode step attends to.
+        cuts_sequence: whether the ranks of a group divide the rows of prompts (sequence parallelism).
+        pipeline: pipeline stages. With several, a pass is divided into the fastest number of micro-batches.
+        expert: groups of `ranks` ranks that divide the routed experts; each computes its share of a batch.
+        lnc: physical cores of a rank. A kernel whose work they cannot divide is launched on one of them.
     """
 
     def __init__(
@@ -166,9 +176,10 @@ class Predictor:
         )
 
     def predict_prompts(self, tokens: int, batch: int = 1) -> PassTime:
-        """Predict the pass of `batch` prompts of `tokens` tokens each, packed into the same launches.
+        """Return the time of the pass that computes `batch` prompts of `tokens` tokens each in the same launches.
 
-        The pass includes the head for the last token of each prompt.
+        The pass includes the output projection for the last token of each prompt. With expert-parallel groups, each
+        group computes its share of the prompts at the same time.
         """
         batch = self._mesh.sequences_of_group(batch)
         rows = batch * self._mesh.padded_length(tokens, batch)
@@ -177,20 +188,24 @@ class Predictor:
         return self._predict_fastest(replace(prompts, padded=batch > 1))
 
     def predict_step(self, batch: int) -> PassTime:
-        """Predict a decode step: one token for each of `batch` sequences."""
+        """Return the time of a decode step, which adds one token to each of `batch` sequences over all groups."""
         return self._predict_fastest(self._step.resized(self._mesh.sequences_of_group(batch)))
 
     def paged(self, step: StepShape) -> PassTime:
-        """Predict a step of an engine, of `on_pages` and its sizes; each sequence draws a token."""
+        """Return the time of an engine's step on one group of ranks, with the sampling of a token for each sequence.
+
+        Args:
+            step: a step from `on_pages`, with the phase, tokens and sequences replaced by those of the engine's step.
+        """
         return self._predict_pass(replace(step, draws=_DRAWS), self._sections)
 
     def time_copies(self, count: int, group: CacheGroup, step: StepShape) -> Time:
-        """Return the time to copy pages or slots in every layer of a cache group, without starting a kernel.
+        """Return the time to copy pages or slots in every layer of a cache group, without starting kernels.
 
         Args:
-            count: how many pages or slots are copied.
-            group: the cache group of the pages or slots.
-            step: the step of `on_pages`.
+            count: number of pages or slots that are copied.
+            group: cache group of the pages or slots: a window, None for attention to all positions, or `STATES`.
+            step: a step from `on_pages`.
         """
         times = (
             self._dry.time_launch(launch) * number
@@ -201,7 +216,12 @@ class Predictor:
         return sum(times, Time())
 
     def on_pages(self, pages: Mapping[CacheGroup, int], block_size: int) -> StepShape:
-        """Return the step that decides the sizes of states in an engine with so many pages or slots of each group."""
+        """Return a decode step of one sequence on a paged cache, to be resized for `paged`.
+
+        Args:
+            pages: number of pages or slots of each cache group: a window, None for all positions, or `STATES`.
+            block_size: positions of a page.
+        """
         return replace(
             self._step,
             pages=pages.get(None, 0),
@@ -212,7 +232,10 @@ class Predictor:
         )
 
     def _predict_fastest(self, step: StepShape) -> PassTime:
-        """Predict a pass in the number of micro-batches, a power of two, that is fastest."""
+        """Return the time of a pass with the fastest number of micro-batches, among powers of two.
+
+        Without pipeline stages, the pass is not divided.
+        """
         if self._pipeline == 1:
             return self._predict_pass(step, self._sections)
         exponents = range(min(step.sequences, MAX_MICRO_BATCHES).bit_length())
@@ -220,7 +243,11 @@ class Predictor:
         return min(passes, key=lambda pass_time: pass_time.time.program_ns)
 
     def _predict_pipeline(self, step: StepShape, micro_batches: int) -> PassTime:
-        """Predict a pass through all stages; kernels, sends and bubble are averages over the stages."""
+        """Return the time of a pass of `micro_batches` micro-batches through all pipeline stages.
+
+        The times of kernels, sends between stages and the bubble (waiting) are averages over the stages, so their sum
+        is the time of the pass.
+        """
         assert self._pairs is not None, "one stage sends nothing"
         sequences = -(-step.sequences // micro_batches)
         step = replace(step, tokens=sequences * step.new_tokens, sequences=sequences)
@@ -248,12 +275,18 @@ class Predictor:
 
     @cached_property
     def _stage_ends(self) -> list[int]:
-        """The numbers of sections up to the end of each stage; of a step, they depend on its ranks alone."""
+        """For each pipeline stage, the number of the network's sections up to the end of the stage.
+
+        A section is one decoder layer, or the layers before or after all decoder layers.
+        """
         stages = divide_stages(self._network, self._pipeline, self._step)
         return list(accumulate(len(stage) for stage in stages))
 
     def _count_sections(self, start: int, end: int) -> CountedSections:
-        """Return the sections from `start` up to `end`; decoder layers with equal blocks are counted as one section."""
+        """Return the distinct sections from index `start` up to, but without, `end`, each with its number.
+
+        Decoder layers with equal configs are equal sections.
+        """
         blocks = [None, *self._config.blocks, None]
         counted: dict[object, tuple[Section, int]] = {}
         for index in range(start, end):
@@ -262,7 +295,7 @@ class Predictor:
         return list(counted.values())
 
     def _predict_pass(self, step: StepShape, sections: CountedSections) -> PassTime:
-        """Predict a pass through sections."""
+        """Return the time of a pass through sections on one rank; prompts also pass the image or speech encoder."""
         times = [*self._predict_encoder(step)]
         for section, count in sections:
             for launch in launches_of(section, step):
@@ -270,9 +303,10 @@ class Predictor:
         return PassTime(Time.exact(self._dry.overhead_ns), tuple(times))
 
     def _predict_encoder(self, step: StepShape) -> Sequence[LaunchTime]:
-        """Predict the encoder of a model that has one: a window for each prompt, one after another.
+        """Return the times of the encoder's kernels for one window of each prompt.
 
-        The blocks of an encoder are equal, so the first one stands for all.
+        Returns an empty sequence for a decode step or a model without such an encoder. Blocks of an encoder are equal,
+        so the first one is timed for all.
         """
         encoder = self._network.before.get("encoder")
         if encoder is None or step.phase is not Phase.prefill:
@@ -290,7 +324,10 @@ class Predictor:
     def _time_with_fallback(
         self, section: Section, launch: Launch, step: StepShape, count: int
     ) -> Sequence[LaunchTime]:
-        """Return the time of a launch of `count` equal sections, or of the launches that it fuses if it is refused."""
+        """Return the time of a launch in `count` equal sections.
+
+        If the kernel refuses a launch that fuses others, returns the times of these other launches instead.
+        """
 
         def measure(launch: Launch) -> Time:
             return self._time_slowest_rank(section, launch, step)
@@ -305,7 +342,10 @@ class Predictor:
         ]
 
     def _time(self, launch: Launch, count: int, measure: Callable[[Launch], Time]) -> LaunchTime:
-        """Return the measured time of a launch of `count` equal sections, or at least its roofline if it is refused."""
+        """Return the time of a launch in `count` equal sections, measured, but no shorter than the launch's roofline.
+
+        If `measure` raises ModelError, returns the time estimated from the roofline, with the error as `refusal`.
+        """
         time = self._core.estimate(launch.work.operations, launch.work.bytes)
         floor_ns, launches, refusal, cores = time.dataflow_ns, count * launch.repeat, "", self.lnc
         try:
@@ -316,7 +356,7 @@ class Predictor:
         return LaunchTime(launch.title, launches, time * launches, floor_ns * launches, refusal, cores)
 
     def _time_slowest_rank(self, section: Section, launch: Launch, step: StepShape) -> Time:
-        """Return the time of the slowest rank in each reading.
+        """Return the longer of the times on the first and the last rank, in each reading.
 
         The last rank may have fewer columns of the vocabulary, which some searches divide less evenly.
         """
@@ -328,7 +368,13 @@ class Predictor:
         return first_time.at_least(self._time_rank(section, last_launch, last_step))
 
     def _time_rank(self, section: Section, launch: Launch, step: StepShape) -> Time:
-        """Return the time of a launch on the rank of a step, from few launches at other sizes."""
+        """Return the time of a launch on the rank of `step`, mostly from dry runs at a few other sizes.
+
+        How sizes are extrapolated depends on `launch.growth`.
+
+        Raises:
+            ModelError: the kernel refuses the launch.
+        """
         verifies_drafts = step.phase is Phase.decode and step.new_tokens > 1  # at most 128 rows
         if launch.growth is Growth.experts:
             return self._time_experts(section, launch, step)
@@ -338,12 +384,12 @@ class Predictor:
             return self._time_prompts(section, launch, step)
 
         def resize(tokens: int, sequences: int) -> Launch:
-            """Build the launch for a step of other sizes, without sequences that decode beside prompts."""
+            """Return the launch for a step with other tokens and sequences, without decoding sequences in it."""
             resized = replace(step, tokens=tokens, sequences=sequences, decoding=None)
             return _find_launch(section, resized, launch.title)
 
         def resize_rows(rows: int) -> Launch:
-            """Build the launch for rows of one prompt, or of as many sequences that decode."""
+            """Return the launch for `rows` rows: of that many sequences in a decode step, else of one prompt."""
             return resize(rows, rows if step.tokens == step.sequences else 1)
 
         if launch.growth is Growth.sequences:
@@ -353,7 +399,7 @@ class Predictor:
         return self._dry.time_rows(resize_rows, launch.rows, step.sequence_ranks)
 
     def _time_prompts(self, section: Section, launch: Launch, step: StepShape) -> Time:
-        """Return the time of attention of prompts, and of the sequences that decode beside them.
+        """Return the time of prompts' attention, with that of the sequences that decode in the same launch.
 
         Raises:
             ModelError: the kernel refuses the launch, even where it takes the smaller ones that are timed.
@@ -364,10 +410,10 @@ class Predictor:
             return self._time_mixed(section, launch, step, step.decoding)
 
         def measure(count: int) -> Time:
-            """Time the launch of so many prompts."""
+            """Return the time of attention for `count` prompts of the step's length."""
 
             def resize(tokens: int) -> Launch:
-                """Build the launch for a length of the prompts."""
+                """Return the launch for `count` prompts of `tokens` tokens each."""
                 return _find_launch(
                     section, replace(step, tokens=count * tokens, sequences=count), launch.title
                 )
@@ -377,15 +423,15 @@ class Predictor:
         return extrapolate(measure, step.sequences, PROMPTS_PERIOD)
 
     def _time_mixed(self, section: Section, launch: Launch, step: StepShape, decoding: StepShape) -> Time:
-        """Return the time of attention of prompts and of the sequences that decode beside them.
+        """Return the time of one attention launch for prompts and for sequences that decode in the same step.
 
-        The kernel takes one sequence after another. So sequences that decode add to any prompts what they add to a
-        short one.
+        The kernel takes one sequence after another. So decoding sequences add the same time to any prompts as to a
+        short one, and only that sum is run dry.
         """
         short = replace(step.prompts, tokens=SHORT_PROMPT, sequences=1, prefix=0)
 
         def measure(sequences: int) -> Time:
-            """Time the launch of a short prompt beside so many sequences that decode."""
+            """Return the time of attention for a prompt of `SHORT_PROMPT` tokens and `sequences` decoding sequences."""
             decoding_step = replace(decoding, tokens=sequences * decoding.new_tokens, sequences=sequences)
             mixed_step = replace(short, tokens=SHORT_PROMPT + decoding_step.tokens, decoding=decoding_step)
             return self._dry.time_launch(_find_launch(section, mixed_step, launch.title))
@@ -397,12 +443,12 @@ class Predictor:
         return prompts + (mixed - alone)
 
     def _time_experts(self, section: Section, launch: Launch, step: StepShape) -> Time:
-        """Return the time of routed experts on a rank."""
+        """Return the time of a launch of routed experts on a rank, from dry runs of fewer experts or rows."""
         layer = next(layer for layer in section if isinstance(layer, RoutedExperts))
         groups = step.expert_ranks
 
         def measure(rows: int, count: int, per_token: int, width: int) -> Time:
-            """Time a launch of so many rows and local experts."""
+            """Return the time of a launch for `rows` rows and `count` experts of a group."""
             resized = layer.resized(count * groups, per_token, width)
             return self._dry.time_launch(resized.experts_launch(step, rows, launch.kernel))
 
@@ -412,7 +458,7 @@ class Predictor:
 
 
 def _sum_by_name(times: Iterable[LaunchTime]) -> tuple[LaunchTime, ...]:
-    """Return the sums of times with equal names and refusals, in the order of the first of each."""
+    """Return one entry per (name, refusal) with summed launches and times, in order of first occurrence."""
     sums: dict[tuple[str, str], LaunchTime] = {}
     for time in times:
         key = time.name, time.refusal
@@ -423,13 +469,15 @@ def _sum_by_name(times: Iterable[LaunchTime]) -> tuple[LaunchTime, ...]:
 def _average_stages(
     stages: Sequence[PassTime], sends: Sequence[Time], micro_batches: int, pass_time: Time
 ) -> PassTime:
-    """Return the average over stages of a pass of so many micro-batches.
+    """Return the time of a whole pass of a pipeline, with the times of its kernels averaged over the stages.
+
+    Appends an entry for the sends between stages and one for the bubble: `pass_time` minus all other times.
 
     Args:
-        stages: the pass of one micro-batch through each stage.
-        sends: the sends of one micro-batch from each stage to the next.
-        micro_batches: number of micro-batches.
-        pass_time: time of the pass; the bubble is its remainder.
+        stages: time of one micro-batch in each stage.
+        sends: times of the sends of one micro-batch from each stage to the next.
+        micro_batches: number of micro-batches of the pass.
+        pass_time: time of the whole pass.
     """
     share = micro_batches / len(stages)
     kernels = _sum_by_name(
@@ -449,17 +497,20 @@ def _average_stages(
 
 
 def _find_launch(section: Section, step: StepShape, title: str) -> Launch:
-    """Return the launch of a title in a step, which another launch may have fused."""
+    """Return the launch with a title in a section's launches, among those that others fuse too.
+
+    Raises StopIteration if there is none.
+    """
     return next(launch for launch in _with_fused(launches_of(section, step)) if launch.title == title)
 
 
 def _find_square(section: Section, step: StepShape) -> Launch:
-    """Return the launch of a step whose work grows with the square of its prompts."""
+    """Return the launch of prompts' attention, whose work grows with the square of their length."""
     return next(launch for launch in launches_of(section, step) if launch.growth is Growth.square)
 
 
 def _with_fused(launches: Iterable[Launch]) -> Iterator[Launch]:
-    """Yield launches, each with the launches that it fuses after it."""
+    """Yield every launch, followed by the launches that it fuses, recursively."""
     for launch in launches:
         yield launch
         yield from _with_fused(launch.fused)

@@ -2,7 +2,7 @@
 
 `prices.json` has an entry for each instance type with a public price, with its terms, region, date and source. AWS
 sells trn2 in Capacity Blocks, so the rate of a block stands for the on-demand price there. No price is public for
-trn2u.48xlarge, the UltraServers and trn3.
+trn2u.48xlarge, the UltraServers and trn3. Plans and recommendations call `find_price`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CODE = "NKW-MODEL-OPTION"
 
 @dataclass(frozen=True)
 class Price:
-    """Price of an instance for an hour; the texts are empty where they are not known."""
+    """Price of an instance in dollars an hour; the four texts on its origin are empty where they are not known."""
 
     dollars_per_hour: float
     terms: str = ""
@@ -41,19 +41,24 @@ class Price:
 
 
 def read_prices(path: Path = PRICES) -> dict[str, Price]:
-    """Return the prices of a file by instance type.
+    """Return the prices of a JSON file by instance type.
 
-    The file is a JSON object of objects with `dollars_per_hour`, and optionally `terms`, `region`, `date` and `source`.
+    The file is a JSON object with an object for each instance type. Each has the key `dollars_per_hour`, and optionally
+    `terms`, `region`, `date` and `source`.
 
     Raises:
-        ModelError: The file cannot be read, or has another form.
+        ModelError: The file cannot be read, is not JSON, or has another form.
     """
     try:
         document = json.loads(read_text_file(path, _CODE))
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}", _CODE) from None
     if not isinstance(document, dict):
-        raise ModelError(f"{path} is no JSON object of prices by instance type", _CODE)
+        raise ModelError(
+            f"{path} is no JSON object of prices by instance type; write one such as "
+            '{"trn2.48xlarge": {"dollars_per_hour": 35.76}}',
+            _CODE,
+        )
     return {name: _read_price(path, name, entry) for name, entry in document.items()}
 
 
@@ -61,12 +66,13 @@ def find_price(instance: Instance, dollars: float | None, path: Path | None) -> 
     """Return the price of an instance, or None if it is not known.
 
     Args:
-        instance: The instance. The price of several equal parts is the sum of theirs, unless it is in the file.
-        dollars: The price in dollars an hour, which replaces that of a file.
+        instance: The instance. An instance of several equal members costs the sum of their prices, unless the file has
+            a price of its own for it.
+        dollars: The price in dollars an hour, which replaces the price in a file.
         path: A file of prices, which replaces the shipped one.
 
     Raises:
-        ModelError: The file of prices cannot be read.
+        ModelError: The file of prices cannot be read, or has another form.
     """
     if dollars is not None:
         return Price(dollars)
@@ -78,7 +84,12 @@ def find_price(instance: Instance, dollars: float | None, path: Path | None) -> 
 
 
 def _read_price(path: Path, name: str, entry: Any) -> Price:
-    """Return the price of an entry of a file. Raises ModelError for an entry of another form."""
+    """Return the price of one entry of a file.
+
+    Raises:
+        ModelError: The entry is no object, its `dollars_per_hour` is missing or outside the limits, or it has an
+            unknown key or a text that is no string.
+    """
     known = {field.name for field in fields(Price)}
     dollars = entry.get("dollars_per_hour") if isinstance(entry, dict) else None
     if not isinstance(dollars, (int, float)) or isinstance(dollars, bool) or not _is_price(dollars):
@@ -96,5 +107,5 @@ def _read_price(path: Path, name: str, entry: Any) -> Price:
 
 
 def _is_price(dollars: float) -> bool:
-    """Return whether a number is finite and within the limits of a price."""
+    """Return whether a number is finite and from `CHEAPEST` to `DEAREST`."""
     return math.isfinite(dollars) and CHEAPEST <= dollars <= DEAREST

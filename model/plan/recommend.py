@@ -1,21 +1,21 @@
 """Instances for a load of requests: how many of each type keep a service level, and what they cost.
 
-A copy of the model decodes at most `batch` sequences together. While requests use all of these slots, a copy computes
-one request of each slot in a cycle:
+`nkw plan --recommend` calls `recommend`. A copy of the model decodes at most `batch` sequences together; a slot is the
+room for one of them. While requests use all slots, a copy computes one request of each slot in a cycle:
 
     cycle = prompts * prompt + (generate - 1) * step           requests per second of a copy = batch / cycle
 
-A request is interrupted by the prompts of the other slots, so the mean time between its tokens is
-(cycle - prompt) / (generate - 1). Requests that arrive at random also wait for a slot, in the mean
+A request is interrupted by the prompts of the other slots, so the mean time between its tokens is (cycle - prompt) /
+(generate - 1). Requests that arrive at random also wait for a slot, in the mean
 
     wait = cycle / (2 batch) * utilisation^(sqrt(2 (batch + 1)) - 1) / (1 - utilisation)
 
 (Sakasegawa 1977, "An approximation formula L_q = alpha rho^beta / (1 - rho)", for `batch` servers of constant time and
 Poisson arrivals). The number of copies is the least with which the mean times keep the service level.
 
-Each instance is treated as by the policy of plans: meshes with the fewest stages are ranked by rooflines and
-collectives, the best three at most are predicted by dry runs, and those that keep the service level by predicted times
-come first. Meshes of equal cores whose collectives take equal times are predicted once for all instances.
+Meshes of an instance are chosen as in the policy of plans: those with the fewest pipeline stages are ranked by
+rooflines and collectives. Dry runs predict at most the best three. Meshes that keep the service level by predicted
+times come first. Meshes of equal cores whose collectives take equal times are predicted once for all instances.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _PAYLOADS = tuple(4**exponent for exponent in range(5, 15))
 
 @dataclass(frozen=True)
 class Load:
-    """Requests per second, each with a prompt and generated tokens, and the service level that they should keep."""
+    """Load of a service: requests per second, their prompt and generated tokens, and the service level to keep."""
 
     rate: float
     prompt: int
@@ -67,12 +67,12 @@ class Load:
 
 @dataclass(frozen=True)
 class Offer:
-    """Instances of one type for a load, all with copies of the same mesh.
+    """Instances of one type for a load, all with copies of the model on equal meshes.
 
     | field | meaning |
     |---|---|
     | `lnc` | physical cores of a rank |
-    | `shape`, `copies` | the ranks of a copy, and the copies of an instance |
+    | `shape`, `copies` | the mesh of a copy, and the copies of an instance |
     | `batch` | sequences that a copy decodes together at most |
     | `first_token`, `step` | times of a prompt, and of a decode step of the batch, for a user of the serving stack |
     | `predicted` | whether the times are dry runs of kernels, and not rooflines |
@@ -92,32 +92,35 @@ class Offer:
 
     @property
     def prompt_ns(self) -> float:
-        """Time of a prompt."""
+        """Time in ns that a user waits for one prompt's pass, engine time included."""
         return self.first_token.time.program_ns
 
     @property
     def step_ns(self) -> float:
-        """Time of a decode step."""
+        """Time in ns that a user waits for a decode step of the batch, engine time included."""
         return self.step.time.program_ns
 
     @property
     def prompts(self) -> int:
-        """Prompts that a group of ranks computes in a cycle; groups compute theirs at the same time."""
+        """Prompts that each expert-parallel group computes one after another in a cycle: its share of the batch."""
         return -(-self.batch // self.shape.ep)
 
     @property
     def cycle_ns(self) -> float:
-        """Time in which a copy computes one request of every slot."""
+        """Time in ns in which a copy computes one request of every slot."""
         return self.prompts * self.prompt_ns + (self.load.generate - 1) * self.step_ns
 
     @property
     def copy_requests_per_s(self) -> float:
-        """The most requests per second that a copy computes."""
+        """Highest number of requests per second that one copy can compute."""
         return 1e9 * self.batch / self.cycle_ns
 
     @cached_property
     def needed_copies(self) -> int:
-        """Copies that the load needs: the fewest that keep the service level, else the fewest that keep up."""
+        """Fewest copies with which the mean times keep the service level.
+
+        If the level cannot be kept even without waiting, the fewest copies whose capacity exceeds the load.
+        """
         fewest = math.floor(self.load.rate / self.copy_requests_per_s * _ABOVE_ROUNDING) + 1
         if self._list_excesses(0.0):
             return fewest
@@ -135,65 +138,68 @@ class Offer:
 
     @property
     def instances(self) -> int:
-        """Instances that have the needed copies."""
+        """Number of instances that together have the needed copies."""
         return -(-self.needed_copies // self.copies)
 
     @property
     def chips(self) -> int:
-        """Chips of all instances."""
+        """Number of chips of all instances."""
         return self.instances * self.instance.chips
 
     @property
     def utilisation(self) -> float:
-        """Share of the most requests per second of all copies that the load is."""
+        """Load over the highest number of requests per second of all copies, from 0 to 1."""
         return self.load.rate / (self.instances * self.copies * self.copy_requests_per_s)
 
     @property
     def tokens_per_s(self) -> float:
-        """The most generated tokens per second of all copies."""
+        """Highest number of generated tokens per second of all copies together."""
         return self.instances * self.copies * self.copy_requests_per_s * self.load.generate
 
     @property
     def wait_ns(self) -> float:
-        """Mean time that a request waits for a slot."""
+        """Mean time in ns that a request waits for a free slot."""
         return self._compute_wait(self.instances * self.copies)
 
     @property
     def ttft_ns(self) -> float:
-        """Mean time to first token: the wait for a slot, and the prompt."""
+        """Mean time to first token in ns: the wait for a slot, and the prompt."""
         return self.wait_ns + self.prompt_ns
 
     @property
     def mean_itl_ns(self) -> float:
-        """Mean time between tokens while all slots are used, with the prompts of other requests; 0 for one token."""
+        """Mean time between tokens in ns while all slots are in use, with the interruptions by other requests' prompts.
+
+        0 if requests generate one token.
+        """
         steps = self.load.generate - 1
         return (self.cycle_ns - self.prompt_ns) / steps if steps else 0.0
 
     @property
     def e2e_ns(self) -> float:
-        """Mean time of a request."""
+        """Mean time of a request in ns, from its arrival to its last token."""
         return self._time_request(self.wait_ns).e2e_ns
 
     @property
     def excesses(self) -> dict[str, float]:
-        """Bounds of the service level that requests exceed, with the ratio of the time to the bound."""
+        """Ratio of time to limit, by name (ttft, itl, e2e), for each limit that the mean times exceed."""
         return self._list_excesses(self.wait_ns)
 
     @property
     def is_kept(self) -> bool:
-        """Whether requests keep the service level, on no more instances than are offered."""
+        """Whether mean times keep the service level on at most `MOST_INSTANCES` instances."""
         return not self.excesses and self.instances <= MOST_INSTANCES
 
     @property
     def dollars_per_hour(self) -> float | None:
-        """Price of all instances for an hour; None if it is not known."""
+        """Price of all instances in dollars an hour; None if it is not known."""
         return None if self.price is None else self.instances * self.price.dollars_per_hour
 
     @property
     def dollars_per_million(self) -> tuple[float, float] | None:
-        """Dollars per million tokens of prompts, and of decode steps, at the load; None without a price.
+        """Dollars per million prompt tokens, and per million tokens of decode steps; None if no price is known.
 
-        A token costs its part of the time of a copy, divided by the utilisation.
+        A token costs its part of a copy's time at this load, so unused time makes tokens dearer.
         """
         if self.price is None:
             return None
@@ -201,7 +207,10 @@ class Offer:
         return rate * self.prompts * self.prompt_ns / self.load.prompt, rate * self.step_ns
 
     def _compute_wait(self, copies: int) -> float:
-        """Return the mean time in ns that a request waits for a slot of so many copies."""
+        """Return the mean time in ns that a request waits for a slot if `copies` copies serve the load.
+
+        Infinite if the copies cannot keep up with the load.
+        """
         utilisation = self.load.rate / (copies * self.copy_requests_per_s)
         if utilisation >= 1:
             return math.inf
@@ -209,18 +218,18 @@ class Offer:
         return self.cycle_ns / (2 * self.batch) * queue
 
     def _list_excesses(self, wait_ns: float) -> dict[str, float]:
-        """Return the bounds that requests exceed after a wait."""
+        """Return ratios of time to limit, by name, for each limit that requests exceed if they wait `wait_ns`."""
         return self.load.level.list_excesses(self._time_request(wait_ns))
 
     def _time_request(self, wait_ns: float) -> _Times:
-        """Return the times of a request after a wait."""
+        """Return the times of a request that waits `wait_ns` for a slot."""
         ttft_ns, itl_ns = wait_ns + self.prompt_ns, self.mean_itl_ns
         return _Times(ttft_ns, itl_ns, ttft_ns + (self.load.generate - 1) * itl_ns)
 
 
 @dataclass(frozen=True)
 class _Times:
-    """Times of a request in ns, to be compared with a service level."""
+    """Times of a request in ns, in the form that a service level compares."""
 
     ttft_ns: float
     mean_itl_ns: float
@@ -229,7 +238,7 @@ class _Times:
 
 @dataclass(frozen=True)
 class InstanceOffers:
-    """The offers of one instance type: the best mesh and batch first. Without offers, `refusal` is the reason."""
+    """Offers of one instance type, the best mesh and batch first; if there are none, `refusal` is the reason."""
 
     instance: Instance
     offers: tuple[Offer, ...]
@@ -238,7 +247,7 @@ class InstanceOffers:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Offers of several instance types for a load, in the order of the request."""
+    """Offers of several instance types for a load, with the instance types in the order of the request."""
 
     model: ModelSizes
     load: Load
@@ -248,37 +257,41 @@ class Recommendation:
 
     @property
     def best(self) -> tuple[Offer, ...]:
-        """The best offer of each instance type that holds the model; those that keep the level first, by price."""
+        """Best offer of each instance type that holds the model, in the order of `_rank_by_price`.
+
+        Offers that keep the service level come first, the cheapest of them at the front.
+        """
         return tuple(sorted((row.offers[0] for row in self.rows if row.offers), key=_rank_by_price))
 
     @property
     def cheapest(self) -> Offer | None:
-        """The offer with the lowest price; None if none with a price keeps the service level."""
+        """Offer with the lowest price; None if no offer with a known price keeps the service level."""
         priced = (offer for offer in self.best if offer.is_kept and offer.price is not None)
         return min(priced, key=_rank_by_price, default=None)
 
     @property
     def smallest(self) -> Offer | None:
-        """The offer with the fewest chips; None if none keeps the service level."""
+        """Offer with the fewest chips; None if no offer keeps the service level."""
         kept = (offer for offer in self.best if offer.is_kept)
         return min(kept, key=lambda offer: (offer.chips, *_rank_by_price(offer)), default=None)
 
     @property
     def chosen(self) -> Offer | None:
-        """The cheapest offer; if no price is known, the one with the fewest chips."""
+        """Cheapest offer, or the one with the fewest chips if no price is known; None if none keeps the level."""
         return self.cheapest or self.smallest
 
     @property
     def nearest(self) -> Offer | None:
-        """The offer that exceeds the service level least; None if no instance holds the model."""
+        """Offer with the smallest excess over a limit of the service level; None if no instance holds the model."""
         offers = (offer for row in self.rows for offer in row.offers)
         return min(offers, key=_measure_excess, default=None)
 
     @property
     def frontier(self) -> tuple[Offer, ...]:
-        """Offers with a price that no other offer beats in both price and time of a request, the cheapest first.
+        """Offers that keep the service level and that no other one beats in price and in time of a request.
 
-        Without prices, chips take the place of dollars.
+        The cheapest comes first. Offers without a price are left out; if no offer has one, the number of chips replaces
+        it.
         """
         kept = [offer for row in self.rows for offer in row.offers if offer.is_kept]
         if self.cheapest is not None:
@@ -298,24 +311,26 @@ def recommend(
     batch: int | None,
     report_progress: Callable[[str], None],
 ) -> Recommendation:
-    """Find the instances for a load.
+    """Return the offers of instance types for a load.
 
     Args:
         model: The model.
         request: The options of a plan; `instance` and `batch` are not read.
         names: Instance types that are compared; all known ones if empty.
         rate: Requests per second.
-        batch: Sequences that a copy decodes together; None: the most that are best, at most `MOST_SEQUENCES`.
+        batch: Sequences that a copy decodes together; None tries powers of two up to `MOST_SEQUENCES`.
         report_progress: Called with the name of each instance when its prediction begins.
 
     Raises:
-        ModelError: An instance is unknown, or the options exclude one another.
+        ModelError: An instance is unknown, or options exclude one another or exceed a limit.
     """
     instances = [find_instance(name) for name in dict.fromkeys(names)] or list(INSTANCES.values())
     if request.accelerator is not None:
         raise ModelError("--recommend compares instances: leave --accelerator out")
     if request.sp:
-        raise ModelError("--recommend compares meshes that do not cut rows of prompts: leave --sp out")
+        raise ModelError(
+            "--recommend compares meshes whose ranks do not divide the rows of prompts: leave --sp out"
+        )
     if request.price is not None and len(instances) > 1:
         raise ModelError(
             f"--price is that of one instance, and {len(instances)} are compared: give --prices FILE instead"
@@ -335,9 +350,9 @@ def recommend(
 
 
 class _Comparison:
-    """Offers of instances for one load; equal meshes are predicted once.
+    """Comparison of instances for one load, in which equal meshes are predicted only once.
 
-    With `fewer` a copy decodes up to the batch of the request, as many sequences as are best, else exactly this batch.
+    With `fewer`, batches are powers of two up to that of the request; otherwise only that batch is compared.
     """
 
     def __init__(self, model: ModelSizes, request: Request, dtype: str, load: Load, fewer: bool) -> None:
@@ -349,7 +364,10 @@ class _Comparison:
         self._steps: dict[tuple[object, int], Served] = {}
 
     def compare(self, instance: Instance) -> InstanceOffers:
-        """Return the offers of an instance."""
+        """Return the offers of an instance, the best first.
+
+        If the instance cannot have the requested mesh or does not hold the model, there are no offers but a reason.
+        """
         request, load = self._request, self._load
         lnc = limit_lnc(instance.target, request.lnc, largest=True)
         sizes = request.tp, request.pp, request.ep
@@ -385,11 +403,12 @@ class _Comparison:
         return InstanceOffers(instance, self._predict_best(choice, meshes))
 
     def _predict_best(self, choice: Choice, meshes: Sequence[Sequence[Offer]]) -> tuple[Offer, ...]:
-        """Return the offers of the best meshes by dry runs, the best first; the estimates if no kernel computes them.
+        """Return the offers of the best meshes with times by dry runs, the best first.
 
-        Predicts at most `PREDICTED` meshes, in the order of their estimates. Leaves out meshes that do not need fewer
-        instances than the best prediction, although their estimates are lengthened by the least ratio of a prediction
-        to its estimate so far.
+        Returns the estimated offers of all meshes if no kernel computes the model. Otherwise predicts at most
+        `PREDICTED` meshes, in the order of their estimates. A mesh is left out if it is unlikely to need fewer
+        instances than the best prediction so far. For that test, its estimates are multiplied by the least ratio of
+        prediction to estimate so far.
 
         Args:
             choice: The meshes of the instance.
@@ -411,7 +430,11 @@ class _Comparison:
         return tuple(predicted)
 
     def _list_batches(self, mesh: Candidate) -> list[int]:
-        """Return the batches of a mesh: that of the request, or powers of two that give each group a sequence."""
+        """Return the batch sizes to offer on a mesh.
+
+        With `fewer`, these are the powers of two up to the mesh's batch that give every expert-parallel group a
+        sequence. Otherwise it is the mesh's batch alone.
+        """
         if not self._fewer:
             return [mesh.batch]
         return [batch for batch in powers_of_two(mesh.batch) if batch >= mesh.shape.ep] or [mesh.batch]
@@ -419,7 +442,7 @@ class _Comparison:
     def _estimate(
         self, choice: Choice, mesh: Candidate, instance: Instance, lnc: int, price: Price | None
     ) -> Iterator[Offer]:
-        """Yield the offers of a mesh with times by rooflines and collectives."""
+        """Yield an offer for each batch size of a mesh, with times from rooflines and collectives."""
         estimator, stack = choice.estimator, self._stack
         prompt = Time.exact(estimator.estimate_prompt(mesh.shape, self._padded))
         first_token = stack.serve_roofline(self._widen(prompt), 1)
@@ -431,9 +454,11 @@ class _Comparison:
             )
 
     def _widen(self, roofline: Time) -> Time:
-        """Return a roofline; for a model without kernels, with the times at shares of the peaks, as in a plan.
+        """Return the time of a roofline in the three readings that plans use.
 
-        The share of the bandwidth stands for both, because the rooflines have the larger of two times.
+        For a model with kernels, returns the roofline unchanged. For other models, the program and serial readings are
+        at the usual and the least share of the bandwidth. That share stands for both peaks, because the roofline is
+        already the larger of two times.
         """
         if not find_unsupported(self._model.config):
             return roofline
@@ -441,7 +466,10 @@ class _Comparison:
         return Time(bound_ns, bound_ns / USUAL.bytes, bound_ns / LEAST.bytes)
 
     def _predict(self, choice: Choice, offer: Offer) -> Offer | None:
-        """Return an offer with times by dry runs; None if no kernel computes the model."""
+        """Return an offer with times by dry runs; None if no kernel computes the model.
+
+        Times are kept by mesh and batch for equal meshes of other instances.
+        """
         shape, batch = offer.shape, offer.batch
         key = _describe_ranks(offer.instance, offer.lnc, shape)
         if key not in self._predictors:
@@ -462,7 +490,7 @@ _OF_CHIP = ("name", "chip", "neuronlink_", "collective_", "provenance")
 
 
 def _describe_ranks(instance: Instance, lnc: int, shape: MeshShape) -> tuple[object, ...]:
-    """Return what the times of a mesh depend on: the cores, the shape, and the times of its collectives.
+    """Return a key that is equal for meshes whose predicted times are equal: cores, LNC, shape, and collective times.
 
     Collectives may be between the ranks of a group, between groups, and between stages.
     """
@@ -479,14 +507,19 @@ def _describe_ranks(instance: Instance, lnc: int, shape: MeshShape) -> tuple[obj
 
 
 def _describe_lack(ranked: Iterable[Candidate], instance: Instance, lnc: int) -> str:
-    """Return by how much the mesh that needs least memory does not fit a core of an instance."""
+    """Return a text with the memory that the smallest mesh needs on a rank, and the memory that a rank has."""
     core_bytes = lnc * chip(instance.target).hbm_bytes_per_core
     needed_bytes = min(mesh.needed_bytes for mesh in ranked)
     return f"does not fit: {needed_bytes / 1e9:,.2f} > {core_bytes / 1e9:,.2f} GB"
 
 
 def _lengthen(estimate: Offer, pairs: Sequence[tuple[Offer, Offer]]) -> Offer:
-    """Return an estimated offer with the times multiplied by the least ratios of predictions to their estimates."""
+    """Return an estimated offer with its times multiplied by the least ratios of prediction to estimate.
+
+    Args:
+        estimate: the offer.
+        pairs: pairs of a predicted offer and its estimate.
+    """
     prompt_ratio = min(prediction.prompt_ns / estimate.prompt_ns for prediction, estimate in pairs)
     step_ratio = min(prediction.step_ns / estimate.step_ns for prediction, estimate in pairs)
     return replace(
@@ -497,19 +530,26 @@ def _lengthen(estimate: Offer, pairs: Sequence[tuple[Offer, Offer]]) -> Offer:
 
 
 def _measure_excess(offer: Offer) -> float:
-    """Return the largest ratio of a time to its bound; infinite for more instances than are offered."""
+    """Return the largest ratio of a time to its limit, 0 if all are kept; infinite above `MOST_INSTANCES` instances."""
     if offer.instances > MOST_INSTANCES:
         return math.inf
     return max(offer.excesses.values(), default=0.0)
 
 
 def _rank_in_instance(offer: Offer) -> tuple[bool, float, int, float]:
-    """Return the sort key of the offers of an instance type: by excess, number of instances and time of a request."""
+    """Return the sort key for offers of one instance type.
+
+    Offers that keep the service level come first, then smaller excesses, fewer instances, and shorter requests.
+    """
     return not offer.is_kept, _measure_excess(offer), offer.instances, offer.e2e_ns
 
 
 def _rank_by_price(offer: Offer) -> tuple[float, ...]:
-    """Return the sort key of offers of different types: by price, those without one last, then chips and time."""
+    """Return the sort key for offers of different instance types.
+
+    Offers that keep the service level come first, then smaller excesses, lower prices (unknown ones last), fewer chips,
+    and shorter requests.
+    """
     dollars = offer.dollars_per_hour
     return (
         *(not offer.is_kept, _measure_excess(offer), dollars is None, dollars or 0.0),

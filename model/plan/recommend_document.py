@@ -1,4 +1,7 @@
-"""A recommendation as the document of `--json`."""
+"""A recommendation as the JSON object that `nkw plan --recommend --json` prints.
+
+docs/model/planning.md describes its keys.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,12 @@ from nkw.version import DISTRIBUTION, version
 
 
 def build_recommendation(recommendation: Recommendation, name: str) -> dict[str, Any]:
-    """Return the document of `--json`; its schema is in docs/model/planning.md."""
+    """Return the JSON object of a recommendation; docs/model/planning.md describes its keys.
+
+    Args:
+        recommendation: the recommendation.
+        name: path or name of the config, as the user wrote it.
+    """
     load, model = recommendation.load, recommendation.model
     return {
         "schema": SCHEMA,
@@ -34,7 +42,7 @@ def build_recommendation(recommendation: Recommendation, name: str) -> dict[str,
 
 
 def _describe_row(row: InstanceOffers) -> dict[str, Any]:
-    """Return the object of an instance: its best offer, or null and the reason why it has none."""
+    """Return the JSON object of an instance: its best offer, or null with the reason why it has none."""
     return {
         "instance": row.instance.name,
         "offer": _describe(row.offers[0] if row.offers else None),
@@ -43,7 +51,7 @@ def _describe_row(row: InstanceOffers) -> dict[str, Any]:
 
 
 def _describe(offer: Offer | None) -> dict[str, Any] | None:
-    """Return the object of an offer; None for none."""
+    """Return the JSON object of an offer, with times in ns; None for None."""
     if offer is None:
         return None
     per_million = offer.dollars_per_million

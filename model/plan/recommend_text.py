@@ -1,4 +1,7 @@
-"""A recommendation as tables and sentences: 80 columns as text, or the columns of a terminal."""
+"""A recommendation as tables and sentences, the text that `nkw plan --recommend` prints.
+
+It is 80 columns wide, or as wide as the terminal.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _sentence = partial(Hanging, indent=0)
 
 
 def format_recommendation(recommendation: Recommendation) -> list[Part]:
-    """Return the parts of a recommendation's text, for a terminal."""
+    """Return the parts (lines, sentences and tables) of a recommendation's text, in order."""
     model, load = recommendation.model, recommendation.load
     blocks: list[list[Part]] = [
         [
@@ -38,7 +41,10 @@ def format_recommendation(recommendation: Recommendation) -> list[Part]:
 
 
 def describe_result(recommendation: Recommendation) -> Iterator[str]:
-    """Yield sentences on the cheapest offer and on the one with the fewest chips, or on the nearest one."""
+    """Yield sentences on the cheapest offer and the offer with the fewest chips, and on the stack's published runs.
+
+    If no offer keeps the service level, yields one sentence on the nearest one.
+    """
     cheapest, smallest, load = recommendation.cheapest, recommendation.smallest, recommendation.load
     if smallest is None:
         yield f"no instance keeps {load.level} at {load.rate:g} requests/s; {_describe_nearest(recommendation)}"
@@ -51,7 +57,10 @@ def describe_result(recommendation: Recommendation) -> Iterator[str]:
 
 
 def _describe_nearest(recommendation: Recommendation) -> str:
-    """Return the offer that exceeds the service level least, or the reason why there is none."""
+    """Return words for the offer that exceeds the service level least.
+
+    If no instance has an offer, returns the name of the last one and the reason why it has none.
+    """
     offer = recommendation.nearest
     if offer is None:
         row = recommendation.rows[-1]
@@ -60,7 +69,7 @@ def _describe_nearest(recommendation: Recommendation) -> str:
 
 
 def _explain(offer: Offer) -> str:
-    """Return why an offer is not taken: the times that exceed their bounds, or the number of instances."""
+    """Return why an offer does not keep the service level: the times above their limits, or too many instances."""
     times = {"ttft": offer.ttft_ns, "itl": offer.mean_itl_ns, "e2e": offer.e2e_ns}
     excesses = [
         f"{name} {format_ms(times[name])} ms, {ratio:.2f} times its bound"
@@ -70,7 +79,7 @@ def _explain(offer: Offer) -> str:
 
 
 def _describe_offer(offer: Offer) -> str:
-    """Return the instances, copies, chips, price and utilisation of an offer."""
+    """Return one line with the instances, chips, copies, mesh, batch, utilisation and price of an offer."""
     instances = (
         f"{offer.instances:,} of {offer.instance.name}" if offer.instances > 1 else offer.instance.name
     )
@@ -85,12 +94,15 @@ def _describe_offer(offer: Offer) -> str:
 
 
 def _count_copies(copies: int) -> str:
-    """Return a number of copies with its noun."""
+    """Return a number of copies with its noun, such as "2 copies"."""
     return f"{copies:,} {'copies' if copies > 1 else 'copy'}"
 
 
 def _describe_published(recommendation: Recommendation) -> Iterator[str]:
-    """Yield a sentence on published over predicted values of the stack on the chip of the chosen offer."""
+    """Yield a sentence with the published over predicted values of the stack on the chosen offer's chip.
+
+    Without such runs, yields the note of the stack's record or a sentence that says so.
+    """
     offer, stack = recommendation.chosen, recommendation.stack
     assert offer is not None, "an offer keeps the service level"
     sizes = offer.instance.target, recommendation.model.total / 1e9, offer.batch, offer.load.prompt
@@ -103,7 +115,7 @@ def _describe_published(recommendation: Recommendation) -> Iterator[str]:
 
 
 def _format_instances(recommendation: Recommendation) -> list[Part]:
-    """Return the table of instances, and sentences on those that are not taken."""
+    """Return the table with the best offer of each instance, and sentences on the instances without a good offer."""
     offers = recommendation.best
     out: list[Part] = []
     if offers:
@@ -132,7 +144,7 @@ def _format_instances(recommendation: Recommendation) -> list[Part]:
 
 
 def _format_offer(offer: Offer) -> Sequence[Part]:
-    """Return the row of an offer; ! marks one that does not keep the service level."""
+    """Return the cells of an offer's row; the last is "!" if the offer does not keep the service level."""
     return (
         *(_wrap(offer.instance.name), format_mesh(offer.shape), f"{offer.batch}", f"{offer.instances:,}"),
         *(format_ms(offer.ttft_ns), format_ms(offer.mean_itl_ns), _shorten(offer.tokens_per_s, 0)),
@@ -141,7 +153,7 @@ def _format_offer(offer: Offer) -> Sequence[Part]:
 
 
 def _format_dollars(offer: Offer) -> tuple[str, str, str]:
-    """Return dollars an hour, and per million tokens of prompts and of steps."""
+    """Return three cells: dollars an hour, per million prompt tokens, per million tokens of steps; "-" if unknown."""
     dollars, per_million = offer.dollars_per_hour, offer.dollars_per_million
     if dollars is None or per_million is None:
         return "-", "-", "-"
@@ -149,19 +161,19 @@ def _format_dollars(offer: Offer) -> tuple[str, str, str]:
 
 
 def _shorten(number: float, decimals: int) -> str:
-    """Return a number with decimals, or with an exponent if it is too long for a column."""
+    """Return a number with `decimals` decimals, or in scientific notation if it is too long for a column."""
     return f"{number:,.{decimals}f}" if number < 10 ** (7 - decimals) else f"{number:.2e}"
 
 
 def _wrap(name: str) -> Part:
-    """Return a name that takes several lines in a narrow column, and is not cut."""
+    """Return a text that continues on further lines in a narrow column instead of being cut."""
     from rich.text import Text
 
     return Text(name, overflow="fold")
 
 
 def _format_frontier(recommendation: Recommendation) -> list[Part]:
-    """Return the table of cost against latency; nothing if no offer keeps the service level."""
+    """Return the table of cost against latency; an empty list if no offer keeps the service level."""
     frontier = recommendation.frontier
     if not frontier:
         return []
@@ -192,7 +204,7 @@ def _format_frontier(recommendation: Recommendation) -> list[Part]:
 
 
 def _describe_basis(recommendation: Recommendation) -> Iterator[str]:
-    """Yield sentences on what the times rest on."""
+    """Yield sentences on how the times were computed and what they leave out."""
     yield (
         "TTFT is the mean wait until a copy has room for a sequence, at random arrivals, and the prompt. ITL is that "
         "of a copy with a whole batch, with the prompts of the other sequences between the steps. nkw traffic has "

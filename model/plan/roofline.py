@@ -1,18 +1,18 @@
-"""The roofline: what a phase computes and moves, and the least time that takes on given peaks.
+"""Rooflines: the least time in which given peaks can do the operations and memory traffic of a prompt or decode step.
 
     time = max(operations / peak operations per second, bytes / peak bytes per second)
 
-Two operations are one multiply-add. A phase reads each weight that its tokens pass once, whatever the batch. A decode
-step also reads the cache of every sequence, a prompt writes it. So for a batch of B sequences of S tokens, as long as
-bytes decide,
+One multiply-add counts as two operations. A prompt or a decode step reads each weight that its tokens use once,
+whatever the batch. A decode step also reads the cache of every sequence, and a prompt writes it. So for a batch of B
+sequences of S tokens, as long as the bytes decide,
 
     time per token = (weight bytes + B * S * cache bytes per token) / bandwidth,     tokens per second = B / time
 
-Activations are not counted, nor the bytes that ranks exchange.
+Activations and the bytes that ranks exchange are not counted.
 
-A roofline is a lower bound. Where nothing else is known, the least reading of a time is the roofline. Its middle and
-its largest reading are at shares of the peaks: the share that this project's kernels usually reach, and the least share
-that published runs reach (`USUAL`, `LEAST`).
+A roofline is a lower bound. Where only the roofline is known, a `Time` has three readings: the roofline itself, the
+time at the shares of the peaks that this project's kernels usually reach (`USUAL`), and the time at the least shares
+that published runs reach (`LEAST`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MIN_PEAK, _MAX_PEAK = 1e-9, 1e9
 
 
 class Bound(Enum):
-    """The resource that decides the time of a phase."""
+    """The peak that decides a roofline: operations per second or bytes per second."""
 
     compute = "compute"
     bandwidth = "bandwidth"
@@ -41,7 +41,11 @@ class Bound(Enum):
 
 @dataclass(frozen=True)
 class Reach:
-    """Shares of the peaks of operations and of bytes that a pass reaches, each where it decides the time."""
+    """Share of the peak operations per second, and of the peak bytes per second, that real kernels reach.
+
+    The first applies to kernels whose time the operations decide, the second to kernels whose time the bytes decide.
+    `origin` is the source of both.
+    """
 
     operations: float
     bytes: float
@@ -73,7 +77,10 @@ LEAST = Reach(
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One device by its peaks: operations of a dtype per second, bytes per second, and memory; None if unknown."""
+    """Peaks of one device: operations of one dtype per second and bytes per second, and its memory (None if unknown).
+
+    A rank of a Trainium chip is an `Accelerator` too; see `compute_core_peaks`.
+    """
 
     name: str
     operations_per_s: float
@@ -83,15 +90,18 @@ class Accelerator:
 
     @property
     def ridge(self) -> float:
-        """Operations per byte above which compute decides."""
+        """Operations per byte above which operations, not bytes, decide the roofline."""
         return self.operations_per_s / self.bytes_per_s
 
     def seconds(self, operations: float, moved_bytes: float) -> float:
-        """Return the least time of a number of operations and bytes."""
+        """Return the roofline in seconds: the longer of the times for the operations and for the bytes at the peaks."""
         return max(operations / self.operations_per_s, moved_bytes / self.bytes_per_s)
 
     def estimate(self, operations: float, moved_bytes: float) -> Time:
-        """Return the time of work of which only the roofline is known: at least, usually and at most."""
+        """Return the time in ns of work of which only the roofline is known.
+
+        Its dataflow reading is the roofline; the program and serial readings are at the shares in `USUAL` and `LEAST`.
+        """
         least, *longer = (
             1e9 * self.seconds(operations / share, moved_bytes / byte_share)
             for share, byte_share in (
@@ -102,7 +112,7 @@ class Accelerator:
         return Time(least, *longer)
 
     def scale(self, devices: int) -> Accelerator:
-        """Return several equal devices as one device."""
+        """Return one device with the peaks and the memory of `devices` equal devices; the name stays."""
         return replace(
             self,
             operations_per_s=self.operations_per_s * devices,
@@ -126,12 +136,13 @@ _FLOAT32_OPERATIONS = {"h100": 67e12, "a100": 19.5e12}
 
 
 def parse_accelerator(text: str, dtype: str) -> Accelerator:
-    """Return a known accelerator by its name, or one by its peaks, written as TFLOPS,TB/s.
+    """Return an accelerator from its name (h100, a100) or from its peaks, written as TFLOPS,TB/s.
 
-    A known accelerator has the peak of products of `dtype`.
+    A named accelerator has its data sheet's peak of float32 products if `dtype` is "float32", else of 16-bit products.
+    An accelerator that is given by its peaks has an unknown memory.
 
     Raises:
-        ModelError: the text is no name, and not two peaks within the limits.
+        ModelError: the text is neither a known name nor two numbers within the limits.
     """
     if text.lower() in ACCELERATORS:
         known = ACCELERATORS[text.lower()]
@@ -155,9 +166,15 @@ def parse_accelerator(text: str, dtype: str) -> Accelerator:
 
 
 def compute_core_peaks(chip: Hardware, dtype: str, lnc: int = 1) -> Accelerator:
-    """Return one rank of a chip, which has `lnc` NeuronCores, each with a PE array and a share of the HBM bandwidth.
+    """Return the peaks and the HBM of one rank of a chip as an `Accelerator`.
 
-    The PE array is taken at its full clock.
+    A rank has `lnc` NeuronCores, each with one PE array, taken at full clock, and with a core's share of the chip's HBM
+    bandwidth and bytes.
+
+    Args:
+        chip: hardware record of the chip.
+        dtype: dtype of the products; float32 products take several passes of the PE array.
+        lnc: NeuronCores of the rank.
     """
     array = chip.contraction_max * chip.stationary_free_max
     passes = chip.matmul_fp32_passes if dtype == "float32" else 1
@@ -173,7 +190,10 @@ def compute_core_peaks(chip: Hardware, dtype: str, lnc: int = 1) -> Accelerator:
 
 @dataclass(frozen=True)
 class Work:
-    """The operations of a phase, and the bytes of weights and cache that it moves."""
+    """Operations of a prompt or decode step, summed over all ranks.
+
+    `weight_bytes` and `cache_bytes` are the bytes of weights and of the cache that are read or written.
+    """
 
     operations: float
     weight_bytes: float
@@ -181,7 +201,7 @@ class Work:
 
     @property
     def bytes(self) -> float:
-        """All bytes moved."""
+        """Bytes of weights and cache together."""
         return self.weight_bytes + self.cache_bytes
 
     @property
@@ -190,20 +210,27 @@ class Work:
         return self.operations / self.bytes
 
     def bound(self, peaks: Accelerator) -> Bound:
-        """Return the resource that decides the time of this work on given peaks."""
+        """Return whether operations or bytes decide the roofline of this work on the peaks."""
         return Bound.compute if self.intensity > peaks.ridge else Bound.bandwidth
 
     def seconds(self, peaks: Accelerator) -> float:
-        """Return the least time of this work on given peaks."""
+        """Return the roofline of this work in seconds."""
         return peaks.seconds(self.operations, self.bytes)
 
     def estimate(self, peaks: Accelerator) -> Time:
-        """Return the time of this work on given peaks: at least, usually and at most."""
+        """Return the time of this work in ns in three readings, from its roofline alone; see `Accelerator.estimate`."""
         return peaks.estimate(self.operations, self.bytes)
 
 
 def count_decode_work(model: ModelSizes, dtype: str, batch: int, context: int) -> Work:
-    """Return the work of one token for each of `batch` sequences, each token the last of `context` tokens."""
+    """Return the work of one decode step, which adds one token to each of `batch` sequences.
+
+    Args:
+        model: sizes of the model.
+        dtype: dtype of weights and cache.
+        batch: number of sequences.
+        context: positions of each sequence that its new token attends to, the token included.
+    """
     products = model.active + model.head_parameters + model.products(Phase.decode, context)
     return Work(
         2.0 * batch * products,
@@ -213,7 +240,11 @@ def count_decode_work(model: ModelSizes, dtype: str, batch: int, context: int) -
 
 
 def count_prefill_work(model: ModelSizes, dtype: str, batch: int, tokens: int) -> Work:
-    """Return the work of the prompts of `batch` sequences of `tokens` tokens; the head takes the last token of each."""
+    """Return the work of computing `batch` prompts of `tokens` tokens each.
+
+    Includes the output projection (head) for the last token of each prompt. For a speech model, includes the encoder
+    for one window of each prompt.
+    """
     products = model.active * tokens + model.head_parameters + model.products(Phase.prefill, tokens)
     weights = model.parameters_read(batch * tokens)
     for window in filter(None, (network.window for network in model.network.before.values())):

@@ -1,4 +1,8 @@
-"""What a user of a plan's serving stack sees: device and engine time, throughput, and published values over them."""
+"""Latency and throughput that a user of a plan's serving stack sees, and the terms of that stack's record.
+
+The latency is the time of the device plus the engine's time on the host. The reports of `nkw plan` (`text`, `document`)
+call this module.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +30,14 @@ _TERMS = {
 
 @dataclass(frozen=True)
 class Service:
-    """The times that a user sees at the batch of a plan, and the throughput of a copy, prompts included.
+    """Latency and throughput that a user sees at the batch of a plan.
 
-    `ratios` are the lowest and highest published over predicted value by metric, and how many of these runs have sizes
-    within a factor of `MOST_RATIO`; None without a published run on chips of this generation.
+    `first_token` is the time until a batch of prompts, computed together, has its first tokens. `step` is the time of a
+    decode step, which adds one token to every sequence. `tokens_per_s` counts the generated tokens per second of one
+    copy of the model; the time of prompts is included.
+
+    `ratios` maps each name in `METRICS` to the published over predicted values of the stack's published runs. It maps
+    to None if no run used chips of this generation.
     """
 
     first_token: Served
@@ -39,7 +47,10 @@ class Service:
 
 
 def describe_service(plan: Plan) -> Service | None:
-    """Return what a user of the serving stack sees; None for an accelerator, or if the batch does not fit."""
+    """Return the latency and throughput that a user of the plan's serving stack sees.
+
+    Returns None if the plan is for an accelerator, which has no engine time, or if its batch does not fit.
+    """
     instance, batch, rate = plan.placement.instance, plan.request.batch, plan.rate
     if instance is None or rate.request_tokens_per_s is None:
         return None
@@ -53,7 +64,11 @@ def describe_service(plan: Plan) -> Service | None:
 
 
 def describe_terms(stack: Stack) -> Iterator[tuple[str, str, Origin]]:
-    """Yield the name, the value in words and the origin of each term of a record that the stack has."""
+    """Yield (name, value, origin) for each term of a stack's record, in the order of reports; name and value are words.
+
+    Leaves out scales and shares whose value is None: there, the stack takes the times of this project's kernels
+    unchanged.
+    """
     terms = dict(stack.list_terms())
     for name, words in _TERMS.items():
         term = terms[name]

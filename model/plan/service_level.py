@@ -1,4 +1,7 @@
-"""Service levels: the longest times that requests may take."""
+"""Service levels: the longest times that requests may take, as the option `--sla` gives them.
+
+Plans, recommendations and simulated traffic compare the times of requests with a service level.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +20,24 @@ _UNITS_NS = {"us": 1e3, "ms": 1e6, "s": 1e9}
 
 
 class RequestTimes(Protocol):
-    """Times of a request in ns: to its first token, the mean between its tokens, and from arrival to its last token."""
+    """Times of one request in ns, as plans, recommendations and traffic provide them."""
 
     @property
     def ttft_ns(self) -> float:
-        """Time from arrival to the first token."""
+        """Time from arrival to the first token in ns."""
 
     @property
     def mean_itl_ns(self) -> float:
-        """Mean time between tokens."""
+        """Mean time between tokens in ns."""
 
     @property
     def e2e_ns(self) -> float:
-        """Time from arrival to the last token."""
+        """Time from arrival to the last token in ns."""
 
 
 @dataclass(frozen=True)
 class ServiceLevel:
-    """Longest times of a request in ns; None bounds nothing.
+    """Longest times of a request in ns; None means no limit.
 
     `ttft` is the time to first token, `itl` the mean time between tokens, and `e2e` the time from arrival to the last
     token.
@@ -46,7 +49,7 @@ class ServiceLevel:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether any time is bounded."""
+        """Whether at least one of the three times has a limit."""
         return (self.ttft, self.itl, self.e2e) != (None, None, None)
 
     def __str__(self) -> str:
@@ -55,10 +58,10 @@ class ServiceLevel:
 
     @classmethod
     def parse(cls, text: str) -> ServiceLevel:
-        """Read a service level such as ttft=500ms,itl=50ms.
+        """Return the service level written in a text such as ttft=500ms,itl=50ms; units are us, ms and s.
 
         Raises:
-            ModelError: If the text has another form, or names a time twice or a bound of 0.
+            ModelError: If the text has another form, names a time twice, or gives a limit of 0.
         """
         bounds: dict[str, float] = {}
         for bound in text.split(","):
@@ -72,7 +75,10 @@ class ServiceLevel:
         return cls(**bounds)
 
     def list_excesses(self, times: RequestTimes) -> dict[str, float]:
-        """Return the bounds that a request exceeds, by name, with the ratio of the time to the bound."""
+        """Return, by name (ttft, itl, e2e), the ratio of time to limit for each limit that a request exceeds.
+
+        The dict is empty if the request keeps the service level.
+        """
         bounds = (
             ("ttft", self.ttft, times.ttft_ns),
             ("itl", self.itl, times.mean_itl_ns),
@@ -83,9 +89,9 @@ class ServiceLevel:
         }
 
     def is_met(self, times: RequestTimes) -> bool:
-        """Return whether a request kept the service level."""
+        """Return whether one request exceeds none of the limits."""
         return not self.list_excesses(times)
 
     def holds(self, requests: Sequence[RequestTimes]) -> bool:
-        """Return whether a share of at least `SHARE` of the requests kept the service level."""
+        """Return whether at least 99 % of the requests (`SHARE`) exceed none of the limits; True without requests."""
         return sum(map(self.is_met, requests)) >= SHARE * len(requests)

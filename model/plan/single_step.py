@@ -1,4 +1,7 @@
-"""The plan of a model whose every step has one size: its weights, and the launches of the step on one rank."""
+"""Plan of a model whose forward passes all have the same size: its weights, and the kernels of one pass on one rank.
+
+Such a model reads a fixed-size input and keeps no cache, unlike a language model. `nkw plan` calls `plan_step`.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,10 @@ from model.runners.single_step import make_step
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Parameters, bytes of weights, and every launch of a step with its predicted time.
+    """Number of parameters, bytes of weights, and the kernel launches of one forward pass with their predicted times.
 
-    `target` is the chip, and `lnc` the physical cores of the rank. A launch is listed with those of them that work.
+    `target` is the chip, and `lnc` the number of physical cores of the rank. `launches` has (launch, time, cores) in
+    the order of execution; `cores` is the number of the rank's physical cores that the launch keeps busy.
     """
 
     target: str
@@ -34,11 +38,15 @@ class StepPlan:
 
     @property
     def step_ns(self) -> float:
-        """Predicted time of the step, without starting and ending kernels."""
+        """Predicted time of the pass in ns: the sum over its kernels, without starting and ending them."""
         return sum(time.program_ns for _, time, _ in self.launches)
 
     def text(self, name: str) -> Iterator[str]:
-        """Yield the lines of a report."""
+        """Yield the lines of the report that `nkw plan` prints.
+
+        Args:
+            name: name of the model for the first line.
+        """
         yield f"{name}: {self.parameters:,} parameters, {self.weight_bytes:,} bytes"
         for launch, time, cores in self.launches:
             work = f"{launch.work.operations:,.0f} operations, {launch.work.bytes:,.0f} bytes"
@@ -48,7 +56,7 @@ class StepPlan:
         yield f"one step on a {core} of {self.target} (LNC {self.lnc}): {self.step_ns / 1000:.1f} us"
 
     def document(self, name: str) -> dict[str, Any]:
-        """Return the plan as the document of `--json`."""
+        """Return the plan as the JSON object that `nkw plan --json` prints; times are in ns."""
         return {
             "model": name,
             "target": self.target,
@@ -70,13 +78,16 @@ class StepPlan:
 
 
 def plan_step(config: Config, target: str, dtype: str, lnc: int = 1) -> StepPlan:
-    """Plan the step of a model on one rank of a chip.
+    """Plan one forward pass of a model on one rank of a chip; every kernel is timed by a dry run.
 
     Args:
         config: the model.
         target: name of the chip.
         dtype: "float32" keeps activations and weights in float32; other dtypes are planned as bfloat16.
-        lnc: physical cores of the rank. A kernel that they do not divide is launched on one of them.
+        lnc: physical cores of the rank. A kernel whose work cannot be divided among them is launched on one core.
+
+    Raises:
+        ModelError: a kernel refuses its launch.
     """
     activations = np.dtype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16)
     network, dry = compose(config), DryTimes(target, Mesh(1), lnc)

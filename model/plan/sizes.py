@@ -1,6 +1,6 @@
 """Sizes of a model from the shapes of its layers: parameters by component, bytes of ranks and caches, multiply-adds.
 
-Components, as weights and layers name them:
+All files of `model.plan` take the sizes from here. Components, as weights and layers name them:
 
     embedding   token table, learned positions, table of the inputs of every layer, projections around the layers
     attention   projections of queries, keys, values and outputs, with their biases and sinks
@@ -49,9 +49,16 @@ _MAX_PARAMETERS = 10**15
 
 
 class LayerSizes:
-    """Sizes of neighbouring layers, of which a model has `count` equal ones; `experts` are the routed ones in them.
+    """Sizes of a section: one decoder layer, or all layers before or after the decoder layers.
 
-    `component`, if it is not empty, replaces the components of all weights.
+    | attribute | meaning |
+    |---|---|
+    | `count` | number of equal sections in the model; sizes are those of one of them |
+    | `experts` | config of the routed experts in the section; None without them |
+    | `component` | component of all weights; if empty, each weight has its own |
+    | `elements(tp, ep=1)` | elements of weights on a rank by component; see `_count_elements` |
+    | `page_bytes(tp, dtype, read=False)` | cache bytes of one position or slot; see `_count_page_bytes` |
+    | `products(phase, tokens, tp=1)` | multiply-adds without weights; see `_count_products` |
     """
 
     def __init__(
@@ -69,39 +76,51 @@ class LayerSizes:
 
     @cached_property
     def tensors(self) -> dict[str, tuple[str, int]]:
-        """Component and number of elements of each tensor of the checkpoint, by its name."""
+        """Component and number of elements of each checkpoint tensor, by the tensor's name."""
         sizes = ((component, weight.tensor_sizes()) for component, weight in self._weights)
         return {name: (component, size) for component, tensors in sizes for name, size in tensors.items()}
 
     @cached_property
     def parameters(self) -> Counter[str]:
-        """Parameters of one of the equal layers, by component."""
+        """Number of parameters of one section, by component."""
         counts = Counter[str]()
         for component, size in self.tensors.values():
             counts[component] += size if component != "buffers" else 0
         return counts
 
     def share_of_experts(self, tokens: int) -> float:
-        """Return the share of the experts that so many tokens reach, if each chooses its experts at random."""
+        """Return the expected share of the routed experts that `tokens` tokens use together.
+
+        Each token is assumed to choose its experts at random. The share is 0 for a section without routed experts.
+        """
         experts = self.experts
         return 0.0 if experts is None else 1 - (1 - experts.per_token / experts.count) ** tokens
 
     def active(self, tokens: int) -> float:
-        """Return the number of parameters that so many tokens reach."""
+        """Return the expected number of parameters of one section that `tokens` tokens use together."""
         experts = self.parameters["experts"]
         return self.parameters.total() - experts + experts * self.share_of_experts(tokens)
 
     def _count_elements(self, tp: int, ep: int = 1) -> Counter[str]:
-        """Count the elements of weights on a rank, by component; `ep` groups of ranks hold routed experts once."""
+        """Return the number of weight elements on a rank, by component, padding included.
+
+        Args:
+            tp: tensor-parallel ranks.
+            ep: groups of `tp` ranks that divide the routed experts among them.
+        """
         counts = Counter[str]()
         for component, weight in self._weights:
             counts[component] += prod(weight.shape(Shard(0, tp, 0, ep)))
         return counts
 
     def _count_page_bytes(self, tp: int, dtype: str, read: bool = False) -> Counter[CacheGroup]:
-        """Count the bytes of a position or slot on a rank, by cache group.
+        """Return the cache bytes of one position or slot on a rank, by cache group.
 
-        The caches are those that the layers keep, or with `read` those that they read.
+        Args:
+            tp: tensor-parallel ranks.
+            dtype: dtype of the cache.
+            read: count the caches that the section reads, those of earlier layers included, and not those that it
+                keeps.
         """
         step = replace(_make_step(Phase.decode, 1, tp, dtype), pages=1, block_size=1, slots=1)
         counts = Counter[CacheGroup]()
@@ -111,7 +130,17 @@ class LayerSizes:
         return counts
 
     def cache_bytes(self, tokens: int, tp: int, dtype: str, read: bool = False) -> int:
-        """Return the bytes of a sequence on a rank; a window limits the positions, and a slot counts once."""
+        """Return the cache bytes of one sequence on a rank.
+
+        An attention window limits the number of positions; a slot for a recurrent state counts once.
+
+        Args:
+            tokens: tokens of the sequence.
+            tp: tensor-parallel ranks.
+            dtype: dtype of the cache.
+            read: count the caches that the section reads, those of earlier layers included, and not those that it
+                keeps.
+        """
         positions = {
             group: 1 if isinstance(group, Slots) else tokens if group is None else min(tokens, group)
             for group in self.page_bytes(tp, dtype, read)
@@ -119,9 +148,12 @@ class LayerSizes:
         return sum(positions[group] * size for group, size in self.page_bytes(tp, dtype, read).items())
 
     def _count_products(self, phase: Phase, tokens: int, tp: int = 1) -> float:
-        """Count the multiply-adds without weights on a rank, those of padding included.
+        """Return the multiply-adds on a rank that involve no weights, such as queries times keys; padding included.
 
-        They are those of a prompt of so many tokens, or of one token at their end.
+        Args:
+            phase: prefill counts a prompt of `tokens` tokens, decode one token after `tokens` - 1 others.
+            tokens: tokens of the sequence.
+            tp: tensor-parallel ranks.
         """
         step = _make_step(phase, tokens, tp, "bfloat16")
         mixers = (layer for layer in self._layers if layer.component in ("attention", "mixer"))
@@ -130,7 +162,14 @@ class LayerSizes:
 
 
 def _make_step(phase: Phase, tokens: int, tp: int, dtype: str) -> StepShape:
-    """Return the step of a prompt of so many tokens, or of one token at their end."""
+    """Return the step of one sequence on one of `tp` ranks, without pages.
+
+    Args:
+        phase: prefill for a prompt of `tokens` tokens, decode for the last token of a sequence of `tokens` tokens.
+        tokens: tokens of the sequence.
+        tp: tensor-parallel ranks.
+        dtype: dtype of activations and weights.
+    """
     elements = np.dtype(getattr(ml_dtypes, dtype, dtype))
     rows = tokens if phase is Phase.prefill else 1
     return StepShape(phase, rows, 1, tokens, tokens, tp, elements, WeightDtypes(elements))
@@ -138,7 +177,7 @@ def _make_step(phase: Phase, tokens: int, tp: int, dtype: str) -> StepShape:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Sizes of one model."""
+    """Sizes of one model: parameters, cache bytes and multiply-adds, over all layers."""
 
     config: ModelConfig
 
@@ -149,7 +188,7 @@ class ModelSizes:
 
     @cached_property
     def blocks(self) -> tuple[LayerSizes, ...]:
-        """Decoder layers, equal ones once."""
+        """Sizes of the distinct decoder layers, each with the number of equal ones."""
         first = dict(zip(reversed(self.config.blocks), reversed(self.network.blocks)))
         return tuple(
             LayerSizes(first[block], count, block.mlp if isinstance(block.mlp, Experts) else None)
@@ -158,23 +197,26 @@ class ModelSizes:
 
     @cached_property
     def embedding(self) -> LayerSizes:
-        """The layers before the decoder layers."""
+        """Sizes of the layers before the decoder layers."""
         return LayerSizes(self.network.sections[0])
 
     @cached_property
     def head(self) -> LayerSizes:
-        """The layers after the decoder layers."""
+        """Sizes of the layers after the decoder layers."""
         return LayerSizes(self.network.sections[-1])
 
     @cached_property
     def aside(self) -> LayerSizes:
-        """The layers that a generated token does not pass; none in most models."""
+        """Sizes of the vision tower or speech encoder, which a generated token does not pass.
+
+        Most models have no such layers; all sizes are then 0.
+        """
         before = self.network.before.values()
         return LayerSizes([layer for network in before for layer in network.layers], component="aside")
 
     @property
     def sections(self) -> tuple[LayerSizes, ...]:
-        """All layers, equal decoder layers once."""
+        """All layers: embedding, distinct decoder layers, head and aside."""
         return (self.embedding, *self.blocks, self.head, self.aside)
 
     @property
@@ -184,7 +226,7 @@ class ModelSizes:
 
     @cached_property
     def parameters(self) -> dict[str, int]:
-        """Parameters by component, in the order of `COMPONENTS`."""
+        """Number of parameters by component, in the order of `COMPONENTS`; a tied head counts 0."""
         counts = Counter[str]()
         for section in self.sections:
             for component, size in section.parameters.items():
@@ -198,16 +240,16 @@ class ModelSizes:
 
     @property
     def total(self) -> int:
-        """Number of all parameters."""
+        """Number of all parameters; a tied head counts once, as the embedding."""
         return sum(self.parameters.values())
 
     @property
     def head_parameters(self) -> int:
-        """Parameters of the output projection; the embedding's table if the two are tied."""
+        """Number of parameters of the output projection; of a tied one, those of the embedding's table."""
         return self.head.parameters["head"]
 
     def parameters_read(self, tokens: int) -> float:
-        """Return the number of parameters read when so many tokens go through the model together.
+        """Return the expected number of parameters that a pass of `tokens` tokens reads from memory.
 
         The embedding's table counts as read, although a lookup reads one row of it, because published estimates divide
         all parameters by the bandwidth. The table of the inputs of every layer does not count.
@@ -218,19 +260,26 @@ class ModelSizes:
 
     @property
     def active(self) -> int:
-        """Parameters that one token is multiplied with, without the head."""
+        """Expected number of parameters that one token is multiplied with, without the output projection."""
         blocks = sum(section.count * section.active(1) for section in self.blocks)
         return round(blocks) + self.embedding.parameters["projections"]
 
     def cache_bytes(self, tokens: int, dtype: str, tp: int = 1, read: bool = False) -> int:
-        """Return the bytes of the cache of one sequence of `tokens` tokens on a rank.
+        """Return the cache bytes of one sequence of `tokens` tokens on one of `tp` ranks.
 
-        With `read`, return the bytes that the last token reads; several layers may read the same bytes.
+        Args:
+            tokens: tokens of the sequence.
+            dtype: dtype of the cache.
+            tp: tensor-parallel ranks.
+            read: return the bytes that a decode step reads. Layers that share a cache each read it, and each counts.
         """
         return sum(section.count * section.cache_bytes(tokens, tp, dtype, read) for section in self.blocks)
 
     def page_bytes(self, tp: int, dtype: str) -> Counter[CacheGroup]:
-        """Return the bytes of a position or slot on a rank, by cache group."""
+        """Return the cache bytes of one position or slot on one of `tp` ranks, by cache group.
+
+        A cache group is an attention window, None for attention to all positions, or `STATES` for recurrent layers.
+        """
         counts = Counter[CacheGroup]()
         for section in self.blocks:
             for group, size in section.page_bytes(tp, dtype).items():
@@ -238,19 +287,29 @@ class ModelSizes:
         return counts
 
     def products(self, phase: Phase, tokens: int) -> float:
-        """Return the multiply-adds without weights: of a prompt of `tokens` tokens, or of one token at their end."""
+        """Return the multiply-adds of all layers that involve no weights, such as queries times keys.
+
+        Args:
+            phase: prefill counts a prompt of `tokens` tokens, decode one token after `tokens` - 1 others.
+            tokens: tokens of the sequence.
+        """
         return sum(section.count * section.products(phase, tokens) for section in self.blocks)
 
 
 def load_model(path: Path, config: ModelConfig | None = None, family: str | None = None) -> ModelSizes:
-    """Read the model of a config.json, or of a folder that holds one; a given `config` of the path is not read again.
+    """Return the sizes of the model that a config describes.
 
-    `family` is the model type of a family under which the config is read in place of its own.
+    Args:
+        path: a config.json, or a folder that contains one.
+        config: the config of that path if it has been read before.
+        family: model type of a family, under which the config is read in place of its own; None: its own.
 
     Raises:
         ModelError: the config cannot be read, or the model has more than 10**15 parameters.
     """
     model = ModelSizes(config or read_config(path, family))
     if model.total > _MAX_PARAMETERS:
-        raise ModelError(f"{path} describes more than {_MAX_PARAMETERS:.0e} parameters; a plan takes no more")
+        raise ModelError(
+            f"{path} describes more than {_MAX_PARAMETERS:.0e} parameters; a plan takes no more: check its sizes"
+        )
     return model

@@ -1,4 +1,7 @@
-"""Speed of transcription: the time of a window of speech, its encoder and its tokens, relative to its length."""
+"""Speed of transcription: the time to transcribe one window of recorded speech, compared with the window's length.
+
+The reports of `nkw plan` (`text`, `document`) call this module.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ from model.speech.recording import SECONDS_OF_COLUMN
 
 @dataclass(frozen=True)
 class Transcription:
-    """Time of a window of `window_s` seconds that is transcribed alone: encoder, prompt and all generated tokens.
+    """Time to transcribe one window of `window_s` seconds of speech alone: encoder, prompt and all generated tokens.
 
-    `encoder` is None if the plan has rooflines only. All copies together, each with the plan's batch, transcribe
-    `speech_per_s` seconds of speech in a second.
+    `time` is that time with the engine's time on the host. `encoder` is the encoder's time on the device; None if the
+    plan has only rooflines. `speech_per_s` is the number of seconds of speech that all copies of the model transcribe
+    in one second, each with the plan's batch.
     """
 
     window_s: float
@@ -24,12 +28,15 @@ class Transcription:
 
     @property
     def real_time_factor(self) -> float:
-        """Seconds that the transcription of a second of speech takes."""
+        """Seconds of transcription per second of speech; below 1 is faster than real time."""
         return self.time.program_ns / (1e9 * self.window_s)
 
 
 def compute_transcription(plan: Plan) -> Transcription | None:
-    """Return the speed of transcription of a plan; None for a model of texts or a batch that does not fit."""
+    """Return the speed of transcription of a plan.
+
+    Returns None for a model without a speech encoder, or if the plan's batch does not fit.
+    """
     shape = plan.model.config.spectrum
     if shape is None or plan.rate.request_tokens_per_s is None:
         return None

@@ -1,6 +1,7 @@
-"""The records of the serving stacks, and the published runs that one of them was fitted to.
+"""Records of the serving stacks that `nkw plan --stack` knows, and the published runs that one of them was fitted to.
 
-`python -m benchmarks.stacks` fits the numbers marked `fitted`, and prints `RUNS` and the errors of both halves.
+`python -m benchmarks.stacks` fits the numbers marked `fitted`. It also prints `RUNS`, and the errors of the fit on the
+runs that it used and on those that it did not use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A plan as tables and sentences: 80 columns as text, or the columns of a terminal."""
+"""A plan as tables and sentences, the text that `nkw plan` prints.
+
+It is 80 columns wide, or as wide as the terminal.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ _sentence = partial(Hanging, indent=0)
 
 
 def format_plan(plan: Plan) -> list[Part]:
-    """Return the parts of a plan's text, for a terminal."""
+    """Return the parts (lines, sentences and tables) of a plan's text, in order."""
     blocks = [_format_parameters(plan), _format_footprints(plan), _format_instances(plan)]
     if len(plan.placement.meshes) > 1:
         blocks.append(_format_meshes(plan))
@@ -48,7 +51,7 @@ def format_plan(plan: Plan) -> list[Part]:
 
 
 def _format_parameters(plan: Plan) -> list[Part]:
-    """Return the table of parameters by component, and sentences on active parameters and the cache."""
+    """Return the table of parameters by component, and lines on active parameters and cache bytes."""
     model, size, encoder = plan.model, DTYPE_BYTES[plan.dtype], plan.model.config.encoder
     rows = [
         (
@@ -76,7 +79,10 @@ def _format_parameters(plan: Plan) -> list[Part]:
 
 
 def _format_footprints(plan: Plan) -> list[Part]:
-    """Return the table of bytes by tensor-parallel ranks, and of the sequences and chips of each target."""
+    """Return the table of bytes on a rank by number of tensor-parallel ranks.
+
+    Each row also has, for every kind of chip, the sequences that fit on these ranks and the number of chips.
+    """
     chips = [(chip(name), limit_lnc(name, plan.request.lnc, largest=True)) for name in TARGETS]
     logical = [record.name for record, lnc in chips if lnc > 1]
     core_type = f" (logical cores of two physical ones on {' and '.join(logical)})" if logical else ""
@@ -103,7 +109,7 @@ def _format_footprints(plan: Plan) -> list[Part]:
 
 
 def _format_instances(plan: Plan) -> list[Part]:
-    """Return the table of instances with the fewest cores, the copies and the sequences of the model."""
+    """Return the table of instance types: the fewest ranks that hold the model, its copies and sequences."""
     rows = []
     for fit in plan.fits:
         needed, core = (size / 1e9 for size in (fit.footprint.bytes_with_one, fit.core_bytes))
@@ -121,7 +127,7 @@ def _format_instances(plan: Plan) -> list[Part]:
 
 
 def _format_meshes(plan: Plan) -> list[Part]:
-    """Return the table of the best meshes, and of meshes that nearly fit, with the reason why each is behind."""
+    """Return the table of the best meshes and of some that do not fit, each with what makes it slower."""
     best, judged = plan.placement.meshes[0], plan.placement.judged
     short = [mesh for mesh in plan.placement.meshes if mesh.step is None][:_MAX_SHORT]
     predicted = {candidate.mesh: candidate for candidate in judged if candidate.predicted}
@@ -151,7 +157,11 @@ def _format_meshes(plan: Plan) -> list[Part]:
 
 
 def describe_choice(judged: Sequence[Judged]) -> Iterator[str]:
-    """Yield sentences on the chosen mesh and its service level, and on the runner-up."""
+    """Yield sentences on the chosen mesh and its service level, and on the runner-up; none without meshes.
+
+    Args:
+        judged: meshes that hold the batch, the chosen one first, then the runner-up.
+    """
     if not judged:
         return
     chosen, *runners_up = judged
@@ -173,12 +183,15 @@ def describe_choice(judged: Sequence[Judged]) -> Iterator[str]:
 
 
 def _format_shares(step: Estimate) -> tuple[str, str, str]:
-    """Return the shares of a step: core, collectives, bubble."""
+    """Return the cells with the shares of a step's time in percent: core, collectives, bubble."""
     return f"{step.core:.0%}", f"{step.collectives:.0%}", f"{step.bubble:.0%}"
 
 
 def _find_limit(mesh: Candidate, best: Candidate) -> str:
-    """Return why a mesh is slower than the best: memory, copies, or the share of the step that grows most."""
+    """Return why a mesh is slower than the best one: "memory", "copies", "core", "links" or "bubble".
+
+    The last three name the part of the step that takes most additional time. Returns "" for the best mesh itself.
+    """
     if mesh.step is None:
         return "memory"
     if best.step is None or mesh == best:
@@ -194,7 +207,7 @@ def _find_limit(mesh: Candidate, best: Candidate) -> str:
 
 
 def _format_phases(plan: Plan) -> list[Part]:
-    """Return the placement, warnings about memory, and the table of rooflines."""
+    """Return the sentence on the placement, warnings about memory, and the table of rooflines."""
     placement, batch = plan.placement, plan.request.batch
     shape, peaks, weight_bytes = placement.shape, placement.peaks, placement.mesh.weight_bytes
     ranks = format_plural(shape.tp, "device")
@@ -243,7 +256,10 @@ def _format_phases(plan: Plan) -> list[Part]:
 
 
 def _format_kernels(plan: Plan) -> list[list[Part]]:
-    """Return the tables of predicted times, and of the kernels of a prompt and a step; none without predicted times."""
+    """Return one table of predicted times, and one for the kernels of a prompt and of a step each.
+
+    Returns an empty list without times by dry runs.
+    """
     first, step, batch = plan.first_token.predicted, plan.rate.step.predicted, plan.request.batch
     if first is None or step is None:
         return []
@@ -260,7 +276,10 @@ def _format_kernels(plan: Plan) -> list[list[Part]]:
 
 
 def _format_service(plan: Plan) -> list[list[Part]]:
-    """Return the table of what a user of the serving stack sees, and its terms; none for an accelerator."""
+    """Return the table of latency and throughput for a user of the serving stack, then the terms of its record.
+
+    Returns an empty list for an accelerator, or if the batch does not fit.
+    """
     service, stack, batch = describe_service(plan), plan.stack, plan.request.batch
     if service is None:
         return []
@@ -298,13 +317,13 @@ def _format_service(plan: Plan) -> list[list[Part]]:
 
 
 def _format_served(served: Served) -> tuple[str, str, str]:
-    """Return the time of the device, that of the engine, and their sum with its bounds."""
+    """Return three cells in ms: device time, engine time, and their sum with its bounds in brackets."""
     device, engine_ns = format_ms(served.device.program_ns), format_ms(served.engine_ns)
     return device, engine_ns, _format_time(served.time)
 
 
 def _format_launches(predicted: PassTime) -> Iterator[tuple[str, ...]]:
-    """Yield rows of kernels with their share of the pass, and their share of the peaks of a core."""
+    """Yield the table's rows of a pass: kernel, launches, ms, share of the pass, and share of the peaks of a rank."""
     pass_ns = predicted.time.program_ns
     for kernel in predicted.kernels:
         kernel_ns = kernel.time.program_ns
@@ -320,7 +339,10 @@ def _format_launches(predicted: PassTime) -> Iterator[tuple[str, ...]]:
 
 
 def _format_rates(plan: Plan) -> list[Part]:
-    """Return the table of batches with their steps, throughput and price, and its notes."""
+    """Return the table of batch sizes with step time, throughput and price, and sentences below it.
+
+    Returns a single sentence if not even one sequence fits.
+    """
     if not plan.placement.can_hold(1):
         return [_sentence("no batch fits, so there are no rates and no prices")]
     price = plan.price
@@ -350,9 +372,9 @@ def _format_rates(plan: Plan) -> list[Part]:
 
 
 def describe_kernel_changes(plan: Plan) -> Iterator[str]:
-    """Yield a sentence for each batch whose step launches other kernels than the step of the batch before it.
+    """Yield a sentence for each batch size from which on a step launches other kernels than with the size before.
 
-    A kernel that takes less time for more sequences counts as another one: it works in another way.
+    A kernel that takes less time for more sequences counts as another one, because it must work in another way.
     """
     predicted = [(rate.batch, rate.step.predicted) for rate in plan.rates if rate.fits]
     for (smaller, before), (batch, after) in pairwise(predicted):
@@ -373,7 +395,7 @@ def describe_kernel_changes(plan: Plan) -> Iterator[str]:
 
 
 def _format_price(plan: Plan) -> list[Part]:
-    """Return sentences on the price of the instance and of generated tokens; none without a price."""
+    """Return sentences on the price of the instance and of generated tokens; an empty list without a price."""
     if plan.price is None:
         return []
     dollars, sentences = plan.rate.dollars, [f"{plan.placement.name} at {plan.price}"]
@@ -394,7 +416,10 @@ def _format_price(plan: Plan) -> list[Part]:
 
 
 def _format_transcription(plan: Plan) -> list[Part]:
-    """Return a sentence on windows of speech; nothing for a model that continues texts."""
+    """Return a sentence on the speed of transcription and an empty line.
+
+    Returns an empty list for a model without a speech encoder, or if the batch does not fit.
+    """
     speed = compute_transcription(plan)
     if speed is None:
         return []
@@ -410,7 +435,7 @@ def _format_transcription(plan: Plan) -> list[Part]:
 
 
 def describe_basis(plan: Plan) -> Iterator[str]:
-    """Yield sentences on the dtype of quantised weights, and on the basis of the times."""
+    """Yield sentences on what the plan's times are based on: dry runs or rooflines, dtype, and assumptions."""
     if plan.model.config.stand_in is not None:
         yield from plan.model.config.stand_in.describe()
     if plan.model.config.quant_method:
@@ -443,7 +468,7 @@ def describe_basis(plan: Plan) -> Iterator[str]:
 
 
 def describe_rooflines() -> Iterator[str]:
-    """Yield sentences on the three values of a time of which only the roofline is known, with their sources."""
+    """Yield sentences on the three values of a time that only the roofline is known of, with their sources."""
     yield "Of a roofline, the first value in brackets is at the peaks, which nothing can be faster than."
     for words, reach in (("middle", USUAL), ("last", LEAST)):
         yield (
@@ -453,18 +478,21 @@ def describe_rooflines() -> Iterator[str]:
 
 
 def _name_bounds(plan: Plan) -> str:
-    """Return what the bounds of a plan's times are."""
+    """Return the names of the lower and upper bounds of the plan's times."""
     return "roofline..least share" if plan.first_token.predicted is None else "dataflow..serial"
 
 
 def _describe_ranks(plan: Plan) -> str:
-    """Return what a rank is on the instance of a plan."""
+    """Return words for what a rank of the plan is, such as "physical cores (LNC 1)"."""
     lnc = plan.placement.lnc
     return "physical cores (LNC 1)" if lnc == 1 else f"logical cores of {lnc} physical ones (LNC {lnc})"
 
 
 def _describe_undivided(plan: Plan) -> Iterator[str]:
-    """Yield a sentence that names the kernels which run on one physical core of a rank with several."""
+    """Yield a sentence that names the kernels that use only one of a rank's physical cores.
+
+    Yields nothing if there are no such kernels.
+    """
     phases = (plan.first_token, plan.first_tokens, plan.rate.step)
     names = dict.fromkeys(
         kernel.name
@@ -477,29 +505,29 @@ def _describe_undivided(plan: Plan) -> Iterator[str]:
 
 
 def _name_core(plan: Plan) -> str:
-    """Return the noun of a rank's core."""
+    """Return the noun for a rank: "core", or "logical core" for several physical ones."""
     return "core" if plan.placement.lnc == 1 else "logical core"
 
 
 def _format_copies(plan: Plan) -> str:
-    """Return the number of copies with its noun."""
+    """Return the number of copies of the model with its noun."""
     copies = plan.placement.mesh.copies
     return f"{copies} cop{'ies' if copies > 1 else 'y'}"
 
 
 def _format_time(time: Time) -> str:
-    """Return the program reading in ms, and the bounds in brackets."""
+    """Return the program reading of a time in ms, then the dataflow and serial readings in brackets."""
     low, middle, high = map(format_ms, (time.dataflow_ns, time.program_ns, time.serial_ns))
     return f"{middle} ({low}..{high})"
 
 
 def _format_gb(size: float) -> str:
-    """Return bytes in GB."""
+    """Return bytes as a number of GB with three decimals."""
     return f"{size / 1e9:,.3f}"
 
 
 def _format_count(count: int) -> str:
-    """Return a count in at most six characters, rounded down to thousands or millions if it is longer."""
+    """Return a count in at most six characters; from 100,000 on, rounded down to thousands or millions."""
     if count < 100_000:
         return f"{count:,d}"
     return f"{count // 10**3:,d}k" if count < 10**7 else f"{count // 10**6:,d}M"

@@ -217,7 +217,7 @@ def test_refuses_a_mesh_that_there_is_not(monkeypatch, request_of, works, messag
     counts = model("llama-3.1-8b")
     with pytest.raises(ModelError) as refusal:
         make_plan(counts, Request(**request_of))
-    assert str(refusal.value) == message
+    assert message in str(refusal.value)
     assert make_plan(counts, replace(Request(), **works)).rate.step.time.program_ns > 0
 
 

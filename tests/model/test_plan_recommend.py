@@ -247,7 +247,7 @@ def test_a_batch_that_is_given_is_kept(rooflines) -> None:
 def test_a_mesh_that_an_instance_cannot_have_is_a_reason_and_no_error(rooflines) -> None:
     fitting, refusing = find(5.0, "trn2.48xlarge", "inf2.xlarge", tp=8).rows
     assert {offer.shape.tp for offer in fitting.offers} == {8} and not fitting.refusal
-    assert not refusing.offers and refusing.refusal == "8 ranks on inf2.xlarge, which has 2 cores"
+    assert not refusing.offers and "8 ranks on inf2.xlarge, which has 2 cores" in refusing.refusal
 
 
 @pytest.fixture
@@ -476,7 +476,7 @@ def test_the_script_goes_to_a_file_or_to_stdout(small, capsys) -> None:
 
 def test_speech_is_not_measured(rooflines) -> None:
     plan = make_plan(load_model(PUBLISHED / "whisper-tiny.json"), Request(tp=1))
-    with pytest.raises(ModelError, match="this is a model of speech"):
+    with pytest.raises(ModelError, match="this is a speech model"):
         script_plan(plan, PUBLISHED / "whisper-tiny.json")
 
 
