@@ -1,7 +1,8 @@
 """The asynchronous engine: a thread computes steps, and coroutines submit, follow and cancel requests.
 
-Only the thread uses the engine. It runs the callers' commands between two steps, so a cancelled request releases its
-pages before the next step.
+The HTTP server uses it. A continuation is one generated text for a prompt; a request may ask for several. Only the
+thread uses the `Engine`. It runs the callers' commands between two steps, so a cancelled request releases its pages
+before the next step.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Watch = Callable[[RequestOutput], None]
 
 @dataclass
 class EngineFull(Exception):
-    """The error of a request for which too little capacity is free.
+    """Error raised if a request has to wait because too many continuations wait or run.
 
     `seconds` is the estimated time until enough continuations have ended, or None if no estimate is known.
     """
@@ -43,7 +44,7 @@ class EngineFull(Exception):
 
 @dataclass(frozen=True)
 class TokenPrompt:
-    """A prompt: its token ids, its text if known, and the model's other inputs."""
+    """Prompt as token ids, with its text if known and other inputs such as encoded speech."""
 
     ids: Sequence[int]
     text: str | None = None
@@ -52,10 +53,11 @@ class TokenPrompt:
 
 @dataclass(frozen=True)
 class Update:
-    """The text and tokens that one step added to continuation `index` of the prompt with number `prompt`.
+    """Text and tokens that one step added to one continuation of a prompt.
 
-    The last update has a `finish_reason`. `fault` is the exception that ended the prompt, unless its arguments are at
-    fault.
+    `prompt` is the index of the prompt among those submitted together, and `index` that of the continuation. The last
+    update of a continuation has a `finish_reason`. `fault` is the exception that ended the prompt; None if the user's
+    arguments were wrong.
     """
 
     prompt: int
@@ -70,7 +72,7 @@ class Update:
 
 @dataclass(frozen=True)
 class EngineState:
-    """The current numbers of requests and pages, and counts since the start.
+    """Numbers of requests and pages at one time, and counts since the start of the engine.
 
     Attributes:
         running: Requests with pages.
@@ -106,9 +108,11 @@ class EngineState:
 
 
 class Stream:
-    """The updates of some prompts in the order of the steps; leaving the context cancels unfinished prompts.
+    """Asynchronous iterator over the updates of prompts that were submitted together, in the order of the steps.
 
-    `requests` has the output of each prompt so far. The engine's thread writes to them until the last update.
+    It ends after the last update, and raises EngineFailed if the engine fails. As a context manager, it cancels
+    unfinished prompts on exit. `requests` has the output of each prompt so far; the engine's thread extends these
+    outputs until the last update.
     """
 
     def __init__(self, cancel: Callable[[Stream], None]) -> None:
@@ -117,7 +121,7 @@ class Stream:
         self._queue: asyncio.Queue[Update | Exception | None] = asyncio.Queue()
 
     def put(self, update: Update | Exception | None) -> None:
-        """Append an update, an error, or None for the end, in the thread of the event loop."""
+        """Append an update, an error to raise, or None for the end; call it only in the thread of the event loop."""
         self._queue.put_nowait(update)
 
     def __aiter__(self) -> Stream:
@@ -141,10 +145,13 @@ class Stream:
 
 
 class AsyncEngine:
-    """An engine and its thread, on the event loop that runs when `start` is called."""
+    """Engine with a thread that computes its steps, for callers on the event loop that calls `start`.
+
+    `limits` are those of the engine, and `capacity` is the largest number of continuations that wait or run.
+    """
 
     def __init__(self, engine: Engine, capacity: int, watch: Watch = lambda output: None) -> None:
-        """Create the thread.
+        """Create the thread without starting it.
 
         Args:
             engine: The engine, which only the thread uses from now on.
@@ -167,12 +174,15 @@ class AsyncEngine:
         self._failed = asyncio.Event()
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread and bind it to the running event loop; call it once."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     async def stop(self) -> None:
-        """End the thread after its current step; unfinished requests get no further token."""
+        """End the thread after its current step and wait for it.
+
+        Streams of unfinished requests get no further update and no end.
+        """
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -182,12 +192,12 @@ class AsyncEngine:
         return self._thread.is_alive() and self._engine.failure is None
 
     async def wait_until_failed(self) -> None:
-        """Wait until the engine has failed and every stream has the error."""
+        """Wait until the engine has failed and every stream has received the error."""
         await self._failed.wait()
 
     @property
     def taken(self) -> int:
-        """Number of continuations that wait or run, plus the capacity taken by `occupy`."""
+        """Number of continuations that wait or run, plus those that `occupy` reserves."""
         return sum(self._taken.values()) + self._occupied
 
     def state(self) -> EngineState:
@@ -211,15 +221,16 @@ class AsyncEngine:
         )
 
     def check_capacity(self, continuations: int) -> None:
-        """Check that further continuations can be submitted.
+        """Check that `continuations` further continuations can be submitted now.
 
         Raises:
             EngineFull: Other requests have to end first.
-            ModelError: There are more than the engine takes at all.
+            ModelError: There are more than `capacity`.
         """
         if continuations > self.capacity:
             raise ModelError(
-                f"{continuations} continuations are asked for; {self.capacity} at most are computed at once"
+                f"{continuations} continuations are asked for; {self.capacity} at most are computed at once: ask for "
+                "fewer prompts or a smaller n"
             )
         lacking = self.taken + continuations - self.capacity
         if lacking > 0:
@@ -227,11 +238,11 @@ class AsyncEngine:
 
     @contextmanager
     def occupy(self, count: int) -> Iterator[None]:
-        """Take the capacity of `count` continuations for other work in a context.
+        """Hold the capacity of `count` continuations for work outside of the engine, until the context exits.
 
         Raises:
-            EngineFull: As `check_capacity`.
-            ModelError: As `check_capacity`.
+            EngineFull: Other requests have to end first.
+            ModelError: `count` is larger than `capacity`.
         """
         self.check_capacity(count)
         self._occupied += count
@@ -249,7 +260,7 @@ class AsyncEngine:
         cache_salt: str | None = None,
         grammar: CompiledGrammar | None = None,
     ) -> Stream:
-        """Let prompts wait for their turn.
+        """Submit prompts to the engine and wait until it has accepted them.
 
         Args:
             id: A name that no unfinished request has.
@@ -257,7 +268,7 @@ class AsyncEngine:
             params: The sampling parameters of all prompts.
             priority: Lower numbers are scheduled first.
             cache_salt: The prompts share pages only with requests of the same salt.
-            grammar: The compiled structured outputs of `params`.
+            grammar: The compiled structured outputs of `params`; by default the thread compiles them.
 
         Returns:
             The stream of updates.
@@ -299,14 +310,23 @@ class AsyncEngine:
         return stream
 
     def _leave(self, stream: Stream, has_begun: bool = True) -> None:
-        """Cancel a stream's requests between this step and the next."""
+        """Free a stream's capacity now, and let the thread cancel its requests before the next step.
+
+        Does nothing if the stream has ended.
+
+        Args:
+            stream: The stream that its caller leaves.
+            has_begun: Whether its prompts were accepted; otherwise they do not count in the release rate.
+        """
         if self._free_capacity(stream, has_begun):
             self._commands.put(lambda: self._cancel(stream))
 
     def _free_capacity(self, stream: Stream, has_begun: bool = True) -> bool:
-        """Free the capacity of a stream, and return whether it was taken.
+        """Free the capacity of a stream, and return whether it was still taken.
 
-        A stream that has not begun is not counted in the pace.
+        Args:
+            stream: The stream.
+            has_begun: Whether its prompts were accepted; otherwise they do not count in the release rate.
         """
         continuations = self._taken.pop(stream, None)
         if continuations is not None:
@@ -314,9 +334,10 @@ class AsyncEngine:
         return continuations is not None
 
     def _run(self) -> None:
-        """Run commands and steps in the thread, commands first; wait for a command if there are no requests.
+        """Run commands and steps in the thread until `stop`; commands come first.
 
-        An exception is a failure of the engine and ends all streams.
+        Waits for a command if there are no requests. An exception is a failure of the engine and ends all streams with
+        it.
         """
         while True:
             try:
@@ -335,7 +356,7 @@ class AsyncEngine:
                 self._fail(self._engine.fail(error))
 
     def _compute_step(self) -> None:
-        """Compute a step and send its updates to the streams."""
+        """Compute one step, call `watch` for its outputs, and send updates and ends to the streams."""
         start, tokens = time.monotonic(), self._engine.use.tokens
         outputs = self._engine.step()
         self._steps += 1
@@ -360,7 +381,7 @@ class AsyncEngine:
                 self._watch(output)
 
     def _fail(self, failed: EngineFailed) -> None:
-        """End all streams with an exception, because the engine has failed."""
+        """Call `watch` for all unfinished requests, and end all streams with an exception."""
         for followed in self._followed.values():
             with suppress(Exception):  # the callback may have made the engine fail
                 self._watch(followed.output)
@@ -378,7 +399,7 @@ class AsyncEngine:
             stream.put(update)
 
     def _call(self, action: Callable[..., None], *arguments: object) -> None:
-        """Call a function in the event loop, unless the loop is closed and so has no callers."""
+        """Let the event loop call a function soon, in its thread; do nothing if the loop is closed."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(action, *arguments)
@@ -389,9 +410,9 @@ class AsyncEngine:
 
 @dataclass
 class _Followed:
-    """A request, and the lengths of its continuations that its updates contain.
+    """Request of a stream, with how much of its output the stream has received.
 
-    `sent` has the numbers of sent characters and tokens of each continuation, and whether the last update was sent.
+    `sent` has, by continuation, the numbers of sent characters and tokens, and whether the last update was sent.
     """
 
     stream: Stream
@@ -400,7 +421,10 @@ class _Followed:
     sent: dict[int, tuple[int, int, bool]] = field(default_factory=dict)
 
     def collect_updates(self) -> list[Update]:
-        """Return the updates since the last call."""
+        """Return an update for each continuation with new tokens or a new end since the last call.
+
+        Marks them as sent.
+        """
         updates = []
         for output in self.output.outputs:
             characters, tokens, has_ended = self.sent.get(output.index, (0, 0, False))
@@ -423,7 +447,7 @@ class _Followed:
 
 
 def _settle(accepted: asyncio.Future[None], error: BaseException | None) -> None:
-    """Complete a submission, unless its caller has left.
+    """Complete the future of a submission with an error or with success, unless its caller has left.
 
     A panic of a library, which a coroutine cannot raise, becomes the cause of a RuntimeError.
     """

@@ -1,4 +1,7 @@
-"""Bucket sizes that are read from a text, or fitted to the sizes of requests."""
+"""Bucket sizes that are read from a text such as an option, or fitted to the sizes of expected requests.
+
+A step is rounded up to bucket sizes on three axes: sequences, tokens of a chunk, and context positions; see `buckets`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _MAX_SIZES = 8  # of an axis that is fitted
 
 @dataclass(frozen=True)
 class BucketLimits:
-    """The largest requested size of each axis, and the number of draft tokens that a decode step verifies."""
+    """Largest sizes that steps have on each axis, and the number of draft tokens that a decode step verifies."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -34,12 +37,12 @@ class BucketLimits:
 
     @property
     def powers(self) -> Buckets:
-        """Powers of two up to the limits."""
+        """Buckets with powers of two up to the limits."""
         return Buckets.powers(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.drafts)
 
     @property
     def compiled(self) -> Buckets:
-        """The default sizes where every shape is compiled ahead, as in vLLM's plugin for Neuron.
+        """Default buckets if every shape is compiled ahead, as in vLLM's plugin for Neuron.
 
         They are powers of two of sequences, and of tokens from 128 on, and the longest context only; decoding and
         prompts have separate launches. 16 sequences, 512 tokens and 2048 positions have 35 shapes.
@@ -50,14 +53,20 @@ class BucketLimits:
         return replace(powers, tokens=tokens, context=powers.context[-1:], mixes=False)
 
     def required_sizes(self) -> dict[str, int]:
-        """Return the least allowed largest size of each axis; decode steps of more sequences are divided."""
+        """Return, by axis, the size that the largest bucket must have at least.
+
+        Sequences need only 1, because a decode step of more sequences is divided into several launches.
+        """
         tokens = min(self.max_num_batched_tokens, self.max_model_len)
         return {"sequences": 1, "tokens": tokens, "context": self.max_model_len + self.drafts}
 
 
 @dataclass
 class SizeCounts:
-    """Counts of the sizes of steps before rounding: sequences, tokens of a chunk, positions of the longest sequence."""
+    """How often steps had each size before rounding, by axis.
+
+    `sequences` counts numbers of sequences, `tokens` the tokens of a chunk, and `context` the positions of a sequence.
+    """
 
     sequences: Counter[int] = field(default_factory=Counter)
     tokens: Counter[int] = field(default_factory=Counter)
@@ -65,7 +74,7 @@ class SizeCounts:
 
     @classmethod
     def from_lengths(cls, lengths: Iterable[tuple[int, int]], max_chunk: int) -> SizeCounts:
-        """Count the chunks and contexts of requests.
+        """Return counts of chunk and context sizes that requests of given lengths will cause.
 
         The number of sequences that decode together does not follow from lengths, so `sequences` stays empty.
 
@@ -86,12 +95,12 @@ class SizeCounts:
 
 
 def read_buckets(text: str, limits: BucketLimits, default: Buckets | None = None) -> Buckets:
-    """Read sizes such as `sequences=1,16 tokens=64,512 context=2048`.
+    """Return buckets from a text such as `sequences=1,16 tokens=64,512 context=2048`.
 
     Args:
         text: The sizes of one or more axes.
         limits: The largest requested sizes.
-        default: The sizes of the other axes, by default powers of two.
+        default: The buckets whose sizes the axes missing in the text get; by default powers of two.
 
     Raises:
         ModelError: The text has another form, or the kernels do not take the sizes, or they do not cover the limits.
@@ -105,7 +114,9 @@ def read_buckets(text: str, limits: BucketLimits, default: Buckets | None = None
             )
         texts = numbers.split(",")
         if not all(number.isdecimal() and len(number) < 10 and int(number) > 0 for number in texts):
-            raise ModelError(f"{axis} of the buckets are {numbers!r:.60}, not positive whole numbers")
+            raise ModelError(
+                f"{axis} of the buckets are {numbers!r:.60}, not positive whole numbers; they are as in 'tokens=64,512'"
+            )
         sizes[axis] = tuple(sorted(set(map(int, texts))))
     if not sizes:
         raise ModelError(
@@ -115,7 +126,9 @@ def read_buckets(text: str, limits: BucketLimits, default: Buckets | None = None
     for axis, required in limits.required_sizes().items():
         largest = getattr(buckets, axis)[-1]
         if largest < required:
-            raise ModelError(f"{axis} of the buckets end at {largest}; up to {required} are needed")
+            raise ModelError(
+                f"{axis} of the buckets end at {largest}; up to {required} are needed: add a size from {required} on"
+            )
     if buckets.sequences[-1] > MOST_ROWS:
         raise ModelError(
             f"sequences of the buckets go up to {buckets.sequences[-1]}; a launch takes {MOST_ROWS}"
@@ -135,11 +148,16 @@ def read_buckets(text: str, limits: BucketLimits, default: Buckets | None = None
 
 
 def fit_buckets(counts: SizeCounts, limits: BucketLimits, max_shapes: int = SHAPES) -> Buckets:
-    """Return the sizes with the least padding that have at most `max_shapes` shapes.
+    """Return the buckets with the least padding that have at most `max_shapes` shapes.
 
     The padding of an axis is the sum of its rounded sizes over the sum of the sizes; the product over the axes is
     minimal. An axis without counts has powers of two. Decoding and prompts have separate launches, because pairs of
     their shapes would leave few sizes of each.
+
+    Args:
+        counts: How often steps have each size.
+        limits: The largest requested sizes, which the buckets cover.
+        max_shapes: The largest number of shapes.
 
     Raises:
         ModelError: No sizes have so few shapes.
@@ -160,12 +178,12 @@ def fit_buckets(counts: SizeCounts, limits: BucketLimits, max_shapes: int = SHAP
         <= max_shapes
     ]
     if not fitting:
-        raise ModelError(f"no sizes of buckets give at most {max_shapes} shapes")
+        raise ModelError(f"no sizes of buckets give at most {max_shapes} shapes: allow more shapes")
     return min(fitting, key=lambda buckets: (_compute_padding(counts, buckets), len(buckets.shapes())))
 
 
 def _compute_padding(counts: SizeCounts, buckets: Buckets) -> float:
-    """Return the product over the axes of the sum of rounded sizes over the sum of sizes."""
+    """Return the sum of rounded sizes over the sum of sizes, multiplied over all axes with counts; 1 is no padding."""
     padding = 1.0
     for axis in AXES:
         axis_counts, sizes = getattr(counts, axis), getattr(buckets, axis)
@@ -176,9 +194,10 @@ def _compute_padding(counts: SizeCounts, buckets: Buckets) -> float:
 
 
 def _fit_sizes(counts: Counter[int], num_sizes: int, step: int, last: int) -> tuple[int, ...]:
-    """Return at most `num_sizes` multiples of `step` up to `last` with the least sum of rounded sizes.
+    """Return at most `num_sizes` bucket sizes, multiples of `step` and `last` itself, with the least padding.
 
-    `best[i]` is that sum for the sizes up to the i-th candidate, with the multiples that give it.
+    Padding is the sum of the rounded sizes. `best[i]` is that sum for the sizes up to the i-th candidate, with the
+    bucket sizes that give it.
     """
     rounded: Counter[int] = Counter()
     for size, count in counts.items():

@@ -58,7 +58,7 @@ SIZES_ONLY = StepShape(Phase.decode, 1, 1, 0, 0, 1, FLOAT32, WeightDtypes(FLOAT3
 
 @dataclass(frozen=True)
 class Buckets:
-    """Bucket sizes in ascending order.
+    """Bucket sizes in ascending order, to which the steps of an engine are rounded up.
 
     Attributes:
         sequences: Sizes of the number of sequences of a step.
@@ -84,13 +84,18 @@ class Buckets:
     def powers(
         cls, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, drafts: int = 0
     ) -> Buckets:
-        """Return powers of two from 1 sequence, 16 tokens and 128 positions on that cover the limits."""
+        """Return buckets with powers of two from 1 sequence, 16 tokens and 128 positions on that cover the limits."""
         sequences = min(max_num_seqs, MOST_ROWS)
         tokens = min(max_num_batched_tokens, max_model_len)
         return cls(_powers(1, sequences), _powers(16, tokens), _powers(128, max_model_len + drafts), drafts)
 
     def for_model(self, config: ModelConfig, model_step: StepShape) -> Buckets:
-        """Return the buckets of a model; steps mix only if all of its layers take mixed steps."""
+        """Return the buckets with a model's step; steps mix decoding and prompts only if all layers of the model can.
+
+        Args:
+            config: The model's config.
+            model_step: A step with the dtypes, ranks, pages and slots of the model.
+        """
         mixes = self.mixes and compose(config).mixes
         return replace(self, mixes=mixes, whole_prompts=config.cross_positions > 0, model_step=model_step)
 
@@ -99,7 +104,7 @@ class Buckets:
         return " ".join(f"{axis}={','.join(map(str, sizes))}" for axis, sizes in axes.items())
 
     def shapes(self) -> list[StepShape]:
-        """Return all shapes of steps, each of which is compiled as a graph."""
+        """Return all shapes that a step can be rounded up to; each is compiled as a graph."""
         decoding = [
             self._step(Phase.decode, sequences, new_tokens, context)
             for new_tokens in dict.fromkeys((1, 1 + self.drafts))
@@ -118,7 +123,13 @@ class Buckets:
         return decoding + prompts + self._mixed_shapes(decoding)
 
     def _mixed_shapes(self, decoding_shapes: list[StepShape]) -> list[StepShape]:
-        """Return the shapes of prompts with decoding sequences; block tables of prompts have the longest length."""
+        """Return the shapes of prompts with decoding sequences in the same launch; empty unless `mixes`.
+
+        Block tables of these prompts always have the longest context.
+
+        Args:
+            decoding_shapes: The shapes of steps that only decode.
+        """
         pairs = (
             (decoding, sequences)
             for sequences in self.sequences
@@ -135,7 +146,14 @@ class Buckets:
         ]
 
     def pad(self, *batches: Batch) -> list[PaddedBatch]:
-        """Divide the batches of all groups into padded batches, decoding batches first, then chunks of prompts."""
+        """Return the padded batches in which to launch one step: decoding ones first, then chunks of prompts.
+
+        The last decoding batch and the last prompt batch become one if the buckets mix them and the output projection
+        (head) takes their rows.
+
+        Args:
+            batches: The scheduled batch of each data-parallel group.
+        """
         groups = [self._divide(batch) for batch in batches]
         decoding, prompts = groups[0] if len(groups) == 1 else self._combine_groups(groups)
         if self.mixes and decoding and prompts:
@@ -145,7 +163,10 @@ class Buckets:
         return decoding + prompts
 
     def _mix(self, decoding: PaddedBatch, prompts: PaddedBatch) -> PaddedBatch | None:
-        """Return prompts with decoding sequences in one padded batch; None if the head does not take as many rows."""
+        """Return one padded batch of prompts with decoding sequences.
+
+        Returns None if the output projection (head), which takes 128 rows, has no room for all decoding sequences.
+        """
         prompt_step, decoding_step = prompts.step, self._with_prompts(decoding.step, prompts.step.sequences)
         if decoding_step is None or max(map(len, decoding.groups)) > decoding_step.sequences:
             return None
@@ -161,18 +182,24 @@ class Buckets:
         return PaddedBatch(mixed, prompts.groups, replace(decoding, step=decoding_step))
 
     def _tokens_with(self, rows: int) -> list[int]:
-        """Return the sizes of a single prompt that is rounded up together with decoding rows."""
+        """Return token sizes for a single prompt that shares its launch with `rows` decoding rows.
+
+        They are the usual sizes less `rows`, so that both together have a usual size.
+        """
         return [tokens - rows for tokens in self.tokens if tokens > rows]
 
     def _with_prompts(self, decoding: StepShape, prompts: int) -> StepShape | None:
-        """Return a decoding shape with the sequences that the head takes with the prompts, or None if it takes none."""
+        """Return a decoding shape with at most as many sequences as the head takes besides `prompts` prompts.
+
+        Returns None if it takes none.
+        """
         sequences = min(decoding.sequences, (MOST_ROWS - prompts) // decoding.new_tokens)
         if not sequences:
             return None
         return self._step(Phase.decode, sequences, decoding.new_tokens, decoding.cache_length)
 
     def _divide(self, batch: Batch) -> tuple[list[PaddedBatch], list[PaddedBatch]]:
-        """Divide the batch of one group into padded batches that decode and padded batches of prompts."""
+        """Return (decoding, prompts): the padded batches of one group, with prompts in ascending order of size."""
         decoding_chunks: dict[int, list[Chunk]] = {1: [], 1 + self.drafts: []}
         prompts: list[PaddedBatch] = []
         prompt_chunks = dict[tuple[int, int, int], list[Chunk]]()
@@ -201,7 +228,10 @@ class Buckets:
         return decoding, prompts
 
     def _join(self, first: PaddedBatch, second: PaddedBatch) -> PaddedBatch | None:
-        """Return two padded batches of prompts as one; None if that is predicted to take more time."""
+        """Return two padded batches of prompts as one.
+
+        Returns None if one batch is predicted to take more time, or if it has more chunks than the buckets allow.
+        """
         steps, chunks = (first.step, second.step), [*first.chunks, *second.chunks]
         if self.whole_prompts or len(chunks) > self.sequences[-1]:
             return None
@@ -221,7 +251,10 @@ class Buckets:
     def _combine_groups(
         self, groups: Sequence[tuple[list[PaddedBatch], list[PaddedBatch]]]
     ) -> tuple[list[PaddedBatch], list[PaddedBatch]]:
-        """Combine the decoding and the prompt batches of all groups, the largest prompts with the largest."""
+        """Return the decoding and the prompt batches of all groups, combined into batches that every group launches.
+
+        Prompt batches are paired from the largest down.
+        """
         sizes = {padded.step.new_tokens for decoding, _ in groups for padded in decoding}
         decoding = [
             self._combine(padded_batches)
@@ -237,7 +270,11 @@ class Buckets:
         return decoding, prompts[::-1]
 
     def _combine(self, padded_batches: Sequence[PaddedBatch | None]) -> PaddedBatch:
-        """Combine one padded batch of each group, None for an empty one, in the smallest common shape."""
+        """Return one padded batch for all groups, in the smallest shape that takes the batch of each.
+
+        Args:
+            padded_batches: The padded batch of each group; None if the group has no chunks in it.
+        """
         steps = [padded.step for padded in padded_batches if padded is not None]
         sequences = max(step.sequences for step in steps)
         groups = tuple(() if padded is None else padded.groups[0] for padded in padded_batches)
@@ -245,12 +282,12 @@ class Buckets:
 
     @cached_property
     def _step(self) -> Callable[..., StepShape]:
-        """`with_sizes` of the model's step; equal arguments give the same object."""
+        """Function `with_sizes` of the model's step, cached, so that equal arguments give the same object."""
         return cache(self.model_step.with_sizes)
 
 
 def _largest_sizes(steps: Sequence[StepShape]) -> tuple[int, int, int]:
-    """Return the largest number of new tokens, cache length and prefix among several steps."""
+    """Return the largest number of new tokens, the longest cache and the longest prefix of several steps."""
     return (
         max(step.new_tokens for step in steps),
         max(step.cache_length for step in steps),
@@ -259,12 +296,12 @@ def _largest_sizes(steps: Sequence[StepShape]) -> tuple[int, int, int]:
 
 
 def round_up(sizes: tuple[int, ...], size: int) -> int:
-    """Return the least of the ascending `sizes` that is not below `size`."""
+    """Return the least of the ascending `sizes` that is at least `size`; IndexError if there is none."""
     return sizes[bisect_left(sizes, size)]
 
 
 def _powers(first: int, last: int) -> tuple[int, ...]:
-    """Return `first` times powers of two, up to the first that is not below `last`."""
+    """Return `first`, 2 * `first`, 4 * `first` and so on, up to the first number that is at least `last`."""
     return tuple(first << power for power in range((-(-last // first) - 1).bit_length() + 1))
 
 

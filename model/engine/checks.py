@@ -1,6 +1,6 @@
-"""Checks of the types of arguments, which return the argument in its plain Python type or raise ModelError.
+"""Checks of the types of user arguments, which return the argument in its plain Python type or raise ModelError.
 
-Numbers of NumPy are accepted as well as numbers of Python.
+Sampling parameters and the inputs of `LLM` use them. Numbers of NumPy are accepted as well as numbers of Python.
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ _SHORT.maxstring = _SHORT.maxother = 60
 
 
 def display_value(value: Any) -> str:
-    """Return a short text of a value for a message; Python prints no integer of more than 4,300 digits."""
+    """Return a short text of a value for a message; an integer of over 4,096 bits is described by its size."""
     if isinstance(value, int) and value.bit_length() > 4096:
         return f"an integer of {value.bit_length()} bits"
     return _SHORT.repr(value) if isinstance(value, str | bytes) or not isinstance(value, Real) else str(value)
 
 
 def check_integer(name: str, value: Any) -> int:
-    """Return a whole number as int. Raises ModelError for any other type, floats included."""
+    """Return a whole number as int; NumPy integers count, floats do not.
+
+    Raises:
+        ModelError: The value is no whole number.
+    """
     try:
         return int(index(value))
     except TypeError:
@@ -35,12 +39,20 @@ def check_integer(name: str, value: Any) -> int:
 
 
 def check_optional_integer(name: str, value: Any) -> int | None:
-    """Return a whole number as int, or None as it is. Raises ModelError for any other type."""
+    """Return a whole number as int, or None as it is.
+
+    Raises:
+        ModelError: The value is neither.
+    """
     return None if value is None else check_integer(name, value)
 
 
 def check_number(name: str, value: Any) -> float:
-    """Return a number, a NumPy scalar as its Python value. Raises ModelError for any other type."""
+    """Return an int or float; a NumPy scalar as its Python value.
+
+    Raises:
+        ModelError: The value is no number.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, int | float):
@@ -49,27 +61,43 @@ def check_number(name: str, value: Any) -> float:
 
 
 def check_range(name: str, value: float | None, least: float, most: float) -> None:
-    """Raise ModelError for a number outside least … most, and for NaN; None passes."""
+    """Check that a number is from `least` to `most`; None passes.
+
+    Raises:
+        ModelError: The number is outside, or NaN.
+    """
     if value is not None and not least <= value <= most:
         raise ModelError(f"{name} is {display_value(value)}; it must be between {least:g} and {most:g}")
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Return a truth value as bool; 0 and 1 count as such. Raises ModelError for any other value."""
+    """Return a truth value as bool; 0 and 1 count as such.
+
+    Raises:
+        ModelError: The value is anything else.
+    """
     if isinstance(value, bool | np.bool_ | int) and value in (0, 1):
         return bool(value)
     raise ModelError(f"{name} is {display_value(value)}; it must be True or False")
 
 
 def check_text(name: str, value: Any) -> str:
-    """Return a text. Raises ModelError for any other type, bytes included."""
+    """Return a str.
+
+    Raises:
+        ModelError: The value has another type, such as bytes.
+    """
     if not isinstance(value, str):
         raise ModelError(f"{name} is {display_value(value)}; it must be a text")
     return value
 
 
 def check_texts(name: str, value: Any) -> tuple[str, ...]:
-    """Return a text or the texts of an iterable as a tuple. Raises ModelError for any other type."""
+    """Return a tuple of texts: of one text, or of the texts of an iterable.
+
+    Raises:
+        ModelError: The value is neither.
+    """
     if isinstance(value, str):
         return (value,)
     texts = tuple(value) if isinstance(value, Iterable) and not isinstance(value, bytes | Mapping) else None
@@ -79,7 +107,11 @@ def check_texts(name: str, value: Any) -> tuple[str, ...]:
 
 
 def check_token_ids(name: str, value: Any) -> list[int]:
-    """Return the token ids of an iterable, which is read once. Raises ModelError for a text, bytes or another type."""
+    """Return the token ids of an iterable or array as a list of int; the iterable is read once.
+
+    Raises:
+        ModelError: The value is a text, bytes, a mapping or no iterable, or an element is no whole number.
+    """
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, str | bytes | bytearray | memoryview | Mapping) or not isinstance(value, Iterable):
@@ -91,16 +123,26 @@ def check_token_ids(name: str, value: Any) -> list[int]:
 
 
 def check_vocabulary(name: str, token_ids: Iterable[int], size: int) -> None:
-    """Raise ModelError for the first token id that a vocabulary of `size` tokens does not have."""
+    """Check that all token ids are from 0 to `size` - 1.
+
+    Raises:
+        ModelError: A token id is outside; the message names the first one.
+    """
     outside = next((token_id for token_id in token_ids if not 0 <= token_id < size), None)
     if outside is not None:
         raise ModelError(f"{name} has token id {display_value(outside)}; the vocabulary has {size} tokens")
 
 
 def check_sequence(name: str, value: Any, elements: str) -> Sequence[Any]:
-    """Return the elements of an iterable that is no text and no mapping. Raises ModelError for any other type.
+    """Return the elements of an iterable as a list.
 
-    `elements` names what the iterable has, for the message.
+    Args:
+        name: Name of the argument, for the message.
+        value: The argument.
+        elements: What the list should contain, for the message.
+
+    Raises:
+        ModelError: The value is a text, bytes, a mapping or no iterable.
     """
     if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
         raise ModelError(f"{name} is {display_value(value)}; it must be a list of {elements}")

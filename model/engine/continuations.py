@@ -1,4 +1,7 @@
-"""The unfinished continuations of prompts, with the engine's state of each."""
+"""State that the engine keeps for each unfinished prompt and for each of its continuations.
+
+A continuation is one generated text for a prompt; a prompt has `SamplingParams.n` of them.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ from model.loading.tokenizer import TokenStream
 
 @dataclass(eq=False)
 class PromptGroup(Suspect):
-    """The continuations of one prompt.
+    """Continuations of one prompt, with what they share.
 
     `failure` is the message about the first fault of the prompt, or None. `forked` tells whether all continuations have
-    started.
+    started; until the prompt is computed, only the first one has.
     """
 
     output: RequestOutput
@@ -33,7 +36,11 @@ class PromptGroup(Suspect):
     grammar: CompiledGrammar | None = None
 
     def blame(self, error: BaseException) -> None:
-        """Record the first exception of the request's host work; raise an exception of which no request is at fault."""
+        """Record an exception that work on the host for this prompt raised; the first one becomes `failure`.
+
+        Raises:
+            BaseException: The exception itself, if no request is at fault, because memory is short or the process ends.
+        """
         contain(error)
         if self.failure is None and isinstance(error, ModelError):
             self.failure = error.message
@@ -43,7 +50,7 @@ class PromptGroup(Suspect):
 
 @dataclass
 class Continuation:
-    """One unfinished continuation of a prompt."""
+    """One unfinished continuation of a prompt: its output, sampler, detokenizer and search for stop strings."""
 
     group: PromptGroup
     output: CompletionOutput
@@ -52,7 +59,10 @@ class Continuation:
     stops: StopStrings
 
     def is_ready(self, now: float) -> bool:
-        """Return whether the next token can be sampled without waiting, or sampling raises."""
+        """Return whether the next token can be sampled without waiting for its grammar mask.
+
+        Also True if the check raises; the exception becomes the failure of the prompt.
+        """
         try:
             return self.sampler.is_ready(now)
         except BaseException as error:
@@ -61,5 +71,5 @@ class Continuation:
 
     @property
     def suspect(self) -> PromptGroup:
-        """The prompt of the continuation."""
+        """Prompt of the continuation, which `Isolation` may find at fault."""
         return self.group

@@ -1,6 +1,7 @@
 """Sampling of the next tokens of many rows at once on the host, from their logits.
 
-A row samples the token that the kernel `sample` samples from as many candidates as the vocabulary has tokens, with the
+A row is one position whose next token is sampled. `sampler` calls `draw` for rows that the device did not sample. The
+host samples the same token as the kernel `sample` with as many candidates as the vocabulary has tokens: it makes the
 same float32 sums in the same order. Only rows with top-k or top-p are sorted, one by one, so a row's token does not
 depend on the other rows.
 """
@@ -26,7 +27,12 @@ _LARGEST_UNIFORM = np.float32(1 - 2**-24)
 
 
 def draw(logits: np.ndarray, rows: Sequence[RowSampling]) -> np.ndarray:
-    """Return the tokens [rows] that rows sample from logits [rows, vocabulary] float32."""
+    """Return one sampled token id for each row, int64 [rows].
+
+    Args:
+        logits: Logits of the rows, [rows, vocabulary] float32; not changed. NaN is treated as forbidden.
+        rows: Sampling parameters of each row, its random number included. Temperature 0 takes the largest logit.
+    """
     clipped = np.where(np.isnan(logits), _MISSING, np.clip(logits, -_LARGEST, _LARGEST))
     for index, row in enumerate(rows):
         if row.adjusts:
@@ -41,7 +47,10 @@ def draw(logits: np.ndarray, rows: Sequence[RowSampling]) -> np.ndarray:
 
 
 def _adjust(logits: np.ndarray, row: RowSampling) -> np.ndarray:
-    """Return the logits of one row with bias and penalties, [vocabulary] float32."""
+    """Return the logits of one row with logit bias and penalties applied, [vocabulary] float32.
+
+    A token whose bias or logit is NaN gets the lowest value, `_MISSING`.
+    """
     adjusted = logits if row.bias is None else logits + row.bias
     missing, adjusted = np.isnan(adjusted), np.clip(adjusted, -_LARGEST, _LARGEST)
     if row.output_counts is not None:
@@ -54,7 +63,13 @@ def _adjust(logits: np.ndarray, row: RowSampling) -> np.ndarray:
 
 
 def _sample(logits: np.ndarray, likeliest: np.ndarray, rows: Sequence[RowSampling]) -> np.ndarray:
-    """Return the tokens of rows with a temperature; the `likeliest` token of each row always keeps its weight."""
+    """Return sampled token ids [rows] for rows whose temperature is above 0.
+
+    Args:
+        logits: Adjusted logits of these rows, [rows, vocabulary] float32.
+        likeliest: Index of the largest logit of each row, which top-k, top-p and min-p never exclude.
+        rows: Sampling parameters of each row.
+    """
 
     def column(name: str) -> np.ndarray:
         return np.array([[getattr(row, name)] for row in rows], np.float32)
@@ -87,9 +102,15 @@ def _are_largest(scores: np.ndarray, count: int) -> np.ndarray:
 
 
 def _keep_likeliest(weights: np.ndarray, scores: np.ndarray, top_p: np.float32) -> None:
-    """Set weights of one row to 0 if the larger weights already have the share `top_p` of the sum.
+    """Set the weights of one row outside of top-p to 0, in place.
 
-    The likeliest token keeps its weight, even if `top_p` times the sum is 0.
+    A weight is kept if the larger weights together have less than the share `top_p` of the sum. The likeliest token
+    always keeps its weight.
+
+    Args:
+        weights: Unnormalised probabilities, [vocabulary] float32.
+        scores: Logits, which give the order; [vocabulary] float32.
+        top_p: The share.
     """
     nonzero = np.flatnonzero(weights)
     order = nonzero[_argsort_descending(scores[nonzero])]

@@ -1,10 +1,12 @@
 """The engine, which computes the texts of requests step by step.
 
 A step schedules a batch, computes it with the model, samples a token for every request whose last token was computed,
-and updates the outputs of these requests. The engine has no thread; the caller of `step` has, and gives the clock.
+and updates the outputs of these requests. The engine has no thread and no clock of its own: `LLM` or `AsyncEngine`
+calls `step` and provides the clock.
 
-A fault of one request ends only that request. Exceptions of host work are attributed to their request. If the model's
-step raises, `Isolation` finds the request at fault. The engine fails if no request is at fault.
+A request continues one prompt with one or several continuations (generated texts). A fault of one request ends only
+that request. Exceptions of work on the host are attributed to their request. If the model's step raises, `Isolation`
+finds the request at fault. The engine fails if no request is at fault.
 """
 
 from __future__ import annotations
@@ -45,9 +47,15 @@ _IDLE_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """The model's end tokens, vocabulary size and longest sequence, and the seed of requests without a seed.
+    """Limits of the model that requests are checked against, and the default seed.
 
-    `check_inputs` raises ModelError for inputs of a prompt that the model's runner does not take.
+    | field | meaning |
+    |---|---|
+    | `end_tokens` | token ids that end a text unless `ignore_eos` is set |
+    | `vocab_size` | number of tokens of the vocabulary |
+    | `max_model_len` | most tokens of a sequence, prompt included |
+    | `seed` | seed of requests without a seed |
+    | `check_inputs` | raises ModelError for inputs of a prompt that the model's runner does not take |
     """
 
     end_tokens: Sequence[int]
@@ -58,12 +66,12 @@ class EngineLimits:
 
 
 class Observer(Protocol):
-    """An observer of every sampled token, such as a comparison with another model."""
+    """Observer of every sampled token, such as a comparison with another model."""
 
     def observe_choice(
         self, request: Request, tokens: Sequence[int], row: RowSampling, output: StepOutput, token: int
     ) -> None:
-        """Observe that a request sampled a token, before its constraints accept the token.
+        """Observe a sampled token, before the sampler and the grammar of its request have advanced to it.
 
         Args:
             request: The request.
@@ -75,7 +83,7 @@ class Observer(Protocol):
 
 
 class Engine:
-    """The requests of one model.
+    """Engine for the requests of one model.
 
     Attributes:
         scheduler: The scheduler of one or of several data-parallel groups.
@@ -129,17 +137,17 @@ class Engine:
 
     @property
     def use(self) -> BucketUse:
-        """Counts of the steps that the model launched."""
+        """Counts of launched steps, tokens and padding, which the model runner updates."""
         return self._model.use
 
     @property
     def busy(self) -> bool:
-        """Whether any request has not ended and the engine has not failed."""
+        """Whether the engine has not failed and any request is unfinished."""
         return bool(self._groups) and self.failure is None
 
     @property
     def waiting(self) -> int:
-        """Number of requests without pages."""
+        """Number of unfinished continuations without pages."""
         return max(0, len(self._sequences) - len(self.scheduler.running))
 
     def submit(
@@ -153,7 +161,7 @@ class Engine:
         inputs: ModelInputs | None = None,
         grammar: CompiledGrammar | None = None,
     ) -> RequestOutput:
-        """Let a request wait for its turn.
+        """Add a request, which waits until `step` schedules it.
 
         Args:
             id: A name that no unfinished request has.
@@ -166,7 +174,7 @@ class Engine:
             grammar: The compiled structured outputs of `params`; by default they are compiled here.
 
         Returns:
-            The output of the request, which steps extend.
+            The output of the request, which `step` extends in place.
 
         Raises:
             ModelError: The salt is empty, the id is in use, the model does not take the inputs, the prompt has no
@@ -177,14 +185,16 @@ class Engine:
         self._check_alive()
         limits = self.limits
         if id in self._groups:
-            raise ModelError(f"request {id} is there already")
+            raise ModelError(
+                f"request {id} has not ended yet; an id is used by one request at a time: use another"
+            )
         room = limits.max_model_len - len(prompt_ids)
         if not prompt_ids:
-            raise ModelError("the prompt has no tokens")
+            raise ModelError("the prompt has no tokens; a request needs at least one: give a longer text")
         if room < 1:
             raise ContextFull(
                 f"the prompt has {len(prompt_ids)} tokens; sequences of at most {limits.max_model_len} leave no room "
-                "for a new one"
+                "for a new one: shorten the prompt"
             )
         check_vocabulary("the prompt", prompt_ids, limits.vocab_size)
         limits.check_inputs(inputs)
@@ -212,20 +222,24 @@ class Engine:
         return output
 
     def cancel(self, id: str) -> None:
-        """End a request and release its pages; a request that has ended is ignored."""
+        """End a request with finish reason "abort" and release its pages.
+
+        Does nothing if no unfinished request has the id.
+        """
         group = self._groups.get(id)
         if group is not None:
             self._end_all(group, "abort", None)
             self._forget_finished(group)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step.
+        """Compute one step and update the outputs of its requests.
 
         Returns:
-            The outputs of the requests that got a token in the step or ended with an error.
+            The outputs of the requests that got a token in the step or ended with an error; empty if nothing is
+            scheduled.
 
         Raises:
-            EngineFailed: A fault that no request causes has ended all requests.
+            EngineFailed: The engine had failed, or a fault that no request causes has now ended all requests.
         """
         self._check_alive()
         try:
@@ -236,7 +250,10 @@ class Engine:
             raise self.fail(error) from error
 
     def fail(self, error: BaseException) -> EngineFailed:
-        """End all requests, refuse further ones, and return the exception that later calls raise."""
+        """Record that the engine has failed, and end all requests with finish reason "abort".
+
+        Returns the EngineFailed that later calls of the engine raise.
+        """
         self.failure = error
         for id in list(self._groups):
             with suppress(MemoryError):  # the last piece of a text may find no memory
@@ -301,7 +318,10 @@ class Engine:
         return [group.output for group in groups]
 
     def _wait_for_masks(self) -> None:
-        """Wait a moment for the masks of next tokens, and exclude requests without a mask from the next step."""
+        """Wait briefly for the grammar masks of next tokens, and exclude requests without a mask from the next step.
+
+        Sets `waits_for_mask` of every request.
+        """
         clock, masks = self.grammars.clock, self.grammars.masks
         now = clock()
         pending = [request for request, sequence in self._sequences.items() if not sequence.is_ready(now)]
@@ -322,7 +342,14 @@ class Engine:
     def _isolate(self, batch: Batch, error: Exception) -> list[RequestOutput]:
         """Preempt all requests after a failed step, and end the request at fault if it was alone in the step.
 
-        If every request has failed, a probe shows whether the model computes anything.
+        If every request has failed, computes a probe, which shows whether the model computes anything.
+
+        Returns:
+            The output of the request that was ended; empty if the search for the request at fault continues.
+
+        Raises:
+            EngineFailed: Memory is short, or the engine does not isolate requests.
+            Exception: The probe fails.
         """
         if isinstance(error, MemoryError) or not self._isolates:
             raise self.fail(error) from error
@@ -338,7 +365,11 @@ class Engine:
         return [group.output]
 
     def _probe(self) -> None:
-        """Compute one token of the engine's own request while all requests are withdrawn; raise the model's error."""
+        """Compute one token of a request of the engine's own while all other requests are withdrawn.
+
+        Raises:
+            Exception: The model's step raises it.
+        """
         request = Request("probe", [0], 1, root=b"probe")
         self.scheduler.submit(request)
         try:
@@ -347,13 +378,16 @@ class Engine:
             self.scheduler.end(request)
 
     def _end_failed(self, groups: Iterable[PromptGroup]) -> None:
-        """End the requests that have failed."""
+        """End the requests among `groups` whose `failure` is set, with finish reason "error"."""
         for group in groups:
             if group.failure is not None:
                 self._end_all(group, "error", group.failure)
 
     def _sampling_rows(self, batch: Batch) -> Rows:
-        """Return the sampling parameters of the requests that sample; requests without an allowed token fail."""
+        """Return the sampling parameters of each request that samples a token in the batch.
+
+        A request without any allowed token is left out, and its failure is recorded.
+        """
         rows = {}
         for request, chunk in batch.chunks.items():
             if chunk.samples:
@@ -365,14 +399,14 @@ class Engine:
         return rows
 
     def _request_scores(self, batch: Batch) -> None:
-        """Mark the chunks of prompts whose log-probabilities are requested and not known yet."""
+        """Set `scores` on the chunks of prompts whose log-probabilities are requested and not computed yet."""
         for request, chunk in batch.chunks.items():
             known = self._sequences[request].group.output.prompt_logprobs
             if known is not None and len(known) < min(chunk.seq_len + 1, request.prompt_tokens):
                 batch.chunks[request] = replace(chunk, scores=True)
 
     def _add_prompt_logprobs(self, batch: Batch, outputs: Mapping[Request, Sequence[StepOutput]]) -> None:
-        """Append the log-probabilities of the prompt tokens that a step has scored."""
+        """Append the log-probabilities of the prompt tokens that a step has scored to the outputs of their requests."""
         for request, chunk in batch.chunks.items():
             group = self._sequences[request].group
             known, count = group.output.prompt_logprobs, group.params.prompt_logprobs
@@ -389,9 +423,10 @@ class Engine:
                 group.blame(error)
 
     def _device_rows(self, batch: Batch, rows: Rows) -> Rows:
-        """Return the rows that the device may sample.
+        """Return those of `rows` that the device may sample.
 
-        The host samples the first tokens of several continuations, which have the same logits.
+        The host samples if the chunk's logits are needed anyway, or if several continuations draw their first tokens
+        from the same logits.
         """
         return {
             request: request_rows
@@ -406,7 +441,15 @@ class Engine:
         rows: Rows,
         outputs: Mapping[Request, Sequence[StepOutput]],
     ) -> dict[Request, list[Choice]]:
-        """Return the sampled tokens of each chunk: its accepted draft tokens and one more token."""
+        """Return the tokens of each request that a step adds: accepted draft tokens and one more token.
+
+        A request whose sampling raises is left out, and its failure is recorded.
+
+        Args:
+            batch: The batch of the step.
+            rows: The sampling parameters of each request.
+            outputs: The model's outputs of each request.
+        """
         draws: list[tuple[RowSampling, StepOutput]] = []
         for request, request_rows in rows.items():
             is_scored = batch.chunks[request].scores
@@ -430,7 +473,19 @@ class Engine:
         rows: Sequence[RowSampling],
         outputs: Sequence[StepOutput],
     ) -> list[Choice]:
-        """Return the choices up to the first that differs from its draft token; raise the error of one of them."""
+        """Return the choices of a chunk up to the first one that differs from its draft token, this one included.
+
+        Advances the request's sampler, calls the observer, and counts accepted draft tokens.
+
+        Args:
+            chunk: The computed chunk.
+            candidates: A choice, or the exception of sampling it, for each row of the chunk.
+            rows: The sampling parameters of each row.
+            outputs: The model's output of each row.
+
+        Raises:
+            BaseException: A candidate on the way is an exception.
+        """
         request, accepted = chunk.request, list[Choice]()
         sampler = self._sequences[request].sampler
         outputs = outputs[-len(rows) :] if chunk.scores else outputs
@@ -466,7 +521,10 @@ class Engine:
         )
 
     def _fork(self, request: Request, group: PromptGroup, output: StepOutput) -> None:
-        """Start the further continuations of a prompt, each of which samples its first token from `output`."""
+        """Start the second and further continuations of a prompt, and append their first tokens.
+
+        Each samples its first token from `output`, the model's output after the prompt.
+        """
         group.forked = True
         for index in range(1, group.params.n):
             sequence = self._start_sequence(group, index)
@@ -483,9 +541,13 @@ class Engine:
             self._append(child, choice, self._clock(), is_last=True)
 
     def _append(self, request: Request, choice: Choice, now: float, is_last: bool) -> None:
-        """Append a token to a continuation, and end it if the token does.
+        """Append a token to the output of a continuation, and end the continuation if the token does.
 
-        Structured outputs can be complete only with the last token of a step.
+        Args:
+            request: The request of the continuation.
+            choice: The token with its log-probabilities.
+            now: Time of the engine's clock in seconds.
+            is_last: Whether it is the last token of the step; only then structured outputs can be complete.
         """
         sequence, limits = self._sequences[request], self.limits
         output, params = sequence.output, sequence.group.params
@@ -516,7 +578,13 @@ class Engine:
                 self._end(request, "length", None)
 
     def _end(self, request: Request, reason: FinishReason, stopped_by: str | int | None) -> None:
-        """End a continuation; `stopped_by` is the stop string, the stop token or the error message."""
+        """End a continuation: release its pages, append the text that was kept back, and set its finish reason.
+
+        Args:
+            request: The request of the continuation.
+            reason: The finish reason; "error" replaces it if completing the text raises.
+            stopped_by: The stop string, the stop token or the error message.
+        """
         sequence = self._sequences.pop(request)
         self.scheduler.end(request)
         output = sequence.output
@@ -530,7 +598,7 @@ class Engine:
         sequence.group.output.metrics.num_preemptions += request.preemptions
 
     def _end_all(self, group: PromptGroup, reason: FinishReason, stopped_by: str | None) -> None:
-        """End all continuations of a prompt, including those without a token."""
+        """End all unfinished continuations of a prompt, including those that have not started."""
         for request, sequence in list(self._sequences.items()):
             if sequence.group is group:
                 self._end(request, reason, stopped_by)
@@ -539,7 +607,7 @@ class Engine:
                 output.finish_reason, output.stop_reason = reason, stopped_by
 
     def _forget_finished(self, group: PromptGroup) -> None:
-        """Forget a prompt if all of its continuations have ended."""
+        """Remove a prompt from the engine, and set its finish time, if all of its continuations have ended."""
         if group.output.finished:
             group.output.metrics.finished_time = self._clock()
             del self._groups[group.output.request_id]

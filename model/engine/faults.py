@@ -1,4 +1,4 @@
-"""Faults: the exceptions of one request, and the exceptions that end the engine."""
+"""Faults: which exceptions end only one request, and which end the engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ _OF_NO_REQUEST = (MemoryError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 class EngineFailed(NkwError):
-    """The error of an engine that computes no more steps; `__cause__` is the fault of its device, model or memory."""
+    """Error raised by an engine that computes no more steps.
+
+    `__cause__` is the exception that made it fail: a fault of the device, the model or the memory.
+    """
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(
@@ -19,12 +22,12 @@ class EngineFailed(NkwError):
 
 
 def contain(error: BaseException) -> BaseException:
-    """Return an exception of one request's host work, which ends only this request.
+    """Return an exception if it should end only the request whose host work raised it; raise it otherwise.
 
-    A panic of a library, which is no Exception, is such an exception as well.
+    A panic of a library, which is a BaseException but no Exception, ends only its request as well.
 
     Raises:
-        BaseException: No request is at fault, because memory is short or the process ends.
+        BaseException: The exception itself, if memory is short or the process ends.
     """
     if isinstance(error, _OF_NO_REQUEST):
         raise error
@@ -32,6 +35,6 @@ def contain(error: BaseException) -> BaseException:
 
 
 def describe_fault(error: BaseException) -> str:
-    """Return the type of an exception and the first line of its message."""
+    """Return the type name of an exception and the first line of its message, such as "ValueError: bad value"."""
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,6 +1,7 @@
-"""Compiled grammars of an engine, cached by content.
+"""Compiled grammars of an engine for structured outputs, cached by content.
 
-A grammar is first compiled in a worker process under limits, then in this process. Requests copy its matcher.
+A grammar is first compiled in a worker process under limits of time and memory, then in this process. Each request
+copies the compiled matcher. The engine and the HTTP server call this module.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from model.workers.launch import TEXT_TASKS, JobLimits, SingleWorker, TaskSource
 
 @dataclass(frozen=True)
 class GrammarLimits:
-    """Limits of grammars.
+    """Limits of time and memory for grammars.
 
     Attributes:
         grammar_cpu_seconds: CPU seconds to compile one grammar.
@@ -36,6 +37,9 @@ class GrammarLimits:
         cached: Number of cached grammars; the least recently used ones are removed.
         cached_mib: MiB of memory of the cached grammars.
         total_mib: MiB of memory of all grammars, cached or used by requests.
+
+    Raises:
+        ModelError: One of the first three is not above 0 and below 2**20, or has another type.
     """
 
     grammar_cpu_seconds: int = 2
@@ -55,7 +59,7 @@ class GrammarLimits:
 
     @property
     def job(self) -> JobLimits:
-        """Limits of the compilation in a worker process."""
+        """Limits of the compilation in a worker process, with the words of its messages."""
         return JobLimits(
             self.grammar_cpu_seconds,
             self.grammar_memory_mib << 20,
@@ -66,14 +70,14 @@ class GrammarLimits:
 
 
 class GrammarsFull(ModelError):
-    """The error that grammars of unfinished requests take all memory of grammars; a later attempt may succeed."""
+    """Error raised if grammars of unfinished requests take all memory of grammars; a later attempt may succeed."""
 
 
 @dataclass(frozen=True, eq=False)
 class CompiledGrammar:
-    """A matcher at the start of a text, which requests copy, and the mask of the first token.
+    """Compiled grammar: a matcher at the start of a text, which requests copy, and the mask of the first token.
 
-    The grammar takes about `size_bytes` of memory.
+    `mask` is [vocabulary] bool. The grammar takes about `size_bytes` of memory.
     """
 
     matcher: Any
@@ -82,7 +86,7 @@ class CompiledGrammar:
 
 
 class Grammars:
-    """The grammars of one tokenizer.
+    """Cache of compiled grammars for one tokenizer, with limits of memory.
 
     Any thread may call the methods, except `constraint`.
     """
@@ -121,12 +125,23 @@ class Grammars:
     def from_tokenizer(
         cls, tokenizer: Tokenizer, size: int, end_tokens: Sequence[int], limits: GrammarLimits | None = None
     ) -> Grammars:
-        """Return the grammars of a folder's tokenizer, by default with the default limits."""
+        """Return an empty cache for the tokenizer of a model's folder.
+
+        Args:
+            tokenizer: The tokenizer.
+            size: The size of the vocabulary.
+            end_tokens: The tokens that end a text.
+            limits: The limits of grammars; by default those of `GrammarLimits()`.
+        """
         source = TaskSource(TEXT_TASKS, (str(tokenizer.folder.resolve()), size, list(end_tokens)))
         return cls(tokenizer.as_json, size, end_tokens, limits or GrammarLimits(), source, time.monotonic)
 
     def find(self, params: StructuredOutputsParams) -> CompiledGrammar | None:
-        """Return the compiled grammar of a form, or None if it is not cached."""
+        """Return the compiled grammar of a form, or None if it is not cached; it becomes the most recently used one.
+
+        Raises:
+            ModelError: The form's schema is not JSON.
+        """
         with self._lock:
             key = _key(params)
             grammar = self._cache.get(key)
@@ -135,7 +150,7 @@ class Grammars:
             return grammar
 
     def submit(self, params: StructuredOutputsParams, text: str, size_bytes: int) -> HelperCall:
-        """Compile a grammar that a worker process has compiled, in a helper thread.
+        """Compile a grammar in a helper thread, after a worker process has compiled it within its limits, and cache it.
 
         Args:
             params: The form, which is the key of the cache.
@@ -143,12 +158,14 @@ class Grammars:
             size_bytes: The memory that the grammar takes.
 
         Returns:
-            The future of a `CompiledGrammar`, or of GrammarsFull if grammars in use leave too little memory.
+            The future of a `CompiledGrammar`. Its exception is GrammarsFull if grammars in use leave too little memory.
         """
         return self._compiling.submit(lambda: self._compile(params, text, size_bytes))
 
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
-        """Return the compiled grammar of a form, which a worker process compiles first if it is not cached.
+        """Return the compiled grammar of a form from the cache, or compile it and wait for it.
+
+        A worker process compiles it first, under the limits; then this process does.
 
         Raises:
             ModelError: The form cannot be compiled within the limits.
@@ -163,7 +180,7 @@ class Grammars:
         return self._compile(params, text, size_bytes)
 
     def constraint(self, grammar: CompiledGrammar) -> Constraint:
-        """Return a constraint at the start of a text."""
+        """Return a new constraint for one text, at its start; it has a copy of the grammar's matcher."""
         return Constraint(
             self._compiler,
             grammar.matcher.deep_copy(),
@@ -186,7 +203,7 @@ class Grammars:
         return grammar
 
     def _take_memory(self, size_bytes: int) -> None:
-        """Count the memory of a grammar, removing cached grammars if necessary.
+        """Add the memory of a grammar to the total, and remove cached grammars if the limit requires it.
 
         Raises:
             GrammarsFull: Grammars in use leave too little memory.
@@ -207,7 +224,10 @@ class Grammars:
             self._total_bytes -= size_bytes
 
     def _keep(self, key: bytes, grammar: CompiledGrammar) -> None:
-        """Cache a grammar, and remove the least recently used grammars beyond the limits."""
+        """Cache a grammar, and remove the least recently used grammars beyond the limits.
+
+        Does nothing if caching is off or the grammar alone exceeds the limit.
+        """
         limits = self.limits
         self._cache.pop(key, None)
         if limits.cached < 1 or grammar.size_bytes > limits.cached_mib << 20:
@@ -221,7 +241,7 @@ class Grammars:
 
 
 def _key(params: StructuredOutputsParams) -> bytes:
-    """Return a digest of a form's content.
+    """Return the SHA-256 digest of a form's JSON, the key of the cache.
 
     Raises:
         ModelError: The schema is not JSON.

@@ -1,7 +1,7 @@
 """Scheduling of several data-parallel groups of ranks, each with a KV cache, that compute their steps together.
 
 Groups divide the routed experts of a model, so all groups take part in every launch. In one step each group computes a
-batch of its own, perhaps an empty one. Each group has a scheduler, and a request stays on its group.
+batch of its own, perhaps an empty one. Each group has a `Scheduler`, and a request stays on its group.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from model.engine.scheduler import Batch, Scheduler, SchedulerOptions
 
 
 class GroupCaches:
-    """The KV caches of equal groups.
+    """Sizes of the KV caches of groups that all have equal caches, with the attributes of `KVCache`.
 
-    `count` and `positions` are sums over all groups. Further attributes are equal in all groups; see `KVCache`.
+    `count` and `positions` are sums over all groups. The other attributes are those of one group.
     """
 
     def __init__(self, caches: Sequence[KVCache]) -> None:
@@ -31,12 +31,15 @@ class GroupCaches:
 
     @property
     def free(self) -> int:
-        """Number of free pages of all pools and free slots, of all groups."""
+        """Number of free pages of all pools plus free slots, summed over all groups."""
         return sum(cache.free for cache in self._caches)
 
 
 class GroupScheduler:
-    """A scheduler that unites the schedulers of data-parallel groups; the limits of a step hold for each group."""
+    """Scheduler with the methods of `Scheduler` for several data-parallel groups.
+
+    The limits of a step in `options` apply to each group.
+    """
 
     def __init__(self, groups: Sequence[Scheduler]) -> None:
         assert len({group.options for group in groups}) == 1, "groups have the same limits"
@@ -46,25 +49,30 @@ class GroupScheduler:
 
     @property
     def waiting(self) -> Sequence[Request]:
-        """Requests without pages, group after group."""
+        """Waiting requests, which have no pages, of the first group, then of the second, and so on."""
         return [request for group in self._groups for request in group.waiting]
 
     @property
     def running(self) -> Sequence[Request]:
-        """Requests with pages, group after group."""
+        """Running requests, which have pages, of the first group, then of the second, and so on."""
         return [request for group in self._groups for request in group.running]
 
     def submit(self, request: Request) -> None:
         """Let a request wait on the group with the fewest requests; ties go to the longest cached prefix.
 
+        Sets `request.group`.
+
         Raises:
-            ModelError: As `Scheduler.submit`.
+            ModelError: The request has no token, or never fits into the pages or a step of a group.
         """
         request.group = self._rank_groups(request)[0]
         self._groups[request.group].submit(request)
 
     def adopt(self, request: Request) -> bool:
-        """Run a request whose tokens were computed elsewhere on the first group with room; see `Scheduler.adopt`."""
+        """Run a request whose keys and values are transferred from elsewhere, on the first group with room for it.
+
+        Returns whether a group has room; see `Scheduler.adopt`.
+        """
         for number in self._rank_groups(request):
             if self._groups[number].adopt(request):
                 request.group = number
@@ -76,7 +84,7 @@ class GroupScheduler:
         self._groups[request.group].complete_transfer(request, token)
 
     def end(self, request: Request) -> None:
-        """Remove a finished or cancelled request and release its pages."""
+        """Remove a finished or cancelled request from its group and release its pages."""
         self._groups[request.group].end(request)
 
     def resume(self, request: Request) -> None:
@@ -84,20 +92,23 @@ class GroupScheduler:
         self._groups[request.group].resume(request)
 
     def fork(self, request: Request, id: str) -> Request:
-        """Return a new request of the same group that shares the computed tokens and pages of a request."""
+        """Return a new request on the same group that shares the computed tokens and pages of a request."""
         child = self._groups[request.group].fork(request, id)
         child.group = request.group
         return child
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Remove all contents from the prefix caches of all groups; see `Scheduler.reset_prefix_cache`."""
+        """Remove all contents from the prefix caches of all groups, and return whether that was possible.
+
+        Returns False while requests run, unless `reset_running_requests` preempts them.
+        """
         if self.running and not reset_running_requests:
             return False
         resets = [group.reset_prefix_cache(reset_running_requests) for group in self._groups]
         return all(resets)
 
     def schedule(self) -> Batch:
-        """Schedule the next step of all groups."""
+        """Schedule the next step of all groups, and return one batch with the chunks of all groups."""
         batches = [group.schedule() for group in self._groups]
         return Batch(
             {request: chunk for batch in batches for request, chunk in batch.chunks.items()},
@@ -106,17 +117,20 @@ class GroupScheduler:
         )
 
     def discard_unused_slots(self, batch: Batch) -> None:
-        """Cancel the copies of states of requests that have slots for draft tokens and got no draft tokens."""
+        """Cancel copies of recurrent states that were made for draft tokens, for requests that got no draft tokens."""
         for group_batch, group in self._split(batch):
             group.discard_unused_slots(group_batch)
 
     def complete_step(self, batch: Batch, sampled_tokens: Mapping[Request, Sequence[int]]) -> None:
-        """Record a finished step of all groups; see `Scheduler.complete_step`."""
+        """Append sampled tokens and mark chunks as computed on all groups; see `Scheduler.complete_step`."""
         for group_batch, group in self._split(batch):
             group.complete_step(group_batch, sampled_tokens)
 
     def count_steady_steps(self, batch: Batch) -> int:
-        """Return how many steps in a row have the same decisions on every group."""
+        """Return how many steps in a row, this one included, have the same decisions on every group.
+
+        See `Scheduler.count_steady_steps`.
+        """
         return min(
             group.count_steady_steps(group_batch)
             for group_batch, group in self._split(batch)
@@ -124,12 +138,15 @@ class GroupScheduler:
         )
 
     def repeat(self, batch: Batch, steps: int, tokens: Sequence[int]) -> None:
-        """Complete `steps` equal steps of a batch that decodes; see `Scheduler.repeat`."""
+        """Complete `steps` equal steps of a batch that only decodes; see `Scheduler.repeat`."""
         for group_batch, group in self._split(batch):
             group.repeat(group_batch, steps, tokens)
 
     def _rank_groups(self, request: Request) -> list[int]:
-        """Return the numbers of the groups for a new request, the best first."""
+        """Return the indices of all groups, the best for a new request first.
+
+        The best has the fewest requests; ties go to the longest cached prefix, then to the lower index.
+        """
         preferences = [
             (len(group.waiting) + len(group.running), -group.cache.count_cached_blocks(request))
             for group in self._groups
@@ -137,7 +154,7 @@ class GroupScheduler:
         return sorted(range(len(self._groups)), key=preferences.__getitem__)
 
     def _split(self, batch: Batch) -> Iterable[tuple[Batch, Scheduler]]:
-        """Return the batch of each group with the group's scheduler."""
+        """Return pairs of each group's batch and scheduler."""
         return zip(batch.split_groups(len(self._groups)), self._groups)
 
 

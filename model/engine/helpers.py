@@ -1,4 +1,7 @@
-"""Helper threads of the engine for library calls that release the GIL and take unknown time."""
+"""Helper threads of the engine for library calls that release the GIL and take unknown time.
+
+Grammars are compiled and grammar masks computed in these threads.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,11 @@ _NICE = 5
 
 
 class HelperCall(Future[Any]):
-    """The future of a call in a helper thread, with the time at which the call started."""
+    """Future of a call in a helper thread.
+
+    `started` is the clock's time at which a thread began the call, or None. `is_abandoned` tells whether callers have
+    given up waiting.
+    """
 
     def __init__(self, action: Callable[[], Any]) -> None:
         super().__init__()
@@ -26,7 +33,11 @@ class HelperCall(Future[Any]):
         self.is_abandoned = False
 
     def run(self, clock: Callable[[], float]) -> None:
-        """Run the call in this thread."""
+        """Run the call in this thread, and set the future's result or exception.
+
+        Args:
+            clock: Returns the time in seconds.
+        """
         self.started = clock()
         try:
             self.set_result(self.action())
@@ -35,7 +46,7 @@ class HelperCall(Future[Any]):
 
 
 class HelperThreads:
-    """A fixed number of daemon threads that run calls in the order of their submission.
+    """Fixed number of daemon threads that run calls in the order of their submission.
 
     An abandoned call continues, because no library call can be interrupted, but a new thread replaces its thread. The
     threads start at the first call.
@@ -50,7 +61,7 @@ class HelperThreads:
         self._started = 0
 
     def submit(self, action: Callable[[], Any]) -> HelperCall:
-        """Let a call wait for a thread, and return its future."""
+        """Queue a call for the next free thread, and return its future; the first call starts the threads."""
         call = HelperCall(action)
         self._calls.put(call)
         while self._started < self._count:
@@ -59,13 +70,19 @@ class HelperThreads:
         return call
 
     def abandon(self, call: HelperCall) -> None:
-        """Replace the thread of a call that takes too long; the old thread ends with the call."""
+        """Start a thread in place of the one whose call takes too long; the old thread ends with the call.
+
+        Does nothing for a call that is abandoned already.
+        """
         if not call.is_abandoned:
             call.is_abandoned = True
             self._start()
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> None:
-        """Wait until a condition is true, at most so many seconds; it is evaluated after each call."""
+        """Wait until a condition is true or `seconds` have passed.
+
+        The condition is evaluated at once and after each finished call.
+        """
         with self._ended:
             self._ended.wait_for(condition, seconds)
 

@@ -1,4 +1,7 @@
-"""Inputs of a request other than tokens, and rules for the tokens of its text."""
+"""Inputs of a request other than tokens, and rules for the tokens of its text.
+
+Transcription uses both; structured outputs are rules too.
+"""
 
 from __future__ import annotations
 
@@ -15,36 +18,40 @@ MaskedLogits = Callable[[np.ndarray], None]
 
 
 class TokenRule(Protocol):
-    """The tokens that structured outputs or a transcription allow next."""
+    """Rule that decides which tokens may follow, in structured outputs or a transcription."""
 
     @property
     def complete(self) -> bool:
-        """Whether no token may follow."""
+        """Whether the text is complete, so that no token may follow."""
 
     @property
     def by_logits(self) -> MaskedLogits | None:
-        """The function that forbids further tokens by the logits of the next token, on the host; None without one."""
+        """Function that forbids further tokens depending on the logits, on the host; None if none is needed."""
 
     def allowed(self) -> np.ndarray:
-        """Return the mask of allowed tokens, [vocabulary] bool.
+        """Return the mask of tokens that may come next, [vocabulary] bool; may wait for it.
 
         Raises:
             ModelError: The mask cannot be computed.
         """
 
     def accept(self, token: int) -> bool:
-        """Append a sampled token, and return whether it was allowed."""
+        """Advance the rule by a sampled token, and return whether the token was allowed."""
 
     def is_ready(self, now: float) -> bool:
-        """Return whether `allowed` returns without waiting; `now` is the engine's time in seconds."""
+        """Return whether `allowed` returns without waiting.
+
+        Args:
+            now: Time of the engine's clock in seconds.
+        """
 
     def for_drafts(self) -> TokenRule:
-        """Return a copy at the same token, which follows draft tokens that may be rejected."""
+        """Return a copy of the rule at the same token, for checking draft tokens that may be rejected."""
 
 
 @dataclass(frozen=True, eq=False)
 class ModelInputs:
-    """An array that the model encodes with a prompt, and a function that returns the rule of a text."""
+    """Inputs that come with a prompt: an array for the encoder, and a function that returns a new rule for a text."""
 
     features: np.ndarray
     rule: Callable[[], TokenRule] | None = None
@@ -55,10 +62,10 @@ InputCheck = Callable[[ModelInputs | None], None]
 
 
 def refuse_inputs(inputs: ModelInputs | None) -> None:
-    """Check that a prompt has no inputs.
+    """Check that a prompt has no inputs besides tokens.
 
     Raises:
-        ModelError: There are inputs, and the model takes tokens only.
+        ModelError: It has, and the model takes only tokens.
     """
     if inputs is not None:
         raise ModelError("this model takes the tokens of a prompt alone; leave its other inputs out")

@@ -1,4 +1,4 @@
-"""The search for the request at fault after a step has raised.
+"""The search for the request at fault after a model's step has raised.
 
 All requests are preempted: they release their pages and slots, keep their tokens and random numbers, and compute their
 states again. The requests of the failed step then run in two halves, one after the other. A half runs until its
@@ -25,7 +25,7 @@ MOST_UNEXPLAINED = 2
 
 @dataclass(eq=False)
 class Suspect:
-    """The continuations of one prompt, which run together.
+    """Prompt that may be at fault, with all its continuations, which run together.
 
     `unexplained` counts failed steps with the prompt in which no single prompt was at fault.
     """
@@ -34,15 +34,15 @@ class Suspect:
 
 
 class Suspected(Protocol):
-    """A continuation whose prompt can be suspected."""
+    """Continuation of a prompt that may be at fault."""
 
     @property
     def suspect(self) -> Suspect:
-        """The prompt that the request continues."""
+        """Prompt that is continued."""
 
 
 class Isolation:
-    """Sets of requests that run one after the other; `live` has all unfinished requests.
+    """Search for the request at fault: sets of requests that run one after the other.
 
     Attributes:
         faults: Number of requests at fault that the current search has found.
@@ -63,19 +63,22 @@ class Isolation:
 
     @property
     def is_active(self) -> bool:
-        """Whether a set runs or waits to run."""
+        """Whether any set of requests still runs or waits to run."""
         return bool(self._trials)
 
     def hold_back(self, request: Request) -> None:
-        """Let a new request wait until the search ends."""
+        """Let a new request wait until the search ends; do nothing if no search is active."""
         if self._trials or self._changed:
             self._withdraw([request])
 
     def divide(self, batch: Batch) -> Suspect | None:
-        """Withdraw all requests after a failed step, and divide the requests of the step into halves.
+        """Withdraw all requests after a failed step, and divide the prompts of the step into two halves to run next.
+
+        Args:
+            batch: The batch of the failed step.
 
         Returns:
-            The suspect at fault, which was alone in the step, or None if halves will run.
+            The prompt at fault, if it was alone in the step; None if halves will run.
         """
         suspects = list(dict.fromkeys(self._live[request].suspect for request in batch.chunks))
         if self._trials:
@@ -98,14 +101,18 @@ class Isolation:
         return None
 
     def note_success(self, batch: Batch) -> None:
-        """Record the positions that a step has computed."""
+        """Record that a step succeeded, and which requests have reached the tokens that they had in the failed step."""
         self.succeeded = True
         for request in batch.chunks if self._targets else ():
             if request.computed >= self._targets.get(request, 0):
                 self._targets.pop(request, None)
 
     def advance(self) -> None:
-        """Let the next set run if the running set has passed, or all requests after the last set."""
+        """Let the next set of requests run if the running set has passed, and withdraw all others.
+
+        After the last set, lets all requests run and ends the search. Call it before each step is scheduled; without a
+        search it does nothing.
+        """
         while self._trials and self._has_passed(self._trials[-1]):
             self._trials.pop()
             self._changed = True
@@ -126,7 +133,10 @@ class Isolation:
         self._all = ()
 
     def _has_passed(self, trial: Sequence[Suspect]) -> bool:
-        """Return whether the requests of a set have reached their targets, or have ended."""
+        """Return whether the requests of a set have computed the tokens of the failed step, or have ended.
+
+        If sets run to their ends, returns whether all of the requests have ended.
+        """
         running = [request for request, owner in self._live.items() if owner.suspect in trial]
         return (
             not running if self._runs_to_the_end else not any(request in self._targets for request in running)

@@ -1,4 +1,10 @@
-"""The KV cache of requests: pages of one or several cache groups, with a block table each, and slots of states."""
+"""The KV cache of requests: pages of one or several cache groups, each with block tables, and slots for states.
+
+A cache group is the set of layers that see equally many positions: all, or a window. Its layers share pages. A slot has
+the state of a request's recurrent layers. A prefix cache keeps full pages, and snapshots of states, by a key of all
+tokens up to their end. `Scheduler` calls this module; it changes block tables and page numbers, while the contents of
+pages are on the device.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +22,7 @@ Page pools are numbered from 0, and the pool of slots has the next number.
 
 
 class KVCache:
-    """One page pool for each cache group, and a pool of slots if layers are recurrent.
+    """Page pool of each cache group, and the pool of slots if layers are recurrent.
 
     A running request has pages in every pool, and a slot; a waiting request has none.
 
@@ -27,8 +33,8 @@ class KVCache:
         count: Number of pages of all pools and slots.
         pages: Number of pages of layers without a window.
         window_pages: Windows with pages of their own, each with its number of pages.
-        positions: The largest number of positions that the cache remembers: in its pages, or up to its snapshots if
-            no layer has pages.
+        positions: The largest number of positions that the cache remembers: in its pages, or up to its snapshots if no
+            layer has pages.
     """
 
     def __init__(
@@ -54,11 +60,15 @@ class KVCache:
 
     @property
     def free(self) -> int:
-        """Number of free pages of all pools and free slots."""
+        """Number of free pages of all pools plus free slots."""
         return sum(pool.free for pool in self._all_pools)
 
     def check_room(self, request: Request, max_chunk: int) -> None:
-        """Check that the pages suffice for a request alone, of which a step computes up to `max_chunk` tokens.
+        """Check that the cache can hold a request if no other one runs.
+
+        Args:
+            request: The request, with its largest number of positions.
+            max_chunk: Most tokens of the request that a step computes.
 
         Raises:
             ModelError: A pool has too few pages.
@@ -70,14 +80,16 @@ class KVCache:
                 seen = "" if pool.window is None else f" of layers that see {pool.window} of them"
                 raise ModelError(
                     f"request {request.id} fills up to {positions} positions, {pages} pages of {pool.block_size}"
-                    f"{seen}; the cache has {pool.count} pages"
+                    f"{seen}; the cache has {pool.count} pages: shorten the prompt or its max_tokens, or give the "
+                    "cache more pages"
                 )
 
     def count_cached_blocks(self, request: Request, has_state: bool = False) -> int:
-        """Return how many first blocks of a request are in the prefix cache.
+        """Return how many leading blocks (pages' worth of tokens) of a waiting request the prefix cache has.
 
-        The pages have all keys and values that the next block reads, and a snapshot has the state after the blocks. At
-        least one token remains to compute.
+        They are counted only if all pools have the pages that later tokens read and, if layers are recurrent, a
+        snapshot has the state after the blocks. At least one token is never counted, so that a step has something to
+        compute.
 
         Args:
             request: A request that waits.
@@ -96,13 +108,18 @@ class KVCache:
         return cached
 
     def count_tokens_to_snapshot(self, request: Request, position: int) -> int | None:
-        """Return the number of tokens from a position to the next snapshot of a request; None without snapshots."""
+        """Return the number of tokens from `position` to the next position at which a request's state is kept.
+
+        Returns None if there are no recurrent layers or no prefix caching.
+        """
         if self.slots is None or not self._prefix_caching:
             return None
         return self.slots.snapshot_after(position, request.prompt_tokens) - position
 
     def start(self, request: Request, blocks: int, positions: int, copies: PageCopies | None) -> bool:
-        """Give a request its first cached `blocks`, further pages up to `positions`, and a slot.
+        """Give a waiting request its cached blocks, new pages up to `positions`, and a slot, so that it runs.
+
+        Sets the request's block tables, slot and number of computed tokens.
 
         Args:
             request: A request that waits.
@@ -132,7 +149,9 @@ class KVCache:
         return True
 
     def reserve(self, request: Request, positions: int, copies: PageCopies) -> bool:
-        """Give a running request pages for `positions`; pages and the slot that it writes are not shared.
+        """Give a running request pages up to `positions`, and make the page and the slot that it writes next its own.
+
+        A shared page or slot is replaced by a copy.
 
         Args:
             request: A running request.
@@ -162,10 +181,17 @@ class KVCache:
         return True
 
     def keep_state(self, request: Request, copies: PageCopies) -> bool:
-        """Keep a request's state, so that drafts change a copy of it.
+        """Keep a request's state in `kept_slot`, and give the request a copy of it in a new slot.
+
+        Draft tokens then change the copy.
+
+        Args:
+            request: A running request.
+            copies: Receives the copy of the state.
 
         Returns:
-            Whether the state is kept: a slot is free, and the request's slot is not itself a copy of this step.
+            Whether that was possible: a slot is free, and the request's slot is not itself a copy of this step. Also
+            True if there are no recurrent layers.
         """
         if self.slots is None:
             return True
@@ -177,10 +203,12 @@ class KVCache:
         return True
 
     def settle_state(self, request: Request, back: bool) -> bool:
-        """Return a request to its kept state if `back`, or continue with the copy that drafts changed.
+        """End the use of a kept state: return the request to it if `back`, else continue with the changed copy.
+
+        The unused slot is released.
 
         Returns:
-            Whether a state was kept.
+            Whether a state was kept; otherwise nothing changes.
         """
         if self.slots is None or request.kept_slot is None:
             return False
@@ -191,14 +219,21 @@ class KVCache:
         return True
 
     def discard_kept_state(self, request: Request, copies: PageCopies) -> None:
-        """Return a request without drafts to its kept state, if it has one, and cancel the copy of the state."""
+        """Return a request without draft tokens to its kept state, and remove the copy of the state from `copies`.
+
+        Does nothing if no state was kept.
+        """
         copy = request.slot
         if self.settle_state(request, back=True):
             assert copy is not None, f"request {request.id} has no slot"
             del copies[len(self.pools), copy]
 
     def has_room(self, requests: Iterable[tuple[Request, int]]) -> bool:
-        """Return whether the free pages suffice for requests with so many positions each."""
+        """Return whether the free pages suffice for all of the given requests together.
+
+        Args:
+            requests: Pairs of a running request and the number of positions that it needs.
+        """
         missing = [self._count_missing_pages(request, positions) for request, positions in requests]
         return all(sum(counts) <= pool.free for pool, counts in zip(self.pools, zip(*missing)))
 
@@ -228,12 +263,15 @@ class KVCache:
         request.filled = filled
 
     def forget(self) -> None:
-        """Remove all contents from the prefix cache."""
+        """Remove all contents from the prefix cache; the pages of running requests stay."""
         for pool in self._all_pools:
             pool.forget()
 
     def fork(self, request: Request, child: Request) -> None:
-        """Let a second request share the slot and the computed pages of a request."""
+        """Let a new request share the slot and the computed pages of a running request.
+
+        Sets the block tables, slot and number of computed tokens of `child`.
+        """
         end = -(-request.computed // self.block_size)
         child.computed, child.filled = request.computed, request.filled
         for pool, table in zip(self.pools, request.tables):
@@ -246,7 +284,12 @@ class KVCache:
             self.slots.hold(child.slot)
 
     def release(self, request: Request, copies: PageCopies | None = None) -> None:
-        """Release the pages and the slot of a request, and cancel the `copies` into pages that no other request has."""
+        """Release the pages and slots of a request, which then waits with no computed tokens.
+
+        Args:
+            request: The request.
+            copies: Pending copies of this step; those into pages and slots that only this request has are removed.
+        """
         for number, (pool, table) in enumerate(zip(self.pools, request.tables)):
             if copies:
                 for page in table.pages:
@@ -262,7 +305,13 @@ class KVCache:
         request.tables, request.computed, request.filled = [], 0, 0
 
     def _start_state(self, request: Request, key: Key | None, copies: PageCopies | None) -> bool:
-        """Give a request a slot with the snapshot of a key, or without a state; return whether enough are free."""
+        """Give a request a slot, and return whether one is free.
+
+        Args:
+            request: A request that starts.
+            key: Key of the snapshot with which the slot begins; None for an empty state.
+            copies: Receives the copy of the snapshot; None if the state is transferred instead.
+        """
         slots = self.slots
         if slots is None:
             return True
@@ -278,7 +327,10 @@ class KVCache:
         return False
 
     def _make_state_writable(self, request: Request, copies: PageCopies) -> bool:
-        """Give a request a slot that it may write, a copy if necessary; return whether a slot is free."""
+        """Replace the slot of a request by a copy in a new slot if it is shared, and return whether this succeeded.
+
+        It fails if no slot is free; then nothing changes. The copy is added to `copies`.
+        """
         slots, slot = self.slots, request.slot
         if slots is None or slot is None or slots.is_writable(slot):
             return True
@@ -291,7 +343,10 @@ class KVCache:
         return True
 
     def _count_missing_pages(self, request: Request, positions: int) -> list[int]:
-        """Return how many pages of each pool a request lacks for so many positions, copies of shared pages included."""
+        """Return, by pool, how many new pages a request needs to have `positions` positions.
+
+        A shared page that the request writes next needs a new page for its copy.
+        """
         end = -(-positions // self.block_size)
         block, offset = divmod(request.computed, self.block_size)
         return [

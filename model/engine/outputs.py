@@ -1,4 +1,4 @@
-"""Outputs of requests, with vLLM's names."""
+"""Outputs of requests, with vLLM's names; the engine fills them while it computes steps."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass
 class CompletionOutput:
-    """One continuation.
+    """One continuation (generated text) of a prompt.
 
-    `stop_reason` is the stop string or the token of `stop_token_ids` that ended it. With the finish reason error, it is
-    the message about the fault.
+    `finish_reason` is None until it has ended. `stop_reason` is then the stop string or the token of `stop_token_ids`
+    that ended it, or None. With the finish reason "error" it is the message about the fault.
     """
 
     index: int
@@ -34,7 +34,11 @@ class CompletionOutput:
 
 @dataclass
 class RequestMetrics:
-    """Times of a request in seconds of the engine's clock, and its numbers of cached tokens and preemptions."""
+    """Times of a request in seconds of the engine's clock, None until they are known, and counts.
+
+    `num_cached_tokens` counts prompt tokens found in the prefix cache at the first start, and `num_preemptions` the
+    preemptions of all continuations.
+    """
 
     arrival_time: float
     first_scheduled_time: float | None = None
@@ -47,10 +51,10 @@ class RequestMetrics:
 
 @dataclass
 class RequestOutput:
-    """A prompt and its continuations so far.
+    """Prompt and its continuations so far.
 
     `prompt_logprobs`, if requested, has None for the first token and grows while the prompt is computed. `fault` is the
-    exception that ended the request, unless its arguments are at fault.
+    exception that ended the request; None if the user's arguments were wrong.
     """
 
     request_id: str

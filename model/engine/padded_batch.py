@@ -1,4 +1,7 @@
-"""Padded batches: chunks that are launched together in the rounded sizes of one step, and counts of them."""
+"""Padded batches: chunks of requests that are launched together as one step, rounded up to bucket sizes.
+
+`buckets` makes them, and model runners launch them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Chunks that are launched together as a step of rounded sizes.
+    """Chunks that are launched together as one step of rounded sizes.
 
     `groups` has the chunks of each data-parallel group, perhaps none. `decoding` has the chunks that decode in the
     launches of prompts; its step is `step.decoding`.
@@ -30,18 +33,18 @@ class PaddedBatch:
 
     @property
     def chunks(self) -> Sequence[Chunk]:
-        """The chunks of all groups, without those of `decoding`."""
+        """Chunks of all groups, without those of `decoding`."""
         return self.groups[0] if len(self.groups) == 1 else tuple(chain.from_iterable(self.groups))
 
     @property
     def num_scheduled_tokens(self) -> int:
-        """Number of tokens of all chunks, without padding."""
+        """Number of tokens of all chunks, those of `decoding` included, without padding."""
         tokens = sum(chunk.num_scheduled_tokens for chunk in self.chunks)
         return tokens + (0 if self.decoding is None else self.decoding.num_scheduled_tokens)
 
     @property
     def padding(self) -> int:
-        """Number of rows of all groups that belong to no request."""
+        """Number of padding rows: rows of all groups that belong to no token of a request."""
         return len(self.groups) * self.step.tokens - self.num_scheduled_tokens
 
 
@@ -49,7 +52,7 @@ class PaddedBatch:
 class BucketUse:
     """Counts of launched steps by shape, of tokens of requests, and of padding rows.
 
-    `experts` is the load of data-parallel groups that divide experts.
+    `experts` counts the expert selections of data-parallel groups that divide the experts; None without such groups.
     """
 
     buckets: Buckets | None = None
@@ -59,7 +62,7 @@ class BucketUse:
     padding: int = 0
 
     def add(self, batch: PaddedBatch) -> None:
-        """Count one padded batch."""
+        """Count one launched padded batch."""
         self.steps[batch.step] += 1
         self.padding += batch.padding
         self.tokens += batch.num_scheduled_tokens

@@ -26,7 +26,7 @@ MOST_LOGPROBS = 20
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The number of continuations of a prompt, and how their tokens are sampled.
+    """Sampling parameters of a request: the number of continuations of a prompt, and how their tokens are sampled.
 
     Attributes:
         n: Number of continuations.
@@ -44,7 +44,7 @@ class SamplingParams:
         max_tokens: Largest number of new tokens; None for as many as the context allows.
         min_tokens: Number of first tokens that only `max_tokens` can end, and that are not searched for `stop`.
         logprobs: Number of likeliest tokens whose log-probabilities are returned with each sampled token. They are
-            those of the model's logits, before penalties, biases and limits.
+            computed from the model's logits, before penalties, biases and limits.
         prompt_logprobs: As `logprobs`, for each token of the prompt except the first. The prompt then shares no page.
         skip_special_tokens: Only True is supported.
         include_stop_str_in_output: Whether the text contains the stop string that ended it.
@@ -105,16 +105,20 @@ class SamplingParams:
         for name, value, least, most in ranges:
             check_range(name, value, least, most)
         if not self.skip_special_tokens:
-            raise ModelError("skip_special_tokens is False; texts are decoded without special tokens only")
+            raise ModelError(
+                "skip_special_tokens is False; texts are decoded without special tokens only: leave it out"
+            )
         if not 0 < self.top_p <= 1:
             raise ModelError(f"top_p is {display_value(self.top_p)}; it must be above 0 and at most 1")
         if not all(stops):
-            raise ModelError("a stop string is empty; every text begins with it")
+            raise ModelError("a stop string is empty; every text begins with it: leave it out")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise ModelError("allowed_token_ids is empty; no token could be chosen")
+            raise ModelError(
+                "allowed_token_ids is empty; no token could be chosen: leave it out to allow all tokens"
+            )
 
     def check_vocabulary(self, size: int) -> None:
-        """Check that a vocabulary of `size` tokens has all token ids.
+        """Check that all token ids of the parameters are in a vocabulary of `size` tokens.
 
         Raises:
             ModelError: A token id is outside the vocabulary.
@@ -124,12 +128,20 @@ class SamplingParams:
 
 
 def _check_token_ids(name: str, value: Any) -> tuple[int, ...] | None:
-    """Return the distinct token ids in their order, or None for None."""
+    """Return the distinct token ids of an iterable in their order, or None for None.
+
+    Raises:
+        ModelError: The value is no list of token ids.
+    """
     return None if value is None else tuple(dict.fromkeys(check_token_ids(name, value)))
 
 
 def _check_biases(name: str, value: Any) -> dict[int, float] | None:
-    """Return the bias from -100 to 100 of each token id, or None for None."""
+    """Return the bias of each token id as a dict, or None for None.
+
+    Raises:
+        ModelError: The value is no mapping from whole numbers to numbers from -100 to 100.
+    """
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -143,7 +155,11 @@ def _check_biases(name: str, value: Any) -> dict[int, float] | None:
 
 
 def _check_form(name: str, value: Any) -> StructuredOutputsParams | None:
-    """Return the form of a text, or None for None."""
+    """Return a StructuredOutputsParams or None as it is.
+
+    Raises:
+        ModelError: The value has another type.
+    """
     if value is None or isinstance(value, StructuredOutputsParams):
         return value
     raise ModelError(f"{name} is {display_value(value)}; it must be StructuredOutputsParams")

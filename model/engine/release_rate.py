@@ -1,4 +1,7 @@
-"""The rate at which capacity becomes free, measured from the last continuations that ended."""
+"""Rate at which continuations end and free their capacity, measured from the last ones that ended.
+
+The asynchronous engine derives from it when a refused request can be tried again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ _MAX_ENDS = 32
 
 
 class ReleaseRate:
-    """The rate of ends of continuations, by a clock of seconds.
+    """Rate at which continuations end, in continuations per second of a clock.
 
     Idle times, in which no continuation runs, do not count.
     """
@@ -23,14 +26,19 @@ class ReleaseRate:
         self._rate: float | None = None
 
     def take(self, count: int) -> None:
-        """Record that continuations start."""
+        """Record that `count` continuations start."""
         if not self._taken:
             self._began = self._clock()
             self._ends.clear()
         self._taken += count
 
     def free(self, count: int, has_begun: bool = True) -> None:
-        """Record that continuations end; those that have not begun do not count in the rate."""
+        """Record that `count` continuations end.
+
+        Args:
+            count: Number of continuations.
+            has_begun: Whether they had been accepted; otherwise they do not count in the rate.
+        """
         self._taken -= count
         if not has_begun:
             return
@@ -42,5 +50,5 @@ class ReleaseRate:
             self._rate = sum(count for _, count in self._ends) / (now - self._began)
 
     def estimate_seconds(self, count: int) -> float | None:
-        """Return the estimated time until `count` continuations have ended; None before the first end."""
+        """Return the estimated time in seconds until `count` continuations have ended; None before the first end."""
         return None if self._rate is None else count / self._rate

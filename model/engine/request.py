@@ -1,4 +1,4 @@
-"""A request of the scheduler: its tokens, the number of computed ones, and their pages and slot."""
+"""A request of the scheduler: one continuation of a prompt, with its tokens, its progress, and its pages and slot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from model.state import BlockTable, Key, page_key
 
 @dataclass(eq=False)
 class Request:
-    """A prompt and the tokens sampled after it.
+    """Prompt and the tokens sampled after it.
 
     Attributes:
         tokens: The first `prompt_tokens` are the prompt; at most `max_new_tokens` follow.
@@ -55,7 +55,7 @@ class Request:
 
     @property
     def generated(self) -> Sequence[int]:
-        """The tokens sampled so far."""
+        """Tokens sampled so far."""
         return self.tokens[self.prompt_tokens :]
 
     @property
@@ -70,11 +70,14 @@ class Request:
 
     @property
     def max_positions(self) -> int:
-        """The largest number of positions with keys and values; the last sampled token is never computed."""
+        """Largest number of positions with keys and values; the last sampled token is never computed."""
         return self.prompt_tokens + self.max_new_tokens - 1
 
     def page_keys(self, count: int, block_size: int) -> Sequence[Key]:
-        """Return the prefix-cache keys of the first `count` pages."""
+        """Return the prefix-cache keys of the first `count` pages, and remember them in `keys`.
+
+        A key depends on `root` and on all tokens up to the end of its page.
+        """
         while len(self.keys) < count:
             first = len(self.keys) * block_size
             parent = self.keys[-1] if self.keys else self.root

@@ -1,7 +1,7 @@
-"""Sampling parameters of every token of a continuation, and the sampled tokens of a step.
+"""Sampling parameters for each token of a continuation, and the choice of the tokens of a step.
 
-Random numbers are those of numpy's Philox, one for each token. So a seed gives the same numbers on every machine and
-for every batching.
+The engine has a `TokenSampler` for each continuation and calls `choose` once a step. Random numbers are those of
+NumPy's Philox generator, one for each token. So a seed gives the same numbers on every machine and for every batching.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True)
 class Logprob:
-    """The log-probability of a token, its rank among all tokens, counted from 1, and its text."""
+    """Log-probability of a token, its rank among all tokens (1 is the likeliest), and its text."""
 
     logprob: float
     rank: int
@@ -32,14 +32,17 @@ class Logprob:
 
 @dataclass(frozen=True)
 class Choice:
-    """A sampled token; `logprobs` has it and the likeliest tokens by token id, or is None if not requested."""
+    """Sampled token.
+
+    `logprobs` has log-probabilities by token id, of the sampled token and of the likeliest ones; None if not requested.
+    """
 
     token: int
     logprobs: dict[int, Logprob] | None
 
 
 class TokenSampler:
-    """The sampling parameters of one continuation, in the order of its tokens."""
+    """Source of the sampling parameters of one continuation, for one token after another."""
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class TokenSampler:
         size: int,
         constraint: TokenRule | None = None,
     ) -> None:
-        """Start before the first token.
+        """Create the sampler before the first token.
 
         Args:
             params: The sampling parameters of the request.
@@ -75,17 +78,22 @@ class TokenSampler:
 
     @property
     def complete(self) -> bool:
-        """Whether the text has its form, and no token may follow."""
+        """Whether a grammar or another rule says that the text is complete and no token may follow."""
         return self._constraint is not None and self._constraint.complete
 
     def is_ready(self, now: float) -> bool:
-        """Return whether the allowed next tokens are known, at the engine's time `now` in seconds."""
+        """Return whether the mask of allowed next tokens is known, so that `rows` does not wait.
+
+        Args:
+            now: Time of the engine's clock in seconds.
+        """
         return self._constraint is None or self._constraint.is_ready(now)
 
     def rows(self, drafts: Sequence[int] = ()) -> list[RowSampling]:
         """Return the sampling parameters of the next token, and of the token after each draft token.
 
-        The rows end before a draft token that is forbidden, or after which the text is complete.
+        The rows end before a draft token that is forbidden, after which the text is complete, or after which no token
+        is allowed. Draft tokens do not advance the sampler.
 
         Raises:
             ModelError: No token is allowed in the first row.
@@ -107,7 +115,7 @@ class TokenSampler:
         return rows
 
     def take(self, token: int) -> None:
-        """Record that a token was sampled with the parameters of the first row."""
+        """Advance the sampler by a token that was sampled with the parameters of the first row."""
         self._numbers.pop(0)
         self._chosen += 1
         if self._counts is not None:
@@ -145,9 +153,14 @@ class TokenSampler:
         return bias
 
     def _bias(self, drafts: int, rule: TokenRule | None) -> np.ndarray | None:
-        """Return the bias of the logits after `drafts` draft tokens, [vocabulary] float32, or None without a bias.
+        """Return the bias to add to the logits, [vocabulary] float32, or None without a bias; NaN forbids a token.
 
-        NaN forbids a token. `rule` has accepted the draft tokens.
+        Args:
+            drafts: Number of draft tokens since the last sampled token.
+            rule: The rule for allowed tokens, which has accepted the draft tokens; None without one.
+
+        Raises:
+            ModelError: All tokens are forbidden.
         """
         masks_ends = bool(self._ends) and self._chosen + drafts < self._params.min_tokens
         if self._fixed_bias is None and rule is None and not masks_ends:
@@ -158,16 +171,22 @@ class TokenSampler:
         if rule is not None and not rule.complete:
             bias[~rule.allowed()] = np.nan
         if not np.isfinite(bias).any():
-            raise ModelError("allowed_token_ids, min_tokens and structured_outputs leave no token to choose")
+            raise ModelError(
+                "allowed_token_ids, min_tokens and structured_outputs leave no token to choose: relax one of them"
+            )
         return bias
 
 
 def choose(
     draws: Sequence[tuple[RowSampling, StepOutput]], decode: Decode
 ) -> Sequence[Choice | BaseException]:
-    """Return the choice of each row: the token that the device sampled, or a token that the host samples now.
+    """Return, for each row, the token that the device sampled, or a token that the host samples now.
 
-    A row has an exception instead if sampling raises, or a ModelError if its largest logit is not finite.
+    A row has an exception in place of a token if sampling raises, or a ModelError if its largest logit is not finite.
+
+    Args:
+        draws: For each row, its sampling parameters and the model's output.
+        decode: Returns the text of token ids, for log-probabilities.
     """
     on_host = [index for index, (_, answer) in enumerate(draws) if answer.drawn is None]
     tokens: dict[int, int | BaseException] = {}
@@ -190,7 +209,7 @@ def choose(
 
 
 def _drawn_tokens(draws: Sequence[tuple[RowSampling, StepOutput]]) -> list[int]:
-    """Return the tokens that rows sample on the host."""
+    """Return the token ids that the host samples for rows, whose outputs all have logits."""
     if not draws:
         return []
     scores = np.stack([_masked(row, require_logits(answer.logits)) for row, answer in draws])
@@ -201,7 +220,18 @@ def _drawn_tokens(draws: Sequence[tuple[RowSampling, StepOutput]]) -> list[int]:
 def _choice(
     row: RowSampling, answer: StepOutput, token: int | BaseException | None, decode: Decode
 ) -> Choice:
-    """Return the choice of a row; `token` is the token that the host sampled, or an exception, which is raised."""
+    """Return the choice of a row with its log-probabilities.
+
+    Args:
+        row: The sampling parameters.
+        answer: The model's output.
+        token: The token that the host sampled, or an exception; not read if the device sampled one.
+        decode: Returns the text of token ids.
+
+    Raises:
+        BaseException: `token` is an exception.
+        ModelError: The largest logit is not finite.
+    """
     largest = answer.largest
     if not np.isfinite(largest):
         raise ModelError(f"the model's largest logit is {largest}; its weights are too large or not finite")
@@ -220,7 +250,7 @@ def _choice(
 
 
 def _device_logprobs(drawn: Drawn, count: int, decode: Decode) -> dict[int, Logprob]:
-    """Return the result of `logprobs` from the device's candidates, which include the sampled token."""
+    """Return what `logprobs` returns, from the candidates that the device chose instead of all logits."""
     candidates = dict(zip(drawn.ids.tolist(), drawn.logprobs.tolist()))
     tokens = dict.fromkeys([drawn.token, *drawn.ids[:count].tolist()])
     ranks = {token: int((drawn.logprobs > np.float32(candidates[token])).sum()) + 1 for token in tokens}
@@ -228,7 +258,14 @@ def _device_logprobs(drawn: Drawn, count: int, decode: Decode) -> dict[int, Logp
 
 
 def logprobs(logits: np.ndarray, token: int, count: int, decode: Decode) -> dict[int, Logprob]:
-    """Return the log-probabilities of a token and of the `count` likeliest tokens, from logits [vocabulary]."""
+    """Return the log-probabilities of `token` and of the `count` likeliest tokens, by token id.
+
+    Args:
+        logits: The model's logits, [vocabulary].
+        token: The sampled token.
+        count: Number of likeliest tokens.
+        decode: Returns the text of token ids.
+    """
     wide = logits.astype(np.float64)
     log_softmax = wide - wide.max()
     log_softmax -= np.log(np.exp(log_softmax).sum())
@@ -239,7 +276,10 @@ def logprobs(logits: np.ndarray, token: int, count: int, decode: Decode) -> dict
 
 
 def _masked(row: RowSampling, logits: np.ndarray) -> np.ndarray:
-    """Return the logits, with -inf for tokens that the rule forbids by the biased logits."""
+    """Return logits with -inf for tokens that the row's `by_logits` function forbids; the same array without one.
+
+    The function decides by the logits with bias, but the bias is not added to the result.
+    """
     if row.by_logits is None:
         return logits
     biased = logits.astype(np.float32)
@@ -250,13 +290,13 @@ def _masked(row: RowSampling, logits: np.ndarray) -> np.ndarray:
 
 
 def require_logits(logits: np.ndarray | None) -> np.ndarray:
-    """Return the logits, which every output has for which the device sampled no token."""
+    """Return the logits; AssertionError if they are None, because the device sampled the token."""
     assert logits is not None, "a step without logits"
     return logits
 
 
 def _limits(params: SamplingParams, size: int) -> tuple[float, int, float, float]:
-    """Return temperature, top_k, top_p and min_p, rounded to float32.
+    """Return temperature, top_k, top_p and min_p as floats that are exact in float32; a top_k of 0 is no limit.
 
     So host and device sample alike: a small temperature stays above 0, and a top_p that rounds to 1 keeps all tokens.
     """
@@ -268,5 +308,5 @@ def _limits(params: SamplingParams, size: int) -> tuple[float, int, float, float
 
 
 def _count_tokens(tokens: Sequence[int], size: int) -> np.ndarray:
-    """Return the number of occurrences of every token id, [vocabulary] float32."""
+    """Return the number of occurrences of every token id in `tokens`, [size] float32."""
     return np.bincount(np.asarray(tokens, np.int64), minlength=size).astype(np.float32)

@@ -26,7 +26,7 @@ from model.state import PagePool, SlotPool
 
 @dataclass(frozen=True)
 class SchedulerOptions:
-    """The limits of a step, and options that switch features off.
+    """Limits of a step, and options that switch features off.
 
     Attributes:
         max_num_seqs: The largest number of running requests.
@@ -38,6 +38,9 @@ class SchedulerOptions:
             batching).
         speculative_tokens: The largest number of draft tokens of a request in a step, if budget and pages suffice.
         prompts_at_once: The largest number of requests that start in a step, or 0 for no limit.
+
+    Raises:
+        ModelError: `max_num_seqs` is below 1, or above `max_num_batched_tokens`.
     """
 
     max_num_seqs: int = 256
@@ -68,7 +71,7 @@ class SchedulerOptions:
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ModelError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than the {self.max_num_seqs} sequences "
-                "that decode in a step"
+                "that decode in a step: raise it or lower max_num_seqs"
             )
 
 
@@ -95,12 +98,12 @@ class Chunk:
 
     @property
     def seq_len(self) -> int:
-        """Number of the request's tokens that are computed after the step."""
+        """Number of the request's tokens, draft tokens included, that are computed after the step."""
         return self.num_computed_tokens + self.num_scheduled_tokens
 
     @property
     def tokens(self) -> Sequence[int]:
-        """The tokens of the chunk, draft tokens included."""
+        """Token ids of the chunk, draft tokens included."""
         start, end, known = self.num_computed_tokens, self.seq_len, len(self.request.tokens)
         tokens = self.request.tokens[start:end]
         return tokens if end <= known else [*tokens, *self.drafts[max(0, start - known) : end - known]]
@@ -111,7 +114,7 @@ class Chunk:
         return min(len(self.drafts), self.num_scheduled_tokens - 1)
 
     def with_drafts(self, drafts: Sequence[int]) -> Chunk:
-        """Return the chunk with draft tokens to verify, at most `draft_slots`."""
+        """Return the chunk extended by draft tokens to verify, at most `draft_slots`."""
         assert len(drafts) <= self.draft_slots, f"{len(drafts)} drafts for {self.draft_slots} slots"
         count = self.num_scheduled_tokens + len(drafts)
         return replace(self, num_scheduled_tokens=count, drafts=tuple(drafts))
@@ -119,7 +122,7 @@ class Chunk:
 
 @dataclass
 class Batch:
-    """The chunks that one step computes, and the copies of pages that it makes before.
+    """Chunks that one step computes, by request, and the copies of pages and slots that the step makes before.
 
     `preempted` has the requests that released their pages. With several data-parallel groups `group_batches` has the
     batch of each group, with the copies of its pages.
@@ -131,7 +134,7 @@ class Batch:
     group_batches: Sequence[Batch] = ()
 
     def split_groups(self, count: int) -> list[Batch]:
-        """Return the batches of `count` data-parallel groups, with the current chunks of their requests."""
+        """Return one batch for each of `count` data-parallel groups, with the current chunks of its requests."""
         if count == 1:
             return [self]
         batches = [Batch(copies=batch.copies) for batch in self.group_batches]
@@ -150,7 +153,7 @@ _order = attrgetter("priority", "arrival", "number")
 
 
 class Scheduler:
-    """The waiting and the running requests of a model, in order, and its KV cache.
+    """Scheduler of one model: its waiting and running requests, in order, and its KV cache.
 
     Running requests have pages or a slot; waiting requests have none.
     """
@@ -177,7 +180,7 @@ class Scheduler:
         self._prompt_steps = 0  # in a row, in which nothing decoded
 
     def submit(self, request: Request) -> None:
-        """Let a request wait for its turn.
+        """Add a request to the waiting ones.
 
         Raises:
             ModelError: The request has no token, or never fits into the pages of a cache group, or, without chunked
@@ -188,7 +191,7 @@ class Scheduler:
         self.resume(request)
 
     def end(self, request: Request) -> None:
-        """Remove a finished or cancelled request and release its pages; a request that has ended is ignored."""
+        """Remove a finished or cancelled request and release its pages; does nothing for a request that has ended."""
         if request in self.running:
             self.running.remove(request)
             self.cache.release(request)
@@ -202,8 +205,8 @@ class Scheduler:
     def fork(self, request: Request, id: str) -> Request:
         """Return a new request that shares the computed tokens and pages of a request.
 
-        A shared last page is copied when one of the two writes to it. If no more requests may run, or if `request`
-        waits, the new request waits and computes its tokens again.
+        A shared last page is copied when one of both requests writes to it. If no more requests may run, or if
+        `request` waits, the new request waits and computes its tokens again.
         """
         child = Request(
             id, request.tokens[:], request.max_new_tokens, request.priority, request.arrival, request.root
@@ -242,7 +245,7 @@ class Scheduler:
             Whether the request runs. It does not if pages are too few, if requests wait, or in static batches.
 
         Raises:
-            ModelError: As `submit`.
+            ModelError: The request has no token, or never fits into the pages or a step.
         """
         self._check(request, len(request.tokens))
         if self.waiting or self._is_full:
@@ -261,7 +264,9 @@ class Scheduler:
         request.tokens.append(token)
 
     def schedule(self) -> Batch:
-        """Schedule the next step.
+        """Return the batch of the next step, and give its requests pages and slots.
+
+        Starts waiting requests, and preempts running ones if pages or slots run out.
 
         Returns:
             The batch, with at least one token. It is empty if there are no requests, or if every request waits for the
@@ -288,7 +293,7 @@ class Scheduler:
         return batch
 
     def discard_unused_slots(self, batch: Batch) -> None:
-        """Cancel the copies of states of requests that have slots for draft tokens and got no draft tokens."""
+        """Cancel copies of recurrent states that were made for draft tokens, for requests that got no draft tokens."""
         for request, chunk in batch.chunks.items():
             if chunk.draft_slots and not chunk.drafts:
                 self.cache.discard_kept_state(request, batch.copies)
@@ -337,11 +342,13 @@ class Scheduler:
         return steps
 
     def repeat(self, batch: Batch, steps: int, tokens: Sequence[int]) -> None:
-        """Complete `steps` equal steps of a batch that decodes, at most `count_steady_steps`.
+        """Complete `steps` equal steps of a batch that only decodes: append tokens and fill pages.
+
+        Pages are used and released in the same order as by single steps.
 
         Args:
             batch: The batch of each step.
-            steps: Number of steps.
+            steps: Number of steps, at most `count_steady_steps`.
             tokens: The tokens of the steps, the same for all requests.
         """
         size, fills = self.cache.block_size, list[tuple[int, int, Request]]()
@@ -361,7 +368,15 @@ class Scheduler:
         return len(self.running) >= self.options.max_num_seqs or not self.options.continuous
 
     def _check(self, request: Request, max_chunk: int) -> None:
-        """Raise ModelError for a request without tokens or that never fits in chunks of up to `max_chunk` tokens."""
+        """Check that a request can ever be computed.
+
+        Args:
+            request: The request.
+            max_chunk: Most tokens of the request that a step computes.
+
+        Raises:
+            ModelError: The request has no token of a prompt or no new token, or never fits into the pages or a step.
+        """
         positions = request.max_positions
         if not request.prompt_tokens or request.max_new_tokens < 1:
             raise ModelError(f"request {request.id} needs at least one token of a prompt and one new token")
@@ -369,11 +384,14 @@ class Scheduler:
         if not self.options.chunked_prefill and positions > self.options.max_num_batched_tokens:
             raise ModelError(
                 f"request {request.id} computes up to {positions} tokens at once without chunked prefill; a step takes "
-                f"{self.options.max_num_batched_tokens}"
+                f"{self.options.max_num_batched_tokens}: raise max_num_batched_tokens or allow chunked prefill"
             )
 
     def _continue(self, batch: Batch, requests: Sequence[Request], budget: int) -> int:
-        """Schedule running requests in order, preempting from the last one on, and return the remaining budget."""
+        """Add chunks of running requests to the batch, in order, and return the remaining token budget.
+
+        Preempts running requests, from the last one on, while pages or slots are too few.
+        """
         for request in requests:
             tokens = self._chunk(request, request.computed, min(request.missing, budget))
             if not tokens or not request.is_running:  # else it was preempted in this loop
@@ -389,9 +407,9 @@ class Scheduler:
         return budget
 
     def _reserve_draft_slots(self, batch: Batch, decoding: Sequence[Request], budget: int) -> int:
-        """Give decoding requests pages for draft tokens, in order, and return the remaining budget.
+        """Give decoding requests pages for draft tokens, in order, and return the remaining token budget.
 
-        The last token of a prompt gets none, because other continuations may follow it.
+        A request that has not sampled a token yet gets none, because other continuations of its prompt may follow.
         """
         for request in decoding if self.options.speculative_tokens else ():
             slots = min(self.options.speculative_tokens, budget, request.max_positions - len(request.tokens))
@@ -406,7 +424,14 @@ class Scheduler:
         return budget
 
     def _admit(self, batch: Batch, budget: int) -> int:
-        """Start waiting requests in order while pages, sequences and budget suffice, and return their number."""
+        """Start waiting requests in order while pages, sequences and budget suffice, and return how many started.
+
+        A waiting request of higher priority preempts running ones.
+
+        Args:
+            batch: Receives the chunks.
+            budget: Remaining token budget of the step.
+        """
         options, admitted = self.options, 0
         if not options.continuous and self.running:
             return 0
@@ -436,18 +461,24 @@ class Scheduler:
         return admitted
 
     def _chunk(self, request: Request, first: int, tokens: int) -> int:
-        """Return how many of the tokens from the first one on are a chunk, which ends at a snapshot."""
+        """Return how many tokens from position `first` on, at most `tokens`, form a chunk.
+
+        With recurrent layers and prefix caching, a chunk ends at the next position at which the state is kept.
+        """
         if not self.options.chunked_prefill or tokens < 2:
             return tokens
         distance = self.cache.count_tokens_to_snapshot(request, first)
         return tokens if distance is None else min(tokens, distance)
 
     def _outranks(self, request: Request) -> bool:
-        """Return whether a waiting request has a higher priority than the last running one."""
+        """Return whether a waiting request has a higher priority than the last running request."""
         return bool(self.running) and request.priority < self.running[-1].priority
 
     def _preempt(self, request: Request, batch: Batch) -> int:
-        """Let a running request wait again in its position, and return the number of tokens of its removed chunk."""
+        """Preempt a running request: remove its chunk, release its pages and let it wait in its former position.
+
+        Returns the number of tokens of the removed chunk, 0 without one.
+        """
         removed = batch.chunks.pop(request, None)
         self.running.remove(request)
         self.cache.release(request, batch.copies)

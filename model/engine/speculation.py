@@ -1,4 +1,4 @@
-"""Speculative decoding: proposers of draft tokens, several of which one step verifies.
+"""Speculative decoding: proposers of draft tokens, several of which one step of the model verifies.
 
 A draft token is accepted if the request samples the same token from the logits before it, with the random number that
 it uses without drafts. So drafts change no token, greedy or sampled. A rejected draft token costs a row of the step.
@@ -32,14 +32,14 @@ NO_RECURRENT_DRAFTS = (
 
 
 class Proposer(Protocol):
-    """A proposer of draft tokens."""
+    """Proposer of draft tokens."""
 
     def propose(self, batch: Batch) -> Mapping[Request, Sequence[int]]:
-        """Return draft tokens by request, at most `draft_slots` of the request's chunk."""
+        """Return draft tokens by request, for each at most `draft_slots` of the request's chunk."""
 
 
 class Steps(Protocol):
-    """A model runner that computes batches; `use` counts what it launched."""
+    """Model runner, which computes the batches of an engine; `use` counts what it launched."""
 
     use: BucketUse
 
@@ -59,13 +59,13 @@ class Steps(Protocol):
 
 @dataclass
 class Acceptance:
-    """Counts of verified and of accepted draft tokens, by draft position from 0."""
+    """Counts of verified and of accepted draft tokens, by draft position; position 0 is the first draft token."""
 
     verified: Counter[int] = field(default_factory=Counter)
     accepted: Counter[int] = field(default_factory=Counter)
 
     def add(self, verified: int, accepted: int) -> None:
-        """Count the draft tokens of one chunk."""
+        """Count the draft tokens of one chunk: `verified` of them, of which the first `accepted` were accepted."""
         self.verified.update(range(verified))
         self.accepted.update(range(accepted))
 
@@ -76,18 +76,24 @@ class Acceptance:
 
 
 class PromptLookup:
-    """A proposer that repeats what followed an earlier occurrence of a request's last tokens (n-grams).
+    """Proposer that repeats what followed an earlier occurrence of a request's last tokens (n-grams).
 
     The longest n-gram of `most` to `least` tokens with an earlier occurrence is used, and its latest occurrence.
+
+    Raises:
+        ModelError: `least` is below 1 or above `most`.
     """
 
     def __init__(self, most: int = 4, least: int = 2) -> None:
         if not 1 <= least <= most:
-            raise ModelError(f"prompt lookup takes runs of {least} to {most} tokens; at least 1 is needed")
+            raise ModelError(
+                f"prompt lookup takes n-grams of {least} to {most} tokens; the first number must be at least 1 and the "
+                "second no smaller"
+            )
         self._most, self._least = most, least
 
     def propose(self, batch: Batch) -> dict[Request, list[int]]:
-        """Return draft tokens for requests whose last tokens occur earlier."""
+        """Return draft tokens by request; requests whose last tokens do not occur earlier are left out."""
         proposed = {
             request: self.find_continuation(request.tokens, chunk.draft_slots)
             for request, chunk in batch.chunks.items()
@@ -96,7 +102,10 @@ class PromptLookup:
         return {request: drafts for request, drafts in proposed.items() if drafts}
 
     def find_continuation(self, tokens: Sequence[int], slots: int) -> list[int]:
-        """Return at most `slots` tokens that followed an earlier occurrence of the last tokens."""
+        """Return at most `slots` tokens that followed the latest earlier occurrence of the last tokens.
+
+        Returns an empty list if the last tokens do not occur earlier.
+        """
         array = np.asarray(tokens)
         for size in range(min(self._most, len(array) - 1), self._least - 1, -1):
             ngrams = np.lib.stride_tricks.sliding_window_view(array[:-1], size)
@@ -107,10 +116,10 @@ class PromptLookup:
 
 
 class DraftModel:
-    """A proposer of the likeliest tokens of a draft model.
+    """Proposer of the likeliest tokens of a smaller draft model.
 
-    The draft model computes in its page of a number what the target model computes in its page of that number. So block
-    tables, shared prefixes and copies of pages are valid for both.
+    Both models number their pages alike: page i of the draft model has the same positions as page i of the target
+    model. So block tables, shared prefixes and copies of pages are valid for both.
     """
 
     def __init__(self, model: Steps) -> None:
@@ -118,7 +127,11 @@ class DraftModel:
         self._computed: dict[Request, int] = {}
 
     def propose(self, batch: Batch) -> dict[Request, list[int]]:
-        """Compute the batch with the draft model, then draft tokens one after the other while requests have slots."""
+        """Return draft tokens by request, sampled greedily.
+
+        The draft model first computes the tokens of the batch, and those it has not computed before. Then it computes
+        one draft token after another while requests have draft slots.
+        """
         known = self._computed
         self._computed = {request: count for request, count in known.items() if request.is_running}
         first: dict[Request, Chunk] = {}
@@ -142,7 +155,13 @@ class DraftModel:
     def _next(
         self, batch: Batch, drafts: Mapping[Request, Sequence[int]], done: Mapping[Request, Chunk]
     ) -> dict[Request, Chunk]:
-        """Return the chunks that compute the newest draft token of each request with a slot for another."""
+        """Return the chunks that compute the newest draft token of each request with a slot for another.
+
+        Args:
+            batch: The batch of the target model, with the draft slots.
+            drafts: Draft tokens so far.
+            done: The requests of the draft model's last step.
+        """
         chunks = {}
         for request in done:
             proposed = drafts[request]

@@ -1,4 +1,7 @@
-"""Structured outputs: the form that a request asks for, and the tokens that it allows next (extra `serve`)."""
+"""Structured outputs: the form that a request's text must have, and the tokens that the form allows next.
+
+The form is compiled to a grammar by llguidance (extra `serve`).
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,15 @@ _DRAFT_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """The form of a text: a JSON schema (a mapping or a text), a regular expression, choices, or a grammar.
+    """Form that a text must have; exactly one field is set.
 
-    A `grammar` is in the notation of Lark or of llama.cpp (GBNF). `json_object` allows any JSON object.
+    | field | meaning |
+    |---|---|
+    | `json` | a JSON schema, as a mapping or a text |
+    | `regex` | a regular expression |
+    | `choice` | texts, of which one is written |
+    | `grammar` | a grammar in the notation of Lark or of llama.cpp (GBNF) |
+    | `json_object` | True for any JSON object |
 
     Raises:
         ModelError: Not exactly one form is given, or `choice` is empty or has an empty text.
@@ -43,11 +52,11 @@ class StructuredOutputsParams:
         if self.choice is not None and not all(isinstance(text, str) and text for text in self.choice):
             raise ModelError("choice is a list of texts that are not empty")
         if self.choice is not None and not self.choice:
-            raise ModelError("choice is empty; no text could be written")
+            raise ModelError("choice is empty; no text could be written: give at least one text")
 
     @property
     def form(self) -> dict[str, Any]:
-        """The form by the name of its field, as JSON data."""
+        """Form as JSON data: an object with the name of the field that is set."""
         name = next(field.name for field in fields(self) if getattr(self, field.name) not in (None, False))
         form = getattr(self, name)
         if isinstance(form, Mapping):
@@ -58,10 +67,10 @@ class StructuredOutputsParams:
 
 
 class Constraint:
-    """The tokens that a grammar allows next (a `TokenRule`).
+    """Rule for the tokens that a grammar allows next, for one text; implements `TokenRule`.
 
     A helper thread computes the mask of the next token while other requests continue. Until the mask `is_ready`, no
-    other thread uses the matcher.
+    other thread uses the matcher. `complete` tells whether the text has its form and no token may follow.
     """
 
     by_logits = None
@@ -94,9 +103,12 @@ class Constraint:
         """Whether the text has its form and no token may follow."""
 
     def is_ready(self, now: float) -> bool:
-        """Return whether `allowed` returns or raises without waiting, at the helper threads' time `now`.
+        """Return whether `allowed` returns or raises without waiting.
 
-        A mask that has taken too long is abandoned, and `allowed` raises.
+        Abandons a mask that has taken longer than its limit; then `allowed` raises.
+
+        Args:
+            now: Time of the helper threads' clock in seconds.
         """
         call = self._call
         if call is None or call.done() or call.is_abandoned:
@@ -107,7 +119,7 @@ class Constraint:
         return True
 
     def allowed(self) -> np.ndarray:
-        """Return the mask of the next token, [vocabulary] bool.
+        """Return the mask of the next token, [vocabulary] bool; waits until it is computed.
 
         Raises:
             ModelError: llguidance gives up, as it does for large forms, or the mask takes longer than its limit, which
@@ -131,7 +143,7 @@ class Constraint:
         """Append a token, start to compute the mask of the next one, and return whether the token was allowed.
 
         Raises:
-            ModelError: As `allowed`, if the mask of this token is still being computed.
+            ModelError: The mask of this token is still being computed, and fails or takes too long.
         """
         if self._call is not None:
             self.allowed()
@@ -145,7 +157,11 @@ class Constraint:
         return allowed
 
     def for_drafts(self) -> Constraint:
-        """Return a copy at the same token, which follows draft tokens that may be rejected."""
+        """Return a copy at the same token, for checking draft tokens that may be rejected; waits for the mask.
+
+        Raises:
+            ModelError: The mask fails or takes too long.
+        """
         mask = self.allowed()  # before the copy: a thread that computes it has borrowed the matcher
         copy = Constraint(self._compiler, self._matcher.deep_copy(), mask, self._threads, self._mask_seconds)
         copy._is_draft = True

@@ -172,7 +172,10 @@ def test_request_that_can_choose_no_token_ends_alone() -> None:
         bad = await engine.submit("bad", [PROMPT], IMPOSSIBLE)
         updates = [update async for update in bad]
         assert [(update.finish_reason, update.stop_reason) for update in updates] == [
-            ("error", "allowed_token_ids, min_tokens and structured_outputs leave no token to choose")
+            (
+                "error",
+                "allowed_token_ids, min_tokens and structured_outputs leave no token to choose: relax one of them",
+            )
         ]
         assert await tokens(good) == [3, 4, 5]
         assert pool.free == pool.count

@@ -195,7 +195,7 @@ def test_a_model_drafts_for_itself_what_each_of_several_requests_chooses() -> No
         ({"num_speculative_tokens": 2, "depth": 3}, "takes no depth"),
         (
             {"num_speculative_tokens": 2, "prompt_lookup_max": 1, "prompt_lookup_min": 2},
-            "runs of 2 to 1 tokens",
+            "n-grams of 2 to 1 tokens",
         ),
     ],
 )

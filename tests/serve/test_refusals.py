@@ -36,12 +36,16 @@ COMPLETIONS_REFUSED = [
     ({"model": "other"}, 404, "the model does not exist; this server has stories"),
     ({"temperature": -1}, 400, "temperature is -1.0; it must be between 0 and 1e+06"),
     ({"temperature": "0"}, 400, "temperature: Input should be a valid number"),
-    ({"n": 7}, 400, "7 continuations are asked for; 6 at most are computed at once"),
+    (
+        {"n": 7},
+        400,
+        "7 continuations are asked for; 6 at most are computed at once: ask for fewer prompts or a smaller n",
+    ),
     ({"prompt": []}, 400, "prompt is an empty list"),
     (
         {"prompt": "word " * 400},
         400,
-        "the prompt has 403 tokens; sequences of at most 256 leave no room for a new one",
+        "the prompt has 403 tokens; sequences of at most 256 leave no room for a new one: shorten the prompt",
     ),
     ({"prompt": [4096]}, 400, "the prompt has token id 4096; the vocabulary has 4096 tokens"),
     (
@@ -64,7 +68,11 @@ COMPLETIONS_REFUSED = [
     ({"echo": True, "logprobs": 21}, 400, "logprobs is 21; it must be between 0 and 20"),
     ({"logit_bias": {"x": 1}}, 400, "logit_bias has a name that is not a token id"),
     ({"logit_bias": {"4096": 1}}, 400, "logit_bias has token id 4096; the vocabulary has 4096 tokens"),
-    ({"allowed_token_ids": []}, 400, "allowed_token_ids is empty; no token could be chosen"),
+    (
+        {"allowed_token_ids": []},
+        400,
+        "allowed_token_ids is empty; no token could be chosen: leave it out to allow all tokens",
+    ),
     (
         {"allowed_token_ids": [4096]},
         400,
@@ -73,7 +81,7 @@ COMPLETIONS_REFUSED = [
     (
         {"skip_special_tokens": False},
         400,
-        "skip_special_tokens is False; texts are decoded without special tokens only",
+        "skip_special_tokens is False; texts are decoded without special tokens only: leave it out",
     ),
     ({"stream_options": {}}, 400, "stream_options needs stream to be true"),
     ({"stop": [str(n) for n in range(17)]}, 400, "stop has 17 texts; at most 16"),
