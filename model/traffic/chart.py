@@ -1,4 +1,4 @@
-"""Charts of a page as SVG, without scripts: lines over a linear or logarithmic axis."""
+"""Charts of the traffic page as inline SVG, without scripts: lines over linear or logarithmic axes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Line:
-    """Line through points (x, y), with its name in the key; `dots` marks every point."""
+    """Line of a chart through points (x, y); `name` is its text in the key, and with `dots` every point is marked."""
 
     name: str
     points: Sequence[Point]
@@ -26,7 +26,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Scale:
-    """Axis from `low` to `high`, with a label of the quantity or its unit."""
+    """Axis of a chart from `low` to `high`; `label` names its quantity or unit."""
 
     label: str
     low: float
@@ -35,7 +35,10 @@ class Scale:
 
     @classmethod
     def around(cls, label: str, numbers: Iterable[float], logarithmic: bool = False) -> Scale:
-        """Return the axis that covers some numbers: from 0 on, or, if logarithmic, those above 0."""
+        """Return the smallest axis that covers numbers, from 0 on; a logarithmic one covers those above 0.
+
+        Without such numbers a linear axis ends at 1, and a logarithmic one goes from 1 to 10.
+        """
         numbers = list(numbers)
         if not logarithmic:
             return cls(label, 0.0, max(numbers, default=0.0) or 1.0)
@@ -43,18 +46,18 @@ class Scale:
         low, high = min(positive), max(positive)
         return cls(label, low, high if high > low else 10 * low, True)
 
-    def fraction(self, number: float) -> float:
-        """Return the position of a number along the axis, from 0 to 1.
+    def locate(self, number: float) -> float:
+        """Return the position of a number along the axis: 0 at `low` and 1 at `high`.
 
-        Numbers below a logarithmic axis have the position 0.
+        Numbers below a logarithmic axis have the position 0; other numbers off the axis are below 0 or above 1.
         """
         if self.logarithmic:
             number = max(number, self.low)
             return (log10(number) - log10(self.low)) / (log10(self.high) - log10(self.low))
         return (number - self.low) / (self.high - self.low)
 
-    def ticks(self) -> list[float]:
-        """Return a handful of round numbers on the axis, in ascending order."""
+    def list_ticks(self) -> list[float]:
+        """Return up to a dozen round numbers within the axis, in ascending order."""
         if self.logarithmic:
             first, last = floor(log10(self.low)), ceil(log10(self.high))
             steps = (1, 2, 5) if last - first <= 2 else (1,)
@@ -70,7 +73,15 @@ class Scale:
 def render_chart(
     title: str, x: Scale, y: Scale, lines: Sequence[Line], mark: tuple[str, float] | None = None
 ) -> str:
-    """Return a chart as HTML with its heading and key; `mark` is the label and the x of a vertical line."""
+    """Return a chart as HTML: a heading, a key and an SVG image.
+
+    Args:
+        title: The heading.
+        x: The horizontal axis.
+        y: The vertical axis.
+        lines: The lines; those without points have an entry in the key only.
+        mark: Label and x of a vertical line; it is left out if x is off the axis.
+    """
     colours = [_COLOURS[index % len(_COLOURS)] for index in range(len(lines))]
     key = "".join(
         f'<span class="key"><i style="background:{colour}"></i>{escape(line.name)}</span>'
@@ -78,13 +89,13 @@ def render_chart(
     )
     elements = [*_draw_axes(x, y)]
     if mark is not None and x.low <= mark[1] <= x.high:
-        column = _column(x, mark[1])
+        column = _locate_column(x, mark[1])
         elements += [
             f'<path d="M{column} {_TOP} V{_HEIGHT - _BOTTOM}" stroke="var(--hot)" stroke-dasharray="4 3"/>',
             _draw_text(column - 4, _HEIGHT - _BOTTOM - 8, mark[0], "end"),
         ]
     for line, colour in zip(lines, colours):
-        pixels = [(_column(x, point[0]), _row(y, point[1])) for point in line.points]
+        pixels = [(_locate_column(x, point[0]), _locate_row(y, point[1])) for point in line.points]
         elements += _draw_line(line, pixels, colour) if pixels else ()
     return (
         f'<h3>{escape(title)}</h3>\n<p>{key}</p>\n<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="100%" role="img" '
@@ -92,25 +103,25 @@ def render_chart(
     )
 
 
-def _column(x: Scale, number: float) -> float:
+def _locate_column(x: Scale, number: float) -> float:
     """Return the horizontal position of a number on the x axis, in pixels."""
-    return round(_LEFT + (_WIDTH - _LEFT - _RIGHT) * x.fraction(number), 1)
+    return round(_LEFT + (_WIDTH - _LEFT - _RIGHT) * x.locate(number), 1)
 
 
-def _row(y: Scale, number: float) -> float:
+def _locate_row(y: Scale, number: float) -> float:
     """Return the vertical position of a number on the y axis, in pixels from the top."""
-    return round(_HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * y.fraction(number), 1)
+    return round(_HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * y.locate(number), 1)
 
 
 def _draw_axes(x: Scale, y: Scale) -> Iterable[str]:
-    """Yield the grid lines of both axes with their numbers and labels."""
+    """Yield SVG elements: a grid line and a number for each tick of both axes, and the labels of the axes."""
     bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
-    for tick in y.ticks():
-        row = _row(y, tick)
+    for tick in y.list_ticks():
+        row = _locate_row(y, tick)
         yield f'<path d="M{_LEFT} {row} H{right}" stroke="var(--line)"/>'
         yield _draw_text(_LEFT - 6, row + 4, _format_tick(tick), "end")
-    for tick in x.ticks():
-        column = _column(x, tick)
+    for tick in x.list_ticks():
+        column = _locate_column(x, tick)
         yield f'<path d="M{column} {_TOP} V{bottom}" stroke="var(--line)"/>'
         yield _draw_text(column, bottom + 14, _format_tick(tick), "middle")
     yield _draw_text(right, _HEIGHT - 4, x.label, "end")
@@ -118,7 +129,13 @@ def _draw_axes(x: Scale, y: Scale) -> Iterable[str]:
 
 
 def _draw_line(line: Line, pixels: Sequence[Point], colour: str) -> Iterable[str]:
-    """Yield a line through the pixels of its points, and its dots with tooltips."""
+    """Yield SVG elements: a polyline through `pixels` and, if the line has dots, a circle with a tooltip per point.
+
+    Args:
+        line: The line, whose points the tooltips name.
+        pixels: Position (column, row) of each point.
+        colour: CSS colour.
+    """
     path = " ".join(f"{column},{row}" for column, row in pixels)
     yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>'
     if line.dots:
@@ -128,7 +145,7 @@ def _draw_line(line: Line, pixels: Sequence[Point], colour: str) -> Iterable[str
 
 
 def _draw_text(x: float, y: float, text: str, anchor: str) -> str:
-    """Return an SVG text element; `anchor` is start, middle or end."""
+    """Return an SVG text element at a position in pixels; `anchor` is start, middle or end."""
     return f'<text class="soft" x="{x}" y="{y}" text-anchor="{anchor}">{escape(text)}</text>'
 
 

@@ -1,4 +1,9 @@
-"""Predicted clock: the time of a step of the engine, from dry launches of its padded batches."""
+"""Predicted clock: how long a step of the engine would take on the chip.
+
+The replicas of `nkw traffic` ask the clock for the time of every step that their scheduler makes. A step is divided
+into padded batches: chunks of requests that one pass of the model computes, rounded up to bucket sizes. Each shape of a
+padded batch is timed once, by running the kernels of the pass on a simulated core without their arithmetic (a dry run).
+"""
 
 from __future__ import annotations
 
@@ -19,11 +24,12 @@ from model.plan.stacks import Served, Stack
 
 @dataclass(frozen=True)
 class StepTime:
-    """Time of a step, of which chunks of prompts take `prompts_ns`.
+    """Time of a step and what it consists of.
 
-    Chunks that are launched together with decoding sequences take the time that they add to a launch of these alone.
-    `padding` counts the tokens that only round the step up. If all requests decode, `equal_steps` steps in a row, this
-    one included, take the same time.
+    `time_ns` is the time of the whole step. Chunks of prompts account for `prompts_ns` of it: in a pass that also
+    decodes, for the time that they add to a pass of the decoding sequences alone. `padding` is the number of computed
+    tokens that belong to no request. If all requests decode, `equal_steps` steps in a row, this step included, take the
+    same time.
     """
 
     time_ns: int
@@ -36,16 +42,25 @@ class Clock(Protocol):
     """Predictor of the times of steps."""
 
     def step(self, batch: Batch) -> StepTime:
-        """Return the time of a step, at least 1 ns."""
+        """Return the time of the step that computes `batch`; `time_ns` is at least 1."""
 
 
 class PredictedClock:
-    """Clock on which a batch takes the sum of its padded batches, in the program reading. Each shape is predicted once.
+    """Clock on which a step takes the sum of the predicted times of its padded batches and of its page copies.
 
-    `buckets` are those of the model, with the pages and slots of its cache. `cache_groups` are in the order of the
-    scheduler's pools; slots of states come last. `groups` is the number of groups of ranks that compute steps together.
-    A pass has the device and engine times of `stack`, as in a plan; with None, the times of the kernels alone.
-    `shapes` holds the predictions of the kernels so far.
+    Times are the simulator's program reading, its prediction between the two bounds. `shapes` has the predicted kernel
+    times of every shape so far, so each shape is predicted once.
+
+    Args:
+        predictor: Predicts passes of the model and copies of pages.
+        buckets: Sizes to which the model's steps are rounded up, with the pages and slots of its cache.
+        cache_groups: Cache group of each of the scheduler's page pools, in the order of the pools; the slots of
+            recurrent
+        states come last.
+        groups: Number of data-parallel groups of ranks that compute steps together.
+        stack: Serving stack that adds the host's time to a pass and scales the kernels' time; with None, a pass takes
+            the
+        time of its kernels.
     """
 
     def __init__(
@@ -66,11 +81,14 @@ class PredictedClock:
 
     @property
     def takes_speech(self) -> bool:
-        """Whether each prompt comes with a window of speech."""
+        """Whether each prompt comes with a window of speech, so that prompts are computed whole."""
         return self._buckets.whole_prompts
 
     def step(self, batch: Batch) -> StepTime:
-        """Return the time of a step in whole nanoseconds."""
+        """Return the time of the step that computes `batch`, in whole nanoseconds.
+
+        The times of its padded batches and of its page copies are added up. New shapes are predicted and kept.
+        """
         time_ns, padding, equal_steps, prompts_ns = 0, 0, list[int](), 0
         group_batches = batch.split_groups(self._groups)
         for padded_batch in self._buckets.pad(*group_batches):
@@ -91,7 +109,13 @@ class PredictedClock:
         return StepTime(time_ns, padding, min(equal_steps), prompts_ns)
 
     def _predict_pass(self, step: StepShape, decoding: int, prompts: int) -> int:
-        """Return the time in whole nanoseconds, at least 1, of a pass with so many decoding sequences and prompts."""
+        """Return the time of a pass on the serving stack in whole nanoseconds, at least 1.
+
+        Args:
+            step: Shape of the pass.
+            decoding: Number of requests that decode in the pass, without padding; it decides the host's time.
+            prompts: Number of requests of whose prompts the pass computes a chunk.
+        """
         key = step, decoding, prompts
         time_ns = self._times_ns.get(key)
         if time_ns is None:
@@ -104,9 +128,12 @@ class PredictedClock:
         return time_ns
 
     def _predict_copies(self, copies: Sequence[PageCopies]) -> int:
-        """Return the time of copies of pages and slots in whole nanoseconds.
+        """Return the time in whole ns in which a step copies pages and slots before its passes; 0 without copies.
 
-        All groups of ranks copy at the same time, so the group with the most copies of a pool decides.
+        All groups of ranks copy at the same time, so for each pool the group with the most copies decides.
+
+        Args:
+            copies: Copies of each group; the first element of a copy is the index of its page pool.
         """
         counts = Counter[int]()
         for group_copies in copies:
@@ -119,18 +146,20 @@ class PredictedClock:
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """Different reasons for which parts of steps are rooflines."""
+        """Distinct reasons for which kernels of the predicted steps have a roofline as their time."""
         return tuple(dict.fromkeys(refusal for done in self.shapes.values() for refusal in done.refusals))
 
 
 def serve_pass(stack: Stack, predicted: PassTime, decoding: int, prompts: int) -> Served:
-    """Return the times of a pass on a serving stack; a pass of both kinds has the longer base of their engine times.
+    """Return the times of a pass on a serving stack: the device's time, and the host's time before and after it.
+
+    A pass that decodes and computes prompts has the host's time of both, minus the smaller of the two constant terms.
 
     Args:
         stack: The serving stack.
-        predicted: The predicted times of the kernels.
+        predicted: The predicted times of the pass's kernels.
         decoding: Number of sequences that decode in the pass.
-        prompts: Number of prompts.
+        prompts: Number of prompts of which the pass computes a chunk.
     """
     if not prompts:
         return stack.serve_step(predicted.time, decoding)
@@ -143,7 +172,7 @@ def serve_pass(stack: Stack, predicted: PassTime, decoding: int, prompts: int) -
 
 
 def _count_sequences(padded_batch: PaddedBatch) -> tuple[int, int]:
-    """Return the numbers of decoding sequences and of prompts of a padded batch, of all groups, without padding."""
+    """Return (number of decoding sequences, number of prompts) of a padded batch, over all groups, without padding."""
     count = len(padded_batch.chunks)
     if padded_batch.step.phase is Phase.decode:
         return count, 0

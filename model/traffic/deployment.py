@@ -1,4 +1,4 @@
-"""Deployment of a model: ranks and replicas on an instance, pages of the cache, and the limits of a step."""
+"""Deployment of a model for `nkw traffic`: ranks and replicas on an instance, pages of caches, limits of a step."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _LENGTHS = 128
 
 @dataclass(frozen=True)
 class Setup:
-    """Options of a deployment; the planner chooses `replicas` and `sizes` where they are None.
+    """Options of a deployment; `Deployment` chooses `replicas` and `sizes` where they are None.
 
     | field | meaning |
     |---|---|
-    | `max_model_len` | most positions of a request |
+    | `max_model_len` | most positions of a request, its prompt and new tokens together |
     | `mean_len` | mean positions of a request, by which memory is divided among page kinds; None: `max_model_len` |
     | `tp`, `ep` | a replica is `ep` groups of `tp` ranks, which divide routed experts |
     | `options` | limits of a step, for each group |
@@ -58,7 +58,7 @@ class Setup:
     | `prefill_replicas` | replicas that only compute prompts, while the others decode; with 0 each does both |
     | `lnc` | physical cores of a rank |
     | `speculation` | outcomes of the speculative_tokens of `options` |
-    | `stack` | name of the serving stack, whose padding decides the sizes unless they are pages |
+    | `stack` | name of the serving stack; if it pads prompts and caches to its own lengths, these replace the sizes |
     """
 
     instance: str
@@ -79,7 +79,7 @@ class Setup:
 
     @property
     def bucket_limits(self) -> BucketLimits:
-        """Largest sizes of a step."""
+        """Largest number of sequences, tokens and positions of a step, and its number of draft tokens."""
         options = self.options
         return BucketLimits(
             options.max_num_seqs,
@@ -89,19 +89,19 @@ class Setup:
         )
 
     def with_whole_prompts(self) -> Setup:
-        """Return the setup without chunked prefill, with steps that take the longest prompt at once."""
+        """Return the setup without chunked prefill and `sizes`, with steps of at least `max_model_len` tokens."""
         tokens = max(self.options.max_num_batched_tokens, self.max_model_len)
         options = replace(self.options, chunked_prefill=False, max_num_batched_tokens=tokens)
         return replace(self, options=options, sizes=None)
 
     def without_drafts(self) -> Setup:
-        """Return the setup without speculation."""
+        """Return the setup without speculative tokens, draft model and `sizes`."""
         options = replace(self.options, speculative_tokens=0)
         return replace(self, options=options, speculation=None, sizes=None)
 
     @property
     def buckets(self) -> Buckets:
-        """Sizes to which steps are rounded up."""
+        """Sizes to which steps are rounded up: `sizes`, or powers of two; every second one with `few_buckets`."""
         sizes = self.sizes or self._pad_lengths(self.bucket_limits.powers)
         if not self.few_buckets:
             return sizes
@@ -111,9 +111,10 @@ class Setup:
         return replace(sizes, sequences=sequences, tokens=tokens, context=context)
 
     def _pad_lengths(self, sizes: Buckets) -> Buckets:
-        """Return sizes with the prompt and cache lengths of the serving stack; those of pages keep powers of two.
+        """Return `sizes` with the prompt and cache lengths to which the serving stack pads.
 
-        A stack that pads to lengths computes prompts and decodes in separate launches.
+        A stack that pads to pages keeps `sizes`. A stack that pads to lengths computes prompts and decodes in separate
+        launches.
         """
         stack = STACKS[self.stack]
         if stack.cache_padding.value is Padding.pages:
@@ -128,7 +129,12 @@ class Setup:
 
 
 class Deployment:
-    """Replicas of one model, and the clocks of their steps."""
+    """Replicas of one model on an instance, the pages of their caches, and the clocks of their steps.
+
+    `clocks` and `predictors` have an entry for the model and, if there is one, an entry for its draft model.
+    `page_kinds` are the pages of one group of ranks. `link` is the link between replicas, or None unless some only
+    compute prompts.
+    """
 
     def __init__(self, model: ModelSizes, setup: Setup, base: Deployment | None = None) -> None:
         """Place the replicas on the instance, and divide its memory into pages.
@@ -153,12 +159,16 @@ class Deployment:
         model = models[0]
         if len(models) > 1 and model.config.vocab_size != models[1].config.vocab_size:
             raise ModelError(
-                f"the draft model has {models[1].config.vocab_size} tokens, the model {model.config.vocab_size}"
+                f"the draft model has a vocabulary of {models[1].config.vocab_size} tokens, the model one of "
+                f"{model.config.vocab_size}: give a draft model with the same vocabulary"
             )
         check_expert_groups(model.config, setup.ep)
         if model.config.cross_positions:
             if setup.options.speculative_tokens or len(models) > 1:
-                raise ModelError("drafts are for texts; this model transcribes speech")
+                raise ModelError(
+                    "drafts are for texts; this model transcribes speech: leave --speculative-tokens and --draft-model "
+                    "out"
+                )
             setup = replace(setup, options=setup.options.for_windows(length))
         self.replicas = _count_replicas(models, setup, instance, tp)
         self.setup, self.instance, self.tp = setup, instance, tp
@@ -196,17 +206,17 @@ class Deployment:
 
     @property
     def pages(self) -> int:
-        """Pages of all kinds and slots of one replica."""
+        """Number of pages of all kinds and of slots of one replica."""
         return self.setup.ep * sum(page_kind.pages for page_kind in self.page_kinds)
 
     @property
     def clock(self) -> PredictedClock:
-        """Clock of the model's steps; `clocks` has that of a draft model as well."""
+        """Clock of the model's steps, without those of a draft model."""
         return self.clocks[0]
 
     @property
     def ranks(self) -> str:
-        """Ranks of a replica as text."""
+        """Ranks of a replica as text, such as "tp 4, ep 2 (LNC 2)"."""
         groups = f", ep {self.setup.ep}" if self.setup.ep > 1 else ""
         logical = f" (LNC {self.setup.lnc})" if self.setup.lnc > 1 else ""
         return f"tp {self.tp}{groups}{logical}"
@@ -231,7 +241,7 @@ class Deployment:
             )
 
     def _make_pools(self, positions: int) -> list[PagePool]:
-        """Return pools of pages, none with more pages than `positions` positions fill."""
+        """Return a page pool for each page kind without slots, of at most the pages that `positions` positions fill."""
         size = self.setup.block_size
         limit = -(-positions // size)
         return [
@@ -241,7 +251,10 @@ class Deployment:
         ]
 
     def _make_slots(self, workload: Workload) -> SlotPool | None:
-        """Return slots of states, no more than all requests take for themselves and their snapshots."""
+        """Return the pool of slots for recurrent states or speech windows, or None if the model has neither.
+
+        It has no more slots than all requests of the workload take for themselves and their snapshots.
+        """
         make = WindowPool if self.clock.takes_speech else SlotPool
         limit = sum(2 + query.positions // INTERVAL for query in workload.queries)
         slots = (page_kind.pages for page_kind in self.page_kinds if page_kind.recurrent)
@@ -249,26 +262,33 @@ class Deployment:
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """Different reasons for which parts of steps are rooflines."""
+        """Distinct reasons for which some kernels of the predicted steps have a roofline as their time."""
         return tuple(dict.fromkeys(refusal for clock in self.clocks for refusal in clock.refusals))
 
     @property
     def units(self) -> int:
-        """Equal groups of replicas: single ones, or as few as keep the share of prefill replicas."""
+        """Number of equal units that can be simulated alone.
+
+        A unit is one replica. If some replicas only compute prompts, it is the smallest group with the same share of
+        them.
+        """
         return (
             gcd(self.replicas, self.setup.prefill_replicas) if self.setup.prefill_replicas else self.replicas
         )
 
     @property
     def decoding_per_unit(self) -> int:
-        """Replicas of a unit that decode."""
+        """Number of replicas of a unit that decode."""
         return (self.replicas - self.setup.prefill_replicas) // self.units
 
     def serve(self, workload: Workload) -> list[Record]:
-        """Serve a workload on all replicas; requests go to them in turn.
+        """Serve a workload on all replicas, to which its requests go in turn.
 
         Returns:
             A record for each replica that got requests; those of prefill replicas come first.
+
+        Raises:
+            ModelError: If a request never fits into the pages or steps of a replica.
         """
         if self.setup.prefill_replicas:
             return self._serve_separately(workload, 1)
@@ -276,13 +296,24 @@ class Deployment:
         return [record for share in shares if share is not None for record in self.serve_unit(share)]
 
     def serve_unit(self, workload: Workload) -> list[Record]:
-        """Serve a workload on one of the units."""
+        """Serve all of a workload on one unit of the replicas.
+
+        Returns:
+            A record for each replica of the unit; those of prefill replicas come first.
+
+        Raises:
+            ModelError: If a request never fits into the pages or steps of a replica.
+        """
         if self.setup.prefill_replicas:
             return self._serve_separately(workload, self.units)
         return [serve(self._make_replica(workload), workload)]
 
     def _serve_separately(self, workload: Workload, units: int) -> list[Record]:
-        """Serve a workload on one of `units` equal groups of replicas, where some only compute prompts."""
+        """Serve a workload on one of `units` equal groups of replicas, of which some only compute prompts.
+
+        Returns:
+            The records of the group's prefill replicas, then those of its decoding replicas.
+        """
         # A prompt's last token may be alone in its step, where it is not to be given drafts.
         options = replace(self.setup.options, speculative_tokens=0)
         prefill_replicas = self.setup.prefill_replicas // units
@@ -294,7 +325,11 @@ class Deployment:
         return SeparateService(prefill, decoding, self._transfer_ns).run(workload)
 
     def _transfer_ns(self, pages: Sequence[int]) -> int:
-        """Return the time in ns in which pages, counted by page kind, move between two replicas."""
+        """Return the time in ns in which pages move between two replicas.
+
+        Args:
+            pages: Number of pages of each page kind, in the order of `page_kinds`.
+        """
         assert self.link is not None, "prefill replicas have a link"
         return self.link.transfer_ns(
             sum(count * page_kind.page_bytes for count, page_kind in zip(pages, self.page_kinds))
@@ -303,7 +338,13 @@ class Deployment:
     def _make_replica(
         self, workload: Workload, number: int = 0, options: SchedulerOptions | None = None
     ) -> Replica:
-        """Return a replica for a workload; `options` replace those of the setup."""
+        """Return a new replica with empty pools that are large enough for a workload.
+
+        Args:
+            workload: Its requests bound the pools, because more pages than they fill would never be taken.
+            number: Seed of the draws of accepted drafts.
+            options: Limits of a step, in place of those of the setup.
+        """
         # More pages than all requests together fill would never be taken.
         size, speculation = self.setup.block_size, self.setup.speculation
         drafts = self.setup.options.speculative_tokens
@@ -318,7 +359,7 @@ class Deployment:
 
 
 def _check_model(model: ModelSizes, length: int) -> None:
-    """Raise ModelError if no kernel computes a model, or its context is shorter than `length`."""
+    """Raise ModelError if no kernel computes some layer of a model, or if its context is below `length` tokens."""
     missing = find_unsupported(model.config)
     if missing:
         raise ModelError(
@@ -327,19 +368,33 @@ def _check_model(model: ModelSizes, length: int) -> None:
         )
     longest = model.config.max_position_embeddings
     if longest is not None and length > longest:
-        raise ModelError(f"requests of up to {length:,} tokens exceed the model's context, {longest:,}")
+        raise ModelError(
+            f"requests of up to {length:,} tokens exceed the model's context, {longest:,}; give shorter ones, or "
+            "--max-model-len"
+        )
 
 
 def _count_replicas(models: list[ModelSizes], setup: Setup, instance: Instance, tp: int) -> int:
-    """Return the number of replicas: that of the setup, or all that the instance has cores for.
+    """Return the setup's number of replicas, or as many as the instance has cores for.
+
+    Args:
+        models: The model and, if there is one, its draft model.
+        setup: The options.
+        instance: The instance.
+        tp: Ranks of a group.
 
     Raises:
-        ModelError: If the ranks exceed the cores or what a model takes, or no replica can decode.
+        ModelError: If the ranks exceed the cores, a model cannot be divided among them, no replica is left to decode,
+            or
+        static batches are to decode prompts of other replicas.
     """
     cores, prefill_replicas = instance.physical_cores // setup.lnc, setup.prefill_replicas
     ranks = tp * setup.ep
     if ranks > cores:
-        raise ModelError(f"{ranks} ranks on {instance.name}, which has {describe_cores(cores, setup.lnc)}")
+        raise ModelError(
+            f"{ranks} ranks on {instance.name}, which has {describe_cores(cores, setup.lnc)}; give a smaller --tp "
+            "or --ep"
+        )
     for model in models:
         refusal = model.config.refusal(tp)
         if refusal is not None:
@@ -348,7 +403,7 @@ def _count_replicas(models: list[ModelSizes], setup: Setup, instance: Instance, 
     if replicas * ranks > cores:
         raise ModelError(
             f"{replicas} replicas of {ranks} ranks take {replicas * ranks} cores; {instance.name} has "
-            f"{describe_cores(cores, setup.lnc)}"
+            f"{describe_cores(cores, setup.lnc)}; give fewer --replicas"
         )
     if prefill_replicas and prefill_replicas >= replicas:
         raise ModelError(
@@ -356,17 +411,24 @@ def _count_replicas(models: list[ModelSizes], setup: Setup, instance: Instance, 
             "--prefill-replicas, or more --replicas"
         )
     if prefill_replicas and not setup.options.continuous:
-        raise ModelError("static batches take no requests whose prompts were computed elsewhere")
+        raise ModelError(
+            "static batches take no requests whose prompts were computed elsewhere; leave --prefill-replicas out"
+        )
     return replicas
 
 
 def _size_pages(models: list[ModelSizes], setup: Setup, core_bytes: int) -> list[PageKind]:
-    """Return the pages and slots that fill the memory beside the weights of all models.
+    """Return the page kinds, with the numbers of pages and slots that fill the memory next to the weights.
 
-    A page holds keys and values of the model and of its draft model.
+    A page has the keys and values of the model and of its draft model.
+
+    Args:
+        models: The model and, if there is one, its draft model.
+        setup: The options.
+        core_bytes: HBM bytes of a rank.
 
     Raises:
-        ModelError: If the layers of a draft model see other windows, or it has states.
+        ModelError: If the layers of a draft model have other attention windows, or if it has recurrent layers.
     """
     tp, length, options = setup.tp, setup.max_model_len, setup.options
     pools, *draft_pools = (
@@ -374,7 +436,10 @@ def _size_pages(models: list[ModelSizes], setup: Setup, core_bytes: int) -> list
     )
     for drafts in draft_pools:
         if [pool.window for pool in drafts] != [pool.window for pool in pools]:
-            raise ModelError("the layers of the draft model see other windows than those of the model")
+            raise ModelError(
+                "the layers of the draft model have other attention windows than those of the model, so they cannot "
+                "share pages; give another draft model"
+            )
         pools = [
             replace(pool, page_bytes=pool.page_bytes + draft.page_bytes) for pool, draft in zip(pools, drafts)
         ]

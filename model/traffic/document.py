@@ -1,4 +1,4 @@
-"""Predicted traffic as the document of `--json`."""
+"""Predicted traffic as the JSON document of `nkw traffic --json`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from nkw.version import DISTRIBUTION, version
 
 
 def build_document(traffic: Traffic, name: str) -> dict[str, Any]:
-    """Return the document of `--json` for a config of that name; docs/model/planning.md has its schema."""
+    """Return the JSON document of a prediction as dicts and lists; docs/model/planning.md has its schema.
+
+    Args:
+        traffic: The prediction.
+        name: Name of the config, for the field `config`.
+    """
     request, deployment, workload = traffic.request, traffic.deployment, traffic.workload
     setup = deployment.setup
     price = None if traffic.price is None else traffic.price.dollars_per_hour
@@ -71,7 +76,7 @@ def build_document(traffic: Traffic, name: str) -> dict[str, Any]:
 
 
 def _build_stack(traffic: Traffic) -> dict[str, Any]:
-    """Return the object of the serving stack: its record, and published over predicted values."""
+    """Return the field `stack`: the serving stack's name, date, terms and note, and published over predicted values."""
     stack = traffic.stack
     return {
         "name": stack.name,
@@ -85,7 +90,10 @@ def _build_stack(traffic: Traffic) -> dict[str, Any]:
 
 
 def _build_shape(step: StepShape | None) -> dict[str, Any] | None:
-    """Return the object of the sizes of a step, or None without a step."""
+    """Return the sizes of a step's shape as a JSON object, or None if `step` is None.
+
+    The field `beside` has the shape of the sequences that decode in the same pass.
+    """
     if step is None:
         return None
     return {
@@ -99,7 +107,12 @@ def _build_shape(step: StepShape | None) -> dict[str, Any] | None:
 
 
 def _build_run(run: Summary, price: float | None) -> dict[str, Any]:
-    """Return the object of a run; `price` is that of the instance in dollars an hour."""
+    """Return a run as a JSON object.
+
+    Args:
+        run: Summary of the run.
+        price: Price of the instance in dollars an hour; with None the dollar fields are None.
+    """
     return {
         "ttft_ns": _build_percentiles(run.ttft),
         "itl_ns": _build_percentiles(run.itl),
@@ -130,5 +143,5 @@ def _build_run(run: Summary, price: float | None) -> dict[str, Any]:
 
 
 def _build_percentiles(times: Percentiles) -> dict[str, float]:
-    """Return the object of a distribution of times."""
+    """Return the times at 50, 90 and 99 percent under the keys p50, p90 and p99."""
     return {f"p{percent}": times[percent] for percent in PERCENTILES}

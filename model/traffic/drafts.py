@@ -1,4 +1,7 @@
-"""Drafts on the predicted clock: the number that is accepted, and the time of a draft model."""
+"""Draft tokens on the predicted clock: how many of them are accepted, and how long a draft model takes.
+
+Tokens are not computed in `nkw traffic`, so whether a draft token is right is drawn from a distribution.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +24,21 @@ MEASURED_TOKENS = 8192
 
 
 class Outcomes(Protocol):
-    """Distribution of the outcome of a decode step with drafts."""
+    """Distribution of the outcome of a decode step with draft tokens."""
 
     def draw(self, count: int, generator: np.random.Generator) -> Sequence[tuple[int, int]]:
-        """Draw, for each of `count` requests, the number of proposed drafts and how many of them are accepted."""
+        """Return `count` pairs (proposed drafts, accepted drafts), one for each request, drawn with `generator`."""
 
 
 @dataclass(frozen=True)
 class AcceptanceRates:
-    """Probability that a draft is accepted if all drafts before it are, by draft position."""
+    """Probability that a draft token is accepted given that all drafts before it are, by draft position."""
 
     rates: tuple[float, ...]
 
     @classmethod
     def parse(cls, text: str, tokens: int) -> AcceptanceRates:
-        """Read the rates of `tokens` draft positions; the last of 0.7,0.5 holds for all positions after it.
+        """Read the rates of `tokens` draft positions, such as 0.7,0.5; the last rate holds for all later positions.
 
         Raises:
             ModelError: If the text has another form or more rates than `tokens`, or a rate is not from 0 to 1.
@@ -52,27 +55,32 @@ class AcceptanceRates:
         return cls((*rates, *(rates[-1:] * (tokens - len(rates)))))
 
     def draw(self, count: int, generator: np.random.Generator) -> Sequence[tuple[int, int]]:
-        """Draw the outcomes of `count` requests; a draft is proposed at every position."""
+        """Return `count` pairs (proposed drafts, accepted drafts); a draft is proposed at every position."""
         accepted_counts = (generator.random(count)[:, None] < np.cumprod(self.rates)).sum(axis=1)
         return [(len(self.rates), accepted) for accepted in accepted_counts.tolist()]
 
 
 @dataclass(frozen=True)
 class MeasuredOutcomes:
-    """The steps in which prompt lookup generates a text: numbers of proposed and of accepted drafts."""
+    """Outcomes of the steps in which prompt lookup generates a given text.
+
+    `steps` has for each step its number of proposed and its number of accepted drafts.
+    """
 
     steps: tuple[tuple[int, int], ...]
 
     @classmethod
     def measure(cls, tokens: Sequence[int], max_drafts: int) -> MeasuredOutcomes:
-        """Generate a text with prompt lookup, of at most `max_drafts` drafts a step.
+        """Generate a given text with prompt lookup, and return the outcome of each step.
+
+        A draft counts as accepted if it equals the text and all drafts before it do.
 
         Args:
             tokens: Token ids of the text; the first `MEASURED_TOKENS` are generated.
             max_drafts: Most drafts of a step.
 
         Raises:
-            ModelError: If the text has less than 2 tokens.
+            ModelError: If the text has fewer than 2 tokens.
         """
         tokens = list(tokens[:MEASURED_TOKENS])
         if len(tokens) < 2:
@@ -87,24 +95,24 @@ class MeasuredOutcomes:
         return cls(tuple(steps))
 
     def draw(self, count: int, generator: np.random.Generator) -> Sequence[tuple[int, int]]:
-        """Draw `count` of the measured steps, all with the same probability."""
+        """Return `count` of the measured steps as (proposed drafts, accepted drafts), all with the same probability."""
         return [self.steps[index] for index in generator.integers(len(self.steps), size=count).tolist()]
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """Outcomes of drafts, and the model that proposes them; without a model they are looked up in the prompt."""
+    """Distribution of accepted drafts, and the draft model; with `model` None, drafts are looked up in the prompt."""
 
     outcomes: Outcomes
     model: ModelSizes | None = None
 
 
 class _AnyToken(StepOutput):
-    """Output of a step whose logits are not computed."""
+    """Output of a step that computes no logits: its likeliest token is 0."""
 
     @property
     def likeliest(self) -> int:
-        """Token 0: the outcome of a draft is drawn and does not depend on its token."""
+        """Token id 0, because the outcome of a draft is drawn and does not depend on its token."""
         return 0
 
 
@@ -112,7 +120,7 @@ _ANY = _AnyToken()
 
 
 class _TimedSteps:
-    """Steps of a draft model on a clock. Each step appends its time to `times`."""
+    """Model runner of a draft model that computes nothing and appends the predicted time of each step to `times`."""
 
     def __init__(self, clock: Clock, times: list[StepTime]) -> None:
         self.use = BucketUse()
@@ -120,15 +128,18 @@ class _TimedSteps:
         self._times = times
 
     def step(self, batch: Batch, rows: Rows = NO_ROWS) -> Mapping[Request, Sequence[StepOutput]]:
-        """Time a batch; return one output for each request that samples a token."""
+        """Append the predicted time of `batch` to `times`; return an output with token 0 for each sampling request."""
         self._times.append(self._clock.step(batch))
         return {request: (_ANY,) for request, chunk in batch.chunks.items() if chunk.samples}
 
 
 class DraftProposer:
-    """Proposer of the drafts of one replica, with the outcome of each draft drawn in advance.
+    """Proposer of the drafts of one replica; the outcome of each draft is drawn when it is proposed.
 
-    `clock` times the steps of a draft model. Without it the drafts take no time.
+    Args:
+        outcomes: Distribution of proposed and accepted drafts.
+        clock: Predicts the steps of a draft model; None if drafts are looked up and take no time.
+        seed: Seed of the draws.
     """
 
     def __init__(self, outcomes: Outcomes, clock: Clock | None, seed: int = 0) -> None:
@@ -139,7 +150,13 @@ class DraftProposer:
         self._accepted: dict[Request, int] = {}
 
     def propose(self, batch: Batch, acceptance: Acceptance) -> StepTime:
-        """Give drafts to the chunks of a batch, count them in `acceptance`, and return the time of the draft model."""
+        """Give draft tokens to the chunks of `batch` that have draft slots, in place, and draw how many are accepted.
+
+        The drafts are counted in `acceptance`.
+
+        Returns:
+            The predicted time of the draft model's steps; 0 ns without a draft model.
+        """
         self._times.clear()
         if self._model is not None:
             self._model.propose(batch)
@@ -157,5 +174,5 @@ class DraftProposer:
         )
 
     def count_accepted(self, request: Request) -> int:
-        """Return the number of accepted drafts of a request in the last step."""
+        """Return how many drafts of a request were accepted in the last `propose`; 0 if it got none."""
         return self._accepted.get(request, 0)

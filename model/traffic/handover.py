@@ -1,8 +1,8 @@
-"""Disaggregated prefill: prompts and decoding on separate replicas, between which the pages of prompts move.
+"""Disaggregated prefill: some replicas compute prompts, others decode, and the pages of prompts move between them.
 
 A prefill replica keeps the pages of a prompt until a decoding replica has pages for it and the copy is done. Requests
-are handed over in the order in which their prompts are computed. Each goes to the decoding replica that has the fewest
-requests, among those between two steps. A transfer has the links of both replicas to itself.
+are handed over in the order in which their prompts are computed. A request goes to the decoding replica with the fewest
+running requests, of those that are between two steps. A transfer has the links of both replicas to itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ TransferTime = Callable[[Sequence[int]], int]
 
 @dataclass(frozen=True)
 class Transfer:
-    """Move of one request's pages: `sent` is the request on the source replica, `received` that on the target."""
+    """Move of one request's pages from one replica to another, from `begin_ns` to `end_ns`.
+
+    `pages` counts the moved pages of all pools. `sent` is the request on the source, and `received` its copy on the
+    target.
+    """
 
     begin_ns: int
     end_ns: int
@@ -39,7 +43,12 @@ class Transfer:
 class SeparateService:
     """Replicas that compute prompts, replicas that decode, and the transfers between them.
 
-    `transfers` lists all transfers of a run, in the order in which pages were taken for them.
+    `transfers` lists all transfers of a run, in the order in which the decoding replicas took pages for them.
+
+    Args:
+        prefill: Replicas that compute prompts.
+        decoding: Replicas that decode.
+        transfer_ns: Returns the time in ns in which given numbers of pages, by page kind, move between two replicas.
     """
 
     def __init__(
@@ -60,7 +69,8 @@ class SeparateService:
         """Serve a workload until its last request has ended.
 
         Returns:
-            The records of the prefill replicas, then those of the decoding replicas.
+            The records of the prefill replicas, then those of the decoding replicas; timelines are sorted by arrival
+            time.
 
         Raises:
             ModelError: If a request never fits into the pages or steps of a replica.
@@ -82,21 +92,32 @@ class SeparateService:
         return records
 
     def _find_next_event(self, now: int, replicas: Iterable[Replica], arrivals: Arrivals) -> int | None:
-        """Return the next time at which a step of `replicas` or a transfer ends, or a prompt or request arrives."""
+        """Return the earliest time of the next event in ns, or None if no event is due.
+
+        Events are the end, after `now`, of a step of one of `replicas`, the end of a transfer, the end of a step that
+        computed a prompt to be moved, and the arrival of a request.
+        """
         step_ends = [end_ns for end_ns in map(self._step_ends.__getitem__, replicas) if end_ns > now]
         heads = [heap[0][0] for heap in (self._computed, self._moving) if heap]
         arrival_ns = arrivals.next_arrival_ns
         return min([*step_ends, *heads, *([] if arrival_ns is None else [arrival_ns])], default=None)
 
     def _submit(self, request: Request, timeline: Timeline) -> None:
-        """Queue a request on the prefill replica whose turn it is."""
+        """Queue a request on the prefill replica whose turn it is.
+
+        A request of more than one new token is marked as moving, so that another replica decodes it.
+        """
         replica = next(self._turns)
         if timeline.query.new_tokens > 1:
             replica.moving.add(request)
         replica.submit(request, timeline)
 
     def _step(self, replica: Replica, now: int, arrivals: Arrivals) -> None:
-        """Let a replica begin a step, and note the prompts that it computes."""
+        """Let a replica begin its next step at `now`; do nothing if it has no tokens to compute.
+
+        Records when the step ends, queues the prompts that it computes for handover, and schedules the next request of
+        each user whose request ends.
+        """
         advance = replica.step(now, self._find_limit(replica, now, arrivals))
         if advance is None:
             return
@@ -106,7 +127,7 @@ class SeparateService:
             heappush(self._computed, (advance.end_ns, next(self._numbers), replica, request, timeline))
 
     def _find_limit(self, replica: Replica, now: int, arrivals: Arrivals) -> int | None:
-        """Return the first time at which another event may change the steps of a replica, or None for never."""
+        """Return the first time in ns at which another event may change a replica's steps, or None if no event can."""
         # Another replica may give the next answer. A waiting request that is admitted here makes room for a handover.
         if (arrivals.has_unsent and len(self._step_ends) > 2) or (
             self._waiting and replica.scheduler.waiting
@@ -115,14 +136,17 @@ class SeparateService:
         return self._find_next_event(now, self._prefill, arrivals)
 
     def _end_transfers(self, now: int) -> None:
-        """Free the pages of ended transfers on their sources, and let their targets decode."""
+        """End the transfers that are due at `now`: free their pages on the source, and let the target decode."""
         while self._moving and self._moving[0][0] <= now:
             end_ns, _, transfer = heappop(self._moving)
             transfer.source.release(transfer.sent)
             transfer.target.receive_pages(transfer.received, end_ns)
 
     def _hand_over(self, now: int) -> None:
-        """Begin the transfers of computed prompts, in order, while a decoding replica has pages for the next one."""
+        """Begin transfers of the prompts computed by `now`, in order, until no decoding replica takes the next one.
+
+        A decoding replica takes a request only between two steps and with enough free pages. The other requests wait.
+        """
         while self._computed and self._computed[0][0] <= now:
             self._waiting.append(heappop(self._computed)[2:])
         between_steps = [replica for replica in self._decoding if self._step_ends[replica] <= now]
@@ -142,7 +166,10 @@ class SeparateService:
     def _begin_transfer(
         self, source: Replica, sent: Request, target: Replica, received: Request, now: int
     ) -> None:
-        """Begin a transfer of the pages that the target does not share, once the links of both replicas are free."""
+        """Begin the transfer of a request's pages once the links of both replicas are free, and add it to `transfers`.
+
+        Pages that the target has in its prefix cache do not move. Neither do pages whose positions no later token sees.
+        """
         cache, free_ns = target.scheduler.cache, self._links_free
         shared, filled = (
             tokens // cache.block_size for tokens in (received.shared_tokens, received.computed)

@@ -1,4 +1,4 @@
-"""Distributions of prompt and output lengths, as an option names them."""
+"""Distributions of prompt and output lengths of `nkw traffic`: read from options, and drawn from."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _FAMILIES = {("", 1): "constant", ("", 2): "uniform", ("exp", 1): "exp", ("logno
 
 @dataclass(frozen=True)
 class Lengths:
-    """Distribution of whole numbers of tokens from 1 to 2^20.
+    """Distribution of lengths in whole tokens, from 1 to 2^20.
 
-    `family` is constant, uniform, exp or lognormal. `first` is the constant, the minimum, the mean or the median.
-    `second` is the maximum of a uniform distribution, or sigma of a lognormal one.
+    `family` is constant, uniform, exp or lognormal. `first` is the constant, the minimum, the mean or the median of
+    that family. `second` is the maximum of a uniform distribution, or sigma of a lognormal one; 0 otherwise.
     """
 
     family: str
@@ -31,10 +31,13 @@ class Lengths:
 
     @classmethod
     def parse(cls, text: str) -> Lengths:
-        """Read a distribution, such as 512, 128..1024, exp:512 or lognormal:512,0.8.
+        """Read a distribution from the text of an option.
+
+        512 is a constant, 128..1024 uniform, exp:512 exponential by its mean, lognormal:512,0.8 lognormal by its median
+        and sigma.
 
         Raises:
-            ModelError: If the text has another form, or its lengths are outside 1 to 2^20.
+            ModelError: If the text has another form, a length is not from 1 to 2^20, or sigma is not from 0 to 10.
         """
         prefix, _, numbers = text.rpartition(":")
         read, separator = (float, ",") if prefix else (int, "..")
@@ -50,7 +53,7 @@ class Lengths:
         return cls(family, first, second)
 
     def draw(self, count: int, generator: np.random.Generator) -> list[int]:
-        """Draw `count` lengths in tokens."""
+        """Return `count` lengths drawn with `generator`, in whole tokens and clipped to 1 to 2^20."""
         if self.family == "constant":
             return [int(self.first)] * count
         if self.family == "uniform":

@@ -1,4 +1,7 @@
-"""Links over which pages move between replicas, at their documented bandwidth."""
+"""Links over which pages of the cache move from one replica to another, at their documented bandwidth.
+
+`Deployment` asks for the slowest link if some replicas only compute prompts and others only decode.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from model.device import Hardware, Instance
 
 @dataclass(frozen=True)
 class Link:
-    """One rank's share of the slowest link between two replicas, in GB/s.
+    """Bandwidth that each rank of a replica has to its peer in another replica, in GB/s.
 
-    `words` name the link, and `source` is the document of its bandwidth.
+    `words` name the link in reports, and `source` is the document of its bandwidth.
     """
 
     gb_per_s: float
@@ -20,15 +23,21 @@ class Link:
     source: str
 
     def transfer_ns(self, rank_bytes: int) -> int:
-        """Return the time in ns in which every rank sends `rank_bytes` to its peer; at least 1."""
+        """Return the time in whole ns, at least 1, in which every rank sends `rank_bytes` bytes to its peer."""
         return max(1, ceil(rank_bytes / self.gb_per_s))
 
 
 def find_slowest_link(instance: Instance, record: Hardware, lnc: int = 1) -> Link:
-    """Return the slowest link between two replicas on an instance, shared equally by all ranks of `lnc` physical cores.
+    """Return the slowest link between two replicas on an instance, with the bandwidth that one rank gets.
 
     Candidates are the link between the members of a group of instances, and NeuronLink between chips. An instance of a
-    single chip has neither: there pages are read from its HBM and written to it.
+    single chip has neither: pages are read from its HBM and written to it, at half of the HBM's bandwidth. The physical
+    cores on a link share its bandwidth equally.
+
+    Args:
+        instance: The instance.
+        record: Figures of the instance's chip.
+        lnc: Number of physical cores of a rank.
     """
     links: list[Link] = []
     if instance.between_gb_per_s is not None:

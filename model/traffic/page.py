@@ -1,6 +1,6 @@
-"""Predicted traffic as a page: its report, distributions, the run over time and latencies over rates, in one file.
+"""Predicted traffic as an HTML page: its report, distributions, the run over time and latencies over rates.
 
-The page needs nothing from outside and has no scripts. Text of a config or a trace is escaped.
+The page is one file, needs nothing from outside and has no scripts. Text of a config or a trace is escaped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ svg { display: block; } .nkw-report p { white-space: normal; } .big { overflow-w
 
 
 def render_page(traffic: Traffic, name: str) -> str:
-    """Return the page of a prediction for a config of that name. Equal predictions give equal bytes."""
+    """Return the HTML page of a prediction; equal predictions give equal bytes.
+
+    Args:
+        traffic: The prediction.
+        name: Name of the config, for the title.
+    """
     title = escape(f"{name} on {traffic.deployment.instance.name}: traffic")
     sections = [
         f"<section>{_render_facts(traffic)}{as_html(build_report(traffic))}</section>",
@@ -47,7 +52,7 @@ def render_page(traffic: Traffic, name: str) -> str:
 
 
 def _render_facts(traffic: Traffic) -> str:
-    """Return the figures at the top of the page."""
+    """Return the large figures at the top of the page as HTML: latencies, rates and, if known, a price."""
     run, price = traffic.summary, traffic.price
     facts = [
         (f"{format_ms(run.ttft[99])} ms", "TTFT, p99"),
@@ -68,7 +73,7 @@ def _render_facts(traffic: Traffic) -> str:
 
 
 def _render_charts(traffic: Traffic) -> Iterable[str]:
-    """Yield the charts: distributions, the run over time, and latencies and kept service levels over rates."""
+    """Yield the charts as HTML: distributions, three charts over time and, if they are known, two charts over rates."""
     run = traffic.summary
     yield _render_distributions(run)
     yield _render_over_time(
@@ -76,8 +81,8 @@ def _render_charts(traffic: Traffic) -> Iterable[str]:
         "requests completed",
         "requests/s",
         {
-            "all": lambda slice: _per_second(slice, slice.completed),
-            "service level kept": lambda slice: _per_second(slice, slice.met),
+            "all": lambda slice: _compute_rate(slice, slice.completed),
+            "service level kept": lambda slice: _compute_rate(slice, slice.met),
         },
     )
     yield _render_over_time(
@@ -106,7 +111,10 @@ def _render_charts(traffic: Traffic) -> Iterable[str]:
 
 
 def _render_distributions(run: Summary) -> str:
-    """Return the chart of percentiles: of all requests, and for ITL of all pairs of neighbouring tokens."""
+    """Return the chart of the percentiles of each latency as HTML.
+
+    ITL has a sample for each pair of neighbouring tokens, the other latencies one for each request.
+    """
     times = {"TTFT": run.ttft, "between tokens": run.itl, "end to end": run.e2e, "in the queue": run.queue}
     if run.handover is not None:
         times["until the pages have moved"] = run.handover
@@ -121,7 +129,14 @@ def _render_distributions(run: Summary) -> str:
 def _render_over_time(
     run: Summary, title: str, unit: str, quantities: dict[str, Callable[[Slice], float]]
 ) -> str:
-    """Return the chart of some quantities over time, each constant in a slice, by name."""
+    """Return a chart of quantities over the time of a run as HTML.
+
+    Args:
+        run: The run, whose 64 slices are drawn as constant pieces.
+        title: Heading of the chart.
+        unit: Label of the y axis.
+        quantities: Functions from a slice to a number, by the name of their line.
+    """
     lines = [
         Line(
             name,
@@ -137,13 +152,19 @@ def _render_over_time(
     return render_chart(f"{title}, over time", Scale("s", 0.0, run.elapsed_ns / SECOND_NS), y, lines)
 
 
-def _per_second(slice: Slice, count: int) -> float:
-    """Return a count of a slice as a rate per second."""
+def _compute_rate(slice: Slice, count: int) -> float:
+    """Return `count` divided by the seconds of a slice."""
     return count * SECOND_NS / (slice.end_ns - slice.begin_ns)
 
 
 def _render_latencies(curve: Sequence[RatePoint], rates: Scale, mark: tuple[str, float]) -> str:
-    """Return the chart of latencies over rates."""
+    """Return the chart of TTFT and ITL at rates around the breaking rate as HTML.
+
+    Args:
+        curve: Runs, by rate.
+        rates: The x axis.
+        mark: Label and rate of a vertical line.
+    """
     times: dict[str, Callable[[Summary], float]] = {
         "TTFT p50": lambda run: run.ttft[50],
         "TTFT p99": lambda run: run.ttft[99],

@@ -14,10 +14,11 @@ NOT_YET = -1
 
 @dataclass(eq=False)
 class Timeline:
-    """Times of one request in ns: arrival, start of its first step, first token and last token.
+    """Times of one request in ns since the start of the run; `NOT_YET` for an event that has not happened.
 
-    `cached_tokens` of the prompt were in the prefix cache at its first start. If another replica decodes the request,
-    its pages arrived there at `moved_ns`.
+    `started_ns` is the start of its first step, and `end_ns` the time of its last token. `cached_tokens` of the prompt
+    were in the prefix cache when the request first started. If another replica decodes the request, its pages arrived
+    there at `moved_ns`.
     """
 
     query: Query
@@ -31,7 +32,7 @@ class Timeline:
 
     @property
     def queue_ns(self) -> int:
-        """Time from arrival to the first step."""
+        """Time from arrival to the start of the first step."""
         return self.started_ns - self.arrival_ns
 
     @property
@@ -46,7 +47,7 @@ class Timeline:
 
     @property
     def mean_itl_ns(self) -> float:
-        """Mean time between the request's tokens; 0 for a single token."""
+        """Mean time between neighbouring tokens of the request; 0 for a single token."""
         return (self.end_ns - self.first_token_ns) / max(1, self.query.new_tokens - 1)
 
     @property
@@ -57,7 +58,11 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Span:
-    """Equal steps in a row: their begin and end, the pages in use, and the numbers of requests by state."""
+    """Steps in a row that one replica computes with equal times and the same requests, from `begin_ns` to `end_ns`.
+
+    `pages` is the number of pages in use after the steps. `running` and `waiting` are numbers of requests. `preempted`
+    counts the requests that lost their pages when the steps were scheduled.
+    """
 
     begin_ns: int
     end_ns: int
@@ -69,10 +74,11 @@ class Span:
 
 @dataclass
 class Record:
-    """Events of one replica: the timelines of requests that ended there, by arrival, and every step.
+    """Events of one replica in one run: the timelines of requests that ended there, and a span for its steps.
 
-    `gaps_ns` counts the times between neighbouring tokens of a request; tokens of one step have a gap of 0.
-    `prompts_ns` is the part of the steps' time that chunks of prompts take.
+    `gaps_ns` has the number of pairs of neighbouring tokens of a request by the time between them; tokens of one step
+    have a gap of 0. `tokens` counts the tokens that steps computed for requests, and `padding` those for no request.
+    Chunks of prompts take `prompts_ns` of the steps' time.
     """
 
     timelines: list[Timeline] = field(default_factory=list)
@@ -86,10 +92,10 @@ class Record:
 
     @property
     def busy_ns(self) -> int:
-        """Time of all steps."""
+        """Time of all steps in ns."""
         return sum(span.end_ns - span.begin_ns for span in self.spans)
 
     @property
     def end_ns(self) -> int:
-        """End of the last step; a run begins at 0."""
+        """End of the last step in ns since the start of the run, or 0 without a step."""
         return self.spans[-1].end_ns if self.spans else 0

@@ -1,4 +1,7 @@
-"""One replica of a service: the engine's scheduler on a predicted clock. No tokens are computed."""
+"""One replica of `nkw traffic`: the engine's scheduler on a predicted clock.
+
+No tokens are computed: every sampled token is 0, and each step takes its predicted time.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from model.traffic.record import NOT_YET, Record, Span, Timeline
 
 @dataclass(frozen=True)
 class Advance:
-    """One step, or several equal steps in a row, until `end_ns`.
+    """Outcome of `Replica.step`: one step, or several equal steps in a row, that end at `end_ns`.
 
-    `ended` counts the requests that have all their tokens. `computed` are the requests whose prompts are computed and
-    whose pages are to be moved to another replica.
+    `ended` counts the requests that have all their tokens. `computed` are the requests whose prompts the step completed
+    and whose pages are to be moved to another replica.
     """
 
     end_ns: int
@@ -26,11 +29,16 @@ class Advance:
 
 
 class Replica:
-    """A scheduler and the clock of its steps.
+    """A scheduler with the predicted clock of its steps, and the record of its requests and steps.
 
-    `proposer` gives drafts to chunks with draft slots. Requests in `moving` get no tokens here: their prompts are being
-    computed, or their pages are on the way. `joins_steps` advances equal steps in a row together; all times are the
-    same without it.
+    Requests in `moving` get no tokens here: their prompts are computed for another replica, or their pages are on the
+    way.
+
+    Args:
+        scheduler: The engine's scheduler, or one for several data-parallel groups.
+        clock: Predicts the time of each step.
+        proposer: Gives draft tokens to chunks that have slots for them; None without drafts.
+        joins_steps: Whether `step` may advance several equal steps at once. It is faster and changes no time.
     """
 
     def __init__(
@@ -50,7 +58,7 @@ class Replica:
         self._last_token_ns: dict[Request, int] = {}
 
     def submit(self, request: Request, timeline: Timeline) -> None:
-        """Queue a request.
+        """Queue a request, whose times will be written to `timeline`.
 
         Raises:
             ModelError: If the request never fits into the pages or the steps.
@@ -59,7 +67,11 @@ class Replica:
         self._timelines[request] = timeline
 
     def adopt(self, request: Request, timeline: Timeline) -> bool:
-        """Take pages for a request whose prompt another replica computed; return False if it has to wait."""
+        """Take pages for a request whose prompt another replica computed, and add the request to `moving`.
+
+        Returns:
+            False, with nothing changed, if the request has to wait because pages are too few or other requests wait.
+        """
         if not self.scheduler.adopt(request):
             return False
         self._timelines[request], self._last_token_ns[request] = timeline, timeline.first_token_ns
@@ -67,18 +79,24 @@ class Replica:
         return True
 
     def receive_pages(self, request: Request, now: int) -> None:
-        """Let an adopted request, whose pages have arrived, decode from its first token on."""
+        """Let an adopted request, whose pages arrived at `now` ns, decode from its second token on."""
         self.moving.discard(request)
         self.scheduler.complete_transfer(request, 0)
         self._timelines[request].moved_ns = now
 
     def release(self, request: Request) -> None:
-        """Free the pages of a request that another replica decodes from now on."""
+        """Free the pages of a request that another replica decodes from now on, and forget the request here."""
         self.moving.discard(request)
         self._remove(request)
 
     def step(self, now: int, until: int | None) -> Advance | None:
-        """Compute a step that begins now, or several equal ones that begin before `until`.
+        """Schedule and compute a step that begins at `now` ns, or several equal steps that all begin before `until`.
+
+        Token times, ended requests and steps are added to `record`.
+
+        Args:
+            now: Begin of the step in ns.
+            until: Time in ns from which another event may change the steps; None for no such event.
 
         Returns:
             The advance, or None if no request has tokens to compute.
@@ -104,7 +122,7 @@ class Replica:
         return Advance(end_ns, len(ended), computed)
 
     def _remove(self, request: Request) -> Timeline:
-        """End a request in the scheduler and return its timeline, with its preemptions here added."""
+        """Remove a request from the scheduler and return its timeline, to which its preemptions here are added."""
         self.scheduler.end(request)
         del self._last_token_ns[request]
         timeline = self._timelines.pop(request)
@@ -112,7 +130,11 @@ class Replica:
         return timeline
 
     def _predict_time(self, batch: Batch) -> StepTime:
-        """Return the time of a batch; with a proposer the chunks first get drafts, whose time is included."""
+        """Return the predicted time of the step that computes `batch`.
+
+        With a proposer the chunks of `batch` first get draft tokens, whose outcome is drawn. The time includes the
+        draft model.
+        """
         if self._proposer is None:
             return self._clock.step(batch)
         drafts = self._proposer.propose(batch, self.record.acceptance)
@@ -121,7 +143,11 @@ class Replica:
         return StepTime(time.time_ns + drafts.time_ns, time.padding, 1, time.prompts_ns + drafts.prompts_ns)
 
     def _count_equal_steps(self, batch: Batch, time: StepTime, now: int, until: int | None) -> int:
-        """Return the number of steps in a row, from this one on, that decide alike and take the same time."""
+        """Return how many steps in a row, from this step on, schedule the same requests and take the same time.
+
+        It is 1 with a proposer, while requests move, and in a step that computes prompts. All steps begin before
+        `until`.
+        """
         if not self._joins_steps or self.moving or time.equal_steps == 1:
             return 1
         steps = min(time.equal_steps, self.scheduler.count_steady_steps(batch))
@@ -130,7 +156,11 @@ class Replica:
         return steps
 
     def _finish_steps(self, batch: Batch, steps: int) -> dict[Request, int]:
-        """Give requests their tokens; return the number of tokens that each gets in each step."""
+        """Complete `steps` equal steps in the scheduler, which appends token 0 for each new token of a request.
+
+        Returns:
+            The number of new tokens of each sampling request in each step: 1, and its accepted drafts.
+        """
         new_tokens = dict.fromkeys((request for request, chunk in batch.chunks.items() if chunk.samples), 1)
         if self._proposer is not None:
             new_tokens = {request: 1 + self._proposer.count_accepted(request) for request in new_tokens}
@@ -144,7 +174,7 @@ class Replica:
         return new_tokens
 
     def _record_steps(self, batch: Batch, time: StepTime, steps: int, now: int) -> None:
-        """Add the finished steps to the record."""
+        """Add `steps` equal steps that begin at `now` ns to the record, as one span."""
         record, scheduler = self.record, self.scheduler
         record.steps += steps
         record.tokens += steps * batch.tokens
@@ -158,10 +188,16 @@ class Replica:
     def _record_tokens(
         self, new_tokens: Mapping[Request, int], steps: int, step_ns: int, now: int
     ) -> list[tuple[Request, Timeline]]:
-        """Record the times of the tokens that requests get in each step.
+        """Record the times of first tokens and the gaps between tokens of `steps` equal steps that begin at `now` ns.
+
+        Args:
+            new_tokens: Number of new tokens of each request in each step.
+            steps: Number of steps.
+            step_ns: Time of one step.
+            now: Begin of the first step.
 
         Returns:
-            The requests whose prompts are computed and whose pages are to be moved to another replica.
+            The requests whose prompts are now computed and whose pages are to be moved to another replica.
         """
         token_ns, last_token_ns = now + step_ns, self._last_token_ns
         computed: list[tuple[Request, Timeline]] = []

@@ -1,4 +1,4 @@
-"""Summary of a run: times at percentiles, throughput, goodput, page use over time, and the price of tokens."""
+"""Summary of a run of `nkw traffic`: times at percentiles, throughput, goodput, page use over time, token prices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Percentiles = Mapping[int, float]
 
 
 def compute_percentiles(counts: Mapping[int, int], percents: Iterable[int] = PERCENTILES) -> Percentiles:
-    """Return, for each percent, the least number that so many percent of all numbers do not exceed.
+    """Return, for each percent p, the least number that is at least as large as p percent of all numbers.
 
     Args:
         counts: Frequency of each number. Without any number every percentile is 0.0.
@@ -42,10 +42,11 @@ def compute_percentiles(counts: Mapping[int, int], percents: Iterable[int] = PER
 
 @dataclass(frozen=True)
 class Slice:
-    """Equal part of a run, for all replicas together.
+    """One of several equal stretches of a run's time, for all replicas together.
 
-    `pages`, `running` and `waiting` are means over its time: the share of all pages in use, and numbers of requests.
-    `most_pages` is the largest share of one replica. `met` of the `completed` requests kept the service level.
+    `pages`, `running` and `waiting` are means over the slice: the share of all pages in use, from 0 to 1, and numbers
+    of requests. `most_pages` is the largest share that one replica uses at any time. `met` of the `completed` requests
+    kept the service level.
     """
 
     begin_ns: int
@@ -61,15 +62,17 @@ class Slice:
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of a run on all replicas, with times in ns at every percent.
+    """Summary of a run on all replicas; times are in ns, at every percent from 1 to 100.
 
     | field | meaning |
     |---|---|
     | `handover` | times from first tokens to the arrival of pages at decoding replicas, or None without a handover |
+    | `met` | number of requests that kept the service level |
     | `utilisation` | share of the time in which steps run, mean over the replicas |
     | `utilisations` | the same of prefill replicas and of decoding replicas, or None where each replica does both |
     | `prompts` | share of the steps' time that chunks of prompts take |
     | `acceptance` | share of verified draft tokens that were accepted, by draft position |
+    | `slices`, `moments` | the run over time in 8 slices for tables, and in 64 for charts |
     """
 
     requests: int
@@ -114,11 +117,21 @@ class Summary:
         return price / 3600 / self.tokens_per_s * 1e6
 
     def dollars_per_million_input(self, price: float) -> float:
-        """Return the dollars per million tokens of prompts: their share of the steps' time, and of the idle time."""
+        """Return the dollars per million tokens of prompts.
+
+        Prompts pay the share of the instance's time that their chunks take of the steps' time, idle time included.
+
+        Args:
+            price: Price of the instance in dollars an hour.
+        """
         return self.prompts * self.dollars_per_million(price) * self.new_tokens / self.prompt_tokens
 
     def dollars_per_million_output(self, price: float) -> float:
-        """Return the dollars per million new tokens without the share of the prompts."""
+        """Return the dollars per million new tokens, without the share of the time that prompts pay.
+
+        Args:
+            price: Price of the instance in dollars an hour.
+        """
         return (1 - self.prompts) * self.dollars_per_million(price)
 
 
@@ -130,7 +143,7 @@ def summarize(
     Args:
         records: A record for each replica; those of prefill replicas come first.
         level: Service level that requests should keep.
-        pages: Pages of one replica.
+        pages: Number of pages of one replica.
         prefill_replicas: Number of replicas that only compute prompts.
     """
     timelines = [timeline for record in records for timeline in record.timelines]
@@ -145,10 +158,10 @@ def summarize(
         prompt_tokens=sum(timeline.query.prompt_tokens for timeline in timelines),
         new_tokens=sum(timeline.query.new_tokens for timeline in timelines),
         cached_tokens=sum(timeline.cached_tokens for timeline in timelines),
-        ttft=_at_every_percent(timeline.ttft_ns for timeline in timelines),
+        ttft=_compute_all_percentiles(timeline.ttft_ns for timeline in timelines),
         itl=compute_percentiles(gaps_ns, _EVERY_PERCENT),
-        e2e=_at_every_percent(timeline.e2e_ns for timeline in timelines),
-        queue=_at_every_percent(timeline.queue_ns for timeline in timelines),
+        e2e=_compute_all_percentiles(timeline.e2e_ns for timeline in timelines),
+        queue=_compute_all_percentiles(timeline.queue_ns for timeline in timelines),
         handover=compute_percentiles(moved, _EVERY_PERCENT) if moved else None,
         met=sum(map(level.is_met, timelines)),
         elapsed_ns=elapsed_ns,
@@ -165,20 +178,30 @@ def summarize(
         computed_tokens=sum(record.tokens for record in records),
         padding=sum(record.padding for record in records),
         preemptions=sum(timeline.preemptions for timeline in timelines),
-        slices=tuple(_slice(records, level, pages, elapsed_ns, _SLICES)),
-        moments=tuple(_slice(records, level, pages, elapsed_ns, MOMENTS)),
+        slices=tuple(_slice_run(records, level, pages, elapsed_ns, _SLICES)),
+        moments=tuple(_slice_run(records, level, pages, elapsed_ns, MOMENTS)),
     )
 
 
-def _at_every_percent(times_ns: Iterable[int]) -> Percentiles:
-    """Return the percentiles of some times from 1 % to 100 %."""
+def _compute_all_percentiles(times_ns: Iterable[int]) -> Percentiles:
+    """Return the percentiles of times from 1 % to 100 %, by percent."""
     return compute_percentiles(Counter(times_ns), _EVERY_PERCENT)
 
 
-def _slice(
+def _slice_run(
     records: Sequence[Record], level: ServiceLevel, pages: int, elapsed_ns: int, count: int
 ) -> Iterable[Slice]:
-    """Yield `count` slices of equal length, the last one shorter; a run of fewer nanoseconds has fewer slices."""
+    """Yield the `count` slices of a run of `elapsed_ns`, in order; a run of fewer nanoseconds has fewer slices.
+
+    Slices have equal lengths in whole ns, except that the last one may be shorter.
+
+    Args:
+        records: A record for each replica.
+        level: Service level that requests should keep.
+        pages: Number of pages of one replica.
+        elapsed_ns: Time of the run.
+        count: Number of slices.
+    """
     length_ns = max(1, -(-elapsed_ns // count))
     used, most_used, running, waiting = ([0.0] * count for _ in range(4))
     preemptions, completed, met = ([0] * count for _ in range(3))

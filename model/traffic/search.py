@@ -1,4 +1,8 @@
-"""The breaking rate of a service level, found by bisection, and latencies at rates around it."""
+"""The rate of requests at which a service level breaks, found by bisection, and latencies at rates around it.
+
+A deployment is divided into equal units: single replicas or, if some replicas only compute prompts, the smallest groups
+with the same share of such replicas. One unit is simulated, and rates are multiplied by the number of units.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +30,14 @@ _MOST_HALVINGS = 40
 
 
 def bisect_rate(holds: Callable[[float], bool], limit: float) -> float | None:
-    """Return the highest rate tried at which a level holds, at most 2 % below one at which it does not.
+    """Return a rate at which a level holds that is at most 2 % below a tried rate at which it does not hold.
 
     Args:
-        holds: Whether the level holds at a rate.
-        limit: A rate at which the level does not hold.
+        holds: Returns whether the level holds at a rate.
+        limit: A rate at which the level does not hold; only lower rates are tried.
 
     Returns:
-        The rate, or None if the level holds at no rate down to 2^-40 of the limit.
+        The rate, or None if the level holds at none of limit/2, limit/4, … down to 2^-40 of the limit.
     """
     low = high = limit
     for _ in range(_MOST_HALVINGS):
@@ -50,17 +54,22 @@ def bisect_rate(holds: Callable[[float], bool], limit: float) -> float | None:
 
 @dataclass(frozen=True)
 class RatePoint:
-    """Summary of a run at one rate of all replicas, in requests per second."""
+    """Summary of the run of one unit, at the `rate` in requests per second that all replicas together would get."""
 
     rate: float
     run: Summary
 
 
 def find_breaking_rate(deployment: Deployment, offered: Workload, level: ServiceLevel) -> float | None:
-    """Return the rate of all replicas at which a level breaks, found with one unit of them.
+    """Return the highest rate at which the service level holds for all replicas together, within 2 %.
 
-    Requests that arrive faster than users without pauses are answered wait longer and longer. So the level breaks at
-    that rate, however short the run is.
+    One unit of the replicas is simulated. If requests arrive faster than users without pauses are answered, they wait
+    longer and longer. So that rate is the upper limit of the search, however short the run is.
+
+    Args:
+        deployment: The replicas.
+        offered: Requests to draw on; a sample of 1,000 for each decoding replica is served at every rate that is tried.
+        level: The service level.
 
     Returns:
         Requests per second, or None if the level does not hold even for requests that are alone.
@@ -84,7 +93,10 @@ def find_breaking_rate(deployment: Deployment, offered: Workload, level: Service
 def predict_curve(
     deployment: Deployment, offered: Workload, level: ServiceLevel, breaking_rate: float
 ) -> list[RatePoint]:
-    """Predict runs at `SHARES` of the breaking rate, on one unit of the replicas."""
+    """Return the summaries of runs at the rates of `SHARES`, which are shares of the breaking rate, in their order.
+
+    One unit of the replicas is simulated, with a sample of `offered` requests.
+    """
     sample, units = _take_sample(offered, deployment), deployment.units
 
     def predict(rate: float) -> RatePoint:
@@ -96,7 +108,10 @@ def predict_curve(
 
 
 def _take_sample(offered: Workload, deployment: Deployment) -> Workload:
-    """Return a unit's share of a workload, `SAMPLE` requests for each decoding replica; a short one is repeated."""
+    """Return the requests that one unit gets of a workload: `SAMPLE` for each of its decoding replicas.
+
+    Requests go to the units in turn. A workload that is too short is repeated, with later arrival times.
+    """
     units, size = deployment.units, SAMPLE * deployment.decoding_per_unit
     first_ns, last_ns = offered.arrivals_ns[0], offered.arrivals_ns[-1]
     gap_ns = (last_ns - first_ns) // (len(offered.queries) - 1)

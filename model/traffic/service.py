@@ -1,4 +1,4 @@
-"""A workload on one replica, and the requests of a workload as they arrive."""
+"""Serves a workload on one replica, and turns its requests into engine requests as they arrive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from model.traffic.workload import Query, Workload
 
 
 class Arrivals:
-    """Queue of a workload's requests, by arrival time."""
+    """Queue of a workload's requests, ordered by arrival time.
+
+    With arrival times every request is scheduled from the start. With users, each user's first request arrives at 0,
+    and `schedule_next` schedules the further ones.
+    """
 
     def __init__(self, workload: Workload) -> None:
         requests = list(enumerate(workload.queries))
@@ -24,31 +28,41 @@ class Arrivals:
 
     @property
     def next_arrival_ns(self) -> int | None:
-        """Arrival time of the next scheduled request, or None if no arrival is scheduled."""
+        """Arrival time of the earliest scheduled request in ns, or None if no arrival is scheduled."""
         return self._scheduled[0][0] if self._scheduled else None
 
     @property
     def has_unsent(self) -> bool:
-        """Whether users still have requests to send after an answer."""
+        """Whether some requests of users have no arrival time yet, because they follow an answer."""
         return bool(self._unsent)
 
     def pop_arrived(self, now: int) -> Iterator[tuple[Request, Timeline]]:
-        """Remove and yield the requests that have arrived, with their timelines."""
+        """Remove the requests that arrived at `now` ns or before, and yield (engine request, new timeline) for each."""
         while self._scheduled and self._scheduled[0][0] <= now:
             arrival_ns, index, query = heappop(self._scheduled)
             yield build_request(query, index, arrival_ns), Timeline(query, arrival_ns)
 
     def schedule_next(self, answers: int, now: int) -> None:
-        """Schedule one request for each of `answers` users whose last request has ended."""
+        """Schedule the next `answers` unsent requests at `now` plus the users' pause; fewer if fewer are left.
+
+        Args:
+            answers: Number of users whose last request has ended at `now`.
+            now: Time in ns.
+        """
         for _ in range(min(answers, len(self._unsent))):
             heappush(self._scheduled, (now + self._think_ns, *self._unsent.popleft()))
 
 
 def build_request(query: Query, index: int, arrival_ns: int) -> Request:
-    """Return an engine request for a query.
+    """Return an engine request with the lengths of a query and made-up token ids.
 
-    Its token ids differ from those of other requests outside of shared prefixes, so that the prefix cache shares the
-    pages of equal prefixes only.
+    Requests of one group share the ids of their shared prefix. All other ids of a prompt differ from those of every
+    other request. So the prefix cache shares exactly the pages of shared prefixes.
+
+    Args:
+        query: Lengths of the request.
+        index: Index of the request in its workload; its id is the index plus 1.
+        arrival_ns: Arrival time.
     """
     unshared_tokens = query.prompt_tokens - query.shared_tokens
     tokens = [-1 - query.group] * query.shared_tokens + [index + 1] * unshared_tokens
@@ -56,7 +70,9 @@ def build_request(query: Query, index: int, arrival_ns: int) -> Request:
 
 
 def serve(replica: Replica, workload: Workload) -> Record:
-    """Serve a workload on one replica until its last request has ended.
+    """Serve a workload on one replica until its last request has ended, and return the replica's record.
+
+    Timelines of the record are sorted by arrival time.
 
     Raises:
         ModelError: If a request never fits into the replica's pages or steps.

@@ -1,4 +1,7 @@
-"""Predicted traffic as tables and sentences: 80 columns as text, and the width of the terminal on one."""
+"""Predicted traffic as tables and sentences: `nkw traffic` prints them, and the HTML page has them too.
+
+Output that is not a terminal has 80 columns.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ _SLOWER = 1.5
 
 
 def build_text(traffic: Traffic) -> list[Part]:
-    """Return the whole text: the report, the run over time, the variants and the basis of the times."""
+    """Return all parts of the printed report.
+
+    They are the deployment, times, rates, the run over time, variants, and the basis of the times.
+    """
     blocks = [build_report(traffic), _build_slices(traffic.summary)]
     if traffic.variants:
         blocks.append(build_comparison(traffic))
@@ -30,7 +36,7 @@ def build_text(traffic: Traffic) -> list[Part]:
 
 
 def build_report(traffic: Traffic) -> list[Part]:
-    """Return the deployment and the requests, a table of times, and sentences about rates."""
+    """Return the first parts of the report: sentences about the deployment, a table of times, sentences about rates."""
     return _join_blocks(
         [
             build_sentences(_describe_deployment(traffic)),
@@ -57,39 +63,39 @@ def _describe_deployment(traffic: Traffic) -> Iterator[str]:
     groups = "each" if setup.ep == 1 else "for each of their groups"
     yield (
         f"{traffic.model.config.type_label} on {deployment.instance.name}: {deployment.ranks}, "
-        f"{_count(deployment.replicas, 'replica')}, {setup.dtype}; "
+        f"{_format_count(deployment.replicas, 'replica')}, {setup.dtype}; "
         f"{_describe_pages(deployment)} of {setup.block_size} positions {groups}"
     )
     yield (
-        f"a step takes up to {_count(limits.max_num_seqs, 'sequence')} and "
+        f"a step takes up to {_format_count(limits.max_num_seqs, 'sequence')} and "
         f"{limits.max_num_batched_tokens:,} tokens"
     )
     if setup.sizes is not None:
         yield f"steps round up to {setup.sizes}"
     if workload.users:
         think_s = workload.think_ns / SECOND_NS
-        arrivals = f"{_count(workload.users, 'user')}, {think_s:g} s between answer and next"
+        arrivals = f"{_format_count(workload.users, 'user')}, {think_s:g} s between answer and next"
     elif workload.rate is None:
         arrivals = "all at one moment"
     else:
         arrivals = f"{workload.rate:,.2f} per second"
     left_out = f"; {workload.left_out:,} left out, without tokens or too long" if workload.left_out else ""
-    yield f"{_count(len(workload.queries), 'request')}, {arrivals}{left_out}"
+    yield f"{_format_count(len(workload.queries), 'request')}, {arrivals}{left_out}"
     yield from describe_choice(traffic.judged)
     if deployment.link is not None:
         link, prefill_replicas = deployment.link, setup.prefill_replicas
         yield (
-            f"{_count(prefill_replicas, 'replica')} for prompts, {deployment.replicas - prefill_replicas} for "
+            f"{_format_count(prefill_replicas, 'replica')} for prompts, {deployment.replicas - prefill_replicas} for "
             f"decoding; pages move over {link.words}: {link.gb_per_s * deployment.tp * setup.ep:,.1f} GB/s of a replica"
         )
     if setup.speculation is not None:
         model = setup.speculation.model
         proposer = "looked up in the prompt" if model is None else f"of a {model.config.model_type} model"
-        yield f"a step verifies up to {_count(limits.speculative_tokens, 'draft')} {proposer}"
+        yield f"a step verifies up to {_format_count(limits.speculative_tokens, 'draft')} {proposer}"
 
 
 def _describe_pages(deployment: Deployment) -> str:
-    """Return the numbers of pages and slots, by page kind."""
+    """Return the numbers of pages and slots of a replica's group as text, by page kind."""
     counts = (
         f"{page_kind.pages:,} slots of {'windows' if deployment.clock.takes_speech else 'states'}"
         if page_kind.recurrent
@@ -101,7 +107,7 @@ def _describe_pages(deployment: Deployment) -> str:
 
 
 def _build_times(run: Summary) -> list[Part]:
-    """Return the table of times at percentiles."""
+    """Return the table of times in milliseconds at percentiles, as a list of one part."""
     rows = [
         ("time to first token (TTFT)", run.ttft),
         ("between tokens (ITL)", run.itl),
@@ -118,7 +124,10 @@ def _build_times(run: Summary) -> list[Part]:
 
 
 def _describe_rates(traffic: Traffic) -> Iterator[str]:
-    """Yield sentences about throughput, goodput, the breaking rate and the price."""
+    """Yield sentences about throughput, goodput, speech, drafts, cached tokens, the breaking rate and the price.
+
+    A sentence is left out if the prediction lacks its subject.
+    """
     run, request = traffic.summary, traffic.request
     padded = run.computed_tokens + run.padding
     yield (
@@ -158,7 +167,7 @@ def _describe_rates(traffic: Traffic) -> Iterator[str]:
 
 
 def _build_slices(run: Summary) -> list[Part]:
-    """Return the table of the run over time."""
+    """Return the table of the run's 8 slices over time, as a list of one part."""
     rows = [
         (
             f"{_format_seconds(slice.begin_ns)}..{_format_seconds(slice.end_ns)}",
@@ -174,7 +183,7 @@ def _build_slices(run: Summary) -> list[Part]:
 
 
 def build_comparison(traffic: Traffic) -> list[Part]:
-    """Return the table of the run and its variants, and the reasons why variants were refused."""
+    """Return the table of the run and its variants, then sentences: why half the buckets is slow, and refusals."""
     runs = [("as above", traffic.summary)]
     refusals = []
     for variant in traffic.variants:
@@ -196,7 +205,7 @@ def build_comparison(traffic: Traffic) -> list[Part]:
 
 
 def explain_half_the_buckets(runs: Sequence[tuple[str, Summary]]) -> Iterator[str]:
-    """Yield why steps with half the buckets take more than `_SLOWER` times as long as those of the first run.
+    """Yield a sentence if the variant with half the buckets has a median ITL above 1.5 times that of the first run.
 
     Args:
         runs: The names of runs and their summaries; the run without a change is the first.
@@ -230,20 +239,21 @@ def describe_stack(traffic: Traffic) -> Iterator[str]:
 
 
 def describe_basis(traffic: Traffic) -> Iterator[str]:
-    """Yield sentences about the basis of the times: dry runs, rooflines, bandwidths, and the chip."""
+    """Yield sentences about what the times rest on: dry runs, the serving stack, sample sizes, links and rooflines."""
     deployment, stand_in = traffic.deployment, traffic.model.config.stand_in
     if stand_in is not None:
         yield from stand_in.describe()
     yield (
-        f"Times of steps are dry runs of this project's kernels ({_count(len(deployment.clock.shapes), 'shape')}), "
-        f"program reading, served by {traffic.stack.title} (record of {traffic.stack.date}). Requests go to the "
+        "Times of steps are dry runs of this project's kernels "
+        f"({_format_count(len(deployment.clock.shapes), 'shape')}), program reading, served by {traffic.stack.title} "
+        f"(record of {traffic.stack.date}). Requests go to the "
         "replicas in turn."
     )
     yield from describe_stack(traffic)
     if traffic.breaking_rate is not None:
         requests, replicas = SAMPLE * deployment.decoding_per_unit, deployment.replicas // deployment.units
         yield (
-            f"The breaking rate is that of up to {requests:,} requests on {_count(replicas, 'replica')}, times "
+            f"The breaking rate is that of up to {requests:,} requests on {_format_count(replicas, 'replica')}, times "
             f"{deployment.units}."
         )
     if deployment.link is not None:
@@ -257,23 +267,23 @@ def describe_basis(traffic: Traffic) -> Iterator[str]:
 
 
 def _format_level(level: ServiceLevel) -> str:
-    """Return a service level as text."""
+    """Return the bounds of a service level as text, such as "TTFT up to 500.00 ms, mean ITL up to 50.00 ms"."""
     bounds = (("TTFT", level.ttft), ("mean ITL", level.itl), ("end to end", level.e2e))
     return ", ".join(f"{name} up to {format_ms(bound)} ms" for name, bound in bounds if bound is not None)
 
 
 def format_ms(time_ns: float) -> str:
-    """Return a time in milliseconds, with two decimals below a second."""
+    """Return a time in ns as milliseconds without a unit, with two decimals below a second and none above."""
     time_ms = time_ns / 1e6
     return f"{time_ms:,.2f}" if time_ms < 1_000 else f"{time_ms:,.0f}"
 
 
 def _format_seconds(time_ns: int) -> str:
-    """Return a time in seconds, with three digits below 100 s, else without decimals."""
+    """Return a time in ns as seconds without a unit: three significant digits below 100 s, else no decimals."""
     time_s = time_ns / SECOND_NS
     return f"{time_s:.3g}" if time_s < 100 else f"{time_s:,.0f}"
 
 
-def _count(count: int, noun: str) -> str:
-    """Return a count with its noun in the singular or plural."""
+def _format_count(count: int, noun: str) -> str:
+    """Return a count with its noun, which gets an s unless the count is 1."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

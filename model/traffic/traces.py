@@ -1,8 +1,8 @@
-"""Traces of real requests, in their published formats.
+"""Traces of real requests for `nkw traffic --trace`, in their published formats.
 
-The Azure LLM inference traces are CSV files with the columns TIMESTAMP, ContextTokens and GeneratedTokens. A file of
-ShareGPT's form is a JSON list of conversations, without times. The first two turns of each are a prompt and its answer,
-whose tokens are counted by the model's tokenizer.
+The Azure LLM inference traces are CSV files with the columns TIMESTAMP, ContextTokens and GeneratedTokens. A file in
+ShareGPT's format is a JSON list of conversations, without times. The first two turns of a conversation are a prompt and
+its answer, whose tokens the model's tokenizer counts.
 """
 
 from __future__ import annotations
@@ -56,7 +56,13 @@ def read_trace(
 
 
 def _read_azure(path: Path, text: str, limit: int) -> Workload:
-    """Read an Azure trace, of which rows without tokens are left out."""
+    """Return the workload of an Azure trace: at most `limit` requests, sorted by time, with times from 0.
+
+    Rows without prompt or generated tokens are skipped and counted in `left_out`.
+
+    Raises:
+        ModelError: If a column is missing, a row is short, a time or a number is unreadable, or no request remains.
+    """
     rows = csv.reader(text.splitlines())
     head = [name.strip() for name in next(rows, [])]
     missing = [name for name in COLUMNS if name not in head]
@@ -71,7 +77,10 @@ def _read_azure(path: Path, text: str, limit: int) -> Workload:
     for row in filter(None, rows):
         source = f"line {rows.line_num} of the trace {path}"
         if len(row) <= max(columns):
-            raise ModelError(f"{source} has {len(row)} columns; its first line names {len(head)}")
+            raise ModelError(
+                f"{source} has {len(row)} columns, and the first line names {len(head)}; give every row a value for "
+                f"{', '.join(COLUMNS)}"
+            )
         time, prompt, new = (row[column].strip() for column in columns)
         arrival_ns = _parse_time(time, source)
         query = Query(_parse_tokens(prompt, source), _parse_tokens(new, source))
@@ -82,16 +91,22 @@ def _read_azure(path: Path, text: str, limit: int) -> Workload:
         else:
             break
     if not requests:
-        raise ModelError(f"the trace {path} has no request")
+        raise ModelError(
+            f"the trace {path} has no request; give at least one row with prompt tokens and generated tokens"
+        )
     times_ns, queries = zip(*sorted(requests, key=itemgetter(0)))
     return Workload(queries, tuple(time_ns - times_ns[0] for time_ns in times_ns), left_out=left_out)
 
 
 def _parse_time(text: str, source: str) -> int:
-    """Return a time in ns since 1970; a time without an offset is UTC.
+    """Return a time of a trace in ns since 1970; a time without an offset is UTC.
+
+    Args:
+        text: A time such as 2023-11-16 18:15:46.6805900.
+        source: Line and file of the time, for the message.
 
     Raises:
-        ModelError: If the text is no time of a trace, such as 2023-11-16 18:15:46.6805900.
+        ModelError: If the text has another form.
     """
     match = _TIME.match(text)
     day, clock, fraction, offset = match.groups() if match else ("", "", "", "")
@@ -106,21 +121,31 @@ def _parse_time(text: str, source: str) -> int:
 
 
 def _parse_tokens(text: str, source: str) -> int:
-    """Return a number of tokens.
+    """Return a number of tokens as an integer.
+
+    Args:
+        text: Digits.
+        source: Line and file of the number, for the message.
 
     Raises:
         ModelError: If the text is no whole number from 0 to 2^20.
     """
     tokens = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
     if not 0 <= tokens <= LONGEST:
-        raise ModelError(f"{source} has {text!r:.60} tokens; a number of tokens is from 0 to {LONGEST:,}")
+        raise ModelError(f"{source} has {text!r:.60} tokens; write a whole number from 0 to {LONGEST:,}")
     return tokens
 
 
 def _read_conversations(
     path: Path, text: str, limit: int, load_counter: Callable[[], CountTokens]
 ) -> list[Query]:
-    """Read the first prompt and answer of each conversation; conversations without both are left out."""
+    """Return the lengths of at most `limit` conversations: the first turn is the prompt, the second turn the answer.
+
+    Conversations with fewer than two turns, or with an empty one, are skipped.
+
+    Raises:
+        ModelError: If the text is not a JSON list of conversations, a turn has no text, or no conversation remains.
+    """
     try:
         conversations = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -134,23 +159,31 @@ def _read_conversations(
         source = f"conversation {index} of the trace {path}"
         turns = conversation.get("conversations") if isinstance(conversation, dict) else None
         if not isinstance(turns, list):
-            raise ModelError(f"{source} has no list of conversations")
+            raise ModelError(
+                f"{source} is no object with a list `conversations`; give its turns as that list"
+            )
         texts = [_read_turn(turn, source) for turn in turns[:2]]
         # vLLM's benchmark leaves out conversations of fewer than two turns as well.
         if len(texts) == 2 and all(texts):
             queries.append(Query(*(max(1, count_tokens(text)) for text in texts)))
     if not queries:
-        raise ModelError(f"the trace {path} has no request")
+        raise ModelError(
+            f"the trace {path} has no request; give at least one conversation of two turns with text"
+        )
     return queries
 
 
 def _read_turn(turn: Any, source: str) -> str:
-    """Return the text of a turn.
+    """Return the text of a turn, its field `value`.
+
+    Args:
+        turn: The turn as parsed from JSON.
+        source: Conversation and file, for the message.
 
     Raises:
-        ModelError: If the turn has no text.
+        ModelError: If the turn is no object or has no text.
     """
     text = turn.get("value") if isinstance(turn, dict) else None
     if not isinstance(text, str):
-        raise ModelError(f"{source} has a turn without the text value")
+        raise ModelError(f"{source} has a turn without text; give each turn its text as the string `value`")
     return text

@@ -1,4 +1,9 @@
-"""Prediction of traffic: a workload on a deployment, the breaking rate of a service level, and variants."""
+"""Prediction of `nkw traffic`: a workload on a deployment, the breaking rate of a service level, and variants.
+
+A workload is the requests of a run with their arrival times. A deployment is the replicas of the model on an instance.
+The breaking rate is the highest rate at which 99 % of the requests keep the service level. A variant is the same
+deployment with one change.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +60,7 @@ SPEECH_PROMPTS = Lengths("constant", BEGINNING_TOKENS)
 
 @dataclass(frozen=True)
 class Request:
-    """Options of a prediction; those that are None are chosen by it.
+    """Options of a prediction; the prediction chooses those that are None.
 
     | field | meaning |
     |---|---|
@@ -106,12 +111,17 @@ class Request:
 
     def __post_init__(self) -> None:
         if [self.users, self.rate, self.share].count(None) < 2:
-            raise ModelError("one of --rate, --load and --users decides when requests come, not several")
+            raise ModelError(
+                "one of --rate, --load and --users decides when requests come; give only one of them"
+            )
         if self.prefix is not None and self.trace is not None:
-            raise ModelError("a trace has its own prompts; --shared-prefix is for lengths that are drawn")
+            raise ModelError(
+                "a trace has its own prompts, and --shared-prefix is for lengths that are drawn; leave one of the "
+                "two out"
+            )
         for count, noun in ((self.requests, "requests"), (self.users, "users")):
             if count is not None and count > MOST_REQUESTS:
-                raise ModelError(f"{count} {noun}; a run takes at most {MOST_REQUESTS:,}")
+                raise ModelError(f"{count} {noun}; a run takes at most {MOST_REQUESTS:,}: give fewer")
         if self.buckets is not None and self.stack != THIS.name:
             raise ModelError(
                 f"--stack {self.stack} pads to its own sizes, and --buckets are for --stack {THIS.name}: leave one "
@@ -121,18 +131,22 @@ class Request:
         self._check_drafts()
 
     def _check_drafts(self) -> None:
-        """Raise ModelError if options of drafts exclude one another or are missing."""
+        """Raise ModelError if the options of draft tokens exclude one another, or one that is needed is missing."""
         tokens = self.options.speculative_tokens
         sources = 2 - [self.acceptance, self.acceptance_text].count(None)
         if not tokens and (sources or self.draft_model is not None):
             raise ModelError(
-                "--speculative-tokens says how many drafts a step verifies; without it there are none"
+                "--speculative-tokens says how many drafts a step verifies, and without it there are none; give it, or "
+                "leave --acceptance, --acceptance-text and --draft-model out"
             )
         if tokens >= MOST_ROWS:
-            raise ModelError(f"{tokens} drafts of a step; up to {MOST_ROWS - 1} are verified")
+            raise ModelError(
+                f"{tokens} drafts of a step; up to {MOST_ROWS - 1} are verified: give fewer --speculative-tokens"
+            )
         if tokens and sources != 1:
             raise ModelError(
-                "one of --acceptance and --acceptance-text says how many of the drafts are right"
+                "one of --acceptance and --acceptance-text says how many of the drafts are right; give one of them, "
+                "not both"
             )
         if self.acceptance_text is not None and self.draft_model is not None:
             raise ModelError("a text shows what prompt lookup finds; for a draft model give --acceptance")
@@ -140,11 +154,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Prediction of traffic.
+    """Result of a prediction: its inputs, the summary of the run, and the optional comparisons.
 
-    `breaking_rate` is in requests per second. It is searched for unless users decide the rate, or all requests arrive
-    at one moment. If it was `searched` for and is None, the service level does not hold at any rate. `price` is None if
-    no price is known. `judged` are the meshes that the policy compared, the best first; none if the request has a tp.
+    `breaking_rate` is in requests per second. `searched` is False if users decide the rate or all requests arrive at
+    one moment; `breaking_rate` is then None. If `searched` is True and `breaking_rate` is None, the service level holds
+    at no rate. `price` is None if no price is known. `judged` has the meshes that the planner compared, the best first;
+    it is empty if the request has a tp. `variants` and `curve` are empty unless the request asks for them.
     """
 
     request: Request
@@ -161,12 +176,16 @@ class Traffic:
 
     @property
     def stack(self) -> Stack:
-        """The serving stack."""
+        """Serving stack whose host times and padding the prediction uses."""
         return STACKS[self.request.stack]
 
     @property
     def ratios(self) -> dict[str, Ratios | None]:
-        """Published over predicted values by metric, near the mean prompt and the most requests that a replica runs."""
+        """Published values divided by predicted ones, by metric; None for a metric without a published run.
+
+        Published runs count as near if they resemble this one in its model size, mean prompt, and most requests that a
+        replica runs at once.
+        """
         run, deployment = self.summary, self.deployment
         running = max(slice.running for slice in run.slices) / deployment.replicas
         sizes = self.model.total / 1e9, max(1, round(running)), max(1, run.prompt_tokens // run.requests)
@@ -176,13 +195,13 @@ class Traffic:
 
     @property
     def window_s(self) -> float | None:
-        """Seconds of speech of each request, or None if requests are texts."""
+        """Seconds of speech of each request, or None if the model reads texts."""
         shape = self.model.config.spectrum
         return None if shape is None else shape[1] * SECONDS_OF_COLUMN
 
 
 def predict_traffic(request: Request, report_progress: Callable[[str], None]) -> Traffic:
-    """Predict traffic.
+    """Predict what the users of a model would see on an instance: latencies, throughput, goodput and price.
 
     Args:
         request: The options.
@@ -240,10 +259,12 @@ def predict_traffic(request: Request, report_progress: Callable[[str], None]) ->
 
 
 def _judge_meshes(request: Request, model: ModelSizes, setup: Setup, offered: Workload) -> tuple[Judged, ...]:
-    """Return the meshes of a replica that the policy of plans compares, the best first.
+    """Return the meshes of a replica that `nkw plan` would compare for the mean request, the best first.
+
+    Empty for a model with a layer that no kernel computes; `Deployment` refuses it later.
 
     Raises:
-        ModelError: If the model or the instance does not allow the requested groups.
+        ModelError: If the model or the instance does not allow the requested expert parallelism.
     """
     instance = find_instance(setup.instance)
     if find_unsupported(model.config):
@@ -264,10 +285,10 @@ def _judge_meshes(request: Request, model: ModelSizes, setup: Setup, offered: Wo
 
 
 def _deploy(model: ModelSizes, setup: Setup, judged: Sequence[Judged]) -> Deployment:
-    """Return the deployment on the best mesh that it takes; without meshes, on the setup's.
+    """Return the deployment on the first of the `judged` meshes that takes it; without meshes, on the setup's mesh.
 
     Raises:
-        ModelError: If no mesh takes the deployment.
+        ModelError: If no mesh takes the deployment; the message is that of the best mesh.
     """
     shapes = [candidate.mesh.shape for candidate in judged]
     for shape in shapes:
@@ -280,7 +301,11 @@ def _deploy(model: ModelSizes, setup: Setup, judged: Sequence[Judged]) -> Deploy
 
 
 def _make_speculation(request: Request, model: ModelSizes) -> Speculation | None:
-    """Return the outcomes of drafts and the model that proposes them, or None without drafts."""
+    """Return the distribution of accepted drafts and the draft model, if any; None if a step verifies no drafts.
+
+    Raises:
+        ModelError: If the acceptance rates or the text cannot be read, or the draft model cannot be loaded.
+    """
     tokens, path = request.options.speculative_tokens, request.acceptance_text
     if not tokens:
         return None
@@ -295,7 +320,13 @@ def _make_speculation(request: Request, model: ModelSizes) -> Speculation | None
 
 
 def _choose_buckets(text: str, limits: BucketLimits, offered: Workload) -> Buckets:
-    """Return the bucket sizes of an option, or for auto those with the least padding for the requests' lengths."""
+    """Return the sizes to which steps are rounded up, from the text of the option --buckets.
+
+    The text "auto" gives the sizes with the least padding for the lengths of the offered requests.
+
+    Raises:
+        ModelError: If the text has another form, or its sizes are outside of the limits.
+    """
     if text != AUTO:
         return read_buckets(text, limits)
     lengths = ((query.prompt_tokens, query.new_tokens) for query in offered.queries)
@@ -303,7 +334,14 @@ def _choose_buckets(text: str, limits: BucketLimits, offered: Workload) -> Bucke
 
 
 def _make_workload(request: Request, model: ModelSizes) -> tuple[Workload, bool]:
-    """Return the requests, and whether their times are final or have to be stretched to a rate."""
+    """Return the requests, and whether their arrival times are final.
+
+    Times are not final if requests arrive at a rate that is chosen later: drawn ones, conversations, and the rows of a
+    trace if the request has a rate or a share.
+
+    Raises:
+        ModelError: If the trace cannot be read.
+    """
     generator = np.random.default_rng(request.seed)
     if request.trace is None:
         prompts = request.prompts or (SPEECH_PROMPTS if model.config.spectrum else PROMPTS)
@@ -322,25 +360,32 @@ def _make_workload(request: Request, model: ModelSizes) -> tuple[Workload, bool]
 
 
 def _load_counter(config: Path, model: ModelSizes) -> CountTokens:
-    """Return a function that counts the tokens of a text."""
+    """Return a function from a text to its number of tokens, by the tokenizer in the config's folder.
+
+    Raises:
+        ModelError: If the tokenizer is missing or damaged, or does not fit the model.
+    """
     tokenizer = _load_tokenizer(config, model)
     return lambda text: len(tokenizer.encode(text))
 
 
 def _load_tokenizer(config: Path, model: ModelSizes) -> Tokenizer:
-    """Return the tokenizer beside a config.
+    """Return the tokenizer in the folder of a model's config.
 
     Raises:
-        ModelError: If it is missing or damaged, or does not fit the model.
+        ModelError: If the tokenizer is missing or damaged, or does not fit the model.
     """
     return Tokenizer(find_config_file(config).parent, model.config.vocab_size)
 
 
 def _set_rate(request: Request, offered: Workload, breaking_rate: float | None) -> Workload:
-    """Return a workload at the rate of the request, or at a share of the breaking rate.
+    """Return the workload stretched to the request's rate, or else to its share of the breaking rate.
+
+    Without a rate and a share it is `DEFAULT_SHARE`. A workload of one request has no breaking rate; 1 is used.
 
     Raises:
-        ModelError: If a share is needed and there is no breaking rate.
+        ModelError: If a share is needed and the service level holds at no rate, or if all requests arrive at one
+            moment.
     """
     if request.rate is not None:
         return offered.stretch_to_rate(request.rate)

@@ -1,4 +1,4 @@
-"""The same requests on other deployments, each with one change."""
+"""Variants of a prediction: the same requests on deployments that each differ from the base in one thing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ HALF_THE_BUCKETS = "half the buckets"
 
 @dataclass(frozen=True)
 class Variant:
-    """Run of the same workload on another deployment; `refusal` is the reason why there is no such deployment."""
+    """Run of the same workload on another deployment.
+
+    Without a `summary` there is no such deployment, for the reason in `refusal`.
+    """
 
     name: str
     summary: Summary | None = None
@@ -33,14 +36,17 @@ def predict_variants(
     prompts_share: float,
     report_progress: Callable[[str], None],
 ) -> Iterator[Variant]:
-    """Yield the run of a workload with each of the changes.
+    """Yield a variant for each change of the base deployment, with the summary of its run.
+
+    A variant that the model or the instance does not allow has a refusal instead.
 
     Args:
         model: The model.
         base: Deployment without a change.
         workload: Requests of every run.
         level: Service level that requests should keep.
-        prompts_share: Share of the steps' time that prompts take on `base`; as many replicas compute prompts only.
+        prompts_share: Share of the steps' time that prompts take on `base`; in the variant with separate prefill, this
+        share of the replicas computes prompts only.
         report_progress: Called with the name of each variant before its run.
     """
     for name, setup in _list_changes(base, prompts_share).items():
@@ -55,7 +61,7 @@ def predict_variants(
 
 
 def _list_changes(base: Deployment, prompts_share: float) -> dict[str, Setup]:
-    """Return the setups of the variants, by name."""
+    """Return the setups of the variants, by the names that reports print."""
     setup, options, replicas = base.setup, base.setup.options, base.replicas
     changes = {"static batching": replace(setup, options=replace(options, continuous=False))}
     if not base.clock.takes_speech:  # a window's prompt is never cut, and windows share no prefix

@@ -1,4 +1,4 @@
-"""A workload: the requests of a run, their arrival times and their lengths."""
+"""A workload: the requests of a run of `nkw traffic`, as lengths of prompts and outputs, and when they arrive."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Query:
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests in the order of their arrival.
+    """Requests of a run, in the order of their arrival.
 
-    Requests arrive at `arrivals_ns`. With `users` instead, each user sends a request `think_ns` after the answer to the
-    one before. `left_out` counts requests that cannot be served: rows of a trace without tokens, and requests that are
-    too long.
+    Either `arrivals_ns` has the arrival time of each request in ns, or it is empty and `users` is not 0. Each user then
+    sends a request `think_ns` after the answer to the previous one. `left_out` counts requests that were dropped
+    because they cannot be served: rows of a trace without tokens, and requests that are too long.
     """
 
     queries: tuple[Query, ...]
@@ -55,26 +55,29 @@ class Workload:
 
     @property
     def longest(self) -> int:
-        """Positions of the longest request."""
+        """Number of prompt and new tokens of the longest request."""
         return max(query.positions for query in self.queries)
 
     @property
     def mean(self) -> int:
-        """Mean positions of a request, rounded up."""
+        """Mean number of prompt and new tokens of a request, rounded up."""
         return -(-sum(query.positions for query in self.queries) // len(self.queries))
 
     @property
     def rate(self) -> float | None:
-        """Requests per second, or None if users decide it or all requests arrive at one moment."""
+        """Requests per second between the first and the last arrival.
+
+        None if users decide the rate, or if all requests arrive at one moment.
+        """
         if not self.arrivals_ns or self.arrivals_ns[-1] == self.arrivals_ns[0]:
             return None
         return (len(self.queries) - 1) * SECOND_NS / (self.arrivals_ns[-1] - self.arrivals_ns[0])
 
     def stretch_to_rate(self, rate: float) -> Workload:
-        """Return the same requests with arrival times scaled to a rate in requests per second.
+        """Return the same requests with arrival times that start at 0 and are scaled to `rate` requests per second.
 
         Raises:
-            ModelError: If all requests arrive at one moment.
+            ModelError: If users decide the rate, or if all requests arrive at one moment.
         """
         if self.rate is None:
             raise ModelError("requests that come at one moment have no rate; give a trace of several moments")
@@ -84,7 +87,11 @@ class Workload:
         )
 
     def select_share(self, replica: int, replicas: int) -> Workload | None:
-        """Return the requests of one replica where all replicas take turns, or None if it gets none."""
+        """Return the requests that go to one replica: every `replicas`-th request and user, from index `replica` on.
+
+        Returns:
+            The workload of the replica, or None if no request or no user goes to it.
+        """
         queries = self.queries[replica::replicas]
         users = len(range(replica, self.users, replicas))
         if not queries or (self.users and not users):
@@ -115,17 +122,20 @@ class Workload:
 
 @dataclass(frozen=True)
 class SharedPrefix:
-    """Tokens at the beginning of every prompt. Each of `groups` groups of requests has different tokens."""
+    """Prefix of `tokens` tokens that every prompt has.
+
+    Every request belongs to one of `groups` groups, and each group has different tokens.
+    """
 
     tokens: int
     groups: int = 1
 
     @classmethod
     def parse(cls, text: str) -> SharedPrefix:
-        """Read a prefix such as 1024 or, for 8 groups, 1024:8.
+        """Read the text of an option: 1024 is a prefix of all requests, 1024:8 has one prefix for each of 8 groups.
 
         Raises:
-            ModelError: If the text has another form, or the tokens are not from 1 to 2^20.
+            ModelError: If the text has another form, the tokens are not from 1 to 2^20, or there are 0 groups.
         """
         match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", text)
         tokens, groups = (int(number or 1) for number in match.groups()) if match else (0, 0)
@@ -143,7 +153,10 @@ def draw_queries(
     prefix: SharedPrefix | None,
     generator: np.random.Generator,
 ) -> tuple[Query, ...]:
-    """Draw requests: their prompt lengths, output lengths and, with a shared prefix, their groups."""
+    """Draw `count` requests: lengths of prompts and outputs and, with a shared prefix, the group of each request.
+
+    A shared prefix comes before the drawn prompt length, so a prompt has the tokens of both.
+    """
     lengths = list(zip(prompts.draw(count, generator), outputs.draw(count, generator)))
     if prefix is None:
         return tuple(Query(prompt, new) for prompt, new in lengths)
@@ -155,6 +168,6 @@ def draw_queries(
 
 
 def draw_poisson_arrivals(queries: Sequence[Query], rate: float, generator: np.random.Generator) -> Workload:
-    """Draw arrival times of a Poisson process of `rate` requests per second."""
+    """Return a workload whose requests arrive as a Poisson process of `rate` requests per second."""
     times_ns = np.cumsum(generator.exponential(SECOND_NS / rate, size=len(queries)))
     return Workload(tuple(queries), tuple(times_ns.astype(int).tolist()))

@@ -365,7 +365,7 @@ def test_prompts_are_computed_on_replicas_of_their_own(small: str, capsys: Any, 
         ),
         (
             ("--speculative-tokens", "2", "--acceptance", "1", "--draft-model", "other.json"),
-            "the draft model has 7 tokens, the model",
+            "the draft model has a vocabulary of 7 tokens, the model one of 300",
         ),
     ],
 )

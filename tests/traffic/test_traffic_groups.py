@@ -111,7 +111,7 @@ def test_prompts_on_replicas_of_their_own_hand_pages_to_a_group() -> None:
         (
             replace(SETUP, replicas=33),
             replace(SETUP, replicas=32),
-            "33 replicas of 4 ranks take 132 cores; trn2.48xlarge has 128 cores",
+            "33 replicas of 4 ranks take 132 cores; trn2.48xlarge has 128 cores; give fewer --replicas",
         ),
     ],
 )

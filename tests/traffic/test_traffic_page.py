@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from model.traffic.chart import Line, Scale, render_chart
-from model.traffic.page import _per_second
+from model.traffic.page import _compute_rate
 from model.traffic.report import Slice
 from model.traffic.workload import SECOND_NS
 from nkw.commands import main
@@ -130,11 +130,11 @@ def test_a_browser_shows_every_chart_without_scrolling_sideways(
 @pytest.mark.parametrize("high", [0.013, 1.0, 7.0, 99.0, 100.0, 86_400.0, 3e9])
 def test_an_axis_has_a_handful_of_round_values(high: float, logarithmic: bool) -> None:
     scale = Scale.around("s", [high / 5000, high, 0.0], logarithmic)
-    ticks = scale.ticks()
+    ticks = scale.list_ticks()
     assert 2 <= len(ticks) <= 8
     assert all(scale.low <= tick <= scale.high for tick in ticks)
     assert {f"{tick:e}"[0] for tick in ticks if tick} <= set("123456789")
-    fractions = [scale.fraction(tick) for tick in (scale.low, *ticks, scale.high)]
+    fractions = [scale.locate(tick) for tick in (scale.low, *ticks, scale.high)]
     assert fractions == sorted(fractions)
     assert (fractions[0], fractions[-1]) == (0.0, 1.0)
 
@@ -144,8 +144,8 @@ def test_an_axis_has_a_handful_of_round_values(high: float, logarithmic: bool) -
 def test_an_axis_of_one_value_or_none_has_a_length(values: list[float], logarithmic: bool) -> None:
     scale = Scale.around("s", values, logarithmic)
     assert scale.high > scale.low
-    assert scale.ticks()
-    assert 0 <= scale.fraction(0.0) <= 1
+    assert scale.list_ticks()
+    assert 0 <= scale.locate(0.0) <= 1
 
 
 def test_lines_lie_where_their_values_are() -> None:
@@ -164,4 +164,4 @@ def test_lines_lie_where_their_values_are() -> None:
 )
 def test_a_count_of_a_slice_is_a_rate_over_its_length(length_ns: int, rate: float) -> None:
     quiet = Slice(7, 7 + length_ns, *(0.0,) * 4, preemptions=0, completed=3, met=2)
-    assert _per_second(quiet, quiet.completed) == rate
+    assert _compute_rate(quiet, quiet.completed) == rate

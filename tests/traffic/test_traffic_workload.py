@@ -113,8 +113,8 @@ def test_conversations_are_a_prompt_and_its_answer(tmp_path: Path) -> None:
         ("[", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ("{}", "is a JSON object"),
-        ("[1]", "conversation 0 of the trace .* has no list"),
-        (json.dumps([conversation("a", 3)]), "conversation 0 of the trace .* has a turn without the text"),
+        ("[1]", "conversation 0 of the trace .* is no object with a list"),
+        (json.dumps([conversation("a", 3)]), "conversation 0 of the trace .* has a turn without text"),
     ],
 )
 def test_conversations_of_another_form_are_refused(tmp_path: Path, text: str, sentence: str) -> None:
