@@ -1,4 +1,4 @@
-"""Child processes that end silently if their parent is gone, at any point of their start."""
+"""Child processes for replicas and predictions, which end silently if their parent ends at any point of their start."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ _COMMAND = (
 def start_child(
     target: Callable[..., None], *arguments: Any, environment: Mapping[str, str] | None = None
 ) -> tuple[subprocess.Popen[bytes], Connection]:
-    """Start a process that calls `target(pipe, *arguments)`, and return it with the parent's end of the pipe.
+    """Start a process that calls `target(pipe, *arguments)`; return the process and the parent's end of the pipe.
 
-    multiprocessing would print a traceback of the child if the parent ends before the child has read its call.
-    The call is pickled and sent over a socket pair that only these two processes can open.
+    multiprocessing would print a traceback of the child if the parent ends before the child has read its call. The call
+    is pickled and sent over a socket pair that only these two processes can open. If the child has already ended,
+    nothing is raised here; the first read from the pipe raises EOFError or OSError.
 
     Args:
+        target: Function of an importable module.
+        *arguments: Its further arguments, which are pickled.
         environment: Environment variables of the child; by default those of the parent.
     """
     near, far = multiprocessing.Pipe()
@@ -45,7 +48,11 @@ def start_child(
 
 
 def run(descriptor: int) -> None:
-    """Call the function that the parent sends first over the pipe; return if the parent ends before."""
+    """Call the function that the parent sends first over the pipe; return without a call if the parent ends before.
+
+    Args:
+        descriptor: File descriptor of the child's end of the pipe.
+    """
     pipe = Connection(descriptor)
     try:
         target, arguments = pickle.loads(pipe.recv_bytes())

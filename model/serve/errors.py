@@ -1,4 +1,7 @@
-"""Refusals in the format of OpenAI's API: a status, and an object with message, type, param and code."""
+"""Refusals of the server in the format of OpenAI's API, and functions that make those of several modules.
+
+The body of a refusal is an object with message, type, param and code.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ _RETRY_HEADERS = {"retry-after": str(_DEFAULT_RETRY_SECONDS)}
 
 @dataclass
 class ApiError(Exception):
-    """A refused request. `param` is the argument at fault; `headers` are sent with the answer."""
+    """Refused request, which an exception handler of the application answers.
+
+    `status` is the HTTP status, `code` a stable name for programs, and `param` the argument at fault. `headers` are
+    sent with the answer.
+    """
 
     status: int
     message: str
@@ -23,7 +30,7 @@ class ApiError(Exception):
 
     @property
     def document(self) -> dict[str, Any]:
-        """Body of the answer, as a JSON object."""
+        """Body of the answer as a JSON object; the error's type follows from the status."""
         types = {401: "authentication_error", 429: "rate_limit_error"}
         error_type = types.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {
@@ -32,20 +39,22 @@ class ApiError(Exception):
 
 
 def server_stopping_error() -> ApiError:
-    """Return the error of a request that a draining server does not take."""
+    """Return the error, status 503, of a request that arrives after the server was told to stop."""
     return ApiError(503, "the server is stopping", "stopping")
 
 
 def engine_stopped_error() -> ApiError:
-    """Return the error of a server whose engine has failed or ended."""
+    """Return the error, status 503, of a request to a server whose engine has failed or ended."""
     return ApiError(503, "the engine has stopped", "engine_stopped")
 
 
 def queue_full_error(seconds: float | None) -> ApiError:
-    """Return the error of a request beyond the queue's limit.
+    """Return the error, status 429, of a request beyond the queue's limit, with the header Retry-After.
 
     Args:
-        seconds: Estimated time until the queue takes another request, or None if it is unknown.
+        seconds: Estimated time until the queue takes another request; with None the header says 2 seconds. The header
+            is
+        at least 1 second and at most an hour.
     """
     retry_seconds = _DEFAULT_RETRY_SECONDS if seconds is None else max(1, ceil(seconds))
     headers = {"retry-after": str(min(retry_seconds, _MAX_RETRY_SECONDS))}
@@ -58,7 +67,7 @@ def queue_full_error(seconds: float | None) -> ApiError:
 
 
 def replica_ended_error() -> ApiError:
-    """Return the error of a request whose replica has ended before its answer, or for which no replica runs."""
+    """Return the error, status 503, of a request whose replica ended before its answer, or that no replica can take."""
     return ApiError(
         503,
         "the replica of this request has ended and is started again: try again later",
@@ -68,7 +77,7 @@ def replica_ended_error() -> ApiError:
 
 
 def worker_ended_error() -> ApiError:
-    """Return the error of a request whose tokenizer, chat template or grammar ran in a process that has ended."""
+    """Return the error, status 503, of a request whose tokenizer, template or grammar ran in a process that ended."""
     return ApiError(
         503,
         "the worker process of tokenizer and grammars has ended and is started again: try again later",

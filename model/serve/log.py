@@ -12,7 +12,7 @@ LOG = logging.getLogger("nkw.serve")
 
 
 class OneLine(logging.Formatter):
-    """Formatter that writes one line per record, with control characters escaped.
+    """Formatter that writes one line per record, with control characters escaped and `prefix` before the message.
 
     Of an exception it writes the type and the source line, and never the message, which may quote a client.
     """
@@ -22,7 +22,7 @@ class OneLine(logging.Formatter):
         self._prefix = prefix
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
+        """Return the line of a record: time, level, prefix, message and, of an exception, its type and source line."""
         record.asctime = self.formatTime(record)
         line = f"{record.asctime} {record.levelname} {self._prefix}{' '.join(record.getMessage().split())}"
         error = record.exc_info[1] if record.exc_info else None
@@ -34,9 +34,13 @@ class OneLine(logging.Formatter):
 
 
 def log_to_stderr(level: str, prefix: str = "") -> None:
-    """Write the messages of this server and of uvicorn to a copy of stderr, each line after a prefix.
+    """Send the log of this server, and warnings of uvicorn, to a copy of stderr, each line after `prefix`.
 
     While the tokenizers library runs, descriptor 2 is redirected (`nkw.process.quiet`); the copy is not.
+
+    Args:
+        level: Lowest level of this server's messages, such as info.
+        prefix: Text before each message.
     """
     stream = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
     handler = logging.StreamHandler(stream)

@@ -1,4 +1,4 @@
-"""Metrics of a server for `/metrics`: vLLM's names with the prefix `nkw_`, and its own series for its dashboards.
+"""Metrics of a server for `/metrics`: vLLM's names with the prefix `nkw_`, and vLLM's own series for its dashboards.
 
 Times are seconds of the engine's clock. Every sample has the label `model_name`. The series `vllm:…` are those that the
 Grafana dashboards of vLLM 0.33.0 query (its examples/observability), with vLLM's labels, types and bucket bounds.
@@ -130,11 +130,24 @@ class Metrics:
         """Number of tokens and time of the last one, by the id of a request that has not ended."""
 
     def show(self, state: Callable[[], EngineState], deployment: Deployment, predict: PredictSeconds) -> None:
-        """Add the requests, pages and steps of an engine, and the predicted time of its steps in a deployment."""
+        """Add series of an engine's requests, pages and steps to `/metrics`, and of the predicted time of its steps.
+
+        They are read when `/metrics` is asked for.
+
+        Args:
+            state: Returns the current state of the engine.
+            deployment: Chip and ranks for which times are predicted.
+            predict: Returns the predicted seconds of launch counts by shape, and the number of launches without a
+                prediction.
+        """
         self._registry.register(_EngineCollector(self._model, state, deployment, predict))
 
     def watch(self, output: RequestOutput) -> None:
-        """Record that a request got tokens or ended; the engine's thread calls it."""
+        """Record that a request got tokens or ended. The engine's thread calls it after each step.
+
+        Args:
+            output: The request's output so far; only tokens since the previous call are counted.
+        """
         metrics = output.metrics
         lengths = [len(continuation.token_ids) for continuation in output.outputs]
         tokens = sum(lengths)
@@ -171,7 +184,7 @@ class Metrics:
         return generate_latest(Families([*families, *_list_vllm_families(families)]))
 
     def _observe(self, name: str, amount: float) -> None:
-        """Record an observation in both histograms of a name."""
+        """Record an observation in the `nkw_` histogram and in the `vllm:` histogram of a name."""
         for histogram in self._histograms[name]:
             histogram.observe(amount)
 
@@ -190,7 +203,7 @@ class Metrics:
 
 @dataclass
 class Families(Collector):
-    """Metric families as a collector, which is what `generate_latest` reads."""
+    """Metric families as a prometheus_client collector, so that `generate_latest` can format them."""
 
     families: Sequence[Metric]
 
@@ -200,7 +213,10 @@ class Families(Collector):
 
 
 def _vllm_bounds(name: str, max_model_len: int) -> Sequence[float]:
-    """Return the upper bounds of the buckets of a histogram of vLLM, without the last one, which is infinite."""
+    """Return the upper bounds of the buckets of vLLM's histogram of a name, without the last bound, which is infinite.
+
+    Histograms of tokens have the bounds 1, 2, 5, 10, 20, 50, … up to `max_model_len`.
+    """
     if name in _VLLM_BOUNDS:
         return _VLLM_BOUNDS[name]
     if name.endswith("_seconds"):
@@ -210,7 +226,10 @@ def _vllm_bounds(name: str, max_model_len: int) -> Sequence[float]:
 
 
 def _list_vllm_families(families: Sequence[Metric]) -> Iterator[Metric]:
-    """Yield vLLM's counters, gauges and infos with the samples of ours. vLLM writes an info as a gauge."""
+    """Yield a copy with vLLM's name and the label `engine` for each family that vLLM has too.
+
+    These are counters, gauges and infos; an info becomes a gauge, as vLLM writes it. Other families are skipped.
+    """
     for family in families:
         name = family.name.removeprefix("nkw_")
         if name in _VLLM_NAMES:
@@ -228,7 +247,7 @@ def _list_vllm_families(families: Sequence[Metric]) -> Iterator[Metric]:
 
 @dataclass(eq=False)
 class _EngineCollector(Collector):
-    """Samples that are read from the engine's state when `/metrics` is asked for."""
+    """Collector of the samples that are read from the engine's state when `/metrics` is asked for."""
 
     model: str
     state: Callable[[], EngineState]
@@ -294,7 +313,7 @@ class _EngineCollector(Collector):
         ]
 
     def _step_sizes(self, state: EngineState) -> Metric:
-        """Return vLLM's histogram of the number of tokens of a step."""
+        """Return vLLM's histogram of the number of tokens of a step, `vllm:iteration_tokens_total`."""
         bounds = [*_VLLM_STEP_TOKENS, float("inf")]
         family = HistogramMetricFamily(
             "vllm:iteration_tokens_total", "Tokens of a step.", labels=["model_name", "engine"]
@@ -315,7 +334,15 @@ class _EngineCollector(Collector):
         samples: Mapping[tuple[str, ...], Any],
         *labels: str,
     ) -> Metric:
-        """Return a metric family with one sample for each tuple of values of the labels besides `model_name`."""
+        """Return the metric family `nkw_NAME` with the given samples.
+
+        Args:
+            family_class: Class of prometheus_client, such as GaugeMetricFamily.
+            name: Name without the prefix `nkw_`.
+            text: Help text.
+            samples: Samples by the values of `labels`; the label `model_name` is added to each.
+            *labels: Names of the labels besides `model_name`.
+        """
         family = family_class(f"nkw_{name}", text, labels=["model_name", *labels])
         for label_values, sample in samples.items():
             family.add_metric([self.model, *label_values], sample)

@@ -1,4 +1,8 @@
-"""Pool of job processes for coroutines: a bounded queue, cancellation, and short jobs ahead of long ones."""
+"""Pool of job processes for coroutines, with a bounded queue and cancellation.
+
+A job is one call of a task in `model/workers/`: the tokenizer, the chat template or the compiler of grammars. A job is
+long if it is known to take much CPU time, or if it has used `QUANTUM_SECONDS`. Short jobs go ahead of long ones.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,10 @@ _READ_BYTES = 2**18
 
 @dataclass(eq=False)
 class _Job:
-    """A job that waits or runs. `number` is 0 while it waits."""
+    """A job that waits or runs; `number` identifies the running job, and is 0 while the job waits.
+
+    `answer` gets the outcome and the body of the answer, or an exception.
+    """
 
     task: str
     body: bytes
@@ -37,6 +44,11 @@ class WorkerPool:
 
     At most `processes` jobs run and at most `waiting` jobs wait. A long job never takes the last free process.
     Cancelling a call of `run` kills its job. All methods are called on one event loop.
+
+    Args:
+        source: Describes the tasks, from which the worker process is started.
+        processes: Most jobs that run at once, at least 2.
+        waiting: Most jobs that wait.
     """
 
     def __init__(self, source: TaskSource, processes: int = 2, waiting: int = 64) -> None:
@@ -62,7 +74,7 @@ class WorkerPool:
         return len(self._running)
 
     def start(self) -> None:
-        """Start the worker process unless it runs.
+        """Start the worker process unless it runs already; the first job would start it too.
 
         Raises:
             ApiError: The pool was stopped ("worker_ended").
@@ -75,10 +87,10 @@ class WorkerPool:
             self._connection = _Connection(self._source, loop, self._handle_message, self._handle_loss)
 
     async def known_facts(self) -> dict[str, Any]:
-        """Return the facts that the worker process reports about its tasks when it has started.
+        """Wait until the worker process has started, and return the facts that it reports about its tasks.
 
         Raises:
-            ApiError: The process ended before its report ("worker_ended").
+            ApiError: The process ended before its report, or the pool was stopped ("worker_ended").
         """
         self.start()
         assert self._facts is not None
@@ -88,13 +100,15 @@ class WorkerPool:
         """Run a job and return its answer.
 
         Args:
-            task: The name of the job's task; `arguments` are stored as JSON.
-            is_long: Whether the job leaves the last free process to short jobs from the start.
+            task: The name of the job's task.
+            *arguments: Arguments of the task, which are sent as JSON.
+            limits: CPU time and memory of the job.
+            is_long: Whether the job counts as long from the start, and so never takes the last free process.
 
         Raises:
             ModelError: The task refused the input, or the job exceeded a limit.
             ApiError: The queue is full ("queue_full"), `cancel` was called with the task ("stopping"), or the worker
-                process ended during the job ("worker_ended").
+            process ended during the job or the pool was stopped ("worker_ended").
         """
         self.start()
         answer = asyncio.get_running_loop().create_future()
@@ -111,7 +125,7 @@ class WorkerPool:
         return read_answer(outcome, body, limits)
 
     def cancel(self, *tasks: str) -> None:
-        """Cancel all jobs of some tasks because the server is stopping; their calls of `run` raise ApiError."""
+        """Cancel all waiting and running jobs of the given tasks; their calls of `run` raise ApiError ("stopping")."""
         for job in [*self._queue, *self._running.values()]:
             if job.task in tasks and not job.answer.done():
                 job.answer.set_exception(server_stopping_error())
@@ -124,7 +138,7 @@ class WorkerPool:
             self._handle_loss()
 
     def _start_jobs(self) -> None:
-        """Start waiting jobs while processes are free."""
+        """Start waiting jobs while processes are free; the oldest long job comes first if a long job may run."""
         while self._connection is not None and len(self._running) < self._processes:
             may_be_long = sum(job.is_long for job in self._running.values()) < self._processes - 1
             candidates = [job for job in self._queue if may_be_long or not job.is_long]
@@ -139,7 +153,11 @@ class WorkerPool:
             self._connection.send(pack(header, job.body))
 
     def _drop(self, job: _Job) -> None:
-        """Remove a job from the queue, or kill its process, which counts as running until its end is reported."""
+        """Remove a waiting job from the queue, or have the worker process kill a running one.
+
+        The killed job counts as running until the worker process reports its end. Nothing happens to a job that has
+        ended.
+        """
         with suppress(ValueError):
             self._queue.remove(job)
         if not job.answer.done():
@@ -148,7 +166,10 @@ class WorkerPool:
             self._connection.send(pack({"cancel": True, "number": job.number}))
 
     def _handle_message(self, header: dict[str, Any], body: bytes) -> None:
-        """Store the facts of a worker process that has started, or the outcome of a job that has ended."""
+        """Handle a message of the worker process: the facts after its start, or the outcome of a job.
+
+        A job that has used up `QUANTUM_SECONDS` is queued again as a long job. Waiting jobs are started.
+        """
         if header.get("ready"):
             assert self._facts is not None
             if not self._facts.done():  # another worker process has reported the same facts
@@ -164,7 +185,10 @@ class WorkerPool:
         self._start_jobs()
 
     def _handle_loss(self) -> None:
-        """Fail the running jobs, and start another worker process for the waiting ones unless the pool is stopped."""
+        """Handle the end of the worker process: running jobs fail with ApiError ("worker_ended").
+
+        If jobs wait, another worker process is started for them. In a stopped pool they fail too.
+        """
         self._connection = None
         jobs, self._running = [*self._running.values()], {}
         if self._is_stopped:
@@ -184,9 +208,11 @@ class WorkerPool:
 
 
 class _Connection:
-    """Socket to a worker process on an event loop.
+    """Worker process, and the socket to it on an event loop; the constructor starts the process.
 
     Args:
+        source: Describes the tasks of the process.
+        loop: The event loop.
         on_message: Called with the header and the body of every message.
         on_loss: Called once the process has ended, unless `close` was called.
     """
@@ -208,14 +234,14 @@ class _Connection:
         loop.add_reader(self._socket, self._read)
 
     def send(self, frame: bytes) -> None:
-        """Send a frame, in the background if the socket does not take all of it at once."""
+        """Send a frame; return at once, even if the socket does not take all of it yet."""
         if not self._unsent:
             self._loop.add_writer(self._socket, self._write)
         self._unsent += frame
         self._write()
 
     def close(self) -> None:
-        """Kill the process and its jobs."""
+        """Kill the process and the processes of its jobs, and close the socket."""
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()

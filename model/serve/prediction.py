@@ -1,7 +1,7 @@
-"""Predicted clock of a server: how long its steps would take on the target, from dry launches.
+"""Predicted clock of a server: how long the engine's launches would take on the target chip, from dry launches.
 
-The engine counts the shapes that it launched. Each shape is predicted once, in a child process and after `/metrics` has
-asked for it.
+The engine counts how often it launched each step shape. A shape is predicted once, in a child process, after `/metrics`
+has asked for it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class StepTimes:
         """Seconds by shape; None where a shape has no prediction, or none yet."""
 
     def seconds(self, launch_counts: Mapping[StepShape, int]) -> tuple[float, int]:
-        """Return the predicted seconds of all launches, and the number of launches without a prediction.
+        """Return the predicted seconds of all launches together, and the number of launches without a prediction.
 
-        A new shape is predicted in the background, for later calls. Shapes that verify drafts are not predicted.
+        A new shape is predicted in the background, for later calls. Shapes that verify drafts are never predicted.
 
         Args:
             launch_counts: The number of launches of each shape.
@@ -56,12 +56,15 @@ class StepTimes:
         return total, missing
 
     def stop(self) -> None:
-        """End the child process and the thread that waits for its answers."""
+        """Kill the child process, and drop shapes that are not predicted yet."""
         self._executor.shutdown(wait=False, cancel_futures=True)
         self._stop_child()
 
     def _predict(self, shape: StepShape) -> None:
-        """Store the prediction of a shape; a child that has ended or takes too long is replaced for the next shape."""
+        """Ask the child process for the seconds of a shape and store them; the first call starts the child.
+
+        A child that has ended or takes more than 60 s is stopped, and the shape stays without a prediction.
+        """
         self._child = self._child or start_child(_predict_shapes, self._deployment)
         _, pipe = self._child
         try:
@@ -82,9 +85,10 @@ class StepTimes:
 
 
 def _predict_shapes(pipe: Connection, deployment: Deployment) -> None:
-    """Answer every shape with its seconds as JSON, null without a prediction, until the pipe is closed.
+    """Answer every shape that arrives on the pipe with its seconds as JSON, or null without a prediction.
 
-    This is the child process. It ignores the signals that a terminal sends to the whole group.
+    This function is the child process. It returns when the pipe is closed, and ignores SIGINT and SIGTERM, which a
+    terminal sends to the whole process group.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

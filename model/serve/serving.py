@@ -1,4 +1,7 @@
-"""Server of `nkw serve` made from its options: the engine's arguments, the application, and the HTTP server."""
+"""Server of `nkw serve` from its options: the engine's arguments, the ASGI application, and the HTTP server.
+
+`nkw serve` with one engine calls `serve`; replicas, cluster engines and `nkw run-batch` call `run_application`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _TEXT_BYTES, _RECORDING_BYTES = 2**20, 25 * 2**20
 
 
 def engine_args(options: argparse.Namespace) -> EngineArgs:
-    """Return the engine's arguments for the options of `nkw serve`."""
+    """Return the arguments with which the engine is made, for the parsed options of `nkw serve`."""
     return read_engine_args(
         options,
         enable_prefix_caching=options.prefix_caching,
@@ -47,11 +50,17 @@ async def serve(
     on_listening: Callable[[int], None],
     on_created: Callable[[Server], None] = lambda server: None,
 ) -> None:
-    """Serve until the server is told to stop.
+    """Serve an engine over HTTP until a signal stops the server.
 
     Args:
+        options: The parsed options of `nkw serve`.
+        keys: API keys of clients; with none, every client is admitted.
+        engine: The engine.
         on_listening: Called with the port once the server takes connections.
         on_created: Called with the server before it starts.
+
+    Raises:
+        ModelError: The server cannot listen at its address.
     """
     async with run_application(options, engine) as (app, service):
         server = make_server(app, options, keys, on_listening, service.drain)
@@ -63,7 +72,10 @@ async def serve(
 async def run_application(
     options: argparse.Namespace, engine: Engine
 ) -> AsyncIterator[tuple[FastAPI, Service]]:
-    """Yield the application of an engine and its service; the engine computes until the block ends."""
+    """Yield the ASGI application of an engine and the service behind its routes.
+
+    The engine's thread and the worker processes start here, and end with the block.
+    """
     from model.llm.prediction import Deployment
     from model.serve.http.app import make_app
     from model.serve.metrics import Metrics
@@ -99,12 +111,12 @@ async def run_application(
 
 
 def max_continuations(options: argparse.Namespace) -> int:
-    """Return how many continuations an engine accepts at once, in a step or in the queue."""
+    """Return the most continuations that an engine accepts at once: those of a step, and those of the queue."""
     return int(options.ep * options.max_num_seqs + options.max_queue)
 
 
 def max_body_bytes(options: argparse.Namespace) -> int:
-    """Return the limit of a request's body: the option, or else the default of text or speech models."""
+    """Return the largest request body in bytes: the option, or else 1 MiB, or 25 MiB for a speech model."""
     from model.serve.openai.audio.speech_model import SpeechModel
 
     if options.max_body is not None:
@@ -119,9 +131,12 @@ def make_server(
     on_listening: Callable[[int], None],
     on_shutdown: Callable[[], None],
 ) -> Server:
-    """Return the HTTP server of an application, with the limits, keys and origins of the options.
+    """Return the HTTP server of an application, with the limits, keys and origins of the options; it is not started.
 
     Args:
+        app: The ASGI application.
+        options: The parsed options of `nkw serve`.
+        keys: API keys of clients; without keys only loopback names and --host are served.
         on_listening: Called with the port once the server takes connections.
         on_shutdown: Called when the server takes no more connections.
     """

@@ -1,4 +1,7 @@
-"""Tokenizer, chat template and grammars of a model folder, run in a pool of job processes."""
+"""Tokenizer, chat template and grammars of a model folder, run in job processes for the routes of the server.
+
+A job process has limits of CPU time and memory, so that no input of a client can stop the server.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,14 @@ class Texts:
     """The tokenizer, the chat template and the grammars of a model folder.
 
     Methods raise ModelError for a bad input or an exceeded limit. They raise ApiError if the queue of the pool is full,
-    if its process has ended, or if the server is stopping.
+    if its worker process has ended, or if the server is stopping.
 
     Args:
-        max_prompt_tokens: The length of the longest prompt.
+        pool: Runs the jobs.
+        folder: The model's folder; messages to clients do not show it.
+        grammars: Cache of compiled grammars.
+        vocab_size: Number of token ids.
+        max_prompt_tokens: Number of tokens of the longest prompt.
     """
 
     def __init__(
@@ -50,15 +57,21 @@ class Texts:
         """Return the token ids of a text.
 
         Args:
+            text: The text.
             special_tokens: Whether the tokenizer adds its special tokens.
-            must_fit_prompt: Whether `check_length` refuses a text that is too long for a prompt.
+            must_fit_prompt: Whether `check_length` first refuses a text that is too long for a prompt.
+
+        Raises:
+            ContextFull: `must_fit_prompt` is set, and the text has more bytes than the tokens of a prompt can have.
         """
         if must_fit_prompt:
             await self.check_length(text)
         return list(await self._run("encode", _TOKENIZER, len(text) >= _LONG_JOB_SIZE, text, special_tokens))
 
     async def check_length(self, text: str) -> None:
-        """Check that a text can fit into a prompt, by its number of bytes.
+        """Refuse a text that cannot fit into a prompt, by its number of bytes; nothing is encoded.
+
+        A text that passes may still have too many tokens. Without a bound of bytes per token every text passes.
 
         Raises:
             ContextFull: The text has more bytes than the tokens of a prompt can have.
@@ -90,21 +103,29 @@ class Texts:
         return str(await self._run("decode", _TOKENIZER, len(ids) >= _LONG_JOB_SIZE, list(ids)))
 
     async def describe(self) -> dict[str, str | None]:
-        """Return the class of the tokenizer, its special tokens and the chat template; None for what is unknown."""
+        """Return facts about the tokenizer for /tokenizer_info: its class, special tokens and chat template by name.
+
+        A fact that is unknown is None.
+        """
         return dict(await self._run("describe", _TOKENIZER, False))
 
     async def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
-        """Return the prompt that the chat template makes of a conversation, with its special tokens.
+        """Return the text of the prompt that the chat template makes of a conversation, with its special tokens.
 
         Args:
+            messages: The conversation.
             variables: Further variables of the template, such as `tools`.
         """
         return str(await self._run("render", _CHAT_TEMPLATE, False, list(messages), dict(variables)))
 
     async def grammar(self, params: StructuredOutputsParams) -> CompiledGrammar:
-        """Return the compiled grammar of structured outputs.
+        """Return the compiled grammar of structured outputs, from the cache if it is there.
 
-        A grammar that is not cached is first compiled in a job process, under the limits of grammars.
+        Another grammar is first compiled in a job process, under the limits of grammars, and then added to the cache.
+
+        Raises:
+            ApiError: Too many grammars wait to be added ("queue_full").
+            ModelError: The grammar is invalid or exceeds a limit.
         """
         cached = self._grammars.find(params)
         if cached is not None:
@@ -120,12 +141,15 @@ class Texts:
         return grammar
 
     def drain(self) -> None:
-        """Cancel chat templates and grammars, now and later: a stopping server starts none of their requests."""
+        """Cancel chat templates and grammars, now and later: `render` and `grammar` raise ApiError ("stopping").
+
+        Their requests have not been submitted to the engine, and a stopping server starts none.
+        """
         self._is_draining = True
         self._pool.cancel(*_CANCELLED_TASKS)
 
     def stop(self) -> None:
-        """Stop the pool of job processes."""
+        """Stop the pool of job processes; later calls raise ApiError ("worker_ended")."""
         self._pool.stop()
 
     async def _run(self, task: str, limits: JobLimits, is_long: bool, *arguments: Any) -> Any:

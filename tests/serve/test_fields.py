@@ -51,7 +51,10 @@ def test_fields_that_would_change_the_answer_are_refused_with_a_sentence(server:
 def test_unknown_fields_are_refused_by_their_name(server: Served, name: str) -> None:
     path, body = ROUTES[name]
     status, error = posted(server, path, body | {"max_tokenz": 3})
-    assert (status, error["message"]) == (400, "nkw serve does not take the argument max_tokenz")
+    assert (status, error["message"]) == (
+        400,
+        "nkw serve does not take the argument max_tokenz: leave it out",
+    )
 
 
 def test_no_computed_field_is_in_the_table() -> None:

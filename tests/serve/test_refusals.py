@@ -308,7 +308,8 @@ def test_port_in_use_is_refused_in_one_sentence(
         port = taken.getsockname()[1]
         assert main(["serve", "--port", str(port), "--max-num-seqs", "1"]) == 2
     assert capfd.readouterr().err == (
-        f"nkw: error: 127.0.0.1 port {port} cannot be listened at: Address already in use\n"
+        f"nkw: error: 127.0.0.1 port {port} cannot be listened at: Address already in use; give another "
+        "--host or --port\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks before the routes: origins, API keys, and the size and the time of a body; and the log of requests."""
+"""Checks of requests before the routes: origins, API keys, and the size and the time of a body; the log of requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEY_SALT = "key_salt"
 
 
 class Keys:
-    """API keys of clients. Without keys every client is admitted."""
+    """API keys of clients; an empty sequence admits every client."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [sha256(key.encode()).digest() for key in keys]
@@ -48,24 +48,30 @@ class Keys:
 
 
 def derive_salt(key: str) -> str:
-    """Return the salt of a key's prefix cache, 64 hexadecimal digits that do not reveal the key."""
+    """Return the salt with which prompts of a key's clients are hashed for the prefix cache.
+
+    It has 64 hexadecimal digits that do not reveal the key. Clients of different keys so share no pages.
+    """
     return blake2b(key.encode(), digest_size=32, person=b"nkw key salt").hexdigest()
 
 
 def combine_salts(key_salt: str, cache_salt: str | None) -> str | None:
-    """Return the engine's cache_salt of a request: requests share pages only if both of their salts are equal."""
+    """Return the engine's cache_salt of a request, made of the key's salt and the request's own; None without both.
+
+    Requests share pages only if both of their salts are equal.
+    """
     return f"{key_salt}{cache_salt or ''}" or None
 
 
 @dataclass(frozen=True)
 class Gate:
-    """ASGI application that checks the origin of a request, adds its id to the answer, and logs one line."""
+    """ASGI application that checks the origin of a request, adds the header x-request-id to its answer, and logs it."""
 
     app: ASGIApp
     policy: OriginPolicy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request with `app`, or refuse it."""
+        """Answer one HTTP request with `app`, or refuse it and end its connection."""
         request_id, begun, status = f"req_{uuid4().hex}", time.monotonic(), 0
 
         async def send_with_id(message: Message) -> None:
@@ -101,7 +107,7 @@ class Admission:
     seconds: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one HTTP request with `app`, or refuse it.
+        """Answer one HTTP request with `app`, or refuse it and end its connection.
 
         A client that leaves before the end of its body gets no answer.
         """
@@ -122,7 +128,8 @@ class Admission:
         if salt is None and scope["path"] not in OPEN_PATHS:
             raise ApiError(
                 401,
-                "a key is needed: Authorization: Bearer KEY, of the server's --api-key-file",
+                "the request has no valid key: send the header Authorization: Bearer KEY with a key of the server's "
+                "--api-key-file",
                 "invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
@@ -132,7 +139,7 @@ class Admission:
         """Return the body, or None if the client left before its end.
 
         Raises:
-            ApiError: The body has too many bytes, or it did not arrive in time.
+            ApiError: The body has more than `max_bytes` bytes (413), or did not arrive within `seconds` (408).
         """
         size = headers.get(b"content-length", b"0")
         if size.isdigit() and int(size[:20]) > self.max_bytes:
@@ -140,7 +147,12 @@ class Admission:
         try:
             return await asyncio.wait_for(self._read_messages(receive), self.seconds)
         except asyncio.TimeoutError:
-            raise ApiError(408, f"the body did not come within {self.seconds:g} seconds", "timeout") from None
+            raise ApiError(
+                408,
+                f"the body did not come within {self.seconds:g} seconds: send it faster, or start nkw serve with a "
+                "longer --body-timeout",
+                "timeout",
+            ) from None
 
     async def _read_messages(self, receive: Receive) -> bytes | None:
         body = bytearray()
@@ -155,16 +167,20 @@ class Admission:
                 return bytes(body)
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body has more than {self.max_bytes:,} bytes", "request_too_large")
+        return ApiError(
+            413,
+            f"the body has more than {self.max_bytes:,} bytes: shorten it, or start nkw serve with a larger --max-body",
+            "request_too_large",
+        )
 
 
 def encode_error(error: ApiError) -> bytes:
-    """Return the body of a refusal."""
+    """Return the body of a refusal as JSON bytes."""
     return json.dumps(error.document).encode()
 
 
 def error_response(error: ApiError) -> JSONResponse:
-    """Return the response of a refusal."""
+    """Return the HTTP response of a refusal: its status, its JSON body and its headers."""
     return JSONResponse(error.document, error.status, headers=error.headers)
 
 
@@ -176,7 +192,7 @@ def _refuse(error: ApiError) -> JSONResponse:
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """Return a channel whose first message is a body that was read; further messages come from `receive`."""
+    """Return an ASGI receive channel whose first message is a body that was read; later ones come from `receive`."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:

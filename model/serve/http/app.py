@@ -1,4 +1,8 @@
-"""Routes of the server, and the answers to their errors."""
+"""Routes of the server as a FastAPI application, and the answers to their errors.
+
+Handlers in `model/serve/openai/` check, submit and answer requests; this module connects them with HTTP. The
+descriptions of routes are part of /openapi.json.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +73,14 @@ router = APIRouter(responses=_ERRORS)
 
 
 def make_app(service: Service, metrics: Metrics) -> FastAPI:
-    """Return the application with all routes, without FastAPI's own pages, which load scripts of other hosts."""
+    """Return the FastAPI application with all routes.
+
+    It has no pages of FastAPI, which load scripts from other hosts.
+
+    Args:
+        service: State shared by all routes.
+        metrics: Metrics behind /metrics.
+    """
     app = FastAPI(
         title="NKI Workbench",
         version=version(),
@@ -102,7 +113,7 @@ Shared = Annotated[Service, Depends(_service)]
 
 @router.get("/", include_in_schema=False)
 async def show_page() -> Response:
-    """Return the page for a browser: a conversation and the server's metrics."""
+    """Return the HTML page for a browser: a conversation with the model and the server's metrics."""
     text, policy = load_page()
     headers = {
         "content-security-policy": policy,
@@ -114,38 +125,38 @@ async def show_page() -> Response:
 
 @router.get("/v1/models")
 async def models(service: Shared) -> answers.ModelList:
-    """List the model of this server."""
+    """List the models of this server, which has one."""
     return answers.ModelList(data=[_describe_model(service)])
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, service: Shared) -> answers.ModelCard:
-    """Describe a model by its name."""
+    """Describe the model of this server; another name is refused with status 404."""
     service.check_model(name)
     return _describe_model(service)
 
 
 @router.post("/v1/completions", response_model=answers.Completion, responses=_EVENTS)
 async def completions(request: CompletionRequest, raw_request: Request, service: Shared) -> Any:
-    """Continue texts."""
+    """Continue texts: return the completion, or a stream of its pieces as server-sent events."""
     return await _generate(CompletionHandler.prepare, request, raw_request, service)
 
 
 @router.post("/v1/chat/completions", response_model=answers.ChatCompletion, responses=_EVENTS)
 async def chat(request: ChatRequest, raw_request: Request, service: Shared) -> Any:
-    """Answer a conversation."""
+    """Answer a conversation: return the chat completion, or a stream of its pieces as server-sent events."""
     return await _generate(ChatHandler.prepare, request, raw_request, service)
 
 
 @router.post("/v1/responses", responses=_EVENTS)
 async def responses(request: ResponseRequest, raw_request: Request, service: Shared) -> Any:
-    """Answer a conversation in OpenAI's Responses API."""
+    """Answer a conversation in OpenAI's Responses API: return the response, or a stream of its events."""
     return await _generate(ResponseHandler.prepare_response, request, raw_request, service)
 
 
 @router.api_route("/v1/responses/{path:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
 async def stored_responses(path: str) -> None:
-    """Refuse the routes of stored responses."""
+    """Refuse the routes of stored responses with status 404."""
     raise ApiError(404, "responses are not stored: keep the response of POST /v1/responses", "unsupported")
 
 
@@ -156,7 +167,7 @@ async def stored_responses(path: str) -> None:
     openapi_extra={"requestBody": build_form_schema()},
 )
 async def transcriptions(raw_request: Request, service: Shared) -> Any:
-    """Transcribe a recording."""
+    """Transcribe a recording: return an object, a text or subtitles, or a stream of server-sent events."""
     return await _transcribe("transcribe", raw_request, service)
 
 
@@ -167,13 +178,13 @@ async def transcriptions(raw_request: Request, service: Shared) -> Any:
     openapi_extra={"requestBody": build_form_schema()},
 )
 async def translations(raw_request: Request, service: Shared) -> Any:
-    """Translate the speech of a recording to English."""
+    """Translate the speech of a recording to English: return the same formats as /v1/audio/transcriptions."""
     return await _transcribe("translate", raw_request, service)
 
 
 @router.post("/v1/embeddings", include_in_schema=False)
 async def embeddings() -> None:
-    """Refuse the route, which this server does not implement."""
+    """Refuse embeddings with status 400, because this server does not compute them."""
     raise ApiError(
         400,
         "embeddings are not computed: steps return tokens, and no hidden state leaves them",
@@ -203,14 +214,14 @@ async def detokenize(request: DetokenizeRequest, raw_request: Request, service: 
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(raw_request: Request, service: Shared) -> answers.TokenizerInfo:
-    """Return the special tokens and the chat template, from which clients make prompts themselves, as in vLLM."""
+    """Return the tokenizer's class and special tokens, and the chat template, from which clients can make prompts."""
     facts = await _run_beside_engine(raw_request, service, service.texts.describe())
     return answers.TokenizerInfo(**facts, max_model_len=service.engine.limits.max_model_len)
 
 
 @router.post("/v1/messages", include_in_schema=False)
 async def messages() -> None:
-    """Refuse the route of Anthropic's API, which this server does not implement."""
+    """Refuse the route of Anthropic's API with status 400, because this server does not implement it."""
     raise ApiError(
         400,
         "Anthropic's API is not served: send the conversation to /v1/chat/completions or /v1/responses",
@@ -220,7 +231,7 @@ async def messages() -> None:
 
 @router.get("/health")
 async def health(service: Shared) -> answers.Status:
-    """Report that the engine computes steps; 503 once it has failed."""
+    """Report with status 200 that the engine computes steps, or refuse with 503 once it has failed."""
     if not service.engine.alive:
         raise engine_stopped_error()
     return answers.Status(status="ok")
@@ -228,7 +239,7 @@ async def health(service: Shared) -> answers.Status:
 
 @router.get("/ready")
 async def ready(service: Shared) -> answers.Status:
-    """Report that the server takes requests; 503 if it is stopping or its engine has failed."""
+    """Report with status 200 that the server takes requests; 503 if it is stopping or its engine has failed."""
     if service.draining:
         raise server_stopping_error()
     await health(service)
@@ -243,7 +254,7 @@ async def version_of_this() -> answers.Version:
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
-    """Return the metrics in Prometheus' text format."""
+    """Return the server's metrics in Prometheus' text format."""
     return Response(request.app.state.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
 
@@ -253,7 +264,20 @@ async def _generate(
     raw_request: Request,
     service: Service,
 ) -> Any:
-    """Return the whole answer, or a response that streams it; a client that disconnects cancels its request."""
+    """Return the whole answer to a request for texts, or a response that streams it.
+
+    A client that disconnects cancels its request.
+
+    Args:
+        prepare: Checks and encodes the request, and returns its handler.
+        request: The parsed body.
+        raw_request: The HTTP request.
+        service: State shared by all routes.
+
+    Raises:
+        ApiError: The model is a speech model, or the request is refused.
+        ClientGone: The client disconnected.
+    """
     service.check_texts()
     handler = await run_while_connected(raw_request.receive, prepare(service, request))
     salt = combine_salts(getattr(raw_request.state, KEY_SALT, ""), request.cache_salt)
@@ -277,11 +301,12 @@ async def _encode(request: TokenizeRequest, service: Service) -> list[int]:
 
 
 async def _run_beside_engine(raw_request: Request, service: Service, work: Coroutine[Any, Any, T]) -> T:
-    """Run work that takes a place in the engine's queue; a client that disconnects cancels it.
+    """Await work that counts as one request in the engine's queue; a client that disconnects cancels it.
 
     Raises:
         ApiError: The server is stopping.
         EngineFull: The queue is full.
+        ClientGone: The client disconnected.
     """
     with closing(work):
         if service.draining:
@@ -291,7 +316,14 @@ async def _run_beside_engine(raw_request: Request, service: Service, work: Corou
 
 
 async def _transcribe(task: Task, raw_request: Request, service: Service) -> Any:
-    """Return a transcription, or a response that streams it; a client that disconnects cancels its windows."""
+    """Return a transcription in the requested format, or a response that streams it.
+
+    A client that disconnects cancels the windows of its recording.
+
+    Raises:
+        ApiError: The model is a model of texts, or the request is refused.
+        ClientGone: The client disconnected.
+    """
     service.check_speech()
     body = await raw_request.body()  # the gate has read it
     request, file = read_audio_request(parse_form(raw_request.headers.get("content-type", ""), body))
@@ -310,7 +342,10 @@ def _stream_events(handler: Handler, stream: Stream) -> StreamingResponse:
 
 
 async def _encode_events(handler: Handler, stream: Stream) -> AsyncIterator[bytes]:
-    """Yield server-sent events; an error is the last of them, before the [DONE] that ends all but responses."""
+    """Yield the answer as server-sent events, in bytes.
+
+    An ApiError becomes the last event. All streams but those of responses end with [DONE].
+    """
     fault: ApiError | None = None
     async with stream:
         try:
@@ -331,7 +366,7 @@ def _describe_model(service: Service) -> answers.ModelCard:
 def _answer_with(
     convert: Callable[[Any], ApiError],
 ) -> Callable[[Request, Any], Coroutine[Any, Any, Response]]:
-    """Return an exception handler that answers with the refusal into which an exception is converted."""
+    """Return an exception handler for FastAPI; `convert` makes the refusal to answer of an exception."""
 
     async def answer(request: Request, error: Any) -> Response:
         return error_response(convert(error))
@@ -344,14 +379,19 @@ def _describe_invalid_request(error: RequestValidationError) -> ApiError:
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"][1:])) or None
     if first["type"] == "extra_forbidden":
-        return ApiError(400, f"nkw serve does not take the argument {name}", "unsupported_parameter", name)
+        return ApiError(
+            400,
+            f"nkw serve does not take the argument {name}: leave it out",
+            "unsupported_parameter",
+            name,
+        )
     if first["type"] == "json_invalid":
-        return ApiError(400, "the body is no JSON", "invalid_json")
+        return ApiError(400, "the body is no JSON: send a JSON object", "invalid_json")
     return ApiError(400, f"{name or 'the body'}: {first['msg']}", None, name)
 
 
 def _describe_http_error(error: HTTPException) -> ApiError:
-    """Return the refusal of an unknown path, of a method that the path lacks, or of an unreadable request."""
+    """Return the refusal of an unknown path (404), of a wrong method for a path (405), or of an unreadable request."""
     sentences = {404: "there is no such path", 405: "the path does not take this method"}
     message = sentences.get(error.status_code, "the request cannot be read")
     return ApiError(error.status_code, message, headers=dict(error.headers or {}))

@@ -1,4 +1,4 @@
-"""Files of API keys."""
+"""Files of API keys: those of the server's clients, and the key that a client command sends."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _KEY = re.compile(r"[!-~]+", re.ASCII)
 
 
 def others_may_read(path: Path | None) -> bool:
-    """Return whether every user of this machine may read a file; False without a file."""
+    """Return whether every user of this machine may read a file; False if `path` is None."""
     return path is not None and bool(path.stat().st_mode & stat.S_IROTH)
 
 
 def read_keys(path: Path | None) -> list[str]:
-    """Return the keys of a file, one on each line that is not empty; no keys without a file.
+    """Return the keys of a file, one on each line that is not blank; no keys if `path` is None.
 
     Raises:
-        ModelError: The file cannot be read or has no key, or a key repeats or cannot be sent in an Authorization
-            header. The message has the number of the line and never the key.
+        ModelError: The file cannot be read or has no key; or a key repeats, has a wrong length, or cannot be sent in an
+        Authorization header. The message has the number of the line and never the key.
     """
     if path is None:
         return []

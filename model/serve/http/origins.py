@@ -29,15 +29,21 @@ class OriginPolicy:
 
     Args:
         hosts: Names by which the server may be called, or None for every name. A server without keys takes loopback
-            names only, because a page can let the name of its site resolve to 127.0.0.1 (DNS rebinding).
-        origins: Further origins whose pages may send requests, as browsers write them, or ANY_ORIGIN.
+        names only, because a page can let the name of its site resolve to 127.0.0.1 (DNS rebinding).
+        origins: Further origins whose pages may send requests, as browsers write them, or ANY_ORIGIN for all.
     """
 
     hosts: Collection[str] | None = None
     origins: Collection[str] = ()
 
     def check(self, scope: Scope) -> None:
-        """Raise ApiError with status 403 for a wrong host name or for a request of another site's page."""
+        """Refuse a request with a wrong host name, or from a page of another site that is not allowed.
+
+        Requests of programs other than browsers, and of the server's own page, pass.
+
+        Raises:
+            ApiError: The request is refused, with status 403.
+        """
         host = b"".join(_values(scope, b"host")).decode("latin-1")
         self._check_host(host)
         if ANY_ORIGIN in self.origins or _is_navigation_to_page(scope):
@@ -72,9 +78,9 @@ class OriginPolicy:
 
 
 def add_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
-    """Return an application that lets pages of some origins read its answers, and answers preflight requests.
+    """Return an application that lets pages of `origins` read its answers, and that answers preflight requests.
 
-    The headers are those of vLLM with the same --allowed-origins. Without origins, return the application unchanged.
+    The headers are those of vLLM with the same --allowed-origins. Without origins `app` is returned unchanged.
     """
     if not origins:
         return app
@@ -82,14 +88,17 @@ def add_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
 
 
 def _is_navigation_to_page(scope: Scope) -> bool:
-    """Return whether a browser opens the server's page in a tab, for example through a link on another site."""
+    """Return whether a browser opens the server's page in a tab, as through a link on another site."""
     modes, destinations = _values(scope, b"sec-fetch-mode"), _values(scope, b"sec-fetch-dest")
     is_page = scope["method"] == "GET" and scope["path"] == "/"
     return is_page and modes == [b"navigate"] and destinations == [b"document"]
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Return whether an origin has the host and the port of the header Host, with the scheme's port as the default."""
+    """Return whether an origin has the same host and port as the header Host; the scheme gives the default port.
+
+    False for an origin of another scheme than http and https, or one that cannot be parsed.
+    """
     scheme, separator, authority = origin.partition("://")
     if not separator or scheme not in ("http", "https"):
         return False
@@ -108,5 +117,5 @@ def _parse(scheme: str, authority: str) -> Url | None:
 
 
 def _values(scope: Scope, name: bytes) -> list[bytes]:
-    """Return the values of all headers with a name."""
+    """Return the values of all headers of a request with the given name, in their order."""
     return [value for header, value in scope["headers"] if header == name]

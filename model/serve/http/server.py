@@ -37,7 +37,12 @@ class ConnectionLimits:
 
 
 def make_protocol(limits: ConnectionLimits, is_stopping: Callable[[], bool]) -> type[H11Protocol]:
-    """Return a protocol of uvicorn that limits connections, and refuses new ones once the server is stopping."""
+    """Return a uvicorn protocol class that limits connections, slow headers and slow readers.
+
+    Args:
+        limits: The limits.
+        is_stopping: Returns whether the server is stopping; new connections then get status 503 and are closed.
+    """
 
     class LimitedProtocol(H11Protocol):
         _header_timer: asyncio.TimerHandle | None = None
@@ -49,7 +54,9 @@ def make_protocol(limits: ConnectionLimits, is_stopping: Callable[[], bool]) -> 
             if is_stopping():  # uvicorn closes only connections that were open when it stopped listening
                 self._close(server_stopping_error())
             elif len(self.connections) > limits.connections:
-                message = f"{limits.connections} connections are open, as many as allowed: try again later"
+                message = (
+                    f"{limits.connections} connections are open, the limit of this server: try again later"
+                )
                 self._close(ApiError(503, message, "too_many_connections"))
             else:
                 self._header_timer = self.loop.call_later(limits.header_seconds, self._refuse_late_header)
@@ -78,7 +85,13 @@ def make_protocol(limits: ConnectionLimits, is_stopping: Callable[[], bool]) -> 
             super().resume_writing()
 
         def send_400_response(self, msg: str) -> None:
-            self._close(ApiError(400, "the bytes are not an HTTP request", "invalid_request"))
+            self._close(
+                ApiError(
+                    400,
+                    "the bytes are not an HTTP/1.1 request: check the scheme of the URL, which is http",
+                    "invalid_request",
+                )
+            )
 
         def _refuse_late_header(self) -> None:
             self._close(
@@ -86,7 +99,7 @@ def make_protocol(limits: ConnectionLimits, is_stopping: Callable[[], bool]) -> 
             )
 
         def _close(self, error: ApiError) -> None:
-            """Send a refusal that belongs to no request, and close the connection."""
+            """Write a refusal outside of any request to the connection, and close the connection."""
             body = encode_error(error)
             head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\nconnection: close\r\n"
             self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
@@ -101,7 +114,12 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 def make_config(app: Any, **settings: Any) -> uvicorn.Config:
-    """Return uvicorn's configuration of an application: settings of all servers here, and those of one server."""
+    """Return uvicorn's configuration of an application.
+
+    Args:
+        app: The ASGI application.
+        **settings: Settings of one server, in addition to those that all servers here share.
+    """
     return uvicorn.Config(
         app,
         ws="none",
@@ -117,9 +135,13 @@ def make_config(app: Any, **settings: Any) -> uvicorn.Config:
 
 
 class Server(uvicorn.Server):
-    """Server that drains at the first signal and ends the process at the second one.
+    """HTTP server that drains at the first signal and ends the process at the second one.
 
     Args:
+        app: The ASGI application.
+        host: Address to listen at.
+        port: Port, or 0 for a free one.
+        limits: Limits of connections.
         on_listening: Called with the port once the server takes connections.
         on_shutdown: Called when the server takes no more connections.
     """
@@ -139,17 +161,26 @@ class Server(uvicorn.Server):
         self._on_shutdown = on_shutdown
 
     async def startup(self, sockets: Any = None) -> None:
-        """Start to take connections. Raises ModelError if the server cannot listen at its address."""
+        """Start to take connections at the address of the server, and call `on_listening` with the port.
+
+        Raises:
+            ModelError: The server cannot listen at its address.
+        """
         await super().startup(sockets or _listen(self.config.host, self.config.port))
         self._on_listening(self.servers[0].sockets[0].getsockname()[1])
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Stop taking connections, and wait until the answers in progress are sent."""
+        """Call `on_shutdown`, stop taking connections, and wait until the answers in progress are sent."""
         self._on_shutdown()
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal; end the process at the second one, even if a thread computes a long step."""
+        """Start to drain at the first signal; at the second one end the process at once, even during a long step.
+
+        Args:
+            sig: Number of the signal; the exit status is 130 for SIGINT and else 143.
+            frame: Not used.
+        """
         if self.should_exit:
             os._exit(INTERRUPTED if sig == signal.SIGINT else TERMINATED)
         self.should_exit = True
@@ -173,5 +204,7 @@ def _listen(host: str, port: int) -> list[socket.socket]:
         for opened in listening:
             opened.close()
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-        raise ModelError(f"{host} port {port} cannot be listened at: {reason}") from None
+        raise ModelError(
+            f"{host} port {port} cannot be listened at: {reason}; give another --host or --port"
+        ) from None
     return listening

@@ -1,4 +1,8 @@
-"""Process that computes for the router of `nkw serve --replicas N`: its start, its end and its answers."""
+"""Process of one engine behind the router of `nkw serve --replicas N`: its start, its end and its answers.
+
+The router's process has a `Replica` for each; `_compute` is the process itself. A Unix socket carries requests. A pipe
+carries the report of the start and the message that the router drains, and its end tells of the end of a process.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +43,14 @@ _THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Replica:
-    """Process of a replica, as the router sees it; it answers at the Unix socket `path` while it is `up`.
+    """Process of a replica, as the router sees it; the process answers at the Unix socket `path` while `up` is True.
 
     `restarts` counts its starts after an end, and `positions` are the token positions of its cache.
+
+    Args:
+        options: The parsed options of `nkw serve`.
+        number: Number of the replica, from 0.
+        folder: Folder of the sockets.
     """
 
     def __init__(self, options: argparse.Namespace, number: int, folder: Path) -> None:
@@ -54,7 +63,7 @@ class Replica:
         self._child: tuple[subprocess.Popen[bytes], Connection] | None = None
 
     async def start(self) -> None:
-        """Start the process and wait until it answers.
+        """Start the process, wait until it answers, and set `up` and `positions`.
 
         Raises:
             ModelError: The process cannot start, ended before it could answer, or refuses the model or an option.
@@ -81,7 +90,7 @@ class Replica:
         LOG.info("replica %d answers, as process %d", self.number, process.pid)
 
     async def wait_until_ended(self) -> int | None:
-        """Wait for the end of the process, and return its exit status."""
+        """Wait for the end of the process, clean up after it, and return its exit status."""
         assert self._child is not None
         process, pipe = self._child
         with suppress(EOFError, OSError):
@@ -90,7 +99,13 @@ class Replica:
         return process.returncode
 
     async def supervise(self, on_end: Callable[[], None]) -> None:
-        """Start the process again whenever it ends, after pauses that grow; call `on_end` at each end."""
+        """Start the process again whenever it ends; never return.
+
+        The pause before a start is 0.5 s and doubles up to 60 s; it begins anew after a process that lived for 60 s.
+
+        Args:
+            on_end: Called at each end of the process.
+        """
         pause = _FIRST_PAUSE
         while True:
             begun = time.monotonic()
@@ -108,13 +123,19 @@ class Replica:
             self.restarts += 1
 
     def drain(self) -> None:
-        """Make the process take no further requests and cancel grammars, if it answers."""
+        """Make the process take no further requests and cancel those that have not started.
+
+        Do nothing if the process is down.
+        """
         if self.up and self._child is not None:
             with suppress(OSError):  # the process has just ended
                 self._child[1].send_bytes(_DRAIN)
 
     async def stop(self) -> None:
-        """End the process: after its step if it answers and the step is short, and otherwise at once."""
+        """End the process and remove its socket; do nothing if it was never started.
+
+        A process that answers has 10 s to finish its step, and is killed then. Another one is killed at once.
+        """
         if self._child is None:
             return
         process, pipe = self._child
@@ -129,7 +150,10 @@ class Replica:
 
 
 def _compute(pipe: Connection, options: argparse.Namespace, number: int, path: str) -> None:
-    """Serve HTTP at the Unix socket `path` until the router ends; report by `pipe` if the engine cannot be made."""
+    """Serve HTTP at the Unix socket `path` until the router ends: the main function of a replica's process.
+
+    If the engine cannot be made, the reason is sent over `pipe` and the function returns.
+    """
     log_to_stderr(options.log_level, f"replica {number}: ")
     try:
         engine = make_engine(engine_args(options))
@@ -143,7 +167,11 @@ def _compute(pipe: Connection, options: argparse.Namespace, number: int, path: s
 
 
 async def _answer(options: argparse.Namespace, engine: Engine, path: str, pipe: Connection) -> None:
-    """Answer at a socket until the router has ended or the engine has failed, and then end the process."""
+    """Answer at the socket until the router has ended or the engine has failed, and then end this process.
+
+    The exit status is 0 if the router has ended, and otherwise 1. Sends the cache's positions over `pipe` when it
+    answers.
+    """
     import uvicorn
 
     from model.serve.http.server import make_config
@@ -173,7 +201,7 @@ async def _answer(options: argparse.Namespace, engine: Engine, path: str, pipe: 
 
 
 async def _follow_router(pipe: Connection, drain: Callable[[], None]) -> None:
-    """Call `drain` when the router drains; return when the router has ended."""
+    """Call `drain` whenever the router sends that it drains; return when the router has ended."""
     with suppress(EOFError, OSError):
         while True:
             message = await _receive(pipe)
@@ -182,7 +210,10 @@ async def _follow_router(pipe: Connection, drain: Callable[[], None]) -> None:
 
 
 def _with_key_salt(app: ASGIApp) -> ASGIApp:
-    """Return an application that stores the salt from the router's header in the scope, as `Admission` does."""
+    """Return an application that copies the salt in the router's header to the scope's state, and then calls `app`.
+
+    `Admission` stores the salt at the same place in a server without a router.
+    """
     from model.serve.http.admission import KEY_SALT
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -194,7 +225,12 @@ def _with_key_salt(app: ASGIApp) -> ASGIApp:
 
 
 async def _receive(pipe: Connection) -> bytes:
-    """Return the next message. Raises EOFError or OSError if the other process has ended."""
+    """Return the next message of the pipe, without blocking the event loop.
+
+    Raises:
+        EOFError: The other process has closed the pipe.
+        OSError: The pipe is broken.
+    """
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(pipe.fileno(), readable.set)
     try:
@@ -206,7 +242,7 @@ async def _receive(pipe: Connection) -> bytes:
 
 @contextmanager
 def _block_signals() -> Iterator[None]:
-    """Block the signals that end the router; a process started in the block never receives them."""
+    """Block SIGINT and SIGTERM in this thread; a process started in the block never receives them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -215,9 +251,10 @@ def _block_signals() -> Iterator[None]:
 
 
 def _share_threads(replicas: int) -> dict[str, str]:
-    """Return the environment of a replica: numpy gets an equal share of the cores unless the user has set a number.
+    """Return the environment variables of a replica, which give numpy an equal share of the cores.
 
-    Replicas whose threads together outnumber the cores wait for each other inside of matrix products.
+    A number of threads that the user has set stays. Replicas whose threads together outnumber the cores wait for each
+    other inside of matrix products.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {**dict.fromkeys(_THREAD_COUNTS, str(max(1, cores // replicas))), **os.environ}

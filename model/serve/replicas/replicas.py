@@ -34,14 +34,18 @@ async def serve_replicas(
     on_listening: Callable[[int], None],
     on_created: Callable[[Server], None] = lambda server: None,
 ) -> None:
-    """Serve with several replicas until the server is told to stop.
+    """Serve with one process for each engine until a signal stops the server; then end all processes.
 
     Args:
+        options: The parsed options of `nkw serve`.
+        keys: API keys of clients; with none, every client is admitted.
         on_listening: Called with the port once the server takes connections.
         on_created: Called with the server before it starts.
 
     Raises:
-        ModelError: A replica cannot start; the port is not opened then.
+        ModelError: A replica cannot start, the folder for temporary files has too long a path, or the port is taken.
+            The
+        port is not opened then.
     """
     from model.serve.replicas.router import Router
     from model.serve.replicas.sockets import Sockets

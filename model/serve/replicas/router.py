@@ -34,7 +34,12 @@ _EVENT_END = b"\n\n"
 
 
 class Router:
-    """ASGI application that answers requests with several replicas."""
+    """ASGI application that sends each request to a replica and passes on the answer.
+
+    Args:
+        backend: Reaches the replicas.
+        routing: Chooses the replica of a request.
+    """
 
     def __init__(self, backend: Backend, routing: Routing) -> None:
         self._backend = backend
@@ -54,12 +59,15 @@ class Router:
         """Handlers of the paths that the router answers for all replicas, by path."""
 
     def drain(self) -> None:
-        """Take no further requests for texts, and make the replicas cancel requests that have not started."""
+        """Refuse further requests for texts with status 503, and make the replicas cancel those not yet started."""
         self._draining = True
         self._backend.drain()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, whose body arrives in one message."""
+        """Answer one request, whose body arrives in one message.
+
+        Refusals are answered in OpenAI's format. A client that disconnects cancels its request.
+        """
         scope["route"] = next(
             (route for route in routes.routes if route.matches(scope)[0] is Match.FULL), None
         )
@@ -79,10 +87,11 @@ class Router:
             await response(scope, receive, send)
 
     async def _forward(self, scope: Scope, body: bytes, send: Send) -> None:
-        """Send the answer of the replica that the routing chooses.
+        """Send the request to the replica that the routing chooses, and its answer to the client.
 
         Raises:
             ApiError: The router is draining, no replica answers, or the replica ended before its answer.
+            ClientGone: The client disconnected.
         """
         content_type = [header for header in scope["headers"] if header[0] == b"content-type"]
         key_salt = scope.get("state", {}).get(KEY_SALT, "")
@@ -105,29 +114,37 @@ class Router:
             self._routing.end(choice, request)
 
     async def _answer_health(self) -> Response:
-        """Return success if any replica computes steps; a replica that has ended is started again."""
+        """Return status 200 if the engine of at least one replica computes steps.
+
+        Raises:
+            ApiError: No replica does; a replica that has ended is being started again (503).
+        """
         if not any(answer.status == 200 for _, answer in await self._backend.ask("/health")):
             raise replica_ended_error()
         return JSONResponse({"status": "ok"})
 
     async def _answer_ready(self) -> Response:
-        """Return success if the router takes requests and any replica computes steps."""
+        """Return status 200 if the router takes requests and at least one replica computes steps.
+
+        Raises:
+            ApiError: The router is draining, or no replica computes steps (503).
+        """
         if self._draining:
             raise server_stopping_error()
         await self._answer_health()
         return JSONResponse({"status": "ready"})
 
     async def _answer_metrics(self) -> Response:
-        """Return the metrics of all replicas, with the label `replica`, and those of the router."""
+        """Return the metrics of all replicas, with the label `replica`, and those of the router and the backend."""
         families = _label_metrics(await self._backend.ask("/metrics"))
         metrics = Families([*families, *self._routed.collect(), *self._backend.collect()])
         return Response(generate_latest(metrics), headers={"content-type": CONTENT_TYPE})
 
 
 def _label_metrics(metrics: Sequence[tuple[Hashable, Answer]]) -> Iterable[Metric]:
-    """Return the metric families of all replicas, whose samples get the label `replica`.
+    """Return the metric families of all replicas as one list; each sample gets the label `replica`.
 
-    The label `engine` of vLLM's series is the replica too.
+    The label `engine` of vLLM's series is set to the replica too.
 
     Args:
         metrics: The key of every replica, and its answer to `/metrics`.
@@ -144,9 +161,13 @@ def _label_metrics(metrics: Sequence[tuple[Hashable, Answer]]) -> Iterable[Metri
 
 
 async def _send_answer(pieces: AsyncGenerator[Head | bytes, None], send: Send) -> None:
-    """Send a replica's answer: a stream event by event, and an answer without events as a whole.
+    """Send a replica's answer to the client: a stream event by event, and an answer without events as a whole.
 
-    A stream whose replica ends early gets an error event before [DONE].
+    A stream whose replica ends early gets an error event and then [DONE].
+
+    Args:
+        pieces: The head of the answer and the pieces of its body.
+        send: ASGI's channel to the client.
 
     Raises:
         ApiError: The replica ended before an answer that is not streamed, or before the head of its answer.

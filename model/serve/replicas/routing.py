@@ -41,18 +41,26 @@ GENERATING = (COMPLETIONS, CHATS, RESPONSES, *AUDIO)
 
 @dataclass(frozen=True)
 class RoutedRequest:
-    """Inputs of the choice: the block hashes of the first prompt, and the number of continuations."""
+    """What the choice of a replica depends on.
+
+    `block_hashes` are the hashes of the first prompt's blocks of 64 bytes, in order. `continuations` is the load of the
+    request, the number of texts to generate; it is 0 for requests that never wait in an engine's queue.
+    """
 
     block_hashes: Sequence[BlockHash] = ()
     continuations: int = 0
 
     @classmethod
     def from_body(cls, path: str, body: bytes, max_blocks: int, key_salt: str = "") -> RoutedRequest:
-        """Return the inputs of an unchecked request; a body that the replica will refuse has no blocks.
+        """Read the inputs of the choice from the body of a request that nothing has checked yet.
+
+        A body that the replica will refuse gives no hashes and no continuations.
 
         Args:
+            path: Path of the request.
+            body: Its body.
             max_blocks: The number of blocks after which the prompt is cut off.
-            key_salt: The salt of the request's key.
+            key_salt: The salt of the client's API key; prompts under different salts share no hash.
         """
         if path not in (COMPLETIONS, CHATS, RESPONSES):
             return cls(continuations=int(path in (*AUDIO, *TOKENIZING)))
@@ -73,14 +81,18 @@ class RoutedRequest:
 
 @dataclass
 class _ReplicaState:
-    """Continuations in progress at a replica, its requests so far, and its blocks, the least recently used first."""
+    """What the routing knows about a replica.
+
+    `load` is the number of continuations in progress, `requests` counts all requests sent so far, and `blocks` has the
+    hashes of served prompts, the least recently used first.
+    """
 
     load: int = 0
     requests: int = 0
     blocks: OrderedDict[BlockHash, None] = field(default_factory=OrderedDict)
 
     def count_prefix(self, block_hashes: Sequence[BlockHash]) -> int:
-        """Return how many of the first blocks of a prompt the replica has served."""
+        """Return how many blocks, from the first one of a prompt on, the replica has served."""
         return sum(1 for _ in takewhile(self.blocks.__contains__, block_hashes))
 
     def add(self, request: RoutedRequest, max_blocks: int) -> None:
@@ -97,14 +109,16 @@ class _ReplicaState:
 
 @dataclass(frozen=True)
 class Choice:
-    """Chosen replica, and whether the prompt's prefix decided."""
+    """Key of the chosen replica, and whether the prompt's prefix decided and not the load."""
 
     replica: Hashable
     by_prefix: bool
 
 
 class Routing:
-    """Choice of replicas, which are known by keys of any type.
+    """Choice of a replica for each request, by the rules of the module's description.
+
+    Keys of replicas may be of any hashable type.
 
     Args:
         max_num_seqs: The number of continuations in a step of a replica.
@@ -119,10 +133,15 @@ class Routing:
         self._max_continuations = max_continuations
 
     def choose(self, request: RoutedRequest, up: Sequence[Hashable]) -> Choice:
-        """Choose a replica for a request, and add the request to the replica's load until `end` is called.
+        """Choose a replica for a request, add the request to its load, and add the prompt's blocks to its index.
+
+        The load stays until `end` is called.
 
         Args:
-            up: The keys of the replicas that answer. Other replicas are forgotten once their last request has ended.
+            request: The inputs of the choice.
+            up: The keys of the replicas that answer, at least one. Other replicas are forgotten once their last request
+                has
+            ended.
         """
         states = self._states
         for key in [key for key, state in states.items() if key not in up and not state.load]:
@@ -144,16 +163,22 @@ class Routing:
         return choice
 
     def end(self, choice: Choice, request: RoutedRequest) -> None:
-        """Subtract a request that has ended from its replica's load."""
+        """Subtract the continuations of a request that has ended from the load of its replica."""
         self._states[choice.replica].load -= request.continuations
 
     def forget(self, replica: Hashable) -> None:
-        """Forget the blocks of a replica that starts again without pages; its requests end as others do."""
+        """Forget the blocks of a replica that starts again with an empty cache.
+
+        Its load stays until its requests end.
+        """
         self._states[replica].blocks.clear()
 
 
 def _hash_blocks(salts: Sequence[Any], prompt: bytes, max_blocks: int) -> list[BlockHash]:
-    """Return the hashes of a prompt's first whole blocks; prompts with different salts share no hash."""
+    """Return the hashes of a prompt's first whole blocks, at most `max_blocks`.
+
+    Each hash covers its block, all blocks before it and the salts, so prompts with different salts share no hash.
+    """
     hashes, block_hash = [], blake2b(json.dumps(salts).encode(), digest_size=16).digest()
     for begin in range(0, min(len(prompt) // BLOCK_BYTES, max_blocks) * BLOCK_BYTES, BLOCK_BYTES):
         block_hash = blake2b(block_hash + prompt[begin : begin + BLOCK_BYTES], digest_size=16).digest()
@@ -162,7 +187,7 @@ def _hash_blocks(salts: Sequence[Any], prompt: bytes, max_blocks: int) -> list[B
 
 
 def _encode_prompts(arguments: Mapping[str, Any]) -> list[bytes]:
-    """Return the prompts of a completion; a single text or a single list of token ids is one prompt."""
+    """Return the bytes of each prompt of a completion; a single text or a single list of token ids is one prompt."""
     prompts = arguments.get("prompt")
     if not isinstance(prompts, list) or (prompts and isinstance(prompts[0], int)):
         prompts = [prompts]
@@ -170,14 +195,20 @@ def _encode_prompts(arguments: Mapping[str, Any]) -> list[bytes]:
 
 
 def _encode_prompt(prompt: Any) -> bytes:
-    """Return the bytes of a text or of token ids; a prompt that continues another one has its bytes and more."""
+    """Return the bytes of a text or of token ids, and no bytes for anything else.
+
+    If one prompt continues another, its bytes begin with the bytes of the other.
+    """
     if isinstance(prompt, str):
         return prompt.encode(errors="replace")
     return "".join(f"{id}," for id in prompt).encode() if isinstance(prompt, list) else b""
 
 
 def _encode_conversation(arguments: Mapping[str, Any]) -> bytes:
-    """Return the tools, instructions and messages or items that a chat template reads, in the order of templates."""
+    """Return the tools, the instructions and then the messages or items of a request as JSON bytes.
+
+    This is the order in which chat templates write them, so equal beginnings of prompts have equal bytes.
+    """
     messages = arguments.get("messages", arguments.get("input"))
     messages = messages if isinstance(messages, list) else [messages]
     contents = [arguments.get("tools"), arguments.get("instructions"), *messages]

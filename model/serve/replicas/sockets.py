@@ -31,7 +31,9 @@ class Sockets:
         return [replica.number for replica in self._replicas if replica.up]
 
     async def exchange(self, key: Any, call: Call) -> AsyncGenerator[Head | bytes, None]:
-        """Yield the head of a replica's answer and then its body, which come over a new connection.
+        """Send a request over a new connection; yield the head of the replica's answer and then pieces of the body.
+
+        Closing the generator closes the connection, which cancels the request.
 
         Raises:
             ReplicaLost: The replica ended before its answer did.
@@ -44,7 +46,7 @@ class Sockets:
             raise ReplicaLost from lost
 
     async def ask(self, path: str) -> list[tuple[int, Answer]]:
-        """Return every replica's answer to GET of a path, without replicas that end before their answer."""
+        """Return (number, answer to GET `path`) for every replica, without replicas that end before their answer."""
         up, call = self.up, Call(path, raw_path=path.encode())
         exchanges = [collect_answer(self.exchange(key, call)) for key in up]
         answers = await asyncio.gather(*exchanges, return_exceptions=True)
@@ -56,7 +58,7 @@ class Sockets:
             replica.drain()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield which replicas answer, and how often each was started again."""
+        """Yield two metric families: which replicas answer, and how often each replica was started again."""
         up = GaugeMetricFamily("nkw_replica_up", "1 where the replica answers.", labels=["replica"])
         restarts = CounterMetricFamily("nkw_replica_restarts", "Starts after an end.", labels=["replica"])
         for replica in self._replicas:
@@ -66,7 +68,14 @@ class Sockets:
 
 
 async def _exchange(path: str, call: Call) -> AsyncGenerator[Head | bytes, None]:
-    """Yield an answer from a socket. Raises OSError or RemoteProtocolError if the replica ends before its answer."""
+    """Send a request to the Unix socket at `path`; yield the head of the answer and then pieces of the body.
+
+    Headers about the connection itself are left out of the head.
+
+    Raises:
+        OSError: The replica has ended, or the connection breaks off.
+        h11.RemoteProtocolError: The connection ends before the answer does.
+    """
     query = b"?" + call.query if call.query else b""
     request = h11.Request(
         method=call.method,

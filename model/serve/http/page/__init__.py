@@ -1,4 +1,4 @@
-"""Page at `/`: a conversation with the model and the metrics of the server, in one file without outside requests."""
+"""HTML page of the server at `/`: a conversation with the model and the metrics, without outside requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from importlib.resources import files
 
 
 def load_page() -> tuple[str, str]:
-    """Return the page and its Content-Security-Policy, which admits its script and requests to this server only."""
+    """Return the HTML of the page and its Content-Security-Policy header.
+
+    The policy admits the page's own script and style by their hashes, and requests to this server only.
+    """
     style, script = _read_asset("page.css"), _read_asset("page.js")
     text = _read_asset("page.html").replace("%style%", style).replace("%script%", script)
     rules = (
