@@ -55,14 +55,14 @@ from nki_kernels.mlp import activation_function, activation_reference
 from nki_kernels.precision import widened
 from nki_kernels.projection.row_groups import blocks_tile, item_bytes
 from nki_kernels.recurrent.conv_prompt import ConvArguments, convolve_prompts
-from nki_kernels.recurrent.diagonal import columns_of
+from nki_kernels.recurrent.diagonal import load_columns
 from nki_kernels.recurrent.slots import (
     SequenceTable,
     check_table,
-    column,
-    sequence_groups,
-    slots_or_none,
-    state_rows,
+    load_column,
+    mask_slots,
+    split_sequences,
+    view_state_rows,
 )
 from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, filled, load, ranges, transpose_rows
 
@@ -103,8 +103,8 @@ def causal_conv1d(
         return y, state
     most = ROW_BYTES // item_bytes(x.dtype) // (1 if sequences <= FEW_SEQUENCES else 4)
     for panel in ranges(begin, end, most):
-        across = columns_of((weight,) if bias is None else (weight, bias), panel, x.dtype)
-        for group in sequence_groups(sequences):
+        across = load_columns((weight,) if bias is None else (weight, bias), panel, x.dtype)
+        for group in split_sequences(sequences):
             convolve_token(y, arguments, across, group, panel)
     return y, state
 
@@ -130,16 +130,16 @@ def convolve_token(y, arguments, across, group, panel):
     (start, end), (left, right) = group, panel
     x, state, table, first = arguments.x, arguments.state, arguments.table, arguments.first
     slots, height, _ = state.shape
-    numbers = column(table.state_slots, start, end)
-    read = slots_or_none(numbers, column(table.starts, start, end), slots)
-    written = slots_or_none(numbers, column(table.counts, start, end), slots)
+    numbers = load_column(table.state_slots, start, end)
+    read = mask_slots(numbers, load_column(table.starts, start, end), slots)
+    written = mask_slots(numbers, load_column(table.counts, start, end), slots)
     old = filled((end - start, height, right - left), 0.0, state.dtype)
-    nisa.dma_copy(dst=old, src=state_rows(state, read, 0, height, panel), oob_mode=nisa.oob_mode.skip)
+    nisa.dma_copy(dst=old, src=view_state_rows(state, read, 0, height, panel), oob_mode=nisa.oob_mode.skip)
     new = load(x[start:end, first + left : first + right], x.dtype)
     if height > 1:
-        moved = state_rows(state, written, 0, height - 1, panel)
+        moved = view_state_rows(state, written, 0, height - 1, panel)
         nisa.dma_copy(dst=moved, src=old[:, 1:height, :], oob_mode=nisa.oob_mode.skip)
-    last = state_rows(state, written, height - 1, height, panel)
+    last = view_state_rows(state, written, height - 1, height, panel)
     nisa.dma_copy(dst=last, src=new, oob_mode=nisa.oob_mode.skip)
     nisa.dma_copy(dst=y[start:end, left:right], src=sum_taps(old, new, across, arguments.function))
 

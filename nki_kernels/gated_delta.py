@@ -55,24 +55,24 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.delta.block_inverse import scratch_buffers
-from nki_kernels.delta.chunk_inverse import right_operands
-from nki_kernels.delta.decay import chunk_decays
-from nki_kernels.delta.masks import chunk_constants
+from nki_kernels.delta.block_inverse import allocate_scratch_buffers
+from nki_kernels.delta.chunk_inverse import allocate_right_operands
+from nki_kernels.delta.decay import compute_chunk_decays
+from nki_kernels.delta.masks import build_chunk_constants
 from nki_kernels.delta.order import Chain, Step, issue_all
 from nki_kernels.delta.signature import Arguments, check_arguments, delta_rule_reference, select_gates
-from nki_kernels.delta.state_slots import slot_numbers
+from nki_kernels.delta.state_slots import load_slot_numbers
 from nki_kernels.delta.wave_plan import HEADS, Prompt, plan_units
 from nki_kernels.delta.wave_steps import (
     IDLE,
     Wave,
-    invert_steps,
-    join_steps,
-    output_steps,
+    list_invert_steps,
+    list_join_steps,
+    list_output_steps,
+    list_scale_steps,
+    list_score_steps,
+    list_state_steps,
     plan_wave,
-    scale_steps,
-    score_steps,
-    state_steps,
 )
 from nki_kernels.recurrent.ssd_between import Differences
 from nki_kernels.tiles import PARTITIONS, cast, load_repeated
@@ -110,17 +110,20 @@ def gated_delta(
     y = nl.ndarray((qkv.shape[0], states.shape[1] * states.shape[3]), dtype=qkv.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return y, states
-    constants = chunk_constants(qkv.dtype)
+    constants = build_chunk_constants(qkv.dtype)
     weight = cast(load_repeated(norm_weight, PARTITIONS), nl.float32)
-    slots = slot_numbers(state_slots, starts, states.shape[0])
+    slots = load_slot_numbers(state_slots, starts, states.shape[0])
     waves, most_heads = [], 0
     for units in plan_units(arguments):
         waves.append(plan_wave(len(waves), units))
         most_heads = max(most_heads, waves[len(waves) - 1].blocks.heads)
-    scratch, operands = scratch_buffers(most_heads, qkv.dtype), right_operands(HEADS, qkv.dtype)
+    scratch, operands = (
+        allocate_scratch_buffers(most_heads, qkv.dtype),
+        allocate_right_operands(HEADS, qkv.dtype),
+    )
     for unit in waves[0].units:
         unit.load(arguments, slots)
-    decays = chunk_decays(arguments, constants)
+    decays = compute_chunk_decays(arguments, constants)
     differences = Differences() if decays.rows is not None else None
     prompt = Prompt(arguments, y, constants, weight, slots, scratch, operands, decays, differences)
     issue_all(prompt, plan_chains(waves))
@@ -147,13 +150,13 @@ def plan_chains(waves):
         load_steps = [Step(Wave.load, wave, IDLE, 2500)] if w > 0 else []
         load = [Chain(load_steps, load + before_last(outputs, AHEAD))]
         sums = [Chain([Step(Wave.load_sums, wave, IDLE, 2500)], before_last(scores, SUMS_AHEAD))]
-        scores.append(Chain(score_steps(wave), load + sums + before_last(scores, 1)))
+        scores.append(Chain(list_score_steps(wave), load + sums + before_last(scores, 1)))
         scored = before_last(scores, 1)
-        inverse = [Chain(invert_steps(wave), scored + inverse)]
-        scale = [Chain(scale_steps(wave), scored + scale)]
-        join = [Chain(join_steps(wave), inverse + scale + join)]
-        state = [Chain(state_steps(wave), join + state)]
-        outputs.append(Chain(output_steps(wave), state))
+        inverse = [Chain(list_invert_steps(wave), scored + inverse)]
+        scale = [Chain(list_scale_steps(wave), scored + scale)]
+        join = [Chain(list_join_steps(wave), inverse + scale + join)]
+        state = [Chain(list_state_steps(wave), join + state)]
+        outputs.append(Chain(list_output_steps(wave), state))
         chains.extend(load + sums + scored + inverse + scale + join + state + before_last(outputs, 1))
     return chains
 

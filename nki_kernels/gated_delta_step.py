@@ -42,18 +42,18 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.delta.output import exponentials, weigh
+from nki_kernels.delta.output import compute_exponentials, finish_gate_factors
 from nki_kernels.delta.signature import Arguments, check_arguments, delta_rule_reference, select_gates
 from nki_kernels.delta.state_lanes import (
     QUADRANT,
     ROUNDS,
     SEQUENCES,
-    decays_on_lanes,
-    first_pieces,
-    lane_offsets,
+    compute_first_pieces,
+    compute_lane_offsets,
     load_keys,
+    plan_groups,
     plan_lanes,
-    state_groups,
+    spread_decays,
 )
 from nki_kernels.delta.token_factors import (
     DECAY,
@@ -120,7 +120,7 @@ def gated_delta_step(
     if nl.program_id(0) > 0:
         return y, states
     lanes = plan_lanes(states, 0, sequences, key_heads)
-    offsets, masks = lane_offsets(lanes)
+    offsets, masks = compute_lane_offsets(lanes)
     zeros = nl.ndarray((PARTITIONS, lanes.rows * width), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=zeros, value=0.0, engine=nisa.engine.gpsimd)
     for start, end in ranges(0, sequences, sequences_at_once(heads)):
@@ -154,13 +154,13 @@ def advance_sequences(arguments, lanes, offsets, masks, zeros, y):
 
     # The factors of the tokens: softplus, and all loads, before the first states.
     diagonal = identity(lanes.sequences, nl.uint8)
-    read, written = first_pieces(lanes, arguments.state_slots, arguments.starts, offsets)
+    read, written = compute_first_pieces(lanes, arguments.state_slots, arguments.starts, offsets)
     keys = load_keys(lanes, arguments.qkv)
     qkv, logs, rate, padding, terms = begin_factors(arguments, lanes)
     value_columns = lanes.heads * lanes.width
     z = load(arguments.gates[first:end, 0:value_columns], arguments.gates.dtype)
     norm_weight = load_repeated(arguments.norm_weight, lanes.sequences)
-    gate_factors = exponentials(z, lanes.width)
+    gate_factors = compute_exponentials(z, lanes.width)
 
     for b in range(len(batches)):  # b: batch of groups
         groups, group_keys = batches[b], []
@@ -178,7 +178,7 @@ def advance_sequences(arguments, lanes, offsets, masks, zeros, y):
             outputs = nl.ndarray(values.shape, dtype=nl.float32, buffer=nl.sbuf)
         writes = [combine(lanes, groups[0], products[0], factors, values, outputs)]
         if b == 0:
-            decays = decays_on_lanes(lanes, all_factors[:, DECAY, :, :], masks)
+            decays = spread_decays(lanes, all_factors[:, DECAY, :, :], masks)
         if len(groups) > 1:
             products.append(multiply_states(lanes, groups[1], tiles[1], group_keys[1].columns))
         for i in range(len(groups)):  # i: group
@@ -188,7 +188,7 @@ def advance_sequences(arguments, lanes, offsets, masks, zeros, y):
             decay_and_add(lanes, groups[i], tiles[i], decays, outer)
             store_states(lanes, arguments.states, written, groups[i], tiles[i])
             if b == 0 and i == 0:
-                weigh(gate_factors, z, norm_weight)
+                finish_gate_factors(gate_factors, z, norm_weight)
             if i + 1 < len(groups):
                 writes.append(combine(lanes, groups[i + 1], products[i + 1], factors, values, outputs))
             if i + 2 < len(groups):
@@ -210,7 +210,7 @@ def plan_batches(lanes, taken):
     rounds = min(ROUNDS, blocks(lanes.heads, lanes.heads_per_quadrant))
     room = min(STATE_BYTES, ROW_BYTES - taken)
     most = max(1, room // (4 * rounds * lanes.rows * lanes.width))
-    groups = state_groups(lanes)
+    groups = plan_groups(lanes)
     batches = []
     for first, end in ranges(0, len(groups), most):
         batches.append(groups[first:end])
@@ -220,9 +220,9 @@ def plan_batches(lanes, taken):
 def copy_zeros(lanes, group, zeros):
     """Return zeros for the states of a group, [lane, round, element]: where a sequence begins they stay."""
     rounds = (group.heads[1] - group.heads[0]) // lanes.heads_per_quadrant
-    tile = nl.ndarray((group.lanes(), rounds, zeros.shape[1]), dtype=nl.float32, buffer=nl.sbuf)
+    tile = nl.ndarray((group.count_lanes(), rounds, zeros.shape[1]), dtype=nl.float32, buffer=nl.sbuf)
     for i in range(rounds):  # i: round
-        nisa.tensor_copy(dst=tile[:, i, :], src=zeros[0 : group.lanes(), :])
+        nisa.tensor_copy(dst=tile[:, i, :], src=zeros[0 : group.count_lanes(), :])
     return tile
 
 
@@ -241,7 +241,7 @@ def spread_keys(lanes, keys, group, masks):
 
     keys: [lane, column, queries and keys, row]. A lane has zeros for the other head of its quadrant.
     """
-    count, low, high = group.lanes(), group.key_heads[0], group.key_heads[1]
+    count, low, high = group.count_lanes(), group.key_heads[0], group.key_heads[1]
     group_keys = keys[0:count, group.column, :, :]
     shape = (count, high - low, lanes.rows, lanes.heads_per_quadrant, 2)
     columns = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -264,7 +264,7 @@ def multiply_states(lanes, group, tile, columns):
     bank = nl.ndarray((width, group.members, last - first, 2), dtype=nl.float32, buffer=nl.psum)
     for i in range((last - first) // share):  # i: round
         head = i * share
-        key_head = lanes.key_head(first + head) - group.key_heads[0]
+        key_head = lanes.find_key_head(first + head) - group.key_heads[0]
         for member in range(group.members):
             quadrant = slice(member * QUADRANT, (member + 1) * QUADRANT)
             # Rows of a lane lie side by side: each matmul contracts one row of all lanes, and PSUM adds them up.
@@ -293,7 +293,7 @@ def combine(lanes, group, products, factors, values, outputs):
     writes = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=writes, data1=products[:, :, :, 1], data2=factors[:, READ, :, :], op=nl.multiply)
     nisa.tensor_tensor(dst=writes, data1=values, data2=writes, op=nl.subtract)
-    shape = (group.lanes(), (last - first) // share, lanes.width)
+    shape = (group.count_lanes(), (last - first) // share, lanes.width)
     on_lanes = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
     for i in range(shape[1]):  # i: round
         heads = writes[:, :, i * share : (i + 1) * share]
@@ -311,8 +311,8 @@ def outer_products(lanes, group, keys, writes):
     """Return the products of a group's keys and what they write: a tile [lane, row, width] of each round."""
     tiles = []
     for i in range(writes.shape[1]):  # i: round
-        outer = nl.ndarray((group.lanes(), lanes.rows, lanes.width), dtype=nl.float32, buffer=nl.sbuf)
-        key_head = lanes.key_head(group.heads[0] + i * lanes.heads_per_quadrant) - group.key_heads[0]
+        outer = nl.ndarray((group.count_lanes(), lanes.rows, lanes.width), dtype=nl.float32, buffer=nl.sbuf)
+        key_head = lanes.find_key_head(group.heads[0] + i * lanes.heads_per_quadrant) - group.key_heads[0]
         for row in range(lanes.rows):
             # A key's element is a number of the partition, the scale of an activation; Vector has the additions.
             nisa.activation(
@@ -327,7 +327,7 @@ def outer_products(lanes, group, keys, writes):
 
 def decay_and_add(lanes, group, tile, decays, outer):
     """Multiply the states of a group by their decays [lane, column, round], and add the outer products."""
-    count, first = group.lanes(), group.heads[0] // lanes.heads_per_quadrant
+    count, first = group.count_lanes(), group.heads[0] // lanes.heads_per_quadrant
     for i in range(len(outer)):  # i: round
         state = tile[:, i, :]
         nisa.scalar_tensor_tensor(

@@ -1,13 +1,19 @@
 """The inverse of the unit triangle of a chunk, (1 + A)^-1 with A strictly lower triangular, by joining blocks.
 
-With X the inverses of the diagonal blocks of size w, those of size 2w are X - X A X in the blocks of A that join two
-neighbours. So no power of A is ever taken: the inverse is as exact as forward substitution, also where keys repeat
-and powers of A grow beyond all bounds. The inverses of blocks of 16 are given (`delta/block_inverse.py`). The two
-halves of a chunk are inverted side by side, each by 64 x 64 cells of the array; the last step joins them. Everything is
-kept transposed as well (y), since a product contracts over partitions.
+`gated_delta` needs X = (1 + A)^-1 for every head of a chunk of 128 tokens; the steps of `delta/wave_steps.py`
+call the methods here for a unit, a chunk and up to four heads. `delta/block_inverse.py` has inverted the
+blocks of 16 rows on the diagonal. `JoinLevel` joins neighbouring blocks in pairs, from 16 to 32 and from 32
+to 64 rows. `ChunkInverse` joins the two halves of 64 tokens.
 
-`negated` is -A transposed, [j, head, i]; what it has on its diagonal is never used. Of two blocks that are joined, x
-changes in the columns of the first one, and y in those of the second one: only these are computed.
+With X the inverses of the diagonal blocks of size w, those of size 2w are X - X A X in the blocks of A
+between two neighbours. So no power of A is ever taken: the inverse is as exact as forward substitution, also
+where keys repeat and powers of A grow beyond all bounds.
+
+The inverses of a wave (up to four units computed together) are in two SBUF tiles [row of both halves, head,
+column of the half]: x has X and y has X transposed, since a product contracts over partitions. `negated` is
+-A transposed, [j, head, i]; what it has on its diagonal is never used. Of two blocks that are joined, x
+changes in the columns of the first one, and y in the columns of the second one: only these are computed. Both
+halves are computed side by side, each by 64 x 64 cells of the PE array.
 """
 
 from __future__ import annotations
@@ -25,16 +31,19 @@ from nki_kernels.tiles import PARTITIONS
 CELLS = (HALF, HALF)
 
 IN_TURN = 4
-"""Units whose blocks are joined at a time."""
+"""Tiles for each level's `JoinLevel.right`: so many units can have their blocks joined at a time."""
 
 
 @dataclass
 class ChunkInverse(nl.NKIObject):
-    """The inverse of a unit's triangle, whose halves are in the wave's blocks, and what follows from it.
+    """The inverse X of a unit's triangle; a tile is None until its method.
 
-    right: the first product of the last level, [row, head, column]; it has the rows of the second half only. corner:
-    the block of the transposed inverse that joins the halves, [column, head, row]. reading: -(X exp(G) k) transposed,
-    [depth, head, i], which multiplies the state.
+    The inverses of both halves are in the wave's x and y, see `BlockInverses`.
+
+    right: -A X for the rows of the second half and the columns of the first one, [row, head, column] in SBUF
+    on partitions 64 to 127. corner: the block of X transposed with rows of the first half and columns of the
+    second one, [row, head, column] in SBUF. reading: -(X exp(G) k) transposed, [depth, head, i] in SBUF,
+    which multiplies the state. exp(G) k are the keys times their decays from the start of the chunk.
     """
 
     scores: ChunkScores
@@ -43,11 +52,16 @@ class ChunkInverse(nl.NKIObject):
     reading: nl.NkiTensor | None = None
 
     def select_heads(self, tile):
-        """Return the unit's heads of a tile of the wave."""
+        """Return a view of the unit's heads of a tile [row, head of the wave, column]."""
         return self.scores.unit.select_heads(tile)
 
-    def link_halves(self, prompt):
-        """Compute `right`, -A X for the rows of the second half: the first of two products that join the halves."""
+    def multiply_across_halves(self, prompt):
+        """Set `right` to -A X for the rows of the second half, the first of the two products that join the halves.
+
+        A is the triangle of a chunk of 128 tokens and X = (1 + A)^-1, known for each half of 64. `right` is a
+        new SBUF tile [128, head, 64], which has these rows on partitions 64 to 127 and no contents on the
+        others.
+        """
         x, negated = self.select_heads(self.scores.blocks.x), self.select_heads(self.scores.blocks.negated)
         inner = nl.ndarray((PARTITIONS, x.shape[1], HALF), dtype=nl.float32, buffer=nl.psum)
         for head in range(x.shape[1]):
@@ -64,7 +78,11 @@ class ChunkInverse(nl.NKIObject):
         nisa.activation(dst=self.right[HALF:PARTITIONS, :, :], op=nl.copy, data=inner[HALF:PARTITIONS, :, :])
 
     def join_halves(self, prompt):
-        """Compute `corner`."""
+        """Set `corner` to the block of X transposed with rows of the first half and columns of the second.
+
+        X = (1 + A)^-1. It is a new SBUF tile [64, head, 64] in y's dtype, the second product that joins the
+        halves: the transpose of X `right`.
+        """
         y = self.select_heads(self.scores.blocks.y)
         joined = nl.ndarray((HALF, y.shape[1], HALF), dtype=nl.float32, buffer=nl.psum)
         for head in range(y.shape[1]):
@@ -80,7 +98,11 @@ class ChunkInverse(nl.NKIObject):
         nisa.tensor_copy(dst=self.corner, src=joined)
 
     def list_blocks(self, head):
-        """Return the three blocks of a head's transposed inverse that are not zeros: (row, column, block)."""
+        """Return the three blocks [64, 64] of a head's X transposed that are not zeros: (row, column, view) each.
+
+        row and column are those of the block's first element in X transposed [128, 128]: 0 or 64. The views
+        are in SBUF.
+        """
         y = self.select_heads(self.scores.blocks.y)
         return [
             (0, 0, y[0:HALF, head, :]),
@@ -88,8 +110,13 @@ class ChunkInverse(nl.NKIObject):
             (HALF, HALF, y[HALF:PARTITIONS, head, :]),
         ]
 
-    def read_keys(self, prompt):
-        """Compute `reading`."""
+    def compute_reading(self, prompt):
+        """Set `reading` to -(X `keys_before`) transposed, for all heads of the unit.
+
+        It is a new SBUF tile [depth, head, token]. X = (1 + A)^-1, and `keys_before` are the chunk's keys
+        times their decays from the start of the chunk. The product of `reading` with the state before the
+        chunk is what the state predicts for the tokens, with a minus sign.
+        """
         keys = self.scores.keys_before
         bank = nl.ndarray((keys.shape[2], keys.shape[1], PARTITIONS), dtype=nl.float32, buffer=nl.psum)
         for head in range(keys.shape[1]):
@@ -108,11 +135,11 @@ class ChunkInverse(nl.NKIObject):
 
 @dataclass
 class JoinLevel(nl.NKIObject):
-    """A level, an index of `LEVELS`, at which a unit's blocks are joined two by two.
+    """A level at which a unit's diagonal blocks of LEVELS[level] rows are joined in pairs to blocks of twice as many.
 
-    right: the first product, the right operand of the second products; it has rows of second blocks and columns of
-    first ones. joined_x, joined_y: the blocks that change, in PSUM: x in the columns of first blocks, y in those of
-    second ones.
+    right: -A X, the first product and the right operand of the second products, [row, head, column] in SBUF:
+    numbers in rows of second blocks and columns of first ones, zeros elsewhere. joined_x, joined_y: what
+    replaces the columns of x and y that change, [row, head, pair, column of block] float32 in PSUM.
     """
 
     inverse: ChunkInverse
@@ -122,15 +149,26 @@ class JoinLevel(nl.NKIObject):
     joined_y: nl.NkiTensor | None = None
 
     def select_changing(self):
-        """Return the blocks of x and y that change."""
+        """Return (x, y): views of the columns of the wave's inverses that change as blocks are joined in pairs.
+
+        Each is [row of both halves, head of the unit, pair, column of block] in SBUF. In x, the inverse,
+        these are the columns of the first block of each pair; in y, the inverse transposed, the columns of
+        the second block.
+        """
         inverse, size = self.inverse, LEVELS[self.level]
         x = select_blocks(inverse.select_heads(inverse.scores.blocks.x), size, False)
         return x, select_blocks(inverse.select_heads(inverse.scores.blocks.y), size, True)
 
-    def link(self, prompt):
-        """Compute `right`."""
+    def multiply_first(self, prompt):
+        """Set `right` to -A X for each pair of blocks that is joined: rows of its second, columns of its first one.
+
+        X has the inverses of the blocks before they are joined. `right` is a view of an SBUF tile of
+        `prompt.right_operands`, [row of both halves, head, column]; all other elements are zeros.
+        """
         inverse, size = self.inverse, LEVELS[self.level]
-        inner = products(inverse.select_heads(inverse.scores.blocks.negated), self.select_changing()[0])
+        inner = multiply_halves(
+            inverse.select_heads(inverse.scores.blocks.negated), self.select_changing()[0]
+        )
         right_operand = prompt.right_operands[self.level][inverse.scores.unit.index % IN_TURN]
         self.right = right_operand[:, 0 : inner.shape[1], :]
         mask = prompt.constants.second_blocks[self.level].reshape((PARTITIONS, 1, inner.shape[2], 1))
@@ -141,24 +179,32 @@ class JoinLevel(nl.NKIObject):
         )
 
     def join(self, prompt):
-        """Compute `joined_x` and `joined_y`: the second products, plus the blocks before."""
+        """Set `joined_x` to x + X `right` and `joined_y` to y + (X `right`)^T, in the columns that change.
+
+        x and y are the wave's inverses X and X transposed. Each is a new float32 PSUM tile [row of both
+        halves, head, pair, column of block]. `copy_joined` copies them to x and y.
+        """
         x, y = self.select_changing()
         left, identity = self.inverse.select_heads(self.inverse.scores.blocks.y), prompt.constants.identity
-        self.joined_x = products(left, select_blocks(self.right, LEVELS[self.level], False))
+        self.joined_x = multiply_halves(left, select_blocks(self.right, LEVELS[self.level], False))
         # The identity adds the blocks before in PSUM, so the Scalar engine only copies the result.
         nisa.nc_matmul(dst=self.joined_x, stationary=identity, moving=x, accumulate=True)
-        self.joined_y = products(self.right, y)
+        self.joined_y = multiply_halves(self.right, y)
         nisa.nc_matmul(dst=self.joined_y, stationary=identity, moving=y, accumulate=True)
 
     def copy_joined(self, prompt):
-        """Copy the blocks that change to the inverses."""
+        """Copy `joined_x` and `joined_y` from PSUM to the columns of the wave's x and y that change."""
         x, y = self.select_changing()
         nisa.activation(dst=x, op=nl.copy, data=self.joined_x)
         nisa.activation(dst=y, op=nl.copy, data=self.joined_y)
 
 
-def right_operands(heads, dtype):
-    """Return right operands of the second products, used in turn, for each level; columns of second blocks stay 0."""
+def allocate_right_operands(heads, dtype):
+    """Return SBUF tiles of zeros for `JoinLevel.right`: for each level a list of IN_TURN tiles [128, heads, 64].
+
+    Unit i uses tile i % IN_TURN. Units write columns of first blocks only, so that columns of second ones
+    stay 0.
+    """
     levels = []
     for _ in LEVELS:
         turns = []
@@ -171,13 +217,22 @@ def right_operands(heads, dtype):
 
 
 def select_blocks(tile, size, second):
-    """Return the first or second ones of pairs of blocks, [row, head, pair, column of block]."""
+    """Return a view of half of the columns of a tile [row, head, column]: [row, head, pair, column of block].
+
+    The columns are pairs of blocks of `size` columns; the view has the second block of each pair if `second`,
+    else the first.
+    """
     pairs = tile.reshape_dim(2, (HALF // (2 * size), 2 * size))
     return pairs[:, :, :, size : 2 * size] if second else pairs[:, :, :, 0:size]
 
 
-def products(stationary, moving):
-    """Return stationary^T @ moving of all heads and both halves: [row of half, head, pair, column] in PSUM."""
+def multiply_halves(stationary, moving):
+    """Return stationary^T @ moving for each head and each half by itself: a new float32 PSUM tile of moving's shape.
+
+    Args:
+        stationary: [row of both halves, head, column]; of 128 columns each half takes the 64 of its tokens.
+        moving: [row of both halves, head, pair, column].
+    """
     bank = nl.ndarray(moving.shape, dtype=nl.float32, buffer=nl.psum)
     for head in range(moving.shape[1]):
         for half in range(2):

@@ -2,9 +2,13 @@
 
     u = X (v - (exp(G) k) S),   o = exp(G) (q S) + P u,   S' = exp(G_end) S + (exp(G_end - G) beta k)^T u
 
-where X is the inverse of the triangle, G the sum of g up to a token and P_ij = q_i . k_j beta_j exp(G_i - G_j) for
-j <= i. A has the same decays, times k_i . k_j: beta is that of the token that writes, in place of that of the token
-that reads, so what a token writes is beta u.
+S is the state before the chunk and S' the state after it. G is the sum of g, the logarithm of the decay, up
+to a token, and G_end that of the whole chunk. P_ij = q_i . k_j beta_j exp(G_i - G_j) for j <= i, else 0. A
+has k_i . k_j in the place of q_i . k_j, for j < i, and X is the inverse of 1 + A. beta is that of the token
+that writes (j), in place of that of the token that reads (i), so that token j writes beta_j u_j.
+
+The steps of `delta/wave_steps.py` call the methods here for a unit: a chunk of a sequence and up to four
+heads. A wave is up to four units that are computed together.
 """
 
 from __future__ import annotations
@@ -15,8 +19,8 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.delta.block_inverse import BlockInverses
-from nki_kernels.delta.decay import columns_together
-from nki_kernels.delta.output import gate_factors, sums_of_squares
+from nki_kernels.delta.decay import count_shared_columns
+from nki_kernels.delta.output import compute_gate_factors, sum_squares
 from nki_kernels.delta.wave_plan import Unit
 from nki_kernels.recurrent.ssd_between import HALF, DifferenceRows
 from nki_kernels.tiles import PARTITIONS
@@ -29,12 +33,14 @@ LENGTH_EPS = 1e-6
 class ChunkScores(nl.NKIObject):
     """What a unit needs neither the inverse nor the state for: each tile is None until the method that computes it.
 
-    blocks: has -A transposed of the wave. sums: operands whose product has the logarithms of the decays between tokens;
-    None if sums between them are taken directly. key_rows: keys over their lengths, [j, key head, depth]. norm_offset:
-    what the norm adds to the mean of squares, [i, key head]. decays: beta_j exp(G_i - G_j) for j <= i, else 0, [j,
-    head, i]. query_columns, key_columns: [depth, key head, i]. attended: P transposed, [j, head, i]. keys_before,
-    keys_after: keys times the decay before and after them, the latter with beta, [j, head, depth]. gate_factors:
-    [i, head, width].
+    All tiles are in SBUF, and i and j are tokens of the chunk. blocks: those of the wave, of which `negated`
+    has -A transposed. sums: operands of the matmul that gives the logarithms of the decays between tokens;
+    None where these are summed over the g between the two tokens (float32, or more than 128 heads). key_rows:
+    keys over their lengths, [j, key head, depth]. norm_offset: what the norm adds to the mean of squares, [i,
+    key head] float32. decays: exp(G_i - G_j) beta_j for j <= i, else 0, [j, head, i]. query_columns,
+    key_columns: [depth, key head, i]. attended: P transposed, [j, head, i]. keys_before: keys times exp(G).
+    keys_after: keys times beta exp(G_end - G). Both are [j, head, depth]. gate_factors: norm weight times
+    silu(z), [i, head, width] float32.
     """
 
     unit: Unit
@@ -51,28 +57,33 @@ class ChunkScores(nl.NKIObject):
     gate_factors: nl.NkiTensor | None = None
 
     def load_sums(self, prompt):
-        """Load `sums`."""
+        """Load the sums of the unit's logarithms of decays from HBM, and set `sums` to the operands with them.
+
+        They are two SBUF tiles of `prompt.differences`, which must not be None.
+        """
         (first, end), heads = self.unit.heads, prompt.decays.g.shape[2]
-        together = columns_together(heads)
+        together = count_shared_columns(heads)
         column = self.unit.column * heads
         start = column % together
         rows = prompt.decays.rows[column // together]
         self.sums = prompt.differences.load(rows, (start + first, start + end))
 
-    def normalise(self, prompt):
-        """Compute `key_rows` and `norm_offset`.
+    def normalise_keys(self, prompt):
+        """Set `key_rows` to keys over their lengths, and `norm_offset` to what the outputs' norm adds: new SBUF tiles.
 
-        Queries are taken as they are: o is then larger by sqrt(dk) times their lengths, and so is what the norm adds.
+        key_rows is [token, key head, depth], norm_offset [token, key head] float32. Queries are not divided:
+        outputs o are then larger by the length of q times sqrt(dk). So `norm_offset` is eps times the square
+        of that factor.
         """
         q, k, depth = self.unit.operands.q, self.unit.operands.k, prompt.arguments.states.shape[2]
         shape = (PARTITIONS, k.shape[1] // depth, depth)
-        lengths = sums_of_squares(k.reshape(shape), k.dtype)
+        lengths = sum_squares(k.reshape(shape), k.dtype)
         nisa.tensor_scalar(
             dst=lengths, data=lengths, op0=nl.add, operand0=LENGTH_EPS, op1=nl.power, operand1=-0.5
         )
         self.key_rows = nl.ndarray(shape, dtype=k.dtype, buffer=nl.sbuf)
         scale_heads(self.key_rows, k.reshape(shape), lengths)
-        self.norm_offset = sums_of_squares(q.reshape(shape), q.dtype)
+        self.norm_offset = sum_squares(q.reshape(shape), q.dtype)
         nisa.tensor_scalar(
             dst=self.norm_offset,
             data=self.norm_offset,
@@ -82,8 +93,11 @@ class ChunkScores(nl.NKIObject):
             operand1=prompt.arguments.eps * depth,
         )
 
-    def decay(self, prompt):
-        """Compute `decays`, in float32 where sums between tokens are taken directly."""
+    def compute_decays(self, prompt):
+        """Set `decays` to beta_j times the decay from token j to token i, for j <= i, else 0: [j, head, i].
+
+        It is a new SBUF tile in the dtype of qkv. beta_j is the strength with which token j writes.
+        """
         unit, constants, heads = self.unit, prompt.constants, self.unit.count_heads()
         shape = (PARTITIONS, heads, PARTITIONS)
         bank = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
@@ -115,13 +129,21 @@ class ChunkScores(nl.NKIObject):
         if self.sums is None:
             scale_heads(self.decays, self.decays, unit.select_columns(prompt.decays.beta))
 
-    def transpose(self, prompt):
-        """Compute `query_columns` and `key_columns`."""
+    def transpose_operands(self, prompt):
+        """Set `query_columns` and `key_columns` to the chunk's queries, and keys over their lengths, transposed.
+
+        Each is a new SBUF tile [depth, key head, token].
+        """
         self.query_columns = transpose_heads(self.unit.operands.q.reshape(self.key_rows.shape))
         self.key_columns = transpose_heads(self.key_rows)
 
-    def score(self, prompt):
-        """Write -A transposed to the unit's heads of the wave, and compute `attended`."""
+    def compute_scores(self, prompt):
+        """Compute the scores of keys with keys (A) and of queries with keys (P), times the decays between the tokens.
+
+        Writes -A transposed, [j, head, i], to the unit's heads of the wave's `negated` in SBUF. Sets
+        `attended`, a new SBUF tile [j, head, i], to P transposed. What is written on the diagonal of -A is
+        not 0; it is never read.
+        """
         unit, keys = self.unit, self.key_columns
         self.attended = nl.ndarray(self.decays.shape, dtype=keys.dtype, buffer=nl.sbuf)
         key_scores, query_scores = multiply_heads(keys, keys), multiply_heads(keys, self.query_columns)
@@ -139,31 +161,40 @@ class ChunkScores(nl.NKIObject):
         )
 
     def scale_keys(self, prompt):
-        """Compute `keys_before` and `keys_after`."""
-        self.keys_before = self.scaled_keys(prompt.decays.until)
-        self.keys_after = self.scaled_keys(prompt.decays.after)
+        """Set `keys_before` and `keys_after` to keys times decays: new SBUF tiles [token, head, depth].
 
-    def scaled_keys(self, factors):
-        """Return the keys of value heads times one of the tiles of `ChunkDecays`."""
+        Keys are divided by their lengths. `keys_before` have the decay from the chunk's start up to the
+        token, `keys_after` the decay after it to the chunk's end, times its beta.
+        """
+        self.keys_before = self.multiply_keys(prompt.decays.until)
+        self.keys_after = self.multiply_keys(prompt.decays.after)
+
+    def multiply_keys(self, factors):
+        """Return the keys of each value head times a factor of token and head: a new SBUF tile [j, head, depth].
+
+        Args:
+            factors: a tile of `ChunkDecays`, [128, sequence and chunk, head]; the unit's column and heads are
+                used.
+        """
         columns = self.unit.select_columns(factors)
         shape = (PARTITIONS, columns.shape[1], self.key_rows.shape[2])
         keys = nl.ndarray(shape, dtype=self.key_rows.dtype, buffer=nl.sbuf)
         scale_heads(keys, self.unit.repeat_for_heads(self.key_rows), columns)
         return keys
 
-    def gate(self, prompt):
-        """Compute `gate_factors`."""
-        self.gate_factors = gate_factors(self.unit.operands.z, prompt.norm_weight)
+    def compute_gate_factors(self, prompt):
+        """Set `gate_factors` to norm weight times silu(z): a new float32 SBUF tile [token, head, width]."""
+        self.gate_factors = compute_gate_factors(self.unit.operands.z, prompt.norm_weight)
 
 
 def scale_heads(dst, data, columns):
-    """Multiply elements [rows, heads, n] by a number of their row and head, [rows, heads], on GpSimd."""
+    """Write data [row, head, n] times columns [row, head] to dst [row, head, n], by GpSimd; dst may be data."""
     across = columns.reshape((columns.shape[0], columns.shape[1], 1)).broadcast(2, dst.shape[2])
     nisa.tensor_tensor(dst=dst, data1=data, data2=across, op=nl.multiply, engine=nisa.engine.gpsimd)
 
 
 def transpose_heads(tile):
-    """Return rows [128, heads, depth] as [depth, heads, 128]."""
+    """Return a tile [128, head, depth] as a new SBUF tile [depth, head, 128] of its dtype."""
     heads, depth = tile.shape[1], tile.shape[2]
     bank = nl.ndarray((depth, heads, PARTITIONS), dtype=tile.dtype, buffer=nl.psum)
     result = nl.ndarray(bank.shape, dtype=tile.dtype, buffer=nl.sbuf)
@@ -174,7 +205,7 @@ def transpose_heads(tile):
 
 
 def multiply_heads(stationary, moving):
-    """Return the product over the rows of each head of [row, head, m] and [row, head, n]: [m, head, n] in PSUM."""
+    """Return stationary^T @ moving of each head, [row, head, m] and [row, head, n]: [m, head, n] float32 in PSUM."""
     _, heads, size = stationary.shape
     bank = nl.ndarray((size, heads, moving.shape[2]), dtype=nl.float32, buffer=nl.psum)
     for head in range(heads):

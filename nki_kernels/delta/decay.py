@@ -1,8 +1,12 @@
 """Decays and strengths of the gated delta rule, for all chunks of a prompt at once.
 
-Of token t and head h, g = -exp(a_log[h]) * softplus(a + dt_bias[h]) is the logarithm of the decay, and
-beta = sigmoid(b) the strength of what it writes. Both are zero for padding, which so leaves the state as it is. Sums of
-g over a range of tokens are taken directly, never as a difference of two longer sums.
+Of token t and head h, g = -exp(a_log[h]) * softplus(a + dt_bias[h]) is the logarithm of the decay, and beta =
+sigmoid(b) the strength of what it writes. Both are zero for padding, which so leaves the state as it is.
+`gated_delta` calls `compute_chunk_decays` once.
+
+A chunk is 128 tokens of a sequence. Sums of g over a range of tokens are taken directly in float32 launches,
+and for more than 128 heads, never as a difference of two longer sums. Otherwise, in bfloat16, `Differences`
+subtracts two sums up to a token, each of which is stored as three bfloat16 numbers (parts).
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.recurrent.ssd_between import PARTS, bounded, logarithms, sum_in_parts
+from nki_kernels.recurrent.ssd_between import PARTS, bound_logarithms, compute_logarithms, sum_in_parts
 from nki_kernels.tiles import BANK, MASKED, PARTITIONS, blocks, cast, load_repeated, ranges
 
 LEAST = -104.0
@@ -21,11 +25,13 @@ LEAST = -104.0
 
 @dataclass
 class ChunkDecays(nl.NKIObject):
-    """Decays of all chunks, by columns: [128, sequence and chunk, head] float32.
+    """Decays of all chunks: SBUF tiles [token in chunk, sequence and chunk, head] float32.
 
-    until: exp of the sum of g up to a token. after: exp of the sum after it, times beta. total: exp of the sum of the
-    chunk. rows: sums in parts, which `Differences` takes, [head, side, part, token] in HBM for each range of
-    `columns_together`; None if sums between tokens are taken directly.
+    g: logarithms of the tokens' decays. beta: strengths. until: exp of the sum of g from the chunk's first
+    token up to a token. after: exp of the sum after the token to the chunk's end, times beta. total: exp of
+    the sum over the chunk, the same on all partitions. rows: for `Differences`, tensors [head, side, part,
+    token] in HBM with the sums of g as bfloat16 parts. There is one for each `count_shared_columns(heads)` of
+    the flat (sequence and chunk, head) columns. None if sums between tokens are taken directly.
     """
 
     g: nl.NkiTensor
@@ -36,8 +42,16 @@ class ChunkDecays(nl.NKIObject):
     rows: list | None
 
 
-def strengths(raw, a_log, dt_bias):
-    """Return g and beta [rows, columns, heads] float32 of raw b and a, side by side in [rows, columns, 2 * heads]."""
+def compute_strengths(raw, a_log, dt_bias):
+    """Return (g, beta): the logarithms of decays, and the strengths of writes.
+
+    Both are new float32 SBUF tiles [rows, columns, heads]. g = -exp(a_log) * softplus(a + dt_bias), beta =
+    sigmoid(b).
+
+    Args:
+        raw: b and then a of each head, [rows, columns, 2 * heads] in SBUF.
+        a_log: [1, heads] in HBM, as is dt_bias.
+    """
     rows, columns, heads = raw.shape[0], raw.shape[1], raw.shape[2] // 2
     rate = cast(load_repeated(a_log, rows), nl.float32)
     nisa.activation(dst=rate, op=nl.exp, data=rate)
@@ -61,7 +75,13 @@ def strengths(raw, a_log, dt_bias):
 
 
 def clear_padding(tiles, position, counts):
-    """Write zeros to tiles [rows, columns, heads] where a token's position is not below its sequence's count."""
+    """Write zeros to each of `tiles` [rows, columns, heads] where position >= count.
+
+    Args:
+        tiles: a list of SBUF tiles of equal shape, changed in place.
+        position: the token's index in its sequence, int32 in SBUF, with `columns` elements in each row.
+        counts: the number of real tokens of its sequence, in the shape of `position`.
+    """
     rows, columns, heads = tiles[0].shape
     padding = nl.ndarray(position.shape, dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=padding, data1=position, data2=counts, op=nl.greater_equal)
@@ -70,8 +90,12 @@ def clear_padding(tiles, position, counts):
         nisa.tensor_copy_predicated(dst=tile, src=0.0, predicate=across)
 
 
-def load_raw(gates, first, sequences, heads):
-    """Load columns `first` on of the gates of all chunks: [token in chunk, sequence and chunk, 2 * heads]."""
+def load_raw_gates(gates, first, sequences, heads):
+    """Load b and a of all chunks from HBM to a new SBUF tile [token in chunk, sequence and chunk, 2 * heads].
+
+    They are the 2 * heads columns of `gates` [T, columns] from `first` on. Every one of the `sequences` has T
+    / sequences rows, in chunks of 128. Rows after the last token of a short chunk are zeros.
+    """
     tokens = gates.shape[0] // sequences
     count = blocks(tokens)
     raw = nl.ndarray((PARTITIONS, sequences * count, 2 * heads), dtype=gates.dtype, buffer=nl.sbuf)
@@ -88,34 +112,44 @@ def load_raw(gates, first, sequences, heads):
     return raw
 
 
-def chunk_decays(arguments, constants):
-    """Return the decays of all chunks."""
+def compute_chunk_decays(arguments, constants):
+    """Return the `ChunkDecays` of all chunks of all sequences: loads b, a and counts, and computes every tile.
+
+    `rows` is None for float32 constants, and for more than 128 heads.
+    """
     a_log, counts, states = arguments.a_log, arguments.counts, arguments.states
     sequences, heads = counts.shape[0], states.shape[1]
-    raw = load_raw(arguments.gates, heads * states.shape[3], sequences, heads)
+    raw = load_raw_gates(arguments.gates, heads * states.shape[3], sequences, heads)
     columns = raw.shape[1]
-    g, beta = strengths(raw, a_log, arguments.dt_bias)
+    g, beta = compute_strengths(raw, a_log, arguments.dt_bias)
     position = nl.ndarray((PARTITIONS, columns), dtype=nl.int32, buffer=nl.sbuf)
     chunks = columns // sequences
     nisa.iota(dst=position, pattern=[[0, sequences], [PARTITIONS, chunks]], channel_multiplier=1)
     repeated = load_repeated(counts.reshape((1, sequences)), PARTITIONS)
     across = repeated.reshape((PARTITIONS, sequences, 1)).broadcast(2, chunks)
     clear_padding([g, beta], position.reshape((PARTITIONS, sequences, chunks)), across)
-    until, after = exp_sums(constants.until, g), exp_sums(constants.after, g)
-    total = exp_sums(constants.ones, g)
+    until, after = exponentiate_sums(constants.until, g), exponentiate_sums(constants.after, g)
+    total = exponentiate_sums(constants.ones, g)
     nisa.tensor_tensor(dst=after, data1=after, data2=beta, op=nl.multiply)
     rows = None
     if constants.identity.dtype != nl.float32 and heads <= PARTITIONS:
-        rows = rows_of_sums(g, beta, constants)
+        rows = store_sums(g, beta, constants)
     return ChunkDecays(g, beta, until, after, total, rows)
 
 
-def rows_of_sums(g, beta, constants):
-    """Return rows of sums of g and of logarithms of beta, in parts, for `Differences`; some chunks are together."""
+def store_sums(g, beta, constants):
+    """Store sums of g, and log(beta) less these sums, to HBM as bfloat16 parts: return a list of tensors.
+
+    g are the logarithms of decays, summed from the chunk's first token up to each token; beta are strengths.
+    Both are [token, sequence and chunk, head] in SBUF, and not changed. Each tensor is [column, side, part,
+    token], as `Differences.load` takes it, for a range of the flat (sequence and chunk, head) columns. It has
+    `count_shared_columns(heads)` of them; the last one may have fewer. A g below LEAST counts as LEAST, and
+    where beta is 0 its logarithm counts as MASKED.
+    """
     heads = g.shape[2]
     size = g.shape[1] * heads
-    beta_logs = logarithms(beta.reshape((PARTITIONS, size)))
-    logs, minus = bounded(beta_logs, g.reshape((PARTITIONS, size)), LEAST)
+    beta_logs = compute_logarithms(beta.reshape((PARTITIONS, size)))
+    logs, minus = bound_logarithms(beta_logs, g.reshape((PARTITIONS, size)), LEAST)
     # The least logarithm of beta is that of 2^-104: where beta is 0, as of padding, exp has to give 0 as well.
     masked = nl.ndarray(beta_logs.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
@@ -128,7 +162,7 @@ def rows_of_sums(g, beta, constants):
     )
     nisa.tensor_tensor(dst=beta_logs, data1=beta_logs, data2=masked, op=nl.add)
     rows = []
-    for first, end in ranges(0, size, columns_together(heads)):
+    for first, end in ranges(0, size, count_shared_columns(heads)):
         columns = slice(first, end)
         sums = sum_in_parts(
             logs[:, columns],
@@ -138,18 +172,23 @@ def rows_of_sums(g, beta, constants):
             constants.wide_identity,
         )
         for _ in range(PARTS - 1):
-            sums.next()
+            sums.write_next_part()
         rows.append(sums.rows)
     return rows
 
 
-def columns_together(heads):
-    """Return how many columns have their rows of sums in one tensor: those of whole chunks."""
+def count_shared_columns(heads):
+    """Return how many (chunk, head) columns share one tensor of sums: all heads of as many chunks as fit in 128."""
     return PARTITIONS // heads * heads
 
 
-def exp_sums(stationary, g):
-    """Return exp of the sums over t of stationary[t, row] * g[t, column]."""
+def exponentiate_sums(stationary, g):
+    """Return exp of the sums of g over tokens, a new float32 SBUF tile of g's shape: exp(stationary^T @ g).
+
+    Args:
+        stationary: [token, row] float32, ones where the sum of a row includes the token, else zeros.
+        g: [token, columns, heads] float32 in SBUF.
+    """
     result = nl.ndarray(g.shape, dtype=nl.float32, buffer=nl.sbuf)
     flat = g.reshape((PARTITIONS, g.shape[1] * g.shape[2]))
     target = result.reshape(flat.shape)

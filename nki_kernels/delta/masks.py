@@ -1,4 +1,9 @@
-"""Constant tiles of a chunk of 128 tokens: triangles, identities, and the second blocks of the inverse's levels."""
+"""Constant tiles of a chunk of 128 tokens: triangles, identities, and the second blocks of the inverse's levels.
+
+`gated_delta` builds them once. They select tokens in sums and scores, add tiles in PSUM, and begin the
+inverse of a chunk's triangle. A level of the inverse joins neighbouring diagonal blocks of a half (64 tokens)
+in pairs.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +16,15 @@ from nki_kernels.delta.block_inverse import BLOCK, HALF
 from nki_kernels.tiles import MASKED, PARTITIONS, filled
 
 LEVELS = (16, 32)
-"""Sizes of the blocks that a level joins two by two, inside a half."""
+"""Rows of the blocks that each level of the inverse joins in pairs, within a half of a chunk."""
 
 
-def triangle(dtype, value, fill, comparison):
-    """Return a tile [128, 128] of `value` where column - row compares with 0, and of `fill` elsewhere."""
+def build_triangle(dtype, value, fill, comparison):
+    """Return a new SBUF tile [128, 128]: `value` where (column - row) `comparison` 0, and `fill` elsewhere.
+
+    Args:
+        comparison: a comparison of `nl`, such as nl.greater_equal for columns from the diagonal on.
+    """
     tile = filled((PARTITIONS, PARTITIONS), value, dtype)
     nisa.affine_select(
         dst=tile,
@@ -30,10 +39,11 @@ def triangle(dtype, value, fill, comparison):
 
 @dataclass
 class ChunkConstants(nl.NKIObject):
-    """Constant tiles [128, 128] of a chunk; t, i and j are tokens.
+    """Constant SBUF tiles [128, 128] of a chunk; t, i and j are tokens.
 
-    until, after: ones where t <= i and where t > j, float32. ones: float32. visible: zeros where j <= i, else `MASKED`.
-    identity: in the dtype of products; wide_identity: float32. unit_block, second_blocks: see the functions.
+    until, after: [t, i] float32, ones where t <= i and where t > i, zeros elsewhere. ones: float32. visible:
+    [j, i], zeros where j <= i, else `MASKED`. identity: in the dtype of products; wide_identity: float32.
+    unit_block, second_blocks: see `build_unit_blocks` and `build_second_blocks`.
     """
 
     until: nl.NkiTensor
@@ -46,22 +56,22 @@ class ChunkConstants(nl.NKIObject):
     second_blocks: list
 
 
-def chunk_constants(dtype):
-    """Return the constant tiles for products of a dtype."""
+def build_chunk_constants(dtype):
+    """Return new ChunkConstants; `dtype` is that of the operands of products."""
     return ChunkConstants(
-        until=triangle(nl.float32, 1.0, 0.0, nl.greater_equal),
-        after=triangle(nl.float32, 1.0, 0.0, nl.less),
-        ones=triangle(nl.float32, 1.0, 1.0, nl.equal),
-        visible=triangle(dtype, 0.0, MASKED, nl.greater_equal),
-        identity=triangle(dtype, 1.0, 0.0, nl.equal),
-        wide_identity=triangle(nl.float32, 1.0, 0.0, nl.equal),
-        unit_block=unit_block(),
-        second_blocks=second_blocks(dtype),
+        until=build_triangle(nl.float32, 1.0, 0.0, nl.greater_equal),
+        after=build_triangle(nl.float32, 1.0, 0.0, nl.less),
+        ones=build_triangle(nl.float32, 1.0, 1.0, nl.equal),
+        visible=build_triangle(dtype, 0.0, MASKED, nl.greater_equal),
+        identity=build_triangle(dtype, 1.0, 0.0, nl.equal),
+        wide_identity=build_triangle(nl.float32, 1.0, 0.0, nl.equal),
+        unit_block=build_unit_blocks(),
+        second_blocks=build_second_blocks(dtype),
     )
 
 
-def unit_block():
-    """Return the identity of a block on each partition, [., row, column] float32."""
+def build_unit_blocks():
+    """Return an identity matrix [16, 16] on each partition: a new float32 SBUF tile [128, 16, 16]."""
     tile = filled((PARTITIONS, BLOCK, BLOCK), 1.0)
     nisa.affine_select(
         dst=tile,
@@ -74,8 +84,12 @@ def unit_block():
     return tile
 
 
-def second_blocks(dtype):
-    """Return for each level ones in rows of a half in the second block of a pair: [row of both halves, pair]."""
+def build_second_blocks(dtype):
+    """Return for each of LEVELS a new SBUF tile [128, pair], ones in the rows of the second block of each pair.
+
+    A level has blocks of 16 or 32 rows. The 64 rows of each half are cut into pairs of these blocks. An
+    element is 1 if the row is in the second block of that pair of its half, else 0.
+    """
     levels = []
     for size in LEVELS:
         pairs = HALF // (2 * size)

@@ -1,8 +1,10 @@
 """The order in which steps of several chains are issued: each engine takes its instructions in that order.
 
-The steps of a chain follow one another; chains wait for the end of others. A step says how long it keeps the Tensor,
-Vector, Scalar and GpSimd engines, and when the next one of its chain can start. Of the next steps of all chains the one
-that can start first is issued, of equals that of the older chain. The times decide nothing but the order.
+`gated_delta` plans chains of steps, and `issue_all` interleaves them while the kernel is traced. The steps of
+a chain follow one another; a chain waits for the end of other chains. A step says how long it keeps the
+Tensor, Vector, Scalar and GpSimd engines, and when the next step of its chain can start. Of the next steps of
+all chains the step that can start first is issued; ties go to the older chain. The times decide nothing but
+the order.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ DELAY_FACTOR = 3.0
 class Step(nl.NKIObject):
     """An entry of a chain: `run(target, prompt)` issues its instructions; `run` is a method of the target's class.
 
-    engine_times: how long it keeps the Tensor, Vector, Scalar and GpSimd engines. delay: from its start to that of the
-    next step of its chain. Both are in ns.
+    engine_times: how long it keeps the Tensor, Vector, Scalar and GpSimd engines. delay: from its start to
+    that of the next step of its chain. Both are in ns.
     """
 
     run: object
@@ -35,7 +37,8 @@ class Step(nl.NKIObject):
 class Chain(nl.NKIObject):
     """Steps that follow one another, and the chains whose end they wait for.
 
-    issued: how many of its steps are issued. ready: when the next one may start, in ns.
+    issued: how many of its steps are issued. ready: the planned time from which the next step may start, in
+    ns.
     """
 
     steps: list
@@ -44,11 +47,17 @@ class Chain(nl.NKIObject):
     ready: float = 0.0
 
     def is_finished(self):
-        """Return whether all of its steps are issued."""
+        """Return whether all of the chain's steps are issued."""
         return self.issued == len(self.steps)
 
-    def start(self, free):
-        """Return when its next step can start, or None while it waits for a chain."""
+    def find_start(self, free):
+        """Return the planned time in ns at which the chain's next step can start.
+
+        Returns None if a predecessor is not finished.
+
+        Args:
+            free: for each of the four engines, the planned time from which it is free, in ns.
+        """
         first = self.ready
         for chain in self.predecessors:
             if not chain.is_finished():
@@ -61,7 +70,14 @@ class Chain(nl.NKIObject):
         return first
 
     def issue(self, prompt, start, free):
-        """Issue its next step, which keeps its engines from the start on."""
+        """Run the chain's next step, which emits its instructions, and count it as issued.
+
+        Sets `ready`, and the entries of `free` for the engines that the step keeps: planned times in ns.
+
+        Args:
+            start: the planned start of the step in ns, from `find_start`.
+            free: for each of the four engines, the planned time from which it is free.
+        """
         step = self.steps[self.issued]
         for engine in range(ENGINES):
             if step.engine_times[engine] > 0:
@@ -72,22 +88,27 @@ class Chain(nl.NKIObject):
 
 
 def issue_all(prompt, chains):
-    """Issue all steps of all chains."""
+    """Issue all steps of all chains, the step that can start first before the others.
+
+    Args:
+        prompt: the `Prompt` that is passed to every step's method.
+        chains: in order of age; a chain comes after its predecessors.
+    """
     free = [0.0] * ENGINES
-    waiting = unfinished(chains)
+    waiting = select_unfinished(chains)
     while len(waiting) > 0:
         chosen, earliest = None, 0.0
         for chain in waiting[0:LOOK_AHEAD]:
-            start = chain.start(free)
+            start = chain.find_start(free)
             if start is not None and (chosen is None or start < earliest):
                 chosen, earliest = chain, start
         chosen.issue(prompt, earliest, free)
         if chosen.is_finished():
-            waiting = unfinished(waiting)
+            waiting = select_unfinished(waiting)
 
 
-def unfinished(chains):
-    """Return the chains that have steps left."""
+def select_unfinished(chains):
+    """Return a new list of the chains with steps that are not issued, in their order."""
     remaining = []
     for chain in chains:
         if not chain.is_finished():

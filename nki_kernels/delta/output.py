@@ -1,4 +1,8 @@
-"""The end of the gated delta rule: each head of o normalised, weighed, and gated by silu(z)."""
+"""The end of the gated delta rule: each head of o normalised, weighed, and gated by silu(z).
+
+y = o / rms(o) * weight * silu(z), for each head. Both kernels call the functions here. silu(z) is z / (1 +
+exp(-z)): the decays need exp as well, so the Scalar engine loads no other table.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,24 @@ import nki.isa as nisa
 import nki.language as nl
 
 
-def gate_factors(z, weight):
-    """Return weight [rows, width] times silu of z [rows, heads * width]: [rows, heads, width] float32."""
-    factors = exponentials(z, weight.shape[1])
-    weigh(factors, z, weight)
+def compute_gate_factors(z, weight):
+    """Return weight times silu(z), a new float32 SBUF tile [rows, heads, width].
+
+    Args:
+        z: [rows, heads * width] in SBUF.
+        weight: [rows, width] in SBUF, the same on each row.
+    """
+    factors = compute_exponentials(z, weight.shape[1])
+    finish_gate_factors(factors, z, weight)
     return factors
 
 
-def sums_of_squares(tile, scratch_dtype):
-    """Return the sum of the squares of each head of a tile [rows, heads, n]: [rows, heads] float32."""
+def sum_squares(tile, scratch_dtype):
+    """Return the sums of squares over the last dim of a tile [rows, heads, n]: [rows, heads] float32 in SBUF.
+
+    Args:
+        scratch_dtype: dtype of the squares that the instruction also writes, to a tile which nothing reads.
+    """
     rows, heads, size = tile.shape
     squares = nl.ndarray((rows, heads), dtype=nl.float32, buffer=nl.sbuf)
     scratch = nl.ndarray((rows, size), dtype=scratch_dtype, buffer=nl.sbuf)
@@ -30,8 +43,14 @@ def sums_of_squares(tile, scratch_dtype):
     return squares
 
 
-def gated_norm(o, roots, factors, dtype):
-    """Return o [rows, heads, width] times the inverse roots of its rows and the factors of its elements."""
+def apply_gated_norm(o, roots, factors, dtype):
+    """Return o * roots * factors as a new SBUF tile [rows, heads, width] of a dtype.
+
+    Args:
+        o: [rows, heads, width], in SBUF or PSUM.
+        roots: [rows, heads] float32, 1 / rms(o) of each head.
+        factors: [rows, heads, width] float32, from `compute_gate_factors`.
+    """
     y = nl.ndarray(o.shape, dtype=dtype, buffer=nl.sbuf)
     for head in range(o.shape[1]):
         nisa.scalar_tensor_tensor(
@@ -45,16 +64,21 @@ def gated_norm(o, roots, factors, dtype):
     return y
 
 
-def exponentials(z, width):
-    """Return exp(-z) of rows of heads, [rows, heads, width] float32: the decays need the same table."""
+def compute_exponentials(z, width):
+    """Return exp(-z) of z [rows, heads * width], a new float32 SBUF tile [rows, heads, width]."""
     shape = (z.shape[0], z.shape[1] // width, width)
     factors = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=factors, op=nl.exp, data=z.reshape(shape), scale=-1.0)
     return factors
 
 
-def weigh(factors, z, weight):
-    """Replace the `exponentials` by weight [rows, width] times z / (1 + exp(-z))."""
+def finish_gate_factors(factors, z, weight):
+    """Replace `factors`, exp(-z) from `compute_exponentials`, by weight * z / (1 + exp(-z)), in place.
+
+    Args:
+        z: [rows, heads * width] in SBUF.
+        weight: [rows, width] in SBUF, the same on each row.
+    """
     rows, heads, width = factors.shape
     nisa.tensor_scalar(dst=factors, data=factors, op0=nl.add, operand0=1.0, op1=nl.power, operand1=-1.0)
     across = weight.reshape((rows, 1, width)).broadcast(1, heads)

@@ -1,4 +1,7 @@
-"""States of sequences: in slots of HBM, whose numbers are read at run time, and in SBUF by pairs of heads."""
+"""States of sequences: in slots of HBM, whose numbers are read at run time, and in SBUF by pairs of heads.
+
+`gated_delta` keeps the states [depth, width] of a sequence's heads in SBUF from its first chunk to its last.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,17 @@ PAIR = 2
 
 @dataclass
 class SlotNumbers(nl.NKIObject):
-    """The slots that sequences write and those that they read, rows [1, B] int32."""
+    """The slots that sequences write and those that they read: SBUF tiles [1, B] int32."""
 
     written: nl.NkiTensor
     read: nl.NkiTensor
 
 
-def slot_numbers(state_slots, starts, slots):
-    """Return the slots of sequences [B, 1], of `slots` in all.
+def load_slot_numbers(state_slots, starts, slots):
+    """Return the SlotNumbers of all sequences: loads state_slots and starts, [B, 1] int32 in HBM, to rows in SBUF.
 
-    A sequence that starts at 0 reads a number beyond the last slot, which the DMA skips.
+    A sequence whose start is 0 reads slot number state_slot + `slots`, beyond the last of the `slots`, which
+    the DMA skips.
     """
     sequences = starts.shape[0]
     written = load(state_slots.reshape((1, sequences)), nl.int32)
@@ -37,7 +41,11 @@ def slot_numbers(state_slots, starts, slots):
 
 
 def view_state(states, number, heads):
-    """Return a view of heads (first, end) of the state of a slot, [depth, heads, width] in HBM."""
+    """Return a view of the state of heads (first, end) in a slot of `states`: [depth, heads, width] in HBM.
+
+    Args:
+        number: the slot, a tile [1, 1] int32 in SBUF, read at run time.
+    """
     depth, width = states.shape[2], states.shape[3]
     first, end = heads
     return states.ap(
@@ -50,14 +58,17 @@ def view_state(states, number, heads):
 
 @dataclass
 class StatePair(nl.NKIObject):
-    """States [depth, head, width] of up to two heads: in float32, and in the dtype of products."""
+    """States [depth, head, width] of up to two heads in SBUF: `wide` float32, `narrow` in the dtype of products.
+
+    In float32 launches both are the same tile.
+    """
 
     wide: nl.NkiTensor
     narrow: nl.NkiTensor
 
 
-def pair_states(wide, dtype):
-    """Return a StatePair of states in float32, with a copy of them in the dtype of products."""
+def build_state_pair(wide, dtype):
+    """Return a StatePair of `wide` and a copy of it in a dtype; for float32 `wide` itself is both."""
     if dtype == nl.float32:
         return StatePair(wide, wide)
     narrow = nl.ndarray(wide.shape, dtype=dtype, buffer=nl.sbuf)
@@ -67,14 +78,23 @@ def pair_states(wide, dtype):
 
 @dataclass
 class SequenceState(nl.NKIObject):
-    """The state of heads (first, end) of a sequence: a StatePair for every two heads, none until it is loaded."""
+    """The state of heads (first, end) of a sequence.
+
+    pairs: a StatePair for every two heads; an empty list until the state is loaded.
+    """
 
     sequence: int
     heads: tuple
     pairs: list
 
     def load(self, arguments, slots):
-        """Load the state from its slot, if it is not loaded; zeros if there is no such slot."""
+        """Load the state from its slot in HBM, and append its StatePairs to `pairs`; does nothing if it is loaded.
+
+        A sequence that starts at position 0, whose slot number is beyond all slots, gets zeros.
+
+        Args:
+            slots: the SlotNumbers of all sequences.
+        """
         if len(self.pairs) > 0:
             return
         states, heads = arguments.states, self.heads[1] - self.heads[0]
@@ -83,10 +103,10 @@ class SequenceState(nl.NKIObject):
         source = view_state(states, slots.read[0:1, self.sequence : self.sequence + 1], self.heads)
         nisa.dma_copy(dst=tile, src=source, oob_mode=nisa.oob_mode.skip)
         for first, end in ranges(0, heads, PAIR):
-            self.pairs.append(pair_states(tile[:, first:end, :], arguments.qkv.dtype))
+            self.pairs.append(build_state_pair(tile[:, first:end, :], arguments.qkv.dtype))
 
     def store(self, states, slots):
-        """Store the state to its slot."""
+        """Store the float32 states of all `pairs` to the sequence's slot in HBM."""
         number = slots.written[0:1, self.sequence : self.sequence + 1]
         bounds = ranges(self.heads[0], self.heads[1], PAIR)
         for i in range(len(bounds)):  # i: pair

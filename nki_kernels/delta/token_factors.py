@@ -1,4 +1,13 @@
-"""Factors of a decode step's tokens: lengths, decays and strengths, before its states; the norm of its outputs."""
+"""Factors of a decode step's tokens: lengths, decays and strengths, before its states; the norm of its outputs.
+
+`gated_delta_step` has one token of each of B sequences. With c = 1 / |k| and d = 1 / (|q| sqrt(dk)), for q
+and k as the arguments have them, a step of a head with state S is
+
+    w = WRITE v - READ S^T k;   o = QUERY S^T q + SCORE w;   S = DECAY S + k w^T
+    DECAY = exp(g);   WRITE = beta c;   READ = exp(g) beta c^2;   QUERY = exp(g) d;   SCORE = (q . k) d
+
+The capital names are indices of the factors of a token and head.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +15,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.delta.chunk_scores import LENGTH_EPS
-from nki_kernels.delta.output import gated_norm, sums_of_squares
+from nki_kernels.delta.output import apply_gated_norm, sum_squares
 from nki_kernels.dma import COMPILER, transfer
 from nki_kernels.norms.norm import inverse_root
 from nki_kernels.tiles import BANK, PARTITIONS, filled, load, load_repeated, psum_slots, ranges
@@ -27,20 +36,24 @@ SCORE = 4
 """Index of the factor of a write in the token's output: q . k, with q divided by its length and by sqrt(dk)."""
 
 FACTORS = 5
-"""Factors of a token and head, see `finish_factors`."""
+"""Number of factors of a token and head."""
 
 BLOCK = 32
-"""Rows and columns that the Vector engine transposes."""
+"""Rows and columns of the square that the Vector engine transposes."""
 
 
 def begin_factors(arguments, lanes):
-    """Load the tokens of some sequences as rows, and begin their factors: softplus comes before all exponentials.
+    """Load the tokens of the sequences of `lanes` as rows, and begin their factors.
 
-    g = -exp(a_log) softplus(a + dt_bias) and beta = 1 / (1 + exp(-b)), where b and a are the last columns of the gates.
+    g = -exp(a_log) softplus(a + dt_bias) and beta = 1 / (1 + exp(-b)), where b and a are the last columns of
+    the gates. Softplus comes before all exponentials, so that the Scalar engine loads the table of each
+    function once.
 
-    Returns: qkv [B, columns]. logs: g and beta, [B, 2, heads] float32, until `finish_factors` softplus and an
-    exponential. rate: exp(a_log), [B, heads] float32. padding: [B, 1], 1 for padding. terms: q * q, k * k and room for
-    q * k, [B, 3, key heads, depth] float32.
+    Returns:
+        qkv, logs, rate, padding, terms: new SBUF tiles. B counts the sequences of `lanes`.
+        qkv: [B, columns], as in HBM. logs: [B, 2, heads] float32, softplus(a + dt_bias) and exp(-b), which
+        `finish_factors` makes g and beta. rate: exp(a_log), [B, heads] float32. padding: [B, 1] uint8, 1 if the
+        sequence's count is 0. terms: q * q, k * k, and uninitialised space for q * k, [B, 3, key heads, depth] float32.
     """
     sequences, heads, key_heads, depth = lanes.sequences, lanes.heads, lanes.key_heads, lanes.depth
     first, end = lanes.first_sequence, lanes.first_sequence + sequences
@@ -69,11 +82,11 @@ def begin_factors(arguments, lanes):
 
 
 def finish_factors(qkv, logs, rate, padding, terms):
-    """Return the factors of all tokens and heads, [B, FACTORS, heads] float32; the arguments are from `begin_factors`.
+    """Return the factors of all tokens and heads, a new float32 SBUF tile [B, FACTORS, heads].
 
-    With c and d the inverse lengths of key and query, d over the root of the depth: exp(g), beta c,
-    exp(g) beta c^2, exp(g) d and (q . k) d, of the k and q of the arguments. Padding has 0 for g and beta, which leaves
-    the state unchanged.
+    With c = 1 / |k| and d = 1 / (|q| sqrt(depth)), in the order of their indices: exp(g), beta c, exp(g) beta
+    c^2, exp(g) d and (q . k) d. q and k are as in `qkv`. Padding has 0 for g and beta, which leaves the state
+    unchanged. The arguments are the results of `begin_factors`; `logs` and `terms` are overwritten.
     """
     sequences, _, key_heads, depth = terms.shape
     heads, size = logs.shape[2], key_heads * depth
@@ -107,10 +120,13 @@ def finish_factors(qkv, logs, rate, padding, terms):
 
 
 def repeat_on_partitions(rows, diagonal):
-    """Return rows [B, numbers, heads] on each of 128 partitions, [128, numbers, sequence, head].
+    """Return rows [B, numbers, heads] on each of 128 partitions: a new float32 SBUF tile [128, numbers, B, heads].
 
-    diagonal: the identity [B, B] uint8. Each row is copied to its sequence's columns among zeros: of the terms of a sum
-    over the rows, one is not zero.
+    Each row is copied to its sequence's columns among zeros, and a matmul with ones adds the rows: of the
+    terms of a sum one is not zero.
+
+    Args:
+        diagonal: the identity [B, B] uint8.
     """
     sequences, numbers, heads = rows.shape
     spread = filled((sequences, numbers, sequences, heads), 0.0)
@@ -130,7 +146,12 @@ def repeat_on_partitions(rows, diagonal):
 
 
 def scale_values(rows, factors):
-    """Return values [B, heads * width] times factors [width, B, heads] float32, in the shape of the factors."""
+    """Return values times factors, a new float32 SBUF tile [width, B, heads].
+
+    Args:
+        rows: the values, [B, heads * width] in SBUF.
+        factors: [width, B, heads] float32.
+    """
     width, _, heads = factors.shape
     result = nl.ndarray(factors.shape, dtype=nl.float32, buffer=nl.sbuf)
     for first, end in ranges(0, heads, BANK // PARTITIONS):
@@ -146,9 +167,10 @@ def scale_values(rows, factors):
 
 
 def transpose_heads(rows, width):
-    """Return rows [B, heads * width] as columns [width, heads, B].
+    """Return rows [B, heads * width] as columns [width, heads, B] of their dtype.
 
-    The Tensor engine of gen2 multiplies by an identity, where an undefined row reaches all: there by blocks of Vector.
+    The tile is new, in SBUF on gen2, else in PSUM. On gen2 the Tensor engine transposes by a product with an
+    identity, where an undefined row reaches all others. There the Vector engine transposes in squares of 32.
     """
     sequences, heads = rows.shape[0], rows.shape[1] // width
     if nisa.get_nc_version() != nisa.nc_version.gen2:
@@ -169,15 +191,20 @@ def transpose_heads(rows, width):
 
 
 def store_outputs(o, factors, y, eps):
-    """Normalise and gate the outputs [width, B, heads], and store them as rows."""
+    """Normalise and gate outputs o [width, B, heads] of SBUF, and store them as rows to y [B, heads * width] in HBM.
+
+    Args:
+        factors: norm weight times silu(z), [B, heads, width] float32 in SBUF.
+        eps: what the norm adds to the mean of squares.
+    """
     width, sequences, heads = o.shape
     for first, end in ranges(0, heads, BANK // PARTITIONS):
         bank = nl.ndarray((sequences, end - first, width), dtype=nl.float32, buffer=nl.psum)
         for head in range(first, end):
             nisa.nc_transpose(dst=bank[:, head - first, :], data=o[:, :, head])
-        squares = sums_of_squares(bank, nl.float32)
+        squares = sum_squares(bank, nl.float32)
         roots = inverse_root(squares, 1.0 / width, filled((sequences, 1), eps))
-        result = gated_norm(bank, roots, factors[:, first:end, :], y.dtype)
+        result = apply_gated_norm(bank, roots, factors[:, first:end, :], y.dtype)
         transfer(
             y[:, first * width : end * width], result.reshape((sequences, (end - first) * width)), COMPILER
         )

@@ -1,4 +1,8 @@
-"""Units of `gated_delta`, each a chunk of 128 tokens of up to four heads of a sequence, and what all units share."""
+"""Units of `gated_delta`, each a chunk of 128 tokens of up to four heads of a sequence, and what all units share.
+
+A wave is the units that pass the kernel's stages together: four in bfloat16, one in float32. `plan_units`
+makes the units of all waves, `delta/wave_steps.py` their tiles and steps.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +27,11 @@ WAVE_UNITS = 4
 
 @dataclass
 class Prompt(nl.NKIObject):
-    """What all units share.
+    """What all units of a launch share.
 
-    norm_weight: [128, dv] float32. scratch: ScratchBuffers, used in turn. right_operands: for each level, tiles that
-    units use in turn. differences: None if sums between tokens are taken directly.
+    y: the kernel's result in HBM. norm_weight: [128, dv] float32. scratch: a list of ScratchBuffers, which
+    waves use in turn. right_operands: for each level a list of tiles that units use in turn. differences:
+    what turns sums of decays into those between tokens; None in float32, where these are taken directly.
     """
 
     arguments: Arguments
@@ -42,7 +47,7 @@ class Prompt(nl.NKIObject):
 
 @dataclass
 class Operands(nl.NKIObject):
-    """Rows of a unit: q, k [128, key heads * depth], v, z [128, heads * width]."""
+    """Rows of a unit in SBUF: q, k [128, key heads * depth], v, z [128, heads * width], in the dtype of qkv."""
 
     q: nl.NkiTensor
     k: nl.NkiTensor
@@ -52,11 +57,12 @@ class Operands(nl.NKIObject):
 
 @dataclass
 class Unit(nl.NKIObject):
-    """A chunk of a sequence and heads (first, end).
+    """A chunk of a sequence, and heads (first, end) of it.
 
-    index: among all units. rows: (first, end) of the tokens. column: of the sequence and chunk in `ChunkDecays`.
-    key_heads: (first, end). wave_heads: (first, end) among the heads of its wave. is_last: whether it is the last chunk
-    of its sequence. operands: None until they are loaded.
+    index: among all units. rows: (first, end) of the tokens in qkv. column: of the sequence and chunk in
+    `ChunkDecays`. key_heads: (first, end) of the heads' key heads. wave_heads: (first, end) among the heads
+    of its wave. state: of its heads and sequence, which the units of all its chunks share. is_last: whether
+    it is the last chunk of its sequence. operands: None until they are loaded.
     """
 
     index: int
@@ -70,7 +76,10 @@ class Unit(nl.NKIObject):
     operands: Operands | None = None
 
     def load(self, arguments, slots):
-        """Load queries, keys, values and output gates; the state as well if it is not loaded."""
+        """Load queries, keys, values and output gates z of the unit, a chunk of some heads, from HBM: set `operands`.
+
+        Also load the state, if no earlier chunk of the sequence has. New SBUF tiles.
+        """
         (first, end), (first_key, end_key) = self.heads, self.key_heads
         qkv, depth, width = arguments.qkv, arguments.states.shape[2], arguments.states.shape[3]
         keys = arguments.key_heads * depth
@@ -83,25 +92,28 @@ class Unit(nl.NKIObject):
         self.state.load(arguments, slots)
 
     def count_heads(self):
-        """Return the number of its heads."""
+        """Return the number of the unit's value heads."""
         return self.heads[1] - self.heads[0]
 
     def select_heads(self, tile):
-        """Return its heads of a tile [row, head of the wave, column]."""
+        """Return a view of the unit's heads of a tile [row, head of the wave, column]."""
         return tile[:, self.wave_heads[0] : self.wave_heads[1], :]
 
     def select_columns(self, decays):
-        """Return its columns [128, head] of one of the tiles of `ChunkDecays`."""
+        """Return a view of the unit's chunk and heads, [128, head], of one of the tiles of `ChunkDecays`."""
         return decays[:, self.column, self.heads[0] : self.heads[1]]
 
     def repeat_for_heads(self, tile):
-        """Return a view of a tile [rows, key head, n] for value heads, [rows, key head, head of group, n]."""
+        """Return a view of a tile [rows, key head, n] as [rows, key head, value head of the key head, n]."""
         rows, heads, size = tile.shape
         return tile.reshape((rows, heads, 1, size)).broadcast(2, self.count_heads() // heads)
 
 
 def load_rows(array, rows, first, last):
-    """Load rows (first, end) and columns first … last of an array [T, .]: 128 rows, zeros after the last one."""
+    """Load rows (start, end), columns first … last - 1, of an array [T, .] in HBM to a new SBUF tile [128, columns].
+
+    Rows of the tile from end - start on are zeros.
+    """
     start, end = rows
     tile = nl.ndarray((PARTITIONS, last - first), dtype=array.dtype, buffer=nl.sbuf)
     if end - start < PARTITIONS:
@@ -111,7 +123,11 @@ def load_rows(array, rows, first, last):
 
 
 def plan_units(arguments):
-    """Return lists of the units that go through the stages together; all first chunks come before the second ones."""
+    """Return a list of waves, each a list of Units: a unit is a chunk of 128 tokens of a sequence and up to four heads.
+
+    A wave has up to four units in bfloat16, and one in float32. The first chunks of all sequences come before
+    the second ones. Units of the same sequence and heads share one `SequenceState`, which is not loaded yet.
+    """
     sequences, heads = arguments.counts.shape[0], arguments.states.shape[1]
     tokens = arguments.qkv.shape[0] // sequences
     chunks = blocks(tokens)
@@ -119,7 +135,7 @@ def plan_units(arguments):
     size = WAVE_UNITS if arguments.qkv.dtype == nl.bfloat16 else 1
     states, waves, index = [], [], 0
     for sequence in range(sequences):
-        for bounds in head_ranges(heads, group):
+        for bounds in split_heads(heads, group):
             states.append(SequenceState(sequence, bounds, []))
     for start, end in ranges(0, tokens):
         for state in states:
@@ -142,8 +158,11 @@ def plan_units(arguments):
     return waves
 
 
-def head_ranges(heads, group):
-    """Return ranges of up to four heads: those of whole key heads, or some of one."""
+def split_heads(heads, group):
+    """Return ranges (first, end) of up to four value heads, for `group` value heads of each key head.
+
+    A range has all heads of one or more key heads, or some heads of one key head if it has more than four.
+    """
     if group <= HEADS:
         return ranges(0, heads, HEADS // group * group)
     result = []

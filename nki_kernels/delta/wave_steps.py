@@ -1,7 +1,8 @@
 """The steps of the chains of a wave, the units of `gated_delta` that go through the stages together.
 
-A step's method issues its instructions. Times are those of four heads on trn2 in bfloat16, from the timelines that the
-simulator predicts, in ns.
+`gated_delta` makes a `Wave` of each list of units, and chains of the steps listed here; `delta/order.py`
+interleaves the chains. A step's method issues its instructions. Times are those of four heads on trn2 in
+bfloat16, from the timelines that the simulator predicts, in ns.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ IDLE = (0, 0, 0, 0)
 
 @dataclass
 class Wave(nl.NKIObject):
-    """Units that go through the stages together: their blocks, and for each unit its scores, inverse and outputs."""
+    """Units that go through the stages together: their blocks, and for each unit its scores, inverse and outputs.
+
+    scores, inverses, outputs: lists of ChunkScores, ChunkInverse and ChunkOutputs in the order of `units`.
+    """
 
     units: list
     blocks: BlockInverses
@@ -34,19 +38,23 @@ class Wave(nl.NKIObject):
     outputs: list
 
     def load(self, prompt):
-        """Load the operands of all units, and the states that are not loaded."""
+        """Load the operands of all units from HBM, and the states that no earlier chunk has loaded."""
         for unit in self.units:
             unit.load(prompt.arguments, prompt.slots)
 
     def load_sums(self, prompt):
-        """Load what the decays between tokens follow from, unless sums between tokens are taken directly."""
+        """Load the sums of decays of all units from HBM; does nothing if `prompt.differences` is None."""
         if prompt.differences is not None:
             for scores in self.scores:
                 scores.load_sums(prompt)
 
 
 def plan_wave(index, units):
-    """Return the wave of some units; no tile of it is allocated."""
+    """Return the Wave of some units, with their blocks, scores, inverses and outputs; allocates no tile.
+
+    Args:
+        index: of the wave among all waves.
+    """
     wave = Wave(units, BlockInverses(index % IN_TURN, units[len(units) - 1].wave_heads[1]), [], [], [])
     for unit in units:
         scores, pairs = ChunkScores(unit, wave.blocks), []
@@ -60,31 +68,36 @@ def plan_wave(index, units):
 
 
 def append_steps(steps, run, targets, engine_times, delay):
-    """Append a step for each target."""
+    """Append to `steps` one Step for each target, in their order: it runs method `run` of the target.
+
+    Args:
+        engine_times: ns that a step keeps the Tensor, Vector, Scalar and GpSimd engine.
+        delay: ns from the start of a step to that of the next step of its chain.
+    """
     for target in targets:
         steps.append(Step(run, target, engine_times, delay))
 
 
-def score_steps(wave):
-    """Return the steps that need neither inverse nor state."""
+def list_score_steps(wave):
+    """Return the list of steps that compute scores of a wave, which need neither inverse nor state."""
     steps = [Step(BlockInverses.allocate, wave.blocks, IDLE, 0)]
-    append_steps(steps, ChunkScores.normalise, wave.scores, (0, 70, 640, 470), 300)
-    append_steps(steps, ChunkScores.decay, wave.scores, (430, 0, 570, 0), 300)
-    append_steps(steps, ChunkScores.transpose, wave.scores, (220, 0, 530, 0), 300)
-    append_steps(steps, ChunkScores.score, wave.scores, (220, 1200, 0, 0), 300)
+    append_steps(steps, ChunkScores.normalise_keys, wave.scores, (0, 70, 640, 470), 300)
+    append_steps(steps, ChunkScores.compute_decays, wave.scores, (430, 0, 570, 0), 300)
+    append_steps(steps, ChunkScores.transpose_operands, wave.scores, (220, 0, 530, 0), 300)
+    append_steps(steps, ChunkScores.compute_scores, wave.scores, (220, 1200, 0, 0), 300)
     return steps
 
 
-def scale_steps(wave):
-    """Return the steps of scaled keys and of the factors of outputs."""
+def list_scale_steps(wave):
+    """Return the list of steps that scale the keys and compute the gate factors of a wave's units."""
     steps = []
     append_steps(steps, ChunkScores.scale_keys, wave.scores, (0, 0, 0, 1100), 0)
-    append_steps(steps, ChunkScores.gate, wave.scores, (0, 0, 610, 1650), 0)
+    append_steps(steps, ChunkScores.compute_gate_factors, wave.scores, (0, 0, 610, 1650), 0)
     return steps
 
 
-def invert_steps(wave):
-    """Return the steps that invert the triangles' smallest blocks."""
+def list_invert_steps(wave):
+    """Return the list of steps that invert the blocks of 16 rows of a wave, by way of HBM."""
     steps = [
         Step(BlockInverses.store_triangles, wave.blocks, IDLE, 3000),
         Step(BlockInverses.load_blocks, wave.blocks, IDLE, 2500),
@@ -104,33 +117,37 @@ def invert_steps(wave):
     return steps
 
 
-def join_steps(wave):
-    """Return the steps that join the blocks, and those that follow from the inverse alone."""
+def list_join_steps(wave):
+    """Return the list of steps that join a wave's blocks to the inverses, and multiply keys by these (`reading`)."""
     steps = []
     for level in range(len(LEVELS)):
         targets = []
         for inverse in wave.inverses:
             targets.append(JoinLevel(inverse, level))
-        append_steps(steps, JoinLevel.link, targets, (240, 200, 0, 0), 200)
+        append_steps(steps, JoinLevel.multiply_first, targets, (240, 200, 0, 0), 200)
         append_steps(steps, JoinLevel.join, targets, (590, 0, 0, 0), 250)
         append_steps(steps, JoinLevel.copy_joined, targets, (0, 0, 320, 0), 200)
-    append_steps(steps, ChunkInverse.link_halves, wave.inverses, (120, 0, 270, 0), 200)
+    append_steps(steps, ChunkInverse.multiply_across_halves, wave.inverses, (120, 0, 270, 0), 200)
     append_steps(steps, ChunkInverse.join_halves, wave.inverses, (120, 330, 0, 0), 200)
-    append_steps(steps, ChunkInverse.read_keys, wave.inverses, (400, 0, 480, 0), 250)
+    append_steps(steps, ChunkInverse.compute_reading, wave.inverses, (400, 0, 480, 0), 250)
     return steps
 
 
-def state_steps(wave):
-    """Return the steps of the state through the chunks; a unit's outputs come after the next one's first steps."""
+def list_state_steps(wave):
+    """Return the list of steps that take the states through a wave's units, one unit after another.
+
+    The outputs of a unit are normalised among the steps of the next unit, and stored among those of the one
+    after. `list_output_steps` has what remains for the last two units.
+    """
     steps, outputs = [], wave.outputs
     for i in range(len(outputs)):  # i: unit
         before, earlier = outputs[max(0, i - 1) : i], outputs[max(0, i - 2) : max(0, i - 1)]
         append_steps(steps, HeadPair.multiply_values, outputs[i].pairs, (170, 0, 0, 0), 0)
-        append_steps(steps, HeadPair.write, outputs[i].pairs, (110, 0, 270, 0), 320)
-        steps.append(Step(ChunkOutputs.query, outputs[i], (220, 0, 0, 0), 0))
+        append_steps(steps, HeadPair.compute_writes, outputs[i].pairs, (110, 0, 270, 0), 320)
+        steps.append(Step(ChunkOutputs.query_state, outputs[i], (220, 0, 0, 0), 0))
         append_steps(steps, ChunkOutputs.average_squares, before, (0, 70, 640, 0), 0)
-        append_steps(steps, HeadPair.advance, outputs[i].pairs, (110, 400, 270, 0), 500)
-        steps.append(Step(ChunkOutputs.decay, outputs[i], (0, 0, 630, 0), 200))
+        append_steps(steps, HeadPair.advance_state, outputs[i].pairs, (110, 400, 270, 0), 500)
+        steps.append(Step(ChunkOutputs.decay_queried, outputs[i], (0, 0, 630, 0), 200))
         steps.append(Step(ChunkOutputs.attend, outputs[i], (440, 0, 0, 0), 200))
         append_steps(steps, ChunkOutputs.store, earlier, IDLE, 0)
         append_steps(steps, ChunkOutputs.normalise, before, (0, 800, 60, 0), 0)
@@ -138,8 +155,8 @@ def state_steps(wave):
     return steps
 
 
-def output_steps(wave):
-    """Return the steps of the last outputs of a wave."""
+def list_output_steps(wave):
+    """Return the list of steps for a wave's last outputs: store the last but one, normalise and store the last."""
     steps, outputs = [], wave.outputs
     last = len(outputs) - 1
     append_steps(steps, ChunkOutputs.store, outputs[max(0, last - 1) : last], IDLE, 800)

@@ -9,8 +9,15 @@ from nki_kernels.projection.row_groups import blocks_tile
 from nki_kernels.tiles import identity, transpose_into
 
 
-def columns_of(rows, panel, dtype):
-    """Load a panel of columns of rows [*, C], [c in block, block, row], in float32 with the values of a dtype."""
+def load_columns(rows, panel, dtype):
+    """Load columns (left, right) of arrays [n, C] of HBM, transposed: a float32 SBUF tile [c in block, block, row].
+
+    The rows of all arrays follow one another. Values are first rounded to `dtype`.
+
+    Args:
+        rows: a tuple of the arrays.
+        panel: (left, right).
+    """
     left, right = panel
     count = 0
     for array in rows:
@@ -26,8 +33,8 @@ def columns_of(rows, panel, dtype):
     return result
 
 
-def diagonals(columns, dtype):
-    """Return each column of [c in block, block, row] as a diagonal: [c in block, block, row, c]."""
+def build_diagonals(columns, dtype):
+    """Return columns [c in block, block, row] as diagonal matrices, a new SBUF tile [c in block, block, row, c]."""
     height, count, rows = columns.shape
     ones = identity(height, nl.float32)
     result = nl.ndarray((height, count, rows, height), dtype=dtype, buffer=nl.sbuf)

@@ -1,9 +1,12 @@
 """What is added to the states of the selective scan, dt * u * its weights, on the Tensor engine.
 
-Every token has one weight for each element of the states, and the same for all channels. So a matmul of rows of dt * u,
-stationary, with a diagonal of weights multiplies a block of tokens, and turns it to channels on the partitions. Rows of
-float32 would take four passes: with weights in bfloat16 each number is cut into three of bfloat16, whose products with
-the weights are exact and lie beside one another on the partitions.
+`selective_scan` calls the functions here for prompts. Every token has one input weight for each element of
+the states, the same for all channels. So a matmul of rows of dt * u, stationary, with a diagonal of weights
+multiplies a block of tokens, and turns it to channels on the partitions.
+
+Rows of float32 would take four passes. With weights in bfloat16 each number is cut into three numbers of
+bfloat16, its pieces. Their products with the weights are exact, and they lie on the partitions one piece
+after another, so that the matmul sums them. A block is then 42 tokens, else 128.
 """
 
 from __future__ import annotations
@@ -14,17 +17,27 @@ import nki.language as nl
 from nki_kernels.tiles import PARTITIONS, blocks, transpose_rows
 
 PIECES = 3
-"""Numbers of 8 bits that have the 24 bits of a float32 number as their sum."""
+"""Numbers of bfloat16 that have a float32 number as their sum: 8 bits each of its 24."""
 
 
-def cut(dtype):
-    """Return (pieces of each number, tokens of a block) for weights of a dtype."""
+def choose_cut(dtype):
+    """Return (pieces, tokens): how many numbers each dt * u is cut into, and how many tokens a block has.
+
+    They are (1, 128) if the weights' dtype is float32, else (3, 42).
+    """
     pieces = 1 if dtype == nl.float32 else PIECES
     return pieces, PARTITIONS // pieces
 
 
-def regions(tokens, size):
-    """Return (first token, blocks, tokens of a block) of the full blocks, and of the last one if it is shorter."""
+def split_blocks(tokens, size):
+    """Return a list of (first token, number of blocks, tokens of each block): all full blocks, then a shorter last one.
+
+    Either entry is left out if it has no tokens.
+
+    Args:
+        tokens: of the chunk.
+        size: tokens of a full block.
+    """
     full = tokens // size
     result = [] if full == 0 else [(0, full, size)]
     if tokens > full * size:
@@ -32,22 +45,31 @@ def regions(tokens, size):
     return result
 
 
-def block_diagonals(projected, rows, columns, dtype):
-    """Load weights of tokens as diagonals for each piece: [piece and token in block, block, state, token in block]."""
-    pieces, size = cut(dtype)
+def load_diagonals(projected, rows, columns, dtype):
+    """Load a chunk's input weights from HBM as diagonal matrices in SBUF.
+
+    The tile is [piece and token in block, block, state, token in block]. The weight of a token is repeated
+    for each piece. GpSimd makes the diagonals.
+
+    Args:
+        projected: [T, W] in HBM.
+        rows: (start, end) of the chunk's tokens.
+        columns: (first, end) of the input weights in `projected`, one for each element of the states.
+    """
+    pieces, size = choose_cut(dtype)
     start, tokens, states = rows[0], rows[1] - rows[0], columns[1] - columns[0]
     count = blocks(tokens, size)
     weights = nl.ndarray((pieces * size, count, states), dtype=dtype, buffer=nl.sbuf)
     shape = (pieces * size, count, states, min(size, tokens))
     result = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
-    for first, full, used in regions(tokens, size):
+    for first, full, used in split_blocks(tokens, size):
         number = first // size
         source = projected[start + first : start + first + full * used, columns[0] : columns[1]]
         source = source.reshape_dim(0, (full, used)).permute((1, 0, 2))
         for piece in range(pieces):
             target = weights[piece * used : (piece + 1) * used, number : number + full, :]
             nisa.dma_copy(dst=target, src=source)
-        ones = stacked_identities(pieces, used, dtype)
+        ones = build_stacked_identities(pieces, used, dtype)
         for block in range(number, number + full):
             nisa.tensor_tensor(
                 dst=result[0 : pieces * used, block, :, 0:used],
@@ -59,8 +81,8 @@ def block_diagonals(projected, rows, columns, dtype):
     return result
 
 
-def stacked_identities(count, size, dtype):
-    """Return identities [size, size] on the partitions below one another: [count * size, size]."""
+def build_stacked_identities(count, size, dtype):
+    """Return `count` identities [size, size] below one another: a new SBUF tile [count * size, size] of a dtype."""
     shape = (count * size, size)
     ones = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0, engine=nisa.engine.gpsimd)
@@ -85,15 +107,22 @@ def stacked_identities(count, size, dtype):
 
 
 def scale_inputs(steps, inputs, dtype):
-    """Return steps * inputs of a tile [c, token], cut: [c, pieces of a block, one after another]; on GpSimd."""
-    pieces, size = cut(dtype)
+    """Return steps * inputs [c, token], cut into pieces whose sum it is: a new SBUF tile [c, pieces * token].
+
+    With float32 weights there is one piece, else three of the weights' dtype. The columns are block after
+    block, and in a block piece after piece. GpSimd computes.
+
+    Args:
+        dtype: of the weights.
+    """
+    pieces, size = choose_cut(dtype)
     height, tokens = steps.shape
     scaled = nl.ndarray(steps.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=scaled, data1=steps, data2=inputs, op=nl.multiply, engine=nisa.engine.gpsimd)
     columns = scaled
     if pieces > 1:
         columns = nl.ndarray((height, pieces * tokens), dtype=dtype, buffer=nl.sbuf)
-        for first, full, used in regions(tokens, size):
+        for first, full, used in split_blocks(tokens, size):
             last = first + full * used
             remainder = scaled[:, first:last].reshape_dim(1, (full, used))
             cut_columns = columns[:, pieces * first : pieces * last].reshape_dim(1, (full, pieces, used))
@@ -112,8 +141,14 @@ def scale_inputs(steps, inputs, dtype):
 
 
 def transpose_inputs(columns, dtype):
-    """Return the result of `scale_inputs` as rows: [piece and token in block, block, c]."""
-    pieces, size = cut(dtype)
+    """Return the result of `scale_inputs` [c, pieces * token], transposed.
+
+    It is a new SBUF tile [piece and token in block, block, c].
+
+    Args:
+        dtype: of the weights.
+    """
+    pieces, size = choose_cut(dtype)
     height, count = columns.shape
     rows = nl.ndarray((pieces * size, blocks(count, pieces * size), height), dtype=dtype, buffer=nl.sbuf)
     transpose_rows(rows, 0, columns)
@@ -121,8 +156,14 @@ def transpose_inputs(columns, dtype):
 
 
 def multiply_inputs(rows, weights, state, tokens):
-    """Return what is added to an element of the states of each channel for each token: [c, token] @ PSUM."""
-    pieces, size = cut(rows.dtype)
+    """Return what is added to element `state` of each channel's states, for each token: [c, token] float32 in PSUM.
+
+    Args:
+        rows: from `transpose_inputs`.
+        weights: from `load_diagonals`.
+        tokens: the number of tokens of the chunk.
+    """
+    pieces, size = choose_cut(rows.dtype)
     bank = nl.ndarray((rows.shape[2], tokens), dtype=nl.float32, buffer=nl.psum)
     for block in range(blocks(tokens, size)):
         first = block * size

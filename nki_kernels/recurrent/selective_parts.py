@@ -1,4 +1,10 @@
-"""Chunks and units of prompts of the selective scan with their tiles, and their states in HBM."""
+"""Chunks and units of prompts of the selective scan with their tiles, and their states in HBM.
+
+`recurrent/selective_prompt.py` issues the methods here in a pipeline. A chunk is the tokens of a sequence
+that one scan instruction takes. A unit is a chunk and a tile of up to 128 channels. In a shape, c is a
+channel of the tile, r one of the R elements of which time steps are projected, and state one of the N
+elements of a channel's state. "part" counts tiles of 128 tokens of a chunk.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +16,7 @@ import nki.language as nl
 from nki_kernels.dma import STATIC
 from nki_kernels.projection.products import add_products
 from nki_kernels.projection.row_groups import blocks_tile
-from nki_kernels.recurrent.selective_feed import block_diagonals, scale_inputs, transpose_inputs
+from nki_kernels.recurrent.selective_feed import load_diagonals, scale_inputs, transpose_inputs
 from nki_kernels.tiles import MASKED, PARTITIONS, blocks, filled, load, ranges, transpose_rows
 from nki_kernels.weights import WeightMatrix, load_blocks
 
@@ -19,8 +25,9 @@ from nki_kernels.weights import WeightMatrix, load_blocks
 class ScanWeights(nl.NKIObject):
     """Weights of the local channels, and constants, in SBUF.
 
-    rank: of time steps. w_dt: [r in block, block, channel]. dt_bias, d: [c in tile, tile, 1]. rates: -exp(a_log),
-    [c in tile, tile, state] float32. ones: [1, 128]. identity: of a tile of channels. selector: of states.
+    rank: R. w_dt: [r in block, block, channel], projects time steps. dt_bias, d: [c in tile, tile, 1]
+    float32. rates: -exp(a_log), [c in tile, tile, state] float32. ones: [1, 128]. identity: [c, c] for a tile
+    of channels. selector: the identity [state, state].
     """
 
     rank: int
@@ -35,10 +42,11 @@ class ScanWeights(nl.NKIObject):
 
 @dataclass
 class ChunkOperands(nl.NKIObject):
-    """What all units of a chunk take from its rows.
+    """What all units of a chunk take from the chunk's rows of `projected`, in SBUF.
 
-    steps: [r in block, block, token]. into: input weights as diagonals. out: output weights on all partitions, [128,
-    state, token]. mask: a row that is 0 for tokens and MASKED for padding.
+    steps: [r in block, block, token], before their projection. into: input weights as diagonals, from
+    `load_diagonals`. out: output weights, [128, state, token], the same on all partitions. mask: [1, token],
+    0 for tokens and MASKED for padding.
     """
 
     steps: nl.NkiTensor
@@ -51,8 +59,8 @@ class ChunkOperands(nl.NKIObject):
 class Chunk(nl.NKIObject):
     """What all units of a chunk share.
 
-    rows: (start, end) of its tokens. carried: the states that it begins with, and later those that it ends with, [c in
-    tile, tile, state] float32; None until they are loaded.
+    rows: (start, end) of its tokens in u. carried: the states that it begins with, and later those that it
+    ends with, [c in tile, tile, state] float32 in SBUF; None until they are loaded.
     """
 
     rows: tuple
@@ -60,7 +68,7 @@ class Chunk(nl.NKIObject):
     carried: nl.NkiTensor | None = None
 
     def carry(self, states):
-        """Begin with some states, which the scans replace."""
+        """Set `carried` to a tile of states; the scans of the chunk overwrite it."""
         self.carried = states
 
 
@@ -68,9 +76,11 @@ class Chunk(nl.NKIObject):
 class Unit(nl.NKIObject):
     """A tile of channels (first, end) of a chunk; tiles are None until the method that computes them.
 
-    across: u, [c, token]. gates: rows, [token in part, part, c], later their silu in float32. steps: time steps
-    [c, token], first without bias in PSUM. columns, inputs: time steps times u, cut as in `scale_inputs`, and as rows.
-    sums: rows of y before the gate, in the shape of the gates in PSUM.
+    tile: the index of the channels' tile. across: u, [c, token] in SBUF. gates: [token in part, part, c],
+    after `activate_gates` their silu in float32. steps: [c, token] float32, the projected time steps in PSUM,
+    after `soften_steps` the time steps in SBUF. columns: time steps times u, in pieces, see `scale_inputs`.
+    inputs: the same as rows, [piece and token in block, block, c]. sums: rows of y before the gate, [token in
+    part, part, c] float32 in PSUM.
     """
 
     chunk: Chunk
@@ -83,14 +93,17 @@ class Unit(nl.NKIObject):
     inputs: nl.NkiTensor | None = None
     sums: nl.NkiTensor | None = None
 
-    def tokens(self):
-        """Return the number of its tokens."""
+    def count_tokens(self):
+        """Return the number of tokens of the unit's chunk."""
         return self.chunk.rows[1] - self.chunk.rows[0]
 
     def project_steps(self, weights):
-        """Begin `steps` with projected ones, beyond all for padding."""
+        """Set `steps` to the time steps projected by w_dt, without bias: a new PSUM tile [channel, token] float32.
+
+        Padding has MASKED added, far below 0.
+        """
         operands, height, left = self.chunk.operands, self.across.shape[0], self.tile * PARTITIONS
-        tokens, columns = self.tokens(), (left, left + height)
+        tokens, columns = self.count_tokens(), (left, left + height)
         self.steps = nl.ndarray((height, tokens), dtype=nl.float32, buffer=nl.psum)
         add_products([[self.steps]], weights.w_dt, [columns], operands.steps, [(0, tokens)], 0, weights.rank)
         ones = weights.ones[:, 0:height]
@@ -98,34 +111,58 @@ class Unit(nl.NKIObject):
         nisa.nc_matmul(dst=self.steps, stationary=ones, moving=operands.mask, accumulate=True)
 
     def soften_steps(self, weights):
-        """Replace `steps` by softplus of them and their bias, float32: 0 for padding."""
+        """Replace `steps` by the time steps, softplus(steps + dt_bias); 0 for padding.
+
+        They are a new SBUF tile [channel, token] float32.
+        """
         projected, bias = self.steps, weights.dt_bias[0 : self.across.shape[0], self.tile, :]
         self.steps = nl.ndarray(projected.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.activation(dst=self.steps, op=nl.softplus, data=projected, bias=bias)
 
-    def open_gates(self):
-        """Replace `gates` by their silu."""
+    def activate_gates(self):
+        """Replace `gates` by silu of them, a new float32 SBUF tile."""
         rows = self.gates
         self.gates = nl.ndarray(rows.shape, dtype=nl.float32, buffer=nl.sbuf)
-        for used in used_slices(self.tokens()):
+        for used in list_used_slices(self.count_tokens()):
             nisa.activation(dst=self.gates[used], op=nl.silu, data=rows[used])
 
     def scale_inputs(self, dtype):
-        """Compute `columns`."""
+        """Set `columns` to time steps times u, each cut into pieces, see `choose_cut`.
+
+        It is a new SBUF tile [channel, pieces * token].
+
+        Args:
+            dtype: of the input weights.
+        """
         self.columns = scale_inputs(self.steps, self.across, dtype)
 
     def transpose_inputs(self, dtype):
-        """Compute `inputs`."""
+        """Set `inputs` to `columns` (time steps times u, in pieces) transposed.
+
+        It is a new SBUF tile [piece and token in block, block, channel].
+
+        Args:
+            dtype: of the input weights.
+        """
         self.inputs = transpose_inputs(self.columns, dtype)
 
     def begin_sums(self, factor):
-        """Begin `sums` with u times a factor [c, c]."""
+        """Set `sums`, rows of y before the gate, to u^T @ factor.
+
+        It is a new PSUM tile [token in part, part, channel] float32, where a part is 128 tokens.
+
+        Args:
+            factor: [channel, channel], with the skip d on its diagonal.
+        """
         self.sums = nl.ndarray(self.gates.shape, dtype=nl.float32, buffer=nl.psum)
         self.add_rows(self.across, factor, False)
 
     def add_rows(self, tile, factor, accumulate):
-        """Add tile^T @ factor to `sums`, for a tile [c, token]."""
-        bounds = ranges(0, self.tokens())
+        """Write tile^T @ factor to `sums`, for a tile [c, token] and a factor [c, c].
+
+        If `accumulate`, the product is added to what `sums` have, else it replaces that.
+        """
+        bounds = ranges(0, self.count_tokens())
         for i in range(len(bounds)):  # i: part of the tokens
             first, last = bounds[i]
             nisa.nc_matmul(
@@ -136,25 +173,29 @@ class Unit(nl.NKIObject):
             )
 
 
-def row_of_ones(dtype):
-    """Return a row [1, 128] of ones."""
+def build_ones(dtype):
+    """Return an SBUF tile [1, 128] of ones."""
     ones = filled((1, PARTITIONS), 1.0, dtype)
     return ones
 
 
-def decay_rates(a_log, channels):
-    """Return -exp(a_log) of channels (first, end), [c in tile, tile, state] in float32."""
+def load_decay_rates(a_log, channels):
+    """Load a_log of channels (first, end), and return -exp(a_log): a new float32 SBUF tile [c in tile, tile, state]."""
     begin, end = channels
     tile = load_blocks(WeightMatrix(a_log[begin:end, :]), nl.float32, STATIC)
     rates = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
-    for used in used_slices(end - begin):
+    for used in list_used_slices(end - begin):
         nisa.activation(dst=rates[used], op=nl.exp, data=tile[used])
         nisa.tensor_scalar(dst=rates[used], data=rates[used], op0=nl.multiply, operand0=-1.0)
     return rates
 
 
-def used_slices(size):
-    """Return the slices of a tile [row in block, block, …] that `size` rows fill: of full blocks, and of the last."""
+def list_used_slices(size):
+    """Return the indices of the filled blocks of a tile [row in block, block, …]: full ones, then a shorter last one.
+
+    The tile has `size` rows in blocks of 128. Each index is a tuple (slice of the rows in a block, slice of
+    the blocks). Either is left out of the list if it has no rows.
+    """
     full = size // PARTITIONS
     slices = [] if full == 0 else [(slice(0, PARTITIONS), slice(0, full))]
     if size > full * PARTITIONS:
@@ -163,7 +204,13 @@ def used_slices(size):
 
 
 def view_states(state, slot, channels, used):
-    """Return a view of HBM [c in tile, tile, state]: slices of the states in the slot of a number [1, 1]."""
+    """Return a view of the states of some channels in a slot: [c in tile, tile, state] in HBM.
+
+    Args:
+        slot: the number of the slot, a tile [1, 1] int32 in SBUF, read at run time.
+        channels: (first, end); tiles of 128 count from `first`.
+        used: (slice of the channels in a tile, slice of the tiles), see `list_used_slices`.
+    """
     _, _, states = state.shape
     rows, tiles = used
     first = channels[0] + tiles.start * PARTITIONS
@@ -172,35 +219,49 @@ def view_states(state, slot, channels, used):
 
 
 def load_states(state, slot, channels):
-    """Load the states of channels (first, end), [c in tile, tile, state]; zeros for a slot beyond all."""
+    """Load the states of channels (first, end) from a slot to a new float32 SBUF tile [c in tile, tile, state].
+
+    Returns zeros if the slot's number is beyond all slots. `slot` is a tile [1, 1] int32.
+    """
     count = channels[1] - channels[0]
     shape = (min(PARTITIONS, count), blocks(count), state.shape[2])
     result = filled(shape, 0.0)
-    for used in used_slices(count):
+    for used in list_used_slices(count):
         source = view_states(state, slot, channels, used)
         nisa.dma_copy(dst=result[used], src=source, oob_mode=nisa.oob_mode.skip)
     return result
 
 
 def store_states(state, slot, tile, channels):
-    """Store the states of channels (first, end) to a slot."""
-    for used in used_slices(channels[1] - channels[0]):
+    """Store `tile` [c in tile, tile, state], the states of channels (first, end), to a slot of `state` in HBM."""
+    for used in list_used_slices(channels[1] - channels[0]):
         nisa.dma_copy(dst=view_states(state, slot, channels, used), src=tile[used])
 
 
 def load_rows(projected, rows, states):
-    """Load rows of a chunk: time steps and output weights in tiles of 128 rows, and input weights as diagonals."""
+    """Load a chunk's rows (start, end) of `projected` to SBUF: return (time steps, output weights, input weights).
+
+    Time steps [row, R] and output weights [row, state] are lists of tiles of up to 128 rows. The input
+    weights are diagonals, from `load_diagonals`. `states` is the number N.
+    """
     start, end = rows
     rank = projected.shape[1] - 2 * states
     low, out = [], []
     for begin, stop in ranges(start, end):
         low.append(load(projected[begin:stop, 0:rank], projected.dtype))
         out.append(load(projected[begin:stop, rank + states : rank + 2 * states], projected.dtype))
-    return low, out, block_diagonals(projected, rows, (rank, rank + states), projected.dtype)
+    return low, out, load_diagonals(projected, rows, (rank, rank + states), projected.dtype)
 
 
 def prepare_operands(low, output_rows, into, first, count, weights):
-    """Return the operands of a chunk, whose first token is the sequence's token `first`, from its loaded rows."""
+    """Return the ChunkOperands of a chunk in new SBUF tiles: time steps, weights, and the padding's mask.
+
+    Args:
+        low: rows of time steps before their projection, from `load_rows`, as are output_rows (output weights)
+            and into (input weights).
+        first: the index of the chunk's first token among the new tokens of its sequence.
+        count: the number of real tokens of the sequence, a float32 tile [1, 1].
+    """
     rank, states, dtype = low[0].shape[1], output_rows[0].shape[1], low[0].dtype
     tokens = (len(low) - 1) * PARTITIONS + low[len(low) - 1].shape[0]
     steps = blocks_tile(rank, tokens, weights.w_dt.dtype)
@@ -215,12 +276,19 @@ def prepare_operands(low, output_rows, into, first, count, weights):
         chosen = weights.selector[:, state : state + 1].broadcast(1, PARTITIONS)
         nisa.nc_matmul(dst=bank, stationary=chosen, moving=mixed[:, 0, :], accumulate=False)
         nisa.activation(dst=out[:, state, :], op=nl.copy, data=bank)
-    mask = mask_row(tokens, first, count, weights.w_dt.dtype)
+    mask = build_mask(tokens, first, count, weights.w_dt.dtype)
     return ChunkOperands(steps, into, out, mask)
 
 
-def mask_row(tokens, first, count, dtype):
-    """Return a row [1, token]: MASKED from the sequence's token number `count`, a tile [1, 1], on."""
+def build_mask(tokens, first, count, dtype):
+    """Return an SBUF tile [1, tokens] of a dtype: 0 for real tokens, and MASKED for padding.
+
+    Token i is padding if first + i >= count.
+
+    Args:
+        first: the index of the first token in its sequence.
+        count: the number of real tokens, a float32 tile [1, 1].
+    """
     numbers = nl.ndarray((1, tokens), dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=numbers, pattern=[[1, tokens]], offset=first)
     result = nl.ndarray((1, tokens), dtype=dtype, buffer=nl.sbuf)
@@ -231,7 +299,7 @@ def mask_row(tokens, first, count, dtype):
 
 
 def compute_decays(steps, rate):
-    """Return exp(rate * steps) of a tile [c, token], for a rate [c, 1]."""
+    """Return exp(rate * steps), a new float32 SBUF tile [c, token], for a rate [c, 1]."""
     result = nl.ndarray(steps.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=result, op=nl.exp, data=steps, scale=rate)
     return result

@@ -1,12 +1,14 @@
 """One token of each sequence through the selective scan; states are loaded and stored in HBM's layout.
 
-Some sequences share the partitions, q of them each: partition b * q + g has the `width` channels from g * width on,
-whose states lie side by side. So one DMA stores the states of several sequences, and they share the rates of decay.
-Sets of so many sequences follow one another; what belongs to their channels alone lies side by side, [partition, set,
-channel].
+`selective_scan` calls `scan_step` if there is one token of each sequence. Some sequences, a set, share the
+partitions, q of them each: partition b * q + g has the `width` channels from g * width on of sequence b,
+whose states lie side by side. So one DMA stores the states of several sequences, and they share the rates of
+decay. Sets follow one another; numbers of channels are tiles [partition, set, channel].
 
-A store to slots known at run time waits for every load and store of states before it, and a load for every store. So
-the states of a batch are loaded together while those of the batch before are moved on, and then stored.
+A unit is the states of some channels of each partition, of one set. Units are loaded in batches. A store to
+slots known at run time waits for every load and store of states before it, and a load for every store. So the
+states of a batch are loaded together while those of the batch before are advanced by a token, and then
+stored.
 """
 
 from __future__ import annotations
@@ -22,44 +24,51 @@ from nki_kernels.projection.row_groups import blocks_tile
 from nki_kernels.recurrent.selective_layout import (
     APART,
     Layout,
-    lanes,
+    allocate_like,
+    choose_set_size,
+    compute_row_numbers,
+    count_lanes,
     load_channels,
     load_for_sequences,
     load_tokens,
     repeat_for_sets,
-    row_numbers,
-    sequences_together,
     split_panels,
-    tile_like,
     view_channels,
 )
-from nki_kernels.recurrent.slots import product_dtype, row, slots_or_none
+from nki_kernels.recurrent.slots import choose_product_dtype, load_repeated_row, mask_slots
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, filled, load, ranges
 from nki_kernels.weights import WeightMatrix, load_blocks
 
 STATES = 5120
-"""Elements of the states on a partition that one DMA stores: 20 KiB."""
+"""Elements of the states on a partition that one DMA stores: 20 KiB. They are a unit."""
 
 PIECE = 2560
-"""Of these the elements that an instruction takes."""
+"""Elements of the states of a unit, on a partition, that an instruction takes."""
 
 STATE_BYTES = 61440
-"""Of a partition, for the states of two batches: one is loaded while the other one is moved on and stored."""
+"""Bytes of a partition for the states of two batches: one is loaded while the other one is advanced and stored."""
 
 CHANNELS = 2560
-"""Channels on a partition of all sets together, or weights of states."""
+"""Channels on a partition of all sets together, or weights of states, at most."""
 
 SQUARE = 32
 """Rows and columns that the Vector engine transposes at once."""
 
 
 def scan_step(y, arguments, channels):
-    """Compute y of the token of each sequence for channels (first, end), and the states."""
+    """Run the selective scan for one token of each sequence and a range of channels: store y and the states to HBM.
+
+    Args:
+        y: the kernel's result, [B, C] in HBM.
+        channels: (first, end) of this core.
+    """
     table, state = arguments.table, arguments.state
     count, states = table.counts.shape[0], state.shape[2]
-    slots = slots_or_none(row(table.state_slots, 1), row(table.starts, 1), state.shape[0])
-    sequences = sequences_together(count, channels, states)
-    q = lanes(sequences, channels)
+    slots = mask_slots(
+        load_repeated_row(table.state_slots, 1), load_repeated_row(table.starts, 1), state.shape[0]
+    )
+    sequences = choose_set_size(count, channels, states)
+    q = count_lanes(sequences, channels)
     for first, last in ranges(channels[0], channels[1], q * CHANNELS):
         width = (last - first) // q
         sets = max(1, min(CHANNELS // max(width, 2 * states), PARTITIONS // sequences))
@@ -70,16 +79,21 @@ def scan_step(y, arguments, channels):
 
 
 def scan_sets(y, arguments, slots, layout):
-    """Compute y of the token of the sequences of a layout, and the states, for its channels.
+    """Run the scan for the sequences and channels of a layout: store y and the states to HBM.
 
-    The states of the first two batches are on their way while the time steps are computed. Then of piece i:
+    The states of the first two batches are on their way while the time steps are computed. A piece is some
+    channels of a set of sequences. Then of piece i:
 
-    GpSimd, Scalar and Vector engines    Vector engine, and DMAs                      Vector engine
-    factors of piece i                   advance piece i - 1; load the next batch     sums of piece i - 2
+        GpSimd, Scalar and Vector engines    Vector engine, and DMAs                      Vector engine
+        factors of piece i                   advance piece i - 1; load the next batch     sums of piece i - 2
+
+    Args:
+        slots: [1, B] int32 in SBUF, the slots that sequences read, beyond all for those that start at
+            position 0.
     """
     projected, w_dt, a_log = arguments.projected, arguments.w_dt, arguments.a_log
     states, rank = a_log.shape[1], w_dt.shape[0]
-    dtype, width = product_dtype(arguments.u, w_dt), layout.width
+    dtype, width = choose_product_dtype(arguments.u, w_dt), layout.width
     panels = split_panels(layout, blocks(rank) * (4 if dtype == nl.float32 else 2))
     matrix = load_blocks(WeightMatrix(w_dt[:, panels[0][0] : panels[0][1]]), dtype, SCALAR)
     end = layout.start + layout.sets * layout.sequences
@@ -89,7 +103,7 @@ def scan_sets(y, arguments, slots, layout):
     weights = load_tokens(projected, layout, rank, 2 * states)
     rows = Rows(layout, weights, load_channels(arguments.u, layout, 0), filled((layout.rows, 1), 0.0))
     channel_ranges = ranges(0, width, max(1, STATES // states))
-    read, written = row_numbers(arguments.state, arguments.table, layout)
+    read, written = compute_row_numbers(arguments.state, arguments.table, layout)
     units, pieces = [], []
     for channels in channel_ranges:
         for index in range(layout.sets):
@@ -98,15 +112,15 @@ def scan_sets(y, arguments, slots, layout):
                 pieces.append(Piece(unit, len(units), (first, last)))
             units.append(unit)
     together = max(1, STATE_BYTES // (8 * (channel_ranges[0][1] - channel_ranges[0][0]) * states))
-    rates = decay_rates(a_log, layout, channel_ranges[0])
+    rates = load_decay_rates(a_log, layout, channel_ranges[0])
     load_batch(units, 0, together)
-    rows.take_steps(time_steps(low, w_dt, matrix, panels, bias, counts, layout))
+    rows.take_steps(compute_time_steps(low, w_dt, matrix, panels, bias, counts, layout))
     load_batch(units, together, together)
     for i in range(len(pieces) + 2):  # i: piece
         if i < len(pieces):
             unit = pieces[i].unit
             if pieces[i].unit_index > 0 and unit.index == 0 and pieces[i].channels[0] == unit.channels[0]:
-                rates = decay_rates(a_log, layout, unit.channels)
+                rates = load_decay_rates(a_log, layout, unit.channels)
             pieces[i].compute_factors(rates, nisa.engine.gpsimd if i % 2 == 0 else nisa.engine.vector)
         if 0 <= i - 1 < len(pieces):
             following = pieces[i - 1].unit_index + 1
@@ -116,12 +130,16 @@ def scan_sets(y, arguments, slots, layout):
         if i >= 2:
             pieces[i - 2].sum_states()
     gates = load_channels(arguments.gate, layout, arguments.gate_first)
-    y_rows = rows.gate(gates, load_for_sequences(arguments.d, layout, 1, (0, width)), y.dtype)
+    y_rows = rows.gate_sums(gates, load_for_sequences(arguments.d, layout, 1, (0, width)), y.dtype)
     nisa.dma_copy(dst=view_channels(y, layout, 0), src=y_rows)
 
 
-def decay_rates(a_log, layout, channels):
-    """Return exp(a_log) of channels (first, end) of every partition, [partition, channel, state] float32."""
+def load_decay_rates(a_log, layout, channels):
+    """Load a_log of channels (first, end) of every partition, and return exp of it.
+
+    The tile is new, [partition, channel, state] float32 in SBUF. Channels count from the first one of the
+    partition.
+    """
     states = a_log.shape[1]
     rates = nl.ndarray((layout.rows, channels[1] - channels[0], states), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=rates, op=nl.exp, data=load_for_sequences(a_log, layout, states, channels))
@@ -129,15 +147,20 @@ def decay_rates(a_log, layout, channels):
 
 
 def load_batch(units, first, together):
-    """Load the states of a batch of units."""
+    """Load the states of `together` units from index `first` on, as far as there are so many; see `Unit.load`."""
     for unit in units[first : first + together]:
         unit.load(first <= together)
 
 
-def time_steps(low, w_dt, matrix, panels, bias, counts, layout):
-    """Return softplus of projected time steps, 0 for padding: [partition, set, channel] in float32.
+def compute_time_steps(low, w_dt, matrix, panels, bias, counts, layout):
+    """Return time steps softplus(low @ w_dt + bias), 0 for padding: [partition, set, channel] float32 in SBUF.
 
-    matrix: the first of the panels of w_dt, as blocks.
+    Args:
+        low: rows [sequence, R] in SBUF, the columns of `projected` that w_dt multiplies.
+        matrix: the first panel of w_dt, loaded as blocks; the others are loaded here.
+        panels: ranges (first, end) of channels.
+        bias: [partition, channel].
+        counts: [partition, set, 1], below 1 for padding.
     """
     sequences, rank = low.shape
     across = blocks_tile(rank, sequences, low.dtype)
@@ -158,14 +181,17 @@ def time_steps(low, w_dt, matrix, panels, bias, counts, layout):
         transfer(steps[:, i, :], set_rows, SCALAR)
     nisa.tensor_tensor(dst=steps, data1=steps, data2=repeat_for_sets(bias, layout), op=nl.add)
     nisa.activation(dst=steps, op=nl.softplus, data=steps)
-    live = tile_like(counts)
+    live = allocate_like(counts)
     nisa.tensor_scalar(dst=live, data=counts, op0=nl.greater_equal, operand0=1.0)
     nisa.tensor_tensor(dst=steps, data1=steps, data2=live.broadcast(2, layout.width), op=nl.multiply)
     return steps
 
 
 def transpose_exactly(across, low):
-    """Transpose rows [sequence, rank] to blocks [rank in block, block, sequence], bit by bit on every chip."""
+    """Write rows low [sequence, R], transposed, to `across` [r in block, block, sequence], bit by bit on every chip.
+
+    The Vector engine transposes, since the Tensor engine of gen2 would multiply by an identity.
+    """
     sequences, rank = low.shape
     for left, right in ranges(0, rank, SQUARE):
         block, top = left // PARTITIONS, left % PARTITIONS
@@ -179,10 +205,11 @@ def transpose_exactly(across, low):
 
 @dataclass
 class Rows(nl.NKIObject):
-    """Numbers of the channels of all sets, [partition, set, channel] float32; weights are [partition, set, 2 * state].
+    """Numbers of the channels of all sets, SBUF tiles [partition, set, channel]; float32 but for u and the weights.
 
-    inputs: u. zero: [partition, 1]. steps: None until `take_steps`. scaled: inputs times steps. sums: over the states;
-    the pieces write them.
+    weights: those that write and those that read the states, [partition, set, 2 * state]. inputs: u. zero:
+    [partition, 1] zeros. steps: time steps, scaled: inputs times time steps; both None until `take_steps`.
+    sums: over the states; allocated by `take_steps` and written by the pieces.
     """
 
     layout: Layout
@@ -194,19 +221,29 @@ class Rows(nl.NKIObject):
     sums: nl.NkiTensor | None = None
 
     def take_steps(self, steps):
-        """Store time steps, multiply the inputs by them, and allocate the sums."""
-        self.steps = steps
-        self.scaled = tile_like(steps)
-        nisa.tensor_tensor(dst=self.scaled, data1=steps, data2=self.inputs, op=nl.multiply)
-        self.sums = tile_like(steps)
+        """Set `steps` to a tile of time steps and `scaled` to steps times inputs (u), and allocate `sums`.
 
-    def gate(self, gates, skip, dtype):
-        """Return (sums + skip * inputs) * silu(gates)."""
-        skipped = tile_like(self.sums)
+        All are float32 SBUF tiles [partition, set, channel].
+        """
+        self.steps = steps
+        self.scaled = allocate_like(steps)
+        nisa.tensor_tensor(dst=self.scaled, data1=steps, data2=self.inputs, op=nl.multiply)
+        self.sums = allocate_like(steps)
+
+    def gate_sums(self, gates, skip, dtype):
+        """Return (sums + skip * inputs) * silu(gates), the rows of y.
+
+        They are a new SBUF tile [partition, set, channel] of a dtype.
+
+        Args:
+            gates: [partition, set, channel].
+            skip: d of each channel, [partition, channel].
+        """
+        skipped = allocate_like(self.sums)
         skips = repeat_for_sets(skip, self.layout)
         nisa.tensor_tensor(dst=skipped, data1=self.inputs, data2=skips, op=nl.multiply)
         nisa.tensor_tensor(dst=skipped, data1=skipped, data2=self.sums, op=nl.add)
-        active = tile_like(self.sums)
+        active = allocate_like(self.sums)
         nisa.activation(dst=active, op=nl.silu, data=gates)
         result = nl.ndarray(self.sums.shape, dtype=dtype, buffer=nl.sbuf)
         nisa.tensor_tensor(dst=result, data1=skipped, data2=active, op=nl.multiply)
@@ -215,10 +252,11 @@ class Rows(nl.NKIObject):
 
 @dataclass
 class Unit(nl.NKIObject):
-    """Channels (first, end) of each partition, of one set of sequences.
+    """States of channels (first, end) of each partition, for one set of sequences.
 
-    slots: those that sequences read, [1, B]. read, written: rows of states, see `row_numbers`. index: of the set.
-    states: [partition, channel, state] float32, None until they are loaded.
+    state: all states, [slot, channel, state] in HBM. slots: those that sequences read, [1, B]. read, written:
+    rows of states, see `compute_row_numbers`. channels: counted from the first one of the partition. index:
+    of the set. states: [partition, channel, state] float32 in SBUF, None until they are loaded.
     """
 
     state: nl.NkiTensor
@@ -231,9 +269,13 @@ class Unit(nl.NKIObject):
     states: nl.NkiTensor | None = None
 
     def load(self, at_once):
-        """Load the states of each sequence; zeros for slots beyond all.
+        """Load the states of the unit's channels and sequences from their slots to a new float32 SBUF tile, `states`.
 
-        GpSimd, which has nothing to do at once, makes zeros then, and the Scalar engine later.
+        It is [partition, channel, state]. Sequences that start at position 0 get zeros.
+
+        Args:
+            at_once: whether GpSimd, which is idle for the first batches, writes the zeros; else the Scalar
+                engine does.
         """
         layout, size = self.rows.layout, self.state.shape[2]
         (first, last), elements = self.channels, (self.channels[1] - self.channels[0]) * size
@@ -257,7 +299,11 @@ class Unit(nl.NKIObject):
             transfer(target, source, SYNC, nisa.oob_mode.skip)
 
     def view_rows(self, numbers):
-        """Return a view of the states of all sequences in HBM, from the rows on that numbers [partition, set] give."""
+        """Return a view of the unit's states in HBM, [partition, channel * state].
+
+        `numbers` [partition, set] int32 has the first row of states of each partition, see
+        `compute_row_numbers`.
+        """
         (slots, channels, size), (first, last) = self.state.shape, self.channels
         return self.state.reshape((slots * channels, size)).ap(
             pattern=[[size, self.rows.layout.rows], [1, (last - first) * size]],
@@ -268,10 +314,12 @@ class Unit(nl.NKIObject):
 
 @dataclass
 class Piece(nl.NKIObject):
-    """Channels (first, end) of a unit, and their tiles, [partition, channel, state] float32.
+    """Channels (first, end) of a unit that one instruction takes.
 
-    unit_index: of the unit. decay: what multiplies the states. inputs: what is added to them. weighed: the new states
-    times their output weights.
+    Its tiles are [partition, channel, state] float32 in SBUF, None until the method that computes them.
+
+    unit_index: of the unit among all. channels: counted from the first one of the partition. decay: what
+    multiplies the states. inputs: what is added to them. weighed: the new states times their output weights.
     """
 
     unit: Unit
@@ -282,57 +330,77 @@ class Piece(nl.NKIObject):
     weighed: nl.NkiTensor | None = None
 
     def is_last(self):
-        """Return whether it is the last piece of its unit."""
+        """Return whether the piece is the last one of its unit."""
         return self.channels[1] == self.unit.channels[1]
 
     def select(self, tile):
-        """Return its channels of a tile of the unit, [partition, channel, state]."""
+        """Return a view of the piece's channels of a tile of the unit, [partition, channel, state]."""
         first = self.unit.channels[0]
         return tile[:, self.channels[0] - first : self.channels[1] - first, :]
 
-    def by_channel(self, columns):
-        """Return a view of its numbers of [partition, set, channel] as [partition, channel, state]."""
+    def view_by_channel(self, columns):
+        """Return a view of the piece's channels in a tile [partition, set, channel], repeated for each state.
+
+        The view is [partition, channel, state].
+        """
         numbers = columns[:, self.unit.index, self.channels[0] : self.channels[1]]
         return numbers.expand_dim(2).broadcast(2, self.unit.state.shape[2])
 
-    def by_state(self, side):
-        """Return the weights that write the states (side 0) or read them (side 1), as [partition, channel, state]."""
+    def view_by_state(self, side):
+        """Return a view of the weights of the piece's set, repeated for each channel: [partition, channel, state].
+
+        Args:
+            side: 0 for the weights that write the states, 1 for those that read them.
+        """
         size = self.unit.state.shape[2]
         weights = self.unit.rows.weights[:, self.unit.index, side * size : (side + 1) * size]
         return weights.expand_dim(1).broadcast(1, self.channels[1] - self.channels[0])
 
     def compute_factors(self, unit_rates, engine):
-        """Compute `decay` and `inputs`.
+        """Set `decay`, what multiplies the states, and `inputs`, what is added to them: new float32 SBUF tiles.
 
-        GpSimd and the Vector engine take the decays of pieces in turn, so that both are busy as long.
+        Each is [partition, channel, state].
+
+        Args:
+            unit_rates: exp(a_log) of the unit's channels, [partition, channel, state].
+            engine: multiplies rates by steps. GpSimd and the Vector engine take pieces in turn, so that both
+                are busy as long.
         """
         rates, rows = self.select(unit_rates), self.unit.rows
-        self.decay = tile_like(rates)
-        steps = self.by_channel(rows.steps)
+        self.decay = allocate_like(rates)
+        steps = self.view_by_channel(rows.steps)
         nisa.tensor_tensor(dst=self.decay, data1=rates, data2=steps, op=nl.multiply, engine=engine)
         nisa.activation(dst=self.decay, op=nl.exp, data=self.decay, scale=-1.0)
-        self.inputs = tile_like(rates)
+        self.inputs = allocate_like(rates)
         nisa.tensor_tensor(
             dst=self.inputs,
-            data1=self.by_channel(rows.scaled),
-            data2=self.by_state(0),
+            data1=self.view_by_channel(rows.scaled),
+            data2=self.view_by_state(0),
             op=nl.multiply,
             engine=nisa.engine.gpsimd,
         )
 
     def advance(self):
-        """Advance the states by a token, and compute `weighed`; after the last piece store the states."""
+        """Replace the piece's states in SBUF by those after the token: states * decay + inputs.
+
+        Also set `weighed` to the new states times their output weights, a new SBUF tile. After the last piece
+        of a unit, store the unit's states to HBM.
+        """
         unit, states = self.unit, self.select(self.unit.states)
         nisa.tensor_tensor(dst=states, data1=states, data2=self.decay, op=nl.multiply)
         nisa.tensor_tensor(dst=states, data1=states, data2=self.inputs, op=nl.add)
         if self.is_last():
             nisa.dma_copy(dst=unit.view_rows(unit.written), src=unit.states)
-        self.weighed = tile_like(states)
+        self.weighed = allocate_like(states)
         nisa.tensor_tensor(
-            dst=self.weighed, data1=states, data2=self.by_state(1), op=nl.multiply, engine=nisa.engine.gpsimd
+            dst=self.weighed,
+            data1=states,
+            data2=self.view_by_state(1),
+            op=nl.multiply,
+            engine=nisa.engine.gpsimd,
         )
 
     def sum_states(self):
-        """Add up the weighed states."""
+        """Sum `weighed` over the states, and write the sums to the piece's channels of `Rows.sums`."""
         sums = self.unit.rows.sums[:, self.unit.index, self.channels[0] : self.channels[1]]
         nisa.tensor_reduce(dst=sums, op=nl.add, data=self.weighed, axis=2)

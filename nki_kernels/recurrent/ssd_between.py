@@ -1,19 +1,23 @@
 """Logarithms of decays between any two tokens of a chunk of `ssd`, [key, head, query] in PSUM.
 
-A decay's logarithm is the sum of a over the tokens behind the key up to the query.
+A chunk is up to 128 tokens of a sequence. A key is a token that writes to the state, and a query one that
+reads it. a is the logarithm of a token's decay. The logarithm of the decay between the two is the sum of a
+over the tokens behind the key up to the query. `ssd` and `gated_delta` use this file for prompts.
 
-`sums_between` adds these tokens up: no difference of two sums gives them as exactly, as float32 needs. Every head takes
-128 elements of GpSimd and four passes of a matmul of 128 columns.
+`sum_between` adds up these tokens: no difference of two sums gives them as exactly, as float32 needs. Every
+head takes 128 elements of GpSimd and four passes of a matmul of 128 columns.
 
-`Differences` subtracts sums up to the tokens, and adds the logarithm of the key's time step, for four heads in one
-matmul over 58 rows: to each query's sum in three rows of bfloat16, all ones on the other side, come three rows for
-each head, which the other side picks. Three parts hold a float32 sum. Two such matmuls, each with half of the array's
-rows, run side by side. The other 43 rows take `MASKED` off the keys of later blocks of three tokens: their exp might be
-no number of float32, and scores, which are 0 there, would not hide it. Within a block keys behind a query are no more
-than two tokens away. So each a counts as no less than `LEAST`, plus the logarithm of its time step where that is above
-0: exp is at most e^88 there, and where a token forgets all before it no more than e^-44, or 2^-63, of that is left.
-No sum is beyond 5632, whose last place is 2^-11, and the factors that are rounded to bfloat16 are off by no more than
-that rounding.
+`Differences` subtracts sums up to the tokens, and adds the logarithm of the key's time step, for four heads
+in one matmul over 58 rows. Three rows have the queries' sums, as three parts of bfloat16, which together hold
+a float32 sum; the other side has ones there. Three rows for each head have the keys' sums; the other side
+picks the head. Two such matmuls, each with half of the array's rows, run side by side.
+
+The other 43 rows take `MASKED` off the keys of later blocks of three tokens: their exp might be no number of
+float32, and scores, which are 0 there, would not hide it. Within a block keys behind a query are no more than
+two tokens away. So each a counts as no less than `LEAST`, plus the logarithm of its time step where that is
+above 0: exp is at most e^88 there, and where a token forgets all before it no more than e^-44, or 2^-63, of
+that is left. No sum is beyond 5632, whose last place is 2^-11, and the factors that are rounded to bfloat16
+are off by no more than that rounding.
 """
 
 from __future__ import annotations
@@ -42,28 +46,36 @@ PARTS = 3
 """Numbers of bfloat16 that hold one of float32."""
 
 IN_TURN = 4
-"""Packs of heads whose rows are on their way from HBM, or used."""
+"""Pairs of operand tiles of `Differences`, used in turn; each has the rows of two matmuls."""
 
 HALF = 64
-"""Rows of the array of one of two matmuls that run side by side."""
+"""Rows of the PE array of one of two matmuls that run side by side."""
 
 OF_KEYS = PARTS + -(-PARTITIONS // BLOCK)
-"""The first row of the keys' sums in a half, behind the queries' sums and a mask for each block of tokens."""
+"""First row of the keys' sums in a half: behind the queries' sums and a mask for each block of tokens."""
 
 
-def by_query(factors, tokens):
-    """Return a view of factors [key, head] as [key, head, query]."""
+def repeat_for_queries(factors, tokens):
+    """Return a view of factors [key, head], repeated for each query: [key, head, query]."""
     return factors.expand_dim(2).broadcast(2, tokens)
 
 
-def sums_between(logs, after, before):
-    """Return exp of the sums of `logs` [token, head] between key and query: [key, head, query] in float32."""
+def sum_between(logs, after, before):
+    """Return the decays between tokens, exp of the sums of `logs` over the tokens behind the key up to the query.
+
+    The tile is new, [key, head, query] float32 in SBUF. It is 1 where the key is the query or behind it.
+
+    Args:
+        logs: logarithms of the tokens' decays, [token, head] float32.
+        after: [token, key], ones where the token is after the key, else zeros.
+        before: [token, query], ones where the token is not after the query, else zeros.
+    """
     tokens, heads = logs.shape
     behind = nl.ndarray((tokens, heads, tokens), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(
         dst=behind,
         data1=after.expand_dim(1).broadcast(1, heads),
-        data2=by_query(logs, tokens),
+        data2=repeat_for_queries(logs, tokens),
         op=nl.multiply,
         engine=nisa.engine.gpsimd,
     )
@@ -79,7 +91,11 @@ def sums_between(logs, after, before):
 
 @dataclass
 class DifferenceRows(nl.NKIObject):
-    """Operands of a matmul whose product has the logarithms of decays; they begin at partition `row`."""
+    """Operands of a matmul whose product has the logarithms of the decays between tokens, [key, head, query].
+
+    keys: stationary, [row, key] bfloat16. queries: moving, [row, head, query] bfloat16. row: the partition at
+    which both begin, 0 or 64. See `Differences`.
+    """
 
     keys: nl.NkiTensor
     queries: nl.NkiTensor
@@ -89,13 +105,15 @@ class DifferenceRows(nl.NKIObject):
 class Differences(nl.NKIObject):
     """Operands of the matmuls that subtract, for up to 4 heads on each half of the partitions, which are used in turn.
 
-    Rows of a half: 3 with the queries' sums, one for each block of queries that masks the keys of later blocks, and 3
-    for each head with its keys' sums. The other side of sums, and both sides of masks, are constants.
+    keys, queries: lists of IN_TURN tiles. Rows of a half: 3 with the queries' sums, one for each block of
+    three queries that masks the keys of later blocks, and 3 for each head with its keys' sums. `load` fills
+    the sums. The other side of sums, and both sides of masks, are constants. turn: the number of loads so
+    far.
     """
 
     def __init__(self):
         self.turn = 0
-        keys, queries = key_rows(), query_rows()
+        keys, queries = build_key_rows(), build_query_rows()
         self.keys, self.queries = [], []
         for _ in range(IN_TURN):
             tile = nl.ndarray(keys.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
@@ -106,7 +124,14 @@ class Differences(nl.NKIObject):
             self.queries.append(tile)
 
     def load(self, sums, heads):
-        """Load the rows of up to 4 heads from `sums` [head, side, part, token] in HBM: the operands of their matmul."""
+        """Load the sums of up to 4 heads from HBM to the next half of the operand tiles: return their DifferenceRows.
+
+        Loads take the halves of one tile after another; the half is used again after 2 * IN_TURN loads.
+
+        Args:
+            sums: [head, side, part, token] bfloat16 in HBM, see `SumsInParts`.
+            heads: (first, end) of the heads in `sums`.
+        """
         first, last = heads
         tokens, pitch = sums.shape[3], 2 * PARTS * sums.shape[3]
         turn, row = self.turn // 2 % IN_TURN, self.turn % 2 * HALF
@@ -124,8 +149,14 @@ class Differences(nl.NKIObject):
         return DifferenceRows(keys, queries, row)
 
 
-def selected(tile, pattern, multiplier, least, most):
-    """Return the tile where multiplier * row + pattern over its free dims is in a range, else 0, in both halves."""
+def select_range(tile, pattern, multiplier, least, most):
+    """Return a copy of a tile [128, ...] with zeros where least <= multiplier * row + offset <= most does not hold.
+
+    The row counts from 0 in each half of 64 partitions. The offset is that of the free dims.
+
+    Args:
+        pattern: [step, count] of each free dim, as in `nisa.affine_select`.
+    """
     for limit, comparison in ((least, nl.greater_equal), (most, nl.less_equal)):
         chosen = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
         for row in (0, HALF):
@@ -142,26 +173,34 @@ def selected(tile, pattern, multiplier, least, most):
     return tile
 
 
-def key_rows():
-    """Return the keys' side of both halves: ones for queries' sums, and where a key is after a row's block."""
+def build_key_rows():
+    """Return the constant rows of the keys' side, both halves: a new bfloat16 SBUF tile [row of both halves, key].
+
+    In a half rows 0 to 2 have ones, for the queries' sums. Row 3 + b has ones for the keys after block b of
+    three tokens. Rows from OF_KEYS on are to be loaded.
+    """
     # Row 3 is that of block 0, so key - 3 * (row - 2) is not negative; nor is it in rows 0 to 2.
     least = -BLOCK * (PARTS - 1)
-    return selected(
+    return select_range(
         filled((PARTITIONS, PARTITIONS), 1.0, nl.bfloat16), [[1, PARTITIONS]], -BLOCK, least, PARTITIONS
     )
 
 
-def query_rows():
-    """Return the queries' side of both halves: `MASKED` for a row's block, and ones for the head of a row of keys."""
+def build_query_rows():
+    """Return the constant rows of the queries' side, both halves: a new bfloat16 SBUF tile [row, head, query].
+
+    In a half row 3 + b has `MASKED` for the three queries of block b. The three rows of a head from OF_KEYS
+    on have ones for that head. Rows 0 to 2 are to be loaded.
+    """
     heads, tokens = BANK // PARTITIONS, PARTITIONS
     # query - 3 * (row - 3) is 0, 1 or 2
     least = -BLOCK * PARTS
-    masks = selected(
+    masks = select_range(
         filled((PARTITIONS, tokens), MASKED, nl.bfloat16), [[1, tokens]], -BLOCK, least, least + BLOCK - 1
     )
     # row - 46 - 3 * head is 0, 1 or 2
     picks = filled((PARTITIONS, heads), 1.0, nl.bfloat16)
-    picks = selected(picks, [[-PARTS, heads]], 1, OF_KEYS, OF_KEYS + PARTS - 1)
+    picks = select_range(picks, [[-PARTS, heads]], 1, OF_KEYS, OF_KEYS + PARTS - 1)
     result = nl.ndarray((PARTITIONS, heads, tokens), dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.tensor_tensor(
         dst=result,
@@ -172,18 +211,23 @@ def query_rows():
     return result
 
 
-def logarithms(steps):
-    """Return logarithms of time steps plus LOG_LARGER: none is below that of the least one."""
+def compute_logarithms(steps):
+    """Return log(max(steps, LEAST_STEP)) + LOG_LARGER of time steps, a new float32 SBUF tile."""
     result = nl.ndarray(steps.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=result, data=steps, op0=nl.maximum, operand0=LEAST_STEP)
     nisa.activation(dst=result, op=nl.log, data=result, scale=LARGER)
     return result
 
 
-def bounded(step_logs, logs, lowest=LEAST):
-    """Return the logarithms of decays that `SumsInParts` takes, twice, and prepare the results of `logarithms`.
+def bound_logarithms(step_logs, logs, lowest=LEAST):
+    """Return (bounded logs, the same with the other sign), new float32 SBUF tiles.
 
-    None of the former is below `lowest`; the second time they have the other sign.
+    Bounded logs are `logs`, but no less than `lowest`, plus the logarithm of the time step where that is
+    above 0. Subtracts LOG_LARGER from `step_logs`, the result of `compute_logarithms`, in place: it then has
+    the logarithms.
+
+    Args:
+        logs: logarithms of decays, in the shape of `step_logs`.
     """
     least = nl.ndarray(logs.shape, dtype=nl.float32, buffer=nl.sbuf)
     minus = nl.ndarray(logs.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -196,11 +240,12 @@ def bounded(step_logs, logs, lowest=LEAST):
 
 @dataclass
 class SumsInParts(nl.NKIObject):
-    """The rows that `Differences` takes, made part after part: [head, side, part, token].
+    """Sums of logarithms of decays as three bfloat16 parts, made part after part for `Differences`.
 
-    Side 0 has the sums of logs [token, head] up to a token, side 1 the logarithm of its time step less that sum.
-    pieces: bfloat16 in SBUF. remainder: what the pieces lack of the sums. kept: the index of the latest piece. rows:
-    the pieces in HBM, None until the last one.
+    Side 0 has, for each head and token, the sum of logs up to the token, side 1 the logarithm of its time
+    step less that sum. pieces: [head, side, part, token] bfloat16 in SBUF. remainder: what the pieces so far
+    lack of the sums, [head, side, token] float32. kept: the index of the latest part. rows: the pieces in
+    HBM, None until the last part.
     """
 
     pieces: nl.NkiTensor
@@ -208,19 +253,22 @@ class SumsInParts(nl.NKIObject):
     kept: int = 0
     rows: nl.NkiTensor | None = None
 
-    def keep(self):
-        """Keep the next part of the remainder."""
+    def write_part(self):
+        """Write `remainder`, rounded to bfloat16, to part `kept` of `pieces`."""
         nisa.activation(dst=self.pieces[:, :, self.kept, :], op=nl.copy, data=self.remainder)
 
-    def next(self):
-        """Subtract a part, and keep the next one; store the last one to HBM with all others."""
+    def write_next_part(self):
+        """Subtract the latest part from `remainder`, and write the next part to `pieces`.
+
+        After the last part, store all pieces to a new tensor in HBM, `rows`.
+        """
         remainder = nl.ndarray(self.remainder.shape, dtype=nl.float32, buffer=nl.sbuf)
         part_before = self.pieces[:, :, self.kept, :]
         # A float32 number less its rounded part is exact, so the parts lose nothing of the sum.
         nisa.tensor_tensor(dst=remainder, data1=self.remainder, data2=part_before, op=nl.subtract)
         self.remainder = remainder
         self.kept += 1
-        self.keep()
+        self.write_part()
         if self.kept + 1 == PARTS:
             shape = self.pieces.shape
             self.rows = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.private_hbm, name="sums_of_decays")
@@ -228,7 +276,15 @@ class SumsInParts(nl.NKIObject):
 
 
 def sum_in_parts(logs, minus, steps, before, one):
-    """Return the SumsInParts of logs [token, head], of the same with the other sign, and of time steps' logarithms."""
+    """Return SumsInParts whose first part is kept; the caller calls `write_next_part` for the two others.
+
+    Args:
+        logs: logarithms of decays, [token, head] float32.
+        minus: the same with the other sign.
+        steps: logarithms of time steps, [token, head].
+        before: [token, query], ones where the token is not after the query, else zeros.
+        one: the identity [token, token] float32.
+    """
     tokens, heads = logs.shape
     sums = nl.ndarray((heads, 2, tokens), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=sums[:, 0, :], stationary=logs, moving=before, accumulate=False)
@@ -237,12 +293,16 @@ def sum_in_parts(logs, minus, steps, before, one):
     nisa.nc_matmul(dst=sums[:, 1, :], stationary=steps, moving=one, accumulate=True)
     pieces = nl.ndarray((heads, 2, PARTS, tokens), dtype=nl.bfloat16, buffer=nl.sbuf)
     result = SumsInParts(pieces, sums)
-    result.keep()
+    result.write_part()
     return result
 
 
-def differences(halves, tokens, heads):
-    """Return exp of the differences of a pack's rows, times the keys' time steps: [key, head, query] in bfloat16."""
+def compute_differences(halves, tokens, heads):
+    """Return the decays between tokens times the keys' time steps: a new bfloat16 SBUF tile [key, head, query].
+
+    Args:
+        halves: a list of DifferenceRows, of up to 4 heads each, `heads` together.
+    """
     decays = nl.ndarray((tokens, heads, tokens), dtype=nl.bfloat16, buffer=nl.sbuf)
     banks = nl.ndarray((tokens, heads, tokens), dtype=nl.float32, buffer=nl.psum)
     first = 0

@@ -1,4 +1,10 @@
-"""Stages of a pack of heads in a chunk of a prompt of `ssd`."""
+"""Stages of a pack of heads in a chunk of a prompt of `ssd`.
+
+A chunk is up to 128 tokens of a sequence, and a pack up to eight heads of one group, whose columns fit in a
+PSUM bank. The methods of `Pack` are the stages; `recurrent/ssd_prompt.py` issues them, each some packs ahead
+of the next stage. Narrow launches are those in bfloat16. A key is a token that writes to the state, and a
+query one that reads it.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +14,23 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import COMPILER, transfer
-from nki_kernels.recurrent.ssd_between import differences, sums_between
+from nki_kernels.recurrent.ssd_between import compute_differences, sum_between
 from nki_kernels.recurrent.ssd_chunk import ChunkTiles
-from nki_kernels.recurrent.ssd_heads import by_head, in_heads, scaled
+from nki_kernels.recurrent.ssd_heads import repeat_for_elements, scale_rows, view_heads
 from nki_kernels.tiles import BANK, PARTITIONS, ranges
 
 
 @dataclass
 class Pack(nl.NKIObject):
-    """Heads (first, end) of a chunk, and their tiles; None until the stage that computes them.
+    """Heads (first, end) of a chunk, and their tiles in SBUF; None until the stage that computes them.
 
-    difference_rows: operands of `differences`, for up to 4 heads each. decays: [key, head, query]; in narrow steps the
-    time steps of the keys are in them. scores: times decays, [key, head, query] in u's dtype. inputs: rows of x, in
-    float32 steps times time steps. state_inputs: times the decays after them and time steps, float32. skipped: times
-    the skip, in float32 steps. decayed_states: states before the chunk times its decays. state_outputs: what tokens
-    read of the states before the chunk.
+    tiles: those of the chunk. difference_rows: DifferenceRows for up to 4 heads each; empty but in narrow
+    launches. decays: between key and query, in narrow launches times the time step of the key, [key, head,
+    query]. scores: decays times the chunk's scores, [key, head, query] in u's dtype. inputs: x, in float32
+    launches times time steps, [token, column]. state_inputs: x times the decays after the token and its time
+    step, [token, column] float32. skipped: x times the skip, in float32 launches. decayed_states: states
+    before the chunk times the chunk's decays, [n, column] float32. state_outputs: what tokens read of the
+    states before the chunk, [token, column].
     """
 
     tiles: ChunkTiles
@@ -37,44 +45,62 @@ class Pack(nl.NKIObject):
     state_outputs: nl.NkiTensor | None = None
 
     def select_columns(self):
-        """Return the slice of its columns among those of the local heads."""
+        """Return the slice of the pack's columns (elements of its heads) among the columns of the local heads."""
         depth = self.tiles.chunk.sizes.depth
         return slice(self.heads[0] * depth, self.heads[1] * depth)
 
     def load_sums(self):
-        """Load `difference_rows`, for narrow steps."""
+        """Load the sums of decays' logarithms of the pack's heads from HBM to operand tiles.
+
+        Does nothing in float32 launches. Appends DifferenceRows of up to 4 heads each to `difference_rows`.
+        The phases of the chunk that store the sums must be issued.
+        """
         chunk = self.tiles.chunk
         if chunk.sizes.narrow:
             for heads in ranges(self.heads[0], self.heads[1], BANK // PARTITIONS):
                 self.difference_rows.append(chunk.constants.differences.load(self.tiles.sums.rows, heads))
 
-    def decay(self):
-        """Compute `decays`."""
+    def compute_decays(self):
+        """Set `decays` to the decays between any two tokens, [key, head, query], a new SBUF tile.
+
+        In bfloat16 launches they are in bfloat16, times the time steps of the keys; else in float32.
+        """
         (first, last), chunk = self.heads, self.tiles.chunk
         if chunk.sizes.narrow:
-            self.decays = differences(self.difference_rows, chunk.tokens, last - first)
+            self.decays = compute_differences(self.difference_rows, chunk.tokens, last - first)
         else:
-            logs = chunk.logs()[:, first:last]
-            self.decays = sums_between(
-                logs, chunk.select(chunk.constants.after), chunk.select(chunk.constants.before)
+            logs = chunk.view_logs()[:, first:last]
+            self.decays = sum_between(
+                logs, chunk.select_square(chunk.constants.after), chunk.select_square(chunk.constants.before)
             )
 
-    def scale(self):
-        """Compute `state_inputs` and `inputs`; in float32 steps `skipped`, too."""
+    def scale_inputs(self):
+        """Set `state_inputs`, x times what the states get of it, and `inputs`; in float32 launches `skipped`, too.
+
+        `state_inputs`: x times time steps and the decays after the tokens, float32. `inputs`: x times time
+        steps; in bfloat16 launches a view of x itself. `skipped`: x times the skip. Each is [token, column]
+        in SBUF, new but for the view.
+        """
         (first, last), chunk = self.heads, self.tiles.chunk
         sizes, depth = chunk.sizes, chunk.sizes.depth
         columns = self.tiles.x[:, self.select_columns()]
-        self.state_inputs = scaled(columns, self.tiles.after[:, first:last], depth, nl.float32)
+        self.state_inputs = scale_rows(columns, self.tiles.after[:, first:last], depth, nl.float32)
         self.inputs = columns
         if not sizes.narrow:
-            self.inputs = scaled(columns, chunk.times()[:, first:last], depth, sizes.dtype)
+            self.inputs = scale_rows(columns, chunk.view_times()[:, first:last], depth, sizes.dtype)
             skip = chunk.constants.skip[0 : chunk.tokens, first:last]
-            self.skipped = scaled(columns, skip, depth, sizes.dtype)
+            self.skipped = scale_rows(columns, skip, depth, sizes.dtype)
 
-    def mask(self, engine):
-        """Compute `scores`."""
+    def mask_scores(self, engine):
+        """Set `scores` to decays times the chunk's scores, which are 0 where the key is after the query.
+
+        It is a new SBUF tile [key, head, query] in u's dtype.
+
+        Args:
+            engine: multiplies.
+        """
         (first, last), sizes = self.heads, self.tiles.chunk.sizes
-        scores = self.tiles.scores[:, sizes.group_of(first), :, :]
+        scores = self.tiles.scores[:, sizes.find_group(first), :, :]
         if scores.shape[1] == 1:
             scores = scores.broadcast(1, last - first)
         self.scores = nl.ndarray(self.decays.shape, dtype=sizes.dtype, buffer=nl.sbuf)
@@ -86,33 +112,38 @@ class Pack(nl.NKIObject):
             engine=engine,
         )
 
-    def look_back(self):
-        """Compute `decayed_states` and `state_outputs`."""
+    def read_states(self):
+        """Compute what the states before the chunk give: set `decayed_states` and `state_outputs`, new SBUF tiles.
+
+        `decayed_states`: the states times the decay over the chunk, [n, column] float32. `state_outputs`:
+        what the tokens read of the states, [token, column] in u's dtype. In the first chunk of a sequence
+        also round the loaded states for the product, since no earlier pack has.
+        """
         (first, last), chunk, columns = self.heads, self.tiles.chunk, self.select_columns()
         sizes, state, depth = chunk.sizes, chunk.state, chunk.sizes.depth
         # Before the first chunk of a sequence no pack has rounded its states.
         if chunk.first == 0:
-            state.round(columns, False)
+            state.round_columns(columns, False)
         total = self.tiles.total[0 : sizes.states, first:last]
         # The state is decayed here, so that one addition remains for `advance_states`.
-        self.decayed_states = scaled(state.wide[:, columns], total, depth, nl.float32)
+        self.decayed_states = scale_rows(state.wide[:, columns], total, depth, nl.float32)
         shape = (chunk.tokens, (last - first) * depth)
         earlier = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
-        out = self.tiles.across[:, sizes.groups + sizes.group_of(first), :]
+        out = self.tiles.across[:, sizes.groups + sizes.find_group(first), :]
         nisa.nc_matmul(dst=earlier, stationary=out, moving=state.rounded[:, columns], accumulate=False)
         self.state_outputs = nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
         nisa.tensor_tensor(
-            dst=in_heads(self.state_outputs, depth),
-            data1=in_heads(earlier, depth),
-            data2=by_head(self.tiles.until[:, first:last], depth),
+            dst=view_heads(self.state_outputs, depth),
+            data1=view_heads(earlier, depth),
+            data2=repeat_for_elements(self.tiles.until[:, first:last], depth),
             op=nl.multiply,
         )
 
     def sum_outputs(self):
-        """Store rows of y: the sums over the tokens of the chunk and those before, times the gates."""
+        """Store the pack's columns of y to HBM: (scores^T @ inputs + state_outputs + skip * x) * gates."""
         (first, last), chunk, constants = self.heads, self.tiles.chunk, self.tiles.chunk.constants
         sizes, tokens, depth = chunk.sizes, chunk.tokens, chunk.sizes.depth
-        one = chunk.select(constants.identity)
+        one = chunk.select_square(constants.identity)
         sums = nl.ndarray((tokens, (last - first) * depth), dtype=nl.float32, buffer=nl.psum)
         if not sizes.narrow:
             nisa.nc_matmul(dst=sums, stationary=one, moving=self.skipped, accumulate=False)
@@ -135,10 +166,13 @@ class Pack(nl.NKIObject):
         transfer(chunk.y[start:end, left : left + y.shape[1]], y, COMPILER)
 
     def advance_states(self):
-        """Compute the states after the chunk: decayed, plus what its tokens add."""
+        """Write the states after the chunk, `decayed_states` plus what its tokens add, to the pack's columns in SBUF.
+
+        They are float32, in `SequenceState.wide`.
+        """
         chunk, columns = self.tiles.chunk, self.select_columns()
         sizes = chunk.sizes
-        group = sizes.group_of(self.heads[0])
+        group = sizes.find_group(self.heads[0])
         shape = (sizes.states, columns.stop - columns.start)
         added = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
         into = self.tiles.into[:, group * sizes.states : (group + 1) * sizes.states]
@@ -147,9 +181,15 @@ class Pack(nl.NKIObject):
         nisa.tensor_tensor(dst=wide, data1=self.decayed_states, data2=added, op=nl.add)
 
     def keep_states(self, by_scalar):
-        """Round the states for the next chunk; store all after the last pack of the last one."""
+        """Round the pack's columns of the state for the next chunk; in the last chunk store the state to HBM instead.
+
+        The store comes with the last pack of the heads; earlier packs of the last chunk do nothing.
+
+        Args:
+            by_scalar: whether the Scalar engine rounds; else GpSimd does.
+        """
         chunk = self.tiles.chunk
         if not chunk.is_last:
-            chunk.state.round(self.select_columns(), by_scalar)
+            chunk.state.round_columns(self.select_columns(), by_scalar)
         elif self.heads[1] == chunk.sizes.local_heads:
             chunk.state.store()

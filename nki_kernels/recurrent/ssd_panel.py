@@ -1,7 +1,9 @@
 """What single tokens of all sequences through `ssd` share: rows, with the sequences on the partitions.
 
-Of these rows lines are taken, one for each sequence and panel of columns; what is read of its state comes back as
-columns, which transposes turn to rows of y.
+`recurrent/ssd_step.py` uses it for launches with one token of each sequence. A panel is a range of
+neighbouring columns of the states, of whole heads. It consists of packs: heads of one group with up to 512
+columns. A line is the row of a panel of one sequence, copied to one partition. What is read of a state comes
+back as columns, which transposes turn to rows of y.
 """
 
 from __future__ import annotations
@@ -11,16 +13,19 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.recurrent.slots import column
+from nki_kernels.recurrent.slots import load_column
 from nki_kernels.recurrent.ssd_chunk import load_aside
-from nki_kernels.recurrent.ssd_heads import exponential, scale_heads
+from nki_kernels.recurrent.ssd_heads import compute_exponential, scale_heads
 from nki_kernels.recurrent.ssd_sizes import Inputs, Sizes
-from nki_kernels.recurrent.ssd_times import decay_rates, time_steps
+from nki_kernels.recurrent.ssd_times import compute_time_steps, load_decay_rates
 from nki_kernels.tiles import BANK, PARTITIONS, filled, load, on_every_row, ranges
 
 
 def split_panels(sizes, most):
-    """Return lists of packs that lie side by side, of up to `most` columns each."""
+    """Return a list of panels of neighbouring columns, each a list of packs (first, end) of local heads of one group.
+
+    A pack has up to 512 columns, and a panel up to `most`; it has more only if its single pack has.
+    """
     panel_packs = []
     for pack in sizes.split_heads(BANK // sizes.depth):
         last = len(panel_packs) - 1
@@ -33,10 +38,11 @@ def split_panels(sizes, most):
 
 @dataclass
 class Sequences(nl.NKIObject):
-    """Up to 32 sequences, (start, end): what all panels of their states need; tiles are None until `prepare`.
+    """Up to 32 sequences (start, end): what all panels of their states need; tiles are None until `prepare`.
 
-    weights: [sequence, side and group and n]. times, decays, skip: [sequence, head] float32. ones: [1, 128]. zero:
-    [128, 1].
+    count: their number. weights: the weights that write and read states, [sequence, side and group and n].
+    times, decays, skip: time steps, decays and d of the local heads, [sequence, head] float32. ones: [1,
+    128]. zero: [128, 1].
     """
 
     inputs: Inputs
@@ -51,7 +57,10 @@ class Sequences(nl.NKIObject):
     zero: nl.NkiTensor | None = None
 
     def prepare(self):
-        """Compute the tiles, with the sequences on the partitions, if they are not computed."""
+        """Load and compute weights, time steps, decays and skips of up to 32 sequences, one on each partition, in SBUF.
+
+        Does nothing if they are computed.
+        """
         if self.zero is not None:
             return
         inputs, u = self.inputs, self.inputs.u
@@ -61,19 +70,19 @@ class Sequences(nl.NKIObject):
         rows = load(
             inputs.steps[start:end, sizes.steps_first : sizes.steps_first + sizes.local_heads], u.dtype
         )
-        count = column(inputs.table.counts, start, end)
+        count = load_column(inputs.table.counts, start, end)
         self.weights = load(u[start:end, sizes.inner :], u.dtype)
         bias = on_every_row(inputs.dt_bias[:, heads], self.count, nl.float32, 0.0)
-        times = time_steps(rows, bias, sizes.dt_limits)
+        times = compute_time_steps(rows, bias, sizes.dt_limits)
         live = nl.ndarray(count.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=live, data=count, op0=nl.greater_equal, operand0=1.0)
         # A time step of 0 has a decay of 1 and no input: padding leaves the state as it is.
         nisa.tensor_scalar(dst=times, data=times, op0=nl.multiply, operand0=live)
         logs = nl.ndarray(times.shape, dtype=nl.float32, buffer=nl.sbuf)
-        rates = decay_rates(inputs.a_log[:, heads])
+        rates = load_decay_rates(inputs.a_log[:, heads])
         nisa.tensor_tensor(dst=logs, data1=times, data2=rates[0 : self.count, :], op=nl.multiply)
         self.times = times
-        self.decays = exponential(logs)
+        self.decays = compute_exponential(logs)
         self.skip = on_every_row(inputs.d[:, heads], self.count, nl.float32, 0.0)
         self.ones = filled((1, PARTITIONS), 1.0)
         self.zero = filled((PARTITIONS, 1), 0.0)
@@ -81,12 +90,14 @@ class Sequences(nl.NKIObject):
 
 @dataclass
 class Panel(nl.NKIObject):
-    """Heads (first, end) of a group of sequences; tiles are None until `prepare`.
+    """Heads (first, end) of a group of up to 32 sequences; tiles are None until `prepare`.
 
-    What is read of a state comes in blocks of up to 128 columns: `blocks` (column, first, end) of each pack. `runs` are
-    the columns (first, end, height) of blocks side by side with as many columns. x, gates: rows [sequence, column].
-    rows: inputs times time steps, weights, and decays, of which lines are taken. sums: [row of block, block, sequence];
-    units write them.
+    packs: (first, end) of the heads of each. left: the panel's first column among the columns of the local
+    heads; width: their number. What is read of a state comes in blocks of up to 128 columns: `blocks` has a
+    list of (index, first column, end column) for each pack. `runs` has (first block, end block, columns) of
+    neighbouring blocks with equally many columns. x, gates: rows [sequence, column]. rows: x times time
+    steps, weights, and decays, side by side, [sequence, .] float32. sums: what is read of the states, [column
+    of block, block, sequence] float32; units write it.
     """
 
     y: nl.NkiTensor
@@ -102,13 +113,16 @@ class Panel(nl.NKIObject):
     rows: nl.NkiTensor | None = None
     sums: nl.NkiTensor | None = None
 
-    def columns(self, number):
-        """Return the range of columns of the panel that a pack has."""
+    def find_columns(self, number):
+        """Return the (first, end) columns of pack `number`, counted from the panel's first column."""
         (first, last), depth = self.packs[number], self.sequences.sizes.depth
         return first * depth - self.left, last * depth - self.left
 
     def prepare(self):
-        """Load x and gates, and compute `rows`, if they are not there."""
+        """Load x and gates of the panel's columns, compute `rows`, and allocate `sums`: new SBUF tiles.
+
+        Does nothing if that is done. Calls `Sequences.prepare`.
+        """
         if self.sums is not None:
             return
         sequences, sizes, inputs = self.sequences, self.sequences.sizes, self.sequences.inputs
@@ -130,7 +144,10 @@ class Panel(nl.NKIObject):
         self.sums = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
 
     def finish(self):
-        """Turn the sums to rows, add the skip, gate, and store the rows of y."""
+        """Store the panel's columns of y to HBM: (sums + skip * x) * silu(gates).
+
+        `sums` [column of block, block, sequence] are first transposed to rows, by way of PSUM.
+        """
         sequences, sizes = self.sequences, self.sequences.sizes
         first, last = self.heads
         shape = (sequences.count, self.width)
@@ -140,7 +157,7 @@ class Panel(nl.NKIObject):
         nisa.activation(dst=active, op=nl.silu, data=self.gates)
         result = nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
         for number in range(len(self.packs)):
-            left, right = self.columns(number)
+            left, right = self.find_columns(number)
             bank = nl.ndarray((sequences.count, right - left), dtype=nl.float32, buffer=nl.psum)
             for index, begin, end in self.blocks[number]:
                 data = self.sums[0 : end - begin, index, :]
@@ -161,13 +178,13 @@ class Panel(nl.NKIObject):
 
 
 def plan_panel(y, sequences, packs):
-    """Return the panel of some packs of heads, side by side."""
+    """Return a Panel of packs (first, end) of neighbouring heads, with its blocks and runs; allocates no tile."""
     depth = sequences.sizes.depth
     first, end = packs[0][0], packs[len(packs) - 1][1]
     panel = Panel(y, sequences, packs, (first, end), first * depth, (end - first) * depth, [], [])
     count, runs = 0, panel.runs
     for number in range(len(packs)):
-        left, right = panel.columns(number)
+        left, right = panel.find_columns(number)
         pack_blocks = []
         for begin, stop in ranges(left, right):
             pack_blocks.append((count, begin, stop))

@@ -1,7 +1,10 @@
 """Prompts of `ssd`: chunks of 128 tokens of each sequence, packs of heads.
 
-Between chunks a state [n, column] in float32 stays in SBUF, and in bfloat16 steps a rounded copy of it for products.
-Packs of all chunks follow one another through the stages of `Pack`, so that no engine waits at the end of a chunk.
+`ssd` calls `ssd_prompts` for sequences with several tokens each. A pack is up to eight heads of one group.
+Between chunks a state [n, column] in float32 stays in SBUF, and in bfloat16 launches a rounded copy of it for
+products. Packs of all chunks follow one another through the stages of `Pack`, so that no engine waits at the
+end of a chunk. What the packs of a chunk share is computed in phases, which are issued among the packs of
+earlier chunks.
 """
 
 from __future__ import annotations
@@ -11,22 +14,22 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.recurrent.slots import load_row, row, slots_or_none
+from nki_kernels.recurrent.slots import load_repeated_row, load_row, mask_slots
 from nki_kernels.recurrent.ssd_between import IN_TURN
 from nki_kernels.recurrent.ssd_chunk import PHASES, SUMMED, Chunk, ChunkTiles, Constants
 from nki_kernels.recurrent.ssd_pack import Pack
 from nki_kernels.recurrent.ssd_states import SequenceState
-from nki_kernels.recurrent.ssd_times import STEP_PHASES, TimeSteps, decay_rates
+from nki_kernels.recurrent.ssd_times import STEP_PHASES, TimeSteps, load_decay_rates
 from nki_kernels.tiles import PARTITIONS, on_every_row, ranges
 
 PREPARED = 16
-"""Packs before its first one with which the first phase of a chunk comes."""
+"""Packs before a chunk's first pack with which the chunk's first phase comes."""
 
 AT_ONCE = 320
-"""Time steps on a partition that are worked out together, for several chunks."""
+"""Time steps on a partition that are computed together, for several chunks."""
 
 FIRST = 3
-"""Chunks whose time steps are worked out before all else."""
+"""Chunks whose time steps are computed before all else."""
 
 SCALED = 2
 """Packs whose inputs are scaled before those of the first of them are multiplied."""
@@ -45,13 +48,20 @@ ROUNDS = (True, False)
 
 
 def ssd_prompts(y, inputs, sizes):
-    """Compute y of all tokens of all sequences, and their states, for the local heads."""
+    """Run the recurrence over all tokens of all sequences for the local heads: store y and the states to HBM.
+
+    Args:
+        y: the kernel's result, [T, H P] in HBM.
+        sizes: which heads are local, and where their columns begin.
+    """
     heads = slice(sizes.first_head, sizes.first_head + sizes.local_heads)
     bias = on_every_row(inputs.dt_bias[:, heads], PARTITIONS, nl.float32, 0.0)
-    rates = decay_rates(inputs.a_log[:, heads])
+    rates = load_decay_rates(inputs.a_log[:, heads])
     constants, table = Constants(), inputs.table
-    counts = row(table.counts, PARTITIONS)
-    read = slots_or_none(row(table.state_slots, 1), row(table.starts, 1), inputs.state.shape[0])
+    counts = load_repeated_row(table.counts, PARTITIONS)
+    read = mask_slots(
+        load_repeated_row(table.state_slots, 1), load_repeated_row(table.starts, 1), inputs.state.shape[0]
+    )
     written = load_row(table.state_slots)
     sequences = table.counts.shape[0]
     tokens = y.shape[0] // sequences
@@ -93,15 +103,16 @@ def ssd_prompts(y, inputs, sizes):
         chunks[0].work()
     if sizes.narrow:
         constants.fill_narrow(sizes)
-    pass_packs(chunks, sizes.packs())
+    pass_packs(chunks, sizes.list_packs())
 
 
 @dataclass
 class Phases(nl.NKIObject):
-    """What packs share, chunk after chunk, in the order in which it is worked out.
+    """What packs share, chunk after chunk, in the order in which it is computed.
 
-    prepared: the number of chunks whose phases are issued or wait. waiting: for each waiting phase its ChunkTiles or
-    TimeSteps. pause: the number of packs without new decays.
+    chunks: ChunkTiles of all chunks. waiting: a list with the ChunkTiles or TimeSteps of each phase that is
+    not issued. prepared: the number of chunks whose phases are issued or wait. pause: the number of packs
+    without new decays, while the Scalar engine opens gates.
     """
 
     chunks: list
@@ -110,7 +121,10 @@ class Phases(nl.NKIObject):
     pause: int = 0
 
     def prepare(self, end):
-        """Let the phases of all chunks before `end` wait for their turn."""
+        """Append the phases of chunks that wait for none yet to `waiting`, up to chunk `end` - 1.
+
+        The phases of time steps come before those of the first chunk that has them.
+        """
         while self.prepared < min(end, len(self.chunks)):
             tiles = self.chunks[self.prepared]
             if tiles.chunk.index == 0:
@@ -119,24 +133,37 @@ class Phases(nl.NKIObject):
             self.prepared += 1
 
     def work(self, count):
-        """Issue the next phases."""
+        """Issue the next `count` phases, or all that wait if there are fewer, and remove them from `waiting`.
+
+        Sets `pause` if one of them activates gates.
+        """
         for target in self.waiting[0:count]:
-            if target.work() == ChunkTiles.open_gates:
+            if target.work() == ChunkTiles.activate_gates:
                 self.pause = PAUSE
         self.waiting = self.waiting[count:]
 
     def work_until(self, tiles, phase):
-        """Issue phases until so many of a chunk are issued."""
+        """Issue waiting phases until so many phases of a chunk are issued.
+
+        Args:
+            tiles: the ChunkTiles of the chunk.
+            phase: the number of its phases.
+        """
         while tiles.phases < phase:
             self.work(1)
 
     def end_turn(self):
-        """Count down `pause`."""
+        """Count down `pause` by one pack, to 0 at least."""
         self.pause = max(0, self.pause - 1)
 
 
 def pass_packs(chunks, head_ranges):
-    """Issue the stages of all packs of all chunks. Each stage runs some packs ahead of the next one."""
+    """Issue the stages of all packs of all chunks. Each stage runs some packs ahead of the next one.
+
+    Args:
+        chunks: ChunkTiles in the order of sequences and tokens; all phases of the first one are issued.
+        head_ranges: the heads (first, end) of each pack.
+    """
     packs = []
     for tiles in chunks:
         for heads in head_ranges:
@@ -158,24 +185,24 @@ def pass_packs(chunks, head_ranges):
             fetched += 1
         for pack in packs[scaled : number + SCALED]:
             phases.work_until(pack.tiles, len(PHASES))
-            pack.scale()
+            pack.scale_inputs()
             scaled += 1
         # Decays come at the end of an earlier turn, and the first two packs have none.
         if number == 0:
             for pack in packs[0:2]:
-                pack.decay()
+                pack.compute_decays()
                 decayed += 1
         for pack in packs[looked : number + 1 + back]:
-            pack.look_back()
+            pack.read_states()
             looked += 1
         for pack in packs[masked : number + 2]:
-            pack.mask(MASKS[masked % len(MASKS)])
+            pack.mask_scores(MASKS[masked % len(MASKS)])
             masked += 1
         packs[number].sum_outputs()
         packs[number].advance_states()
         most = number + (3 if phases.pause > 0 else AHEAD)
         for pack in packs[decayed : min(most, decayed + 2)]:
-            pack.decay()
+            pack.compute_decays()
             decayed += 1
         phases.end_turn()
     packs[len(packs) - 1].keep_states(False)

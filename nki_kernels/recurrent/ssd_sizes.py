@@ -1,4 +1,8 @@
-"""Sizes of a launch of `ssd`, and how its heads are taken together."""
+"""Sizes of a launch of `ssd`, and how its heads are taken together.
+
+The local heads are those that one call of `ssd_prompts` or `ssd_step` takes: of one core, and for prompts of
+one panel.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ TOGETHER = 8
 
 @dataclass
 class Inputs(nl.NKIObject):
-    """The tensors of `ssd`, which describes them."""
+    """The tensors of `ssd`, whose file describes them."""
 
     u: nl.NkiTensor
     steps: nl.NkiTensor
@@ -29,10 +33,13 @@ class Inputs(nl.NKIObject):
 
 @dataclass
 class Sizes(nl.NKIObject):
-    """Sizes of one core: `local_heads` heads of all, with `depth` elements each, and where their columns begin.
+    """Sizes for the local heads of a core, and where their columns begin.
 
-    dt_limits: the least and the largest time step, which may be None. Packs have up to `most` heads. `narrow` steps
-    take sums of decays with the heads on the partitions.
+    dtype: of u. states: N. inner: columns of all heads, H P. heads: H. depth: P. first_head: the first local
+    head of all, local_heads: their number. left: the first column of the local heads in x, y and states,
+    width: their number of columns. steps_first, gate_first: their first column in steps and gate. dt_limits:
+    the least and the largest time step, which may be None. most: heads of a pack at most. narrow: whether the
+    launch is in bfloat16, where sums of decays are made with the heads on the partitions.
     """
 
     dtype: object
@@ -51,22 +58,22 @@ class Sizes(nl.NKIObject):
     most: int
     narrow: bool
 
-    def group_of(self, head):
-        """Return the group of one of the local heads."""
+    def find_group(self, head):
+        """Return the group of a head, which counts among the local heads."""
         return (self.first_head + head) * self.groups // self.heads
 
-    def packs(self):
-        """Return ranges of up to 8 local heads of one group, whose columns fit in a bank of PSUM."""
+    def list_packs(self):
+        """Return the packs: ranges (first, end) of local heads of one group, whose columns fit in a PSUM bank."""
         return self.split_heads(self.most)
 
     def split_heads(self, most):
-        """Return ranges of up to `most` local heads of one group."""
+        """Return a list of ranges (first, end) of up to `most` local heads, each within one group."""
         result = []
         first = 0
         while first < self.local_heads:
             end = min(self.local_heads, first + most)
             last = first + 1
-            while last < end and self.group_of(last) == self.group_of(first):
+            while last < end and self.find_group(last) == self.find_group(first):
                 last += 1
             result.append((first, last))
             first = last
@@ -74,7 +81,14 @@ class Sizes(nl.NKIObject):
 
 
 def plan_sizes(inputs, groups, head_range, steps_first, gate_first, dt_limits):
-    """Return the sizes of heads (first, end)."""
+    """Return the Sizes of heads (first, end).
+
+    Args:
+        head_range: (first, end) among all heads.
+        steps_first: column of head 0 in steps.
+        gate_first: column of head 0 in gate.
+        dt_limits: (least, largest) time step; the latter may be None.
+    """
     (first, end), heads, inner = head_range, inputs.dt_bias.shape[1], inputs.state.shape[2]
     depth, dtype = inner // heads, inputs.u.dtype
     return Sizes(

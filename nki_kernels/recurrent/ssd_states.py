@@ -1,4 +1,7 @@
-"""States of sequences through their prompts in `ssd`."""
+"""States of sequences through their prompts in `ssd`.
+
+A state stays in SBUF from the first chunk of its sequence, which loads it, to the last one, which stores it.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ from nki_kernels.recurrent.ssd_sizes import Sizes
 
 @dataclass
 class SequenceState(nl.NKIObject):
-    """The state of a sequence, [n, column], from its slot and back.
+    """The state of a sequence for the local heads, [n, column], from its slot and back.
 
-    read, written: numbers of its slots, [1, 1]. wide: float32, None until it is loaded. rounded: the same in the dtype
-    of products.
+    states: all slots in HBM. read, written: numbers of its slots, [1, 1] int32 in SBUF. wide: float32 in
+    SBUF, None until it is loaded. rounded: the same in u's dtype, for products; in float32 launches the same
+    tile.
     """
 
     states: nl.NkiTensor
@@ -27,18 +31,25 @@ class SequenceState(nl.NKIObject):
     rounded: nl.NkiTensor | None = None
 
     def load(self):
-        """Load the states of this core's heads; zeros at the start of a sequence."""
+        """Load the state from its slot to a new SBUF tile, `wide`; zeros if the sequence starts at position 0.
+
+        Also allocate `rounded`, which has no contents before `round_columns`.
+        """
         sizes = self.sizes
         self.wide = nl.ndarray((sizes.states, sizes.width), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=self.wide, value=0.0, engine=nisa.engine.gpsimd)
-        source = columns_of_slot(self.states, self.read, sizes)
+        source = view_slot(self.states, self.read, sizes)
         transfer(self.wide, source, SYNC, nisa.oob_mode.skip)
         self.rounded = self.wide
         if sizes.dtype != nl.float32:
             self.rounded = nl.ndarray(self.wide.shape, dtype=sizes.dtype, buffer=nl.sbuf)
 
-    def round(self, columns, by_scalar):
-        """Round columns of the states to the dtype of products, on the Scalar engine or on GpSimd."""
+    def round_columns(self, columns, by_scalar):
+        """Copy a slice of the columns of `wide` to `rounded`, in u's dtype; does nothing in float32 launches.
+
+        Args:
+            by_scalar: whether the Scalar engine copies; else GpSimd does.
+        """
         rounded, wide = self.rounded[:, columns], self.wide[:, columns]
         if self.sizes.dtype == nl.float32:
             pass
@@ -48,11 +59,15 @@ class SequenceState(nl.NKIObject):
             nisa.tensor_copy(dst=rounded, src=wide, engine=nisa.engine.gpsimd)
 
     def store(self):
-        """Store the states to their slot."""
-        nisa.dma_copy(dst=columns_of_slot(self.states, self.written, self.sizes), src=self.wide)
+        """Store `wide` to the slot in HBM."""
+        nisa.dma_copy(dst=view_slot(self.states, self.written, self.sizes), src=self.wide)
 
 
-def columns_of_slot(state, slot, sizes):
-    """Return a view of HBM [n, column]: this core's columns of the state in the slot of a number [1, 1]."""
+def view_slot(state, slot, sizes):
+    """Return a view of the local heads' columns of the state in a slot: [n, column] in HBM.
+
+    Args:
+        slot: the number of the slot, a tile [1, 1] int32 in SBUF, read at run time.
+    """
     pattern = [[sizes.inner, sizes.states], [1, sizes.width]]
     return state.ap(pattern=pattern, offset=sizes.left, scalar_offset=slot, indirect_dim=0)

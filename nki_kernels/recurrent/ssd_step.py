@@ -1,11 +1,17 @@
 """One token of each sequence through `ssd`: the state of a sequence with n on the partitions, in panels of columns.
 
-What a sequence needs is a line, [1, column] on one partition: its inputs times time steps, its weights, its decays.
-Products over that one partition spread the decays over n, turn the weights that read a state into a column, and make
-the outer product. A state is the stationary operand of the product that reads it. Nothing of a sequence meets another.
+`ssd` calls `ssd_step` if there is one token of each sequence. A panel is a range of neighbouring columns of
+the states, of whole heads; a pack is heads of one group with up to 512 columns of it. A unit is a panel of
+the state of one sequence.
 
-A store to a slot known at run time waits for every load and store of states before it, and a load for every store. So
-the states of a batch are loaded together while those of the batch before are moved on, and then stored.
+What a unit needs is a line, [1, column] on one partition: its inputs times time steps, its weights, its
+decays. Products over that one partition spread the decays over n, turn the weights that read a state into a
+column, and make the outer product of the weights that write a state and the inputs. A state is the stationary
+operand of the product that reads it. Nothing of a sequence meets another.
+
+A store to slots known at run time waits for every load and store of states before it, and a load for every
+store. So the states of a batch of units are loaded together while those of the batch before are advanced, and
+then stored.
 """
 
 from __future__ import annotations
@@ -16,35 +22,42 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import SCALAR, SYNC, transfer
-from nki_kernels.recurrent.slots import load_row, row, slots_or_none
-from nki_kernels.recurrent.ssd_heads import by_head, in_heads
+from nki_kernels.recurrent.slots import load_repeated_row, load_row, mask_slots
+from nki_kernels.recurrent.ssd_heads import repeat_for_elements, view_heads
 from nki_kernels.recurrent.ssd_panel import Panel, Sequences, plan_panel, split_panels
 from nki_kernels.recurrent.ssd_sizes import Sizes
 from nki_kernels.tiles import PARTITIONS, ranges
 
 SEQUENCES = 32
-"""Sequences whose rows are worked out together, on a quarter of the partitions."""
+"""Sequences whose rows are computed together, on a quarter of the partitions."""
 
 PANEL = 5120
-"""Columns of a state that lie in SBUF together: 20 KiB of a partition."""
+"""Columns of a state that are in SBUF together: 20 KiB of a partition."""
 
 FEW = 2
-"""So many sequences have panels half as wide, so that a state is moved on while the rest of it arrives."""
+"""So many sequences have panels half as wide, so that a state is advanced while the rest of it arrives."""
 
 STATE_BYTES = 122880
-"""Of a partition, for the states of two batches: one is loaded while the other one is moved on and stored."""
+"""Bytes of a partition for the states of two batches: one is loaded while the other one is advanced and stored."""
 
 LINES = 2
-"""Units whose lines are made before they are used."""
+"""Units whose lines are copied before they are used."""
 
 READ = 3
-"""Packs whose outer products are made before the state of the first of them is read."""
+"""Packs whose outer products are computed before the state of the first of them is read."""
 
 
 def ssd_step(y, inputs, sizes):
-    """Compute y of the token of each sequence, and the states, for the local heads."""
+    """Run the recurrence for one token of each sequence and the local heads: store y and the states to HBM.
+
+    Args:
+        y: the kernel's result, [B, H P] in HBM.
+        sizes: which heads are local, and where their columns begin.
+    """
     table, count = inputs.table, inputs.table.counts.shape[0]
-    read = slots_or_none(row(table.state_slots, 1), row(table.starts, 1), inputs.state.shape[0])
+    read = mask_slots(
+        load_repeated_row(table.state_slots, 1), load_repeated_row(table.starts, 1), inputs.state.shape[0]
+    )
     written = load_row(table.state_slots)
     units = []
     widest = 0
@@ -59,7 +72,7 @@ def ssd_step(y, inputs, sizes):
 
 
 def pass_units(units, together):
-    """Issue packs of all units one after the other; the states of so many units are loaded and stored together."""
+    """Issue the packs of all units one after another; the states of `together` units are loaded and stored together."""
     turns = []
     for number in range(len(units)):
         for pack in range(len(units[number].panel.packs)):
@@ -74,17 +87,17 @@ def pass_units(units, together):
             unit, pack = turns[number]
             while lined < min(len(units), unit + 1 + LINES):
                 units[lined].panel.prepare()
-                units[lined].line_up()
+                units[lined].copy_line()
                 lined += 1
             if number == 0:
-                units[0].begin()
-            units[unit].multiply(pack)
+                units[0].prepare_factors()
+            units[unit].multiply_pack(pack)
             # A unit's decays are made a turn before its first pack is multiplied by them.
             if number + 1 < len(turns) and turns[number + 1][1] == 0:
-                units[unit + 1].begin()
+                units[unit + 1].prepare_factors()
         if 0 <= number - 1 < len(turns):
             unit, pack = turns[number - 1]
-            units[unit].move_on(pack)
+            units[unit].advance_pack(pack)
         if number >= READ:
             unit, pack = turns[number - READ]
             units[unit].read_pack(pack)
@@ -93,7 +106,7 @@ def pass_units(units, together):
 
 
 def load_batch(units, first, together):
-    """Load the states of a batch of units."""
+    """Load the states of `together` units from index `first` on, as far as there are so many."""
     for unit in units[first : first + together]:
         unit.load()
 
@@ -102,9 +115,11 @@ def load_batch(units, first, together):
 class Unit(nl.NKIObject):
     """A panel of the state of one sequence, [n, column]; tiles are None until the method that computes them.
 
-    read, written: slots of all sequences, [1, B] int32. sequence: in the panel's group. banks: outer products of packs,
-    in PSUM. state: float32. line: rows of the panel for the sequence, [1, column]. decays: [n, head]. out: the weights
-    that read the state, [n, group]. sums: what is read, [row of block, block] in PSUM.
+    read, written: slots of all sequences, [1, B] int32. sequence: its index in the panel's group of
+    sequences. banks: outer products of packs so far, [n, column of pack] in PSUM. state: float32 in SBUF.
+    line: the sequence's row of the panel's rows, [1, .]. decays: of the panel's heads, [n, head] with equal
+    rows. out: the weights that read the state, [n, group]. sums: what is read, [column of block, block]
+    float32 in PSUM.
     """
 
     panel: Panel
@@ -120,7 +135,7 @@ class Unit(nl.NKIObject):
     sums: nl.NkiTensor | None = None
 
     def view_slot(self, slots):
-        """Return the panel of the state in its slot, in HBM: [n, column]. slots: [1, B] int32."""
+        """Return a view of the unit's panel of the state in its slot: [n, column] in HBM. slots: [1, B] int32."""
         sizes, panel = self.sizes, self.panel
         sequence = panel.sequences.group[0] + self.sequence
         return panel.sequences.inputs.state.ap(
@@ -131,7 +146,10 @@ class Unit(nl.NKIObject):
         )
 
     def load(self):
-        """Load the state; zeros for a slot beyond all."""
+        """Load the state from its slot to a new SBUF tile, `state`; zeros if the slot's number is beyond all slots.
+
+        Prepares the panel's sequences first, if that is not done.
+        """
         sequences = self.panel.sequences
         sequences.prepare()
         shape = (self.sizes.states, self.panel.width)
@@ -141,20 +159,30 @@ class Unit(nl.NKIObject):
         nisa.activation(dst=self.state, op=nl.copy, data=zeros)
         transfer(self.state, self.view_slot(self.read), SYNC, nisa.oob_mode.skip)
 
-    def line_up(self):
-        """Copy the sequence's row of the panel to one partition, `line`."""
+    def copy_line(self):
+        """Set `line` to the sequence's row of the panel: a new float32 SBUF tile on one partition, [1, .].
+
+        It has inputs times time steps, weights and decays side by side.
+        """
         rows = self.panel.rows
         self.line = nl.ndarray((1, rows.shape[1]), dtype=nl.float32, buffer=nl.sbuf)
         transfer(self.line, rows[self.sequence : self.sequence + 1, :], SCALAR)
 
-    def weights(self, group, side):
-        """Return the weights of a group that write the state (side 0) or read it (side 1), [1, n]."""
+    def view_weights(self, group, side):
+        """Return a view of a group's weights in `line`, [1, n].
+
+        side 0: those that write the state. side 1: those that read it.
+        """
         sizes = self.sizes
         first = self.panel.width + (side * sizes.groups + group) * sizes.states
         return self.line[:, first : first + sizes.states]
 
-    def begin(self):
-        """Compute `decays` and `out`, and allocate `sums`."""
+    def prepare_factors(self):
+        """Spread the sequence's decays and reading weights from `line` over the partitions: set `decays` and `out`.
+
+        `decays` is [n, head] with equal rows, `out` [n, group], new float32 SBUF tiles. Also allocate `sums`
+        in PSUM.
+        """
         sizes, ones = self.sizes, self.panel.sequences.ones
         decays = self.line[:, self.panel.width + 2 * sizes.groups * sizes.states :]
         bank = nl.ndarray((sizes.states, decays.shape[1]), dtype=nl.float32, buffer=nl.psum)
@@ -165,7 +193,7 @@ class Unit(nl.NKIObject):
         for group in range(sizes.groups):
             nisa.nc_matmul(
                 dst=bank[:, group : group + 1],
-                stationary=self.weights(group, 1),
+                stationary=self.view_weights(group, 1),
                 moving=ones[:, 0:1],
                 accumulate=False,
             )
@@ -173,41 +201,54 @@ class Unit(nl.NKIObject):
         nisa.activation(dst=self.out, op=nl.copy, data=bank)
         self.sums = nl.ndarray((PARTITIONS, self.panel.runs[-1][1]), dtype=nl.float32, buffer=nl.psum)
 
-    def multiply(self, number):
-        """Compute the outer product of weights and inputs of a pack, and decay its columns."""
+    def multiply_pack(self, number):
+        """Append the outer product of pack `number` to `banks`, and decay the pack's columns of the state in SBUF.
+
+        The outer product, [n, column] float32 in PSUM, is that of the weights that write the state and the
+        inputs times time steps.
+        """
         sizes, panel = self.sizes, self.panel
-        left, right = panel.columns(number)
+        left, right = panel.find_columns(number)
         first, last = panel.packs[number]
         bank = nl.ndarray((sizes.states, right - left), dtype=nl.float32, buffer=nl.psum)
         nisa.nc_matmul(
             dst=bank,
-            stationary=self.weights(sizes.group_of(first), 0),
+            stationary=self.view_weights(sizes.find_group(first), 0),
             moving=self.line[:, left:right],
             accumulate=False,
         )
         self.banks.append(bank)
-        columns = in_heads(self.state[:, left:right], sizes.depth)
+        columns = view_heads(self.state[:, left:right], sizes.depth)
         # GpSimd decays while the Vector engine, which reads PSUM, adds the outer products of the pack before.
         nisa.tensor_tensor(
             dst=columns,
             data1=columns,
-            data2=by_head(self.decays[:, first - panel.heads[0] : last - panel.heads[0]], sizes.depth),
+            data2=repeat_for_elements(
+                self.decays[:, first - panel.heads[0] : last - panel.heads[0]], sizes.depth
+            ),
             op=nl.multiply,
             engine=nisa.engine.gpsimd,
         )
 
-    def move_on(self, number):
-        """Add the outer product to the columns of a pack; after the last one store the state."""
-        left, right = self.panel.columns(number)
+    def advance_pack(self, number):
+        """Add the outer product of pack `number` to its columns of the state in SBUF.
+
+        After the last pack store the state to its slot in HBM.
+        """
+        left, right = self.panel.find_columns(number)
         columns = self.state[:, left:right]
         nisa.tensor_tensor(dst=columns, data1=columns, data2=self.banks[number], op=nl.add)
         if number == len(self.panel.packs) - 1:
             transfer(self.view_slot(self.written), self.state, SYNC)
 
     def read_pack(self, number):
-        """Read the columns of a pack; after the last one keep what was read, and finish the panel's last sequence."""
+        """Write what the token reads of the state's columns of pack `number` to `sums` in PSUM.
+
+        After the last pack copy `sums` to the panel's `sums` in SBUF. After the panel's last sequence call
+        `Panel.finish`, which stores y.
+        """
         panel = self.panel
-        group = self.sizes.group_of(panel.packs[number][0])
+        group = self.sizes.find_group(panel.packs[number][0])
         for column, first, last in panel.blocks[number]:
             nisa.nc_matmul(
                 dst=self.sums[0 : last - first, column : column + 1],

@@ -1,4 +1,8 @@
-"""Time steps of `ssd`, and the logarithms of their decays."""
+"""Time steps of `ssd`, and the logarithms of their decays.
+
+The time step of a token and head is softplus(step + bias) within limits; it is 0 for padding. Its decay is
+exp(-exp(a_log) * time step). Narrow launches are those in bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +11,40 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.recurrent.ssd_between import bounded, logarithms
-from nki_kernels.recurrent.ssd_heads import by_head
+from nki_kernels.recurrent.ssd_between import bound_logarithms, compute_logarithms
+from nki_kernels.recurrent.ssd_heads import repeat_for_elements
 from nki_kernels.recurrent.ssd_sizes import Sizes
 from nki_kernels.tiles import PARTITIONS, on_every_row
 
 
-def decay_rates(a_log):
-    """Return -exp(a_log) of [1, H] on each of 128 partitions."""
+def load_decay_rates(a_log):
+    """Return -exp(a_log) of a_log [1, H] in HBM, on each of 128 partitions: a new float32 SBUF tile [128, H]."""
     result = on_every_row(a_log, PARTITIONS, nl.float32, 0.0)
     nisa.activation(dst=result, op=nl.exp, data=result)
     nisa.tensor_scalar(dst=result, data=result, op0=nl.multiply, operand0=-1.0)
     return result
 
 
-def time_steps(rows, bias, limits):
-    """Return time steps of rows [token, …] that a bias is added to, in float32."""
+def compute_time_steps(rows, bias, limits):
+    """Return time steps softplus(rows + bias) within limits, a new float32 SBUF tile of the shape of `rows`.
+
+    Args:
+        rows: [token, head], as is the bias.
+        limits: (least, largest), see `limit_time_steps`.
+    """
     times = nl.ndarray(rows.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=times, data1=rows, data2=bias, op=nl.add)
     nisa.activation(dst=times, op=nl.softplus, data=times)
-    limit(times, limits)
+    limit_time_steps(times, limits)
     return times
 
 
-def limit(times, limits):
-    """Bring time steps between their limits."""
+def limit_time_steps(times, limits):
+    """Limit time steps in place, to the least one if it is above 0, and to the largest one if it is not None.
+
+    Args:
+        limits: (least, most).
+    """
     least, most = limits
     if least > 0.0:
         nisa.tensor_scalar(dst=times, data=times, op0=nl.maximum, operand0=least)
@@ -41,12 +54,13 @@ def limit(times, limits):
 
 @dataclass
 class TimeSteps(nl.NKIObject):
-    """Time steps of some chunks, [token, chunk, head], which are worked out together; None until their phase.
+    """Time steps of some chunks, which are computed together.
 
-    bias, rates: [128, head]; rates are -exp(a_log). chunks: list of Chunk. phases: how many are done. rows: rows of
-    steps. live: 1 for tokens that are no padding, [token, chunk]. times: 0 for padding. logs: logarithms of decays. For
-    narrow steps step_logs: logarithms of time steps, and least, minus: `logs` as differences take them, and with the
-    other sign.
+    Tiles are [token, chunk, head] in SBUF, None until their phase. bias: dt_bias, rates: -exp(a_log), both
+    [128, head] float32. chunks: list of Chunk. phases: how many of STEP_PHASES are issued. rows: rows of
+    steps, as in HBM. live: 1 for tokens that are no padding, else 0, [token, chunk]. times: time steps, 0 for
+    padding. logs: logarithms of decays. For narrow launches: step_logs, the logarithms of time steps; least,
+    `logs` but bounded below, and minus, the same with the other sign.
     """
 
     sizes: Sizes
@@ -63,14 +77,18 @@ class TimeSteps(nl.NKIObject):
     minus: nl.NkiTensor | None = None
 
     def work(self):
-        """Issue the next phase, and return it."""
+        """Issue the instructions of the next phase, and return that phase, a function of STEP_PHASES."""
         phase = STEP_PHASES[self.phases]
         phase(self)
         self.phases += 1
         return phase
 
     def load(self):
-        """Load `rows`, and compute `live`."""
+        """Load the raw steps of all chunks from HBM to `rows`, and compute `live`, 1 for real tokens and 0 for padding.
+
+        Both are new SBUF tiles, [token, chunk, head] and [token, chunk] float32. Rows after the last token of
+        a short chunk are zeros.
+        """
         count, heads, first = len(self.chunks), self.sizes.local_heads, self.sizes.steps_first
         self.rows = nl.ndarray((PARTITIONS, count, heads), dtype=self.sizes.dtype, buffer=nl.sbuf)
         self.live = nl.ndarray((PARTITIONS, count), dtype=nl.float32, buffer=nl.sbuf)
@@ -87,31 +105,40 @@ class TimeSteps(nl.NKIObject):
             nisa.tensor_tensor(dst=live, data1=live, data2=chunk.count, op=nl.less, engine=nisa.engine.gpsimd)
 
     def soften(self):
-        """Begin `times` with softplus of the sums of rows and bias."""
+        """Set `times`, a new float32 SBUF tile, to softplus(rows + bias), without limits and also for padding."""
         bias = self.bias.expand_dim(1).broadcast(1, len(self.chunks))
         self.times = nl.ndarray(self.rows.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_tensor(dst=self.times, data1=self.rows, data2=bias, op=nl.add, engine=nisa.engine.gpsimd)
         nisa.activation(dst=self.times, op=nl.softplus, data=self.times)
 
     def decay(self):
-        """Limit `times`, set those of padding to 0, and compute `logs`."""
+        """Limit `times` to their limits in place, set those of padding to 0, and compute `logs`.
+
+        `logs`, the logarithms of decays, are times * rates, a new float32 SBUF tile [token, chunk, head].
+        """
         times, engine = self.times, nisa.engine.gpsimd
-        limit(times, self.sizes.dt_limits)
-        live = by_head(self.live, self.sizes.local_heads)
+        limit_time_steps(times, self.sizes.dt_limits)
+        live = repeat_for_elements(self.live, self.sizes.local_heads)
         nisa.tensor_tensor(dst=times, data1=times, data2=live, op=nl.multiply, engine=engine)
         self.logs = nl.ndarray(times.shape, dtype=nl.float32, buffer=nl.sbuf)
         rates = self.rates.expand_dim(1).broadcast(1, len(self.chunks))
         nisa.tensor_tensor(dst=self.logs, data1=times, data2=rates, op=nl.multiply, engine=engine)
 
     def take_logs(self):
-        """Compute `step_logs`, for narrow steps."""
+        """Set `step_logs` to the logarithms of `times` plus LOG_LARGER, a new SBUF tile.
+
+        Does nothing in float32 launches.
+        """
         if self.sizes.narrow:
-            self.step_logs = logarithms(self.times)
+            self.step_logs = compute_logarithms(self.times)
 
     def bound(self):
-        """Compute `least` and `minus`, for narrow steps."""
+        """Set `least` to `logs` bounded below, and `minus` to the same with the other sign: new SBUF tiles.
+
+        Also subtract LOG_LARGER from `step_logs` in place. Does nothing in float32 launches.
+        """
         if self.sizes.narrow:
-            self.least, self.minus = bounded(self.step_logs, self.logs)
+            self.least, self.minus = bound_logarithms(self.step_logs, self.logs)
 
 
 STEP_PHASES = (TimeSteps.load, TimeSteps.soften, TimeSteps.decay, TimeSteps.take_logs, TimeSteps.bound)

@@ -152,16 +152,20 @@ UNEVEN: Heads = (1, 6, 127, 33)
 ANY_HEADS = [(1, 1, 128, 128), (3, 3, 8, 8), (2, 6, 8, 16), UNEVEN, (2, 10, 8, 8)]
 ROWS = ("state_slots", "starts", "counts")
 REFUSALS = [
-    refuse("states are float32", states=lambda states: states.astype(BF16)),
-    refuse("heads have at most 128 elements, not 129", dict(heads=(1, 1, 128, 8)), heads=(1, 1, 129, 8)),
-    refuse("2 value heads for 3 key heads", key_heads=3),
-    refuse("qkv has 48 columns, not 47", qkv=lambda qkv: qkv[:, 1:]),
-    refuse("gates have 19 columns; z, b and a take 0 to 20", gates=lambda gates: gates[:, 1:]),
-    refuse("gates have 20 columns; z, b and a take 1 to 21", first=1),
-    refuse("gates of 1 tokens, not 2", gates=lambda gates: gates.repeat(2, axis=0)),
-    refuse("gates is bfloat16, qkv is float32", gates=lambda gates: gates.astype(BF16)),
-    refuse("a row of 2 is [1, 2]", a_log=lambda a_log: a_log[:, 1:]),
-    refuse("numbers of sequences are [1, 1]", counts=np.zeros((2, 1), np.int32)),
+    refuse("states are bfloat16; pass float32 states", states=lambda states: states.astype(BF16)),
+    refuse(
+        "heads have 129 elements; dk and dv are at most 128", dict(heads=(1, 1, 128, 8)), heads=(1, 1, 129, 8)
+    ),
+    refuse("2 value heads, no multiple of key_heads=3", key_heads=3),
+    refuse(
+        "qkv has 47 columns; 1 key heads of 16 and 2 value heads of 8 need 48", qkv=lambda qkv: qkv[:, 1:]
+    ),
+    refuse("gates have columns 0 to 18; z, b and a take columns 0 to 19", gates=lambda gates: gates[:, 1:]),
+    refuse("gates have columns 0 to 19; z, b and a take columns 1 to 20", first=1),
+    refuse("gates have 2 rows, qkv has 1", gates=lambda gates: gates.repeat(2, axis=0)),
+    refuse("gates are bfloat16, qkv is float32", gates=lambda gates: gates.astype(BF16)),
+    refuse("a vector of 2 elements is a row [1, 2]", a_log=lambda a_log: a_log[:, 1:]),
+    refuse("state_slots, starts and counts are [1, 1]", counts=np.zeros((2, 1), np.int32)),
 ]
 
 

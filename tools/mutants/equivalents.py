@@ -26,7 +26,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "a smaller tile, or fewer banks: the same sums in more instructions; only time differs": (
         "convolution.products.plan_banks arithmetic: outputs[1] - outputs[0] -> (outputs[1]) + (outputs[0])",
         "convolution.products.count_resident_outputs arithmetic: most >= outputs -> most > outputs",
-        "delta.wave_plan.head_ranges condition: if group <= HEADS -> False",
+        "delta.wave_plan.split_heads condition: if group <= HEADS -> False",
         "matmul.count_fitting_columns condition: if dtype == nl.float32 -> True",
         "projection.gated_product.count_packed_columns arithmetic: PARTITIONS // 4 -> *",
         "projection.residual_product.load_resident_columns clamp: *",
@@ -86,16 +86,16 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "a predicate: any number but 0 chooses": ("decode.softmax.causal_among_new value: value=1: 1 + 1",),
     "a number is bounded twice by the same bound": (
         "experts_decode.passes_of_choices duplicate: nisa.tensor_scalar(dst=ids*",
-        "recurrent.ssd_times.limit duplicate: *",
+        "recurrent.ssd_times.limit_time_steps duplicate: *",
     ),
     "two cores take the first and the second half of the channels: a sum of both ends has as many factors of two": (
-        "recurrent.selective_layout.lanes arithmetic: channels[1] - channels[0] -> *",
+        "recurrent.selective_layout.count_lanes arithmetic: channels[1] - channels[0] -> *",
     ),
     "scores are repeated for each head, or read by all heads: only time differs": (
-        "recurrent.ssd_chunk.score arithmetic: REPEATED * groups * sizes.most -> (REPEATED * groups) + (sizes.most)",
+        "recurrent.ssd_chunk.compute_scores arithmetic: REPEATED * groups * sizes.most -> (REPEATED * groups) + *",
     ),
     "an address behind the states is skipped, also one twice as far behind": (
-        "delta.state_lanes.lane_offsets duplicate: nisa.tensor_tensor(dst=offsets, *",
+        "delta.state_lanes.compute_lane_offsets duplicate: nisa.tensor_tensor(dst=offsets, *",
     ),
     "padding of one column more, which is loaded afterwards": (
         "convolution.windows.load_region bound: lower of end_column:width: end_column - 1",
@@ -104,8 +104,8 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "experts_prefill.experts_prefill swap: finish_down(row_blocks, pipeline.pend* <-> if table*",
     ),
     "the same ranges: four heads of one key head are one range, and the last group begins before the last head": (
-        "delta.wave_plan.head_ranges arithmetic: group <= HEADS -> group < HEADS",
-        "delta.wave_plan.head_ranges bound: range(0, heads, group): heads - 1",
+        "delta.wave_plan.split_heads arithmetic: group <= HEADS -> group < HEADS",
+        "delta.wave_plan.split_heads bound: range(0, heads, group): heads - 1",
     ),
     "the DMA casts in place of the engine: values are rounded once as well": (
         "experts.row_blocks.finish_down condition: if len(pending.targets) == 0 -> True",
