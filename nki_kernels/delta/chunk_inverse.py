@@ -52,7 +52,7 @@ class ChunkInverse(nl.NKIObject):
     reading: nl.NkiTensor | None = None
 
     def select_heads(self, tile):
-        """Return a view of the unit's heads of a tile [row, head of the wave, column]."""
+        """Return a view of the unit's heads of a tile [row, head, column] that has all heads of the wave."""
         return self.scores.unit.select_heads(tile)
 
     def multiply_across_halves(self, prompt):
@@ -193,7 +193,11 @@ class JoinLevel(nl.NKIObject):
         nisa.nc_matmul(dst=self.joined_y, stationary=identity, moving=y, accumulate=True)
 
     def copy_joined(self, prompt):
-        """Copy `joined_x` and `joined_y` from PSUM to the columns of the wave's x and y that change."""
+        """Copy `joined_x` and `joined_y` from PSUM to the wave's inverses in SBUF, x and (transposed) y.
+
+        Only the columns that change are written: those of the first block of each pair in x, of the second in
+        y.
+        """
         x, y = self.select_changing()
         nisa.activation(dst=x, op=nl.copy, data=self.joined_x)
         nisa.activation(dst=y, op=nl.copy, data=self.joined_y)

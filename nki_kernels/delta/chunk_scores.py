@@ -194,7 +194,7 @@ def scale_heads(dst, data, columns):
 
 
 def transpose_heads(tile):
-    """Return a tile [128, head, depth] as a new SBUF tile [depth, head, 128] of its dtype."""
+    """Return a tile [128, head, depth] with each head transposed: a new SBUF tile [depth, head, 128] of its dtype."""
     heads, depth = tile.shape[1], tile.shape[2]
     bank = nl.ndarray((depth, heads, PARTITIONS), dtype=tile.dtype, buffer=nl.psum)
     result = nl.ndarray(bank.shape, dtype=tile.dtype, buffer=nl.sbuf)

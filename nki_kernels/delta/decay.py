@@ -113,9 +113,14 @@ def load_raw_gates(gates, first, sequences, heads):
 
 
 def compute_chunk_decays(arguments, constants):
-    """Return the `ChunkDecays` of all chunks of all sequences: loads b, a and counts, and computes every tile.
+    """Load b, a and counts of all tokens, and return ChunkDecays: the decays and strengths of all chunks, in SBUF.
 
-    `rows` is None for float32 constants, and for more than 128 heads.
+    A chunk is 128 tokens of a sequence. In bfloat16, with up to 128 heads, also store sums of logarithms of
+    decays to HBM: `ChunkDecays.rows`, else None.
+
+    Args:
+        arguments: those of the kernel.
+        constants: ChunkConstants.
     """
     a_log, counts, states = arguments.a_log, arguments.counts, arguments.states
     sequences, heads = counts.shape[0], states.shape[1]
@@ -178,7 +183,10 @@ def store_sums(g, beta, constants):
 
 
 def count_shared_columns(heads):
-    """Return how many (chunk, head) columns share one tensor of sums: all heads of as many chunks as fit in 128."""
+    """Return how many columns (a chunk and a head each) have their sums in one HBM tensor: 128 or fewer.
+
+    They are all `heads` heads of as many chunks as fit. `heads` is at most 128.
+    """
     return PARTITIONS // heads * heads
 
 

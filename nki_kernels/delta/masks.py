@@ -57,7 +57,11 @@ class ChunkConstants(nl.NKIObject):
 
 
 def build_chunk_constants(dtype):
-    """Return new ChunkConstants; `dtype` is that of the operands of products."""
+    """Return new ChunkConstants: triangles, identities and masks in SBUF that all chunks of 128 tokens share.
+
+    Args:
+        dtype: of the operands of products.
+    """
     return ChunkConstants(
         until=build_triangle(nl.float32, 1.0, 0.0, nl.greater_equal),
         after=build_triangle(nl.float32, 1.0, 0.0, nl.less),

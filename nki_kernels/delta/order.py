@@ -108,7 +108,7 @@ def issue_all(prompt, chains):
 
 
 def select_unfinished(chains):
-    """Return a new list of the chains with steps that are not issued, in their order."""
+    """Return a new list, in order, of the chains of which not all steps are issued."""
     remaining = []
     for chain in chains:
         if not chain.is_finished():

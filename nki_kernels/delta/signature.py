@@ -49,7 +49,11 @@ def select_gates(gates, first, states):
 
 
 def check_arguments(arguments):
-    """Raise an AssertionError if shapes or dtypes do not fit together, or sizes exceed the kernels' limits."""
+    """Raise an AssertionError if a kernel's arguments do not fit together, or sizes exceed the limits.
+
+    Checks shapes and dtypes. The limits: dk and dv up to 128, and up to 128 sequences. Values are not
+    checked.
+    """
     qkv, gates, states, key_heads = arguments.qkv, arguments.gates, arguments.states, arguments.key_heads
     expect_dims(2, qkv, "qkv [T, 2 Hk dk + Hv dv]")
     expect_dims(2, arguments.state_slots, "state_slots [B, 1]")

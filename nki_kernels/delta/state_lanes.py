@@ -75,7 +75,7 @@ class Lanes(nl.NKIObject):
         return result
 
     def find_key_head(self, head):
-        """Return the index of the key head that a value head uses."""
+        """Return the index of the key head whose keys and queries value head `head` uses."""
         return head * self.key_heads // self.heads
 
     def allocate_tile(self, size, dtype):
@@ -127,7 +127,7 @@ class StateGroup(nl.NKIObject):
     key_heads: tuple
 
     def count_lanes(self):
-        """Return the partitions that the group takes: 32 for each sequence."""
+        """Return the number of partitions that the group's states take: 32 for each of its sequences."""
         return self.members * QUADRANT
 
 

@@ -68,7 +68,10 @@ class StatePair(nl.NKIObject):
 
 
 def build_state_pair(wide, dtype):
-    """Return a StatePair of `wide` and a copy of it in a dtype; for float32 `wide` itself is both."""
+    """Return a StatePair: the tile `wide` itself in float32, and a new copy of it in SBUF of a dtype.
+
+    For dtype float32 no copy is made; `wide` is both.
+    """
     if dtype == nl.float32:
         return StatePair(wide, wide)
     narrow = nl.ndarray(wide.shape, dtype=dtype, buffer=nl.sbuf)
@@ -106,7 +109,11 @@ class SequenceState(nl.NKIObject):
             self.pairs.append(build_state_pair(tile[:, first:end, :], arguments.qkv.dtype))
 
     def store(self, states, slots):
-        """Store the float32 states of all `pairs` to the sequence's slot in HBM."""
+        """Store the float32 states of all heads to the sequence's slot of `states` in HBM.
+
+        Args:
+            slots: the SlotNumbers of all sequences.
+        """
         number = slots.written[0:1, self.sequence : self.sequence + 1]
         bounds = ranges(self.heads[0], self.heads[1], PAIR)
         for i in range(len(bounds)):  # i: pair

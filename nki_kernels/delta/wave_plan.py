@@ -100,11 +100,18 @@ class Unit(nl.NKIObject):
         return tile[:, self.wave_heads[0] : self.wave_heads[1], :]
 
     def select_columns(self, decays):
-        """Return a view of the unit's chunk and heads, [128, head], of one of the tiles of `ChunkDecays`."""
+        """Return a view [128, head] of the unit's chunk and heads, of one of the tiles of `ChunkDecays`.
+
+        Args:
+            decays: the tile, [128, sequence and chunk, head].
+        """
         return decays[:, self.column, self.heads[0] : self.heads[1]]
 
     def repeat_for_heads(self, tile):
-        """Return a view of a tile [rows, key head, n] as [rows, key head, value head of the key head, n]."""
+        """Return a view of a tile [rows, key head, n] in which each key head is repeated for its value heads.
+
+        The view is [rows, key head, value head of the key head, n].
+        """
         rows, heads, size = tile.shape
         return tile.reshape((rows, heads, 1, size)).broadcast(2, self.count_heads() // heads)
 

@@ -38,12 +38,15 @@ class Wave(nl.NKIObject):
     outputs: list
 
     def load(self, prompt):
-        """Load the operands of all units from HBM, and the states that no earlier chunk has loaded."""
+        """Load queries, keys, values and gates of all units from HBM, and states that are not loaded yet."""
         for unit in self.units:
             unit.load(prompt.arguments, prompt.slots)
 
     def load_sums(self, prompt):
-        """Load the sums of decays of all units from HBM; does nothing if `prompt.differences` is None."""
+        """Load the sums of the logarithms of decays of all units from HBM to operand tiles.
+
+        Does nothing if `prompt.differences` is None: decays then need no stored sums.
+        """
         if prompt.differences is not None:
             for scores in self.scores:
                 scores.load_sums(prompt)
@@ -79,7 +82,10 @@ def append_steps(steps, run, targets, engine_times, delay):
 
 
 def list_score_steps(wave):
-    """Return the list of steps that compute scores of a wave, which need neither inverse nor state."""
+    """Return the list of Steps that compute what needs neither inverse nor state, for all units of a wave.
+
+    These are keys over their lengths, decays, transposes and scores.
+    """
     steps = [Step(BlockInverses.allocate, wave.blocks, IDLE, 0)]
     append_steps(steps, ChunkScores.normalise_keys, wave.scores, (0, 70, 640, 470), 300)
     append_steps(steps, ChunkScores.compute_decays, wave.scores, (430, 0, 570, 0), 300)
@@ -89,7 +95,7 @@ def list_score_steps(wave):
 
 
 def list_scale_steps(wave):
-    """Return the list of steps that scale the keys and compute the gate factors of a wave's units."""
+    """Return the list of Steps that multiply keys by decays, and compute gate factors, for all units of a wave."""
     steps = []
     append_steps(steps, ChunkScores.scale_keys, wave.scores, (0, 0, 0, 1100), 0)
     append_steps(steps, ChunkScores.compute_gate_factors, wave.scores, (0, 0, 610, 1650), 0)
@@ -97,7 +103,7 @@ def list_scale_steps(wave):
 
 
 def list_invert_steps(wave):
-    """Return the list of steps that invert the blocks of 16 rows of a wave, by way of HBM."""
+    """Return the list of Steps that invert the diagonal blocks [16, 16] of a wave's triangles, by way of HBM."""
     steps = [
         Step(BlockInverses.store_triangles, wave.blocks, IDLE, 3000),
         Step(BlockInverses.load_blocks, wave.blocks, IDLE, 2500),
@@ -118,7 +124,10 @@ def list_invert_steps(wave):
 
 
 def list_join_steps(wave):
-    """Return the list of steps that join a wave's blocks to the inverses, and multiply keys by these (`reading`)."""
+    """Return the list of Steps that join the inverses of a wave's blocks [16, 16] to those of its triangles [128, 128].
+
+    The last Steps multiply the keys by the inverses.
+    """
     steps = []
     for level in range(len(LEVELS)):
         targets = []
@@ -134,7 +143,7 @@ def list_join_steps(wave):
 
 
 def list_state_steps(wave):
-    """Return the list of steps that take the states through a wave's units, one unit after another.
+    """Return the list of Steps that take the states through a wave's units, one unit after another.
 
     The outputs of a unit are normalised among the steps of the next unit, and stored among those of the one
     after. `list_output_steps` has what remains for the last two units.
@@ -156,7 +165,7 @@ def list_state_steps(wave):
 
 
 def list_output_steps(wave):
-    """Return the list of steps for a wave's last outputs: store the last but one, normalise and store the last."""
+    """Return the list of Steps for a wave's last outputs: store the last but one, normalise and store the last."""
     steps, outputs = [], wave.outputs
     last = len(outputs) - 1
     append_steps(steps, ChunkOutputs.store, outputs[max(0, last - 1) : last], IDLE, 800)

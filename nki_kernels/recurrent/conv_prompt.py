@@ -101,7 +101,14 @@ def convolve_prompts(y, arguments, channels):
 
 
 def count_panel_columns(taps, dtype):
-    """Return the largest number of channels of a panel, a multiple of 128, for the bytes of its rows and diagonals."""
+    """Return how many channels are convolved at a time, a multiple of 128.
+
+    They are as many as PANEL_BYTES and DIAGONAL_BYTES allow.
+
+    Args:
+        taps: K, each with a diagonal.
+        dtype: of x.
+    """
     most = min(PANEL_BYTES, DIAGONAL_BYTES // taps) // item_bytes(dtype)
     return most // PARTITIONS * PARTITIONS
 

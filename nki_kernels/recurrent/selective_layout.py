@@ -143,7 +143,7 @@ def load_for_sequences(array, layout, elements, piece):
 
 
 def repeat_for_sets(columns, layout):
-    """Return a view of numbers of channels, [partition, channel], for all sets: [partition, set, channel]."""
+    """Return a view of a tile [partition, channel], repeated for each set of sequences: [partition, set, channel]."""
     return columns.expand_dim(1).broadcast(1, layout.sets)
 
 

@@ -68,7 +68,10 @@ class Chunk(nl.NKIObject):
     carried: nl.NkiTensor | None = None
 
     def carry(self, states):
-        """Set `carried` to a tile of states; the scans of the chunk overwrite it."""
+        """Set `carried`, the states that the chunk begins with, to a tile [c in tile, tile, state] in SBUF.
+
+        The scans of the chunk overwrite it with the states after the chunk.
+        """
         self.carried = states
 
 
@@ -174,7 +177,7 @@ class Unit(nl.NKIObject):
 
 
 def build_ones(dtype):
-    """Return an SBUF tile [1, 128] of ones."""
+    """Return a new SBUF tile [1, 128] of a dtype, filled with ones."""
     ones = filled((1, PARTITIONS), 1.0, dtype)
     return ones
 

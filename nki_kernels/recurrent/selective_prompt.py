@@ -202,7 +202,7 @@ class Scans(nl.NKIObject):
             self.prepare((number // self.together + 1) * self.together, stage)
 
     def end(self):
-        """Sum, gate and store the last unit, whose scans are issued."""
+        """Sum the last elements, multiply by the gates, and store y of the last unit; its scans must be issued."""
         self.add_weighed()
         self.finish_unit()
 
@@ -326,7 +326,7 @@ class Scans(nl.NKIObject):
             self.raw.append(load_rows(self.arguments.projected, rows, self.states))
 
     def find_chunk_rows(self, index):
-        """Return the rows (start, end) of chunk `index` in u, which has all sequences."""
+        """Return the rows (start, end) of chunk `index` in u, whose rows are the tokens of all sequences."""
         sequence, first, last = self.plan[index]
         return sequence * self.tokens + first, sequence * self.tokens + last
 

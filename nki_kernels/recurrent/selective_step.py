@@ -147,7 +147,7 @@ def load_decay_rates(a_log, layout, channels):
 
 
 def load_batch(units, first, together):
-    """Load the states of `together` units from index `first` on, as far as there are so many; see `Unit.load`."""
+    """Load the states of the units first … first + together - 1, or as many of them as there are, to SBUF."""
     for unit in units[first : first + together]:
         unit.load(first <= together)
 
@@ -334,7 +334,7 @@ class Piece(nl.NKIObject):
         return self.channels[1] == self.unit.channels[1]
 
     def select(self, tile):
-        """Return a view of the piece's channels of a tile of the unit, [partition, channel, state]."""
+        """Return a view of the piece's channels of its unit's tile [partition, channel, state]."""
         first = self.unit.channels[0]
         return tile[:, self.channels[0] - first : self.channels[1] - first, :]
 

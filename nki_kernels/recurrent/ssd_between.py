@@ -61,9 +61,9 @@ def repeat_for_queries(factors, tokens):
 
 
 def sum_between(logs, after, before):
-    """Return the decays between tokens, exp of the sums of `logs` over the tokens behind the key up to the query.
+    """Return the decays between tokens: exp of the sum of `logs` over the tokens after the key up to the query.
 
-    The tile is new, [key, head, query] float32 in SBUF. It is 1 where the key is the query or behind it.
+    It is a new SBUF tile [key, head, query] float32; 1 where the key is the query or comes after it.
 
     Args:
         logs: logarithms of the tokens' decays, [token, head] float32.
@@ -150,9 +150,10 @@ class Differences(nl.NKIObject):
 
 
 def select_range(tile, pattern, multiplier, least, most):
-    """Return a copy of a tile [128, ...] with zeros where least <= multiplier * row + offset <= most does not hold.
+    """Return a copy of a tile [128, ...] in which elements are 0 unless least <= multiplier * row + offset <= most.
 
-    The row counts from 0 in each half of 64 partitions. The offset is that of the free dims.
+    row is the partition, counted from 0 in each half of 64. offset is the sum of step * index over the free
+    dims.
 
     Args:
         pattern: [step, count] of each free dim, as in `nisa.affine_select`.
@@ -254,13 +255,14 @@ class SumsInParts(nl.NKIObject):
     rows: nl.NkiTensor | None = None
 
     def write_part(self):
-        """Write `remainder`, rounded to bfloat16, to part `kept` of `pieces`."""
+        """Write `remainder`, rounded to bfloat16, to `pieces` as part number `kept`."""
         nisa.activation(dst=self.pieces[:, :, self.kept, :], op=nl.copy, data=self.remainder)
 
     def write_next_part(self):
         """Subtract the latest part from `remainder`, and write the next part to `pieces`.
 
-        After the last part, store all pieces to a new tensor in HBM, `rows`.
+        The remainder is then a new SBUF tile. Adds 1 to `kept`. After the last part, store all pieces to a
+        new tensor in HBM, `rows`.
         """
         remainder = nl.ndarray(self.remainder.shape, dtype=nl.float32, buffer=nl.sbuf)
         part_before = self.pieces[:, :, self.kept, :]
@@ -276,7 +278,10 @@ class SumsInParts(nl.NKIObject):
 
 
 def sum_in_parts(logs, minus, steps, before, one):
-    """Return SumsInParts whose first part is kept; the caller calls `write_next_part` for the two others.
+    """Return SumsInParts of sums over tokens, with the first of three bfloat16 parts in its `pieces`.
+
+    Side 0 has the sum of `logs` up to each token, side 1 the logarithm of its time step less that sum. The
+    caller calls `write_next_part` for the two other parts.
 
     Args:
         logs: logarithms of decays, [token, head] float32.
@@ -298,10 +303,14 @@ def sum_in_parts(logs, minus, steps, before, one):
 
 
 def compute_differences(halves, tokens, heads):
-    """Return the decays between tokens times the keys' time steps: a new bfloat16 SBUF tile [key, head, query].
+    """Return the decays between tokens, multiplied by the keys' time steps.
+
+    They are a new bfloat16 SBUF tile [key, head, query]. The matmul of loaded sums gives the logarithms.
 
     Args:
-        halves: a list of DifferenceRows, of up to 4 heads each, `heads` together.
+        halves: a list of DifferenceRows, of up to 4 heads each, from `Differences.load`.
+        tokens: of the chunk.
+        heads: of all halves.
     """
     decays = nl.ndarray((tokens, heads, tokens), dtype=nl.bfloat16, buffer=nl.sbuf)
     banks = nl.ndarray((tokens, heads, tokens), dtype=nl.float32, buffer=nl.psum)

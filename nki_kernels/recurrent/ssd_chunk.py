@@ -107,7 +107,7 @@ class Chunk(nl.NKIObject):
     index: int
 
     def select_tokens(self, tile):
-        """Return a view of the chunk's tokens, [token, head], of a tile of `TimeSteps`."""
+        """Return a view [token, head] of the chunk's tokens, of a tile [token, chunk, head] of `TimeSteps`."""
         return tile[0 : self.tokens, self.index, :]
 
     def view_times(self):
@@ -119,7 +119,7 @@ class Chunk(nl.NKIObject):
         return self.select_tokens(self.time_steps.logs)
 
     def select_square(self, constant):
-        """Return a view of the chunk's tokens of a constant [128, 128]: [tokens, tokens]."""
+        """Return a view of the first rows and columns of a constant [128, 128], as many as the chunk has tokens."""
         return constant[0 : self.tokens, 0 : self.tokens]
 
     def exponentiate_sums(self, selected):
@@ -182,7 +182,7 @@ class ChunkTiles(nl.NKIObject):
         self.gates = load_aside(inputs.gate[start:end, sizes.gate_first : sizes.gate_first + sizes.width])
 
     def load_states(self):
-        """Load the state of the sequence, if this is the sequence's first chunk; else do nothing."""
+        """Load the sequence's state from its slot to SBUF, if this is the sequence's first chunk; else do nothing."""
         if self.chunk.first == 0:
             self.chunk.state.load()
 
@@ -299,7 +299,7 @@ SUMMED = 5
 
 
 def load_aside(source):
-    """Load an HBM tensor to a new SBUF tile of its shape and dtype, in another queue than bulk loads."""
+    """Load an HBM tensor to a new SBUF tile of its shape and dtype, in a queue without bulk loads."""
     tile = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.sbuf)
     transfer(tile, source, SCALAR)
     return tile

@@ -45,7 +45,7 @@ class Pack(nl.NKIObject):
     state_outputs: nl.NkiTensor | None = None
 
     def select_columns(self):
-        """Return the slice of the pack's columns (elements of its heads) among the columns of the local heads."""
+        """Return the slice of the pack's columns (elements of its heads) among the columns of this core's heads."""
         depth = self.tiles.chunk.sizes.depth
         return slice(self.heads[0] * depth, self.heads[1] * depth)
 
@@ -140,7 +140,11 @@ class Pack(nl.NKIObject):
         )
 
     def sum_outputs(self):
-        """Store the pack's columns of y to HBM: (scores^T @ inputs + state_outputs + skip * x) * gates."""
+        """Compute y of the chunk's tokens for the pack's heads, and store it to HBM.
+
+        y = (scores^T @ inputs + state_outputs + skip * x) * silu(gate): what the tokens read of each other
+        and of the states before the chunk, and the skip.
+        """
         (first, last), chunk, constants = self.heads, self.tiles.chunk, self.tiles.chunk.constants
         sizes, tokens, depth = chunk.sizes, chunk.tokens, chunk.sizes.depth
         one = chunk.select_square(constants.identity)

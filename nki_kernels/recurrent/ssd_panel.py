@@ -114,7 +114,7 @@ class Panel(nl.NKIObject):
     sums: nl.NkiTensor | None = None
 
     def find_columns(self, number):
-        """Return the (first, end) columns of pack `number`, counted from the panel's first column."""
+        """Return (first, end) of the columns of pack `number`, counted from the panel's first column."""
         (first, last), depth = self.packs[number], self.sequences.sizes.depth
         return first * depth - self.left, last * depth - self.left
 
@@ -178,7 +178,10 @@ class Panel(nl.NKIObject):
 
 
 def plan_panel(y, sequences, packs):
-    """Return a Panel of packs (first, end) of neighbouring heads, with its blocks and runs; allocates no tile."""
+    """Return a Panel for some packs, which are ranges (first, end) of neighbouring heads; allocates no tile.
+
+    Also divides its columns into blocks of up to 128, and lists the runs of equally wide blocks.
+    """
     depth = sequences.sizes.depth
     first, end = packs[0][0], packs[len(packs) - 1][1]
     panel = Panel(y, sequences, packs, (first, end), first * depth, (end - first) * depth, [], [])

@@ -153,7 +153,7 @@ class Phases(nl.NKIObject):
             self.work(1)
 
     def end_turn(self):
-        """Count down `pause` by one pack, to 0 at least."""
+        """Subtract 1 from `pause`, the number of packs without new decays, unless it is 0."""
         self.pause = max(0, self.pause - 1)
 
 

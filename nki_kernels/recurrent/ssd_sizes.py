@@ -59,15 +59,21 @@ class Sizes(nl.NKIObject):
     narrow: bool
 
     def find_group(self, head):
-        """Return the group of a head, which counts among the local heads."""
+        """Return the index of a head's group among all groups; `head` counts from this core's first head."""
         return (self.first_head + head) * self.groups // self.heads
 
     def list_packs(self):
-        """Return the packs: ranges (first, end) of local heads of one group, whose columns fit in a PSUM bank."""
+        """Return a list of ranges (first, end) of this core's heads: packs, which are computed together.
+
+        A pack has up to `most` heads, of one group. Heads count from this core's first head.
+        """
         return self.split_heads(self.most)
 
     def split_heads(self, most):
-        """Return a list of ranges (first, end) of up to `most` local heads, each within one group."""
+        """Return a list of ranges (first, end) of up to `most` of this core's heads, each within one group.
+
+        Heads count from this core's first head.
+        """
         result = []
         first = 0
         while first < self.local_heads:

@@ -59,7 +59,7 @@ class SequenceState(nl.NKIObject):
             nisa.tensor_copy(dst=rounded, src=wide, engine=nisa.engine.gpsimd)
 
     def store(self):
-        """Store `wide` to the slot in HBM."""
+        """Store the float32 state, `wide`, to the sequence's slot in HBM."""
         nisa.dma_copy(dst=view_slot(self.states, self.written, self.sizes), src=self.wide)
 
 

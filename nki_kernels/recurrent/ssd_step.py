@@ -72,7 +72,11 @@ def ssd_step(y, inputs, sizes):
 
 
 def pass_units(units, together):
-    """Issue the packs of all units one after another; the states of `together` units are loaded and stored together."""
+    """Advance the states of all units by a token, pack after pack, and write what the token reads of them.
+
+    The states of `together` units are loaded, and then stored, together. y is stored with the last unit of
+    each panel.
+    """
     turns = []
     for number in range(len(units)):
         for pack in range(len(units[number].panel.packs)):
@@ -106,7 +110,7 @@ def pass_units(units, together):
 
 
 def load_batch(units, first, together):
-    """Load the states of `together` units from index `first` on, as far as there are so many."""
+    """Load the states of the units first … first + together - 1, or as many of them as there are, to SBUF."""
     for unit in units[first : first + together]:
         unit.load()
 
@@ -135,7 +139,11 @@ class Unit(nl.NKIObject):
     sums: nl.NkiTensor | None = None
 
     def view_slot(self, slots):
-        """Return a view of the unit's panel of the state in its slot: [n, column] in HBM. slots: [1, B] int32."""
+        """Return a view of the unit's columns of the state in its sequence's slot: [n, column] in HBM.
+
+        Args:
+            slots: the slots of all sequences, [1, B] int32 in SBUF, read at run time.
+        """
         sizes, panel = self.sizes, self.panel
         sequence = panel.sequences.group[0] + self.sequence
         return panel.sequences.inputs.state.ap(

@@ -105,7 +105,10 @@ class TimeSteps(nl.NKIObject):
             nisa.tensor_tensor(dst=live, data1=live, data2=chunk.count, op=nl.less, engine=nisa.engine.gpsimd)
 
     def soften(self):
-        """Set `times`, a new float32 SBUF tile, to softplus(rows + bias), without limits and also for padding."""
+        """Set `times` to softplus(rows + bias): time steps that are not limited yet, and not 0 for padding.
+
+        They are a new float32 SBUF tile [token, chunk, head].
+        """
         bias = self.bias.expand_dim(1).broadcast(1, len(self.chunks))
         self.times = nl.ndarray(self.rows.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_tensor(dst=self.times, data1=self.rows, data2=bias, op=nl.add, engine=nisa.engine.gpsimd)
