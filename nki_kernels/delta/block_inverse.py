@@ -232,13 +232,13 @@ def allocate_scratch_buffers(heads, dtype):
     return buffers
 
 
-def build_diagonal_pattern(most, heads):
+def build_diagonal_pattern(total_heads, heads):
     """Return the pattern for `NkiTensor.ap` of the blocks of 16 on the diagonals of the squares of `heads` heads.
 
-    The tensor is [half, row, head, column] with `most` heads, of which the first `heads` are used. The view
+    The tensor is [half, row, head, column] with `total_heads` heads, of which the first `heads` are used. The view
     is [half, block, head, row, column].
     """
-    row = most * HALF
+    row = total_heads * HALF
     return [[HALF * row, 2], [BLOCK * (row + 1), IN_HALF], [HALF, heads], [row, BLOCK], [1, BLOCK]]
 
 

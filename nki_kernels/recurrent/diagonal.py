@@ -1,4 +1,9 @@
-"""Vectors of channels as columns and as diagonals, which a matmul multiplies by."""
+"""Vectors of channels as columns and as diagonals, which a matmul multiplies by.
+
+`causal_conv1d` and `selective_scan` multiply every channel by a weight of its own: tokens on the free dim and
+channels on the partitions, or by a matmul with a diagonal matrix. In a shape [c in block, block, ...] channel
+block * 128 + c is on partition c.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +14,23 @@ from nki_kernels.projection.row_groups import blocks_tile
 from nki_kernels.tiles import identity, transpose_into
 
 
-def load_columns(rows, panel, dtype):
+def load_columns(arrays, panel, dtype):
     """Load columns (left, right) of arrays [n, C] of HBM, transposed: a float32 SBUF tile [c in block, block, row].
 
-    The rows of all arrays follow one another. Values are first rounded to `dtype`.
+    The n rows of all arrays follow one another. Values are first rounded to `dtype`.
 
     Args:
-        rows: a tuple of the arrays.
+        arrays: a tuple of the arrays.
         panel: (left, right).
     """
     left, right = panel
     count = 0
-    for array in rows:
+    for array in arrays:
         count += array.shape[0]
     # DMAs cast, and put rows on partitions that engines do not begin at.
     raw = nl.ndarray((count, right - left), dtype=dtype, buffer=nl.sbuf)
     first = 0
-    for array in rows:
+    for array in arrays:
         nisa.dma_copy(dst=raw[first : first + array.shape[0], :], src=array[:, left:right])
         first += array.shape[0]
     result = blocks_tile(right - left, count, nl.float32)

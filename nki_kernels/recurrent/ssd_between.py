@@ -277,7 +277,7 @@ class SumsInParts(nl.NKIObject):
             transfer(self.rows, self.pieces, COMPILER)
 
 
-def sum_in_parts(logs, minus, steps, before, one):
+def sum_in_parts(logs, minus, step_logs, before, identity):
     """Return SumsInParts of sums over tokens, with the first of three bfloat16 parts in its `pieces`.
 
     Side 0 has the sum of `logs` up to each token, side 1 the logarithm of its time step less that sum. The
@@ -286,16 +286,16 @@ def sum_in_parts(logs, minus, steps, before, one):
     Args:
         logs: logarithms of decays, [token, head] float32.
         minus: the same with the other sign.
-        steps: logarithms of time steps, [token, head].
+        step_logs: logarithms of time steps, [token, head].
         before: [token, query], ones where the token is not after the query, else zeros.
-        one: the identity [token, token] float32.
+        identity: the identity matrix [token, token] float32.
     """
     tokens, heads = logs.shape
     sums = nl.ndarray((heads, 2, tokens), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=sums[:, 0, :], stationary=logs, moving=before, accumulate=False)
     nisa.nc_matmul(dst=sums[:, 1, :], stationary=minus, moving=before, accumulate=False)
     # The identity is the moving operand: it adds the time steps with the heads on the partitions.
-    nisa.nc_matmul(dst=sums[:, 1, :], stationary=steps, moving=one, accumulate=True)
+    nisa.nc_matmul(dst=sums[:, 1, :], stationary=step_logs, moving=identity, accumulate=True)
     pieces = nl.ndarray((heads, 2, PARTS, tokens), dtype=nl.bfloat16, buffer=nl.sbuf)
     result = SumsInParts(pieces, sums)
     result.write_part()
