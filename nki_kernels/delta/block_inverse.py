@@ -54,13 +54,13 @@ class ScratchBuffers(nl.NKIObject):
 
 @dataclass
 class BlockInverses(nl.NKIObject):
-    """-A transposed of the heads of a wave, and the inverses of its blocks of 16; a tile is None until its method.
+    """-A transposed of the heads of a wave, and the inverses of its diagonal blocks of 16.
 
-    turn: the index of the wave's `ScratchBuffers`. heads: the number of heads of the wave. negated: -A
-    transposed, [j, head, i] for tokens j and i of the chunk. blocks: the blocks on its diagonal, [half and
-    block and head, row, column]. inverses: of the blocks of (1 + A) transposed, float32 in the layout of
-    `blocks`. y, x: the inverses of both halves of (1 + A) transposed and of 1 + A, [row of both halves, head,
-    column of the half].
+    A tile is None until the method that computes it. turn: the index of the wave's `ScratchBuffers`. heads:
+    the number of heads of the wave. negated: -A transposed, [j, head, i] for tokens j and i of the chunk.
+    blocks: the blocks on its diagonal, [half and block and head, row, column]. inverses: of the blocks of (1
+    + A) transposed, float32 in the layout of `blocks`. y, x: the inverses of both halves of (1 + A)
+    transposed and of 1 + A, [row of both halves, head, column of the half].
     """
 
     turn: int

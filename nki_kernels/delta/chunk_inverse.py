@@ -36,14 +36,13 @@ IN_TURN = 4
 
 @dataclass
 class ChunkInverse(nl.NKIObject):
-    """The inverse X of a unit's triangle; a tile is None until its method.
+    """The inverse X of a unit's triangle; a tile is None until the method that computes it.
 
-    The inverses of both halves are in the wave's x and y, see `BlockInverses`.
-
-    right: -A X for the rows of the second half and the columns of the first one, [row, head, column] in SBUF
-    on partitions 64 to 127. corner: the block of X transposed with rows of the first half and columns of the
-    second one, [row, head, column] in SBUF. reading: -(X exp(G) k) transposed, [depth, head, i] in SBUF,
-    which multiplies the state. exp(G) k are the keys times their decays from the start of the chunk.
+    The inverses of both halves are in the wave's x and y, see `BlockInverses`. right: -A X for the rows of
+    the second half and the columns of the first one, [row, head, column] in SBUF on partitions 64 to 127.
+    corner: the block of X transposed with rows of the first half and columns of the second one, [row, head,
+    column] in SBUF. reading: -(X exp(G) k) transposed, [depth, head, i] in SBUF, which multiplies the state.
+    exp(G) k are the keys times their decays from the start of the chunk.
     """
 
     scores: ChunkScores

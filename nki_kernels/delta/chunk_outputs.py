@@ -31,11 +31,11 @@ from nki_kernels.tiles import PARTITIONS
 
 @dataclass
 class HeadPair(nl.NKIObject):
-    """Up to two heads of a unit, and what their tokens write; a tile is None until its method.
+    """Up to two heads of a unit, and what their tokens write; a tile is None until the method that computes it.
 
     first, end: the range of the heads among the unit's heads. index: of the pair among the pairs of the
-    unit's state. values: X v, and after `compute_writes` u, [i, head, width] float32 in PSUM. writes: a copy of u in
-    SBUF, in the dtype of products.
+    unit's state. values: X v, and after `compute_writes` u, [i, head, width] float32 in PSUM. writes: a copy
+    of u in SBUF, in the dtype of products.
     """
 
     inverse: ChunkInverse

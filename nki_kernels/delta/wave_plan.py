@@ -31,7 +31,8 @@ class Prompt(nl.NKIObject):
 
     y: the kernel's result in HBM. norm_weight: [128, dv] float32. scratch: a list of ScratchBuffers, which
     waves use in turn. right_operands: for each level a list of tiles that units use in turn. differences:
-    what turns sums of decays into those between tokens; None in float32, where these are taken directly.
+    what turns sums of decays into those between tokens. It is None in float32, and for more than 128 heads,
+    where these are taken directly.
     """
 
     arguments: Arguments

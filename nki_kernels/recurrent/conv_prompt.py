@@ -232,18 +232,18 @@ class Panel(nl.NKIObject):
         self.put_before(before)
 
     def put_before(self, rows):
-        """Copy `rows` [c in block, block, K - 1] to the first K - 1 columns of `ahead`, on the Scalar engine.
+        """Copy the rows before the tile, [c in block, block, K - 1], to the first K - 1 columns of `ahead`.
 
-        The Vector engine's fast mode would be held up by GpSimd.
+        The Scalar engine copies, since the Vector engine's fast mode would be held up by GpSimd.
         """
         nisa.activation(dst=self.ahead[:, :, 0 : rows.shape[2]], op=nl.copy, data=rows)
 
     def convolve(self, index):
         """Multiply row tile `index`, which is `ahead`, by the taps, and load the next row tile, if there is one.
 
-        The sums are in PSUM, up to 512 channels at a time. `finish` is called for all but the last of them,
-        which become `waiting`. If the next tile has the same sequence, the last K - 1 rows of this one are
-        put before it.
+        The sums are in PSUM, up to 512 channels at a time, and each time become `waiting`, after `finish` has
+        handled the sums that waited before. If the next tile has the same sequence, the last K - 1 rows of
+        this one are put before it.
         """
         sequence, start, end = self.tiles[index]
         columns, height = self.channels[1] - self.channels[0], self.products.shape[2] - 1

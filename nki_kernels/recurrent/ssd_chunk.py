@@ -7,7 +7,7 @@ before.
 
 Narrow launches are those in bfloat16. There the decay between two tokens is the exponential of a difference
 of sums of logarithms up to them. Each float32 sum is stored as three bfloat16 parts, which `Differences`
-loads as rows of matmuls, see `ssd_between`.
+loads as rows of matmuls, see `recurrent/ssd_between.py`.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ AHEAD = 5
 """Packs whose decays are computed before those of the first of them are used."""
 
 PAUSE = 3
-"""Packs without new decays while the Scalar engine opens the gates of a chunk, for which it loads another table."""
+"""Packs without new decays while the Scalar engine activates the gates of a chunk, for which it loads another table."""
 
 MASKS = (nisa.engine.vector, nisa.engine.gpsimd)
 """The engines that mask packs, in turn."""
@@ -112,7 +112,7 @@ class Phases(nl.NKIObject):
 
     chunks: ChunkTiles of all chunks. waiting: a list with the ChunkTiles or TimeSteps of each phase that is
     not issued. prepared: the number of chunks whose phases are issued or wait. pause: the number of packs
-    without new decays, while the Scalar engine opens gates.
+    without new decays, while the Scalar engine activates gates.
     """
 
     chunks: list

@@ -31,9 +31,9 @@ class SequenceState(nl.NKIObject):
     rounded: nl.NkiTensor | None = None
 
     def load(self):
-        """Load the state from its slot to a new SBUF tile, `wide`; zeros if the sequence starts at position 0.
+        """Load the state from its slot to a new float32 SBUF tile, `wide`; zeros if the sequence starts at position 0.
 
-        Also allocate `rounded`, which has no contents before `round_columns`.
+        Also set `rounded`: a new tile in u's dtype without contents, or in float32 launches `wide` itself.
         """
         sizes = self.sizes
         self.wide = nl.ndarray((sizes.states, sizes.width), dtype=nl.float32, buffer=nl.sbuf)

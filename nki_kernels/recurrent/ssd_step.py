@@ -82,7 +82,7 @@ def pass_units(units, together):
         for pack in range(len(units[number].panel.packs)):
             turns.append((number, pack))
     units[0].panel.prepare()
-    # Two batches have room: the second one arrives while the first one is moved on.
+    # Two batches have room: the second one arrives while the first one is advanced by a token.
     load_batch(units, 0, together)
     load_batch(units, together, together)
     lined = 0
