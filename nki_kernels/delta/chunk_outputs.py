@@ -159,8 +159,8 @@ class ChunkOutputs(nl.NKIObject):
     def attend(self, prompt):
         """Set `o` to P u + `decayed`: a new PSUM tile [token, head, width] float32, the outputs before norm and gate.
 
-        P are the scores of queries with keys times decays (`ChunkScores.attended`), u what the tokens write
-        (`HeadPair.writes`).
+        P are the scores of queries with keys, times beta and decays (`ChunkScores.attended`). u is what the
+        tokens write (`HeadPair.writes`).
         """
         self.o = nl.ndarray(self.decayed.shape, dtype=nl.float32, buffer=nl.psum)
         for head in range(self.decayed.shape[1]):
@@ -200,7 +200,8 @@ class ChunkOutputs(nl.NKIObject):
     def store(self, prompt):
         """Store `y` to the unit's rows and columns of the kernel's result in HBM.
 
-        If the unit is the last chunk of its sequence, also store its state to the sequence's slot.
+        If the unit is the last chunk of its sequence, also store the state of its heads to the sequence's
+        slot.
         """
         unit, width = self.scores.unit, self.y.shape[2]
         (start, stop), (first, end) = unit.rows, unit.heads

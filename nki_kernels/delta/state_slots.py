@@ -28,8 +28,11 @@ class SlotNumbers(nl.NKIObject):
 def load_slot_numbers(state_slots, starts, slots):
     """Return the SlotNumbers of all sequences: loads state_slots and starts, [B, 1] int32 in HBM, to rows in SBUF.
 
-    A sequence whose start is 0 reads slot number state_slot + `slots`, beyond the last of the `slots`, which
-    the DMA skips.
+    A sequence whose start is 0 reads slot number state_slot + `slots`. It is beyond the last slot, so that
+    the DMA skips it.
+
+    Args:
+        slots: the number of all slots.
     """
     sequences = starts.shape[0]
     written = load(state_slots.reshape((1, sequences)), nl.int32)

@@ -236,7 +236,11 @@ def load_states(state, slot, channels):
 
 
 def store_states(state, slot, tile, channels):
-    """Store `tile` [c in tile, tile, state], the states of channels (first, end), to a slot of `state` in HBM."""
+    """Store `tile` [c in tile, tile, state], the states of channels (first, end), to a slot of `state` in HBM.
+
+    Args:
+        slot: the number of the slot, a tile [1, 1] int32 in SBUF, read at run time.
+    """
     for used in list_used_slices(channels[1] - channels[0]):
         nisa.dma_copy(dst=view_states(state, slot, channels, used), src=tile[used])
 

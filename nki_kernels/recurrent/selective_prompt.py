@@ -244,7 +244,7 @@ class Scans(nl.NKIObject):
     def add_weighed(self):
         """Add the elements that `weigh` returned last to the `sums` of their unit in PSUM.
 
-        Does nothing before the first call of `weigh`.
+        To be called once for each call of `weigh`. Does nothing before the first one.
         """
         if self.unsummed is None:
             return

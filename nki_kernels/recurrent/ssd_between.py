@@ -213,7 +213,10 @@ def build_query_rows():
 
 
 def compute_logarithms(steps):
-    """Return log(max(steps, LEAST_STEP)) + LOG_LARGER of time steps, a new float32 SBUF tile."""
+    """Return log(max(steps, LEAST_STEP)) + LOG_LARGER of time steps, a new float32 SBUF tile of their shape.
+
+    `bound_logarithms` subtracts LOG_LARGER, which keeps the argument within the domain of the engine's log.
+    """
     result = nl.ndarray(steps.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=result, data=steps, op0=nl.maximum, operand0=LEAST_STEP)
     nisa.activation(dst=result, op=nl.log, data=result, scale=LARGER)

@@ -30,7 +30,7 @@ def compute_time_steps(rows, bias, limits):
 
     Args:
         rows: [token, head], as is the bias.
-        limits: (least, largest), see `limit_time_steps`.
+        limits: (least, largest). A least of 0 and a largest of None do not limit.
     """
     times = nl.ndarray(rows.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=times, data1=rows, data2=bias, op=nl.add)
@@ -43,7 +43,8 @@ def limit_time_steps(times, limits):
     """Limit time steps in place, to the least one if it is above 0, and to the largest one if it is not None.
 
     Args:
-        limits: (least, most).
+        times: a float32 tile of any shape.
+        limits: (least, largest).
     """
     least, most = limits
     if least > 0.0:
