@@ -160,8 +160,9 @@ def matmul_bucket(a, b, a_transposed=False, tuning=None):
 def matmul(a, b, a_transposed=False, tuning=None):
     """Return c = a @ b [M, N] @ HBM in a's dtype; with a_transposed, c = a^T @ b for a [K, M].
 
-    tuning: dict of values of PARAMETERS by name, or None for those of `tuned.py`. Raises AssertionError if
-    shapes do not fit together, if K is above MAX_CONTRACTION, or if a parameter or its value is unknown.
+    tuning: dict of values of PARAMETERS by name, which change the time only; None takes those of `tuned.py`.
+    Raises AssertionError if shapes do not fit together, if K is above MAX_CONTRACTION, or if a parameter or
+    its value is unknown.
     """
     expect_dims(2, a, "a [M, K]")
     expect_dims(2, b, "b [K, N]")
@@ -203,8 +204,8 @@ def choose_tuning(a, b, a_transposed, tuning):
 def multiply(product):
     """Write a @ b of a Product to its c in HBM. Operands are loaded in pieces, right before the matmuls that read them.
 
-    While the first rows meet the first columns, all row tiles of a group accumulate side by side; later a row
-    tile takes all pieces before the next one begins.
+    While the first rows of a meet the first columns of b, several row tiles of 128 rows accumulate side by
+    side. Later a row tile takes all pieces of the contraction before the next row tile begins.
     """
     depth = product.b.shape[0]
     total_rows, total_columns = product.c.shape
@@ -272,7 +273,7 @@ def choose_panel_width(product, rows, few):
 
 
 def plan_panel(product, first, end, begins):
-    """Return the ColumnPanel of columns first … end - 1 of b, of which no piece is loaded yet.
+    """Return the ColumnPanel of columns first … end - 1 of b: its contraction is cut into pieces, none loaded yet.
 
     begins: whether it is the first panel of the launch, whose pieces are smaller.
     """
@@ -283,9 +284,10 @@ def plan_panel(product, first, end, begins):
 
 
 def load_rows(product, group, piece):
-    """Load blocks (first, end) of the contraction of a group's rows of a from HBM to `group.stationary` in SBUF.
+    """Load blocks (first, end) of the contraction from a, for a RowGroup's rows, into `group.stationary` in SBUF.
 
-    Unless a_transposed, the DMA or the Tensor engine transposes them, as the parameter `transposes` says.
+    piece: (first, end). Unless a comes transposed, the DMA or the Tensor engine transposes the rows, as the
+    parameter `transposes` says.
     """
     first, end = piece
     target = group.stationary[:, first:end, :]
@@ -299,7 +301,10 @@ def load_rows(product, group, piece):
 
 
 def load_columns(product, panel, k):
-    """Load piece k of a panel of b from HBM into a new SBUF tile, and append the tile to `panel.tiles`."""
+    """Load blocks panel.pieces[k] of the contraction from b, for a panel's columns, into a new SBUF tile in a's dtype.
+
+    The tile [k in block, block, column] is appended to `panel.tiles`.
+    """
     first, end = panel.pieces[k]
     columns = product.b[:, panel.first : panel.end]
     tile = allocate_blocks(columns.shape[0], end - first, columns.shape[1], product.a.dtype)

@@ -60,8 +60,9 @@ RESULTS = 2048
 def max_pool(x, window, stride=None, padding=None):
     """Return y [N, C, H', W'] or [N, C, L'] @ HBM in x's dtype: the largest element of every window of every channel.
 
-    stride: None takes the window's sizes. padding: None is no padding. Raises AssertionError if shapes or
-    sizes are refused.
+    stride: None takes the window's sizes. padding: None is no padding; padded elements are minus infinity.
+    Raises AssertionError if window, stride or padding do not fit x, or if a row of windows takes too much of
+    SBUF.
     """
     beyond = (0,) * len(window) if padding is None else padding
     windows = create_windows("max_pool", x, window, stride, beyond)

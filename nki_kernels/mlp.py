@@ -122,9 +122,14 @@ def mlp(
 ):
     """Return y @ HBM in x's dtype and shape: x + sum over ranks of (activation(n @ w_gate) * (n @ w_up)) @ w_down.
 
-    n is norm(x). Biases are added, and row_gate multiplies each row of the sum by sigmoid(n @ row_gate), if
-    they are given; x is added if `residual`. With sequence_ranks N > 1, x and y are this rank's T / N rows.
-    Raises AssertionError if arguments are refused.
+    n is norm(x): LayerNorm with a norm_bias, RMSNorm without one, x itself without a norm_weight. Without
+    w_gate, the sum is of activation(n @ w_up) @ w_down. Biases that are given are added to their products. A
+    row_gate multiplies each row of the sum by sigmoid(n @ row_gate). x is added only if `residual`. With
+    sequence_ranks N > 1, x and y are this rank's T / N rows.
+
+    Raises AssertionError if shapes do not fit together, H or F is above its limit, or the activation is
+    unknown. Also if b_gate comes without w_gate, row_gate with b_down, or if the ranks do not divide the
+    rows.
     """
     matrices = (wrap_matrix(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))
     weights = Weights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
@@ -188,18 +193,16 @@ def mlp(
 def run_row_groups(ffn, groups):
     """Write y for all row groups in a software pipeline: each step works on three groups at once.
 
-    Over several ranks the last chunks of y remain in the rank sum, whose `finish` stores them.
-
-        step    Tensor engine                                    the other engines and the DMA queues
-        first   transpose group 0                                load and normalise group 0
-        m       gate and up product of group m, in units;        activation of each unit
-                down product of group m - 1, in chunks between;  add the residual to each chunk; store, or sum
-                    over ranks
-                transpose group m + 1, once x is free            load group m + 1 in half of the units, then
-                    normalise it
-        last    down product of the last group                   the same of each chunk
+    step    Tensor engine                                    the other engines and the DMA queues
+    first   transpose group 0                                load and normalise group 0
+    m       gate and up product of group m, in units;        activation of each unit
+            down product of group m - 1, in chunks between;  add the residual to each chunk; store, or sum over ranks
+            transpose group m + 1, once x is free            load group m + 1 in half of the units, then normalise it
+    last    down product of the last group                   the same of each chunk
 
     A unit is the columns of the intermediate, a chunk those of y, whose sums fill half of the PSUM banks.
+    Over several ranks the last chunks are not in y yet when this returns: the caller calls `finish` of the
+    rank sum.
     """
     gated, down, ranks = ffn.gated, ffn.down, ffn.ranks
     buffers = allocate_row_buffers(ranks * groups[0].rows, gated.hidden, ffn.dtype, row_tile_height(ranks))
@@ -239,7 +242,7 @@ def run_row_groups(ffn, groups):
 def check_arguments(x, weights, norm):
     """Raise AssertionError if shapes of x, weights, biases and norm do not fit together, or if H or F is too large.
 
-    weights: Weights. norm: Norm.
+    Also if b_gate comes without w_gate. weights: Weights. norm: Norm.
     """
     w_gate = None if weights.w_gate is None else weights.w_gate.elements
     w_up, w_down = weights.w_up.elements, weights.w_down.elements
@@ -282,7 +285,7 @@ def expect_row(row, columns, name):
 
 
 def activation_function(name):
-    """Return the Scalar engine's function for "silu", "gelu" (by the error function), "gelu_tanh" or "relu".
+    """Return the function of the Scalar engine (an nl function) for "silu", "gelu" (by erf), "gelu_tanh" or "relu".
 
     Raises AssertionError for other names.
     """
@@ -316,9 +319,13 @@ def mlp_reference(
 ) -> np.ndarray:
     """Return the kernel's y in x's dtype, computed in float32 and rounded once.
 
-    replica_group and sequence_ranks are ignored. For several ranks pass the whole x, w_gate, w_up, w_down and
-    biases, with the columns of all ranks: the sum over ranks is then part of the product. The result has all
-    T rows.
+    y = x + (activation(n @ w_gate + b_gate) * (n @ w_up + b_up)) @ w_down + b_down, where n is norm(x).
+    Everything that is None is left out, and x too unless `residual`. With a row_gate all but x is multiplied
+    by sigmoid(n @ row_gate).
+
+    replica_group and sequence_ranks are ignored. For several ranks pass x with all T rows, and weights and
+    biases with the columns of all ranks: the sum over ranks is then part of the product. The result has all T
+    rows.
     """
     normalised = widened(x)
     if norm_bias is not None:

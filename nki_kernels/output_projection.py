@@ -101,7 +101,8 @@ def output_projection(o, w_o, residual=None, replica_group=None, bias=None, sequ
     """Return y [T, H] @ HBM in o's dtype: residual + sum over ranks of (o * sigmoid(gate)) @ w_o + bias.
 
     Terms and factors that are None are left out. With sequence_ranks N > 1, residual and y are this rank's T
-    / N rows. Raises AssertionError if shapes, dtypes or sizes are refused.
+    / N rows. Raises AssertionError if shapes or dtypes do not fit together, or if the ranks do not divide the
+    rows. Also if K is above 16384, or a row of H elements takes more than 32 KiB.
     """
     expect_dims(2, o, "o [T, K]")
     expect_dims(2, w_o, "w_o [K, H]")
@@ -186,10 +187,10 @@ def project_rows(y, source, w_o, residual, bias, replica_group):
 
 
 def count_groups_ahead(depth, rows, dtype, is_resident):
-    """Return how many groups of rows are loaded ahead of the group that is multiplied.
+    """Return how many groups of rows are loaded ahead of the group that is multiplied: 0, 1 or 2.
 
-    Two if w_o is resident in SBUF; else one, or 0 if SBUF has no room for it. depth: K. rows: rows of a
-    group.
+    Two if w_o is resident in SBUF; else one if SBUF holds three groups beside what streams, and 0 if not.
+    depth: K. rows: rows of a group, those of all ranks.
     """
     if is_resident:
         return 2

@@ -61,7 +61,8 @@ def per_layer_input(x, w_gate, inputs, w_output, first=0, activation="gelu_tanh"
     """Return y [T, H] @ HBM in x's dtype: (activation(x @ w_gate) * inputs[:, first : first + P]) @ w_output.
 
     On two cores each computes half of the rows, and the first core alone up to 128 rows. Raises
-    AssertionError if arguments are refused.
+    AssertionError if shapes or dtypes do not fit together, sizes are above the limits, or the activation is
+    unknown.
     """
     expect_dims(2, x, "x [T, H]")
     expect_dims(2, w_gate, "w_gate [H, P]")
@@ -173,7 +174,10 @@ def per_layer_input_reference(
     first: int = 0,
     activation: str = "gelu_tanh",
 ) -> np.ndarray:
-    """Return the kernel's y in x's dtype, computed in float32 and rounded once."""
+    """Return (activation(x @ w_gate) * inputs[:, first : first + P]) @ w_output in x's dtype, computed in float32.
+
+    P is the number of columns of w_gate. Only the result is rounded.
+    """
     gate = activation_reference(widened(x) @ widened(w_gate), activation)
     layer_inputs = widened(inputs[:, first : first + w_gate.shape[1]])
     return ((gate * layer_inputs) @ widened(w_output)).astype(x.dtype)

@@ -112,9 +112,13 @@ def qkv_projection(
 ):
     """Return (q, k, v), (q, k, v, gate) if gate_size is not 0, or q alone if kv_size is 0, all @ HBM in x's dtype.
 
-    They are the column ranges of norm(x) @ w_qkv + bias, with q, k and v normalised and q and k rotated head
-    by head as asked. Each has all T rows, also if x has only this rank's. Raises AssertionError if shapes or
-    sizes are refused.
+    They are the column ranges of norm(x) @ w_qkv + bias: [T, q_size], [T, kv_size] twice, and [T, gate_size].
+    Heads of q and k are normalised with q_norm and k_norm, those of v with v_norm; then q and k are rotated
+    by cos and sin at the tokens' positions. Each result has all T rows, also if x has only this rank's T /
+    sequence_ranks.
+
+    Raises AssertionError if shapes do not fit together, if H is above its limit, or if an argument comes
+    without another one that it needs.
     """
     expect_dims(2, x, "x [T, H]")
     owned, hidden = x.shape
@@ -229,9 +233,10 @@ def qkv_projection_reference(
     v_norm: bool = False,
     gate_size: int = 0,
 ) -> np.ndarray | tuple[np.ndarray, ...]:
-    """Return what the kernel returns, computed in float32 and rounded once to x's dtype.
+    """Return (q, k, v), (q, k, v, gate) if gate_size is not 0, or q alone if kv_size is 0, computed in float32.
 
-    replica_group and sequence_ranks are ignored: for several ranks pass the rows of all, [T, H].
+    They are rounded once, to x's dtype. replica_group and sequence_ranks are ignored: for several ranks pass
+    the rows of all, [T, H].
     """
     wide = widened(x)
     if norm_weight is not None and norm_bias is not None:

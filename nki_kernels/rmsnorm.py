@@ -62,8 +62,11 @@ def rmsnorm(
 ):
     """Return y [T, H] @ HBM in x's dtype: (x / rms(x) * (weight + norm_offset) + residual) * scale, row by row.
 
-    A residual or scale that is None is left out. With a replica_group, each rank has H of the row_elements
-    elements of a row, and rms is over all of them. Raises AssertionError if arguments are refused.
+    rms is sqrt(mean of squares + eps). A residual or scale that is None is left out. With a replica_group,
+    each rank has H of the row_elements elements of a row, and rms is over all of them.
+
+    Raises AssertionError if shapes or dtypes do not fit together, H is above 8192, or scale comes without a
+    residual. Also if row_elements is missing with a replica_group, or differs from H without one.
     """
     expect_dims(2, x, "x [T, H]")
     tokens, hidden = x.shape
@@ -157,13 +160,14 @@ def add_scaled(dst, wide, factor):
 
 
 def normalise_and_add(tile, residual_tile, root, norm, factor):
-    """Normalise the rows of an SBUF tile, add the residual, scale, and round once; return the tile with the result.
+    """Return an SBUF tile with (normalised rows + residual) * factor, rounded once.
 
-    Without a residual the rows of `tile` are overwritten, and it is returned. Else `residual_tile` is. A
-    float32 `tile` is overwritten then too.
+    Without a residual `tile` is overwritten with its normalised rows and returned. With one, `residual_tile`
+    is overwritten and returned, and a float32 `tile` is overwritten too.
 
     Args:
-        tile: [row, H]. residual_tile: the same shape, or None.
+        tile: SBUF row tile [row, H].
+        residual_tile: SBUF tile of the same shape and dtype, or None.
         root: float32 [row, 1] with 1 / rms of each row.
         norm: RowNorm.
         factor: float32 column that multiplies the sum with the residual, or None.
@@ -211,9 +215,10 @@ def rmsnorm_reference(
     row_elements: int | None = None,
     scale: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Return the kernel's y in x's dtype, computed in float32 and rounded once.
+    """Return (x / rms(x) * (weight + norm_offset) + residual) * scale in x's dtype, computed in float32, rounded once.
 
-    replica_group and row_elements are ignored: for several ranks pass the whole rows.
+    A residual or scale that is None is left out. replica_group and row_elements are ignored: for several
+    ranks pass the whole rows.
     """
     wide = widened(x)
     root = 1 / np.sqrt(np.mean(wide * wide, axis=1, keepdims=True) + wide.dtype.type(eps))

@@ -50,8 +50,8 @@ MAX_WIDTH = 8192
 def rope(x, positions, cos, sin, heads):
     """Return y [T, heads * D] @ HBM in x's dtype: the first R elements of every head turned, the others copied.
 
-    Row t is turned by the angles in row positions[t] of cos and sin, [S, R/2] each. Raises AssertionError if
-    shapes do not fit together, or if rows have more than MAX_WIDTH elements.
+    R is twice the columns of cos and sin, [S, R/2] each, whose row positions[t] has the angles of row t.
+    Raises AssertionError if shapes do not fit together, or if rows have more than MAX_WIDTH elements.
     """
     expect_dims(2, x, "x [T, heads * D]")
     expect_dims(2, cos, "cos [S, R/2]")
@@ -101,8 +101,8 @@ def gather(table, row_numbers):
 def rotate(result, tile, cosines, sines, head):
     """Write an SBUF tile [rows, heads * D] to `result`, the first R elements of each head turned, the others copied.
 
-    With halves a and b of these R elements, a' = a * c - b * s and b' = b * c + a * s. `result` is an SBUF
-    tile of the same shape.
+    These elements are cut in halves a and b: a' = a * c - b * s, b' = b * c + a * s. `result` is an SBUF tile
+    of the same shape.
 
     head: D. cosines, sines: c and s, SBUF tiles [rows, R/2], the same for every head.
     """
@@ -128,7 +128,7 @@ def rotate(result, tile, cosines, sines, head):
 
 
 def broadcast_to_heads(angles, heads):
-    """Return a view [rows, heads, 2, half] of angles [rows, half], equal for all heads and both halves of a head."""
+    """Return a view [rows, heads, 2, half] of an SBUF tile [rows, half] of angles, repeated for each head and half."""
     rows, half = angles.shape
     return angles.reshape((rows, 1, 1, half)).broadcast(1, heads).broadcast(2, 2)
 
@@ -136,9 +136,10 @@ def broadcast_to_heads(angles, heads):
 def rope_reference(
     x: np.ndarray, positions: np.ndarray, cos: np.ndarray, sin: np.ndarray, heads: int
 ) -> np.ndarray:
-    """Return the kernel's y in x's dtype: x * cos + rotate_half(x) * sin as in Hugging Face, computed in float32.
+    """Return y [T, heads * D] in x's dtype: x * cos + rotate_half(x) * sin as in Hugging Face, computed in float32.
 
-    Elements of a head beyond those that the tables cover are copied.
+    cos, sin: [S, R/2], whose row positions[t] has the angles of row t; they serve both halves of a head's
+    first R elements. The other elements of a head are copied.
     """
     heads_of_rows = widened(x).reshape(x.shape[0], heads, -1)
     wide, unrotated = np.split(heads_of_rows, [2 * cos.shape[1]], axis=2)

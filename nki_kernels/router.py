@@ -132,8 +132,11 @@ def router(
 ):
     """Return (n, weights, ids) @ HBM: norm(x) [T, H] in x's dtype, and each token's K experts, the best ones first.
 
-    weights [T, K] are float32, ids [T, K] int32. On two cores each routes half of the rows, and the first
-    core alone up to 128 rows. Raises AssertionError if arguments are refused.
+    n is the RMSNorm of x; logits are n @ w_router + bias. weights [T, K] are float32, ids [T, K] int32. On
+    two cores each routes half of the rows, and the first core alone up to 128 rows.
+
+    Raises AssertionError if shapes do not fit together, H is above 8192, E above 512, or the scoring unknown.
+    Also if choice_bias comes without sigmoid scoring, or if top_k experts of top_groups groups are not there.
     """
     expect_dims(2, x, "x [T, H]")
     expect_dims(2, w_router, "w_router [H, E]")
@@ -163,10 +166,9 @@ def router(
 def route_tiles(x, outputs, first_rows, tiles, norm, product, selection):
     """Write n, weights and ids for tiles of rows in a software pipeline: each step works on up to four tiles.
 
-        step   Scalar engine          Vector engine     Tensor engine                 DMA queues
-        m      statistics of tile m   norm of m - 1,    transposes and product of     load m + 1,
-                                      select for m - 3  m - 2                         store n of m - 1 and
-                                          choices of m - 3
+    step   Scalar engine          Vector engine     Tensor engine                 DMA queues
+    m      statistics of tile m   norm of m - 1,    transposes and product of     load m + 1,
+                                  select for m - 3  m - 2                         store n of m - 1 and choices of m - 3
 
     If SBUF does not hold the rows of four tiles, all stages of a tile pass in one step.
 
@@ -214,7 +216,9 @@ def route_tiles(x, outputs, first_rows, tiles, norm, product, selection):
 def check_arguments(x, norm, w_router, bias, choice_bias, selection):
     """Raise AssertionError if shapes do not fit together, if H or E is too large, or if the selection is impossible.
 
-    It is if it asks for too many experts or groups, for groups of too few experts, or for an unknown scoring.
+    It is impossible if top_k or top_groups is below 1 or above what there is, or if the scoring is unknown.
+    So it is if groups do not divide the experts or have fewer than a search takes. choice_bias is refused
+    without sigmoid scoring.
     """
     hidden, experts = x.shape[1], selection.experts
     top_k, scoring = selection.top_k, selection.scoring
@@ -290,9 +294,10 @@ def multiply_tile(tile, matrix, share):
 
 
 def add_bias(sums, bias):
-    """Return sums + bias as a new float32 SBUF tile [row, max(E, 8)], padded with MISSING as a search needs it.
+    """Return sums + bias as a new float32 SBUF tile [row, max(E, 8)].
 
-    sums: PSUM tile [row, E]. bias: SBUF tile [row, E], or None to add nothing.
+    A search takes eight columns or more, so missing ones are padded with a value below every score. sums:
+    PSUM tile [row, E]. bias: float32 SBUF tile of as many rows or more, [row, E], or None to add nothing.
     """
     rows, experts = sums.shape
     result = allocate_scores(rows, experts)
@@ -306,7 +311,8 @@ def add_bias(sums, bias):
 def cast_blocks(tile, depth, dtype):
     """Return an SBUF tile [k in block, block, column] in `dtype`: the tile itself if it has the dtype, else a new one.
 
-    depth: rows of all blocks. Partitions of a short last block beyond them are not read or written.
+    depth: rows k of the matrix that the blocks hold. In a short last block the partitions without a row are
+    not read or written.
     """
     if tile.dtype == dtype:
         return tile
@@ -334,7 +340,11 @@ def router_reference(
     scale: float = 1.0,
     norm_offset: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the kernel's (n, weights, ids), computed in float32 with a stable sort; logits come from the rounded n."""
+    """Return (n, weights, ids) as the kernel does, computed in float32: n [T, H] in x's dtype, weights and ids [T, K].
+
+    Logits come from the rounded n. Experts are sorted stably in descending order, so that equal scores keep
+    the lower id first. ids are int32.
+    """
     wide = widened(x)
     n = wide / np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps)
     n = n * (widened(norm_weight) + wide.dtype.type(norm_offset))

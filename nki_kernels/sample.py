@@ -110,7 +110,11 @@ def sample(
     """Return (chosen, log_probs, top_ids, top_log_probs) @ HBM: the token drawn for each row, and its candidates.
 
     chosen and log_probs are [T, 1]; the candidates are [T, K], best first, K being `candidates` rounded up to
-    a multiple of 8. Ids are int32, log-probabilities float32. Raises AssertionError if arguments are refused.
+    a multiple of 8. Ids are int32, log-probabilities float32. Tokens are drawn with the random numbers
+    `uniform`, so that equal arguments give equal tokens.
+
+    Raises AssertionError if there are more than 128 rows or fewer columns than candidates, or if shapes do
+    not fit together. Also if penalties and counts come without each other.
     """
     check_arguments(logits, uniform, candidates, ids, replica_group, num_ranks)
     check_penalties(logits, output_counts, prompt_counts, (repetition, presence, frequency))
@@ -151,9 +155,10 @@ def select_rows(tensors, first, end):
 
 
 def load_limits(limits):
-    """Load the per-row arguments of a draw into SBUF: return (uniform, results of `prepare_parameters`, min_p).
+    """Load the per-row arguments of a draw into SBUF: return (uniform, parameters, min_p).
 
-    limits: (uniform, temperature, top_k, top_p, min_p), each [T, 1] @ HBM. All results are [T, 1] float32.
+    parameters are (1 / temperature, top_k, top_p) as `prepare_parameters` adjusts them. limits: (uniform,
+    temperature, top_k, top_p, min_p), each [T, 1] @ HBM. All results are float32 [T, 1].
     """
     uniform, temperature, top_k, top_p, min_p = limits
     parameters = prepare_parameters(
@@ -164,10 +169,10 @@ def load_limits(limits):
 
 
 def find_largest_adjusted(sources, penalties, ids, vocab_offset, keep):
-    """Return (values, ids, total) of each row in SBUF: the `keep` largest adjusted logits, best first, and their sum.
+    """Return (values, ids, total) of each row in SBUF: its `keep` largest adjusted logits, their ids, and a sum.
 
-    values and ids are float32 [T, keep]; total [T, 1] is the sum of exp(logit - best) over all of the row.
-    Given candidates without bias and counts are taken as they are.
+    values and ids are float32 [T, keep], best first. total [T, 1] is the sum of exp(logit - best) over the
+    whole row. Given candidates without bias and counts are taken as they are: the first `keep` of them.
 
     Args:
         sources: (logits, bias, prompt_counts, output_counts), [T, V] @ HBM, or None but for logits.
@@ -185,11 +190,11 @@ def find_largest_adjusted(sources, penalties, ids, vocab_offset, keep):
 
 
 def draw_rows(results, values, found_ids, total, limits):
-    """Draw one of the candidates of each row, and store it and the log-probabilities of all candidates to HBM.
+    """Draw one of the candidates of each row, and store its id, its log-probability, and all candidates to HBM.
 
     Args:
         results: (chosen, log_probs, top_ids, top_log_probs) @ HBM, all written.
-        values, found_ids: the candidates, float32 [T, K] in SBUF, best first.
+        values, found_ids: the candidates' logits and ids, float32 [T, K] in SBUF, best first.
         total: [T, 1], the sum of exp(logit - best) over the whole row.
         limits: the result of `load_limits`.
     """
@@ -308,9 +313,11 @@ def sample_reference(
     replica_group: object = None,
     num_ranks: int = 1,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the kernel's (chosen, log_probs, top_ids, top_log_probs), drawn row by row in the kernel's order of sums.
+    """Return (chosen, log_probs, top_ids, top_log_probs) as the kernel does, drawn row by row with sums in its order.
 
-    replica_group and num_ranks are ignored: for several ranks pass the whole logits and the offset 0 or None.
+    chosen and log_probs are [T, 1]; the candidates are [T, K], best first, K being `candidates` rounded up to
+    a multiple of 8. replica_group and num_ranks are ignored: for several ranks pass the whole logits and the
+    offset 0 or None.
     """
     wide = widened(logits) if bias is None else widened(logits) + bias
     number = wide.dtype.type
@@ -346,10 +353,10 @@ def draw_reference(
     top_p: np.floating,
     min_p: np.floating,
 ) -> int:
-    """Return the id of one candidate of a row, drawn as the kernel draws it.
+    """Return the id of one candidate of a row, drawn by temperature, top_k, top_p, min_p and the number `uniform`.
 
-    values, ids: the candidates in descending order. Sums are taken in the kernel's order. With temperature 0
-    the first one is returned.
+    values, ids: [K], the candidates in descending order of their logits. Sums are taken one term after the
+    other as the kernel does. With temperature 0 the first candidate is returned.
     """
     if temperature == 0:
         return int(ids[0])

@@ -86,9 +86,9 @@ def selective_scan(
 ):
     """Return (y, state) @ HBM: y [T, C] in u's dtype, and `state`, updated in place in the slots of the sequences.
 
-    state[state_slots[b]] becomes h after the last token of sequence b. It counts as zeros before if starts[b]
-    is 0. With one token of each sequence a step is computed, else a prompt. Raises AssertionError if
-    arguments are refused.
+    state[state_slots[b]] becomes h after the last token of sequence b. Before its first token it counts as
+    zeros if starts[b] is 0. With one token of each sequence a step is computed, else a prompt. Raises
+    AssertionError if shapes or dtypes do not fit together, N is above 64, or R above 1024.
     """
     expect_dims(2, u, "u [T, C]")
     table = SequenceTable(state_slots, starts, counts)
@@ -149,7 +149,11 @@ def selective_scan_reference(
     counts: np.ndarray,
     gate_first: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (y, state): y in u's dtype, computed in float32 token by token, and `state` itself, updated in place."""
+    """Return (y, state): y [T, C] in u's dtype, computed in float32 token by token, and `state` itself.
+
+    The slots of the sequences in `state` are updated in place. A sequence with starts 0 begins with zeros,
+    and tokens from its `counts` on change no state.
+    """
     rank, (channels, states) = len(w_dt), a_log.shape
     low, into, out = np.split(widened(projected), (rank, rank + states), axis=1)
     inputs, rates = widened(u), -np.exp(widened(a_log))

@@ -35,7 +35,8 @@ cores = (1,)
 def send_receive(x, source_target_pairs):
     """Return [M, N] @ HBM in x's dtype: the x of the rank that sends to this rank, or this rank's x if no rank does.
 
-    source_target_pairs: (source, target) ranks. The x of a target has the shape of what it receives.
+    source_target_pairs: list of (source, target) ranks, in which no rank is twice a source or a target. The x
+    of a target has the shape of what it receives.
     """
     sent = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="send_receive_sent")
     nisa.dma_copy(dst=sent, src=x)

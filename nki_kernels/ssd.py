@@ -99,9 +99,10 @@ def ssd(
 ):
     """Return (y, state) @ HBM: y [T, H P] in u's dtype, and `state`, updated in place in the slots of the sequences.
 
-    state[state_slots[b]] becomes s after the last token of sequence b. It counts as zeros before if starts[b]
-    is 0. With one token of each sequence a step is computed, else a prompt. Raises AssertionError if
-    arguments are refused.
+    state[state_slots[b]] becomes s after the last token of sequence b. Before its first token it counts as
+    zeros if starts[b] is 0. With one token of each sequence a step is computed, else a prompt. Raises
+    AssertionError if shapes or dtypes do not fit together, or a row of u takes more than 64 KiB. Also if N is
+    above 128, or H or P above 512.
     """
     expect_dims(2, u, "u [T, H P + 2 G N]")
     expect_dims(3, state, "state [S, N, H P]")
@@ -174,7 +175,11 @@ def ssd_reference(
     dt_least: float = 0.0,
     dt_most: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (y, state): y in u's dtype, computed in float32 token by token, and `state` itself, updated in place."""
+    """Return (y, state): y [T, H P] in u's dtype, computed in float32 token by token, and `state` itself.
+
+    The slots of the sequences in `state` are updated in place. A sequence with starts 0 begins with zeros,
+    and tokens from its `counts` on change no state.
+    """
     (_, states, inner), heads = state.shape, dt_bias.shape[1]
     x, into, out = np.split(widened(u), (inner, inner + groups * states), axis=1)
     x = x.reshape(len(u), heads, -1)

@@ -73,7 +73,10 @@ def in_block(depth, block, runs):
 
 
 def ranges(first, end, size=PARTITIONS):
-    """Return ranges (start, end) that cover first … end - 1 in order: `size` numbers each, fewer in the last one."""
+    """Return the list of ranges (start, end) that cover first … end - 1 in order, `size` numbers each.
+
+    The last one may have fewer numbers; the list is empty if `first` is `end` or more.
+    """
     result = []
     for start in range(first, end, size):
         result.append((start, min(end, start + size)))
@@ -96,7 +99,7 @@ def columns_at_once(rows):
 
 
 def filled(shape, value, dtype=nl.float32):
-    """Return a new SBUF tile whose elements all have one value."""
+    """Return a new SBUF tile of a shape and dtype, all of whose elements are `value`."""
     result = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=result, value=value)
     return result
@@ -129,7 +132,7 @@ def load_repeated(row, rows):
 
 
 def identity(size, dtype):
-    """Return the identity matrix as a new SBUF tile [size, size]."""
+    """Return the identity matrix as a new SBUF tile [size, size] of `dtype`."""
     ones = filled((size, size), 1, dtype)
     result = nl.ndarray((size, size), dtype=dtype, buffer=nl.sbuf)
     nisa.affine_select(
@@ -177,8 +180,8 @@ def slot_width(columns, dtype):
 def transpose_into(result, first_block, first_row, tile):
     """Transpose an SBUF tile [rows, n] on the Tensor engine into blocks of `result`, [width, blocks, all rows] in SBUF.
 
-    Column 0 and row 0 of the tile become element 0 of block `first_block`, row `first_row`. As many
-    transposes as fit share a PSUM bank, and one copy of the Vector engine moves them to SBUF.
+    Column c of row r of the tile goes to partition c % width, block first_block + c // width, row first_row +
+    r. As many transposes as fit share a PSUM bank, and one copy of the Vector engine moves them to SBUF.
     """
     rows, columns = tile.shape
     width = result.shape[0]
@@ -225,9 +228,10 @@ def on_every_row(row, rows, dtype, offset):
 def transpose_rows(transposed, first_row, tile, vector_share=0):
     """Transpose an SBUF tile [row, n] on the Tensor engine into the SBUF tile `transposed`, [k in block, block, row].
 
-    Row 0 of the tile becomes row `first_row` of `transposed`. As many transposes as fit share a PSUM bank,
-    which one copy moves to SBUF. vector_share: the Vector engine copies one of so many banks, the Scalar
-    engine the others; with 0 the Scalar engine copies all.
+    Column k of row r of the tile goes to partition k % height, block k // height, row first_row + r. Here
+    height is the number of partitions of `transposed`. As many transposes as fit share a PSUM bank, which one
+    copy moves to SBUF. vector_share: the Vector engine copies one of so many banks, the Scalar engine the
+    others; with 0 the Scalar engine copies all.
     """
     rows, columns = tile.shape
     width = transposed.shape[0]

@@ -49,12 +49,14 @@ def find_generation():
 def choose_parameters(kernel, parameters, launches, tuning):
     """Return the list of the values of all parameters of a kernel, in the order of its rows.
 
+    A value comes from `tuning`, or if that is None from the entry of TUNED for this core, kernel and bucket.
+    A parameter without such a value has its default.
+
     Args:
         kernel: its name, as in keys of TUNED.
         parameters: its rows (name, default, domain).
         launches: its bucket, as `name_bucket` returns it.
-        tuning: dict of values by name; None takes those of TUNED for this core and bucket, if there are any.
-            A parameter that is not in it has its default.
+        tuning: dict of values by name, or None.
 
     Raises:
         AssertionError: if a name is not among the rows, or a value not in its domain.

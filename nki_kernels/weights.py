@@ -55,7 +55,7 @@ def wrap_matrix(elements):
 
 
 def is_plain(weight, dtype):
-    """Return whether the elements of a WeightMatrix have `dtype` already, so that they need no `convert`."""
+    """Return whether the elements of a WeightMatrix have `dtype` already, so that loaded ones need no `convert`."""
     return weight.elements.dtype == dtype
 
 
@@ -138,10 +138,10 @@ def convert_runs(tile, raw, weight, depth, first_block):
 
 
 def view_expert(array, expert, pattern, offset):
-    """Return an access pattern of an expert's elements in an array [E, …] @ HBM with one or two further dims.
+    """View elements of one expert of an array [E, …] @ HBM with one or two further dims, as `ap` does.
 
-    pattern, offset: as for `ap`, within the elements of one expert. An index that is known at run time only
-    becomes a scalar offset.
+    expert: ExpertIndex. pattern: list of [step, count] as for `ap`. offset: first element, counted within the
+    expert. An index that is known at run time only becomes a scalar offset.
     """
     elements = array.shape[1] if len(array.shape) == 2 else array.shape[1] * array.shape[2]
     if expert.tile is None:

@@ -12,6 +12,7 @@ from nki_kernels.dma import transfer
 def load_rows_into(tile, matrix, queue):
     """Load a matrix [rows, columns] of HBM into an SBUF tile [row in block, block, column], on a queue of `dma`.
 
+    Row r goes to partition r % height, block r // height, where height is the tile's number of partitions.
     One DMA brings the full blocks, another one the short block, if there is one. In the short block the
     partitions without a row keep what they held.
     """
@@ -22,6 +23,7 @@ def load_rows_into(tile, matrix, queue):
 def store_rows_from(matrix, tile, queue):
     """Store an SBUF tile [row in block, block, column] to a matrix [rows, columns] of HBM, on a queue of `dma`.
 
+    Row r comes from partition r % height, block r // height, where height is the tile's number of partitions.
     One DMA takes the full blocks, another one the short block, if there is one. Partitions of the short block
     beyond the last row are not read.
     """

@@ -154,9 +154,13 @@ class Prefetch(nl.NKIObject):
 
 
 def assign_core_share(tokens, hidden, inner, ranks):
-    """Return the CoreShare of this core for `tokens` rows, those of all ranks together.
+    """Return the CoreShare of this core: which rows and columns of an MLP it computes.
 
-    hidden, inner: columns of x and of the intermediate. ranks: over how many ranks the rows are cut.
+    All of them on one core. Two cores take half of the rows each; up to 128 rows, they take half of the
+    columns of the intermediate and of y each, and exchange their intermediates.
+
+    tokens: number of rows, those of all ranks together. hidden, inner: columns of x and of the intermediate.
+    ranks: over how many ranks the rows are cut.
     """
     exchanges = divides_columns(tokens)
     return CoreShare(
@@ -169,7 +173,10 @@ def assign_core_share(tokens, hidden, inner, ranks):
 
 
 def allocate_row_buffers(rows, hidden, dtype, tile_height):
-    """Allocate SBUF for row groups of up to `rows` rows of `hidden` elements, in row tiles of `tile_height` rows."""
+    """Return RowBuffers in SBUF for row groups of up to `rows` rows of `hidden` elements.
+
+    tile_height: rows of a full row tile.
+    """
     tiles = []
     for _ in range(blocks(rows, tile_height)):
         tiles.append(nl.ndarray((min(rows, tile_height), hidden), dtype=dtype, buffer=nl.sbuf))
@@ -238,7 +245,7 @@ def prepare_first_group(ffn, group, buffers):
     """Load, normalise and transpose the first row group into `buffers`.
 
     If all rows fit in one row tile of one rank, see `can_keep_residual`, they also become the residual of the
-    down product. Their norm is then written to a tile of its own, so that x remains.
+    down product and stay in SBUF. Their norm is then written to a tile of its own.
     """
     tiles = view_row_tiles(buffers.tiles, ffn.ranks * group.rows, buffers.tile_height)
     trigger_loads(plan_loads(tiles, provide_group_rows(ffn, group)), STATIC)
@@ -275,7 +282,7 @@ def provide_group_rows(ffn, group):
 
 
 def append_row_scales(ffn, x):
-    """Append sigmoid(x @ row_gate) of each row tile to the row scales of the down product: float32 [row, 1] in SBUF.
+    """Append sigmoid(x @ row_gate) of each row tile to `ffn.down.row_scales`, a float32 SBUF tile [row, 1] for each.
 
     Does nothing without a row_gate. x: transposed rows of a group in SBUF, [h in block, block, row].
     """
@@ -290,10 +297,10 @@ def append_row_scales(ffn, x):
 
 
 def allocate_intermediate(ffn, rows):
-    """Allocate an SBUF tile for this core's columns of the intermediate, [f in block, block, row].
+    """Allocate an SBUF tile [f in block, block, row] for this core's columns of the intermediate and `rows` rows.
 
-    If the cores exchange intermediates, the tiles of both have `exchanged_columns` columns, and blocks that
-    are not full are zeroed first.
+    If the cores exchange intermediates, the tile has `exchanged_columns` columns on both cores, and blocks
+    that this core does not fill are zeroed.
     """
     inner, exchanged = ffn.gated.inner, ffn.core.exchanged_columns
     if not ffn.core.exchanges:
@@ -306,7 +313,7 @@ def allocate_intermediate(ffn, rows):
 
 
 def count_tiles_per_group(hidden, inner, dtype, resident_bytes, ranks):
-    """Return the row tiles of the largest group that fits in SBUF, at most GROUP_TILES; 0 if no row tile fits.
+    """Return how many row tiles the largest group has that fits in SBUF: at most GROUP_TILES, and 0 if no group fits.
 
     A group takes its row tiles, their transposes and two intermediates. With 0, the caller must take one row
     tile at a time with one intermediate, so that groups do not overlap.

@@ -96,31 +96,36 @@ def count_unit_columns(product, rows):
 
 
 def count_packed_columns(width):
-    """Return the columns of a short last block that gate and up share, of `width` columns: 32, 64, or 0 if they do not.
+    """Return the columns of a short last block for which gate and up share a bank, of `width` columns: 32, 64, or 0.
 
-    Only blocks of 32 or 64 columns are shared, because the sums of up then begin at partition 32 or 64, where
-    engines can begin.
+    The sums of up then begin at partition 32 or 64, where engines can begin.
     """
     short = width % PARTITIONS
     return short if short == PARTITIONS // 2 or short == PARTITIONS // 4 else 0
 
 
 def needs_tail_in_both_halves(weights):
-    """Return whether the last block of the intermediate has 64 columns and is written to both halves of the partitions.
+    """Return whether the last block of the intermediate has 64 columns and has to be on both halves of the partitions.
 
-    That is so if gate and up share a bank for it and the intermediate has a full block too. weights: those of
-    a GatedProduct.
+    That is so if gate and up share a PSUM bank for it and the intermediate has more than 128 columns. The
+    next product then multiplies it for two row tiles at once. weights: those of a GatedProduct.
     """
     inner = weights[0].elements.shape[1]
     return len(weights) == 2 and inner > PARTITIONS and count_packed_columns(inner) == PARTITIONS // 2
 
 
 def compute_unit(product, intermediate, x, first_column, planned_loads):
-    """Compute a unit of the intermediate, columns from `first_column` on, and write it to `intermediate` in SBUF.
+    """Write activation(x @ w_gate) * (x @ w_up) to the SBUF tile `intermediate`, for columns from `first_column` on.
 
-    A unit has the columns whose sums fill half of the PSUM banks, or those that remain. Both `intermediate`
-    and x are transposed: [f in block, block, row] and [h in block, block, row]. planned_loads: PlannedLoads
-    for later work, which are issued evenly between the loads of the weights.
+    They are as many columns as half of the PSUM banks hold, a unit, or those that remain. Without w_gate it
+    is activation(x @ w_up); biases are added to the products.
+
+    Args:
+        product: GatedProduct.
+        intermediate: [f in block, block, row] with all columns of the product.
+        x: [h in block, block, row] in SBUF.
+        first_column: a multiple of the columns of a unit.
+        planned_loads: PlannedLoads for later work, which are issued evenly between the loads of the weights.
     """
     unit = allocate_unit(product, first_column, x.shape[2])
     accumulate(unit, product, x, planned_loads)
@@ -131,9 +136,10 @@ def compute_unit(product, intermediate, x, first_column, planned_loads):
 
 
 def accumulate(unit, product, x, planned_loads):
-    """Load the weights of a unit piece by piece along the contraction, and write their products with x to its banks.
+    """Load the weights of a GatedUnit piece by piece along the contraction, and write x @ weight to its PSUM banks.
 
-    x: [h in block, block, row] in SBUF. planned_loads: PlannedLoads that are issued evenly after the pieces.
+    x: [h in block, block, row] in SBUF. planned_loads: PlannedLoads for later work, issued evenly after the
+    pieces.
     """
     rows, hidden, width = x.shape[2], product.hidden, unit.end_column - unit.first_column
     sides = len(product.weights)
@@ -176,9 +182,10 @@ def accumulate(unit, product, x, planned_loads):
 
 
 def load_piece(piece, unit, product, first_block):
-    """Load K blocks of a unit's columns of gate and up from HBM into an SBUF tile [h in block, weight, block, column].
+    """Load K blocks of a unit's columns of w_gate and w_up into an SBUF tile [h in block, weight, block, column].
 
-    first_block: the K block that goes to block 0 of the tile. Elements are converted to the tile's dtype.
+    piece: the tile, whose size tells how many blocks. first_block: the K block that goes to block 0 of it.
+    Elements are converted to the tile's dtype.
     """
     start = first_block * PARTITIONS
     end = min(product.hidden, start + piece.shape[2] * PARTITIONS)
@@ -230,7 +237,7 @@ def activate_bank(intermediate, unit, bank, product):
 def activate_packed_bank(intermediate, packed_bank, product):
     """Write activation(gate + bias) * (up + bias) of the short last block, 32 or 64 columns, to `intermediate` in SBUF.
 
-    packed_bank: PSUM tile [row of gate, then of up; row of x], whose lower half of partitions has the sums of
+    packed_bank: PSUM tile [gate's columns, then up's; row], whose lower half of partitions has the sums of
     gate and upper half those of up. If `intermediate` has twice as many partitions as the block has columns,
     the block is written to both halves of them.
     """

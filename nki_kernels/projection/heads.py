@@ -68,10 +68,10 @@ class Heads(nl.NKIObject):
     angles: AngleTables
 
     def deliver(self, row, left, right, sums, panels, scale):
-        """Apply scale, bias, norms and rotation to a tile of the product, and store it to the outputs in HBM.
+        """Apply scale, bias, norms of heads and rotation to a tile of the product, and store it to the outputs in HBM.
 
         Args:
-            row: the first row of the tile, counted within the source.
+            row: the first row of the tile, counted within the rows of `source`.
             left, right: the tile has columns left … right - 1 of [q | k | v | gate].
             sums: list of PSUM tiles [row, column], one for each panel.
             panels: ranges (start, end) of columns, counted from `left`.

@@ -58,15 +58,17 @@ Few panels make the last one large, which holds up the end of the launch; with m
 
 
 def project(rows, norm, w, columns, heads):
-    """Compute norm(x) @ w for a range of columns, and hand each finished tile of PSUM to `heads.deliver`.
+    """Compute norm(x) @ w for a range of columns; hand each finished PSUM tile to `heads.deliver`, which stores it.
+
+    1 / rms of the rows is handed over as well, for `deliver` to multiply by. Up to 128 rows are transposed
+    once and the weight streams past them; else columns of the weight stay in SBUF.
 
     Args:
         rows: RowSource of x [T, H] @ HBM.
         norm: Norm; one without a weight leaves rows as they are.
         w: [H, columns] @ HBM.
         columns: range (first, end) of columns of w.
-        heads: Heads, which stores the results. If heads.head is not 0, a tile has whole heads of so many
-            columns.
+        heads: Heads. If heads.head is not 0, a tile has whole heads of so many columns.
     """
     if rows.all_rows.shape[0] > PARTITIONS or needs_defined_rows():
         project_many(rows, norm, w, columns, heads)
@@ -80,10 +82,10 @@ def needs_defined_rows():
 
 
 def divide_columns(columns, head, most):
-    """Divide a range of columns into groups of at most `most` columns; return the groups and the columns of a panel.
+    """Divide a range of columns into groups that accumulate together; return (groups, columns of a PSUM bank).
 
-    A group is (first, end) and has at most ACCUMULATOR_BANKS panels. A panel has at most BANK columns. If
-    `head` is not 0, both have whole heads of so many columns.
+    A group is (first, end), with at most `most` columns in at most ACCUMULATOR_BANKS banks. If `head` is not
+    0, groups and banks have whole heads of so many columns. columns: (first, end).
     """
     bank = min(BANK, most)
     if head > 0:
@@ -96,9 +98,10 @@ def divide_columns(columns, head, most):
 
 
 def divide_evenly(width, head, bank):
-    """Divide columns 0 … width - 1 into panels (start, end) of nearly equal width, of which two engines copy half each.
+    """Return ranges (start, end) of nearly equal width that cover columns 0 … width - 1, one for each PSUM bank.
 
-    head: columns of a head, which no panel cuts, or 0. bank: most columns of a panel.
+    Two engines then copy half of the banks each. head: columns of a head, which no range cuts, or 0. bank:
+    most columns of a range.
     """
     unit = head if head > 0 else 1
     units = blocks(width, unit)
@@ -107,7 +110,10 @@ def divide_evenly(width, head, bank):
 
 
 def project_few(source, norm, w, columns, heads):
-    """Compute what `project` does for at most 128 rows: they are transposed once, and the weight streams past them."""
+    """Compute norm(x) @ w for at most 128 rows; hand each finished PSUM tile to `heads.deliver`, which stores it.
+
+    The rows are transposed once, and the weight streams past them. Arguments are those of `project`.
+    """
     x = provide_rows(source, 0, source.all_rows.shape[0])
     tokens, hidden = x.shape
     rows = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
@@ -132,10 +138,11 @@ def project_few(source, norm, w, columns, heads):
 
 
 def project_many(source, norm, w, columns, heads):
-    """Compute what `project` does for any number of rows, with the columns of a group of the weight resident in SBUF.
+    """Compute norm(x) @ w for any number of rows; hand each finished PSUM tile to `heads.deliver`, which stores it.
 
-    While the weight of a group arrives, the first row tiles accumulate side by side. The 1 / rms of the rows
-    is computed with the first group and used for all groups.
+    Some columns of the weight at a time stay in SBUF, and all rows meet them. While these columns arrive, the
+    first row tiles of 128 rows accumulate side by side. The 1 / rms of the rows is computed with the first
+    columns and used for all. Arguments are those of `project`.
     """
     x = source.all_rows
     tokens, hidden = x.shape

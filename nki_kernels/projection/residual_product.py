@@ -147,10 +147,9 @@ def compute_chunk(product, x_parts, first_row, first_column):
 
 
 def view_chunk(product, rows, first_row, first_column):
-    """Return an OutputChunk with views of y, residual, bias and row scales; nothing is loaded or computed.
+    """Return the OutputChunk at `first_row` and `first_column` of this rank's y; nothing is loaded or computed.
 
-    rows: rows of the chunk, those of all ranks together. first_row, first_column: its corner in this rank's
-    y.
+    It has views of y, residual, bias and row scales. rows: rows of the chunk, those of all ranks together.
     """
     ranks = product.rank_sum.sequence_ranks
     end_row = first_row + rows // ranks
@@ -182,11 +181,13 @@ def allocate_accumulators(rows, width, height):
 
 
 def load_piece(matrix, weight, first_block, count, columns, x):
-    """Return a WeightPiece with `count` K blocks of columns (first, end) of a matrix, in x's dtype.
+    """Return a WeightPiece: `count` K blocks from `first_block` on of columns (first, end) of a matrix, in x's dtype.
 
     The blocks are loaded into a new SBUF tile, or taken from the resident tiles of the weight. If the weight
-    has its tail in both halves, the last 64 rows are loaded to both halves of the partitions. x: the
-    stationary operand, whose number of partitions the tile has.
+    has its tail in both halves, a last block of 64 rows is loaded to both halves of the partitions.
+
+    matrix: WeightMatrix, one of those of `weight`. x: the stationary operand, whose number of partitions the
+    tile has.
     """
     first, last = columns
     start = first_block * PARTITIONS
@@ -221,10 +222,12 @@ def load_resident_columns(weight, first, last, dtype):
 
 
 def accumulate(accumulators, x, piece, add, tail_in_both_halves):
-    """Add the product of x and a piece of the weight to all accumulators of a chunk, in PSUM.
+    """Add x @ piece, the product with a WeightPiece, to all accumulators of a chunk, in PSUM.
 
     Args:
+        accumulators: Accumulators, each for some rows of x and some columns of the piece.
         x: SBUF tile [k in block, block, row] with all K blocks of the piece's matrix.
+        piece: WeightPiece.
         add: whether the accumulators hold sums already; else the product with K block 0 overwrites them.
         tail_in_both_halves: whether x and the piece have a last K block of 64 rows on both halves of the
             partitions. It is then multiplied for two accumulators at once, each in half of the rows of the PE
@@ -279,10 +282,10 @@ def select_operands(accumulator, x, piece):
 
 
 def add_residual(result, accumulators, chunk):
-    """Write accumulators * row scale + residual + bias of a chunk to an SBUF tile [row in tile, row tile, column].
+    """Write accumulators * row scale + residual + bias to `result`, an SBUF tile [row in tile, row tile, column].
 
-    A term that the chunk lacks is left out. If it has both residual and bias, chunk.residual_tile is
-    overwritten with their sum.
+    chunk: OutputChunk with the row scales, the residual in SBUF and the bias; those that are None are left
+    out. With both residual and bias, chunk.residual_tile is overwritten with their sum.
 
     The Vector engine adds one of VECTOR_SHARE banks, the last one included. The Scalar engine copies the
     others to SBUF, where GpSimd adds. On gen2 these engines wait for each other at their ports, so the Vector

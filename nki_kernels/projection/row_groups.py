@@ -138,18 +138,17 @@ def normalise_tiles(results, tiles, norm):
 
 
 def choose_vector_share():
-    """Return the argument `vector_share` of `tiles.copy_bank` for PSUM banks of transposes: VECTOR_SHARE, or 0 on gen2.
+    """Return for `tiles.copy_bank` of how many PSUM banks of transposes the Vector engine copies one: VECTOR_SHARE.
 
-    Of so many banks the Vector engine copies one; with 0 the Scalar engine copies all.
+    On gen2 it is 0, with which the Scalar engine copies all.
     """
     return 0 if nisa.get_nc_version() == nisa.nc_version.gen2 else VECTOR_SHARE
 
 
 def transpose_tiles(transposed, tiles, first_row):
-    """Transpose SBUF row tiles [row, K] on the Tensor engine into an SBUF tile in K blocks, [k in block, block, row].
+    """Transpose SBUF row tiles [row, K] on the Tensor engine into the SBUF tile `transposed`, [k in block, block, row].
 
-    Row 0 of the first tile becomes row `first_row` of `transposed`; the rows of the next tile follow those of
-    the tile before.
+    The first row of the first tile becomes row `first_row` of `transposed`, and all others follow in order.
     """
     row = first_row
     for tile in tiles:

@@ -133,29 +133,29 @@ class RankSum(nl.NKIObject):
     stored: int = 0
 
     def append(self, chunk):
-        """Append a chunk whose `partial` is written; start the sum of the chunk before it, and store the oldest chunks.
+        """Append a chunk whose `partial` is written; start the sum over ranks of the chunk before it; store old chunks.
 
-        At most `max_in_flight` chunks remain unstored. The sum of the appended chunk starts with the next
-        call or in `finish`: a collective waits for the product of its chunk, and loads after it in the queue
-        would wait as well. So it follows the loads of the next chunk.
+        The oldest ones are stored until at most `max_in_flight` chunks are not. The sum of the appended chunk
+        starts with the next call or in `finish`: a collective waits for the product of its chunk, and loads
+        after it in the queue would wait as well. So it follows the loads of the next chunk.
         """
         self.start_until(len(self.chunks))
         self.chunks.append(chunk)
         self.store_until(len(self.chunks) - self.max_in_flight)
 
     def finish(self):
-        """Start the sums that are not started yet, and store all chunks that are not stored yet."""
+        """Start the sums over ranks that are not started yet, and store all chunks that are not stored yet to y."""
         self.start_until(len(self.chunks))
         self.store_until(len(self.chunks))
 
     def start_until(self, count):
-        """Start the sums of those of the first `count` chunks whose sums are not started yet."""
+        """Start the sums over ranks of those of the first `count` chunks whose sums are not started yet."""
         while self.started < count:
             self.chunks[self.started].start_sum(self.replica_group, self.sequence_ranks)
             self.started += 1
 
     def store_until(self, count):
-        """Store those of the first `count` chunks that are not stored yet.
+        """Store those of the first `count` chunks that are not stored yet to y, with bias and residual added.
 
         Also load the residuals of the first `count` + 1 chunks: a residual is loaded one chunk before it is
         added.
