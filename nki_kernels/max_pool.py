@@ -17,15 +17,16 @@ Layout
     Channels of all images on the partitions, in groups of 128, which lie side by side where the images are small.
 
 Tiling
-    For a stripe of groups, rows or columns, the next one under way: the maximum along the columns of the windows, V - 1
-    instructions, and of these along the rows, U - 1.
+    A stripe is some rows or columns of results of some groups; what it reads is loaded while the stripe before is
+    computed. Its maxima are taken along the columns of the windows first, by V - 1 instructions. Then they are taken
+    along the rows of these results, by U - 1 instructions.
     Two cores of a logical core take half of the channels of all images each.
 
 Limits:
     What one row of windows reads fits into 32 KiB of a partition.
 
 Cost
-    HBM: x and y once, and what windows of two stripes share once more. Vector engine: H * W' * (V - 1) +
+    HBM: x and y once, and elements that windows of two stripes share once more. Vector engine: H * W' * (V - 1) +
     H' * W' * (U - 1) elements of a channel. Nothing is rounded.
     Predicted for 8 x 64 x 112 x 112 on trn2 in bfloat16, in program order and scheduled: windows of 3 x 3 with stride
     2 58 and 52 us (78 % of the floor), of 2 x 2 41 us (all of it). Windows of 3 x 3 with stride 1 reach 50 %.

@@ -10,7 +10,7 @@ Dimensions:
     T   tokens; H hidden size; F this rank's part of the intermediate size.
 
 Arguments:
-    x                [T, H] @ HBM, float32 or bfloat16, the same on every rank; cut over ranks this rank's T/N rows
+    x                [T, H] @ HBM, float32 or bfloat16, the same on every rank; with N > 1 this rank's rows, [T/N, H]
     w_up             [H, F] @ HBM, float32 or bfloat16: this rank's columns; read in x's dtype
     w_down           [F, H] @ HBM, float32 or bfloat16: this rank's rows; read in x's dtype
     w_gate           [H, F] @ HBM, float32 or bfloat16, as w_up; or None
@@ -23,7 +23,7 @@ Arguments:
     residual         compile-time bool: whether x is added
     sequence_ranks   compile-time int, N: the ranks of the group over which x and y are cut along the sequence; 1: none
     row_gate         [H, 1] @ HBM, float32 or bfloat16, the same on every rank; read in x's dtype; or None
-    returns y        [T, H] @ HBM, x's dtype, the same on every rank; of rows that are cut [T/N, H], as x
+    returns y        [T, H] @ HBM, x's dtype, the same on every rank; with N > 1 this rank's rows, [T/N, H]
 
 Layout
     The norm has rows on the partitions. The gate and up product has H on the partitions; its weights are stationary and

@@ -10,12 +10,12 @@ Dimensions:
 Arguments:
     o              [T, K] @ HBM, float32 or bfloat16: this rank's heads
     w_o            [K, H] @ HBM, float32 or bfloat16: this rank's rows; read in o's dtype
-    residual       [T, H] @ HBM, o's dtype, the same on every rank, or None; cut over ranks this rank's T/N rows
+    residual       [T, H] @ HBM, o's dtype, the same on every rank, or None; with N > 1 this rank's rows, [T/N, H]
     replica_group  nki.collectives.ReplicaGroup, or None for one rank
     bias           [1, H] @ HBM, float32 or bfloat16, the same on every rank, or None
     sequence_ranks compile-time int, N: the ranks of the group over which residual and y are cut along the sequence
     gate           [T, K] @ HBM, o's dtype, or None
-    returns y      [T, H] @ HBM, o's dtype, the same on every rank; of rows that are cut [T/N, H], as residual
+    returns y      [T, H] @ HBM, o's dtype, the same on every rank; with N > 1 this rank's rows, [T/N, H]
 
 Layout
     K lies on the partitions for the product, rows on the partitions of its result.
@@ -25,7 +25,8 @@ Tiling
     Else groups of up to 512 rows, fewer for K above 4096, in chunks of as many columns as their sums fill in four PSUM
     banks, 512 for 512 rows; w_o is read once for each group.
     Two cores of a logical core take half of the rows each, up to 128 rows half of the columns of y.
-    The rows of the next group are transposed behind the first chunk of this one. See `residual_product` for a chunk.
+    The rows of the next group are transposed after the first chunk of this one. A chunk is the columns of y that
+    accumulate together, see `residual_product`.
 
 Limits:
     K up to 16384, H up to 8192.

@@ -1,9 +1,9 @@
 """qkv_projection: queries, keys and values of a layer, with the norm before them and the rotation after them.
 
     [q | k | v | gate] = norm(x) @ w_qkv + bias
-    norm        RMSNorm, LayerNorm where there is a norm_bias, none without a norm_weight
-    q, k        then normalised head by head (q_norm, k_norm) and rotated by position (cos, sin), where those are given
-    v           then normalised head by head, if asked (v_norm)
+    norm        RMSNorm; LayerNorm with a norm_bias; none without a norm_weight
+    q, k        then normalised head by head if q_norm, k_norm are given, and rotated by position if cos, sin are
+    v           then normalised head by head, if v_norm
 
 Dimensions:
     T   tokens; H hidden size; Q and KV widths of queries and of keys (and values): heads times head size D.
@@ -40,7 +40,7 @@ Layout
 
 Tiling
     T <= 128: x is loaded once and transposed on the Tensor engine, in runs (see `rows`); w_qkv streams past it in parts
-        of 1 MiB, up to 2048 columns accumulating in 4 PSUM banks. On trn1 as for more rows, see `normed`.
+        of 1 MiB, up to 2048 columns accumulating in 4 PSUM banks. On trn1 few rows take the way of many, see `normed`.
     T > 128: up to 64 KiB per partition of w_qkv's columns stay in SBUF, multiplied by the norm's weight. For 128 rows,
         the DMA that loads them transposes them, the Scalar and the Vector engine square and add, the Tensor engine
         multiplies. The first row tiles accumulate side by side while w_qkv arrives.

@@ -12,8 +12,8 @@ Arguments:
     residual       [T, H] @ HBM, x's dtype, or None
     norm_offset    compile-time float: 1.0 for Gemma
     replica_group  nki.collectives.ReplicaGroup whose ranks hold parts of each row, or None
-    row_elements   compile-time int: elements of a row whose squares the ranks of the list sum up; H without a group.
-                   Those that several ranks hold count as often, zeros that pad a rank's part do not.
+    row_elements   compile-time int: elements of a row whose squares all ranks of the group sum up; H without a group.
+                   An element that several ranks hold counts once for each; zeros that pad a rank's part do not count.
     scale          [1, 1] @ HBM, float32 or bfloat16: multiplies the sum with the residual, or None
     returns y      [T, H] @ HBM, x's dtype
 

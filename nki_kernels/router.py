@@ -1,13 +1,13 @@
-"""router: which experts each token passes, and with which weight, after the norm before them.
+"""router: the experts that each token is routed to, with their weights, after the norm before them.
 
     n = norm(x);   logits = n @ w_router + bias
     softmax   the K largest logits; weights exp(logit - largest), divided by their sum if `renormalise`, which is a
               softmax of the chosen ones alone, else by the sum over all experts
     sigmoid   scores sigmoid(logits); the K largest of scores + choice_bias; weights are the scores, divided by their
               sum + 1e-20 if `renormalise`
-    With groups of neighbouring experts the choice is among those of the `top_groups` best. A group counts as its
-    largest logit with softmax, else as the sum of its two largest scores + choice_bias.
-    Then weights are multiplied by `scale`. Of equal scores the lower number comes first, of groups too.
+    With groups of neighbouring experts only those of the `top_groups` best groups are candidates. A group ranks by its
+    largest logit with softmax, else by the sum of its two largest scores + choice_bias.
+    Then weights are multiplied by `scale`. Of equal scores the expert or group with the lower number comes first.
 
 Dimensions:
     T   tokens; H hidden size; E experts; K = top_k.
@@ -34,8 +34,8 @@ Layout
 
 Tiling
     w_router stays in SBUF. A tile of 128 rows passes four stages: statistics, norm, product of one PSUM bank with the
-    transposed rows, choice. In a step each stage takes another tile, the one before that of the stage before, so
-    engines work side by side. Where SBUF does not hold so many rows, a tile passes all stages in one step.
+    transposed rows, choice. In a step the stages work on four different tiles, each one tile behind the stage
+    before, so that engines work side by side. If SBUF does not hold so many rows, a tile passes all stages in one step.
 
 Cores
     Two cores of a logical core take half of a prompt's rows each; a decode step is the first one's.

@@ -27,14 +27,15 @@ Layout
     Scalar engine makes decays, the Tensor engine multiplies by input weights, as diagonals, into PSUM, the Vector
     engine scans, GpSimd multiplies by output weights, which are spread over the partitions, and the Tensor engine adds
     up over n and turns the sums to rows.
-    One token of each sequence: some sequences share the partitions, and sets of so many follow one another; states keep
-    HBM's layout.
+    One token of each sequence: a set is as many sequences as share the partitions, and sets follow one another. States
+    keep the layout that they have in HBM.
 
 Tiling
     Prompts: for each sequence chunks of up to 512 tokens (float32: 256; less for more than 16 states), for each of them
-    tiles of 128 channels. The next two are prepared in stages among the scans of two, so that the Vector engine only
-    scans. One token: up to 5120 elements of the states on a partition are stored together, and moved on by 2560. Three
-    such parts of 2560 are loaded while three are moved on.
+    tiles of 128 channels. The next two tiles are prepared in stages among the scans of the present two, so that the
+    Vector engine only scans.
+    One token: up to 5120 elements of the states on a partition are stored together, and moved on by the token in parts
+    of 2560. Three such parts are loaded while three are moved on.
     Two cores of a logical core take half of the channels each.
 
 Limits:

@@ -4,8 +4,8 @@
     s[t, n, h, p] = exp(a[t, h]) * s[t - 1, n, h, p] + dt[t, h] * into[t, g, n] * x[t, h, p]
     y[t, h, p]    = (sum over n of s[t, n, h, p] * out[t, g, n] + d[h] * x[t, h, p]) * silu(gate[t, h, p])
 
-Group g is that of head h. A token sees those before it in its chunk as in attention without a softmax, out into^T being
-the scores and exp of the sum of a between the two tokens the mask.
+Head h belongs to group g = h // (H / G). Within a chunk of tokens this is attention without a softmax: out into^T are
+the scores of a token with those before it, and exp of the sum of a between the two tokens is the mask.
 
 Dimensions:
     T   tokens of B sequences, n = T / B of each; H heads of P elements, in G groups; N elements of the state for each
@@ -34,9 +34,10 @@ Tiling
     Prompts: for each sequence chunks of 128 tokens, for each of them packs of up to 8 heads of one group and 512
     columns, which pass stages: decays, up to five packs ahead; what they read of states, and masked scores, a pack
     ahead; sums, rows of y and new states.
-    What the packs of a chunk share is worked out among the packs of the chunks before. Prompts are passed by panels of
-    up to 128 heads and 5120 columns (float32: 2560), which fit together. One token: panels of up to 5120 columns of the
-    states of 32 sequences, three of which are loaded while three are moved on and stored.
+    What the packs of a chunk share is computed among the packs of earlier chunks. Heads pass prompts in panels of up
+    to 128 heads and 5120 columns (float32: 2560), as many as fit into SBUF.
+    One token: panels of up to 5120 columns of the states of 32 sequences, three of which are loaded while three are
+    moved on by the token and stored.
     Two cores of a logical core take half of the heads each.
 
 Limits:
