@@ -60,10 +60,10 @@ from nki_kernels.attention_decode import (
 from nki_kernels.cache.create import create_cache
 from nki_kernels.decode.arguments import DecodeStep, RankArguments
 from nki_kernels.decode.attend import ShareStart
-from nki_kernels.decode.block import BlockWeights, attention_block, output_tile
-from nki_kernels.decode.hidden import hidden_fits, load_hidden, store_hidden
+from nki_kernels.decode.block import BlockWeights, compute_attention_block, create_output_tile
+from nki_kernels.decode.hidden import can_hold_hidden, load_hidden, store_hidden
 from nki_kernels.decode.launch import DecodeLaunch
-from nki_kernels.decode.share import share_of_core, wait_for_other_core
+from nki_kernels.decode.share import find_core_share, wait_for_other_core
 from nki_kernels.decode.sizes import Sizes
 from nki_kernels.norms.norm import Norm, rms_norm_or_none
 from nki_kernels.output_projection import output_projection, output_projection_reference
@@ -129,11 +129,11 @@ def attention_block_decode(
     )
     sizes = checked_sizes(x, weights, cache, step, num_kv_heads, position_ranks)
     step.load_scales(k_scale, v_scale, cache)
-    if nl.num_programs() == 1 and position_ranks == 1 and hidden_fits(x.shape[0], x.shape[1], x.dtype):
+    if nl.num_programs() == 1 and position_ranks == 1 and can_hold_hidden(x.shape[0], x.shape[1], x.dtype):
         y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
         store_hidden(y, attended(x, weights, cache, step, sizes, replica_group))
         return y, k_cache, v_cache
-    share = share_of_core(sizes)
+    share = find_core_share(sizes)
     # Positions and angles are loaded before the projection, because they depend on none of its results.
     start = None if share is None else ShareStart(share, cache, sizes, step)
     q, k, v = qkv_projection(x, w_qkv, q_size, kv_size, norm_weight, eps)
@@ -150,9 +150,9 @@ def attention_block_decode(
 
 
 def attended(x, weights, cache, step, sizes, replica_group):
-    """Return the block for rows x that `hidden_fits`, on one core: a tile of hidden states, see `hidden`."""
-    launch = DecodeLaunch(sizes, share_of_core(sizes), None, cache, output_tile(sizes), step)
-    return attention_block(load_hidden(x), weights, launch, replica_group)
+    """Return the block for rows x that `can_hold_hidden`, on one core: a tile of hidden states, see `hidden`."""
+    launch = DecodeLaunch(sizes, find_core_share(sizes), None, cache, create_output_tile(sizes), step)
+    return compute_attention_block(load_hidden(x), weights, launch, replica_group)
 
 
 def checked_sizes(x, weights, cache, step, num_kv_heads, ranks=1):

@@ -23,7 +23,7 @@ Layout and tiling:
     The engine that triggers the loads of weights and caches waits for no result. So while attention, output projection
     and norm still run, the weights of the MLP arrive, as many as the bytes hold that attention has left. The weight of
     the second norm and the biases are loaded before attention.
-    Hidden states that do not fit in SBUF (see `hidden_fits`) take the two kernels one after another, through HBM.
+    Hidden states that do not fit in SBUF (see `can_hold_hidden`) take the two kernels one after another, through HBM.
 
 Limits:
     Those of the two kernels; one physical core.
@@ -52,8 +52,8 @@ from nki_kernels.attention_decode import check_rope_positions
 from nki_kernels.cache.create import create_cache
 from nki_kernels.decode.arguments import DecodeStep
 from nki_kernels.decode.block import BlockWeights
-from nki_kernels.decode.feed_forward import feed_forward, prepare_feed_forward
-from nki_kernels.decode.hidden import hidden_fits
+from nki_kernels.decode.feed_forward import compute_feed_forward, prepare_feed_forward
+from nki_kernels.decode.hidden import can_hold_hidden
 from nki_kernels.mlp import activation_function, check_arguments, mlp, mlp_reference
 from nki_kernels.norms.norm import Norm, rms_norm_or_none
 from nki_kernels.projection.feed_forward import Weights
@@ -106,7 +106,7 @@ def decoder_layer_decode(
     mlp_weights = Weights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
     mlp_norm = Norm(mlp_norm_weight, None, 0.0, eps)
     check_arguments(x, mlp_weights, mlp_norm)
-    if not hidden_fits(x.shape[0], x.shape[1], x.dtype):
+    if not can_hold_hidden(x.shape[0], x.shape[1], x.dtype):
         between, k_cache, v_cache = attention_block_decode(
             x,
             norm_weight,
@@ -170,7 +170,7 @@ def decoder_layer_decode(
     sizes = checked_sizes(x, weights, cache, step, num_kv_heads)
     step.load_scales(k_scale, v_scale, cache)
     tile = attended(x, weights, cache, step, sizes, replica_group)
-    feed_forward(y, tile, operands)
+    compute_feed_forward(y, tile, operands)
     return y, k_cache, v_cache
 
 

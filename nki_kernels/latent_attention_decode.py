@@ -67,10 +67,10 @@ import numpy as np
 
 from nki_kernels.cache.latent import create_latent_cache
 from nki_kernels.latent.decode_items import LatentDecode, attend
-from nki_kernels.latent.new_rows import new_rows, write_rows
-from nki_kernels.latent.output import output_tile, project_values
-from nki_kernels.latent.queries import absorbed_queries, groups_of_heads, load_group
-from nki_kernels.latent.sizes import Sizes, key_positions
+from nki_kernels.latent.new_rows import prepare_new_rows, write_rows
+from nki_kernels.latent.output import create_output_tile, project_values
+from nki_kernels.latent.queries import absorb_queries, divide_heads, load_group
+from nki_kernels.latent.sizes import Sizes, generate_key_positions
 from nki_kernels.norms.norm import Norm
 from nki_kernels.precision import widened
 from nki_kernels.rmsnorm import rmsnorm_reference
@@ -111,14 +111,16 @@ def latent_attention_decode(
     o = nl.ndarray((sizes.tokens, sizes.heads * sizes.value), dtype=q.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return o, cache
-    loaded = load_group(q, w_uk, groups_of_heads(sizes)[0], sizes)
+    loaded = load_group(q, w_uk, divide_heads(sizes)[0], sizes)
     token_positions = cast(load_repeated(positions.reshape((1, sizes.tokens)), PARTITIONS), nl.float32)
-    rows = new_rows(kv, Norm(norm_weight, None, 0.0, eps), positions, cos, sin)
-    write_rows(cache, rows, latent_cache.new_addresses(positions))
+    rows = prepare_new_rows(kv, Norm(norm_weight, None, 0.0, eps), positions, cos, sin)
+    write_rows(cache, rows, latent_cache.compute_new_addresses(positions))
     latent_cache.load_addresses(sizes)
-    latent_queries, turned_queries = absorbed_queries(q, w_uk, loaded, sizes)
-    launch = LatentDecode(sizes, scale, latent_queries, turned_queries, token_positions, key_positions(sizes))
-    latents = output_tile(sizes)
+    latent_queries, turned_queries = absorb_queries(q, w_uk, loaded, sizes)
+    launch = LatentDecode(
+        sizes, scale, latent_queries, turned_queries, token_positions, generate_key_positions(sizes)
+    )
+    latents = create_output_tile(sizes)
     attend(launch, latent_cache, latents)
     project_values(latents, w_uv, o, sizes)
     return o, cache

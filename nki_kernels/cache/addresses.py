@@ -9,7 +9,7 @@ from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.tiles import filled
 
 
-def slots_of_positions(numbers, ranks):
+def compute_slots(numbers, ranks):
     """Return the slots of positions that `ranks`, a power of two, divide."""
     if ranks == 1:
         return numbers
@@ -53,7 +53,7 @@ def repeat_for_heads(column, sizes, queue):
     return numbers
 
 
-def row_starts(slots, first_row, kv_heads, step, sizes):
+def compute_row_starts(slots, first_row, kv_heads, step, sizes):
     """Return where rows (token, kv head) of new tokens begin in a cache of `kv_heads` that lie `step` rows apart.
 
     The first sequence and kv head begin at `first_row`. GpSimd adds integers exactly, beyond 2 ** 24 as well.
@@ -66,7 +66,7 @@ def row_starts(slots, first_row, kv_heads, step, sizes):
     return result
 
 
-def rows_in_pages(slots, first_head, kv_heads, sizes):
+def compute_page_rows(slots, first_head, kv_heads, sizes):
     """Return which rows (token, kv head) of pages of `kv_heads` the new tokens are written to."""
     if kv_heads == 1:
         return slots
@@ -85,7 +85,7 @@ def rows_in_pages(slots, first_head, kv_heads, sizes):
     return result
 
 
-def as_columns(numbers, heights, sizes):
+def split_into_columns(numbers, heights, sizes):
     """Return numbers on one partition as int32 columns of as many partitions as `heights` says."""
     flat = numbers.reshape((1, sizes.tokens * sizes.kv_heads))
     result = []

@@ -8,13 +8,13 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.cache.addresses import (
-    as_columns,
+    compute_row_starts,
+    compute_slots,
     is_written_elsewhere,
     repeat_for_heads,
     replace_by_end,
-    row_starts,
     scatter,
-    slots_of_positions,
+    split_into_columns,
 )
 from nki_kernels.decode.share import Share
 from nki_kernels.decode.sizes import (
@@ -23,8 +23,8 @@ from nki_kernels.decode.sizes import (
     VALUE_BUFFERS,
     VALUE_PART_OVER_RANKS,
     Buffers,
-    boxes,
-    units_in,
+    count_units,
+    divide_into_boxes,
 )
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
 from nki_kernels.prefill.key_blocks import list_new_pieces, split_into_pieces, view_new_keys, view_new_values
@@ -48,9 +48,9 @@ class ContiguousCache(nl.NKIObject):
         self.value_depth = v_cache.shape[3]
         if share is None:
             share = Share((0, sequences), (0, kv_heads), (0, capacity))
-        self.first_sequence, self.sequences = start_and_size(share.sequences)
-        self.first_head, self.kv_heads = start_and_size(share.kv_heads)
-        self.first_slot, self.capacity = start_and_size(share.slots)
+        self.first_sequence, self.sequences = measure_range(share.sequences)
+        self.first_head, self.kv_heads = measure_range(share.kv_heads)
+        self.first_slot, self.capacity = measure_range(share.slots)
 
     def check(self, tokens):
         """Refuse values that do not fit the keys; any number of tokens may be new."""
@@ -60,23 +60,23 @@ class ContiguousCache(nl.NKIObject):
         """Refuse values that do not fit the keys; heads of values may have another size."""
         check_values(self, self.value_depth)
 
-    def for_share(self, share):
+    def select_share(self, share):
         """Return the cache of the sequences, kv heads and slots of a share."""
         return ContiguousCache(self.k_cache, self.v_cache, share)
 
-    def group_units(self, sizes, room, unit_bytes, load_units):
+    def choose_group_units(self, sizes, room, unit_bytes, load_units):
         """Return how many units are loaded together: `load_units`, or what fits in `room`."""
-        return contiguous_units(sizes, room, unit_bytes, load_units)
+        return choose_contiguous_units(sizes, room, unit_bytes, load_units)
 
     def divide_buffers(self, sizes, buffers, short):
         """Divide buffers of groups among keys and values; all keys come first where the sequences are `short`."""
-        return contiguous_buffers(sizes, buffers, short)
+        return divide_contiguous_buffers(sizes, buffers, short)
 
-    def row_shape(self, sizes):
+    def compute_row_shape(self, sizes):
         """Return the shape of a tile with positions on the partitions: [128, unit, chunk, D]."""
         return (PARTITIONS, sizes.units, sizes.cached, sizes.depth)
 
-    def by_unit(self, tile, box):
+    def view_by_unit(self, tile, box):
         """Return a tile of rows as [128, unit, chunk, D]."""
         return tile
 
@@ -87,16 +87,16 @@ class ContiguousCache(nl.NKIObject):
     def load_addresses(self, sizes):
         """Do nothing: addresses are known before the launch."""
 
-    def key_buffers(self, key_tiles, sizes):
+    def create_key_buffers(self, key_tiles, sizes):
         """Return the tiles that keys are loaded into: those that the product takes."""
         return key_tiles
 
     def load_keys(self, tile, box, sizes):
         """Bring the keys of a group of units; a dtype other than the tile's is cast on the way."""
-        units = units_in(box)
+        units = count_units(box)
         first_slot = self.first_slot
         source = self.k_cache[:, :, :, first_slot : first_slot + sizes.capacity]
-        source = self.in_box(source, box)
+        source = self.select_box(source, box)
         for d in range(sizes.depth_tiles):
             start, stop = d * PARTITIONS, min(sizes.depth, (d + 1) * PARTITIONS)
             rows = source[:, :, start:stop, :].permute((2, 0, 1, 3))
@@ -107,10 +107,10 @@ class ContiguousCache(nl.NKIObject):
 
         Partition p of the first S // 128 chunks holds as many consecutive positions, which lie side by side in HBM.
         """
-        units = units_in(box)
+        units = count_units(box)
         first_slot = self.first_slot
         source = self.v_cache[:, :, first_slot : first_slot + sizes.capacity, :]
-        source = self.in_box(source, box)
+        source = self.select_box(source, box)
         full_slots = sizes.full * PARTITIONS
         if sizes.full > 0:
             rows = (
@@ -123,12 +123,12 @@ class ContiguousCache(nl.NKIObject):
             rows = source[:, :, full_slots : sizes.capacity, :].permute((2, 0, 1, 3))
             transfer(tile[0 : sizes.remaining, 0:units, sizes.full, :], rows, queue)
 
-    def in_box(self, array, box):
+    def select_box(self, array, box):
         """Return the sequences and kv heads of a box, counted from those of the share."""
         sequence, head = self.first_sequence, self.first_head
         return array[sequence + box[0] : sequence + box[1], head + box[2] : head + box[3]]
 
-    def new_addresses(self, work, positions, heights):
+    def compute_new_addresses(self, work, positions, heights):
         """Find where rows (token, kv head) of new keys and new values are written, `heights` rows in each column.
 
         The addresses [height, 1] int32 count elements of keys and rows [D] of values. A row that another core or rank
@@ -136,15 +136,15 @@ class ContiguousCache(nl.NKIObject):
         """
         sizes = work.sizes
         numbers = repeat_for_heads(positions, sizes, SCALAR)
-        slots = slots_of_positions(numbers, sizes.ranks)
+        slots = compute_slots(numbers, sizes.ranks)
         sequences, kv_heads, depth, capacity = self.k_cache.shape
         first_row = self.first_sequence * kv_heads + self.first_head
         columns = []
         for step in (depth * capacity, capacity):
-            rows = row_starts(slots, first_row * step, kv_heads, step, sizes)
+            rows = compute_row_starts(slots, first_row * step, kv_heads, step, sizes)
             if work.divided:
                 replace_by_end(rows, is_written_elsewhere(numbers, work), sequences * kv_heads * step)
-            columns.append(as_columns(rows, heights, sizes))
+            columns.append(split_into_columns(rows, heights, sizes))
         return columns[0], columns[1]
 
     def store_keys(self, rows, addresses, sizes, divided):
@@ -178,21 +178,23 @@ class ContiguousCache(nl.NKIObject):
 
         The Scalar engine triggers these loads: the transposes of weights in the queue of the others need not wait.
         """
-        address = self.address(case, head)
+        address = self.locate_head(case, head)
         for piece in list_new_pieces(case):
             for depth_range in case.depth_ranges:
-                source = key_places(self.k_cache, case, depth_range, piece, address)
+                source = view_key_piece(self.k_cache, case, depth_range, piece, address)
                 transfer(view_new_keys(case, head, depth_range, piece), source, SCALAR)
         for piece in list_new_pieces(case):
             transfer(
-                view_new_values(case, head, piece), value_places(self.v_cache, case, piece, address), SCALAR
+                view_new_values(case, head, piece),
+                view_value_piece(self.v_cache, case, piece, address),
+                SCALAR,
             )
 
     def store_prompt(self, case, head, first, end):
         """Write new keys and values, from block `first` of them up to row `end`, behind the valid positions."""
         store_pieces(self, case, head, first, end)
 
-    def address(self, case, head):
+    def locate_head(self, case, head):
         """Return where a head's new keys and values begin: behind as many positions as are valid at run time."""
         row = head.sequence * case.kv_heads + head.number
         if case.prefix == 0:
@@ -225,16 +227,16 @@ def check_values(cache, depth):
 
 def store_pieces(cache, case, head, first, end):
     """Write new keys and values of a head to contiguous caches, from block `first` of them up to row `end`."""
-    address = cache.address(case, head)
+    address = cache.locate_head(case, head)
     for piece in split_into_pieces(first * PARTITIONS, end):
         for depth_range in case.depth_ranges:
-            target = key_places(cache.k_cache, case, depth_range, piece, address)
+            target = view_key_piece(cache.k_cache, case, depth_range, piece, address)
             transfer(target, view_new_keys(case, head, depth_range, piece), COMPILER)
-        target = value_places(cache.v_cache, case, piece, address)
+        target = view_value_piece(cache.v_cache, case, piece, address)
         transfer(target, view_new_values(case, head, piece), COMPILER)
 
 
-def key_places(cache, case, depth_range, piece, address):
+def view_key_piece(cache, case, depth_range, piece, address):
     """Return where contiguous keys have a piece of new ones: [D in tile, block, tile, key]."""
     first_tile, end, height = depth_range
     capacity = cache.shape[3]
@@ -252,7 +254,7 @@ def key_places(cache, case, depth_range, piece, address):
     )
 
 
-def value_places(cache, case, piece, address):
+def view_value_piece(cache, case, piece, address):
     """Return where contiguous values have a piece of new ones: [value, block, D]."""
     depth = case.value_depth
     return cache.ap(
@@ -263,22 +265,22 @@ def value_places(cache, case, piece, address):
     )
 
 
-def start_and_size(bounds):
+def measure_range(bounds):
     """Return the start of a range and how many it has."""
     return bounds[0], bounds[1] - bounds[0]
 
 
-def contiguous_units(sizes, room, unit_bytes, load_units):
+def choose_contiguous_units(sizes, room, unit_bytes, load_units):
     """Return how many units of contiguous caches are loaded together; groups of stored keys are larger."""
     enough = load_units
     if sizes.stored:
         columns = blocks(STORED_COLUMNS, sizes.width * sizes.chunks)
         enough = max(load_units, min(columns, STORED_BYTES // unit_bytes))
     most = min(room, enough, sizes.sequences * sizes.kv_heads)
-    return units_in(boxes(sizes.sequences, sizes.kv_heads, max(1, most))[0])
+    return count_units(divide_into_boxes(sizes.sequences, sizes.kv_heads, max(1, most))[0])
 
 
-def contiguous_buffers(sizes, buffers, short):
+def divide_contiguous_buffers(sizes, buffers, short):
     """Divide buffers of groups among the keys and values of contiguous caches."""
     keys_first = short and not sizes.stored and sizes.ranks == 1
     if keys_first or sizes.stored:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.cache.pages import run_numbers
+from nki_kernels.cache.pages import load_run_numbers
 from nki_kernels.dma import COMPILER
 from nki_kernels.tiles import PARTITIONS, blocks, expect_dims, load, ranges
 
@@ -57,7 +57,7 @@ class ContiguousLatents(nl.NKIObject):
         source = self.rows[piece.sequence, piece.first : piece.end, :]
         nisa.dma_copy(dst=piece.rows, src=source.reshape_dim(0, (piece.height, piece.chunks)))
 
-    def new_addresses(self, positions):
+    def compute_new_addresses(self, positions):
         """Return the rows of the cache that take the new tokens, [T, 1] int32: sequence * capacity + position."""
         tokens, sequences = positions.shape[0], self.sequences
         if sequences == 1:
@@ -70,7 +70,7 @@ class ContiguousLatents(nl.NKIObject):
         nisa.tensor_tensor(dst=result, data1=load(positions, nl.int32), data2=starts, op=nl.add)
         return result
 
-    def piece_addresses(self, case, piece, tokens, run):
+    def compute_piece_addresses(self, case, piece, tokens, run):
         """Return the rows of the cache that take the new tokens of a piece, [partition, chunk] int32.
 
         tokens: the first one and the end. A run of neighbours is written together, so it begins before the capacity.
@@ -109,7 +109,7 @@ class PagedLatents(nl.NKIObject):
         for first, chunks, _ in sizes.pieces:
             start, run = first // self.block, min(chunks, self.block)
             tables = self.block_tables[:, start : start + chunks * PARTITIONS // self.block]
-            self.runs.append(run_numbers(tables, self.block, run, chunks // run, COMPILER))
+            self.runs.append(load_run_numbers(tables, self.block, run, chunks // run, COMPILER))
 
     def load_item(self, item, piece):
         """Load the rows of an item of a decode step, one run of each partition by one DMA."""
@@ -142,7 +142,7 @@ class PagedLatents(nl.NKIObject):
                 op0=nl.multiply,
                 operand0=float(repeats),
                 op1=nl.add,
-                operand1=self.runs_in_pages(repeats)[0 : piece.height, :],
+                operand1=self.find_runs_in_pages(repeats)[0 : piece.height, :],
             )
         else:
             numbers = pages[0 : piece.height, :]
@@ -157,7 +157,7 @@ class PagedLatents(nl.NKIObject):
             )
             nisa.dma_copy(dst=piece.rows[:, i * run : (i + 1) * run, :], src=source)
 
-    def runs_in_pages(self, repeats):
+    def find_runs_in_pages(self, repeats):
         """Return which run of its page is on each partition, where so many share a page: [128, 1] int32."""
         if repeats not in self.run_in_page:
             tile = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
@@ -166,11 +166,11 @@ class PagedLatents(nl.NKIObject):
             self.run_in_page[repeats] = tile
         return self.run_in_page[repeats]
 
-    def new_addresses(self, positions):
+    def compute_new_addresses(self, positions):
         """Return the rows of the cache that take the new tokens, [T, 1] int32: their slots."""
         return load(self.slots, nl.int32)
 
-    def piece_addresses(self, case, piece, tokens, run):
+    def compute_piece_addresses(self, case, piece, tokens, run):
         """Return the rows of the cache that take the new tokens of a piece, [partition, chunk] int32: their slots."""
         return load_by_partition(self.slots, piece, tokens)
 

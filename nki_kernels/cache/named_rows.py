@@ -12,10 +12,10 @@ import nki.language as nl
 from nki_kernels.cache.contiguous import (
     HeadAddress,
     check_values,
+    choose_contiguous_units,
     clear_unfilled_units,
-    contiguous_buffers,
-    contiguous_units,
-    start_and_size,
+    divide_contiguous_buffers,
+    measure_range,
     store_pieces,
 )
 from nki_kernels.decode.share import Share
@@ -39,8 +39,8 @@ class RowCache(nl.NKIObject):
         self.value_depth = v_cache.shape[3]
         if share is None:
             share = Share((0, self.sequences), (0, kv_heads), (0, capacity))
-        self.first_head, self.kv_heads = start_and_size(share.kv_heads)
-        self.first_slot, self.capacity = start_and_size(share.slots)
+        self.first_head, self.kv_heads = measure_range(share.kv_heads)
+        self.first_slot, self.capacity = measure_range(share.slots)
         self.row_numbers = None
 
     def check(self, tokens):
@@ -53,24 +53,24 @@ class RowCache(nl.NKIObject):
         check_values(self, self.value_depth)
         assert self.cache_rows.shape[1] == 1, f"cache_rows are [B, 1], not {self.cache_rows.shape}"
 
-    def for_share(self, share):
+    def select_share(self, share):
         """Return the cache of the sequences, kv heads and slots of a share."""
-        rows = share.rows(self.cache_rows, self.sequences)
+        rows = share.select_rows(self.cache_rows, self.sequences)
         return RowCache(self.k_cache, self.v_cache, rows, share)
 
-    def group_units(self, sizes, room, unit_bytes, load_units):
+    def choose_group_units(self, sizes, room, unit_bytes, load_units):
         """Return how many units are loaded together, as of contiguous caches."""
-        return contiguous_units(sizes, room, unit_bytes, load_units)
+        return choose_contiguous_units(sizes, room, unit_bytes, load_units)
 
     def divide_buffers(self, sizes, buffers, short):
         """Divide buffers of groups among keys and values, as of contiguous caches."""
-        return contiguous_buffers(sizes, buffers, short)
+        return divide_contiguous_buffers(sizes, buffers, short)
 
-    def row_shape(self, sizes):
+    def compute_row_shape(self, sizes):
         """Return the shape of a tile with positions on the partitions: [128, unit, chunk, D]."""
         return (PARTITIONS, sizes.units, sizes.cached, sizes.depth)
 
-    def by_unit(self, tile, box):
+    def view_by_unit(self, tile, box):
         """Return a tile of rows as [128, unit, chunk, D]."""
         return tile
 
@@ -82,7 +82,7 @@ class RowCache(nl.NKIObject):
         """Load the rows of the sequences as one row of SBUF, [1, B] int32."""
         self.row_numbers = load(self.cache_rows.ap(pattern=[[0, 1], [1, self.sequences]]), nl.int32)
 
-    def key_buffers(self, key_tiles, sizes):
+    def create_key_buffers(self, key_tiles, sizes):
         """Return the tiles that keys are loaded into: those that the product takes."""
         return key_tiles
 
@@ -118,10 +118,10 @@ class RowCache(nl.NKIObject):
             unit = (sequence - box[0]) * heads
             for slot, height, count, chunk in pieces:
                 target = tile[0:height, unit : unit + heads, chunk : chunk + count, :]
-                source = self.values_of_row(sequence, (box[2], box[3]), slot, height, count)
+                source = self.view_row_values(sequence, (box[2], box[3]), slot, height, count)
                 transfer(target, source, SYNC if queue == STATIC else queue)
 
-    def values_of_row(self, sequence, heads, slot, height, count):
+    def view_row_values(self, sequence, heads, slot, height, count):
         """Return values [partition, head, chunk, D] of a sequence and a range of kv heads, from a slot of the share on.
 
         `height` partitions have `count` neighbouring slots each.
@@ -144,7 +144,7 @@ class RowCache(nl.NKIObject):
         """Write new keys and values, from block `first` of them up to row `end`, to the row of their sequence."""
         store_pieces(self, case, head, first, end)
 
-    def address(self, case, head):
+    def locate_head(self, case, head):
         """Return where a head's keys and values are in the row that its sequence has at run time."""
         row = self.cache_rows[head.sequence : head.sequence + 1, :]
         return HeadAddress(head.number, row, 0, 0)

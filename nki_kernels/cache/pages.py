@@ -12,16 +12,16 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.cache.addresses import (
-    as_columns,
+    compute_page_rows,
     is_written_elsewhere,
     repeat_for_heads,
     replace_by_end,
-    rows_in_pages,
     scatter,
+    split_into_columns,
 )
-from nki_kernels.cache.contiguous import start_and_size
+from nki_kernels.cache.contiguous import measure_range
 from nki_kernels.cache.scales import round_to_cache
-from nki_kernels.decode.sizes import BUFFER_BYTES, Buffers, boxes, units_in
+from nki_kernels.decode.sizes import BUFFER_BYTES, Buffers, count_units, divide_into_boxes
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
 from nki_kernels.prefill.key_blocks import list_new_pieces, view_new_values
 from nki_kernels.prefill.keys import transpose_into_blocks
@@ -64,7 +64,7 @@ class PagedCache(nl.NKIObject):
         self.capacity = self.blocks * self.block
         self.first_head, self.kv_heads = 0, kv_heads
         if share is not None:
-            self.first_head, self.kv_heads = start_and_size(share.kv_heads)
+            self.first_head, self.kv_heads = measure_range(share.kv_heads)
         self.runs = None
         # Cores do not divide a chunk, nor a page.
         self.slots_together = PARTITIONS
@@ -95,14 +95,16 @@ class PagedCache(nl.NKIObject):
             f"v_cache is {list(shape)} beside k_cache {shape}, not {self.v_cache.shape}"
         )
 
-    def for_share(self, share):
+    def select_share(self, share):
         """Return the cache of the sequences, kv heads and slots of a share."""
         first, end = share.slots
-        tables = share.rows(self.block_tables, self.sequences)[:, first // self.block : end // self.block]
-        slots = share.rows(self.slots, self.sequences)
+        tables = share.select_rows(self.block_tables, self.sequences)[
+            :, first // self.block : end // self.block
+        ]
+        slots = share.select_rows(self.slots, self.sequences)
         return PagedCache(self.k_cache, self.v_cache, slots, tables, share)
 
-    def group_units(self, sizes, room, unit_bytes, load_units):
+    def choose_group_units(self, sizes, room, unit_bytes, load_units):
         """Return how many units are loaded together: of several kv heads as many of a sequence as have room.
 
         The kv heads of a position lie behind one another. So a DMA of all of them moves a run in one piece. A DMA of
@@ -113,7 +115,7 @@ class PagedCache(nl.NKIObject):
             most = min(sizes.kv_heads, room, BUFFER_BYTES // (self.tiles_per_position * unit_bytes))
             return blocks(sizes.kv_heads, blocks(sizes.kv_heads, max(1, most)))
         most = min(room, load_units, sizes.sequences)
-        return units_in(boxes(sizes.sequences, 1, max(1, most))[0])
+        return count_units(divide_into_boxes(sizes.sequences, 1, max(1, most))[0])
 
     def divide_buffers(self, sizes, buffers, short):
         """Divide buffers of groups among keys as they come, values, and transposed keys."""
@@ -121,12 +123,12 @@ class PagedCache(nl.NKIObject):
         loaded = min(LOADED_GROUPS, (buffers - transposed) // 2)
         return Buffers(loaded, loaded, transposed, False)
 
-    def row_shape(self, sizes):
+    def compute_row_shape(self, sizes):
         """Return the shape of a tile with positions on the partitions: [128, sequence, chunk, kv head, D]."""
         heads = sizes.units if sizes.kv_heads > 1 else 1
         return (PARTITIONS, sizes.units // heads, sizes.cached, heads, sizes.depth)
 
-    def by_unit(self, tile, box):
+    def view_by_unit(self, tile, box):
         """Return a tile of rows as [128, unit, chunk, D]; with several heads there is one sequence."""
         if box[3] - box[2] == 1:
             return tile[:, 0 : box[1] - box[0], :, 0, :]
@@ -139,18 +141,18 @@ class PagedCache(nl.NKIObject):
 
     def load_addresses(self, sizes):
         """Load where the runs of each partition are in a cache, counted in runs: [128, runs, sequence] int32."""
-        run = run_length(self.block, sizes)
-        self.runs = run_numbers(self.block_tables, self.block, run, sizes.full // run, STATIC)
+        run = compute_run_length(self.block, sizes)
+        self.runs = load_run_numbers(self.block_tables, self.block, run, sizes.full // run, STATIC)
 
-    def key_buffers(self, key_tiles, sizes):
+    def create_key_buffers(self, key_tiles, sizes):
         """Return tiles for rows of keys, one for each group whose loads are under way."""
         result = []
         for _ in range(sizes.key_buffers):
-            result.append(nl.ndarray(self.row_shape(sizes), dtype=sizes.dtype, buffer=nl.sbuf))
+            result.append(nl.ndarray(self.compute_row_shape(sizes), dtype=sizes.dtype, buffer=nl.sbuf))
         return result
 
     def load_keys(self, tile, box, sizes):
-        """Bring the rows of keys of a group of units to a tile of `key_buffers`."""
+        """Bring the rows of keys of a group of units to a tile of `create_key_buffers`."""
         self.gather(tile, self.k_cache, box, sizes)
 
     def load_values(self, tile, box, sizes, queue):
@@ -160,7 +162,7 @@ class PagedCache(nl.NKIObject):
     def gather(self, tile, cache, box, sizes):
         """Bring the rows of a group of units to `tile` [128, sequence, chunk, kv head, D]."""
         first, end, head, last = box
-        length = run_length(self.block, sizes)
+        length = compute_run_length(self.block, sizes)
         pitch = cache.shape[2] * sizes.depth
         row = length * pitch
         flat = cache.reshape((cache.shape[0] * self.block // length, row))
@@ -182,7 +184,7 @@ class PagedCache(nl.NKIObject):
 
         chunks: the first chunk, and the first one that stays. Keys lie position by position in the tile.
         """
-        for unit in range(units_in(box)):
+        for unit in range(count_units(box)):
             for d in range(sizes.depth_tiles):
                 start, stop = d * PARTITIONS, min(sizes.depth, (d + 1) * PARTITIONS)
                 height = stop - start
@@ -196,7 +198,7 @@ class PagedCache(nl.NKIObject):
                         nisa.nc_transpose(dst=bank[:, i, :], data=rows[:, unit, first + i, start:stop])
                     nisa.activation(dst=columns[:, first : first + count, :], op=nl.copy, data=bank)
 
-    def new_addresses(self, work, positions, heights):
+    def compute_new_addresses(self, work, positions, heights):
         """Find where rows (token, kv head) of new keys and new values are written, `heights` rows in each column.
 
         The addresses [height, 1] int32 count rows [D]. A row that another core or rank writes has an address behind the
@@ -204,12 +206,12 @@ class PagedCache(nl.NKIObject):
         """
         sizes, cache = work.sizes, self.k_cache
         slots = repeat_for_heads(self.slots, sizes, STATIC)
-        rows = rows_in_pages(slots, self.first_head, cache.shape[2], sizes)
+        rows = compute_page_rows(slots, self.first_head, cache.shape[2], sizes)
         if work.divided:
             numbers = repeat_for_heads(positions, sizes, SCALAR)
             elsewhere = is_written_elsewhere(numbers, work)
             replace_by_end(rows, elsewhere, cache.shape[0] * cache.shape[1] * cache.shape[2])
-        columns = as_columns(rows, heights, sizes)
+        columns = split_into_columns(rows, heights, sizes)
         return columns, columns
 
     def store_keys(self, rows, addresses, sizes, divided):
@@ -222,7 +224,7 @@ class PagedCache(nl.NKIObject):
 
     def find_prefix(self, case, sequence):
         """Return the rows [position in block, block] of a sequence's prefix, in caches seen as [P * page, Hk * D]."""
-        return rows_of_prefix(case, self.block_tables[sequence : sequence + 1, :], self.block)
+        return compute_prefix_rows(case, self.block_tables[sequence : sequence + 1, :], self.block)
 
     def load_prefix(self, case, head, first, keys, values):
         """Fill tiles of keys [D in tile, block, tile, key] and values [key, block, D] from block `first` on."""
@@ -279,7 +281,7 @@ class PagedCache(nl.NKIObject):
             nisa.dma_copy(dst=target, src=cast(rows, cache.dtype))
 
 
-def rows_of_prefix(case, table, page):
+def compute_prefix_rows(case, table, page):
     """Return the row numbers [position in block, block] of a prefix whose pages of `page` positions a table names."""
     count = case.prefix // PARTITIONS
     per_block = PARTITIONS // page
@@ -300,7 +302,7 @@ def rows_of_prefix(case, table, page):
     return pages
 
 
-def run_length(block, sizes):
+def compute_run_length(block, sizes):
     """Return the positions of a run: the greatest common divisor of those of a page and those of a partition."""
     first, second = block, sizes.full
     while second > 0:
@@ -308,7 +310,7 @@ def run_length(block, sizes):
     return first
 
 
-def run_numbers(block_tables, block, run, runs, queue):
+def load_run_numbers(block_tables, block, run, runs, queue):
     """Return where `runs` runs of each partition are in a cache, counted in runs: [128, runs, sequence] int32.
 
     A run has `run` positions of the pages of `block` positions. queue: that of the load of the tables. float32 holds

@@ -29,14 +29,14 @@ class CacheScales(nl.NKIObject):
     inverse_keys: nl.NkiTensor
     inverse_values: nl.NkiTensor
 
-    def for_share(self, share, kv_heads):
+    def select_share(self, share, kv_heads):
         """Return the scales of a share of a launch with `kv_heads`."""
         return CacheScales(
             self.dtype,
-            share.columns(self.keys, kv_heads),
-            share.columns(self.values, kv_heads),
-            share.columns(self.inverse_keys, kv_heads),
-            share.columns(self.inverse_values, kv_heads),
+            share.select_columns(self.keys, kv_heads),
+            share.select_columns(self.values, kv_heads),
+            share.select_columns(self.inverse_keys, kv_heads),
+            share.select_columns(self.inverse_values, kv_heads),
         )
 
 
@@ -47,22 +47,22 @@ def load_scales(k_scale, v_scale, cache):
     if k_scale is None:
         assert dtype != nl.int8, "caches of int8 take k_scale and v_scale"
         return None
-    stored_range(dtype)
+    find_stored_range(dtype)
     assert cache.v_cache.dtype == dtype, f"k_cache is {dtype}, v_cache is {cache.v_cache.dtype}"
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         assert scale.shape == (1, cache.kv_heads), f"{name} is [1, {cache.kv_heads}], not {scale.shape}"
     keys, values = load_repeated(k_scale, PARTITIONS), load_repeated(v_scale, PARTITIONS)
-    return CacheScales(dtype, keys, values, inverse(keys), inverse(values))
+    return CacheScales(dtype, keys, values, invert(keys), invert(values))
 
 
-def inverse(scales):
+def invert(scales):
     """Return the inverses of scales: the Vector engine multiplies, it does not divide."""
     result = nl.ndarray(scales.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=result, data=scales)
     return result
 
 
-def stored_range(dtype):
+def find_stored_range(dtype):
     """Return the least and the largest number that a cache with scales stores; refuse other dtypes."""
     if dtype == nl.int8:
         return -128.0, 127.0
@@ -75,7 +75,7 @@ def round_to_cache(tile, inverse_scales, dtype):
 
     inverse_scales: one for each element, or [partitions, 1].
     """
-    least, largest = stored_range(dtype)
+    least, largest = find_stored_range(dtype)
     ratios = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
     if len(inverse_scales.shape) == 2 and inverse_scales.shape[1] == 1:
         nisa.tensor_scalar(dst=ratios, data=tile, op0=nl.multiply, operand0=inverse_scales)
@@ -88,7 +88,7 @@ def round_to_cache(tile, inverse_scales, dtype):
     nisa.tensor_copy(dst=tile, src=stored)
 
 
-def scale_column(scales, times, together):
+def load_scale_column(scales, times, together):
     """Return scales [128, Hk], `times` times and each `together` times, as a column [times * Hk * together, 1]."""
     heads = scales.shape[1]
     column = nl.ndarray((times * heads * together, 1), dtype=nl.float32, buffer=nl.sbuf)

@@ -35,11 +35,11 @@ class DecodeStep(nl.NKIObject):
         """Load the scales of the cache, if any; refuse what `load_scales` of `cache.scales` refuses."""
         self.scales = load_scales(k_scale, v_scale, cache)
 
-    def for_share(self, share, sizes):
+    def select_share(self, share, sizes):
         """Return the step of a share of a launch with `sizes`."""
         return DecodeStep(
-            share.rows(self.positions, sizes.sequences),
-            share.rows(self.angle_rows, sizes.sequences),
+            share.select_rows(self.positions, sizes.sequences),
+            share.select_rows(self.angle_rows, sizes.sequences),
             self.scale,
             self.cos,
             self.sin,
@@ -47,8 +47,8 @@ class DecodeStep(nl.NKIObject):
             self.k_norm,
             self.window,
             self.softcap,
-            share.columns(self.sinks, sizes.kv_heads),
-            None if self.scales is None else self.scales.for_share(share, sizes.kv_heads),
+            share.select_columns(self.sinks, sizes.kv_heads),
+            None if self.scales is None else self.scales.select_share(share, sizes.kv_heads),
         )
 
 

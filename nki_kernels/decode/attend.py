@@ -7,10 +7,10 @@ import nki.language as nl
 from nki_kernels.decode.group_loads import GroupLoads
 from nki_kernels.decode.launch import DecodeLaunch, SeenKeys, TokenRows
 from nki_kernels.decode.pipeline import run
-from nki_kernels.decode.ranks import merge_ranks, queries_of_all_ranks
-from nki_kernels.decode.share import share_of_core, sizes_of_share
+from nki_kernels.decode.ranks import gather_queries, merge_ranks
+from nki_kernels.decode.share import compute_share_sizes, find_core_share
 from nki_kernels.decode.tokens import NewTokens
-from nki_kernels.decode.values import new_value_rows
+from nki_kernels.decode.values import load_value_rows
 
 
 def attend_share(o, tokens, cache, sizes, step, ranks):
@@ -18,7 +18,7 @@ def attend_share(o, tokens, cache, sizes, step, ranks):
 
     tokens: q, k and v. step: see `DecodeStep`. ranks: see `RankArguments`.
     """
-    share = share_of_core(sizes)
+    share = find_core_share(sizes)
     if share is not None:
         start = ShareStart(share, cache, sizes, step)
         start.attend(o, tokens, ranks)
@@ -29,19 +29,19 @@ class ShareStart(nl.NKIObject):
 
     def __init__(self, share, cache, sizes, step):
         self.share, self.launch_sizes = share, sizes
-        self.cache = cache.for_share(share)
-        self.sizes = sizes_of_share(sizes, share, self.cache)
-        self.step = step.for_share(share, sizes)
+        self.cache = cache.select_share(share)
+        self.sizes = compute_share_sizes(sizes, share, self.cache)
+        self.step = step.select_share(share, sizes)
         self.tokens = NewTokens(self.sizes, self.step)
 
     def attend(self, o, tokens, ranks):
         """Compute attention into the share's rows and columns of o; tokens: q, k and v of the launch."""
         position_ranks = ranks.load()
-        local_o = self.share.heads_of_tokens(o, self.launch_sizes)
+        local_o = self.share.select_heads(o, self.launch_sizes)
         launch = DecodeLaunch(self.sizes, self.share, position_ranks, self.cache, local_o, self.step)
         local_tokens = []
         for tensor in tokens:
-            local_tokens.append(self.share.heads_of_tokens(tensor, self.launch_sizes))
+            local_tokens.append(self.share.select_heads(tensor, self.launch_sizes))
         attend(launch, self.tokens, local_tokens)
 
 
@@ -54,17 +54,19 @@ def attend(launch, tokens, qkv):
     q, k, v = qkv
     # New tokens are few bytes and precede the bulk loads of the caches, so that no score waits for them.
     tokens.load(q, k)
-    heights = tokens.key_heights()
+    heights = tokens.list_key_heights()
     loads = GroupLoads(launch)
     seen_keys = SeenKeys(launch, tokens.first_positions)
-    queries, keys, key_rows = tokens.transposed()
+    queries, keys, key_rows = tokens.transpose_heads()
     if launch.ranks is not None:
-        queries = queries_of_all_ranks(queries, launch.ranks, sizes)
+        queries = gather_queries(queries, launch.ranks, sizes)
         loads.load_after_gather()
     value_rows, key_addresses, value_addresses = [], None, None
     if not sizes.stored:
-        key_addresses, value_addresses = launch.cache.new_addresses(launch, launch.step.positions, heights)
-        value_rows = new_value_rows(v, heights, sizes, launch.step.scales)
+        key_addresses, value_addresses = launch.cache.compute_new_addresses(
+            launch, launch.step.positions, heights
+        )
+        value_rows = load_value_rows(v, heights, sizes, launch.step.scales)
     rows = TokenRows(queries, keys, v, key_rows, value_rows, key_addresses, value_addresses)
     loads.take_tokens(rows, seen_keys, None)
     run(launch, loads, seen_keys, 0)

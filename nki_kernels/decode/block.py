@@ -17,7 +17,7 @@ from nki_kernels.decode.launch import SeenKeys, TokenRows
 from nki_kernels.decode.output import OutputWeights, add_output
 from nki_kernels.decode.pipeline import CLEARED_IN, clear_pieces, run
 from nki_kernels.decode.projected import project
-from nki_kernels.decode.rotation import Rotation, copied_heads, normed_heads, rotated_heads
+from nki_kernels.decode.rotation import Rotation, copy_heads, normalise_heads, rotate_heads
 from nki_kernels.decode.tokens import load_first_positions
 from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.runs import reciprocal_roots, weighted_runs
@@ -38,7 +38,7 @@ class BlockWeights(nl.NKIObject):
     kv_size: int
 
 
-def attention_block(tile, weights, launch, replica_group):
+def compute_attention_block(tile, weights, launch, replica_group):
     """Compute norm, projections, attention and residual of hidden states, see `hidden`.
 
     Caches of few bytes are loaded, and their first values cleared, before w_qkv is; others behind it.
@@ -56,19 +56,19 @@ def attention_block(tile, weights, launch, replica_group):
     early = sizes.cache_bytes <= EARLY_BYTES
     loads = GroupLoads(launch) if early else None
     seen_keys = SeenKeys(launch, first_positions)
-    key_addresses, value_addresses = launch.cache.new_addresses(launch, step.positions, heights)
+    key_addresses, value_addresses = launch.cache.compute_new_addresses(launch, step.positions, heights)
     if early:
         clear_pieces(launch, loads, seen_keys, 0, (0, CLEARED_IN))
     projected = project(hidden_rows, weights.w_qkv, sizes, scales)
     if not early:
         loads = GroupLoads(launch)
-    queries, keys = placed_heads(projected.heads, rotation, step, sizes)
+    queries, keys = place_heads(projected.heads, rotation, step, sizes)
     if step.scales is not None:
-        take_scales(queries, keys, projected.values, step.scales, sizes)
+        apply_scales(queries, keys, projected.values, step.scales, sizes)
     value_rows = []
     for first, end in spans:
         value_rows.append(projected.values[first:end, :])
-    key_rows = rows_of_keys(keys, spans, sizes)
+    key_rows = transpose_key_rows(keys, spans, sizes)
     rows = TokenRows(queries, keys, projected.values, key_rows, value_rows, key_addresses, value_addresses)
     output_weights = OutputWeights(weights.w_o, sizes)
     loads.take_tokens(rows, seen_keys, output_weights)
@@ -76,14 +76,14 @@ def attention_block(tile, weights, launch, replica_group):
     return add_output(tile, launch.o, output_weights, replica_group)
 
 
-def output_tile(sizes):
-    """Return a tile for the outputs of attention: [D in tile, tile, token, head], see `finish_in_place`."""
+def create_output_tile(sizes):
+    """Return a tile for the outputs of attention: [D in tile, tile, token, head], see `write_divided`."""
     height = min(sizes.joined * sizes.depth, PARTITIONS)
     shape = (height, sizes.depth_tiles, sizes.tokens, sizes.heads // sizes.joined)
     return nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
 
 
-def placed_heads(heads, rotation, step, sizes):
+def place_heads(heads, rotation, step, sizes):
     """Return queries and keys [D in tile, tile, token, head], normed and rotated.
 
     heads: [D in tile, tile, head, token].
@@ -98,16 +98,16 @@ def placed_heads(heads, rotation, step, sizes):
             (step.q_norm, 0, sizes.heads),
             (step.k_norm, sizes.heads, sizes.heads + sizes.kv_heads),
         ):
-            normed_heads(normed[:, :, first:end, :], heads[:, :, first:end, :], norm)
+            normalise_heads(normed[:, :, first:end, :], heads[:, :, first:end, :], norm)
         heads = normed
     if rotation is None:
-        copied_heads(results, heads, sizes.depth)
+        copy_heads(results, heads, sizes.depth)
     else:
-        rotated_heads(results, heads, rotation)
+        rotate_heads(results, heads, rotation)
     return results[0], results[1]
 
 
-def take_scales(queries, keys, values, scales, sizes):
+def apply_scales(queries, keys, values, scales, sizes):
     """Multiply queries by the scales of their keys, and round keys and values to the cache.
 
     queries, keys: [D in tile, tile, token, head]. values: [token, Hk * D].
@@ -125,7 +125,7 @@ def take_scales(queries, keys, values, scales, sizes):
     round_to_cache(values.reshape((tokens, kv_heads, sizes.depth)), inverses, scales.dtype)
 
 
-def rows_of_keys(keys, spans, sizes):
+def transpose_key_rows(keys, spans, sizes):
     """Return keys [D in tile, tile, token, head] as rows (token, head) [rows, D], a tile for each range of tokens."""
     result = []
     for first, end in spans:

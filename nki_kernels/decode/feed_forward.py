@@ -56,7 +56,7 @@ def prepare_feed_forward(norm, weights, activation, replica_group, rows, dtype):
     return FeedForwardOperands(norm, norm_column, gated, weights.w_down, bias, replica_group)
 
 
-def feed_forward(y, tile, operands):
+def compute_feed_forward(y, tile, operands):
     """Compute the block for hidden states in SBUF into rows y [T, H] of HBM, with residual and sum over the ranks."""
     rows, hidden = y.shape
     gated = operands.gated

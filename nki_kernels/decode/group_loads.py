@@ -5,9 +5,9 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.decode.launch import valid_keys
+from nki_kernels.decode.launch import select_valid_keys
 from nki_kernels.decode.share import wait_for_other_core
-from nki_kernels.decode.sizes import units_in
+from nki_kernels.decode.sizes import count_units
 from nki_kernels.decode.values import clear_values, load_new_values
 from nki_kernels.dma import SCALAR, STATIC
 
@@ -40,13 +40,13 @@ class GroupLoads(nl.NKIObject):
             for index in range(used):
                 self.new_tiles.append(self.new_values[:, index * sizes.units : (index + 1) * sizes.units, :])
         for index in range(sizes.value_buffers):
-            tile = nl.ndarray(cache.row_shape(sizes), dtype=sizes.dtype, buffer=nl.sbuf)
+            tile = nl.ndarray(cache.compute_row_shape(sizes), dtype=sizes.dtype, buffer=nl.sbuf)
             self.value_tiles.append(tile)
             if index < len(groups):
                 # Which bytes are defined may not depend on data.
-                cache.clear_unfilled(tile, units_in(groups[index][0]), sizes)
+                cache.clear_unfilled(tile, count_units(groups[index][0]), sizes)
         cache.load_addresses(sizes)
-        self.loaded_keys = cache.key_buffers(self.key_tiles, sizes)
+        self.loaded_keys = cache.create_key_buffers(self.key_tiles, sizes)
         most = min(len(groups), sizes.key_buffers)
         self.before_gather = most if launch.ranks is None else min(most, LOADS_BEFORE_GATHER)
         self.load_groups(0, self.before_gather)
@@ -78,7 +78,7 @@ class GroupLoads(nl.NKIObject):
         self.rows, self.seen_keys, self.output_weights = rows, seen_keys, output_weights
         self.load_first_new_values()
         if len(self.launch.groups) <= self.launch.sizes.key_buffers:
-            self.follow_keys()
+            self.issue_after_keys()
         # Each item transposes for the group behind its own, so the first group is transposed before the pipeline.
         self.transpose_group(0, 0)
         self.transpose_group(0, 1)
@@ -101,7 +101,7 @@ class GroupLoads(nl.NKIObject):
         count = len(self.new_tiles)
         together = sizes.units % sizes.kv_heads == 0
         for group in range(count - 1):
-            together = together and units_in(groups[group][0]) == sizes.units
+            together = together and count_units(groups[group][0]) == sizes.units
         if together:
             box = (0, groups[count - 1][0][1], 0, sizes.kv_heads)
             load_new_values(self.new_values, self.rows.v, box, sizes, self.launch.step.scales)
@@ -125,7 +125,7 @@ class GroupLoads(nl.NKIObject):
             if later + 1 == count:
                 if sizes.keys_first:
                     self.load_first_values()
-                self.follow_keys()
+                self.issue_after_keys()
 
     def load_later_values(self, group):
         """Load values into the buffers of a group that is done with them."""
@@ -134,10 +134,10 @@ class GroupLoads(nl.NKIObject):
             self.load_values(later, SCALAR)
             self.load_new_values(later)
 
-    def cached_values(self, group):
+    def view_cached_values(self, group):
         """Return the tile of a group's cached values: [128, unit, chunk, D]."""
         tile = self.value_tiles[group % self.launch.sizes.value_buffers]
-        return self.launch.cache.by_unit(tile, self.launch.groups[group][0])
+        return self.launch.cache.view_by_unit(tile, self.launch.groups[group][0])
 
     def transpose_group(self, group, half):
         """Transpose a half of the keys of a group, if they come as rows; then load later ones into their buffer."""
@@ -145,12 +145,12 @@ class GroupLoads(nl.NKIObject):
         if not cache.transposes_keys or group >= len(groups):
             return
         box = groups[group][0]
-        rows = cache.by_unit(self.loaded_keys[group % sizes.key_buffers], box)
+        rows = cache.view_by_unit(self.loaded_keys[group % sizes.key_buffers], box)
         tile = self.key_tiles[group % sizes.scored_buffers]
         first, last = sizes.full * half // 2, sizes.full * (half + 1) // 2
         if nisa.get_nc_version() == nisa.nc_version.gen2:
             # Its transposes multiply with zeros, so that one key that is not a number would spoil all of a chunk.
-            clear_values(rows, valid_keys(self.seen_keys.seen_keys(box)), first, last, sizes)
+            clear_values(rows, select_valid_keys(self.seen_keys.mark_seen_keys(box)), first, last, sizes)
         cache.transpose_keys(tile, rows, box, (first, last), sizes)
         if half == 1:
             self.load_later_keys(group)
@@ -162,8 +162,8 @@ class GroupLoads(nl.NKIObject):
         gen2 both follow the exponentials, because Vector, which finds the maximum, would first wait for the keys to
         clear them.
         """
-        if self.launch.begins_group(item + 1):
-            group = self.launch.group(item) + 1
+        if self.launch.is_first_of_group(item + 1):
+            group = self.launch.find_group(item) + 1
             if nisa.get_nc_version() == nisa.nc_version.gen2:
                 if half == 1:
                     self.transpose_group(group, 0)
@@ -171,7 +171,7 @@ class GroupLoads(nl.NKIObject):
             else:
                 self.transpose_group(group, half)
 
-    def follow_keys(self):
+    def issue_after_keys(self):
         """Load weights of the output projection behind the last load of keys, and store the new keys.
 
         With all keys first these stores come when all weights are found: no tile of theirs takes the place of what the

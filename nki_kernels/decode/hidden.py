@@ -17,13 +17,13 @@ HIDDEN_BYTES = 8192
 """Bytes per partition of hidden states that stay in SBUF beside the caches."""
 
 
-def hidden_fits(rows, hidden, dtype):
+def can_hold_hidden(rows, hidden, dtype):
     """Return whether rows of hidden states can stay in SBUF in this layout."""
     bytes_each = 4 if dtype == nl.float32 else 2
     return rows <= PARTITIONS and rows * blocks(hidden) * bytes_each <= HIDDEN_BYTES
 
 
-def hidden_tile(rows, hidden, dtype):
+def create_hidden_tile(rows, hidden, dtype):
     """Return an empty tile for hidden states [rows, H]."""
     shape = (in_block(hidden, 0, True), rows, blocks(hidden))
     return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
@@ -32,7 +32,7 @@ def hidden_tile(rows, hidden, dtype):
 def load_hidden(x):
     """Load hidden states [T, H] of HBM as a tile [partition, T, C]; what the last partition lacks becomes 0."""
     rows, hidden = x.shape
-    tile = hidden_tile(rows, hidden, x.dtype)
+    tile = create_hidden_tile(rows, hidden, x.dtype)
     count = blocks(hidden)
     full = hidden // count
     if full < tile.shape[0]:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.decode.merge import finish_with_other_core, value_scales_of_rows
+from nki_kernels.decode.merge import finish_with_other_core, load_value_scales
 from nki_kernels.decode.products import (
     OutputBlock,
-    finish,
-    finish_in_place,
-    inverse_sums,
-    inverse_sums_everywhere,
-    mix,
+    add_weighted_values,
+    invert_sums,
+    invert_sums_everywhere,
     score,
+    store_divided,
+    write_divided,
 )
 from nki_kernels.decode.ranks import keep_partial
-from nki_kernels.decode.sizes import QUADRANT, first_unit, units_in
-from nki_kernels.decode.softmax import add_up_chunks, capped, select
+from nki_kernels.decode.sizes import QUADRANT, count_units, find_first_unit
+from nki_kernels.decode.softmax import add_up_chunks, cap_scores, select
 from nki_kernels.tiles import PARTITIONS, blocks
 
 CHUNKS_LAST = 8
@@ -26,27 +26,32 @@ CHUNKS_LAST = 8
 
 def score_keys(launch, loads, item):
     """Return the scores of an item; then its keys make room for a later group."""
-    group = launch.group(item)
+    group = launch.find_group(item)
     tile = loads.key_tiles[group % len(loads.key_tiles)]
-    scores = score(loads.rows, tile, launch.box(item), launch.query_box(item), launch.sizes)
+    scores = score(loads.rows, tile, launch.find_box(item), launch.find_query_box(item), launch.sizes)
     # Keys that come as rows leave their load buffer when they are transposed, and later loads follow there.
-    if launch.begins_group(item + 1) and not launch.cache.transposes_keys:
+    if launch.is_first_of_group(item + 1) and not launch.cache.transposes_keys:
         loads.load_later_keys(group)
     return scores
 
 
 def mask_scores(launch, seen_keys, scores, item):
     """Return the scores of an item, capped, LOWEST where a key is not seen, and with sinks."""
-    sizes, step, box, query_box = launch.sizes, launch.step, launch.box(item), launch.query_box(item)
-    if launch.begins_group(item) and item > 0:
-        seen_keys.see_group(box)
+    sizes, step, box, query_box = (
+        launch.sizes,
+        launch.step,
+        launch.find_box(item),
+        launch.find_query_box(item),
+    )
+    if launch.is_first_of_group(item) and item > 0:
+        seen_keys.update_seen(box)
     seen = seen_keys.seen
     if seen.shape[3] > 1:
         seen = seen[:, :, :, query_box[0] : query_box[1]]
     causal = None if sizes.stored else seen_keys.causal[:, query_box[0] : query_box[1]]
     if step.softcap is not None:
-        scores = capped(scores, launch.factor, sizes)
-    masked = seen_keys.masked[item % 2][:, 0 : units_in(box), :, 0 : scores.shape[3]]
+        scores = cap_scores(scores, launch.factor, sizes)
+    masked = seen_keys.masked[item % 2][:, 0 : count_units(box), :, 0 : scores.shape[3]]
     select(scores, seen, causal, masked, sizes)
     if seen_keys.sink_logits is not None:
         add_sinks(masked, seen_keys.sink_logits, box, query_box, sizes)
@@ -67,10 +72,10 @@ def add_sinks(masked, sink_logits, box, query_box, sizes):
 
 def keep_largest(launch, item, largest):
     """Keep the largest scores of an item, of which the partitions of `largest` each hold all."""
-    box = launch.box(item)
-    row, row_end, member, member_end = launch.query_box(item)
-    first = first_unit(box, launch.sizes)
-    kept = launch.largest_scores[:, first : first + units_in(box), row:row_end, member:member_end]
+    box = launch.find_box(item)
+    row, row_end, member, member_end = launch.find_query_box(item)
+    first = find_first_unit(box, launch.sizes)
+    kept = launch.largest_scores[:, first : first + count_units(box), row:row_end, member:member_end]
     nisa.tensor_copy(dst=kept, src=largest[0:1, :].reshape(kept.shape))
 
 
@@ -80,27 +85,27 @@ def add_values(launch, loads, block, weights, ones, item):
     Returns: the block, or None once it is full and stored.
     """
     sizes = launch.sizes
-    group = launch.group(item)
+    group = launch.find_group(item)
     inner, outer = launch.groups[group]
-    row, row_end, member, member_end = launch.query_box(item)
+    row, row_end, member, member_end = launch.find_query_box(item)
     if block is None:
         block = OutputBlock(outer, sizes)
-    first = first_unit(inner, sizes, outer[0], outer[2])
-    last = first + units_in(inner)
-    cached = loads.cached_values(group)
+    first = find_first_unit(inner, sizes, outer[0], outer[2])
+    last = first + count_units(inner)
+    cached = loads.view_cached_values(group)
     new = None if sizes.stored else loads.new_tiles[group % sizes.value_buffers]
-    ends = launch.begins_group(item + 1) and inner[1] == outer[1] and inner[3] == outer[3]
+    ends = launch.is_first_of_group(item + 1) and inner[1] == outer[1] and inner[3] == outer[3]
     add_up_chunks(block.sums[:, first:last, row:row_end, member:member_end], weights)
     target = block.product[:, :, first:last, row:row_end, member:member_end]
     middle = max(sizes.multiplied // 2, sizes.multiplied - CHUNKS_LAST)
-    mix(target, cached, new, weights, (0, middle), sizes)
+    add_weighted_values(target, cached, new, weights, (0, middle), sizes)
     inverse = None
     if ends and launch.in_place:
-        inverse = inverse_sums_everywhere(block, ones)
+        inverse = invert_sums_everywhere(block, ones)
     elif ends and not launch.divided:
-        inverse = inverse_sums(block, ones)
-    mix(target, cached, new, weights, (middle, sizes.multiplied), sizes)
-    if launch.begins_group(item + 1):
+        inverse = invert_sums(block, ones)
+    add_weighted_values(target, cached, new, weights, (middle, sizes.multiplied), sizes)
+    if launch.is_first_of_group(item + 1):
         loads.load_later_values(group)
     if not ends:
         return block
@@ -118,12 +123,12 @@ def finish_block(launch, block, inverse, ones):
     elif launch.in_place:
         if scales is not None:
             scale_in_place(inverse, scales, block.box)
-        finish_in_place(block, inverse, launch.o, launch.sizes)
+        write_divided(block, inverse, launch.o, launch.sizes)
     else:
-        value_scales = value_scales_of_rows(scales, block.box, launch.sizes)
+        value_scales = load_value_scales(scales, block.box, launch.sizes)
         if value_scales is not None:
             nisa.tensor_tensor(dst=inverse, data1=inverse, data2=value_scales, op=nl.multiply)
-        finish(block, inverse, launch.o, launch.sizes)
+        store_divided(block, inverse, launch.o, launch.sizes)
 
 
 def scale_in_place(inverse, scales, box):

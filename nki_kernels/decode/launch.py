@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.decode.ranks import only_on_first_rank, partial_outputs, relative_to_rank
-from nki_kernels.decode.sizes import first_unit, groups_of_blocks, query_boxes, units_in
+from nki_kernels.decode.ranks import allocate_partial_outputs, subtract_rank, zero_on_other_ranks
+from nki_kernels.decode.sizes import count_units, find_first_unit, list_groups, list_query_boxes
 from nki_kernels.decode.softmax import (
-    causal_among_new,
-    earlier_keys,
-    key_positions,
-    masked_tiles,
-    up_to_new_tokens,
-    within_window,
+    create_masked_tiles,
+    generate_key_positions,
+    mark_causal_keys,
+    mark_earlier_keys,
+    mark_keys_in_window,
+    mark_keys_up_to_tokens,
 )
 from nki_kernels.tiles import PARTITIONS, filled
 
@@ -41,27 +41,27 @@ class DecodeLaunch(nl.NKIObject):
         if self.divided:
             shape = (1, sizes.sequences * sizes.kv_heads, sizes.new, sizes.share)
             self.largest_scores = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        self.partials = None if ranks is None else partial_outputs(ranks, sizes)
+        self.partials = None if ranks is None else allocate_partial_outputs(ranks, sizes)
         self.factor = step.scale if step.softcap is None else step.scale / step.softcap
         self.scale = step.scale if step.softcap is None else step.softcap
         self.in_place = o.buffer == nl.sbuf
-        self.groups = groups_of_blocks(sizes)
-        self.query_boxes = query_boxes(sizes)
+        self.groups = list_groups(sizes)
+        self.query_boxes = list_query_boxes(sizes)
         self.items = len(self.groups) * len(self.query_boxes)
 
-    def group(self, item):
+    def find_group(self, item):
         """Return the group of an item."""
         return item // len(self.query_boxes)
 
-    def box(self, item):
+    def find_box(self, item):
         """Return the sequences and kv heads of an item."""
-        return self.groups[self.group(item)][0]
+        return self.groups[self.find_group(item)][0]
 
-    def query_box(self, item):
+    def find_query_box(self, item):
         """Return the queries of an item."""
         return self.query_boxes[item % len(self.query_boxes)]
 
-    def begins_group(self, item):
+    def is_first_of_group(self, item):
         """Return whether an item is the first one of its group."""
         return item % len(self.query_boxes) == 0
 
@@ -93,44 +93,46 @@ class SeenKeys(nl.NKIObject):
     def __init__(self, launch, first_positions):
         self.launch = launch
         sizes, ranks = launch.sizes, launch.ranks
-        self.first_positions = first_positions if ranks is None else relative_to_rank(first_positions, ranks)
-        self.key_positions = key_positions(sizes, launch.share.slots[0])
-        self.causal = seen_among_new(launch)
+        self.first_positions = first_positions if ranks is None else subtract_rank(first_positions, ranks)
+        self.key_positions = generate_key_positions(sizes, launch.share.slots[0])
+        self.causal = mark_seen_new_keys(launch)
         self.ones = filled((PARTITIONS, PARTITIONS), 1.0)
         self.sink_logits = None
         # Divided outputs take their sinks when they are merged, because each part would count them otherwise.
         if launch.step.sinks is not None and not launch.divided:
             self.sink_logits = load_sinks(launch)
-        self.masked = masked_tiles(sizes)
+        self.masked = create_masked_tiles(sizes)
         self.seen = None
         self.valid = []
-        self.see_group(launch.box(0))
+        self.update_seen(launch.find_box(0))
 
-    def firsts_of(self, box):
+    def select_first_positions(self, box):
         """Return the positions of the first new tokens of a group of units: [128, units]."""
-        first = first_unit(box, self.launch.sizes)
-        return self.first_positions[:, first : first + units_in(box)]
+        first = find_first_unit(box, self.launch.sizes)
+        return self.first_positions[:, first : first + count_units(box)]
 
-    def seen_keys(self, box):
+    def mark_seen_keys(self, box):
         """Return 1 where the new tokens see a cached key of a group: [128, units, chunks, 1 or new token], uint8.
 
         Those before the first new token, the same for all; where the caches hold new keys, those up to each token.
         """
         if self.launch.sizes.stored:
-            return up_to_new_tokens(self.key_positions, self.firsts_of(box), self.launch.sizes.new)
-        return earlier_keys(self.key_positions, self.firsts_of(box)).expand_dim(3)
+            return mark_keys_up_to_tokens(
+                self.key_positions, self.select_first_positions(box), self.launch.sizes.new
+            )
+        return mark_earlier_keys(self.key_positions, self.select_first_positions(box)).expand_dim(3)
 
-    def see_group(self, box):
+    def update_seen(self, box):
         """Find which keys of the next group its new tokens see."""
         window = self.launch.step.window
-        self.seen = self.seen_keys(box)
-        self.valid.append(valid_keys(self.seen))
+        self.seen = self.mark_seen_keys(box)
+        self.valid.append(select_valid_keys(self.seen))
         if window is not None:
-            firsts, new = self.firsts_of(box), self.launch.sizes.new
-            self.seen = within_window(self.seen, self.key_positions, firsts, new, window)
+            firsts, new = self.select_first_positions(box), self.launch.sizes.new
+            self.seen = mark_keys_in_window(self.seen, self.key_positions, firsts, new, window)
 
 
-def seen_among_new(launch):
+def mark_seen_new_keys(launch):
     """Return which new keys the new queries see, or None without new keys.
 
     Of several cores or ranks those of the first attend with them.
@@ -141,11 +143,11 @@ def seen_among_new(launch):
     if launch.share.slots[0] > 0:
         causal = filled((new, new), 0, nl.uint8)
     else:
-        causal = causal_among_new(new, launch.step.window)
-    return causal if launch.ranks is None else only_on_first_rank(causal, launch.ranks)
+        causal = mark_causal_keys(new, launch.step.window)
+    return causal if launch.ranks is None else zero_on_other_ranks(causal, launch.ranks)
 
 
-def valid_keys(seen):
+def select_valid_keys(seen):
     """Return 1 where some new token sees a cached key, of what `seen_keys` returns: [128, units, chunks]."""
     return seen[:, :, :, seen.shape[3] - 1]
 

@@ -13,28 +13,28 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.cache.scales import scale_column
-from nki_kernels.decode.products import product_rows, store, weight_sums
-from nki_kernels.decode.sizes import first_unit, units_in
+from nki_kernels.cache.scales import load_scale_column
+from nki_kernels.decode.products import store, sum_weights, transpose_product
+from nki_kernels.decode.sizes import count_units, find_first_unit
 
 
-def partial_rows(result, launch, block, ones):
+def write_partial_rows(result, launch, block, ones):
     """Write a block of queries as partial outputs [row, D + 2]."""
     sizes, box = launch.sizes, block.box
-    rows, depth = units_in(box) * sizes.queries, sizes.depth
+    rows, depth = count_units(box) * sizes.queries, sizes.depth
     for d in range(sizes.depth_tiles):
-        bank, start, stop = product_rows(block.product, d, rows, sizes)
+        bank, start, stop = transpose_product(block.product, d, rows, sizes)
         nisa.tensor_copy(dst=result[:, start:stop], src=bank)
-    nisa.tensor_copy(dst=result[:, depth : depth + 1], src=weight_sums(block, ones))
-    first = first_unit(box, sizes)
-    row = launch.largest_scores[:, first : first + units_in(box)].reshape((1, rows))
+    nisa.tensor_copy(dst=result[:, depth : depth + 1], src=sum_weights(block, ones))
+    first = find_first_unit(box, sizes)
+    row = launch.largest_scores[:, first : first + count_units(box)].reshape((1, rows))
     bank = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
     # The largest scores lie in one row, so a transpose puts each on the partition of its query's outputs.
     nisa.nc_transpose(dst=bank, data=row)
     nisa.tensor_copy(dst=result[:, depth + 1 : depth + 2], src=bank)
 
 
-def merged(partials, scale, sinks, value_scales, dtype):
+def merge_partials(partials, scale, sinks, value_scales, dtype):
     """Return outputs [row, D] of partial outputs [row, core or rank, D + 2].
 
     sinks: a score [row, 1] that adds to the sum of weights, or None. The factors are multiplied into `partials`.
@@ -48,7 +48,7 @@ def merged(partials, scale, sinks, value_scales, dtype):
     # A sink counts for the maximum too, so that its exp cannot overflow.
     if sinks is not None:
         nisa.tensor_tensor(dst=largest, data1=largest, data2=sinks, op=nl.maximum)
-    factors = relative(scores, largest, scale)
+    factors = compute_relative_weights(scores, largest, scale)
     weighted = partials[:, :, 0 : depth + 1]
     nisa.tensor_tensor(
         dst=weighted, data1=weighted, data2=factors.expand_dim(2).broadcast(2, depth + 1), op=nl.multiply
@@ -57,7 +57,9 @@ def merged(partials, scale, sinks, value_scales, dtype):
     nisa.tensor_reduce(dst=total, op=nl.add, data=weighted.permute((0, 2, 1)), axis=2)
     weights = total[:, depth : depth + 1]
     if sinks is not None:
-        nisa.tensor_tensor(dst=weights, data1=weights, data2=relative(sinks, largest, scale), op=nl.add)
+        nisa.tensor_tensor(
+            dst=weights, data1=weights, data2=compute_relative_weights(sinks, largest, scale), op=nl.add
+        )
     inverse = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=weights)
     if value_scales is not None:
@@ -67,7 +69,7 @@ def merged(partials, scale, sinks, value_scales, dtype):
     return result
 
 
-def relative(scores, largest, scale):
+def compute_relative_weights(scores, largest, scale):
     """Return exp(scale * (scores - largest)) of scores [row, n] and their bounds [row, 1]."""
     shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=shifted, data=scores, op0=nl.subtract, operand0=largest)
@@ -76,7 +78,7 @@ def relative(scores, largest, scale):
     return result
 
 
-def sink_column(rows, source, scale):
+def load_sink_column(rows, source, scale):
     """Load a view of sinks as a column [rows, 1] of scores, in units of the scale."""
     column = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=column, src=source)
@@ -84,20 +86,20 @@ def sink_column(rows, source, scale):
     return column
 
 
-def value_scales_of_rows(scales, box, sizes):
+def load_value_scales(scales, box, sizes):
     """Return the scales of values of rows (unit, new token, head) of a block [rows, 1], or None without scales."""
     if scales is None:
         return None
-    return scale_column(scales.values[:, box[2] : box[3]], box[1] - box[0], sizes.queries)
+    return load_scale_column(scales.values[:, box[2] : box[3]], box[1] - box[0], sizes.queries)
 
 
 def finish_with_other_core(launch, block, ones):
     """Exchange the partial outputs of a block with the other core; the first core stores what they make."""
     sizes, step, box = launch.sizes, launch.step, block.box
-    rows = units_in(box) * sizes.queries
+    rows = count_units(box) * sizes.queries
     core = nl.program_id(0)
     partials = nl.ndarray((rows, 2, sizes.depth + 2), dtype=nl.float32, buffer=nl.sbuf)
-    partial_rows(partials[:, 0, :], launch, block, ones)
+    write_partial_rows(partials[:, 0, :], launch, block, ones)
     nisa.sendrecv(
         src=partials[:, 0, :],
         dst=partials[:, 1, :],
@@ -109,6 +111,8 @@ def finish_with_other_core(launch, block, ones):
         sinks = None
         if step.sinks is not None:
             heads = step.sinks.reshape((1, sizes.kv_heads, 1, sizes.share))[:, box[2] : box[3]]
-            sinks = sink_column(rows, heads.broadcast(2, sizes.new), launch.scale)
-        value_scales = value_scales_of_rows(step.scales, box, sizes)
-        store(merged(partials, launch.scale, sinks, value_scales, launch.o.dtype), launch.o, box, sizes)
+            sinks = load_sink_column(rows, heads.broadcast(2, sizes.new), launch.scale)
+        value_scales = load_value_scales(step.scales, box, sizes)
+        store(
+            merge_partials(partials, launch.scale, sinks, value_scales, launch.o.dtype), launch.o, box, sizes
+        )

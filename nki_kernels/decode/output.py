@@ -47,7 +47,7 @@ class OutputWeights(nl.NKIObject):
             nisa.dma_copy(dst=raw[0 : end - start, d, :], src=self.source[first + start : first + end, :])
         self.tiles.append(raw)
 
-    def rows_of_head(self, head):
+    def provide_head_rows(self, head):
         """Return the rows of a head in the dtype of the product; they are loaded first if they are not yet."""
         if head >= len(self.tiles):
             self.load_next_head()
@@ -65,12 +65,12 @@ class OutputWeights(nl.NKIObject):
 def add_output(tile, outputs, weights, replica_group):
     """Return hidden states plus the sum over ranks of outputs [D in tile, tile, token, head] times the weights."""
     hidden = weights.source.shape[1]
-    sums = output_sums(tile, hidden)
+    sums = allocate_output_sums(tile, hidden)
     depth_ranges = ranges(0, weights.depth)
     heads = outputs.shape[3]
     # Heads are the outer loop, so the products of one run while the weights of later ones are loaded.
     for head in range(heads):
-        rows = weights.rows_of_head(head)
+        rows = weights.provide_head_rows(head)
         for d in range(len(depth_ranges)):
             used = depth_ranges[d][1] - depth_ranges[d][0]
             for bank, first in sums:
@@ -85,7 +85,7 @@ def add_output(tile, outputs, weights, replica_group):
     result = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
     added = None
     if replica_group is not None:
-        added = summed(sums, tile, replica_group)
+        added = sum_over_ranks(sums, tile, replica_group)
     for index in range(len(sums)):
         bank, first = sums[index]
         last = first + bank.shape[1]
@@ -98,7 +98,7 @@ def add_output(tile, outputs, weights, replica_group):
     return result
 
 
-def output_sums(tile, hidden):
+def allocate_output_sums(tile, hidden):
     """Return PSUM tiles [partition, block, row] with their first block, as many blocks as a bank holds in each.
 
     Where the last partition lacks elements they begin with zeros: no product writes there.
@@ -113,7 +113,7 @@ def output_sums(tile, hidden):
     return sums
 
 
-def summed(sums, tile, replica_group):
+def sum_over_ranks(sums, tile, replica_group):
     """Return the sums of all ranks [partition, row, block], rounded before and after to the hidden states' dtype."""
     partial = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
     total = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)

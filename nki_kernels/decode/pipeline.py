@@ -14,10 +14,10 @@ from nki_kernels.decode.item_stages import (
     score_keys,
 )
 from nki_kernels.decode.softmax import (
-    largest_by_partition,
-    largest_of_queries,
-    on_all_partitions,
-    weights_relative_to,
+    compute_weights,
+    find_largest_by_partition,
+    find_largest_of_queries,
+    repeat_on_partitions,
 )
 from nki_kernels.decode.values import clear_values
 
@@ -51,11 +51,11 @@ def run(launch, loads, seen_keys, cleared):
             loads.transpose_next(step, 0)
         if masks:
             masked = mask_scores(launch, seen_keys, scores[step - 1], step - 1)
-            largest = largest_by_partition(masked)
-        if launch.group(item + 1) >= cleared:
+            largest = find_largest_by_partition(masked)
+        if launch.find_group(item + 1) >= cleared:
             clear_pieces(launch, loads, seen_keys, item + 1, (0, early))
         if masks:
-            largest = largest_of_queries(largest)
+            largest = find_largest_of_queries(largest)
         # All weights are found by now, and GpSimd addresses the new keys while the values are loaded.
         if step == items + 1 and sizes.keys_first:
             loads.store_keys()
@@ -63,11 +63,11 @@ def run(launch, loads, seen_keys, cleared):
             block = add_values(launch, loads, block, weights[item], seen_keys.ones, item)
         if masks:
             # Products of another item keep the Tensor engine busy until the Vector engine has the maximum.
-            largest = on_all_partitions(largest)
+            largest = repeat_on_partitions(largest)
             if launch.divided:
                 keep_largest(launch, step - 1, largest)
-            weights.append(weights_relative_to(masked, largest, launch.scale, sizes.dtype))
-        if launch.group(item + 1) >= cleared:
+            weights.append(compute_weights(masked, largest, launch.scale, sizes.dtype))
+        if launch.find_group(item + 1) >= cleared:
             clear_pieces(launch, loads, seen_keys, item + 1, (early, CLEARED_IN))
         if step < items:
             loads.transpose_next(step, 1)
@@ -78,8 +78,8 @@ def run(launch, loads, seen_keys, cleared):
 
 def clear_pieces(launch, loads, seen_keys, item, pieces):
     """Clear a range of pieces of the values of a group, once for all of its items: `item` is the first one."""
-    group, sizes = launch.group(item), launch.sizes
-    if item < launch.items and launch.begins_group(item):
+    group, sizes = launch.find_group(item), launch.sizes
+    if item < launch.items and launch.is_first_of_group(item):
         for piece in range(pieces[0], pieces[1]):
             first, last = sizes.cached * piece // CLEARED_IN, sizes.cached * (piece + 1) // CLEARED_IN
-            clear_values(loads.cached_values(group), seen_keys.valid[group], first, last, sizes)
+            clear_values(loads.view_cached_values(group), seen_keys.valid[group], first, last, sizes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.decode.sizes import unit_of, units_in
+from nki_kernels.decode.sizes import count_units, locate_unit
 from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.tiles import PARTITIONS
 
@@ -19,7 +19,7 @@ class OutputBlock(nl.NKIObject):
 
     def __init__(self, box, sizes):
         self.box = box
-        units, height = units_in(box), min(PARTITIONS, sizes.depth)
+        units, height = count_units(box), min(PARTITIONS, sizes.depth)
         shape = (height, sizes.depth_tiles, units, sizes.new, sizes.share)
         self.product = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
         shape = (PARTITIONS, units, sizes.new, sizes.share)
@@ -35,10 +35,10 @@ def score(rows, keys, box, query_box, sizes):
     row, row_end, member, member_end = query_box
     count = (row_end - row) * (member_end - member)
     shape = (PARTITIONS, sizes.units, sizes.chunks, sizes.width)
-    result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)[:, 0 : units_in(box), :, 0:count]
+    result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)[:, 0 : count_units(box), :, 0:count]
     full = sizes.full * PARTITIONS
-    for unit in range(units_in(box)):
-        sequence, kv_head = unit_of(box, unit)
+    for unit in range(count_units(box)):
+        sequence, kv_head = locate_unit(box, unit)
         token, head = sequence * sizes.new, kv_head * sizes.share
         for d in range(sizes.depth_tiles):
             height = min(PARTITIONS, sizes.depth - d * PARTITIONS)
@@ -63,7 +63,7 @@ def score(rows, keys, box, query_box, sizes):
     return result
 
 
-def mix(product, cached, new, weights, chunks, sizes):
+def add_weighted_values(product, cached, new, weights, chunks, sizes):
     """Add values of chunks first … last of a group of units, weighted, for some of its queries.
 
     product: [D in tile, tile, unit, new token, head]. cached: values [128, unit, chunk, D]. new: values [new token,
@@ -86,15 +86,15 @@ def mix(product, cached, new, weights, chunks, sizes):
                 )
 
 
-def inverse_sums(block, ones):
+def invert_sums(block, ones):
     """Return 1 / the sum of each query of a block over the partitions: a column [query, 1]."""
-    total = weight_sums(block, ones)
+    total = sum_weights(block, ones)
     inverse = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=total)
     return inverse
 
 
-def weight_sums(block, ones):
+def sum_weights(block, ones):
     """Return the sum of each query of a block over the partitions: [query, 1] @ PSUM."""
     rows = block.sums.shape[1] * block.sums.shape[2] * block.sums.shape[3]
     total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
@@ -103,7 +103,7 @@ def weight_sums(block, ones):
     return total
 
 
-def inverse_sums_everywhere(block, ones):
+def invert_sums_everywhere(block, ones):
     """Return 1 / the sum of each query of a block, on all partitions: [128, unit, new token, head]."""
     total = nl.ndarray(block.sums.shape, dtype=nl.float32, buffer=nl.psum)
     # Stationary ones repeat each total on all partitions, because D lies there in outputs that stay in SBUF.
@@ -113,18 +113,18 @@ def inverse_sums_everywhere(block, ones):
     return inverse
 
 
-def finish(block, inverse, o, sizes):
+def store_divided(block, inverse, o, sizes):
     """Divide a block by its sums, and store it with queries on the partitions."""
     box = block.box
-    rows = units_in(box) * sizes.queries
+    rows = count_units(box) * sizes.queries
     result = nl.ndarray((rows, sizes.depth), dtype=o.dtype, buffer=nl.sbuf)
     for d in range(sizes.depth_tiles):
-        bank, start, stop = product_rows(block.product, d, rows, sizes)
+        bank, start, stop = transpose_product(block.product, d, rows, sizes)
         nisa.tensor_scalar(dst=result[:, start:stop], data=bank, op0=nl.multiply, operand0=inverse)
     store(result, o, box, sizes)
 
 
-def finish_in_place(block, inverse, outputs, sizes):
+def write_divided(block, inverse, outputs, sizes):
     """Divide a block by its sums into outputs [D in tile, tile, token, head] in SBUF.
 
     `sizes.joined` neighbouring heads lie beside each other on the partitions.
@@ -148,7 +148,7 @@ def finish_in_place(block, inverse, outputs, sizes):
             )
 
 
-def product_rows(product, d, rows, sizes):
+def transpose_product(product, d, rows, sizes):
     """Return tile d of a product with queries on the partitions @ PSUM, and its first and last element of D."""
     start, stop = d * PARTITIONS, min(sizes.depth, (d + 1) * PARTITIONS)
     columns = nl.ndarray((stop - start, rows), dtype=nl.float32, buffer=nl.sbuf)

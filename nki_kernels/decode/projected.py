@@ -24,7 +24,7 @@ class Projected(nl.NKIObject):
         self.values = nl.ndarray((sizes.tokens, width), dtype=sizes.dtype, buffer=nl.sbuf)
 
 
-def column_groups(sizes):
+def plan_column_groups(sizes):
     """Return columns of w_qkv whose products accumulate together: (first head, end, first column of values, end).
 
     All of them where the PSUM banks of one product hold those of all heads, and as many those of the values.
@@ -46,8 +46,8 @@ def project(rows, w_qkv, sizes, scales):
     result = Projected(sizes)
     hidden = w_qkv.shape[0]
     first_value = (sizes.heads + sizes.kv_heads) * sizes.depth
-    for first, end, left, right in column_groups(sizes):
-        sums = head_sums(end - first, sizes)
+    for first, end, left, right in plan_column_groups(sizes):
+        sums = allocate_head_sums(end - first, sizes)
         panels = ranges(0, right - left, BANK)
         banks = []
         for start, stop in panels:
@@ -74,7 +74,7 @@ def project(rows, w_qkv, sizes, scales):
     return result
 
 
-def head_sums(heads, sizes):
+def allocate_head_sums(heads, sizes):
     """Return the first head, the end, and a PSUM tile [D in tile, tile, heads, token] of as many heads as a bank holds.
 
     Short heads lie beside each other on the partitions, `sizes.together` of them.

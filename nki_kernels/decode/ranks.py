@@ -12,9 +12,9 @@ import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.cache.scales import scale_column
-from nki_kernels.decode.merge import merged, partial_rows, sink_column
-from nki_kernels.decode.sizes import units_in
+from nki_kernels.cache.scales import load_scale_column
+from nki_kernels.decode.merge import load_sink_column, merge_partials, write_partial_rows
+from nki_kernels.decode.sizes import count_units
 from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.tiles import PARTITIONS, cast, load, load_repeated, ranges
 
@@ -27,14 +27,14 @@ class PositionRanks(nl.NKIObject):
         self.index = cast(load_repeated(index, PARTITIONS), nl.float32)
 
 
-def relative_to_rank(first_positions, ranks):
+def subtract_rank(first_positions, ranks):
     """Return positions [128, n] less the index of this rank: a slot's key is earlier if N * slot is below that."""
     result = nl.ndarray(first_positions.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=result, data=first_positions, op0=nl.subtract, operand0=ranks.index)
     return result
 
 
-def only_on_first_rank(predicate, ranks):
+def zero_on_other_ranks(predicate, ranks):
     """Return a predicate [n, columns] uint8 on the first rank, zero on the others."""
     rows = predicate.shape[0]
     result = nl.ndarray(predicate.shape, dtype=predicate.dtype, buffer=nl.sbuf)
@@ -48,7 +48,7 @@ def only_on_first_rank(predicate, ranks):
     return result
 
 
-def queries_of_all_ranks(queries, ranks, sizes):
+def gather_queries(queries, ranks, sizes):
     """Gather queries [D in tile, tile, token, local head] of all ranks as [D in tile, tile, token, head]."""
     height, columns = queries.shape[0], sizes.depth_tiles * sizes.tokens * sizes.local_heads
     gathered = nl.ndarray((height, ranks.count * columns), dtype=queries.dtype, buffer=nl.sbuf)
@@ -73,18 +73,18 @@ def queries_of_all_ranks(queries, ranks, sizes):
     return result
 
 
-def partial_outputs(ranks, sizes):
+def allocate_partial_outputs(ranks, sizes):
     """Return HBM for the partial outputs that ranks exchange: rows (rank, token, local head) of D + 2."""
     shape = (ranks.count * sizes.tokens * sizes.local_heads, sizes.depth + 2)
     return nl.ndarray(shape, dtype=nl.float32, buffer=nl.private_hbm, name="own_partial_outputs")
 
 
 def keep_partial(launch, block, ones):
-    """Write the partial outputs of a block to what the ranks will exchange, see `partial_outputs`."""
+    """Write the partial outputs of a block to what the ranks will exchange, see `allocate_partial_outputs`."""
     sizes, box = launch.sizes, block.box
     width, local_share = sizes.depth + 2, sizes.local_heads // sizes.kv_heads
-    rows = nl.ndarray((units_in(box) * sizes.queries, width), dtype=nl.float32, buffer=nl.sbuf)
-    partial_rows(rows, launch, block, ones)
+    rows = nl.ndarray((count_units(box) * sizes.queries, width), dtype=nl.float32, buffer=nl.sbuf)
+    write_partial_rows(rows, launch, block, ones)
     target = launch.partials.reshape(
         (launch.ranks.count, sizes.sequences, sizes.new, sizes.kv_heads, local_share, width)
     )
@@ -107,9 +107,9 @@ def merge_ranks(launch):
         partials = load(source[first * heads : last * heads], nl.float32)
         sinks = None
         if step.sinks is not None:
-            sinks = sink_column(rows, step.sinks.broadcast(0, last - first), launch.scale)
+            sinks = load_sink_column(rows, step.sinks.broadcast(0, last - first), launch.scale)
         value_scales = None
         if step.scales is not None:
-            value_scales = scale_column(step.scales.values, last - first, heads // sizes.kv_heads)
-        result = merged(partials, launch.scale, sinks, value_scales, launch.o.dtype)
+            value_scales = load_scale_column(step.scales.values, last - first, heads // sizes.kv_heads)
+        result = merge_partials(partials, launch.scale, sinks, value_scales, launch.o.dtype)
         transfer(target[first:last], result, SCALAR)

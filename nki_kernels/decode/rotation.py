@@ -23,7 +23,7 @@ class Rotation(nl.NKIObject):
         # With cosines of 1 and sines of 0 the elements from R on pass the same instructions and stay as they are.
         self.cosines = spread_table(angles[0], depth, 1.0)
         self.sines = spread_table(angles[1], depth, 0.0)
-        self.turn = quarter_turn(depth, half, sizes.dtype)
+        self.turn = build_quarter_turn(depth, half, sizes.dtype)
 
 
 def spread_table(angles, depth, beyond):
@@ -42,7 +42,7 @@ def spread_table(angles, depth, beyond):
     return result
 
 
-def quarter_turn(depth, half, dtype):
+def build_quarter_turn(depth, half, dtype):
     """Return the matrix [k in tile, tile, m] by which element m becomes -k[m + R/2], k[m - R/2] or, from R on, 0."""
     depth_ranges = ranges(0, depth)
     result = filled((min(depth, PARTITIONS), len(depth_ranges), depth), 0.0, dtype)
@@ -62,7 +62,7 @@ def quarter_turn(depth, half, dtype):
     return result
 
 
-def normed_heads(result, heads, norm):
+def normalise_heads(result, heads, norm):
     """Divide heads [D in tile, tile, head, token] by their root mean squares and multiply them by the norm's weight."""
     height, number, count, tokens = heads.shape
     weight = norm.weight
@@ -103,7 +103,7 @@ def normed_heads(result, heads, norm):
             )
 
 
-def rotated_heads(results, heads, rotation):
+def rotate_heads(results, heads, rotation):
     """Turn heads [D in tile, tile, head, token] by the angles of their tokens, into [D in tile, tile, token, head].
 
     results: a tile for the first so many heads, one for the heads behind those, and so on.
@@ -111,7 +111,7 @@ def rotated_heads(results, heads, rotation):
     _, number, count, tokens = heads.shape
     depth = rotation.turn.shape[2]
     depth_ranges = ranges(0, depth)
-    target = with_bounds(results)
+    target = list_bounds(results)
     for first, end in ranges(0, count, max(1, BANK // tokens)):
         for d in range(number):
             start, stop = depth_ranges[d]
@@ -146,17 +146,17 @@ def rotated_heads(results, heads, rotation):
                     )
 
 
-def copied_heads(results, heads, depth):
-    """Copy heads [D in tile, tile, head, token] as `rotated_heads` places them, not turned."""
+def copy_heads(results, heads, depth):
+    """Copy heads [D in tile, tile, head, token] as `rotate_heads` places them, not turned."""
     depth_ranges = ranges(0, depth)
-    for tile, begin, last in with_bounds(results):
+    for tile, begin, last in list_bounds(results):
         for d in range(len(depth_ranges)):
             used = depth_ranges[d][1] - depth_ranges[d][0]
             target = tile[0:used, d, :, :].permute((0, 2, 1))
             nisa.tensor_copy(dst=target, src=heads[0:used, d, begin:last, :])
 
 
-def with_bounds(results):
+def list_bounds(results):
     """Return each tile [D in tile, tile, token, head] with its first head and its last one of all."""
     bounds = []
     first = 0

@@ -37,26 +37,26 @@ class Share(nl.NKIObject):
     cores: int = 1
     merged: bool = False
 
-    def rows(self, tensor, sequences):
+    def select_rows(self, tensor, sequences):
         """Return the rows of the share's sequences, of a tensor with as many for each of `sequences`; None stays."""
         if tensor is None:
             return None
         count = tensor.shape[0] // sequences
         return tensor[self.sequences[0] * count : self.sequences[1] * count]
 
-    def columns(self, tensor, kv_heads):
+    def select_columns(self, tensor, kv_heads):
         """Return the columns of the share's kv heads, of a tensor with as many for each of `kv_heads`; None stays."""
         if tensor is None:
             return None
         count = tensor.shape[1] // kv_heads
         return tensor[:, self.kv_heads[0] * count : self.kv_heads[1] * count]
 
-    def heads_of_tokens(self, tensor, sizes):
+    def select_heads(self, tensor, sizes):
         """Return rows and columns of the share, of a tensor of new tokens' heads; `sizes` are those of the launch."""
-        return self.columns(self.rows(tensor, sizes.sequences), sizes.kv_heads)
+        return self.select_columns(self.select_rows(tensor, sizes.sequences), sizes.kv_heads)
 
 
-def sizes_of_share(sizes, share, cache):
+def compute_share_sizes(sizes, share, cache):
     """Return the sizes of a share, of a launch with `sizes`; `cache` is that of the share."""
     tokens = (share.sequences[1] - share.sequences[0]) * sizes.new
     local_share = sizes.local_heads // sizes.kv_heads
@@ -64,17 +64,17 @@ def sizes_of_share(sizes, share, cache):
     return Sizes(tokens, width, sizes.dtype, cache, sizes.ranks, sizes.stored)
 
 
-def share_of_core(sizes):
+def find_core_share(sizes):
     """Return what this core takes of a launch; None where nothing is left for it."""
     sequences, kv_heads, slots = (0, sizes.sequences), (0, sizes.kv_heads), (0, sizes.capacity)
     core = nl.program_id(0)
     if nl.num_programs() != CORES:
         return Share(sequences, kv_heads, slots)
     if sizes.kv_heads % CORES == 0 and not sizes.keeps_heads_together:
-        return Share(sequences, halves(sizes.kv_heads, 1)[core], slots, CORES)
+        return Share(sequences, split_in_halves(sizes.kv_heads, 1)[core], slots, CORES)
     if sizes.sequences > 1:
-        return Share(halves(sizes.sequences, 1)[core], kv_heads, slots, CORES)
-    divided = halves(sizes.capacity, sizes.slots_together)
+        return Share(split_in_halves(sizes.sequences, 1)[core], kv_heads, slots, CORES)
+    divided = split_in_halves(sizes.capacity, sizes.slots_together)
     few = sizes.capacity * sizes.kv_heads < LEAST_SLOTS or divided[1][0] == divided[1][1]
     if sizes.ranks > 1 or few:
         return Share(sequences, kv_heads, slots) if core == 0 else None
@@ -90,7 +90,7 @@ def wait_for_other_core(cores, tensor, engine):
         nisa.core_barrier(data=tensor, cores=(0, 1), engine=engine)
 
 
-def halves(size, together):
+def split_in_halves(size, together):
     """Return two ranges that cover `size`, the first a multiple of `together` and as long; the second may be empty."""
     middle = min(size, blocks(blocks(size, together), CORES) * together)
     return [(0, middle), (middle, size)]

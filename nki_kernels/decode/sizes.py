@@ -102,12 +102,12 @@ class Sizes(nl.NKIObject):
         position_bytes = self.depth_tiles * (4 if dtype == nl.float32 else 2)
         unit_bytes = self.capacity * position_bytes
         self.most_positions = BUFFER_BYTES // (cache.tiles_per_position * position_bytes)
-        # `largest_of_queries` puts units times queries on the partitions, and the scores have SCORE_BANKS banks.
+        # `find_largest_of_queries` puts units times queries on the partitions, and the scores have SCORE_BANKS banks.
         room = min(PARTITIONS // self.width, SCORE_BANKS * BANK // (self.width * self.chunks))
         all_units = self.sequences * self.kv_heads
         self.cache_bytes = 2 * all_units * unit_bytes
         load_bytes = LOAD_BYTES // 2 if all_units * unit_bytes >= MANY_BYTES else LOAD_BYTES
-        self.units = cache.group_units(self, room, unit_bytes, load_bytes // unit_bytes)
+        self.units = cache.choose_group_units(self, room, unit_bytes, load_bytes // unit_bytes)
         # In the time in which GpSimd addresses a new key, so many cached ones are loaded.
         weight_bytes = all_units * self.chunks * self.queries * (4 if dtype == nl.float32 else 2)
         short = self.capacity <= KEYS_FIRST_POSITIONS and weight_bytes <= WEIGHT_BYTES
@@ -116,7 +116,7 @@ class Sizes(nl.NKIObject):
         self.scored_buffers, self.keys_first = buffers.scored, buffers.keys_first
 
 
-def boxes(sequences, kv_heads, most):
+def divide_into_boxes(sequences, kv_heads, most):
     """Return boxes (first sequence, end, first kv head, end) of at most `most` units: sequences, or heads of one."""
     result = []
     together = max(1, most // kv_heads)
@@ -128,32 +128,32 @@ def boxes(sequences, kv_heads, most):
     return result
 
 
-def groups_of_blocks(sizes):
+def list_groups(sizes):
     """Return the groups in order, each as (box, box of its block)."""
     result = []
-    for outer in boxes(sizes.sequences, sizes.kv_heads, PARTITIONS // sizes.queries):
-        for inner in boxes(outer[1] - outer[0], outer[3] - outer[2], sizes.units):
+    for outer in divide_into_boxes(sizes.sequences, sizes.kv_heads, PARTITIONS // sizes.queries):
+        for inner in divide_into_boxes(outer[1] - outer[0], outer[3] - outer[2], sizes.units):
             box = (outer[0] + inner[0], outer[0] + inner[1], outer[2] + inner[2], outer[2] + inner[3])
             result.append((box, outer))
     return result
 
 
-def query_boxes(sizes):
+def list_query_boxes(sizes):
     """Return the queries of a unit that are scored together: boxes (first token, end, first head of the group, end)."""
-    return boxes(sizes.new, sizes.share, sizes.width)
+    return divide_into_boxes(sizes.new, sizes.share, sizes.width)
 
 
-def units_in(box):
+def count_units(box):
     """Return the number of units of a box."""
     return (box[1] - box[0]) * (box[3] - box[2])
 
 
-def unit_of(box, number):
+def locate_unit(box, number):
     """Return sequence and kv head of a unit of a box."""
     heads = box[3] - box[2]
     return box[0] + number // heads, box[2] + number % heads
 
 
-def first_unit(box, sizes, sequence=0, kv_head=0):
+def find_first_unit(box, sizes, sequence=0, kv_head=0):
     """Return the number of a box's first unit, counted from that of a sequence and kv head."""
     return (box[0] - sequence) * sizes.kv_heads + box[2] - kv_head

@@ -17,7 +17,7 @@ LOWEST = -3.0e38
 """What masked scores are: below any score, and finite, because gen2 transposes by multiplying with zeros."""
 
 
-def largest_by_partition(scores):
+def find_largest_by_partition(scores):
     """Return the maximum over the chunks of scores [128, units, chunks, queries]: [128, units * queries]."""
     rows, units, _, queries = scores.shape
     result = nl.ndarray((rows, units * queries), dtype=nl.float32, buffer=nl.sbuf)
@@ -26,7 +26,7 @@ def largest_by_partition(scores):
     return result
 
 
-def largest_of_queries(by_partition):
+def find_largest_of_queries(by_partition):
     """Return the maximum over the partitions of [128, columns]: [columns, 1]."""
     rows, columns = by_partition.shape
     bank = nl.ndarray((columns, rows), dtype=nl.float32, buffer=nl.psum)
@@ -36,7 +36,7 @@ def largest_of_queries(by_partition):
     return result
 
 
-def on_all_partitions(column):
+def repeat_on_partitions(column):
     """Return a column [n, 1] as a row on each partition: [128, n] @ PSUM."""
     count = column.shape[0]
     bank = nl.ndarray((PARTITIONS, count), dtype=nl.float32, buffer=nl.psum)
@@ -44,7 +44,7 @@ def on_all_partitions(column):
     return bank
 
 
-def weights_relative_to(scores, largest, scale, dtype):
+def compute_weights(scores, largest, scale, dtype):
     """Return exp(scale * (scores - largest)) in `dtype`, of scores [128, units, chunks, queries]."""
     rows, units, chunks, queries = scores.shape
     shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -61,7 +61,7 @@ def add_up_chunks(total, weights):
     nisa.tensor_reduce(dst=total, op=nl.add, data=weights.permute((0, 1, 3, 2)), axis=3)
 
 
-def key_positions(sizes, first_slot):
+def generate_key_positions(sizes, first_slot):
     """Return the position of the key on each partition of each chunk, [128, chunks], in float32, on the first rank.
 
     Partition p of the first S // 128 chunks holds so many consecutive slots, for long contiguous loads; what is left
@@ -86,7 +86,7 @@ def key_positions(sizes, first_slot):
     return result
 
 
-def earlier_keys(keys_at, first_positions):
+def mark_earlier_keys(keys_at, first_positions):
     """Return 1 where a key [128, chunks] lies before the first new token [128, units]: [128, units, chunks], uint8."""
     rows, chunks = keys_at.shape
     units = first_positions.shape[1]
@@ -100,7 +100,7 @@ def earlier_keys(keys_at, first_positions):
     return result
 
 
-def masked_tiles(sizes):
+def create_masked_tiles(sizes):
     """Return two tiles for masked scores [128, units, chunks, queries], LOWEST where `select` does not write."""
     result = []
     # Items alternate between two tiles, so the next scores are written while the weights of these are computed.
@@ -111,7 +111,7 @@ def masked_tiles(sizes):
     return result
 
 
-def up_to_new_tokens(keys_at, first_positions, new):
+def mark_keys_up_to_tokens(keys_at, first_positions, new):
     """Return 1 where a key [128, chunks] is not behind a new token: [128, units, chunks, new token], uint8."""
     rows, chunks = keys_at.shape
     units = first_positions.shape[1]
@@ -128,7 +128,7 @@ def up_to_new_tokens(keys_at, first_positions, new):
     return result
 
 
-def within_window(seen, keys_at, first_positions, new, window):
+def mark_keys_in_window(seen, keys_at, first_positions, new, window):
     """Return 1 where a key is in the window of each new token: [128, units, chunks, new token], uint8.
 
     seen: the keys that new tokens see without a window, [128, units, chunks, 1 or new token]. Token i sees the last
@@ -151,7 +151,7 @@ def within_window(seen, keys_at, first_positions, new, window):
     return result
 
 
-def causal_among_new(new, window):
+def mark_causal_keys(new, window):
     """Return 1 where new key j (partition) is not after new query i, nor outside its window: [new, new], uint8."""
     ones = filled((new, new), 1, nl.uint8)
     result = nl.ndarray((new, new), dtype=nl.uint8, buffer=nl.sbuf)
@@ -176,7 +176,7 @@ def causal_among_new(new, window):
     return result
 
 
-def capped(scores, factor, sizes):
+def cap_scores(scores, factor, sizes):
     """Return tanh(factor * scores), of scores as `select` takes them."""
     units, queries = scores.shape[1], scores.shape[3]
     result = nl.ndarray((PARTITIONS, units, sizes.chunks, queries), dtype=nl.float32, buffer=nl.sbuf)
@@ -196,7 +196,7 @@ def capped(scores, factor, sizes):
     return result
 
 
-def per_query(predicate, queries):
+def repeat_per_query(predicate, queries):
     """Repeat a predicate [rows, units, chunks, tokens] for each of `queries`, as many of a token."""
     return predicate.expand_dim(4).broadcast(4, queries // predicate.shape[3])
 
@@ -213,7 +213,7 @@ def select(scores, valid, causal, tile, sizes):
         if stop > start:
             nisa.select_reduce(
                 dst=tile[0:height, :, start:stop, :],
-                predicate=per_query(valid[0:height, :, start:stop, :], queries),
+                predicate=repeat_per_query(valid[0:height, :, start:stop, :], queries),
                 on_true=scores[0:height, :, start:stop, :],
                 on_false=LOWEST,
             )

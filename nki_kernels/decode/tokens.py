@@ -9,7 +9,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.cache.scales import round_to_cache, scale_column
+from nki_kernels.cache.scales import load_scale_column, round_to_cache
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
 from nki_kernels.norms.row_tiles import rms_normalised
 from nki_kernels.tiles import PARTITIONS, blocks, cast, ranges
@@ -36,7 +36,7 @@ class NewTokens(nl.NKIObject):
         self.sizes, self.step = sizes, step
         self.sources = None
         self.first_positions = load_first_positions(step.positions, sizes.sequences, sizes.kv_heads)
-        self.blocks = row_blocks(sizes, step.scales is None)
+        self.blocks = plan_row_blocks(sizes, step.scales is None)
         self.angles, self.loaded = [], []
         for _ in range(BLOCKS_AHEAD):
             self.load_next_angles()
@@ -51,15 +51,17 @@ class NewTokens(nl.NKIObject):
         """Load the angles of one more block of rows, if there is one."""
         block = len(self.angles)
         if block < len(self.blocks):
-            self.angles.append(load_angles(self.blocks[block], self.step, queue_of(block)))
+            self.angles.append(load_angles(self.blocks[block], self.step, choose_queue(block)))
 
     def load_next_rows(self):
         """Load one more block of rows, if there is one."""
         block = len(self.loaded)
         if block < len(self.blocks):
-            self.loaded.append(load_rows(self.sources, self.sizes.depth, self.blocks[block], queue_of(block)))
+            self.loaded.append(
+                load_rows(self.sources, self.sizes.depth, self.blocks[block], choose_queue(block))
+            )
 
-    def transposed(self):
+    def transpose_heads(self):
         """Return queries and keys [D in tile, tile, token, head] of all tokens, normed and rotated.
 
         Also the rows of the keys before they were transposed, [rows, D] of at most 128 rows each. Without new keys
@@ -79,19 +81,19 @@ class NewTokens(nl.NKIObject):
             self.load_next_angles()
             self.load_next_rows()
             if step.q_norm is not None:
-                rows = normed(rows, segments, step)
+                rows = normalise_rows(rows, segments, step)
             if cosines is not None:
-                rows = rotated(rows, cosines, sines, sizes.dtype)
+                rows = rotate_rows(rows, cosines, sines, sizes.dtype)
             rows = cast(rows, sizes.dtype)
             if step.scales is not None:
-                take_scales(rows, segments[0], step.scales)
+                apply_scales(rows, segments[0], step.scales)
             place_transposed(results, rows, segments)
             if segments[-1].source == 1:
                 key_rows.append(rows[segments[-1].row : segments[-1].end, :])
         return results[0], results[1], key_rows
 
-    def key_heights(self):
-        """Return the rows of keys in each tile that `transposed` returns."""
+    def list_key_heights(self):
+        """Return the rows of keys in each tile that `transpose_heads` returns."""
         heights = []
         for segments in self.blocks:
             if segments[-1].source == 1:
@@ -99,12 +101,12 @@ class NewTokens(nl.NKIObject):
         return heights
 
 
-def queue_of(block):
+def choose_queue(block):
     """Return the queue of a block's loads: the first BLOCKS_AHEAD come before the bulk loads."""
     return STATIC if block < BLOCKS_AHEAD else SCALAR
 
 
-def row_blocks(sizes, alike):
+def plan_row_blocks(sizes, alike):
     """Return the segments of each block of rows.
 
     alike: whether queries and keys take the same instructions, so that they may share a block.
@@ -153,7 +155,7 @@ def load_angles(segments, step, queue=STATIC):
     return angles[0], angles[1]
 
 
-def normed(rows, segments, step):
+def normalise_rows(rows, segments, step):
     """Return each row divided by its root mean square and multiplied by the weight of queries or keys."""
     scales = nl.ndarray(rows.shape, dtype=nl.float32, buffer=nl.sbuf)
     for segment in segments:
@@ -163,7 +165,7 @@ def normed(rows, segments, step):
     return rms_normalised(rows, scales, step.q_norm.eps)
 
 
-def rotated(rows, cosines, sines, dtype):
+def rotate_rows(rows, cosines, sines, dtype):
     """Return rows [rows, D] turned by the angles of cosines and sines [rows, R/2]; what follows the first R stays."""
     count, depth = rows.shape
     half = cosines.shape[1]
@@ -187,14 +189,14 @@ def rotated(rows, cosines, sines, dtype):
     return result
 
 
-def take_scales(rows, segment, scales):
+def apply_scales(rows, segment, scales):
     """Multiply rows [rows, D] of queries by the scales of their keys, or round rows of keys to the cache."""
     tokens, together = segment.last - segment.first, segment.heads // scales.keys.shape[1]
     if segment.source == 0:
-        column = scale_column(scales.keys, tokens, together)
+        column = load_scale_column(scales.keys, tokens, together)
         nisa.tensor_scalar(dst=rows, data=rows, op0=nl.multiply, operand0=column)
     else:
-        round_to_cache(rows, scale_column(scales.inverse_keys, tokens, together), scales.dtype)
+        round_to_cache(rows, load_scale_column(scales.inverse_keys, tokens, together), scales.dtype)
 
 
 def place_transposed(results, rows, segments):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.cache.scales import round_to_cache, scale_column
-from nki_kernels.decode.sizes import units_in
+from nki_kernels.cache.scales import load_scale_column, round_to_cache
+from nki_kernels.decode.sizes import count_units
 from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.tiles import PARTITIONS
 
@@ -19,7 +19,7 @@ def load_new_values(new, v, box, sizes, scales):
     if v.buffer != nl.sbuf:
         rows = v.reshape((sizes.sequences, sizes.new, sizes.kv_heads, sizes.depth))
         rows = rows[box[0] : box[1], :, box[2] : box[3], :].permute((1, 0, 2, 3))
-        target = new[:, 0 : units_in(box), :]
+        target = new[:, 0 : count_units(box), :]
         transfer(target, rows, SCALAR)
         if scales is not None:
             target = target.reshape_dim(1, (box[1] - box[0], box[3] - box[2]))
@@ -55,7 +55,7 @@ def clear_values(tile, valid, first, last, sizes):
             )
 
 
-def new_value_rows(v, heights, sizes, scales):
+def load_value_rows(v, heights, sizes, scales):
     """Load the new tokens' values as rows (token, kv head), rounded to a cache with `scales`: tiles [height, D]."""
     source = v.reshape((sizes.tokens, sizes.kv_heads, sizes.depth))
     result = []
@@ -65,7 +65,7 @@ def new_value_rows(v, heights, sizes, scales):
         last = first + height // sizes.kv_heads
         transfer(tile, source[first:last], SCALAR)
         if scales is not None:
-            column = scale_column(scales.inverse_values, last - first, 1)
+            column = load_scale_column(scales.inverse_values, last - first, 1)
             round_to_cache(tile, column, scales.dtype)
         result.append(tile)
         first = last

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.decode.softmax import largest_of_queries, on_all_partitions
+from nki_kernels.decode.softmax import find_largest_of_queries, repeat_on_partitions
 from nki_kernels.latent.loads import transpose_chunk
 from nki_kernels.latent.output import place_divided
-from nki_kernels.latent.sizes import heights
+from nki_kernels.latent.sizes import list_tile_ranges
 from nki_kernels.tiles import PARTITIONS, filled
 
 
@@ -82,7 +82,7 @@ def allocate(count, shape, dtype):
 
 
 def attend(launch, cache, latents):
-    """Issue all stages of all items; what they weigh goes to `latents`, as `output_tile` has them.
+    """Issue all stages of all items; what they weigh goes to `latents`, as `create_output_tile` has them.
 
     Products are added behind the exponentials of the next item, which its products wait for.
     """
@@ -98,7 +98,7 @@ def attend(launch, cache, latents):
             item = items[step + sizes.ahead]
             cache.load_item(item, sizes.pieces[item.piece])
         if 1 <= step <= count:
-            scores.append(score_tile(items[step - 1], sizes))
+            scores.append(create_score_tile(items[step - 1], sizes))
         for slot in range(slots):
             if step < count:
                 transpose_chunk(launch, items[step], slot)
@@ -115,7 +115,7 @@ def attend(launch, cache, latents):
     softmax.add(items[count - 1], products[count - 1], softmax.factors[count - 1])
 
 
-def score_tile(item, sizes):
+def create_score_tile(item, sizes):
     """Return a PSUM tile for the scores of an item: [row, chunk, query]."""
     shape = (item.rows.shape[0], item.rows.shape[1], sizes.stride)
     return nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)[:, :, 0 : sizes.queries]
@@ -129,7 +129,7 @@ def score_chunk(launch, item, scores, chunk):
     sizes = launch.sizes
     first = item.sequence * sizes.new
     last = first + sizes.new
-    for start, end, tile_height in heights(sizes.rank):
+    for start, end, tile_height in list_tile_ranges(sizes.rank):
         for tile in range(start, end):
             # Rows are the stationary operand, so scores have them on the partitions, where `multiply` contracts.
             nisa.nc_matmul(
@@ -173,23 +173,23 @@ class OnlineSoftmax(nl.NKIObject):
         elif slot == apart:
             self.find_largest(item)
         elif slot == 2 * apart:
-            self.exponentials(scores)
+            self.compute_weights(scores)
         elif slot == 3 * apart:
             self.correct(item)
 
     def find_largest(self, item):
         """Find the largest score of each query so far, as a column."""
-        largest = largest_of_queries(self.by_partition)
+        largest = find_largest_of_queries(self.by_partition)
         if not item.first:
             both = nl.ndarray(largest.shape, dtype=nl.float32, buffer=nl.sbuf)
             nisa.tensor_tensor(dst=both, data1=largest, data2=self.largest, op=nl.maximum)
             largest = both
         self.largest = largest
 
-    def exponentials(self, scores):
+    def compute_weights(self, scores):
         """Take exp(scale * (score - largest so far)) of the scores of an item, in the dtype of the products."""
         height, chunks, _ = scores.shape
-        bank = on_all_partitions(self.largest)
+        bank = repeat_on_partitions(self.largest)
         self.previous_shift = self.shift
         self.shift = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
         # The scores are in PSUM, where only one operand of tensor_tensor may lie, so the shift goes to SBUF.
@@ -223,7 +223,7 @@ class OnlineSoftmax(nl.NKIObject):
             self.mixed = nl.ndarray(product.shape, dtype=nl.float32, buffer=nl.sbuf)
         else:
             add_to(self.total, total, factor)
-        for start, end, height in heights(sizes.rank):
+        for start, end, height in list_tile_ranges(sizes.rank):
             mixed = self.mixed[0:height, start:end, :]
             if item.first:
                 nisa.tensor_copy(dst=mixed, src=product[0:height, start:end, :])
@@ -244,7 +244,7 @@ def multiply(launch, item, weights):
     height, chunks, queries = weights.shape
     shape = (min(sizes.rank, PARTITIONS), sizes.latent_tiles, queries)
     product = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
-    for start, end, tile_height in heights(sizes.rank):
+    for start, end, tile_height in list_tile_ranges(sizes.rank):
         for tile in range(start, end):
             column = tile * PARTITIONS
             for chunk in range(chunks):

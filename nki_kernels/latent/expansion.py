@@ -13,13 +13,13 @@ from nki_kernels.latent.output import load_columns
 from nki_kernels.latent.prompt_pieces import (
     CHUNKS,
     EngineBalance,
+    create_pieces,
     load_piece,
     measure,
     normalise,
-    pieces_between,
     transpose,
 )
-from nki_kernels.latent.sizes import heights
+from nki_kernels.latent.sizes import list_tile_ranges
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, filled, load, on_every_row, ranges
 
 GROUP_BYTES = 16384
@@ -96,7 +96,7 @@ class Product(nl.NKIObject):
                 shape = (case.plain, last - first, count)
                 self.plain = nl.ndarray(shape, dtype=case.dtype, buffer=nl.sbuf)
             bank = nl.ndarray((case.plain, count), dtype=nl.float32, buffer=nl.psum)
-            for begin, stop, height in heights(case.rank):
+            for begin, stop, height in list_tile_ranges(case.rank):
                 for tile in range(begin, stop):
                     # Weights are stationary, so keys come as [element, position], as attention takes them.
                     nisa.nc_matmul(
@@ -117,7 +117,7 @@ class Product(nl.NKIObject):
             return
         for first, last in ranges(0, self.heads, max(1, BANK // case.value)):
             bank = nl.ndarray((height, last - first, case.value), dtype=nl.float32, buffer=nl.psum)
-            for begin, stop, tile_height in heights(case.rank):
+            for begin, stop, tile_height in list_tile_ranges(case.rank):
                 for tile in range(begin, stop):
                     # Latents are stationary, so values come with positions on the partitions, as rows of HBM.
                     nisa.nc_matmul(
@@ -138,8 +138,8 @@ def expand(case, keys, values):
     pieces, products = [], []
     for sequence in range(case.sequences):
         capacity = case.cache.capacity
-        sequence_pieces = pieces_between(case, sequence, 0, min(case.count, capacity), case.prefix == 0)
-        sequence_pieces.extend(pieces_between(case, sequence, capacity, case.count, False))
+        sequence_pieces = create_pieces(case, sequence, 0, min(case.count, capacity), case.prefix == 0)
+        sequence_pieces.extend(create_pieces(case, sequence, capacity, case.count, False))
         for group in case.groups:
             for piece in sequence_pieces:
                 products.append((group, Product(case, piece, group, keys, values)))
@@ -189,7 +189,7 @@ def write_new(case):
     """Write the rows of the new tokens of all sequences to the cache."""
     pieces = []
     for sequence in range(case.sequences):
-        pieces.extend(pieces_between(case, sequence, 0, case.new, True))
+        pieces.extend(create_pieces(case, sequence, 0, case.new, True))
     for index in range(len(pieces) + LOADED_AHEAD):
         if index < len(pieces):
             load_piece(case, pieces[index])
@@ -214,7 +214,7 @@ def load_projections(case, group):
     for index in range(len(loaded)):
         tile = cast(loaded[index], case.dtype)
         for head in range(tile.shape[1]):
-            for begin, stop, height in heights(case.rank):
+            for begin, stop, height in list_tile_ranges(case.rank):
                 bank = nl.ndarray((height, stop - begin, case.plain), dtype=case.dtype, buffer=nl.psum)
                 for d in range(begin, stop):
                     column = d * PARTITIONS

@@ -10,7 +10,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.latent.sizes import heights
+from nki_kernels.latent.sizes import list_tile_ranges
 from nki_kernels.tiles import MASKED, PARTITIONS
 
 BY_VECTOR = 3
@@ -58,7 +58,7 @@ def transpose_chunk(launch, item, chunk):
     last = min(first + TOGETHER, item.rows.shape[1])
     if chunk == max(first, last - KEYS_AHEAD):
         set_mask_keys(launch, item, first, last)
-    for start, end, tile_height in heights(sizes.rank):
+    for start, end, tile_height in list_tile_ranges(sizes.rank):
         bank = nl.ndarray((tile_height, end - start, height), dtype=sizes.dtype, buffer=nl.psum)
         for tile in range(start, end):
             column = tile * PARTITIONS

@@ -10,7 +10,7 @@ from nki_kernels.rope import rotate
 from nki_kernels.tiles import cast, load, on_every_row
 
 
-def new_rows(kv, norm, positions, cos, sin):
+def prepare_new_rows(kv, norm, positions, cos, sin):
     """Return rows [latent | key] of up to 128 tokens: the latent RMS-normalised, the key rotated by its position."""
     rows, width = kv.shape
     weight = on_every_row(norm.weight, rows, kv.dtype, 0.0)
@@ -26,10 +26,10 @@ def new_rows(kv, norm, positions, cos, sin):
 
 def load_rows(table, numbers):
     """Load rows of a table [S, half] in HBM by number: [rows, half]."""
-    return load(rows_of(table, numbers), table.dtype)
+    return load(view_rows(table, numbers), table.dtype)
 
 
-def rows_of(tensor, numbers):
+def view_rows(tensor, numbers):
     """Return rows of a tensor [S, n] in HBM whose numbers [rows, 1] are known at run time: [rows, n].
 
     A single one is named by a scalar: GpSimd makes no descriptors for it.
@@ -44,4 +44,4 @@ def rows_of(tensor, numbers):
 def write_rows(cache, rows, addresses):
     """Write rows to a cache [., ., width] at addresses [rows, 1] int32, counted in its rows."""
     flat = cache.reshape((cache.shape[0] * cache.shape[1], cache.shape[2]))
-    nisa.dma_copy(dst=rows_of(flat, addresses), src=cast(rows, cache.dtype))
+    nisa.dma_copy(dst=view_rows(flat, addresses), src=cast(rows, cache.dtype))

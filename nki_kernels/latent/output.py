@@ -5,14 +5,14 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.latent.sizes import heights
+from nki_kernels.latent.sizes import list_tile_ranges
 from nki_kernels.tiles import BANK, PARTITIONS
 
 GROUP_ELEMENTS = 8192
 """Elements per partition of the weights of a group of heads."""
 
 
-def output_tile(sizes):
+def create_output_tile(sizes):
     """Return a tile for the weighted latents of all tokens: [latent in tile, tile, token, head]."""
     shape = (min(sizes.rank, PARTITIONS), sizes.latent_tiles, sizes.tokens, sizes.heads)
     return nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
@@ -23,7 +23,7 @@ def place_divided(result, mixed, total, sequence, sizes):
     inverse = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=total)
     first = sequence * sizes.new
-    for start, end, height in heights(sizes.rank):
+    for start, end, height in list_tile_ranges(sizes.rank):
         rows = mixed[0:height, start:end, :]
         target = result[0:height, start:end, first : first + sizes.new, :]
         nisa.tensor_tensor(
@@ -55,7 +55,7 @@ def load_columns(w_uv, first, last, sizes):
     result = tile
     if w_uv.dtype != sizes.dtype:
         result = nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
-    for start, end, height in heights(sizes.rank):
+    for start, end, height in list_tile_ranges(sizes.rank):
         row = start * PARTITIONS
         source = w_uv[row : row + (end - start) * height, first:last].reshape_dim(0, (end - start, height))
         nisa.dma_copy(dst=tile[0:height, start:end, :], src=source.permute((1, 0, 2)))
@@ -73,7 +73,7 @@ def project_heads(rows, latents, weights, first, sizes):
         bank = nl.ndarray((sizes.tokens, end - start, sizes.value), dtype=nl.float32, buffer=nl.psum)
         for head in range(start, end):
             column = head * sizes.value
-            for begin, stop, height in heights(sizes.rank):
+            for begin, stop, height in list_tile_ranges(sizes.rank):
                 for tile in range(begin, stop):
                     # Latents are the stationary operand, so outputs come with tokens on the partitions, as rows of o.
                     nisa.nc_matmul(

@@ -10,7 +10,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.cache.latent import load_by_partition
-from nki_kernels.latent.sizes import heights, pieces_of
+from nki_kernels.latent.sizes import divide_into_pieces, list_tile_ranges
 from nki_kernels.norms.norm import inverse_root
 from nki_kernels.norms.row_tiles import sum_rows
 from nki_kernels.tiles import PARTITIONS
@@ -80,15 +80,15 @@ class Piece(nl.NKIObject):
         self.bank = nl.ndarray((case.rope, chunks, height), dtype=case.dtype, buffer=nl.psum)
 
 
-def pieces_between(case, sequence, first, end, new):
+def create_pieces(case, sequence, first, end, new):
     """Return the pieces of positions first … end of a sequence."""
     result = []
-    for start, chunks, height in pieces_of(end - first, CHUNKS):
+    for start, chunks, height in divide_into_pieces(end - first, CHUNKS):
         result.append(Piece(case, sequence, first + start, chunks, height, new))
     return result
 
 
-def by_partition(rows, piece):
+def view_by_partition(rows, piece):
     """Return rows [position, .] of HBM that a piece is made of, as [partition, chunk, .]."""
     return rows.reshape_dim(0, (piece.height, piece.chunks))
 
@@ -101,13 +101,13 @@ def load_piece(case, piece):
         return
     first = piece.sequence * case.new + piece.first
     tokens = (first, first + piece.end - piece.first)
-    nisa.dma_copy(dst=piece.rows, src=by_partition(case.kv[tokens[0] : tokens[1], :], piece))
+    nisa.dma_copy(dst=piece.rows, src=view_by_partition(case.kv[tokens[0] : tokens[1], :], piece))
     numbers = None
     for i in range(len(case.tables)):
         table, angles = case.tables[i], piece.angles[i]
         # Without a prefix positions count from 0, so angles are consecutive rows of the table, which no indices name.
         if case.prefix == 0 and case.new <= table.shape[0]:
-            nisa.dma_copy(dst=angles, src=by_partition(table[piece.first : piece.end, :], piece))
+            nisa.dma_copy(dst=angles, src=view_by_partition(table[piece.first : piece.end, :], piece))
         else:
             if numbers is None:
                 numbers = load_by_partition(case.positions, piece, tokens)
@@ -145,12 +145,14 @@ def normalise(case, piece, chunk):
     )
     case.balance.count_vector(rank)
     if chunk + 1 == piece.chunks:
-        turn(piece.cache_rows[:, :, rank : case.width], piece.rows[:, :, rank : case.width], piece.angles)
+        rotate_keys(
+            piece.cache_rows[:, :, rank : case.width], piece.rows[:, :, rank : case.width], piece.angles
+        )
         case.balance.count_vector(3 * piece.chunks * case.rope)
         write(case, piece)
 
 
-def turn(result, tile, angles):
+def rotate_keys(result, tile, angles):
     """Rotate keys [partition, chunk, R] by angles (cos, sin) [partition, chunk, R/2]."""
     height, chunks, rope = tile.shape
     half = rope // 2
@@ -178,7 +180,7 @@ def write(case, piece):
     first = piece.sequence * case.new + piece.first
     rows = case.cache.rows
     run = min(piece.chunks, case.cache.block) if case.prefix == 0 else 1
-    numbers = case.cache.piece_addresses(case, piece, (first, first + piece.end - piece.first), run)
+    numbers = case.cache.compute_piece_addresses(case, piece, (first, first + piece.end - piece.first), run)
     flat = rows.reshape((rows.shape[0] * rows.shape[1], case.width))
     for chunk in range(0, piece.chunks, run):
         target = flat.ap(
@@ -199,7 +201,7 @@ def transpose(case, piece, chunk):
             nisa.memset(dst=piece.turned, value=0.0)
         return
     rows = piece.cache_rows[:, chunk, :]
-    for start, end, tile_height in heights(case.rank):
+    for start, end, tile_height in list_tile_ranges(case.rank):
         bank = nl.ndarray((tile_height, end - start, height), dtype=case.dtype, buffer=nl.psum)
         for tile in range(start, end):
             column = tile * PARTITIONS

@@ -9,14 +9,14 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import SCALAR, transfer
-from nki_kernels.latent.sizes import heights
+from nki_kernels.latent.sizes import list_tile_ranges
 from nki_kernels.tiles import BANK, PARTITIONS, cast, load, psum_slots, ranges
 
 GROUP_ELEMENTS = 8192
 """Elements per partition of the weights of a group of heads."""
 
 
-def groups_of_heads(sizes):
+def divide_heads(sizes):
     """Return ranges of heads whose projections are loaded together, and whose queries share a PSUM bank."""
     tokens = sizes.tokens
     most = max(1, min(GROUP_ELEMENTS // sizes.rank, BANK // (sizes.latent_tiles * tokens), BANK // tokens))
@@ -37,7 +37,7 @@ def load_group(q, w_uk, group, sizes):
     return tile, weights
 
 
-def absorbed_queries(q, w_uk, loaded, sizes):
+def absorb_queries(q, w_uk, loaded, sizes):
     """Return queries as the products take them: [latent in tile, tile, token, head], and [key and mask, token, head].
 
     loaded: the first group of heads, as `load_group` gives it.
@@ -46,16 +46,16 @@ def absorbed_queries(q, w_uk, loaded, sizes):
     height = min(sizes.rank, PARTITIONS)
     latent = nl.ndarray((height, sizes.latent_tiles, tokens, heads), dtype=sizes.dtype, buffer=nl.sbuf)
     turned = nl.ndarray((sizes.rope + sizes.new, tokens, heads), dtype=sizes.dtype, buffer=nl.sbuf)
-    selectors = token_selectors(sizes)
-    for first, last in groups_of_heads(sizes):
+    selectors = mark_tokens(sizes)
+    for first, last in divide_heads(sizes):
         tile, weights = loaded if first == 0 else load_group(q, w_uk, (first, last), sizes)
         transpose_turned(turned[:, :, first:last], tile, selectors, sizes)
-        plain = transposed_plain(tile, sizes)
+        plain = transpose_plain(tile, sizes)
         absorb(latent[:, :, :, first:last], plain, cast(weights, sizes.dtype), sizes)
     return latent, turned
 
 
-def token_selectors(sizes):
+def mark_tokens(sizes):
     """Return 1 where a row is token i of its sequence, 0 elsewhere: [T, new token]."""
     result = nl.ndarray((sizes.tokens, sizes.new), dtype=sizes.dtype, buffer=nl.sbuf)
     if sizes.new == 1:
@@ -89,7 +89,7 @@ def transpose_turned(result, tile, selectors, sizes):
     nisa.tensor_copy(dst=result, src=bank.permute((0, 2, 1)))
 
 
-def transposed_plain(tile, sizes):
+def transpose_plain(tile, sizes):
     """Return the plain elements of queries: [plain, head, token]."""
     tokens, heads, _ = tile.shape
     bank = psum_slots(sizes.plain, heads, tokens, tile.dtype)
@@ -105,7 +105,7 @@ def absorb(result, plain, weights, sizes):
     """Multiply plain elements [plain, head, token] by the key projection, to [latent in tile, tile, token, head]."""
     heads, tokens = plain.shape[1], plain.shape[2]
     bank = nl.ndarray((result.shape[0], sizes.latent_tiles, heads, tokens), dtype=nl.float32, buffer=nl.psum)
-    for start, end, height in heights(sizes.rank):
+    for start, end, height in list_tile_ranges(sizes.rank):
         for tile in range(start, end):
             first = tile * PARTITIONS
             for head in range(heads):

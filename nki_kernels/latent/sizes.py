@@ -43,14 +43,14 @@ class Sizes(nl.NKIObject):
         self.most = 1
         while 2 * self.most * self.stride <= BANK and 2 * self.most * row_bytes <= PIECE_BYTES:
             self.most = 2 * self.most
-        self.pieces = pieces_of(self.capacity, self.most)
+        self.pieces = divide_into_pieces(self.capacity, self.most)
         self.most = self.pieces[0][1]
         self.behind = 2 if self.most >= FEW_CHUNKS else 3
         self.ahead = LOADED_AHEAD
         self.buffers = self.ahead + self.behind + 1
 
 
-def pieces_of(capacity, most):
+def divide_into_pieces(capacity, most):
     """Return the pieces (first position, chunks, positions of a chunk) of a sequence.
 
     Partition p of a piece holds so many consecutive positions as it has chunks, a power of two of them; what is left
@@ -69,7 +69,7 @@ def pieces_of(capacity, most):
     return result
 
 
-def heights(rank):
+def list_tile_ranges(rank):
     """Return ranges of tiles of the latent with equal heights: (first tile, end, height)."""
     full = rank // PARTITIONS
     result = []
@@ -80,7 +80,7 @@ def heights(rank):
     return result
 
 
-def key_positions(sizes):
+def generate_key_positions(sizes):
     """Return the position of the row on each partition of each chunk of all pieces: [128, chunks] float32."""
     count = 0
     for _, chunks, _ in sizes.pieces:

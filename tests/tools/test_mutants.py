@@ -57,7 +57,7 @@ def test_references_and_guards_are_left_alone() -> None:
     assert guards() >= {"check_arguments", "check_penalties", "check_tables", "expect_dims"}
     assert touched.isdisjoint(guards())
     assert "check_rope_positions" in touched  # returns a table's rows: only its name looks like a guard's
-    assert {"load_keys", "store_prompt", "piece_addresses"} < touched  # methods of caches
+    assert {"load_keys", "store_prompt", "compute_piece_addresses"} < touched  # methods of caches
     assert touched.isdisjoint({"check", "check_prompts"})
 
 

@@ -83,7 +83,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "two instructions that write two halves of a tile and read neither": (
         "rope.rotate swap: nisa.tensor_tensor(dst=target*",
     ),
-    "a predicate: any number but 0 chooses": ("decode.softmax.causal_among_new value: value=1: 1 + 1",),
+    "a predicate: any number but 0 chooses": ("decode.softmax.mark_causal_keys value: value=1: 1 + 1",),
     "a number is bounded twice by the same bound": (
         "experts_decode.passes_of_choices duplicate: nisa.tensor_scalar(dst=ids*",
         "recurrent.ssd_times.limit_time_steps duplicate: *",
@@ -126,10 +126,10 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "rope.gather pattern: [[half, rows], [1, half]]: half *",
     ),
     "another of the ranks attends with the new keys and values, which all of them have": (
-        "decode.ranks.only_on_first_rank value: operand0=0.0: 0.0 + 1",
+        "decode.ranks.zero_on_other_ranks value: operand0=0.0: 0.0 + 1",
     ),
     "multiplied by sines that are 0 beyond the elements that are rotated": (
-        "decode.rotation.quarter_turn value: value=0.0: 0.0 + 1",
+        "decode.rotation.build_quarter_turn value: value=0.0: 0.0 + 1",
     ),
     "all groups are the best ones": (
         "experts.top_experts.select_by_* condition: if selection.top_groups < selection.groups -> True",
@@ -165,7 +165,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "projection.spread_product.make_padding_operands swap: *",
     ),
     "whole numbers below 2**24, or ones, which both dtypes hold": (
-        "decode.ranks.relative_to_rank dtype: first_positions.shape dtype=nl.float32 -> nl.int32",
+        "decode.ranks.subtract_rank dtype: first_positions.shape dtype=nl.float32 -> nl.int32",
         "sampling.draw.candidate_weights dtype: (rows, count) dtype=nl.float32 -> nl.int32 #4",
         "sampling.draw.cumulative dtype: (rows, count) dtype=nl.float32 -> nl.bfloat16",
         "sampling.draw.draw dtype: (rows, count) dtype=nl.float32 -> nl.bfloat16 #4",
