@@ -1,4 +1,9 @@
-"""The arguments of a decode step beside its tokens and its cache."""
+"""Arguments of a decode step other than its tokens and its cache, as records that the decode kernels pass on.
+
+`attention_decode`, `attention_block_decode`, `attention_mixed` and `decoder_layer_decode` build these records from
+their parameters. A `Share` is what one physical core computes of a launch: a range of sequences and of kv heads, see
+`decode.share`.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +18,11 @@ from nki_kernels.norms.norm import Norm
 
 @dataclass
 class DecodeStep(nl.NKIObject):
-    """Positions, rotation, norms of heads and changes of scores, by the names of `attention_decode`'s parameters.
+    """Positions, rotary tables, head norms and score options of a step, named like `attention_decode`'s parameters.
 
-    positions and angle_rows [T, 1] are the positions of new tokens in the cache and in the tables `cos` and `sin`.
-    `scales` are those of the cache: checks of the other arguments come before their loads.
+    `positions` and `angle_rows` are [T, 1] int32 in HBM: each new token's position in the cache, and its row in the
+    tables `cos` and `sin`. `scales` is None until `load_scales` is called, which happens after all checks of
+    arguments.
     """
 
     positions: object
@@ -32,11 +38,28 @@ class DecodeStep(nl.NKIObject):
     scales: CacheScales | None = None
 
     def load_scales(self, k_scale, v_scale, cache):
-        """Load the scales of the cache, if any; refuse what `load_scales` of `cache.scales` refuses."""
+        """Load the scales of an 8-bit cache into SBUF and keep them in `self.scales`, or None without scales.
+
+        Args:
+            k_scale: [1, Hk] float32 in HBM, or None.
+            v_scale: the same for values.
+            cache: the cache whose dtype and number of kv heads the scales must fit.
+
+        Raises:
+            AssertionError: only one scale is given, a scale has another shape, or the caches' dtypes do not go with
+                scales. Caches with scales are both int8 or both float8_e4m3; int8 is refused without scales.
+        """
         self.scales = load_scales(k_scale, v_scale, cache)
 
     def select_share(self, share, sizes):
-        """Return the step of a share of a launch with `sizes`."""
+        """Return a new step for one core's `share`, with views of its rows and columns; `self` stays unchanged.
+
+        `positions` and `angle_rows` are cut to the share's sequences, `sinks` and `scales` to its kv heads. All other
+        fields are the same objects.
+
+        Args:
+            sizes: the `Sizes` of the whole launch, from which the share is cut.
+        """
         return DecodeStep(
             share.select_rows(self.positions, sizes.sequences),
             share.select_rows(self.angle_rows, sizes.sequences),
@@ -54,14 +77,21 @@ class DecodeStep(nl.NKIObject):
 
 @dataclass
 class RankArguments(nl.NKIObject):
-    """The ranks that divide positions: their group or None, their number, and the index [1, 1] of this rank."""
+    """Ranks that divide the positions of the caches among themselves, as the kernel's arguments give them.
+
+    Their replica group (None: no ranks divide positions), their number, and the index of this rank, [1, 1] int32 in
+    HBM.
+    """
 
     group: object = None
     count: int = 1
     index: object = None
 
     def check(self):
-        """Refuse a group without the number of its ranks, or one that does not divide positions by shifts."""
+        """Raise AssertionError if the fields do not fit together.
+
+        With a group, `count` must be a power of two and `index` must be [1, 1]. Without a group `count` must be 1.
+        """
         count, index = self.count, self.index
         if self.group is None:
             assert count == 1, f"{count} position_ranks, but no position_group"
@@ -74,5 +104,5 @@ class RankArguments(nl.NKIObject):
         )
 
     def load(self):
-        """Return the ranks with the index of this one in SBUF, or None."""
+        """Return `PositionRanks` with this rank's index loaded into SBUF, or None if `count` is 1."""
         return PositionRanks(self.group, self.count, self.index) if self.count > 1 else None

@@ -1,4 +1,9 @@
-"""Decode attention of one core: what it takes of a launch, and the order in which that begins."""
+"""Decode attention on one core: its share of a launch, the loads of the new tokens, and the start of the pipeline.
+
+`attention_decode` and `attention_mixed` call `attend_share`; `attention_block_decode` makes a `ShareStart` first, so
+that loads begin before its projection. A *share* is what one physical core computes of a launch, see `decode.share`.
+A *group* is a set of (sequence, kv head) pairs whose cached keys are loaded together, see `decode.sizes`.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +19,18 @@ from nki_kernels.decode.values import load_value_rows
 
 
 def attend_share(o, tokens, cache, sizes, step, ranks):
-    """Compute attention of this core's share of a launch with `sizes`, if any, into its rows and columns of o.
+    """Compute attention for this core's share of a launch and write it to the share's rows and columns of `o`.
 
-    tokens: q, k and v. step: see `DecodeStep`. ranks: see `RankArguments`.
+    Unless the caches hold them already, the new keys and values of the share are stored there. Does nothing on a core
+    for which `find_core_share` leaves no share.
+
+    Args:
+        o: outputs of the whole launch, [T, Hq * D] in HBM.
+        tokens: (q, k, v) of the whole launch in HBM; k and v are None if the caches hold them.
+        cache: keys and values of the whole launch.
+        sizes: the `Sizes` of the whole launch.
+        step: a `DecodeStep`.
+        ranks: `RankArguments`.
     """
     share = find_core_share(sizes)
     if share is not None:
@@ -25,7 +39,10 @@ def attend_share(o, tokens, cache, sizes, step, ranks):
 
 
 class ShareStart(nl.NKIObject):
-    """A share of a launch with `sizes`, whose loads that depend on the positions alone have begun."""
+    """A core's share of a launch, whose loads of positions and rotary angles begin when the object is made.
+
+    `sizes`, `cache` and `step` are passed for the whole launch and cut to the share.
+    """
 
     def __init__(self, share, cache, sizes, step):
         self.share, self.launch_sizes = share, sizes
@@ -35,7 +52,14 @@ class ShareStart(nl.NKIObject):
         self.tokens = NewTokens(self.sizes, self.step)
 
     def attend(self, o, tokens, ranks):
-        """Compute attention into the share's rows and columns of o; tokens: q, k and v of the launch."""
+        """Compute attention for the share and write it to the share's rows and columns of `o` [T, Hq * D] in HBM.
+
+        Stores the share's new keys and values in the caches unless the caches hold them already.
+
+        Args:
+            tokens: (q, k, v) of the whole launch in HBM.
+            ranks: `RankArguments`.
+        """
         position_ranks = ranks.load()
         local_o = self.share.select_heads(o, self.launch_sizes)
         launch = DecodeLaunch(self.sizes, self.share, position_ranks, self.cache, local_o, self.step)
@@ -46,9 +70,15 @@ class ShareStart(nl.NKIObject):
 
 
 def attend(launch, tokens, qkv):
-    """Compute attention of one core: tokens are loaded beside the first groups, whose loads continue in the pipeline.
+    """Load the new tokens, issue the pipeline over all cached and new keys, and write the outputs to `launch.o`.
 
-    tokens: `NewTokens` whose loads have begun that depend on the positions alone. qkv: queries, keys and values.
+    Stores new keys and values in the caches unless they are there already (`sizes.stored`). If ranks divide
+    positions, it gathers their queries first and merges the partial outputs of all ranks at the end.
+
+    Args:
+        launch: the `DecodeLaunch` of this core.
+        tokens: its `NewTokens`, whose loads of positions and angles have begun.
+        qkv: q [T, Hq * D], k and v [T, Hk * D] of this core's share in HBM; k and v may be None.
     """
     sizes = launch.sizes
     q, k, v = qkv

@@ -1,7 +1,10 @@
-"""A decode step of attention from hidden states in SBUF to hidden states in SBUF, for kernels that do more.
+"""The attention block of a decode step, from hidden states in SBUF to hidden states in SBUF: norm to output projection.
 
-DMA queues: Sync triggers the loads of weights and caches, which wait for nothing; what waits for a result is triggered
-by Scalar and GpSimd.
+`attention_block_decode` and `decoder_layer_decode` call `compute_attention_block` where the hidden states fit into
+SBUF, see `decode.hidden` for their layout.
+
+DMA queues: Sync triggers the loads of weights and caches, which wait for nothing; what waits for a result is
+triggered by Scalar and GpSimd.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ EARLY_BYTES = 32768
 
 @dataclass
 class BlockWeights(nl.NKIObject):
-    """The weights around attention: the norm, w_qkv [H, q_size + 2 * kv_size] and w_o [q_size, H]."""
+    """Weights around attention in HBM: the norm before it, w_qkv [H, q_size + 2 * kv_size] and w_o [q_size, H]."""
 
     norm: Norm
     w_qkv: object
@@ -39,9 +42,18 @@ class BlockWeights(nl.NKIObject):
 
 
 def compute_attention_block(tile, weights, launch, replica_group):
-    """Compute norm, projections, attention and residual of hidden states, see `hidden`.
+    """Return `tile` plus the output projection of attention over the normed `tile`, as a new SBUF tile of its shape.
 
-    Caches of few bytes are loaded, and their first values cleared, before w_qkv is; others behind it.
+    Also writes attention's outputs to `launch.o` and stores the new keys and values in the caches.
+
+    Caches of up to EARLY_BYTES per partition are loaded before w_qkv, and the first group's unseen values are zeroed
+    then. Larger caches are loaded after w_qkv.
+
+    Args:
+        tile: hidden states in SBUF, [partition, row, element] as `decode.hidden` lays them out.
+        weights: `BlockWeights`.
+        launch: a `DecodeLaunch` of one core, whose `o` is a tile of `create_output_tile`.
+        replica_group: ranks over which the output projection is summed, or None for one rank.
     """
     sizes, step = launch.sizes, launch.step
     # Positions are few bytes, but the first masks wait for them, so they are loaded ahead of caches and weights.
@@ -77,16 +89,24 @@ def compute_attention_block(tile, weights, launch, replica_group):
 
 
 def create_output_tile(sizes):
-    """Return a tile for the outputs of attention: [D in tile, tile, token, head], see `write_divided`."""
+    """Return an uninitialised SBUF tile for the outputs of attention: [D in tile, tile, token, head] in `sizes.dtype`.
+
+    Element d of a head is on partition d % 128 of tile d // 128. Heads of 32 or 64 elements share the partitions:
+    `sizes.joined` neighbouring heads follow one another along axis 0, and the last axis has Hq / `sizes.joined`
+    entries.
+    """
     height = min(sizes.joined * sizes.depth, PARTITIONS)
     shape = (height, sizes.depth_tiles, sizes.tokens, sizes.heads // sizes.joined)
     return nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
 
 
 def place_heads(heads, rotation, step, sizes):
-    """Return queries and keys [D in tile, tile, token, head], normed and rotated.
+    """Return queries and keys as two new SBUF tiles [D in tile, tile, token, head], normalised and rotated if asked.
 
-    heads: [D in tile, tile, head, token].
+    Args:
+        heads: [D in tile, tile, head, token] in SBUF, the query heads before the key heads.
+        rotation: the `Rotation` that turns all heads, or None to copy them.
+        step: a `DecodeStep`; its q_norm and k_norm normalise the heads unless q_norm is None.
     """
     results = []
     for count in (sizes.heads, sizes.kv_heads):
@@ -108,9 +128,16 @@ def place_heads(heads, rotation, step, sizes):
 
 
 def apply_scales(queries, keys, values, scales, sizes):
-    """Multiply queries by the scales of their keys, and round keys and values to the cache.
+    """Change queries, keys and values in SBUF in place for a cache with scales.
 
-    queries, keys: [D in tile, tile, token, head]. values: [token, Hk * D].
+    Queries are multiplied by the scale of the keys that they meet. Keys and values are replaced by the numbers that
+    the cache stores: divided by their head's scale, clipped and rounded.
+
+    Args:
+        queries: [D in tile, tile, token, query head].
+        keys: [D in tile, tile, token, kv head].
+        values: [token, Hk * D].
+        scales: `CacheScales`.
     """
     tokens, kv_heads = sizes.tokens, sizes.kv_heads
     for d in range(sizes.depth_tiles):
@@ -126,7 +153,12 @@ def apply_scales(queries, keys, values, scales, sizes):
 
 
 def transpose_key_rows(keys, spans, sizes):
-    """Return keys [D in tile, tile, token, head] as rows (token, head) [rows, D], a tile for each range of tokens."""
+    """Return keys as rows [token * Hk + head, D] in SBUF: a list with one tile for each range of tokens.
+
+    Args:
+        keys: [D in tile, tile, token, head] in SBUF.
+        spans: ranges (first token, end) of at most 128 rows each.
+    """
     result = []
     for first, end in spans:
         rows = (end - first) * sizes.kv_heads

@@ -1,7 +1,10 @@
-"""The feed-forward block of a decode step, from hidden states in SBUF to rows in HBM, for kernels that do more.
+"""The feed-forward block of a decode step, from hidden states in SBUF to rows in HBM.
 
-Hidden states have the layout "runs", see `hidden`. Once normalised, they are the moving operand of the gate and up
-product, whose weights are loaded in runs too. Meanwhile the residual goes through HBM to the layout of y's rows.
+`decoder_layer_decode` calls `prepare_feed_forward` before its attention block and `compute_feed_forward` after it.
+
+Hidden states lie as in `decode.hidden`: partition p holds C = ceil(H / 128) neighbouring elements of every row. Once
+normalised, they are the moving operand of the gate and up product, whose weights have the same layout. Meanwhile the
+residual goes through HBM to the layout of y's rows.
 """
 
 from __future__ import annotations
@@ -30,14 +33,15 @@ from nki_kernels.tiles import on_every_row
 from nki_kernels.weights import WeightMatrix
 
 SUMS_IN_FLIGHT = 8
-"""Chunks whose sums over the ranks may be under way before the first of them is stored."""
+"""Chunks of output columns whose sums over the ranks may be under way before the first of them is stored."""
 
 
 @dataclass
 class FeedForwardOperands(nl.NKIObject):
-    """What the block needs that depends on no hidden state.
+    """Operands of the feed-forward block that depend on no hidden state.
 
-    norm_column: weight of the norm in runs, [partition, C]. w_down: [F, H]. bias: [row, H] in SBUF, or None.
+    norm_column: the norm's weight in SBUF, [partition, C] as the hidden states lie. w_down: [F, H]. bias: the last
+    product's bias on every row, [row, H] in SBUF, or None. replica_group: ranks over which y is summed, or None.
     """
 
     norm: Norm
@@ -49,7 +53,18 @@ class FeedForwardOperands(nl.NKIObject):
 
 
 def prepare_feed_forward(norm, weights, activation, replica_group, rows, dtype):
-    """Load the small operands of the block, which a kernel triggers first. weights: Weights of `feed_forward`."""
+    """Return the block's operands; the norm's weight and the biases are loaded into SBUF, the large weights are not.
+
+    A kernel calls it first, so that these small loads are not delayed by caches and weights.
+
+    Args:
+        norm: the `Norm` before the block.
+        weights: `Weights` of `projection.feed_forward`: up, down, gate or None, and their biases or None.
+        activation: the activation function of the gate, or of the up product without a gate.
+        replica_group: ranks over which the block is summed, or None.
+        rows: number of rows of the hidden states.
+        dtype: dtype of the hidden states.
+    """
     norm_column = column_of(norm.weight, 0.0, True)
     gated = build_gated_product(weights, (0, weights.w_up.elements.shape[1]), activation, in_runs=True)
     bias = None if weights.b_down is None else on_every_row(weights.b_down, rows, dtype, 0.0)
@@ -57,7 +72,12 @@ def prepare_feed_forward(norm, weights, activation, replica_group, rows, dtype):
 
 
 def compute_feed_forward(y, tile, operands):
-    """Compute the block for hidden states in SBUF into rows y [T, H] of HBM, with residual and sum over the ranks."""
+    """Write hidden states plus their feed-forward block, summed over the ranks, to `y` [T, H] in HBM.
+
+    Args:
+        tile: hidden states in SBUF, [partition, row, element] as `decode.hidden` lays them out.
+        operands: `FeedForwardOperands`.
+    """
     rows, hidden = y.shape
     gated = operands.gated
     residual = nl.ndarray(y.shape, dtype=y.dtype, buffer=nl.shared_hbm)

@@ -1,4 +1,11 @@
-"""Keys and values of decode attention on their way: loads into the buffers of groups, transposes, and stores."""
+"""Keys and values of decode attention between HBM and SBUF: loads into buffers, transposes, and stores of new ones.
+
+`decode.attend` and `decode.block` make a `GroupLoads`, and `decode.pipeline` calls it for the later groups.
+
+A *unit* is one kv head of one sequence. A *group* is a set of units whose keys are loaded together, numbered in the
+order of `launch.groups`. An *item* is a group with some of its queries, one pass of the pipeline. A *chunk* is 128
+positions.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +19,18 @@ from nki_kernels.decode.values import clear_values, load_new_values
 from nki_kernels.dma import SCALAR, STATIC
 
 LOADS_BEFORE_GATHER = 6
-"""Groups whose loads are triggered before queries are gathered over ranks, which waits behind them in a full queue."""
+"""Groups that are loaded before queries are gathered over ranks: the gather would wait for more loads in its queue."""
 
 
 class GroupLoads(nl.NKIObject):
-    """The buffers of groups, each for one group after another; the loads of the first groups begin at once.
+    """SBUF buffers for keys and values of groups, reused by later groups; loads of the first groups begin at once.
 
-    key_tiles: [D in tile, tile, unit, S], as the product takes them, and loaded_keys as the cache has them.
-    value_tiles, new_tiles: values of the cache, and new values [new token, unit, D], slices of new_values if there are
-    any. Those of the groups behind a gather of queries come with `load_after_gather`. rows, seen_keys, output_weights:
-    see `take_tokens`.
+    key_tiles: keys as the score product takes them, [D in tile, tile, unit, S]. loaded_keys: buffers that DMAs fill,
+    the same tiles or rows that are transposed to them. value_tiles: cached values. new_tiles: values of new tokens
+    [new token, unit, D], views of the one tile new_values; none if the caches hold them.
+
+    With ranks that divide positions, only LOADS_BEFORE_GATHER groups are loaded at once; `load_after_gather` loads
+    the others that have buffers. rows, seen_keys, output_weights: the arguments of `take_tokens`.
     """
 
     def __init__(self, launch):
@@ -52,11 +61,17 @@ class GroupLoads(nl.NKIObject):
         self.load_groups(0, self.before_gather)
 
     def load_after_gather(self):
-        """Load the first groups that were left until queries are gathered."""
+        """Load the groups that have buffers and were not loaded when the object was made, because ranks gather queries.
+
+        Does nothing if no ranks divide positions.
+        """
         self.load_groups(self.before_gather, min(len(self.launch.groups), self.launch.sizes.key_buffers))
 
     def load_groups(self, first, last):
-        """Load the keys of groups first … last, and values as there is room for, or behind all keys."""
+        """Begin to load cached keys of groups `first` … `last` - 1, and cached values of those with value buffers.
+
+        With `sizes.keys_first` no values are loaded until the keys of the launch's last group are.
+        """
         sizes = self.launch.sizes
         for group in range(first, last):
             self.load_keys(group)
@@ -66,14 +81,19 @@ class GroupLoads(nl.NKIObject):
             self.load_first_values()
 
     def load_first_values(self):
-        """Begin to load the values of the first groups."""
+        """Begin to load the cached values of the first groups, as many as there are value buffers."""
         for group in range(min(len(self.launch.groups), self.launch.sizes.value_buffers)):
             self.load_values(group, STATIC)
 
     def take_tokens(self, rows, seen_keys, output_weights):
-        """Take the new tokens, whose values are loaded, and begin what depends on them.
+        """Keep the new tokens and begin what needs them: loads of new values, transposes of the first group's keys.
 
-        rows: see `TokenRows`. seen_keys: see `SeenKeys`. output_weights: loaded behind the keys, or None.
+        If no later keys remain to be loaded, it also calls `issue_after_keys`.
+
+        Args:
+            rows: `TokenRows`.
+            seen_keys: `SeenKeys`.
+            output_weights: `OutputWeights`, loaded after the last keys, or None.
         """
         self.rows, self.seen_keys, self.output_weights = rows, seen_keys, output_weights
         self.load_first_new_values()
@@ -84,17 +104,25 @@ class GroupLoads(nl.NKIObject):
         self.transpose_group(0, 1)
 
     def load_keys(self, group):
-        """Load the keys of a group; behind the last load the new keys may be written."""
+        """Load the cached keys of group number `group` from HBM into its buffer in `loaded_keys`."""
         tile = self.loaded_keys[group % self.launch.sizes.key_buffers]
         self.launch.cache.load_keys(tile, self.launch.groups[group][0], self.launch.sizes)
 
     def load_values(self, group, queue):
-        """Load the values of a group."""
+        """Load the cached values of group number `group` from HBM into its tile in `value_tiles`, on queue `queue`.
+
+        Args:
+            queue: a queue of `nki_kernels.dma`, such as STATIC.
+        """
         tile = self.value_tiles[group % self.launch.sizes.value_buffers]
         self.launch.cache.load_values(tile, self.launch.groups[group][0], self.launch.sizes, queue)
 
     def load_first_new_values(self):
-        """Load the new tokens' values of the groups that have a buffer; one DMA for complete sequences."""
+        """Load the new tokens' values of the first groups into `new_tiles`; do nothing if the caches hold them.
+
+        One DMA brings all of them if every group consists of whole sequences of equal number, else each group takes
+        its own.
+        """
         sizes, groups = self.launch.sizes, self.launch.groups
         if sizes.stored:
             return
@@ -110,14 +138,21 @@ class GroupLoads(nl.NKIObject):
             self.load_new_values(group)
 
     def load_new_values(self, group):
-        """Load the values of the new tokens of a group, if they are not in the caches."""
+        """Load the new tokens' values of group number `group` into its tile in `new_tiles`.
+
+        Does nothing if the caches hold them.
+        """
         sizes = self.launch.sizes
         if not sizes.stored:
             tile = self.new_tiles[group % sizes.value_buffers]
             load_new_values(tile, self.rows.v, self.launch.groups[group][0], sizes, self.launch.step.scales)
 
     def load_later_keys(self, group):
-        """Load keys into the buffer of a group that is done with them; behind the last load new ones are written."""
+        """Load the keys of group `group + sizes.key_buffers` into the buffer that `group` no longer needs.
+
+        Does nothing if there is no such group. After the keys of the last group it calls `issue_after_keys`, and with
+        `sizes.keys_first` it loads the first values before.
+        """
         sizes, count = self.launch.sizes, len(self.launch.groups)
         later = group + sizes.key_buffers
         if later < count:
@@ -128,19 +163,30 @@ class GroupLoads(nl.NKIObject):
                 self.issue_after_keys()
 
     def load_later_values(self, group):
-        """Load values into the buffers of a group that is done with them."""
+        """Load the values of group `group + sizes.value_buffers` into the tiles that `group` no longer needs.
+
+        Loads cached and new values. Does nothing if there is no such group.
+        """
         later = group + self.launch.sizes.value_buffers
         if later < len(self.launch.groups):
             self.load_values(later, SCALAR)
             self.load_new_values(later)
 
     def view_cached_values(self, group):
-        """Return the tile of a group's cached values: [128, unit, chunk, D]."""
+        """Return a view [128, unit, chunk, D] of the SBUF tile with the cached values of group number `group`."""
         tile = self.value_tiles[group % self.launch.sizes.value_buffers]
         return self.launch.cache.view_by_unit(tile, self.launch.groups[group][0])
 
     def transpose_group(self, group, half):
-        """Transpose a half of the keys of a group, if they come as rows; then load later ones into their buffer."""
+        """Transpose half of a group's keys from rows [position, D] to `key_tiles`: [D in tile, tile, unit, S] in SBUF.
+
+        Does nothing for contiguous caches, whose keys need no transpose, and for a group beyond the last. After the
+        second half it calls `load_later_keys`. On gen2 keys that no new token sees are zeroed first.
+
+        Args:
+            group: number of the group.
+            half: 0 for the first half of the chunks, 1 for the second.
+        """
         sizes, cache, groups = self.launch.sizes, self.launch.cache, self.launch.groups
         if not cache.transposes_keys or group >= len(groups):
             return
@@ -156,11 +202,11 @@ class GroupLoads(nl.NKIObject):
             self.load_later_keys(group)
 
     def transpose_next(self, item, half):
-        """Transpose a half of the keys of the group after an item's, beside the last item of this one.
+        """Transpose half of the next group's keys if `item` is the last item of its group, else do nothing.
 
-        In halves, so that the exponentials, on the engine that copies transposed keys, do not wait for all of them. On
-        gen2 both follow the exponentials, because Vector, which finds the maximum, would first wait for the keys to
-        clear them.
+        The halves are issued apart, so that exponentials do not wait for both: the Scalar engine computes them and
+        copies transposed keys. On gen2 half 0 does nothing and half 1 transposes both, after the exponentials. There
+        Vector, which finds the maximum, would first wait for the keys to clear them.
         """
         if self.launch.is_first_of_group(item + 1):
             group = self.launch.find_group(item) + 1
@@ -172,10 +218,10 @@ class GroupLoads(nl.NKIObject):
                 self.transpose_group(group, half)
 
     def issue_after_keys(self):
-        """Load weights of the output projection behind the last load of keys, and store the new keys.
+        """Issue what follows the last load of keys: loads of output projection weights, if any, and stores of new keys.
 
-        With all keys first these stores come when all weights are found: no tile of theirs takes the place of what the
-        stores still read.
+        With `sizes.keys_first` the keys are not stored here. `decode.pipeline` stores them when all weights of the
+        softmax are computed, so that no new tile takes the SBUF of what the stores still read.
         """
         sizes = self.launch.sizes
         if self.output_weights is not None:
@@ -184,16 +230,17 @@ class GroupLoads(nl.NKIObject):
             self.store_keys()
 
     def store_keys(self):
-        """Store the new keys, behind the last load of keys in program order: all writes of a cache are one tensor's.
+        """Write the new tokens' keys to the cache in HBM, after the last load of keys in program order.
 
-        No core writes while the other one still reads: block tables may name any page behind the last position.
+        Two cores wait for each other first: block tables may name any page beyond a sequence's last position, so that
+        one core may still read what the other one writes.
         """
         launch, rows = self.launch, self.rows
         wait_for_other_core(launch.share.cores, launch.cache.k_cache, nisa.engine.gpsimd)
         launch.cache.store_keys(rows.key_rows, rows.key_addresses, launch.sizes, launch.divided)
 
     def store_values(self):
-        """Store the new values."""
+        """Write the new tokens' values to the cache in HBM, after both cores have loaded the cached ones."""
         launch, rows = self.launch, self.rows
         wait_for_other_core(launch.share.cores, launch.cache.v_cache, nisa.engine.gpsimd)
         launch.cache.store_values(rows.value_rows, rows.value_addresses, launch.sizes, launch.divided)

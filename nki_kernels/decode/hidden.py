@@ -1,8 +1,10 @@
-"""The hidden states of a decode step in SBUF: from HBM, as operands of products, and back.
+"""The hidden states of a decode step in SBUF: loads from HBM, the layout in which products take them, and stores.
 
-They lie in runs (see `norms/blocks`): with C = ceil(H / 128) partition p holds elements p * C … of every row, as
-[partition, row, element]. So the norm of a row and the sum with the residual take 128 lanes for few rows too, and what
-leaves one product is the operand of the next one without a transpose.
+`attention_block_decode` and `decoder_layer_decode` keep few rows in this layout between their products.
+
+The layout is called runs (see `norms/blocks`): with C = ceil(H / 128) partition p holds elements p * C … p * C + C -
+1 of every row, as [partition, row, element]. So the norm of a row and the sum with the residual use up to 128
+partitions for few rows too. What leaves one product is the operand of the next one without a transpose.
 """
 
 from __future__ import annotations
@@ -18,19 +20,25 @@ HIDDEN_BYTES = 8192
 
 
 def can_hold_hidden(rows, hidden, dtype):
-    """Return whether rows of hidden states can stay in SBUF in this layout."""
+    """Return whether hidden states [rows, hidden] may stay in SBUF: at most 128 rows, HIDDEN_BYTES on a partition."""
     bytes_each = 4 if dtype == nl.float32 else 2
     return rows <= PARTITIONS and rows * blocks(hidden) * bytes_each <= HIDDEN_BYTES
 
 
 def create_hidden_tile(rows, hidden, dtype):
-    """Return an empty tile for hidden states [rows, H]."""
+    """Return an uninitialised SBUF tile [partition, row, C] for hidden states [rows, H], C = ceil(H / 128).
+
+    It has ceil(H / C) partitions, the last of which may have fewer than C elements of a row.
+    """
     shape = (in_block(hidden, 0, True), rows, blocks(hidden))
     return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
 
 
 def load_hidden(x):
-    """Load hidden states [T, H] of HBM as a tile [partition, T, C]; what the last partition lacks becomes 0."""
+    """Load hidden states [T, H] from HBM into a new SBUF tile [partition, T, C], C = ceil(H / 128), of their dtype.
+
+    Partition p holds elements p * C … p * C + C - 1 of every row. Elements beyond H on the last partition are 0.
+    """
     rows, hidden = x.shape
     tile = create_hidden_tile(rows, hidden, x.dtype)
     count = blocks(hidden)
@@ -46,7 +54,7 @@ def load_hidden(x):
 
 
 def store_hidden(y, tile):
-    """Write a tile of hidden states to rows [T, H] of HBM."""
+    """Write an SBUF tile [partition, T, C] of hidden states, as `load_hidden` returns it, to rows `y` [T, H] in HBM."""
     hidden = y.shape[1]
     count = blocks(hidden)
     full = hidden // count

@@ -1,4 +1,9 @@
-"""The stages that an item of decode attention passes through: scores, masked scores, weighted values."""
+"""The stages that an item of decode attention passes through: scores, masked scores, weighted values, outputs.
+
+`decode.pipeline` calls them. A *unit* is one kv head of one sequence. An *item* is a group of units with some of its
+queries, by number, see `DecodeLaunch`. A *box* names units: (first sequence, end, first kv head, end). A *query box*
+names queries of a kv head: (first new token, end, first query head, end). A *chunk* is 128 keys.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +26,19 @@ from nki_kernels.decode.softmax import add_up_chunks, cap_scores, select
 from nki_kernels.tiles import PARTITIONS, blocks
 
 CHUNKS_LAST = 8
-"""Chunks whose products come behind the sum of the weights, which is inverted meanwhile."""
+"""Chunks whose products with values are issued after the sum of the weights, which is inverted meanwhile."""
 
 
 def score_keys(launch, loads, item):
-    """Return the scores of an item; then its keys make room for a later group."""
+    """Return the scores of an item's keys, [128 keys, unit, chunk, query] float32 in PSUM.
+
+    After the last item of a group it begins to load a later group's keys into the buffer, unless keys were transposed
+    from it.
+
+    Args:
+        loads: `GroupLoads`, which have the keys in SBUF.
+        item: number of the item.
+    """
     group = launch.find_group(item)
     tile = loads.key_tiles[group % len(loads.key_tiles)]
     scores = score(loads.rows, tile, launch.find_box(item), launch.find_query_box(item), launch.sizes)
@@ -36,7 +49,17 @@ def score_keys(launch, loads, item):
 
 
 def mask_scores(launch, seen_keys, scores, item):
-    """Return the scores of an item, capped, LOWEST where a key is not seen, and with sinks."""
+    """Return an item's scores in SBUF, soft-capped if asked, with LOWEST where a query does not see the key.
+
+    The result is a view [128 keys, unit, chunk, query] float32 of one of the two tiles `seen_keys.masked`; the item
+    after the next overwrites it. Sinks take part as keys of the last chunk. At the first item of a group the call
+    updates `seen_keys` for that group.
+
+    Args:
+        seen_keys: `SeenKeys`.
+        scores: what `score_keys` returned for the item.
+        item: number of the item.
+    """
     sizes, step, box, query_box = (
         launch.sizes,
         launch.step,
@@ -59,7 +82,16 @@ def mask_scores(launch, seen_keys, scores, item):
 
 
 def add_sinks(masked, sink_logits, box, query_box, sizes):
-    """Write sinks [1, Hq] as keys of the last chunk that have no value, on the first quadrant behind the new keys."""
+    """Write attention sinks into the last chunk of `masked`, as scores of one more key, which has no value.
+
+    They go to the first partition that is a multiple of 32 and beyond the new keys.
+
+    Args:
+        masked: masked scores [128 keys, unit, chunk, query] in SBUF.
+        sink_logits: [1, Hq] float32 in SBUF.
+        box: (first sequence, end, first kv head, end) of the units.
+        query_box: (first new token, end, first query head of a kv head, end) of the queries.
+    """
     row, row_end, member, member_end = query_box
     shape = (1, 1, sizes.kv_heads, 1, sizes.share)
     logits = sink_logits.reshape(shape)[:, :, box[2] : box[3], :, member:member_end]
@@ -71,7 +103,12 @@ def add_sinks(masked, sink_logits, box, query_box, sizes):
 
 
 def keep_largest(launch, item, largest):
-    """Keep the largest scores of an item, of which the partitions of `largest` each hold all."""
+    """Copy the largest score of each of an item's queries from partition 0 of `largest` to `launch.largest_scores`.
+
+    Args:
+        largest: [128, unit * query], the same on every partition.
+        item: number of the item.
+    """
     box = launch.find_box(item)
     row, row_end, member, member_end = launch.find_query_box(item)
     first = find_first_unit(box, launch.sizes)
@@ -80,9 +117,20 @@ def keep_largest(launch, item, largest):
 
 
 def add_values(launch, loads, block, weights, ones, item):
-    """Add the weighted values of an item to a block, a new one if None; then they make room for a later group.
+    """Add an item's weighted values, and the sums of its weights, to the accumulators of its output block.
 
-    Returns: the block, or None once it is full and stored.
+    After the last item of a group it begins to load a later group's values. When the block has all its keys, its
+    outputs are written by `finish_block`.
+
+    Args:
+        loads: `GroupLoads`, which have the values in SBUF.
+        block: the `OutputBlock` so far, or None to begin one.
+        weights: exponentials of the scores, [128 keys, unit, chunk, query] in SBUF.
+        ones: [128, 128] float32 of ones in SBUF.
+        item: number of the item.
+
+    Returns:
+        The block, or None once it is complete and written.
     """
     sizes = launch.sizes
     group = launch.find_group(item)
@@ -114,7 +162,16 @@ def add_values(launch, loads, block, weights, ones, item):
 
 
 def finish_block(launch, block, inverse, ones):
-    """Store the outputs of a full block, or hand on what other cores or ranks add to."""
+    """Write the outputs of a complete block of queries to `launch.o`, or hand over partial outputs to be merged.
+
+    If two cores divide the positions, they exchange the block, and core 0 writes. If ranks divide them, the block is
+    kept in `launch.partials` until `merge_ranks`.
+
+    Args:
+        inverse: 1 / sum of weights in SBUF; it is multiplied in place by the values' scales, if any. None for partial
+            outputs.
+        ones: [128, 128] float32 of ones in SBUF.
+    """
     scales = launch.step.scales
     if launch.share.merged:
         finish_with_other_core(launch, block, ones)
@@ -132,7 +189,12 @@ def finish_block(launch, block, inverse, ones):
 
 
 def scale_in_place(inverse, scales, box):
-    """Multiply factors of outputs [128, unit, new token, head] by the scales of their values."""
+    """Multiply `inverse` [128, unit, new token, head] in SBUF, in place, by the value scale of each unit's kv head.
+
+    Args:
+        scales: `CacheScales`.
+        box: (first sequence, end, first kv head, end) of the units.
+    """
     heads = box[3] - box[2]
     columns = inverse.shape[2] * inverse.shape[3]
     by_head = inverse.reshape((PARTITIONS, box[1] - box[0], heads, columns))

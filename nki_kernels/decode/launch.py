@@ -1,4 +1,10 @@
-"""What one launch of decode attention holds, and which cached and new keys its tokens see."""
+"""One launch of decode attention on one core: its sizes, arguments and groups, and masks of the keys that tokens see.
+
+`decode.attend` and `decode.block` make a `DecodeLaunch` and a `SeenKeys`; the stages of the pipeline read them.
+
+A *unit* is one kv head of one sequence. A *box* of units is (first sequence, end, first kv head, end). A *group* is a
+box whose keys are loaded together; a *block* is a box whose outputs are accumulated together. A *chunk* is 128 keys.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +27,12 @@ from nki_kernels.tiles import PARTITIONS, filled
 
 
 class DecodeLaunch(nl.NKIObject):
-    """Sizes, arguments and groups of one launch on one core; `divided`: outputs of cores or ranks are merged.
+    """Sizes, arguments, groups and outputs `o` of one launch on one core.
 
-    An item is the group item // len(query_boxes) with the queries of box item % len(query_boxes). `factor` is what
-    scores are multiplied by before tanh, and `scale` before exp.
+    `groups` are pairs (box of the group, box of its block). An *item* is one group with one box of its queries; items
+    are numbered group by group. `divided`: whether the outputs of cores or ranks are merged; then `largest_scores`
+    [1, unit, new token, head] float32 in SBUF keeps the maxima. `partials`: partial outputs of ranks in HBM, or None.
+    `in_place`: whether o is in SBUF. `factor` is what scores are multiplied by before tanh, and `scale` before exp.
     """
 
     def __init__(self, sizes, share, ranks, cache, o, step):
@@ -50,28 +58,29 @@ class DecodeLaunch(nl.NKIObject):
         self.items = len(self.groups) * len(self.query_boxes)
 
     def find_group(self, item):
-        """Return the group of an item."""
+        """Return the index in `groups` of the group of item number `item`."""
         return item // len(self.query_boxes)
 
     def find_box(self, item):
-        """Return the sequences and kv heads of an item."""
+        """Return the units of item number `item` as a box: (first sequence, end, first kv head, end)."""
         return self.groups[self.find_group(item)][0]
 
     def find_query_box(self, item):
-        """Return the queries of an item."""
+        """Return which queries of each unit an item has: (first new token, end, first query head of a kv head, end)."""
         return self.query_boxes[item % len(self.query_boxes)]
 
     def is_first_of_group(self, item):
-        """Return whether an item is the first one of its group."""
+        """Return whether item number `item` is the first one of its group; True also for the number after the last."""
         return item % len(self.query_boxes) == 0
 
 
 @dataclass
 class TokenRows(nl.NKIObject):
-    """The new tokens: queries and keys [D in tile, tile, token, head], values v [T, Hk * D], and rows for the caches.
+    """New tokens: queries and keys [D in tile, tile, token, head] in SBUF, values, and rows for the caches.
 
-    key_rows, value_rows: tiles [height, D] of rows (token, kv head), with their addresses in the caches. Without new
-    keys all but the queries are None or empty.
+    v: values [T, Hk * D], in HBM or SBUF. key_rows, value_rows: lists of SBUF tiles [height, D], whose rows are
+    numbered token * Hk + head. key_addresses, value_addresses: for each tile the rows' addresses in the caches,
+    [height, 1] int32 in SBUF. If the caches hold the new keys already, all but the queries are None or empty.
     """
 
     queries: nl.NkiTensor
@@ -84,10 +93,14 @@ class TokenRows(nl.NKIObject):
 
 
 class SeenKeys(nl.NKIObject):
-    """Which keys the new tokens see, and the tiles that the softmax takes beside the scores.
+    """Masks of the keys that the new tokens see, and the tiles that the softmax needs besides the scores, all in SBUF.
 
-    `seen`: 1 where the new tokens see a cached key of the group at hand. `valid`: for each group, where any of them
-    does.
+    `seen`: 1 where the new tokens see a cached key of the current group, [128, unit, chunk, 1 or new token] uint8.
+    `valid`: for each group so far, 1 where any new token sees the key without a window. `causal`: the same among new
+    keys, see `mark_seen_new_keys`. `masked`: two tiles for masked scores. `sink_logits`: [1, Hq] or None.
+
+    Args:
+        first_positions: position of each sequence's first new token for each kv head, [128, B * Hk] float32 in SBUF.
     """
 
     def __init__(self, launch, first_positions):
@@ -107,14 +120,25 @@ class SeenKeys(nl.NKIObject):
         self.update_seen(launch.find_box(0))
 
     def select_first_positions(self, box):
-        """Return the positions of the first new tokens of a group of units: [128, units]."""
+        """Return a view [128, unit] of the positions of the first new tokens, for the units of a box.
+
+        With ranks that divide positions they are less this rank's index.
+
+        Args:
+            box: (first sequence, end, first kv head, end).
+        """
         first = find_first_unit(box, self.launch.sizes)
         return self.first_positions[:, first : first + count_units(box)]
 
     def mark_seen_keys(self, box):
-        """Return 1 where the new tokens see a cached key of a group: [128, units, chunks, 1 or new token], uint8.
+        """Return 1 where the new tokens of a box see a cached key, windows ignored, else 0.
 
-        Those before the first new token, the same for all; where the caches hold new keys, those up to each token.
+        The mask is [128, unit, chunk, 1 or new token] uint8 in SBUF. Keys before the first new token are seen by all,
+        so that one column serves all new tokens. If the caches hold the new keys already, each token has a column,
+        with the keys up to its own position.
+
+        Args:
+            box: (first sequence, end, first kv head, end) of the units.
         """
         if self.launch.sizes.stored:
             return mark_keys_up_to_tokens(
@@ -123,7 +147,11 @@ class SeenKeys(nl.NKIObject):
         return mark_earlier_keys(self.key_positions, self.select_first_positions(box)).expand_dim(3)
 
     def update_seen(self, box):
-        """Find which keys of the next group its new tokens see."""
+        """Set `seen` to the mask of a group's cached keys, within the window if any, and append the group to `valid`.
+
+        Args:
+            box: (first sequence, end, first kv head, end) of the group.
+        """
         window = self.launch.step.window
         self.seen = self.mark_seen_keys(box)
         self.valid.append(select_valid_keys(self.seen))
@@ -133,9 +161,10 @@ class SeenKeys(nl.NKIObject):
 
 
 def mark_seen_new_keys(launch):
-    """Return which new keys the new queries see, or None without new keys.
+    """Return 1 where a new query sees a new key, [new key, new query] uint8 in SBUF; None if the caches hold them.
 
-    Of several cores or ranks those of the first attend with them.
+    It is 0 everywhere on a core or rank other than the first of those that divide positions: the first one attends to
+    the new keys.
     """
     if launch.sizes.stored:
         return None
@@ -148,12 +177,15 @@ def mark_seen_new_keys(launch):
 
 
 def select_valid_keys(seen):
-    """Return 1 where some new token sees a cached key, of what `seen_keys` returns: [128, units, chunks]."""
+    """Return the last new token's column of a mask of `SeenKeys.mark_seen_keys`, a view [128, unit, chunk].
+
+    The last new token sees every key that some new token sees.
+    """
     return seen[:, :, :, seen.shape[3] - 1]
 
 
 def load_sinks(launch):
-    """Load attention sinks as scores, in units of the scale: [1, Hq]."""
+    """Load the attention sinks into SBUF, divided by `launch.scale` to compare with scores: [1, Hq] float32."""
     row = nl.ndarray((1, launch.sizes.heads), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=row, src=launch.step.sinks)
     nisa.tensor_scalar(dst=row, data=row, op0=nl.multiply, operand0=1.0 / launch.scale)

@@ -1,11 +1,16 @@
 """Partial outputs: attention with some of the keys, and how partial outputs of cores and ranks become one.
 
-A partial output of a query is a row of D + 2 float32: its weighted values and the sum of its weights, both relative to
-the largest score among its keys, and that score, m. With M the largest of all partial outputs
+`decode.item_stages` merges the two cores of a launch with `finish_with_other_core`; `decode.ranks` merges ranks.
+
+A partial output of a query is a row of D + 2 float32: its weighted values and the sum of its weights, both relative
+to the largest score among its keys, and that score, m. With M the largest of all partial outputs
 
     o = sum of exp(scale * (m - M)) * values / sum of exp(scale * (m - M)) * weights
 
 Where a query sees no key, m = LOWEST, so the factor is zero.
+
+A *unit* is one kv head of one sequence. A *block* is a box of units, (first sequence, end, first kv head, end), whose
+queries are the rows (unit, new token, head) of one tile.
 """
 
 from __future__ import annotations
@@ -19,7 +24,15 @@ from nki_kernels.decode.sizes import count_units, find_first_unit
 
 
 def write_partial_rows(result, launch, block, ones):
-    """Write a block of queries as partial outputs [row, D + 2]."""
+    """Write the accumulators of a block to `result` [row, D + 2] float32 in SBUF, as one partial output for each query.
+
+    A row is [weighted values | sum of weights | largest score]. Rows are ordered by unit, new token and head.
+
+    Args:
+        launch: the `DecodeLaunch`, whose `largest_scores` have the block's scores.
+        block: an `OutputBlock` with all of its keys on this core.
+        ones: [128, 128] float32 of ones in SBUF.
+    """
     sizes, box = launch.sizes, block.box
     rows, depth = count_units(box) * sizes.queries, sizes.depth
     for d in range(sizes.depth_tiles):
@@ -35,10 +48,14 @@ def write_partial_rows(result, launch, block, ones):
 
 
 def merge_partials(partials, scale, sinks, value_scales, dtype):
-    """Return outputs [row, D] of partial outputs [row, core or rank, D + 2].
+    """Return outputs [row, D] in SBUF, merged from partial outputs [row, core or rank, D + 2]; these are overwritten.
 
-    sinks: a score [row, 1] that adds to the sum of weights, or None. The factors are multiplied into `partials`.
-    value_scales: [row, 1], by which outputs are multiplied, or None.
+    Args:
+        partials: float32 in SBUF; its weighted values and sums are multiplied by their factors in place.
+        scale: what exp multiplies scores by.
+        sinks: [row, 1] scores that add to the sum of weights only, or None.
+        value_scales: [row, 1], by which outputs are multiplied, or None.
+        dtype: of the outputs.
     """
     rows, _, width = partials.shape
     depth = width - 2
@@ -70,7 +87,7 @@ def merge_partials(partials, scale, sinks, value_scales, dtype):
 
 
 def compute_relative_weights(scores, largest, scale):
-    """Return exp(scale * (scores - largest)) of scores [row, n] and their bounds [row, 1]."""
+    """Return exp(scale * (scores - largest)), float32 in SBUF, of scores [row, n] and bounds `largest` [row, 1]."""
     shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=shifted, data=scores, op0=nl.subtract, operand0=largest)
     result = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -79,7 +96,11 @@ def compute_relative_weights(scores, largest, scale):
 
 
 def load_sink_column(rows, source, scale):
-    """Load a view of sinks as a column [rows, 1] of scores, in units of the scale."""
+    """Load attention sinks into SBUF, divided by `scale` to compare with scores: a column [rows, 1] float32.
+
+    Args:
+        source: view of the sinks in HBM with one element for each row, broadcast over new tokens.
+    """
     column = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=column, src=source)
     nisa.tensor_scalar(dst=column, data=column, op0=nl.multiply, operand0=1.0 / scale)
@@ -87,14 +108,24 @@ def load_sink_column(rows, source, scale):
 
 
 def load_value_scales(scales, box, sizes):
-    """Return the scales of values of rows (unit, new token, head) of a block [rows, 1], or None without scales."""
+    """Return the value scale of each query's kv head as a column [row, 1] float32 in SBUF, or None without scales.
+
+    Args:
+        scales: `CacheScales`, or None.
+        box: (first sequence, end, first kv head, end) of the units; rows are ordered by unit, new token and head.
+    """
     if scales is None:
         return None
     return load_scale_column(scales.values[:, box[2] : box[3]], box[1] - box[0], sizes.queries)
 
 
 def finish_with_other_core(launch, block, ones):
-    """Exchange the partial outputs of a block with the other core; the first core stores what they make."""
+    """Exchange a block's partial outputs with the other core; core 0 merges both and writes the outputs to `launch.o`.
+
+    Args:
+        block: an `OutputBlock` with all of its keys on this core.
+        ones: [128, 128] float32 of ones in SBUF.
+    """
     sizes, step, box = launch.sizes, launch.step, block.box
     rows = count_units(box) * sizes.queries
     core = nl.program_id(0)

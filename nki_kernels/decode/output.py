@@ -1,7 +1,8 @@
 """The output projection of a decode step: from heads in SBUF to hidden states in SBUF, the residual added.
 
-The weights are the stationary operands, so that the product comes as `hidden` has its tiles: element p * C + i of each
-row on partition p. Columns i, i + C, i + 2 C … of the weight make block i.
+`decode.block` calls it. The weights are the stationary operands, so that the product has the layout of
+`decode.hidden`: with C = ceil(H / 128), element p * C + i of each row on partition p. Columns i, i + C, i + 2 C … of
+the weight make block i.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ AHEAD_SHARE = 6
 
 
 class OutputWeights(nl.NKIObject):
-    """The rows of w_o [Q, H] by head, or by heads that were joined, [D in tile, tile, H], one after the other.
+    """The rows of w_o [Q, H] in SBUF, one tile [D in tile, tile, H] for each head, loaded in order of the heads.
 
-    tiles: those of the loaded heads, in the dtype of the weight.
+    If `sizes.joined` neighbouring heads share the partitions of attention's outputs, a tile has the rows of all of
+    them. `tiles` has the tiles that are loaded so far, in the dtype of the weight.
     """
 
     def __init__(self, w_o, sizes):
@@ -29,7 +31,7 @@ class OutputWeights(nl.NKIObject):
         self.tiles = []
 
     def load_first_heads(self):
-        """Load as many heads as have room while attention works."""
+        """Begin to load the first heads that fit into 1 / AHEAD_SHARE of SBUF, at least one, while attention works."""
         depth_ranges, hidden = ranges(0, self.depth), self.source.shape[1]
         head_bytes = len(depth_ranges) * hidden * (4 if self.source.dtype == nl.float32 else 2)
         most = nl.tile_size.sbuf_fmax_bytes // AHEAD_SHARE // head_bytes
@@ -37,7 +39,7 @@ class OutputWeights(nl.NKIObject):
             self.load_next_head()
 
     def load_next_head(self):
-        """Load the rows of one more head."""
+        """Load the rows of the next head, or of the next `sizes.joined` heads, and append their tile to `tiles`."""
         depth_ranges = ranges(0, self.depth)
         shape = (min(self.depth, PARTITIONS), len(depth_ranges), self.source.shape[1])
         raw = nl.ndarray(shape, dtype=self.source.dtype, buffer=nl.sbuf)
@@ -48,7 +50,13 @@ class OutputWeights(nl.NKIObject):
         self.tiles.append(raw)
 
     def provide_head_rows(self, head):
-        """Return the rows of a head in the dtype of the product; they are loaded first if they are not yet."""
+        """Return the weight rows of one head in SBUF, [D in tile, tile, H], cast to the activations' dtype.
+
+        If the head is the next one to be loaded, it is loaded first. Heads must be asked for in order.
+
+        Args:
+            head: index in `tiles`, which counts sets of `sizes.joined` heads.
+        """
         if head >= len(self.tiles):
             self.load_next_head()
         raw = self.tiles[head]
@@ -63,7 +71,14 @@ class OutputWeights(nl.NKIObject):
 
 
 def add_output(tile, outputs, weights, replica_group):
-    """Return hidden states plus the sum over ranks of outputs [D in tile, tile, token, head] times the weights."""
+    """Return a new SBUF tile of hidden states: `tile` plus the sum over ranks of `outputs` times the weights.
+
+    Args:
+        tile: the residual, [partition, row, C] in SBUF as `decode.hidden` lays it out.
+        outputs: attention's outputs, [D in tile, tile, token, head] in SBUF.
+        weights: `OutputWeights`; heads that are not loaded yet are loaded here.
+        replica_group: ranks whose products are summed, or None.
+    """
     hidden = weights.source.shape[1]
     sums = allocate_output_sums(tile, hidden)
     depth_ranges = ranges(0, weights.depth)
@@ -99,9 +114,15 @@ def add_output(tile, outputs, weights, replica_group):
 
 
 def allocate_output_sums(tile, hidden):
-    """Return PSUM tiles [partition, block, row] with their first block, as many blocks as a bank holds in each.
+    """Return accumulators for hidden states as pairs (PSUM tile [partition, block, row] float32, its first block).
 
-    Where the last partition lacks elements they begin with zeros: no product writes there.
+    Blocks are those of `decode.hidden`: block i has element i of each partition. There are at least two tiles if
+    there are two blocks. Where the last partition lacks elements, the tiles are zeroed, because no product writes
+    there.
+
+    Args:
+        tile: a tile of hidden states [partition, row, C], for its shape.
+        hidden: H.
     """
     height, rows, count = tile.shape
     sums = []
@@ -114,7 +135,14 @@ def allocate_output_sums(tile, hidden):
 
 
 def sum_over_ranks(sums, tile, replica_group):
-    """Return the sums of all ranks [partition, row, block], rounded before and after to the hidden states' dtype."""
+    """Return the accumulated products summed over all ranks: a new SBUF tile [partition, row, block].
+
+    They are rounded to the dtype of the hidden states before the all-reduce and after it.
+
+    Args:
+        sums: pairs of `allocate_output_sums`.
+        tile: a tile of hidden states, for its shape and dtype.
+    """
     partial = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
     total = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
     for index in range(len(sums)):

@@ -1,8 +1,12 @@
 """The software pipeline of decode attention: the order in which the stages of its items are issued.
 
-Each engine works in program order, so the stages of different groups alternate: while the Tensor engine scores one
-group, the Vector engine finds the maximum of the one before, whose exponentials the product of a third one hides. Work
-that has queries for several passes over a loaded group takes one item of the pipeline for each.
+`decode.attend` and `decode.block` call `run`. A *unit* is one kv head of one sequence. A *group* is a set of units
+whose keys are loaded together. An *item* is a group with as many of its queries as are scored at once; items are
+numbered group by group.
+
+Each engine works in program order, so the stages of different groups alternate. While the Tensor engine scores one
+group, the Vector engine finds the maximum of the one before. The products of a third group with its values hide the
+exponentials of that one.
 """
 
 from __future__ import annotations
@@ -25,18 +29,25 @@ CLEARED_IN = 4
 """Pieces in which values are cleared, so that the maximum of a group does not wait for all of them."""
 
 CLEARED_EARLY, CLEARED_EARLY_STORED = 1, 3
-"""Of these, pieces that are cleared beside the products of the item before, and the number where keys are stored.
+"""Pieces of CLEARED_IN that are zeroed before the products of the item before; the second number is for stored keys.
 
-Groups of stored keys are larger, and so are the products of one: with 3 in place of 1 a sequence of 1500 positions and
-20 heads of 64 takes 42 us in place of 45 on trn2. With new keys 3 in place of 1 adds up to 2 us.
+Groups of stored keys are larger, and so are the products of one: with 3 in place of 1 a sequence of 1500 positions
+and 20 heads of 64 takes 42 us in place of 45 on trn2. With new keys 3 in place of 1 adds up to 2 us.
 """
 
 
 def run(launch, loads, seen_keys, cleared):
-    """Issue all stages of all items, once the new tokens are there; values of `cleared` groups are clear.
+    """Issue all stages of all items, from scores to outputs in `launch.o` or partial outputs, and store the new values.
 
-    An item's keys are scored while the item before finds its maximum; its values are multiplied two steps after its
-    scores, or behind all keys. The loads of later groups follow the last use of their buffers.
+    The caller has loaded the new tokens and the first groups. An item's keys are scored while the item before finds
+    its maximum. Its values are multiplied two steps after its scores, or with `sizes.keys_first` after the scores of
+    all items. Loads of later groups follow the last use of their buffers.
+
+    Args:
+        launch: `DecodeLaunch`.
+        loads: its `GroupLoads`, which have taken the new tokens.
+        seen_keys: its `SeenKeys`, at the first group.
+        cleared: number of first groups whose unseen values are zeroed already.
     """
     sizes, items = launch.sizes, launch.items
     behind = 2 if not sizes.keys_first else 1 + items
@@ -77,7 +88,14 @@ def run(launch, loads, seen_keys, cleared):
 
 
 def clear_pieces(launch, loads, seen_keys, item, pieces):
-    """Clear a range of pieces of the values of a group, once for all of its items: `item` is the first one."""
+    """Zero a group's cached values in SBUF where no new token sees the key, in some of CLEARED_IN pieces of its chunks.
+
+    Does nothing unless `item` is the first item of its group, nor beyond the last item.
+
+    Args:
+        item: number of an item.
+        pieces: (first, end) of the pieces, 0 … CLEARED_IN.
+    """
     group, sizes = launch.find_group(item), launch.sizes
     if item < launch.items and launch.is_first_of_group(item):
         for piece in range(pieces[0], pieces[1]):

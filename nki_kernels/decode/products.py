@@ -1,7 +1,11 @@
-"""The two products of decode attention: scores of a group of units, and its weights times the values.
+"""The two products of decode attention: queries times keys, and softmax weights times values, with the outputs' stores.
 
-Keys and values are the stationary operands, 128 positions at once, and the few queries move: the Tensor engine takes
-the least time that a matmul has for each chunk.
+`decode.item_stages` calls them. Keys and values are the stationary operands, 128 positions at once, and the few
+queries move: the Tensor engine takes the least time that a matmul has for each chunk.
+
+A *unit* is one kv head of one sequence. A *box* of units is (first sequence, end, first kv head, end). A *chunk* is
+128 keys: of S cached positions, partition p of chunk c has position p * (S // 128) + c. What remains of S is a chunk
+of its own, and the new keys are the last chunk.
 """
 
 from __future__ import annotations
@@ -15,7 +19,11 @@ from nki_kernels.tiles import PARTITIONS
 
 
 class OutputBlock(nl.NKIObject):
-    """What a block of units adds up: products [D in tile, tile, unit, new token, head] @ PSUM, and sums of weights."""
+    """Accumulators for the queries of a box of units: products in PSUM and sums of weights in SBUF, both float32.
+
+    product: weighted values [D in tile, tile, unit, new token, head]. sums: weights added up over the chunks, one
+    number for each partition, [128, unit, new token, head].
+    """
 
     def __init__(self, box, sizes):
         self.box = box
@@ -27,10 +35,16 @@ class OutputBlock(nl.NKIObject):
 
 
 def score(rows, keys, box, query_box, sizes):
-    """Return scores of a group of units [128 positions, unit, chunk, query] @ PSUM, for some of its queries.
+    """Return unscaled scores q . k of a box of units, [128 keys, unit, chunk, query] float32 in PSUM, for some queries.
 
-    rows: see `TokenRows`. keys: [D in tile, tile, unit, S]. The last chunk is that of the new keys, not written where
-    the caches hold them. Of it, and of a chunk for what remains of the capacity, the first partitions are written only.
+    The last chunk has the new keys; it is not written if the caches hold them. In that chunk, and in the one for what
+    remains of the capacity, only as many partitions are written as there are keys.
+
+    Args:
+        rows: `TokenRows`.
+        keys: cached keys [D in tile, tile, unit, S] in SBUF.
+        box: (first sequence, end, first kv head, end) of the units.
+        query_box: (first new token, end, first query head of a kv head, end) of the queries.
     """
     row, row_end, member, member_end = query_box
     count = (row_end - row) * (member_end - member)
@@ -64,10 +78,14 @@ def score(rows, keys, box, query_box, sizes):
 
 
 def add_weighted_values(product, cached, new, weights, chunks, sizes):
-    """Add values of chunks first … last of a group of units, weighted, for some of its queries.
+    """Add the values of chunks `chunks[0]` … `chunks[1]` - 1, times their weights, to `product`; chunk 0 overwrites it.
 
-    product: [D in tile, tile, unit, new token, head]. cached: values [128, unit, chunk, D]. new: values [new token,
-    unit, D] or None. weights: [128, unit, chunk, query].
+    Args:
+        product: [D in tile, tile, unit, new token, head] float32 in PSUM.
+        cached: cached values [128, unit, chunk, D] in SBUF.
+        new: values of the new tokens [new token, unit, D] in SBUF, or None if the caches hold them.
+        weights: [128, unit, chunk, query] in SBUF.
+        chunks: (first, end).
     """
     for unit in range(weights.shape[1]):
         for d in range(sizes.depth_tiles):
@@ -87,7 +105,14 @@ def add_weighted_values(product, cached, new, weights, chunks, sizes):
 
 
 def invert_sums(block, ones):
-    """Return 1 / the sum of each query of a block over the partitions: a column [query, 1]."""
+    """Return 1 / sum of weights of each query of a block, as a column [query, 1] float32 in SBUF.
+
+    Queries are ordered by unit, new token and head.
+
+    Args:
+        block: an `OutputBlock` with all of its keys.
+        ones: [128, 128] float32 of ones in SBUF.
+    """
     total = sum_weights(block, ones)
     inverse = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=total)
@@ -95,16 +120,28 @@ def invert_sums(block, ones):
 
 
 def sum_weights(block, ones):
-    """Return the sum of each query of a block over the partitions: [query, 1] @ PSUM."""
+    """Return the sum of weights of each query of a block, as a column [query, 1] float32 in PSUM.
+
+    Adds up `block.sums` over the partitions. Queries are ordered by unit, new token and head.
+
+    Args:
+        ones: [128, 128] float32 of ones in SBUF.
+    """
     rows = block.sums.shape[1] * block.sums.shape[2] * block.sums.shape[3]
     total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
-    # The sums are the stationary operand, so the totals come with queries on the partitions, as `finish` has them.
+    # The sums are the stationary operand, so the totals have queries on the partitions, as `store_divided` takes them.
     nisa.nc_matmul(dst=total, stationary=block.sums.reshape((PARTITIONS, rows)), moving=ones[:, 0:1])
     return total
 
 
 def invert_sums_everywhere(block, ones):
-    """Return 1 / the sum of each query of a block, on all partitions: [128, unit, new token, head]."""
+    """Return 1 / sum of weights of each query of a block, the same on all partitions.
+
+    The result is [128, unit, new token, head] float32 in SBUF.
+
+    Args:
+        ones: [128, 128] float32 of ones in SBUF.
+    """
     total = nl.ndarray(block.sums.shape, dtype=nl.float32, buffer=nl.psum)
     # Stationary ones repeat each total on all partitions, because D lies there in outputs that stay in SBUF.
     nisa.nc_matmul(dst=total, stationary=ones, moving=block.sums)
@@ -114,7 +151,13 @@ def invert_sums_everywhere(block, ones):
 
 
 def store_divided(block, inverse, o, sizes):
-    """Divide a block by its sums, and store it with queries on the partitions."""
+    """Multiply a block's weighted values by `inverse`, and write these outputs to the block's rows of `o` in HBM.
+
+    Args:
+        block: an `OutputBlock` with all of its keys.
+        inverse: 1 / sum of weights, [query, 1] float32 in SBUF.
+        o: [T, Hq * D] in HBM.
+    """
     box = block.box
     rows = count_units(box) * sizes.queries
     result = nl.ndarray((rows, sizes.depth), dtype=o.dtype, buffer=nl.sbuf)
@@ -125,9 +168,13 @@ def store_divided(block, inverse, o, sizes):
 
 
 def write_divided(block, inverse, outputs, sizes):
-    """Divide a block by its sums into outputs [D in tile, tile, token, head] in SBUF.
+    """Multiply a block's weighted values by `inverse`, and write these outputs to their places in `outputs` in SBUF.
 
-    `sizes.joined` neighbouring heads lie beside each other on the partitions.
+    Args:
+        block: an `OutputBlock` with all of its keys.
+        inverse: 1 / sum of weights, [128, unit, new token, head] float32 in SBUF.
+        outputs: [D in tile, tile, token, head] in SBUF, as `create_output_tile` of `decode.block` lays it out;
+            `sizes.joined` neighbouring heads share the partitions.
     """
     box = block.box
     shape = (sizes.sequences, sizes.new, sizes.kv_heads, sizes.share // sizes.joined)
@@ -149,7 +196,15 @@ def write_divided(block, inverse, outputs, sizes):
 
 
 def transpose_product(product, d, rows, sizes):
-    """Return tile d of a product with queries on the partitions @ PSUM, and its first and last element of D."""
+    """Return tile `d` of a product with queries on the partitions, float32 in PSUM, and the range of D that it has.
+
+    Three results: the tile [rows, up to 128], the first element of D in it, and the end. SBUF gets a copy in between.
+
+    Args:
+        product: [D in tile, tile, unit, new token, head] float32 in PSUM.
+        d: number of the tile of 128 elements of D.
+        rows: number of queries, unit * new token * head.
+    """
     start, stop = d * PARTITIONS, min(sizes.depth, (d + 1) * PARTITIONS)
     columns = nl.ndarray((stop - start, rows), dtype=nl.float32, buffer=nl.sbuf)
     # A transpose of the Tensor engine reads SBUF only, so the product leaves PSUM first.
@@ -160,7 +215,14 @@ def transpose_product(product, d, rows, sizes):
 
 
 def store(result, o, box, sizes):
-    """Write rows (unit, new token, head) of a block to o; with one new token they lie there in this order."""
+    """Write outputs of a box, rows (unit, new token, head) of D elements in SBUF, to `o` [T, Hq * D] in HBM.
+
+    With one new token of each sequence one DMA writes all rows, else one for each sequence.
+
+    Args:
+        result: [row, D] in SBUF.
+        box: (first sequence, end, first kv head, end) of the units.
+    """
     target = o.reshape((sizes.sequences, sizes.new, sizes.kv_heads, sizes.share, sizes.depth))
     if sizes.new == 1:
         target = target[box[0] : box[1], 0, box[2] : box[3]]

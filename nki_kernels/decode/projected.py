@@ -1,7 +1,11 @@
-"""Queries, keys and values of a decode step from hidden states in SBUF, into the layouts that attention takes.
+"""The QKV projection of a decode step: from hidden states in SBUF to queries, keys and values as attention takes them.
 
-The weights of queries and keys are the stationary operands, so that their heads come with D on the partitions; the
-rows are stationary for the values, which come with tokens there. Nothing is transposed and nothing goes through HBM.
+`decode.block` calls `project`. The weights of queries and keys are the stationary operands, so that their heads come
+with D on the partitions. For values the rows are stationary, so that tokens are on the partitions. Nothing is
+transposed and nothing goes through HBM.
+
+Hidden states lie as in `decode.hidden`: with C = ceil(H / 128), block i has element p * C + i of each row on
+partition p.
 """
 
 from __future__ import annotations
@@ -15,7 +19,10 @@ from nki_kernels.weights import WeightMatrix, load_runs_into
 
 
 class Projected(nl.NKIObject):
-    """Heads of queries, then of keys, [D in tile, tile, head, token] in `dtype`, and values [token, Hk * D]."""
+    """Results of the projection in SBUF, in `sizes.dtype`.
+
+    heads: query heads, then key heads, [D in tile, tile, head, token]. values: [token, Hk * D].
+    """
 
     def __init__(self, sizes):
         shape = (min(sizes.depth, PARTITIONS), sizes.depth_tiles, sizes.heads + sizes.kv_heads, sizes.tokens)
@@ -25,9 +32,10 @@ class Projected(nl.NKIObject):
 
 
 def plan_column_groups(sizes):
-    """Return columns of w_qkv whose products accumulate together: (first head, end, first column of values, end).
+    """Return which columns of w_qkv are accumulated together, as (first head, end, first column of values, end).
 
-    All of them where the PSUM banks of one product hold those of all heads, and as many those of the values.
+    Heads are numbered through queries and keys. All columns make one group if their sums fit into PSUM. Otherwise
+    heads and values have groups of their own, in which the other range is empty.
     """
     heads, width = sizes.heads + sizes.kv_heads, sizes.kv_heads * sizes.depth
     most = BANK // sizes.tokens * ACCUMULATOR_BANKS // sizes.depth_tiles * sizes.together
@@ -42,7 +50,13 @@ def plan_column_groups(sizes):
 
 
 def project(rows, w_qkv, sizes, scales):
-    """Return [q | k | v] of rows [partition, C, token], times `scales`, see `reciprocal_roots`."""
+    """Return `rows` times w_qkv, times `scales`, as a `Projected`; w_qkv is loaded from HBM piece by piece.
+
+    Args:
+        rows: hidden states times the norm's weight, [partition, C, token] in SBUF.
+        w_qkv: [H, q_size + 2 * kv_size] in HBM.
+        scales: 1 / rms of each token, [128, token] and [token, 1] float32 in SBUF, see `reciprocal_roots`.
+    """
     result = Projected(sizes)
     hidden = w_qkv.shape[0]
     first_value = (sizes.heads + sizes.kv_heads) * sizes.depth
@@ -75,9 +89,10 @@ def project(rows, w_qkv, sizes, scales):
 
 
 def allocate_head_sums(heads, sizes):
-    """Return the first head, the end, and a PSUM tile [D in tile, tile, heads, token] of as many heads as a bank holds.
+    """Return accumulators for `heads` heads: triples (first head, end, PSUM tile).
 
-    Short heads lie beside each other on the partitions, `sizes.together` of them.
+    A tile is [D in tile, tile, head, token] float32 and takes one PSUM bank. Of heads of 32 or 64 elements,
+    `sizes.together` neighbours share the partitions, and axis 2 counts such sets.
     """
     tiles = []
     most = sizes.together * (BANK // (sizes.tokens * sizes.depth_tiles))
@@ -89,7 +104,17 @@ def allocate_head_sums(heads, sizes):
 
 
 def add_heads(sums, weights, rows, first, hidden, sizes):
-    """Add what blocks of the weights, from block `first` on, contribute to the heads."""
+    """Add the products of some blocks of hidden states with their weights to the accumulators of the heads.
+
+    Block 0 overwrites the accumulators.
+
+    Args:
+        sums: triples of `allocate_head_sums`.
+        weights: [partition, block, column] in SBUF, whose first columns are those of the heads.
+        rows: [partition, C, token] in SBUF.
+        first: number of the first block in `weights`.
+        hidden: H.
+    """
     for within in range(weights.shape[1]):
         block = first + within
         used = in_block(hidden, block, True)
@@ -108,7 +133,18 @@ def add_heads(sums, weights, rows, first, hidden, sizes):
 
 
 def add_values(banks, weights, panels, rows, first, hidden):
-    """Add what blocks of the weights, from block `first` on, contribute to the values."""
+    """Add the products of some blocks of hidden states with their weights to the accumulators of the values.
+
+    Block 0 overwrites the accumulators.
+
+    Args:
+        banks: PSUM tiles [token, column], one for each range of columns.
+        weights: [partition, block, column] in SBUF, the columns of values only.
+        panels: ranges (first column, end) of `weights`, at most 512 columns each.
+        rows: [partition, C, token] in SBUF.
+        first: number of the first block in `weights`.
+        hidden: H.
+    """
     for within in range(weights.shape[1]):
         block = first + within
         used = in_block(hidden, block, True)
@@ -123,7 +159,13 @@ def add_values(banks, weights, panels, rows, first, hidden):
 
 
 def read_heads(heads, sums, first, scale, sizes):
-    """Copy the heads of `sums` from PSUM times scale [128, token] to `heads`, where they begin at head `first`."""
+    """Copy accumulated heads from PSUM to `heads` in SBUF, times `scale`, to head number `first` and those after it.
+
+    Args:
+        heads: [D in tile, tile, head, token] in SBUF.
+        sums: triples of `allocate_head_sums`.
+        scale: [128, token] float32 in SBUF.
+    """
     for first_head, end_head, tile in sums:
         for offset in range(min(sizes.together, end_head - first_head)):
             for d in range(sizes.depth_tiles):

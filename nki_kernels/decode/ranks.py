@@ -1,9 +1,11 @@
 """Ranks that share kv heads and divide the positions of their caches: position p is slot p // N of rank p % N of N.
 
-So the shares of a sequence differ by one position at most, however short it is, and block tables are the same on all of
-the ranks. Each rank attends for the queries of all of them with its share; then each gets the partial outputs of its
-own queries. New keys and values are the same on all ranks: the first one attends with them, and each position is
-written by the rank whose slot it is.
+`decode.attend` and `decode.launch` call these functions. The shares of a sequence differ by one position at most,
+however short it is, and block tables are the same on all ranks. Each rank attends for the queries of all ranks with
+its own slots; then each rank gets the partial outputs of its own queries. New keys and values are the same on all
+ranks: the first rank attends with them, and each position is written by the rank whose slot it is.
+
+A *partial output* of a query is a row of D + 2 float32, see `decode.merge`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from nki_kernels.tiles import PARTITIONS, cast, load, load_repeated, ranges
 
 
 class PositionRanks(nl.NKIObject):
-    """The replica group, its number of ranks, and the index of this rank in it: [128, 1] float32."""
+    """Ranks that divide positions: replica group, number, and this rank's index in it, [128, 1] float32 in SBUF."""
 
     def __init__(self, group, count, index):
         self.group, self.count = group, count
@@ -28,14 +30,18 @@ class PositionRanks(nl.NKIObject):
 
 
 def subtract_rank(first_positions, ranks):
-    """Return positions [128, n] less the index of this rank: a slot's key is earlier if N * slot is below that."""
+    """Return `first_positions` [128, n] less this rank's index, a new float32 tile in SBUF.
+
+    Slot s of a rank has position N * s + index. So its key is earlier than a position if N * s is less than the
+    result.
+    """
     result = nl.ndarray(first_positions.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=result, data=first_positions, op0=nl.subtract, operand0=ranks.index)
     return result
 
 
 def zero_on_other_ranks(predicate, ranks):
-    """Return a predicate [n, columns] uint8 on the first rank, zero on the others."""
+    """Return a mask [n, columns] uint8 in SBUF that equals `predicate` on the first rank and is 0 on the others."""
     rows = predicate.shape[0]
     result = nl.ndarray(predicate.shape, dtype=predicate.dtype, buffer=nl.sbuf)
     nisa.tensor_scalar(
@@ -49,7 +55,14 @@ def zero_on_other_ranks(predicate, ranks):
 
 
 def gather_queries(queries, ranks, sizes):
-    """Gather queries [D in tile, tile, token, local head] of all ranks as [D in tile, tile, token, head]."""
+    """Return the queries of all ranks, [D in tile, tile, token, head] in SBUF, by an all-gather.
+
+    The heads of a kv head are ordered by rank.
+
+    Args:
+        queries: this rank's queries, [D in tile, tile, token, local head] in SBUF.
+        ranks: `PositionRanks`.
+    """
     height, columns = queries.shape[0], sizes.depth_tiles * sizes.tokens * sizes.local_heads
     gathered = nl.ndarray((height, ranks.count * columns), dtype=queries.dtype, buffer=nl.sbuf)
     ncc.all_gather(
@@ -74,13 +87,21 @@ def gather_queries(queries, ranks, sizes):
 
 
 def allocate_partial_outputs(ranks, sizes):
-    """Return HBM for the partial outputs that ranks exchange: rows (rank, token, local head) of D + 2."""
+    """Return an uninitialised HBM tensor for the partial outputs that ranks exchange, [row, D + 2] float32.
+
+    Rows are ordered by rank, token and local head: the rank whose queries they are.
+    """
     shape = (ranks.count * sizes.tokens * sizes.local_heads, sizes.depth + 2)
     return nl.ndarray(shape, dtype=nl.float32, buffer=nl.private_hbm, name="own_partial_outputs")
 
 
 def keep_partial(launch, block, ones):
-    """Write the partial outputs of a block to what the ranks will exchange, see `allocate_partial_outputs`."""
+    """Write a block's partial outputs to the rows of `launch.partials` in HBM, which `merge_ranks` exchanges.
+
+    Args:
+        block: an `OutputBlock` with all of this rank's keys.
+        ones: [128, 128] float32 of ones in SBUF.
+    """
     sizes, box = launch.sizes, block.box
     width, local_share = sizes.depth + 2, sizes.local_heads // sizes.kv_heads
     rows = nl.ndarray((count_units(box) * sizes.queries, width), dtype=nl.float32, buffer=nl.sbuf)
@@ -93,7 +114,10 @@ def keep_partial(launch, block, ones):
 
 
 def merge_ranks(launch):
-    """Exchange partial outputs, and store what those of this rank's queries make."""
+    """Exchange `launch.partials` among the ranks, and write the outputs of this rank's queries to `launch.o` in HBM.
+
+    The partial outputs of all ranks are received in a new HBM tensor and merged.
+    """
     sizes, step, ranks, heads = launch.sizes, launch.step, launch.ranks, launch.sizes.local_heads
     received = nl.ndarray(
         launch.partials.shape, dtype=nl.float32, buffer=nl.private_hbm, name="all_partial_outputs"

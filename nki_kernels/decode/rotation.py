@@ -1,6 +1,10 @@
 """Norm and rotation of heads with D on the partitions, where element d meets element d ± R/2 of another partition.
 
-A product with a matrix of -1, 0 and 1 brings it there: exact, and for all heads and tokens at once.
+`decode.block` calls these functions for queries and keys that come from its projection. A product with a matrix of
+-1, 0 and 1 brings each element to the partition of the other: exact, and for all heads and tokens at once.
+
+A tile [D in tile, tile, …] has element d of a head on partition d % 128 of tile d // 128. The first R elements of a
+head are rotated.
 """
 
 from __future__ import annotations
@@ -15,7 +19,13 @@ from nki_kernels.tiles import BANK, PARTITIONS, filled, ranges
 
 
 class Rotation(nl.NKIObject):
-    """Tables [D in tile, tile, token] of the new tokens' angles, and the matrix that turns heads a quarter."""
+    """Operands of the rotation of the new tokens' heads in SBUF.
+
+    cosines, sines: [D in tile, tile, token] float32, with 1 and 0 for elements from R on. turn: the matrix of
+    `build_quarter_turn`.
+
+    The tables are loaded when the object is made, by the tokens' row numbers `step.angle_rows`.
+    """
 
     def __init__(self, step, sizes):
         depth, half = sizes.depth, step.cos.shape[1]
@@ -27,7 +37,14 @@ class Rotation(nl.NKIObject):
 
 
 def spread_table(angles, depth, beyond):
-    """Return rows [token, R/2] as [D in tile, tile, token], twice; elements from R on are `beyond`."""
+    """Return rows of angles [token, R/2] as [D in tile, tile, token] float32 in SBUF, for both halves of R.
+
+    Elements from R on are `beyond`.
+
+    Args:
+        angles: cosines or sines of the tokens in SBUF.
+        depth: D.
+    """
     tokens, half = angles.shape
     rows = filled((tokens, depth), beyond)
     twice = angles.reshape((tokens, 1, half)).broadcast(1, 2)
@@ -43,7 +60,14 @@ def spread_table(angles, depth, beyond):
 
 
 def build_quarter_turn(depth, half, dtype):
-    """Return the matrix [k in tile, tile, m] by which element m becomes -k[m + R/2], k[m - R/2] or, from R on, 0."""
+    """Return the stationary matrix [k in tile, tile, m] in SBUF whose product with heads turns them by a quarter.
+
+    Element m of the product is -head[m + R/2] for m < R/2, head[m - R/2] for R/2 <= m < R, and 0 from R on.
+
+    Args:
+        depth: D.
+        half: R/2.
+    """
     depth_ranges = ranges(0, depth)
     result = filled((min(depth, PARTITIONS), len(depth_ranges), depth), 0.0, dtype)
     for d in range(len(depth_ranges)):
@@ -63,7 +87,13 @@ def build_quarter_turn(depth, half, dtype):
 
 
 def normalise_heads(result, heads, norm):
-    """Divide heads [D in tile, tile, head, token] by their root mean squares and multiply them by the norm's weight."""
+    """Write heads divided by their root mean squares, times the norm's weight, to `result` in SBUF.
+
+    Args:
+        result: [D in tile, tile, head, token], as `heads`.
+        heads: [D in tile, tile, head, token] in SBUF.
+        norm: a `Norm` whose weight [1, D] is in HBM and is loaded here.
+    """
     height, number, count, tokens = heads.shape
     weight = norm.weight
     depth = weight.shape[1]
@@ -104,9 +134,13 @@ def normalise_heads(result, heads, norm):
 
 
 def rotate_heads(results, heads, rotation):
-    """Turn heads [D in tile, tile, head, token] by the angles of their tokens, into [D in tile, tile, token, head].
+    """Write heads, rotated by their tokens' angles, to tiles [D in tile, tile, token, head] in SBUF.
 
-    results: a tile for the first so many heads, one for the heads behind those, and so on.
+    Args:
+        results: tiles that divide the heads in order: the first tile takes as many heads as its last axis has, and so
+            on.
+        heads: [D in tile, tile, head, token] in SBUF.
+        rotation: `Rotation`.
     """
     _, number, count, tokens = heads.shape
     depth = rotation.turn.shape[2]
@@ -147,7 +181,13 @@ def rotate_heads(results, heads, rotation):
 
 
 def copy_heads(results, heads, depth):
-    """Copy heads [D in tile, tile, head, token] as `rotate_heads` places them, not turned."""
+    """Copy heads [D in tile, tile, head, token] without rotation to tiles [D in tile, tile, token, head], all in SBUF.
+
+    Args:
+        results: tiles that divide the heads in order: the first tile takes as many heads as its last axis has, and so
+            on.
+        depth: D.
+    """
     depth_ranges = ranges(0, depth)
     for tile, begin, last in list_bounds(results):
         for d in range(len(depth_ranges)):
@@ -157,7 +197,7 @@ def copy_heads(results, heads, depth):
 
 
 def list_bounds(results):
-    """Return each tile [D in tile, tile, token, head] with its first head and its last one of all."""
+    """Return (tile, first head, end) for each tile [D in tile, tile, token, head], heads numbered through all tiles."""
     bounds = []
     first = 0
     for tile in results:

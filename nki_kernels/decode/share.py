@@ -1,9 +1,10 @@
-"""What one core takes of a launch on two: kv heads where their number is even, else sequences, else slots.
+"""The share of one core in a launch on two: kv heads where their number is even, else sequences, else slots.
 
+`decode.attend` and `attention_block_decode` call `find_core_share`, and cut arguments, sizes and caches to the share.
 Kv heads in pages lie behind one another, and cores that divide them move small pieces. So they are not divided there.
 
-A *slot* of a cache holds a position. Cores that divide the slots of one sequence merge their outputs; each
-writes the new keys and values whose slots are its own, so no core writes what the other one reads.
+A *slot* of a cache holds a position. Cores that divide the slots of one sequence merge their outputs; each core
+writes the new keys and values of its own slots, so no core writes what the other one reads.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ LEAST_SLOTS = 8192
 
 @dataclass
 class Share(nl.NKIObject):
-    """A range of sequences, of kv heads and of slots, one of as many as there are `cores`.
+    """Part of a launch that one core computes: ranges (first, end) of sequences, of kv heads and of cache slots.
 
-    `merged`: whether the other core has slots of the same sequences and heads.
+    `cores`: number of cores that have a share. `merged`: whether the other core has other slots of the same sequences
+    and heads, so that partial outputs are merged.
     """
 
     sequences: object
@@ -38,26 +40,45 @@ class Share(nl.NKIObject):
     merged: bool = False
 
     def select_rows(self, tensor, sequences):
-        """Return the rows of the share's sequences, of a tensor with as many for each of `sequences`; None stays."""
+        """Return a view of the rows of the share's sequences, or None for None.
+
+        Args:
+            tensor: a tensor with equally many rows for each of `sequences`, in order.
+            sequences: number of sequences of the whole launch.
+        """
         if tensor is None:
             return None
         count = tensor.shape[0] // sequences
         return tensor[self.sequences[0] * count : self.sequences[1] * count]
 
     def select_columns(self, tensor, kv_heads):
-        """Return the columns of the share's kv heads, of a tensor with as many for each of `kv_heads`; None stays."""
+        """Return a view of the columns of the share's kv heads, or None for None.
+
+        Args:
+            tensor: a tensor with equally many columns for each of `kv_heads`, in order.
+            kv_heads: number of kv heads of the whole launch.
+        """
         if tensor is None:
             return None
         count = tensor.shape[1] // kv_heads
         return tensor[:, self.kv_heads[0] * count : self.kv_heads[1] * count]
 
     def select_heads(self, tensor, sizes):
-        """Return rows and columns of the share, of a tensor of new tokens' heads; `sizes` are those of the launch."""
+        """Return a view of the share's rows and columns of a tensor [T, heads * D] of new tokens, or None for None.
+
+        Args:
+            sizes: the `Sizes` of the whole launch.
+        """
         return self.select_columns(self.select_rows(tensor, sizes.sequences), sizes.kv_heads)
 
 
 def compute_share_sizes(sizes, share, cache):
-    """Return the sizes of a share, of a launch with `sizes`; `cache` is that of the share."""
+    """Return the `Sizes` of a share.
+
+    Args:
+        sizes: the `Sizes` of the whole launch.
+        cache: the cache, cut to the share.
+    """
     tokens = (share.sequences[1] - share.sequences[0]) * sizes.new
     local_share = sizes.local_heads // sizes.kv_heads
     width = (share.kv_heads[1] - share.kv_heads[0]) * local_share * sizes.depth
@@ -65,7 +86,12 @@ def compute_share_sizes(sizes, share, cache):
 
 
 def find_core_share(sizes):
-    """Return what this core takes of a launch; None where nothing is left for it."""
+    """Return this core's `Share` of a launch, or None if the other core computes all of it.
+
+    On one core the share is the whole launch. Two cores divide the kv heads if their number is even and the cache
+    does not keep them together. Else they divide the sequences if there are several, else the slots of the one
+    sequence. Slots that are few (LEAST_SLOTS) or divided over ranks stay with core 0; core 1 gets None.
+    """
     sequences, kv_heads, slots = (0, sizes.sequences), (0, sizes.kv_heads), (0, sizes.capacity)
     core = nl.program_id(0)
     if nl.num_programs() != CORES:
@@ -82,15 +108,20 @@ def find_core_share(sizes):
 
 
 def wait_for_other_core(cores, tensor, engine):
-    """Order accesses of both cores to a tensor in HBM before this call before their accesses after it.
+    """Issue a barrier if `cores` is 2: both cores' earlier accesses to a tensor precede the later ones of either.
 
-    `engine` waits: the one that triggers what comes after.
+    Args:
+        tensor: the tensor in HBM that both cores access.
+        engine: the engine that waits, the one that triggers the later accesses.
     """
     if cores == CORES:
         nisa.core_barrier(data=tensor, cores=(0, 1), engine=engine)
 
 
 def split_in_halves(size, together):
-    """Return two ranges that cover `size`, the first a multiple of `together` and as long; the second may be empty."""
+    """Return two ranges (start, end) that cover 0 … `size`; the second may be shorter, or empty.
+
+    The first range ends at a multiple of `together`, or at `size`.
+    """
     middle = min(size, blocks(blocks(size, together), CORES) * together)
     return [(0, middle), (middle, size)]

@@ -1,7 +1,10 @@
-"""What shapes the loops of a decode step: tile sizes, buffers, and which kv heads of which sequences go together.
+"""Sizes of a decode step: tile sizes, buffers, and which kv heads of which sequences are processed together.
+
+The decode kernels make a `Sizes`; each stage of `decode` reads it.
 
 A *unit* is one kv head of one sequence. A *group* of units is loaded by one DMA and shares the instructions of the
-softmax; a *block* of units shares an output tile, whose rows are queries. Both are boxes of sequences by kv heads.
+softmax; a *block* of units shares an output tile, whose rows are queries. Both are boxes of sequences by kv heads:
+(first sequence, end, first kv head, end).
 """
 
 from __future__ import annotations
@@ -16,10 +19,10 @@ QUADRANT = 32
 """Partitions at whose multiples a tile of few partitions begins."""
 
 LOAD_BYTES = 8192
-"""Bytes per partition that one DMA brings at least, of short caches those of several units: 1 MiB."""
+"""Bytes per partition that one DMA loads at least, if short caches need several units for that: 1 MiB in all."""
 
 MANY_BYTES = 65536
-"""Bytes per partition of all keys from which on half of that is enough: with many groups, small ones overlap better."""
+"""Bytes per partition of all keys from which on LOAD_BYTES is halved: with many groups, small ones overlap better."""
 
 STORED_COLUMNS = 84
 """Columns of scores for which groups of stored keys grow beyond LOAD_BYTES: no new key waits for the last load, and the
@@ -27,32 +30,37 @@ softmax takes as many instructions for a few columns. Sequences of 1500 position
 order and scheduled: 4 of them take 134 and 103 us, with 60 columns 137 and 104, with 104 columns 133 and 119."""
 
 STORED_BYTES = 24576
-"""Bytes per partition up to which they grow."""
+"""Bytes per partition up to which groups of stored keys grow."""
 
 BUFFER_BYTES = 131072
 """Bytes per partition of all loaded keys and values."""
 
 VALUE_BUFFERS = 2
-"""Groups whose values are in SBUF at most where there are new keys. Cached keys take the rest: the new ones are written
-when all have been read, and GpSimd takes long to address them."""
+"""Groups whose values are in SBUF at most where there are new keys. Cached keys take the remaining buffers.
+
+The new keys are written when all cached ones have been read, and GpSimd takes long to address them.
+"""
 
 KEYS_FIRST_POSITIONS = 2048
-"""Up to so many positions all keys are loaded, and their weights found, before the values: the new keys are written
-when all have been read, and GpSimd takes longer to address one than the loads of the values of a unit take."""
+"""Positions up to which all keys are loaded, and their weights computed, before the values.
+
+The new keys are written when all cached ones have been read. GpSimd takes longer to address a new key than the loads
+of the values of a unit take.
+"""
 
 WEIGHT_BYTES = 16384
-"""Bytes per partition of the weights of all units that then stay in SBUF."""
+"""Bytes per partition that the softmax weights of all units may take if all keys are loaded first."""
 
 VALUE_PART_OVER_RANKS = 4
-"""One of so many buffers is for values where ranks divide positions: they arrive while queries are gathered."""
+"""One of so many buffers is for values where ranks divide positions: values arrive while queries are gathered."""
 
 SCORE_BANKS = 2
-"""PSUM banks of the scores of one group; those of the next one lie beside them."""
+"""PSUM banks of the scores of one group; those of the next group take as many others."""
 
 
 @dataclass
 class Buffers(nl.NKIObject):
-    """How many groups have buffers for loaded keys, for values, and for keys as the product takes them.
+    """Numbers of groups that have buffers: for loaded keys, for values, and for keys as the score product takes them.
 
     keys_first: whether all keys are loaded before the values.
     """
@@ -64,10 +72,19 @@ class Buffers(nl.NKIObject):
 
 
 class Sizes(nl.NKIObject):
-    """The dimensions of one core's share of a launch, and the tile sizes that follow from them.
+    """Dimensions of one core's share of a launch, and the tile sizes that follow from them.
 
-    `ranks` divide the positions of a cache: `local_heads` of all `heads` are this rank's. `stored`: the caches hold the
-    keys and values of the new tokens already, so none are new.
+    `ranks` divide the positions of a cache: `local_heads` of all `heads` are this rank's. `stored`: the caches hold
+    the keys and values of the new tokens already, so none are new. `new`: new tokens of a sequence. `share`: query
+    heads of a kv head. `queries`: new * share. `full`: whole chunks of 128 cached positions; `remaining`: positions
+    after these. `cached`: chunks of cached keys; `chunks`: those and one of new keys. `units`: units of a group.
+    `width`: most queries of a unit that are scored together. `together`: heads that fit side by side on the
+    partitions; `joined`: the largest number of these that divides `share`.
+
+    Args:
+        tokens: number of new tokens, T.
+        width: columns of the queries, local query heads * D.
+        cache: the cache of the share.
     """
 
     def __init__(self, tokens, width, dtype, cache, ranks=1, stored=False):
@@ -117,7 +134,11 @@ class Sizes(nl.NKIObject):
 
 
 def divide_into_boxes(sequences, kv_heads, most):
-    """Return boxes (first sequence, end, first kv head, end) of at most `most` units: sequences, or heads of one."""
+    """Return boxes (first sequence, end, first kv head, end) that cover all units, each with at most `most` units.
+
+    A box has whole sequences if `most` allows one, else some kv heads of one sequence. Boxes are ordered by sequence,
+    then by kv head.
+    """
     result = []
     together = max(1, most // kv_heads)
     heads_together = min(kv_heads, most)
@@ -129,7 +150,11 @@ def divide_into_boxes(sequences, kv_heads, most):
 
 
 def list_groups(sizes):
-    """Return the groups in order, each as (box, box of its block)."""
+    """Return the groups of units in the order of their loads, as pairs (box of the group, box of its block).
+
+    A box is (first sequence, end, first kv head, end). Groups have at most `sizes.units` units; the queries of a
+    block fill at most 128 rows.
+    """
     result = []
     for outer in divide_into_boxes(sizes.sequences, sizes.kv_heads, PARTITIONS // sizes.queries):
         for inner in divide_into_boxes(outer[1] - outer[0], outer[3] - outer[2], sizes.units):
@@ -139,21 +164,39 @@ def list_groups(sizes):
 
 
 def list_query_boxes(sizes):
-    """Return the queries of a unit that are scored together: boxes (first token, end, first head of the group, end)."""
+    """Return boxes (first new token, end, first query head, end) that cover the queries of a unit, in order.
+
+    Query heads are counted from the first one of the kv head. A box has at most `sizes.width` queries, which are
+    scored together.
+    """
     return divide_into_boxes(sizes.new, sizes.share, sizes.width)
 
 
 def count_units(box):
-    """Return the number of units of a box."""
+    """Return the number of units, pairs of a sequence and a kv head, in a box.
+
+    Args:
+        box: (first sequence, end, first kv head, end).
+    """
     return (box[1] - box[0]) * (box[3] - box[2])
 
 
 def locate_unit(box, number):
-    """Return sequence and kv head of a unit of a box."""
+    """Return the sequence and the kv head of unit number `number` of a box; kv heads count faster than sequences.
+
+    Args:
+        box: (first sequence, end, first kv head, end).
+    """
     heads = box[3] - box[2]
     return box[0] + number // heads, box[2] + number % heads
 
 
 def find_first_unit(box, sizes, sequence=0, kv_head=0):
-    """Return the number of a box's first unit, counted from that of a sequence and kv head."""
+    """Return the number of a box's first unit, counted from the unit of `sequence` and `kv_head`.
+
+    Units are numbered sequence * `sizes.kv_heads` + kv head.
+
+    Args:
+        box: (first sequence, end, first kv head, end).
+    """
     return (box[0] - sequence) * sizes.kv_heads + box[2] - kv_head

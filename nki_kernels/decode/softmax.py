@@ -1,9 +1,14 @@
 """Softmax over keys that lie on the partitions, for several sequences at once, relative to the exact maximum.
 
-Scores are tiles [key on partition, unit, chunk of keys, query], where a unit is one kv head of one sequence. Along a
-partition the maximum takes one instruction; across the partitions it takes a transpose, and a second transpose of
-the repeated result brings it back to all partitions. The steps are functions of their own, so that a kernel can
-put the work of another unit between them.
+`decode.pipeline`, `decode.launch` and `latent.decode_items` call these functions.
+
+Scores are tiles [key on partition, unit, chunk of keys, query], where a unit is one kv head of one sequence and a
+chunk is 128 keys. Along a partition the maximum takes one instruction. Across the partitions it takes a transpose,
+and a second transpose of the repeated result brings it back to all partitions. The steps are functions of their own,
+so that a kernel can put the work of another unit between them.
+
+Of S cached positions, partition p of chunk c has position p * (S // 128) + c. What remains of S is a chunk of its
+own, and new keys are the last chunk.
 """
 
 from __future__ import annotations
@@ -14,11 +19,15 @@ import nki.language as nl
 from nki_kernels.tiles import PARTITIONS, filled
 
 LOWEST = -3.0e38
-"""What masked scores are: below any score, and finite, because gen2 transposes by multiplying with zeros."""
+"""Score of a masked key: below any other score, and finite, because gen2 transposes by multiplying with zeros."""
 
 
 def find_largest_by_partition(scores):
-    """Return the maximum over the chunks of scores [128, units, chunks, queries]: [128, units * queries]."""
+    """Return each query's largest score over the chunks, on each partition: [128, unit * query] float32 in SBUF.
+
+    Args:
+        scores: [128, unit, chunk, query] in SBUF or PSUM.
+    """
     rows, units, _, queries = scores.shape
     result = nl.ndarray((rows, units * queries), dtype=nl.float32, buffer=nl.sbuf)
     # Only trailing dims can be reduced, so the access pattern puts chunks behind queries.
@@ -27,7 +36,11 @@ def find_largest_by_partition(scores):
 
 
 def find_largest_of_queries(by_partition):
-    """Return the maximum over the partitions of [128, columns]: [columns, 1]."""
+    """Return the maximum of each column over the partitions, as a column [columns, 1] float32 in SBUF.
+
+    Args:
+        by_partition: [up to 128, columns] float32 in SBUF, at most 128 columns.
+    """
     rows, columns = by_partition.shape
     bank = nl.ndarray((columns, rows), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=bank, data=by_partition)
@@ -37,7 +50,7 @@ def find_largest_of_queries(by_partition):
 
 
 def repeat_on_partitions(column):
-    """Return a column [n, 1] as a row on each partition: [128, n] @ PSUM."""
+    """Return a column [n, 1] float32 in SBUF as the same row on every partition: [128, n] float32 in PSUM."""
     count = column.shape[0]
     bank = nl.ndarray((PARTITIONS, count), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=bank, data=column.broadcast(1, PARTITIONS))
@@ -45,7 +58,12 @@ def repeat_on_partitions(column):
 
 
 def compute_weights(scores, largest, scale, dtype):
-    """Return exp(scale * (scores - largest)) in `dtype`, of scores [128, units, chunks, queries]."""
+    """Return exp(scale * (scores - largest)) as a new SBUF tile [128, unit, chunk, query] of `dtype`.
+
+    Args:
+        scores: [128, unit, chunk, query] in SBUF.
+        largest: [128, unit * query], the same on every partition.
+    """
     rows, units, chunks, queries = scores.shape
     shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
     repeated = largest.reshape((rows, units, 1, queries)).broadcast(2, chunks)
@@ -57,15 +75,24 @@ def compute_weights(scores, largest, scale, dtype):
 
 
 def add_up_chunks(total, weights):
-    """Write the sums over the chunks of weights [128, units, chunks, queries] to `total` [128, units * queries]."""
+    """Write the sums over the chunks of `weights` to `total`, one number for each unit and query on each partition.
+
+    Args:
+        total: [128, unit * query] or its axes apart, float32 in SBUF.
+        weights: [128, unit, chunk, query] in SBUF.
+    """
     nisa.tensor_reduce(dst=total, op=nl.add, data=weights.permute((0, 1, 3, 2)), axis=3)
 
 
 def generate_key_positions(sizes, first_slot):
-    """Return the position of the key on each partition of each chunk, [128, chunks], in float32, on the first rank.
+    """Return the position of the cached key on each partition of each chunk: [128, chunk] float32 in SBUF.
 
-    Partition p of the first S // 128 chunks holds so many consecutive slots, for long contiguous loads; what is left
-    of the capacity lies one slot per partition in a chunk of its own. The first of the slots is `first_slot`.
+    Partition p of the first S // 128 chunks has S // 128 consecutive slots, for long contiguous loads. What remains
+    of the S slots is a chunk of its own with one slot on a partition. If ranks divide positions, slot s counts as
+    position `sizes.ranks` * s, which is exact on the first rank.
+
+    Args:
+        first_slot: the slot of the first key.
     """
     full, step = sizes.full, sizes.ranks
     result = nl.ndarray((PARTITIONS, sizes.cached), dtype=nl.float32, buffer=nl.sbuf)
@@ -87,7 +114,12 @@ def generate_key_positions(sizes, first_slot):
 
 
 def mark_earlier_keys(keys_at, first_positions):
-    """Return 1 where a key [128, chunks] lies before the first new token [128, units]: [128, units, chunks], uint8."""
+    """Return 1 where a cached key is before the first new token of a unit, else 0: [128, unit, chunk] uint8 in SBUF.
+
+    Args:
+        keys_at: positions of the keys, [128, chunk] float32.
+        first_positions: position of the first new token, [128, unit] float32.
+    """
     rows, chunks = keys_at.shape
     units = first_positions.shape[1]
     result = nl.ndarray((rows, units, chunks), dtype=nl.uint8, buffer=nl.sbuf)
@@ -101,7 +133,10 @@ def mark_earlier_keys(keys_at, first_positions):
 
 
 def create_masked_tiles(sizes):
-    """Return two tiles for masked scores [128, units, chunks, queries], LOWEST where `select` does not write."""
+    """Return two SBUF tiles for masked scores [128, unit, chunk, query] float32, filled with LOWEST.
+
+    `select` leaves LOWEST where a chunk has no keys on a partition.
+    """
     result = []
     # Items alternate between two tiles, so the next scores are written while the weights of these are computed.
     for _ in range(2):
@@ -112,7 +147,13 @@ def create_masked_tiles(sizes):
 
 
 def mark_keys_up_to_tokens(keys_at, first_positions, new):
-    """Return 1 where a key [128, chunks] is not behind a new token: [128, units, chunks, new token], uint8."""
+    """Return 1 where a key's position is at most that of a new token: [128, unit, chunk, new token] uint8 in SBUF.
+
+    Args:
+        keys_at: positions of the keys, [128, chunk] float32.
+        first_positions: position of the first new token, [128, unit] float32; the others follow it.
+        new: number of new tokens of a sequence.
+    """
     rows, chunks = keys_at.shape
     units = first_positions.shape[1]
     result = nl.ndarray((rows, units, chunks, new), dtype=nl.uint8, buffer=nl.sbuf)
@@ -129,10 +170,14 @@ def mark_keys_up_to_tokens(keys_at, first_positions, new):
 
 
 def mark_keys_in_window(seen, keys_at, first_positions, new, window):
-    """Return 1 where a key is in the window of each new token: [128, units, chunks, new token], uint8.
+    """Return 1 where a new token sees a cached key within its window: [128, unit, chunk, new token] uint8 in SBUF.
 
-    seen: the keys that new tokens see without a window, [128, units, chunks, 1 or new token]. Token i sees the last
-    `window` positions, its own included.
+    Args:
+        seen: mask without a window, [128, unit, chunk, 1 or new token] uint8.
+        keys_at: positions of the keys, [128, chunk] float32.
+        first_positions: position of the first new token, [128, unit] float32.
+        new: number of new tokens of a sequence.
+        window: number of last positions that a token sees, its own included.
     """
     rows, units, chunks, tokens = seen.shape
     result = nl.ndarray((rows, units, chunks, new), dtype=nl.uint8, buffer=nl.sbuf)
@@ -152,7 +197,12 @@ def mark_keys_in_window(seen, keys_at, first_positions, new, window):
 
 
 def mark_causal_keys(new, window):
-    """Return 1 where new key j (partition) is not after new query i, nor outside its window: [new, new], uint8."""
+    """Return 1 where new key j (partition) is not after new query i and in its window: [j, i] uint8 in SBUF.
+
+    Args:
+        new: number of new tokens of a sequence.
+        window: number of last positions that a token sees, its own included; None for all.
+    """
     ones = filled((new, new), 1, nl.uint8)
     result = nl.ndarray((new, new), dtype=nl.uint8, buffer=nl.sbuf)
     nisa.affine_select(
@@ -177,7 +227,13 @@ def mark_causal_keys(new, window):
 
 
 def cap_scores(scores, factor, sizes):
-    """Return tanh(factor * scores), of scores as `select` takes them."""
+    """Return tanh(factor * scores) as a new SBUF tile [128, unit, chunk, query] float32.
+
+    Partitions on which a chunk has no keys stay undefined, as they are in `scores`.
+
+    Args:
+        scores: [128, unit, chunk, query] in PSUM.
+    """
     units, queries = scores.shape[1], scores.shape[3]
     result = nl.ndarray((PARTITIONS, units, sizes.chunks, queries), dtype=nl.float32, buffer=nl.sbuf)
     # Chunks of remaining and of new keys fill the first partitions only; what PSUM holds on others is undefined.
@@ -197,16 +253,23 @@ def cap_scores(scores, factor, sizes):
 
 
 def repeat_per_query(predicate, queries):
-    """Repeat a predicate [rows, units, chunks, tokens] for each of `queries`, as many of a token."""
+    """Return a view of `predicate` [rows, unit, chunk, token] with axis 4 added: each token's mask once for each query.
+
+    Axis 4 has `queries` / tokens entries, the query heads of a token.
+    """
     return predicate.expand_dim(4).broadcast(4, queries // predicate.shape[3])
 
 
 def select(scores, valid, causal, tile, sizes):
-    """Copy scores [128, units, chunks, queries] to `tile`, LOWEST where the key is not valid for the query.
+    """Copy scores to `tile` where the query sees the key, and write LOWEST where it does not.
 
-    valid: [128, units, chunks of the cache, 1 or new tokens of the queries]. causal: [new keys, new tokens of the
-    queries], for the last chunk, or None. The chunk of what is left of the capacity and that of the new keys take the
-    first partitions only.
+    Partitions on which a chunk has no keys are not written. Without new keys their chunk is not written either.
+
+    Args:
+        scores: [128, unit, chunk, query].
+        valid: mask of the cached keys, [128, unit, chunk, 1 or new token of the queries] uint8.
+        causal: mask of the new keys in the last chunk, [new key, new token of the queries] uint8, or None.
+        tile: [128, unit, chunk, query] float32 in SBUF.
     """
     units, queries = scores.shape[1], scores.shape[3]
     for start, stop, height in (0, sizes.full, PARTITIONS), (sizes.full, sizes.cached, sizes.remaining):

@@ -1,7 +1,8 @@
 """The new tokens of a decode step: their queries and keys, normed, rotated, and transposed for the Tensor engine.
 
-Heads of tokens lie on the partitions, one row [D] each, so that a norm, a rotation and a transpose take the same few
-instructions for one token as for many. Queries and keys share them where all rows fit on 128 partitions.
+`decode.attend` makes a `NewTokens`. Heads of tokens lie on the partitions, one row [D] each. So a norm, a rotation
+and a transpose take the same few instructions for one token as for many. Up to 128 rows make a *block*. Queries and
+keys share a block if all rows fit into it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from nki_kernels.norms.row_tiles import rms_normalised
 from nki_kernels.tiles import PARTITIONS, blocks, cast, ranges
 
 BLOCKS_AHEAD = 4
-"""Blocks of rows that are loaded ahead."""
+"""Blocks of rows that are loaded before the first block is used."""
 
 
 class Segment(nl.NKIObject):
-    """Rows row … end of a block: `heads` heads of tokens first … last of a source, 0: queries or 1: keys."""
+    """Rows `row` … `end` - 1 of a block: the `heads` heads of tokens `first` … `last` - 1, ordered by token.
+
+    `source`: 0 for queries, 1 for keys.
+    """
 
     def __init__(self, source, first, last, heads, row=0):
         self.source, self.first, self.last, self.heads = source, first, last, heads
@@ -27,9 +31,11 @@ class Segment(nl.NKIObject):
 
 
 class NewTokens(nl.NKIObject):
-    """Blocks of rows of the queries and keys of all new tokens, their segments and angles; a few are loaded ahead.
+    """Queries and keys of all new tokens in blocks of up to 128 rows [head of a token, D], loaded a few blocks ahead.
 
-    What depends on the positions alone is loaded at once, while queries and keys may still be projected.
+    When the object is made, the loads of positions and angles begin, while queries and keys may still be projected.
+    `first_positions`: see `load_first_positions`. `blocks`: the segments of each block. `angles`, `loaded`: cosines
+    and sines, and rows, of the blocks that are loaded so far.
     """
 
     def __init__(self, sizes, step):
@@ -42,19 +48,19 @@ class NewTokens(nl.NKIObject):
             self.load_next_angles()
 
     def load(self, q, k):
-        """Begin to load queries and keys."""
+        """Begin to load the first BLOCKS_AHEAD blocks of queries `q` [T, Hq * D] and keys `k` [T, Hk * D] from HBM."""
         self.sources = q, k
         for _ in range(BLOCKS_AHEAD):
             self.load_next_rows()
 
     def load_next_angles(self):
-        """Load the angles of one more block of rows, if there is one."""
+        """Load cosines and sines of the next block of rows and append them to `angles`; do nothing after the last."""
         block = len(self.angles)
         if block < len(self.blocks):
             self.angles.append(load_angles(self.blocks[block], self.step, choose_queue(block)))
 
     def load_next_rows(self):
-        """Load one more block of rows, if there is one."""
+        """Load the next block of rows of queries or keys and append it to `loaded`; do nothing after the last."""
         block = len(self.loaded)
         if block < len(self.blocks):
             self.loaded.append(
@@ -62,10 +68,11 @@ class NewTokens(nl.NKIObject):
             )
 
     def transpose_heads(self):
-        """Return queries and keys [D in tile, tile, token, head] of all tokens, normed and rotated.
+        """Return queries and keys of all tokens, [D in tile, tile, token, head] in SBUF, normed and rotated if asked.
 
-        Also the rows of the keys before they were transposed, [rows, D] of at most 128 rows each. Without new keys
-        these are None and no rows.
+        The third result is a list of the keys as rows [row, D] in SBUF, up to 128 rows (token, kv head) each. Without
+        new keys the second result is None and the list is empty. With scales of the cache, queries are scaled and
+        keys rounded to it.
         """
         sizes, step = self.sizes, self.step
         results, key_rows = [], []
@@ -93,7 +100,7 @@ class NewTokens(nl.NKIObject):
         return results[0], results[1], key_rows
 
     def list_key_heights(self):
-        """Return the rows of keys in each tile that `transpose_heads` returns."""
+        """Return the number of rows in each tile of key rows that `transpose_heads` returns."""
         heights = []
         for segments in self.blocks:
             if segments[-1].source == 1:
@@ -102,14 +109,18 @@ class NewTokens(nl.NKIObject):
 
 
 def choose_queue(block):
-    """Return the queue of a block's loads: the first BLOCKS_AHEAD come before the bulk loads."""
+    """Return the DMA queue for block number `block`: STATIC for the first BLOCKS_AHEAD, else SCALAR.
+
+    The first blocks are loaded before the caches; later ones must not wait behind those.
+    """
     return STATIC if block < BLOCKS_AHEAD else SCALAR
 
 
 def plan_row_blocks(sizes, alike):
-    """Return the segments of each block of rows.
+    """Return the blocks of rows, each as a list of its `Segment`s, query blocks before key blocks.
 
-    alike: whether queries and keys take the same instructions, so that they may share a block.
+    Args:
+        alike: whether queries and keys take the same instructions, so that they may share a block.
     """
     tokens, heads = sizes.tokens, [sizes.local_heads] if sizes.stored else [sizes.local_heads, sizes.kv_heads]
     if alike and len(heads) > 1 and tokens * (heads[0] + heads[1]) <= PARTITIONS:
@@ -122,7 +133,13 @@ def plan_row_blocks(sizes, alike):
 
 
 def load_rows(sources, depth, segments, queue):
-    """Load the rows of one block on a queue of `dma`."""
+    """Return one block of rows, [row, D] in SBUF, loaded from HBM on `queue`, a queue of `nki_kernels.dma`.
+
+    Args:
+        sources: queries [T, Hq * D] and keys [T, Hk * D] in HBM.
+        depth: D.
+        segments: the block's `Segment`s.
+    """
     tokens = sources[0].shape[0]
     tile = nl.ndarray((segments[-1].end, depth), dtype=sources[0].dtype, buffer=nl.sbuf)
     for segment in segments:
@@ -132,7 +149,14 @@ def load_rows(sources, depth, segments, queue):
 
 
 def load_angles(segments, step, queue=STATIC):
-    """Load the cosines and sines of one block's rows, from rows of the tables for each token; or return two Nones."""
+    """Return the cosines and sines of one block's rows, [row, R/2] in SBUF, gathered by `step.angle_rows`.
+
+    Returns (None, None) if the step has no rotary tables.
+
+    Args:
+        segments: the block's `Segment`s.
+        queue: queue of `nki_kernels.dma` for the row numbers.
+    """
     if step.cos is None:
         return None, None
     rows = segments[-1].end
@@ -156,7 +180,11 @@ def load_angles(segments, step, queue=STATIC):
 
 
 def normalise_rows(rows, segments, step):
-    """Return each row divided by its root mean square and multiplied by the weight of queries or keys."""
+    """Return a block's rows divided by their root mean squares, times the weight of q_norm or k_norm: [row, D] in SBUF.
+
+    Args:
+        segments: the block's `Segment`s, which say whether a row is a query or a key.
+    """
     scales = nl.ndarray(rows.shape, dtype=nl.float32, buffer=nl.sbuf)
     for segment in segments:
         norm = step.q_norm if segment.source == 0 else step.k_norm
@@ -166,7 +194,14 @@ def normalise_rows(rows, segments, step):
 
 
 def rotate_rows(rows, cosines, sines, dtype):
-    """Return rows [rows, D] turned by the angles of cosines and sines [rows, R/2]; what follows the first R stays."""
+    """Return rows [row, D] rotated by their angles, as a new SBUF tile of `dtype`.
+
+    The first R elements are rotated, half-split; those after them are copied.
+
+    Args:
+        cosines: [row, R/2] float32 in SBUF.
+        sines: the same.
+    """
     count, depth = rows.shape
     half = cosines.shape[1]
     shape = (count, 2, half)
@@ -190,7 +225,15 @@ def rotate_rows(rows, cosines, sines, dtype):
 
 
 def apply_scales(rows, segment, scales):
-    """Multiply rows [rows, D] of queries by the scales of their keys, or round rows of keys to the cache."""
+    """Change rows in SBUF in place for a cache with scales: multiply queries by the scale of their keys, or round keys.
+
+    Keys are replaced by the numbers that the cache stores: divided by their head's scale, clipped and rounded.
+
+    Args:
+        rows: [row, D] of one segment.
+        segment: the `Segment`, which says whether rows are queries or keys.
+        scales: `CacheScales`.
+    """
     tokens, together = segment.last - segment.first, segment.heads // scales.keys.shape[1]
     if segment.source == 0:
         column = load_scale_column(scales.keys, tokens, together)
@@ -200,7 +243,11 @@ def apply_scales(rows, segment, scales):
 
 
 def place_transposed(results, rows, segments):
-    """Transpose rows [rows, D] and copy their segments to the queries and keys, [D in tile, tile, token, head]."""
+    """Transpose a block's rows [row, D], and copy each segment to its tokens in the tile of queries or of keys.
+
+    Args:
+        results: [queries, keys], SBUF tiles [D in tile, tile, token, head], which are written.
+    """
     count, depth = rows.shape
     for d in range(blocks(depth)):
         start, end = d * PARTITIONS, min(depth, (d + 1) * PARTITIONS)
@@ -212,7 +259,13 @@ def place_transposed(results, rows, segments):
 
 
 def load_first_positions(positions, sequences, kv_heads):
-    """Load the position of the first new token of each sequence, for each of its kv heads: [128, B * Hk] float32."""
+    """Return the position of each sequence's first new token, once for each kv head: [128, B * Hk] float32 in SBUF.
+
+    The row is the same on every partition.
+
+    Args:
+        positions: [T, 1] int32 in HBM.
+    """
     new = positions.shape[0] // sequences
     numbers = nl.ndarray((PARTITIONS, sequences, kv_heads), dtype=nl.int32, buffer=nl.sbuf)
     transfer(

@@ -1,4 +1,8 @@
-"""Values of decode attention in SBUF: those of new tokens, and clearing of unseen ones."""
+"""Values of decode attention in SBUF: loads of the new tokens' values, and zeros for cached values that no token sees.
+
+`decode.attend`, `decode.group_loads` and `decode.pipeline` call these functions. A *unit* is one kv head of one
+sequence; a *chunk* is 128 keys.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,14 @@ from nki_kernels.tiles import PARTITIONS
 
 
 def load_new_values(new, v, box, sizes, scales):
-    """Load the values of the new tokens of a group of units, from HBM or from rows in SBUF: [new token, unit, D].
+    """Copy the new tokens' values of a box of units to `new` [new token, unit, D] in SBUF.
 
-    Values from HBM are rounded to a cache with `scales`; those in SBUF are already.
+    Values from HBM are rounded to the cache if it has `scales`. Values in SBUF have been rounded by the caller.
+
+    Args:
+        v: [T, Hk * D], in HBM or SBUF.
+        box: (first sequence, end, first kv head, end) of the units.
+        scales: `CacheScales`, or None.
     """
     if v.buffer != nl.sbuf:
         rows = v.reshape((sizes.sequences, sizes.new, sizes.kv_heads, sizes.depth))
@@ -37,9 +46,13 @@ def load_new_values(new, v, box, sizes, scales):
 
 
 def clear_values(tile, valid, first, last, sizes):
-    """Zero the values of keys in chunks first … last that are not valid [128, units, chunks], whatever they hold.
+    """Write 0 over the elements of chunks `first` … `last` - 1 of `tile` whose keys are not valid, whatever they hold.
 
-    Their weights are zero, but zero times what was never written may be anything.
+    The weights of these keys are 0, but 0 times a NaN that was never overwritten is NaN.
+
+    Args:
+        tile: values, or keys as rows, [128, unit, chunk, D] in SBUF.
+        valid: 1 for each valid key, [128, unit, chunk] uint8.
     """
     # Two bfloat16 values count as one 32-bit word, which halves the elements that the Vector engine passes over.
     words = tile.view(nl.float32)
@@ -56,7 +69,15 @@ def clear_values(tile, valid, first, last, sizes):
 
 
 def load_value_rows(v, heights, sizes, scales):
-    """Load the new tokens' values as rows (token, kv head), rounded to a cache with `scales`: tiles [height, D]."""
+    """Return the new tokens' values as rows (token, kv head) of D elements: a list of SBUF tiles [height, D].
+
+    They are rounded to the cache if it has `scales`.
+
+    Args:
+        v: [T, Hk * D] in HBM.
+        heights: number of rows of each tile, in order; whole tokens each.
+        scales: `CacheScales`, or None.
+    """
     source = v.reshape((sizes.tokens, sizes.kv_heads, sizes.depth))
     result = []
     first = 0
