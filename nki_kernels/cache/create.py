@@ -1,4 +1,8 @@
-"""Which cache the arguments of a kernel describe: the one place that asks for the kind of a cache."""
+"""Creation of the cache that a kernel's arguments describe: contiguous, with named rows, or paged.
+
+`attention_decode`, `attention_prefill` and the kernels that contain them call it. It is the only code that asks what
+sort of cache there is.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,24 @@ from nki_kernels.tiles import expect_dims
 
 
 def create_cache(k_cache, v_cache, slots, block_tables, cache_rows, tokens, stored=False):
-    """Return the cache of a decode step of `tokens` new tokens; refuse arguments that do not fit together.
+    """Return the cache of a decode step, which the arguments describe.
 
-    stored: the cache has the keys and values of the new tokens already, so nothing is written.
+    It is a `PagedCache` with block_tables, a `RowCache` with cache_rows, else a `ContiguousCache`.
+
+    Args:
+        tokens: number of new tokens, T.
+        stored: whether the cache has the new tokens' keys and values already, so that nothing is written.
+
+    Raises:
+        AssertionError: arguments do not fit together: slots without block_tables, cache_rows for a cache that is
+            written or paged, or shapes of another cache.
     """
     if stored:
-        assert slots is None, "slots come with k and v, which are written there"
+        assert slots is None, "slots come with k and v, which are written there; without k and v omit slots"
     else:
-        assert (slots is None) == (block_tables is None), "slots and block_tables come together"
+        assert (slots is None) == (block_tables is None), (
+            "slots and block_tables come together: pass both for paged caches, neither for contiguous ones"
+        )
     if block_tables is not None:
         expect_dims(4, k_cache, "k_cache [pages, block, Hk, D]")
         expect_dims(2, block_tables, "block_tables [B, N]")
@@ -26,26 +40,40 @@ def create_cache(k_cache, v_cache, slots, block_tables, cache_rows, tokens, stor
         cache = create_contiguous(k_cache, v_cache, cache_rows)
     cache.check(tokens)
     assert cache_rows is None or (stored and block_tables is None), (
-        "cache_rows come without k and v, which would be written, and without block_tables"
+        "cache_rows come without k and v, because a step only reads named rows, and without block_tables; omit these"
     )
     return cache
 
 
 def create_prompt_cache(k_cache, v_cache, slots, block_tables, cache_rows):
-    """Return the cache that prompts are written to and read from; refuse arguments that do not fit together."""
-    assert (slots is None) == (block_tables is None), "a paged cache takes both slots and block_tables"
+    """Return the cache that prompts are read from and written to.
+
+    It is a `PagedCache` with slots and block_tables, a `RowCache` with cache_rows, else a `ContiguousCache`.
+
+    Raises:
+        AssertionError: only one of slots and block_tables is given, cache_rows come with them, or a cache does not
+            have four axes.
+    """
+    assert (slots is None) == (block_tables is None), (
+        "a paged cache takes both slots and block_tables; omit both for contiguous caches"
+    )
     if block_tables is None:
         expect_dims(4, k_cache, "k_cache [B, Hk, D, S]")
         expect_dims(4, v_cache, "v_cache [B, Hk, S, Dv]")
         return create_contiguous(k_cache, v_cache, cache_rows)
     expect_dims(4, k_cache, "k_cache [P, page, Hk, D]")
     expect_dims(4, v_cache, "v_cache [P, page, Hk, D]")
-    assert cache_rows is None, "cache_rows name rows of contiguous caches; pages come with block_tables alone"
+    assert cache_rows is None, (
+        "cache_rows name rows of contiguous caches; pages come with block_tables alone, so omit cache_rows"
+    )
     return PagedCache(k_cache, v_cache, slots, block_tables)
 
 
 def create_contiguous(k_cache, v_cache, cache_rows):
-    """Return the cache of contiguous keys and values, with the rows of sequences where these are named."""
+    """Return a `RowCache` if `cache_rows` [B, 1] names the rows of the sequences, else a `ContiguousCache`.
+
+    Raises AssertionError if cache_rows does not have two axes.
+    """
     if cache_rows is None:
         return ContiguousCache(k_cache, v_cache)
     expect_dims(2, cache_rows, "cache_rows [B, 1]")

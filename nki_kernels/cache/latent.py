@@ -1,7 +1,10 @@
 """Caches of latent attention: a row [latent | key] for each position, contiguous or in pages.
 
-Partition p of a tile of rows holds as many neighbouring positions as the tile has chunks of 128. From pages it gets
-them in *runs*, as many positions as a page and a partition have in common.
+`latent_attention_decode` and `latent_keys_values` make one with `create_latent_cache`.
+
+A sequence is loaded in *pieces* of some chunks of 128 positions. In the SBUF tile of a piece, partition p holds as
+many neighbouring positions as the piece has chunks. From pages a partition gets them in *runs*: a run is as many
+positions as a page and a partition have in common. W is the width of a row.
 """
 
 from __future__ import annotations
@@ -18,8 +21,14 @@ LOADED_TOGETHER = 2
 
 
 def create_latent_cache(rows, slots, block_tables):
-    """Return the cache of a launch; refuse arguments that do not fit together."""
-    assert (slots is None) == (block_tables is None), "slots and block_tables come together"
+    """Return `PagedLatents` if there are block_tables, else `ContiguousLatents`.
+
+    Raises:
+        AssertionError: only one of slots and block_tables is given, or a tensor has another number of axes.
+    """
+    assert (slots is None) == (block_tables is None), (
+        "slots and block_tables come together: pass both for a paged cache, neither for a contiguous one"
+    )
     if block_tables is None:
         expect_dims(3, rows, "cache [B, S, W]")
         return ContiguousLatents(rows)
@@ -29,7 +38,10 @@ def create_latent_cache(rows, slots, block_tables):
 
 
 class ContiguousLatents(nl.NKIObject):
-    """Rows [B, S, W]: row b holds sequence b. Positions that follow each other are written together."""
+    """Rows [B, S, W] in HBM, row b for sequence b. New positions that follow one another are written together.
+
+    `block` is S, the number of positions that are neighbours in HBM.
+    """
 
     def __init__(self, rows):
         self.rows = rows
@@ -37,28 +49,42 @@ class ContiguousLatents(nl.NKIObject):
         self.block = self.capacity
 
     def check(self, tokens):
-        """Refuse nothing: any number of tokens may be new."""
+        """Do nothing: any number of tokens may be new."""
 
     def check_decode(self):
-        """Refuse nothing: a decode step takes any number of positions."""
+        """Do nothing: a decode step takes any number of positions."""
 
     def load_addresses(self, sizes):
         """Do nothing: addresses are known before the launch."""
 
     def load_item(self, item, piece):
-        """Load the rows of an item of a decode step: a piece (first position, chunks, positions of a chunk)."""
+        """Load a piece of a sequence from HBM into `item.rows` [partition, chunk, W], for a decode step.
+
+        Args:
+            item: an `Item` of `latent.decode_items`.
+            piece: (first position, chunks, positions of a chunk).
+        """
         first, chunks, height = piece
         rows = self.rows[item.sequence, first : first + height * chunks, :].reshape_dim(0, (height, chunks))
         for start, end in ranges(0, chunks, LOADED_TOGETHER):
             nisa.dma_copy(dst=item.rows[:, start:end, :], src=rows[:, start:end, :])
 
-    def load_cached(self, case, piece):
-        """Load the rows of a piece of a prefix."""
+    def load_cached(self, expansion, piece):
+        """Load a piece of a prefix from HBM into `piece.rows` [partition, chunk, W].
+
+        Args:
+            expansion: the launch of latent_keys_values; it is not used here.
+            piece: a `Piece` of `latent.prompt_pieces`.
+        """
         source = self.rows[piece.sequence, piece.first : piece.end, :]
         nisa.dma_copy(dst=piece.rows, src=source.reshape_dim(0, (piece.height, piece.chunks)))
 
     def compute_new_addresses(self, positions):
-        """Return the rows of the cache that take the new tokens, [T, 1] int32: sequence * capacity + position."""
+        """Return the cache rows that the new tokens are written to, sequence * S + position: [T, 1] int32 in SBUF.
+
+        Args:
+            positions: [T, 1] int32 in HBM.
+        """
         tokens, sequences = positions.shape[0], self.sequences
         if sequences == 1:
             return load(positions, nl.int32)
@@ -70,12 +96,20 @@ class ContiguousLatents(nl.NKIObject):
         nisa.tensor_tensor(dst=result, data1=load(positions, nl.int32), data2=starts, op=nl.add)
         return result
 
-    def compute_piece_addresses(self, case, piece, tokens, run):
-        """Return the rows of the cache that take the new tokens of a piece, [partition, chunk] int32.
+    def compute_piece_addresses(self, expansion, piece, tokens, run):
+        """Return the cache rows that a piece of new tokens is written to, sequence * S + position.
 
-        tokens: the first one and the end. A run of neighbours is written together, so it begins before the capacity.
+        The result is [partition, chunk] int32 in SBUF. If `run` neighbours are written together, the columns at
+        multiples of `run` are their first rows. A run must end within the capacity S, so positions beyond S - `run`
+        are lowered to it.
+
+        Args:
+            expansion: the launch of latent_keys_values.
+            piece: a `Piece` of new tokens.
+            tokens: (first, end) of the piece's tokens among all.
+            run: number of neighbouring positions that are written together.
         """
-        numbers = load_by_partition(case.positions, piece, tokens)
+        numbers = load_by_partition(expansion.positions, piece, tokens)
         last, start = float(self.capacity - run), float(piece.sequence * self.capacity)
         nisa.tensor_scalar(
             dst=numbers, data=numbers, op0=nl.minimum, operand0=last, op1=nl.add, operand1=start
@@ -84,7 +118,10 @@ class ContiguousLatents(nl.NKIObject):
 
 
 class PagedLatents(nl.NKIObject):
-    """Rows [P, block, W] in pages, with the slots [T, 1] of new tokens and the pages [B, N] of each sequence."""
+    """Rows in pages [P, block, W] in HBM, with slots [T, 1] of new tokens and page numbers [B, N] of the sequences.
+
+    `block` is the number of positions of a page. `runs`: for each piece, see `load_addresses`.
+    """
 
     def __init__(self, rows, slots, block_tables):
         self.rows, self.slots, self.block_tables = rows, slots, block_tables
@@ -94,25 +131,42 @@ class PagedLatents(nl.NKIObject):
         self.run_in_page = {}
 
     def check(self, tokens):
-        """Refuse slots of another number of tokens, and pages that do not divide a chunk of 128 positions."""
+        """Raise AssertionError unless slots are [tokens, 1] and the positions of a page divide 128."""
         assert self.slots.shape == (tokens, 1), f"slots are [{tokens}, 1], not {self.slots.shape}"
-        assert PARTITIONS % self.block == 0, f"a page has 1, 2, 4 … {PARTITIONS} positions, not {self.block}"
+        assert PARTITIONS % self.block == 0, (
+            f"a page has 1, 2, 4 … {PARTITIONS} positions, not {self.block}; choose a divisor of {PARTITIONS}"
+        )
 
     def check_decode(self):
-        """Refuse pages that do not fill whole chunks of 128 positions."""
+        """Raise AssertionError unless the pages of a sequence hold a multiple of 128 positions."""
         assert self.capacity % PARTITIONS == 0, (
-            f"the pages of a sequence hold a multiple of {PARTITIONS} positions, not {self.capacity}"
+            f"the pages of a sequence hold a multiple of {PARTITIONS} positions, not {self.capacity}; "
+            "widen block_tables"
         )
 
     def load_addresses(self, sizes):
-        """Find where the runs of each piece are in the cache, counted in runs: [128, runs, sequence] int32."""
+        """Compute where the runs of each piece are in the cache and append a tile for each piece to `self.runs`.
+
+        A tile is [128, run of the partition, sequence] int32 in SBUF. Its numbers count runs from the start of the
+        cache.
+
+        Args:
+            sizes: `Sizes` of `latent.sizes`, with the pieces.
+        """
         for first, chunks, _ in sizes.pieces:
             start, run = first // self.block, min(chunks, self.block)
             tables = self.block_tables[:, start : start + chunks * PARTITIONS // self.block]
             self.runs.append(load_run_numbers(tables, self.block, run, chunks // run, COMPILER))
 
     def load_item(self, item, piece):
-        """Load the rows of an item of a decode step, one run of each partition by one DMA."""
+        """Load a piece of a sequence from pages in HBM into `item.rows` [partition, chunk, W] in SBUF.
+
+        Each DMA brings one run of positions to every partition. Needs `load_addresses` before.
+
+        Args:
+            item: an `Item` of `latent.decode_items`.
+            piece: not used here.
+        """
         numbers = self.runs[item.piece]
         run = min(item.rows.shape[1], self.block)
         row = run * self.width
@@ -124,8 +178,16 @@ class PagedLatents(nl.NKIObject):
             )
             nisa.dma_copy(dst=item.rows[:, i * run : (i + 1) * run, :], src=source)
 
-    def load_cached(self, case, piece):
-        """Load the rows of a piece of a prefix, one run of each partition by one DMA."""
+    def load_cached(self, expansion, piece):
+        """Load a piece of a prefix from pages in HBM into `piece.rows` [partition, chunk, W] in SBUF.
+
+        Each DMA brings one run of positions to every partition. The addresses of the runs are computed here from the
+        block table.
+
+        Args:
+            expansion: the launch of latent_keys_values; it is not used here.
+            piece: a `Piece` of `latent.prompt_pieces`.
+        """
         run = min(piece.chunks, self.block)
         repeats = self.block // run
         first = piece.first // self.block
@@ -158,7 +220,13 @@ class PagedLatents(nl.NKIObject):
             nisa.dma_copy(dst=piece.rows[:, i * run : (i + 1) * run, :], src=source)
 
     def find_runs_in_pages(self, repeats):
-        """Return which run of its page is on each partition, where so many share a page: [128, 1] int32."""
+        """Return p % `repeats` on partition p, [128, 1] int32 in SBUF: which run of its page the partition has.
+
+        The tile is kept and returned again for the same `repeats`.
+
+        Args:
+            repeats: number of runs in a page, a power of two.
+        """
         if repeats not in self.run_in_page:
             tile = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
             nisa.iota(dst=tile, pattern=[[0, 1]], channel_multiplier=1)
@@ -167,15 +235,29 @@ class PagedLatents(nl.NKIObject):
         return self.run_in_page[repeats]
 
     def compute_new_addresses(self, positions):
-        """Return the rows of the cache that take the new tokens, [T, 1] int32: their slots."""
+        """Return the cache rows that the new tokens are written to, their slots: [T, 1] int32 in SBUF."""
         return load(self.slots, nl.int32)
 
-    def compute_piece_addresses(self, case, piece, tokens, run):
-        """Return the rows of the cache that take the new tokens of a piece, [partition, chunk] int32: their slots."""
+    def compute_piece_addresses(self, expansion, piece, tokens, run):
+        """Return the cache rows that a piece of new tokens is written to, their slots.
+
+        The result is [partition, chunk] int32 in SBUF.
+
+        Args:
+            expansion: the launch of latent_keys_values; it is not used here.
+            piece: a `Piece` of new tokens.
+            tokens: (first, end) of the piece's tokens among all.
+            run: not used here.
+        """
         return load_by_partition(self.slots, piece, tokens)
 
 
 def load_by_partition(column, piece, tokens):
-    """Load the numbers [T, 1] of the tokens of a piece that begin a partition: [partition, chunk] int32."""
+    """Load the numbers of a piece's tokens in the piece's layout: [partition, chunk] int32 in SBUF.
+
+    Args:
+        column: a number of each token, [T, 1] int32 in HBM.
+        tokens: (first, end) of the piece's tokens among all.
+    """
     numbers = column[tokens[0] : tokens[1], :].reshape_dim(0, (piece.height, piece.chunks))
     return load(numbers[:, :, 0], nl.int32)

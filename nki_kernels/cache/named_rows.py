@@ -1,7 +1,13 @@
 """Contiguous caches whose rows are named at run time: which row of keys and values holds a sequence.
 
-The caches [row, Hk, D, S] and [row, Hk, S, D] are loaded as those of sequences in order are, one sequence a DMA. A
-decode step only reads them, and a prompt fills them at once: what an encoder leaves behind does not grow.
+`cache.create` makes a `RowCache`; it has the methods of `cache.contiguous.ContiguousCache`.
+
+The caches [row, Hk, D, S] and [row, Hk, S, D] are loaded like those of sequences in order, with one sequence in a
+DMA. A decode step only reads them. A prompt fills them at once, because what an encoder stores does not grow.
+
+A *unit* is one kv head of one sequence. A *box* of units is (first sequence, end, first kv head, end), counted from
+the first ones of a core's share. A *group* is a box that is loaded together. A *slot* is the place of a position in a
+cache; a *chunk* is 128 slots.
 """
 
 from __future__ import annotations
@@ -24,7 +30,10 @@ from nki_kernels.tiles import PARTITIONS, load
 
 
 class RowCache(nl.NKIObject):
-    """Contiguous keys and values, and the rows [B, 1] of a core's sequences, with its kv heads and slots."""
+    """Contiguous keys and values in HBM, the rows [B, 1] of a core's sequences, and its kv heads and slots.
+
+    `share` None means all kv heads and slots. `row_numbers`: the rows in SBUF, see `load_addresses`.
+    """
 
     transposes_keys = False
     tiles_per_position = 2
@@ -44,50 +53,75 @@ class RowCache(nl.NKIObject):
         self.row_numbers = None
 
     def check(self, tokens):
-        """Refuse values that do not fit the keys, and rows of another shape; any number of tokens may be new."""
+        """Raise AssertionError unless v_cache has the sizes of k_cache and cache_rows is [B, 1].
+
+        `tokens` is not checked: any number of tokens may be new.
+        """
         check_values(self, self.depth)
         assert self.cache_rows.shape[1] == 1, f"cache_rows are [B, 1], not {self.cache_rows.shape}"
 
     def check_prompts(self, rows):
-        """Refuse values that do not fit the keys, and rows of another shape."""
+        """Raise AssertionError unless v_cache goes with k_cache and cache_rows is [B, 1].
+
+        Heads of values may have another size than those of keys. `rows`, the number of new tokens, is not checked.
+        """
         check_values(self, self.value_depth)
         assert self.cache_rows.shape[1] == 1, f"cache_rows are [B, 1], not {self.cache_rows.shape}"
 
     def select_share(self, share):
-        """Return the cache of the sequences, kv heads and slots of a share."""
+        """Return a cache of the same tensors for the sequences, kv heads and slots of a `Share`."""
         rows = share.select_rows(self.cache_rows, self.sequences)
         return RowCache(self.k_cache, self.v_cache, rows, share)
 
     def choose_group_units(self, sizes, room, unit_bytes, load_units):
-        """Return how many units are loaded together, as of contiguous caches."""
+        """Return how many units make a group, as whole sequences or as kv heads of one sequence.
+
+        Args:
+            room: most units whose scores fit into PSUM.
+            unit_bytes: bytes per partition of the keys of a unit.
+            load_units: units whose keys make a DMA of good size; stored keys may take more.
+        """
         return choose_contiguous_units(sizes, room, unit_bytes, load_units)
 
     def divide_buffers(self, sizes, buffers, short):
-        """Divide buffers of groups among keys and values, as of contiguous caches."""
+        """Return `Buffers`: how many of `buffers` tiles of one group each are for keys, and how many for values.
+
+        Args:
+            short: whether the sequences are so short that all keys may be loaded before the values.
+        """
         return divide_contiguous_buffers(sizes, buffers, short)
 
     def compute_row_shape(self, sizes):
-        """Return the shape of a tile with positions on the partitions: [128, unit, chunk, D]."""
+        """Return the shape of an SBUF tile for a group's values, positions on the partitions: (128, unit, chunk, D)."""
         return (PARTITIONS, sizes.units, sizes.cached, sizes.depth)
 
     def view_by_unit(self, tile, box):
-        """Return a tile of rows as [128, unit, chunk, D]."""
+        """Return `tile` itself: it is [128, unit, chunk, D] already."""
         return tile
 
     def clear_unfilled(self, tile, units, sizes):
-        """Zero what the first values of a tile, of so many units, leave."""
+        """Write 0 to what loads of `units` units leave of a tile [128, unit, chunk, D] in SBUF.
+
+        Those are the units from `units` on, and the last chunk if it has fewer than 128 positions.
+        """
         clear_unfilled_units(tile, units, sizes)
 
     def load_addresses(self, sizes):
-        """Load the rows of the sequences as one row of SBUF, [1, B] int32."""
+        """Load the rows of the sequences into `self.row_numbers`, [1, B] int32 in SBUF."""
         self.row_numbers = load(self.cache_rows.ap(pattern=[[0, 1], [1, self.sequences]]), nl.int32)
 
     def create_key_buffers(self, key_tiles, sizes):
-        """Return the tiles that keys are loaded into: those that the product takes."""
+        """Return `key_tiles`: keys are loaded into the tiles that the score product takes."""
         return key_tiles
 
     def load_keys(self, tile, box, sizes):
-        """Bring the keys of a group of units to a tile [D in tile, tile, unit, S]."""
+        """Load the keys of a group from HBM into `tile` [D in tile, tile, unit, S] in SBUF, one DMA for each sequence.
+
+        Needs `load_addresses` before.
+
+        Args:
+            box: (first sequence, end, first kv head, end) of the group.
+        """
         heads = box[3] - box[2]
         depth, capacity = self.k_cache.shape[2], self.k_cache.shape[3]
         for sequence in range(box[0], box[1]):
@@ -103,9 +137,14 @@ class RowCache(nl.NKIObject):
                 nisa.dma_copy(dst=tile[0 : stop - start, d, unit : unit + heads, :], src=source)
 
     def load_values(self, tile, box, sizes, queue):
-        """Bring the values of a group of units to a tile [128, unit, chunk, D], laid out as by `ContiguousCache`.
+        """Load the values of a group from HBM into `tile` [128, unit, chunk, D] in SBUF.
 
-        Run-time addresses take descriptors that the Sync engine triggers in place of STATIC ones.
+        Of the first S // 128 * 128 slots, partition p has S // 128 consecutive ones. The remaining slots are a chunk
+        of their own. Needs `load_addresses` before.
+
+        Args:
+            box: (first sequence, end, first kv head, end) of the group.
+            queue: a queue of `nki_kernels.dma`; SYNC replaces STATIC, because addresses are known at run time only.
         """
         heads = box[3] - box[2]
         full_slots = sizes.full * PARTITIONS
@@ -122,9 +161,14 @@ class RowCache(nl.NKIObject):
                 transfer(target, source, SYNC if queue == STATIC else queue)
 
     def view_row_values(self, sequence, heads, slot, height, count):
-        """Return values [partition, head, chunk, D] of a sequence and a range of kv heads, from a slot of the share on.
+        """Return a view [partition, kv head, chunk, D] of one sequence's values in HBM, at a row known at run time.
 
-        `height` partitions have `count` neighbouring slots each.
+        Args:
+            sequence: number of the sequence, counted from the share's first one.
+            heads: (first kv head, end), counted from the share's first one.
+            slot: first slot, counted from the share's first one.
+            height: number of partitions.
+            count: number of neighbouring slots on each partition.
         """
         capacity, depth = self.v_cache.shape[2], self.v_cache.shape[3]
         first_head, first_slot = self.first_head + heads[0], self.first_slot + slot
@@ -140,11 +184,18 @@ class RowCache(nl.NKIObject):
             indirect_dim=0,
         )
 
-    def store_prompt(self, case, head, first, end):
-        """Write new keys and values, from block `first` of them up to row `end`, to the row of their sequence."""
-        store_pieces(self, case, head, first, end)
+    def store_prompt(self, prompts, head, first, end):
+        """Write a head's new keys and values from SBUF to the cache row of their sequence, from slot 0 on.
 
-    def locate_head(self, case, head):
-        """Return where a head's keys and values are in the row that its sequence has at run time."""
+        Args:
+            prompts: `Prompts`, the launch of attention_prefill.
+            head: `Head`, a kv head of one sequence, with its tiles.
+            first: number of the first block of 128 new tokens.
+            end: number of the new token after the last one.
+        """
+        store_pieces(self, prompts, head, first, end)
+
+    def locate_head(self, prompts, head):
+        """Return the `HeadAddress` of a head in the cache row that its sequence has at run time."""
         row = self.cache_rows[head.sequence : head.sequence + 1, :]
         return HeadAddress(head.number, row, 0, 0)

@@ -1,10 +1,12 @@
 """Scales of caches: a cache of 8 bits holds keys and values divided by the scale of their head, and rounded.
 
+The decode and prompt kernels load scales, round new keys and values, and apply scales through this module.
+
     stored = round(x * (1 / scale)) within the range of the cache's dtype;   used = stored * scale
 
-Attention is linear in the scales of a head. So kernels compute with stored numbers: queries are multiplied by the scale
-of their keys, and outputs by the scale of their values. New tokens attend to the rounded numbers of each other, as
-later tokens will, so a prompt gives the same outputs in one launch and in several.
+Attention is linear in the scales of a head. So kernels compute with stored numbers: queries are multiplied by the
+scale of their keys, and outputs by the scale of their values. New tokens attend to the rounded numbers of each other,
+as later tokens will. So a prompt gives the same outputs in one launch and in several.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from nki_kernels.tiles import PARTITIONS, load_repeated
 
 @dataclass
 class CacheScales(nl.NKIObject):
-    """Scales of a cache of `dtype`, and their inverses: [128, Hk] @ SBUF, float32, the same on every partition."""
+    """Scales of a cache of `dtype`, and their inverses: [128, Hk] float32 in SBUF, the same on every partition."""
 
     dtype: object
     keys: nl.NkiTensor
@@ -30,7 +32,12 @@ class CacheScales(nl.NKIObject):
     inverse_values: nl.NkiTensor
 
     def select_share(self, share, kv_heads):
-        """Return the scales of a share of a launch with `kv_heads`."""
+        """Return the scales of a share's kv heads, as views.
+
+        Args:
+            share: a `Share`.
+            kv_heads: number of kv heads of the whole launch.
+        """
         return CacheScales(
             self.dtype,
             share.select_columns(self.keys, kv_heads),
@@ -41,14 +48,25 @@ class CacheScales(nl.NKIObject):
 
 
 def load_scales(k_scale, v_scale, cache):
-    """Return the scales of a cache, or None; refuse one without the other, and dtypes that do not go with them."""
+    """Load the scales of a cache into SBUF and return them, with their inverses, as `CacheScales`; None without scales.
+
+    Args:
+        k_scale: [1, Hk] float32 in HBM, or None.
+        v_scale: the same for values.
+
+    Raises:
+        AssertionError: only one scale is given, or a scale has another shape. Caches with scales are not both int8 or
+            both float8_e4m3, or int8 caches have none.
+    """
     dtype = cache.k_cache.dtype
-    assert (k_scale is None) == (v_scale is None), "k_scale and v_scale come together"
+    assert (k_scale is None) == (v_scale is None), "k_scale and v_scale come together: pass both or neither"
     if k_scale is None:
-        assert dtype != nl.int8, "caches of int8 take k_scale and v_scale"
+        assert dtype != nl.int8, "caches of int8 take k_scale and v_scale; pass both"
         return None
     find_stored_range(dtype)
-    assert cache.v_cache.dtype == dtype, f"k_cache is {dtype}, v_cache is {cache.v_cache.dtype}"
+    assert cache.v_cache.dtype == dtype, (
+        f"k_cache is {dtype}, v_cache is {cache.v_cache.dtype}; caches with scales have one dtype"
+    )
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         assert scale.shape == (1, cache.kv_heads), f"{name} is [1, {cache.kv_heads}], not {scale.shape}"
     keys, values = load_repeated(k_scale, PARTITIONS), load_repeated(v_scale, PARTITIONS)
@@ -56,14 +74,17 @@ def load_scales(k_scale, v_scale, cache):
 
 
 def invert(scales):
-    """Return the inverses of scales: the Vector engine multiplies, it does not divide."""
+    """Return 1 / scales as a new float32 SBUF tile, because the Vector engine multiplies and does not divide."""
     result = nl.ndarray(scales.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=result, data=scales)
     return result
 
 
 def find_stored_range(dtype):
-    """Return the least and the largest number that a cache with scales stores; refuse other dtypes."""
+    """Return the least and the largest number that a cache of `dtype` with scales stores.
+
+    Raises AssertionError for other dtypes than int8 and float8_e4m3.
+    """
     if dtype == nl.int8:
         return -128.0, 127.0
     assert dtype == nl.float8_e4m3, f"k_scale and v_scale go with caches of int8 or float8_e4m3, not {dtype}"
@@ -71,9 +92,12 @@ def find_stored_range(dtype):
 
 
 def round_to_cache(tile, inverse_scales, dtype):
-    """Replace new keys or values by the numbers that a cache stores.
+    """Replace keys or values in SBUF, in place, by the numbers that the cache stores: divided, clipped and rounded.
 
-    inverse_scales: one for each element, or [partitions, 1].
+    Args:
+        tile: keys or values in the activations' dtype, which it keeps.
+        inverse_scales: 1 / scale of each element, shaped like `tile`, or of each partition, [partitions, 1].
+        dtype: of the cache, int8 or float8_e4m3.
     """
     least, largest = find_stored_range(dtype)
     ratios = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -89,7 +113,13 @@ def round_to_cache(tile, inverse_scales, dtype):
 
 
 def load_scale_column(scales, times, together):
-    """Return scales [128, Hk], `times` times and each `together` times, as a column [times * Hk * together, 1]."""
+    """Return scales as a column [times * Hk * together, 1] float32 in SBUF, ordered by time, kv head and repetition.
+
+    Args:
+        scales: [128, Hk] in SBUF, the same on every partition.
+        times: how often the row of all heads is repeated.
+        together: how often each head's scale is repeated within the row.
+    """
     heads = scales.shape[1]
     column = nl.ndarray((times * heads * together, 1), dtype=nl.float32, buffer=nl.sbuf)
     row = scales[0:1, :].reshape((1, 1, heads, 1)).broadcast(1, times).broadcast(3, together)
@@ -98,7 +128,13 @@ def load_scale_column(scales, times, together):
 
 
 def store_reference(rows: np.ndarray, scale: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
-    """Return what a cache of `dtype` stores of rows, whose scales broadcast to them."""
+    """Return what a cache of `dtype` stores of `rows`: divided by `scale`, clipped and rounded.
+
+    Without a scale `rows` is returned as it is.
+
+    Args:
+        scale: broadcasts to `rows`, or None.
+    """
     if scale is None:
         return rows
     least, largest = (-128, 127) if dtype == np.int8 else (-240, 240)
@@ -107,5 +143,5 @@ def store_reference(rows: np.ndarray, scale: np.ndarray | None, dtype: np.dtype)
 
 
 def use_reference(stored: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
-    """Return what attention takes of stored rows, in float32."""
+    """Return what attention takes of stored rows, in float32: times `scale`, which broadcasts to them, if any."""
     return widened(stored) if scale is None else widened(stored) * scale

@@ -94,10 +94,12 @@ class RankArguments(nl.NKIObject):
         """
         count, index = self.count, self.index
         if self.group is None:
-            assert count == 1, f"{count} position_ranks, but no position_group"
+            assert count == 1, (
+                f"{count} position_ranks, but no position_group; pass the group of these ranks, or 1"
+            )
             return
         assert count >= 1 and count & (count - 1) == 0, (
-            f"position_ranks is {count}; a power of two divides positions"
+            f"position_ranks is {count}; a power of two divides positions, so choose 1, 2, 4 …"
         )
         assert index is not None and index.shape == (1, 1), (
             f"position_rank is [1, 1], not {index if index is None else index.shape}"

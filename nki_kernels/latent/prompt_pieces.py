@@ -57,34 +57,34 @@ class Piece(nl.NKIObject):
     chunk], and turned, the rotated keys: [R, partition, chunk], from `bank`; both in the order of positions.
     """
 
-    def __init__(self, case, sequence, first, chunks, height, new):
+    def __init__(self, expansion, sequence, first, chunks, height, new):
         self.sequence, self.first, self.chunks, self.height = sequence, first, chunks, height
         self.end = first + chunks * height
         self.new = new
         self.angles = []
-        shape = (height, chunks, case.width)
+        shape = (height, chunks, expansion.width)
         self.rows, self.cache_rows, self.squares, self.scale = None, None, None, None
-        if new or first < case.cache.capacity:
-            self.rows = nl.ndarray(shape, dtype=case.dtype, buffer=nl.sbuf)
+        if new or first < expansion.cache.capacity:
+            self.rows = nl.ndarray(shape, dtype=expansion.dtype, buffer=nl.sbuf)
             self.cache_rows = self.rows
         if new:
-            self.cache_rows = nl.ndarray(shape, dtype=case.dtype, buffer=nl.sbuf)
+            self.cache_rows = nl.ndarray(shape, dtype=expansion.dtype, buffer=nl.sbuf)
             self.squares = nl.ndarray((height, chunks), dtype=nl.float32, buffer=nl.sbuf)
             self.scale = nl.ndarray((height, chunks), dtype=nl.float32, buffer=nl.sbuf)
-            for table in case.tables:
+            for table in expansion.tables:
                 shape = (height, chunks, table.shape[1])
                 self.angles.append(nl.ndarray(shape, dtype=table.dtype, buffer=nl.sbuf))
-        shape = (min(case.rank, PARTITIONS), case.latent_tiles, height, chunks)
-        self.latents = nl.ndarray(shape, dtype=case.dtype, buffer=nl.sbuf)
-        self.turned = nl.ndarray((case.rope, height, chunks), dtype=case.dtype, buffer=nl.sbuf)
-        self.bank = nl.ndarray((case.rope, chunks, height), dtype=case.dtype, buffer=nl.psum)
+        shape = (min(expansion.rank, PARTITIONS), expansion.latent_tiles, height, chunks)
+        self.latents = nl.ndarray(shape, dtype=expansion.dtype, buffer=nl.sbuf)
+        self.turned = nl.ndarray((expansion.rope, height, chunks), dtype=expansion.dtype, buffer=nl.sbuf)
+        self.bank = nl.ndarray((expansion.rope, chunks, height), dtype=expansion.dtype, buffer=nl.psum)
 
 
-def create_pieces(case, sequence, first, end, new):
+def create_pieces(expansion, sequence, first, end, new):
     """Return the pieces of positions first … end of a sequence."""
     result = []
     for start, chunks, height in divide_into_pieces(end - first, CHUNKS):
-        result.append(Piece(case, sequence, first + start, chunks, height, new))
+        result.append(Piece(expansion, sequence, first + start, chunks, height, new))
     return result
 
 
@@ -93,24 +93,24 @@ def view_by_partition(rows, piece):
     return rows.reshape_dim(0, (piece.height, piece.chunks))
 
 
-def load_piece(case, piece):
+def load_piece(expansion, piece):
     """Load the rows of a piece, and of a new one the angles; behind the cache there are none."""
     if not piece.new:
         if piece.rows is not None:
-            case.cache.load_cached(case, piece)
+            expansion.cache.load_cached(expansion, piece)
         return
-    first = piece.sequence * case.new + piece.first
+    first = piece.sequence * expansion.new + piece.first
     tokens = (first, first + piece.end - piece.first)
-    nisa.dma_copy(dst=piece.rows, src=view_by_partition(case.kv[tokens[0] : tokens[1], :], piece))
+    nisa.dma_copy(dst=piece.rows, src=view_by_partition(expansion.kv[tokens[0] : tokens[1], :], piece))
     numbers = None
-    for i in range(len(case.tables)):
-        table, angles = case.tables[i], piece.angles[i]
+    for i in range(len(expansion.tables)):
+        table, angles = expansion.tables[i], piece.angles[i]
         # Without a prefix positions count from 0, so angles are consecutive rows of the table, which no indices name.
-        if case.prefix == 0 and case.new <= table.shape[0]:
+        if expansion.prefix == 0 and expansion.new <= table.shape[0]:
             nisa.dma_copy(dst=angles, src=view_by_partition(table[piece.first : piece.end, :], piece))
         else:
             if numbers is None:
-                numbers = load_by_partition(case.positions, piece, tokens)
+                numbers = load_by_partition(expansion.positions, piece, tokens)
             half = table.shape[1]
             for chunk in range(piece.chunks):
                 pattern = [[half, piece.height], [1, half]]
@@ -118,38 +118,40 @@ def load_piece(case, piece):
                 nisa.dma_copy(dst=angles[:, chunk, :], src=source)
 
 
-def measure(case, piece, chunk):
+def measure(expansion, piece, chunk):
     """Sum the squares of a chunk of a new piece; behind the last one find the inverse root mean squares of all."""
     if not piece.new or chunk >= piece.chunks:
         return
-    rank = case.rank
-    squared = nl.ndarray((piece.height, rank), dtype=case.dtype, buffer=nl.sbuf)
+    rank = expansion.rank
+    squared = nl.ndarray((piece.height, rank), dtype=expansion.dtype, buffer=nl.sbuf)
     sum_rows(piece.squares[:, chunk : chunk + 1], nl.square, piece.rows[:, chunk, 0:rank], None, squared)
-    case.balance.count_scalar(rank)
+    expansion.balance.count_scalar(rank)
     if chunk + 1 == piece.chunks:
-        inverse_root(piece.squares, 1.0 / rank, case.eps_column, piece.scale)
+        inverse_root(piece.squares, 1.0 / rank, expansion.eps_column, piece.scale)
 
 
-def normalise(case, piece, chunk):
+def normalise(expansion, piece, chunk):
     """Scale the latents of a chunk of a new piece; behind the last one rotate its keys, and write all to the cache."""
     if not piece.new or chunk >= piece.chunks:
         return
-    rank = case.rank
+    rank = expansion.rank
     nisa.scalar_tensor_tensor(
         dst=piece.cache_rows[:, chunk, 0:rank],
         data=piece.rows[:, chunk, 0:rank],
         op0=nl.multiply,
         operand0=piece.scale[:, chunk : chunk + 1],
         op1=nl.multiply,
-        operand1=case.norm_row[0 : piece.height, :],
+        operand1=expansion.norm_row[0 : piece.height, :],
     )
-    case.balance.count_vector(rank)
+    expansion.balance.count_vector(rank)
     if chunk + 1 == piece.chunks:
         rotate_keys(
-            piece.cache_rows[:, :, rank : case.width], piece.rows[:, :, rank : case.width], piece.angles
+            piece.cache_rows[:, :, rank : expansion.width],
+            piece.rows[:, :, rank : expansion.width],
+            piece.angles,
         )
-        case.balance.count_vector(3 * piece.chunks * case.rope)
-        write(case, piece)
+        expansion.balance.count_vector(3 * piece.chunks * expansion.rope)
+        write(expansion, piece)
 
 
 def rotate_keys(result, tile, angles):
@@ -172,25 +174,27 @@ def rotate_keys(result, tile, angles):
     )
 
 
-def write(case, piece):
+def write(expansion, piece):
     """Write the rows of a piece to the cache: where slots say, or by sequence and position.
 
     Without a prefix a sequence begins at position 0, so neighbours that share a page lie together in it.
     """
-    first = piece.sequence * case.new + piece.first
-    rows = case.cache.rows
-    run = min(piece.chunks, case.cache.block) if case.prefix == 0 else 1
-    numbers = case.cache.compute_piece_addresses(case, piece, (first, first + piece.end - piece.first), run)
-    flat = rows.reshape((rows.shape[0] * rows.shape[1], case.width))
+    first = piece.sequence * expansion.new + piece.first
+    rows = expansion.cache.rows
+    run = min(piece.chunks, expansion.cache.block) if expansion.prefix == 0 else 1
+    numbers = expansion.cache.compute_piece_addresses(
+        expansion, piece, (first, first + piece.end - piece.first), run
+    )
+    flat = rows.reshape((rows.shape[0] * rows.shape[1], expansion.width))
     for chunk in range(0, piece.chunks, run):
         target = flat.ap(
-            pattern=[[case.width, piece.height], [case.width, run], [1, case.width]],
+            pattern=[[expansion.width, piece.height], [expansion.width, run], [1, expansion.width]],
             vector_offset=numbers[:, chunk : chunk + 1],
         )
         nisa.dma_copy(dst=target, src=piece.cache_rows[:, chunk : chunk + run, :])
 
 
-def transpose(case, piece, chunk):
+def transpose(expansion, piece, chunk):
     """Transpose a chunk of a piece; zeros behind the end of a cache."""
     if chunk >= piece.chunks:
         return
@@ -201,13 +205,13 @@ def transpose(case, piece, chunk):
             nisa.memset(dst=piece.turned, value=0.0)
         return
     rows = piece.cache_rows[:, chunk, :]
-    for start, end, tile_height in list_tile_ranges(case.rank):
-        bank = nl.ndarray((tile_height, end - start, height), dtype=case.dtype, buffer=nl.psum)
+    for start, end, tile_height in list_tile_ranges(expansion.rank):
+        bank = nl.ndarray((tile_height, end - start, height), dtype=expansion.dtype, buffer=nl.psum)
         for tile in range(start, end):
             column = tile * PARTITIONS
             nisa.nc_transpose(dst=bank[:, tile - start, :], data=rows[:, column : column + tile_height])
-        case.balance.copy(piece.latents[0:tile_height, start:end, :, chunk], bank)
+        expansion.balance.copy(piece.latents[0:tile_height, start:end, :, chunk], bank)
     # The keys of all chunks share a PSUM tile, so that one copy evicts them.
-    nisa.nc_transpose(dst=piece.bank[:, chunk, :], data=rows[:, case.rank : case.width])
+    nisa.nc_transpose(dst=piece.bank[:, chunk, :], data=rows[:, expansion.rank : expansion.width])
     if chunk + 1 == chunks:
-        case.balance.copy(piece.turned, piece.bank.permute((0, 2, 1)))
+        expansion.balance.copy(piece.turned, piece.bank.permute((0, 2, 1)))
