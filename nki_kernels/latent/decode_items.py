@@ -1,8 +1,11 @@
 """The stages of latent attention in a decode step, and the order in which the pieces of all sequences pass them.
 
-An item is a piece of a sequence. Its softmax is online: relative to the largest score so far, by which later pieces
-correct the sums. Each engine works in program order, so the stages of several items alternate: while the rows of one
-are transposed, the one before is scored, the exponentials of a third are taken, and its products follow.
+`latent_attention_decode` makes a `LatentDecode` and calls `attend`.
+
+A *piece* of a sequence is up to some chunks of 128 positions. An *item* is a piece of one sequence with all of its
+queries. The softmax is online: weights are relative to the largest score so far, and later pieces correct the sums.
+Each engine works in program order, so the stages of several items alternate. While the rows of one item are
+transposed, the one before is scored, the exponentials of a third are computed, and its products follow.
 """
 
 from __future__ import annotations
@@ -21,10 +24,10 @@ from nki_kernels.tiles import PARTITIONS, filled
 
 @dataclass
 class Item(nl.NKIObject):
-    """A piece of a sequence, by its index, and whether it is the first or the last one; and tiles for its rows.
+    """A piece of a sequence by its index, whether it is the sequence's first or last one, and its SBUF tiles.
 
-    rows: [row, chunk, W]. mask_keys: keys and masks [row, chunk, R + new]. latents, keys: transposed rows [latent in
-    tile, chunk, tile, row] and mask_keys [R + new, chunk, row].
+    rows: [row, chunk, W]. mask_keys: keys and masks [row, chunk, R + new]. latents: transposed latents [latent in
+    tile, chunk, tile, row]. keys: transposed mask_keys [R + new, chunk, row]. Items share these tiles in turn.
     """
 
     sequence: int
@@ -38,10 +41,11 @@ class Item(nl.NKIObject):
 
 
 class LatentDecode(nl.NKIObject):
-    """What all items of a launch share, and the items with their tiles, which later ones use again.
+    """Operands that all items of a launch share, and the `items`, sequence by sequence, which use SBUF tiles in turn.
 
-    token_positions [128, T] and key_positions [128, chunks of all pieces], of which piece i has those from
-    first_chunks[i] on.
+    latent_queries [latent in tile, tile, token, head] and turned_queries [R + new, token, head]: see
+    `absorb_queries`. token_positions [128, T] and key_positions [128, chunks of all pieces]: float32 in SBUF; piece i
+    has chunks `first_chunks[i]` and those after it. `scale`: what exp multiplies scores by.
     """
 
     def __init__(self, sizes, scale, latent_queries, turned_queries, token_positions, key_positions):
@@ -74,7 +78,7 @@ class LatentDecode(nl.NKIObject):
 
 
 def allocate(count, shape, dtype):
-    """Return so many SBUF tiles of a shape."""
+    """Return a list of `count` uninitialised SBUF tiles of one shape and dtype."""
     result = []
     for _ in range(count):
         result.append(nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf))
@@ -82,9 +86,15 @@ def allocate(count, shape, dtype):
 
 
 def attend(launch, cache, latents):
-    """Issue all stages of all items; what they weigh goes to `latents`, as `create_output_tile` has them.
+    """Issue all stages of all items, and write the weighted latents, divided by the sums of weights, to `latents`.
 
-    Products are added behind the exponentials of the next item, which its products wait for.
+    The products of an item are added after the exponentials of the next item, because the products of that one wait
+    for them.
+
+    Args:
+        launch: `LatentDecode`.
+        cache: `ContiguousLatents` or `PagedLatents`, from which the items' rows are loaded.
+        latents: [latent in tile, tile, token, head] in SBUF, see `create_output_tile` of `latent.output`.
     """
     sizes, items, count = launch.sizes, launch.items, len(launch.items)
     slots = max(sizes.most, WEIGH_STAGES)
@@ -116,13 +126,22 @@ def attend(launch, cache, latents):
 
 
 def create_score_tile(item, sizes):
-    """Return a PSUM tile for the scores of an item: [row, chunk, query]."""
+    """Return an uninitialised PSUM tile for the scores of an item: [row, chunk, query] float32.
+
+    The queries of a chunk are padded to a power of two, so that no chunk straddles PSUM banks.
+    """
     shape = (item.rows.shape[0], item.rows.shape[1], sizes.stride)
     return nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)[:, :, 0 : sizes.queries]
 
 
 def score_chunk(launch, item, scores, chunk):
-    """Write scores of a chunk, masks included; nothing behind the last chunk."""
+    """Write the scores of one chunk of an item, masks included, to `scores` in PSUM; do nothing beyond its last chunk.
+
+    Args:
+        launch: `LatentDecode`.
+        scores: [row, chunk, query], all chunks of the item.
+        chunk: number of the chunk.
+    """
     height, chunks, _ = item.rows.shape
     if chunk >= chunks:
         return
@@ -147,15 +166,16 @@ def score_chunk(launch, item, scores, chunk):
 
 
 WEIGH_STAGES = 4
-"""Steps from scores to exponentials, which other products separate."""
+"""Steps from scores to exponentials; products of other items are issued between them."""
 
 
 class OnlineSoftmax(nl.NKIObject):
-    """The running maximum, sums and products of the sequence at hand, and the weights and factors of all items.
+    """The running maximum, sums and products of the current sequence, and the weights and factors of all items so far.
 
-    by_partition, largest, shift: of the item at hand, the largest score of each query on each partition [row, query],
-    over all rows so far [query, 1], and the same on all partitions [128, query]; previous_shift: of the item before.
-    total, mixed: sums of weights [128, query] and of weighted latents [latent in tile, tile, query] so far.
+    For the current item: by_partition, the largest score of each query on each partition [row, query]; largest, over
+    all rows so far [query, 1]; shift, the same on all partitions [128, query]. previous_shift: shift of the item
+    before. total: sums of weights so far [128, query]. mixed: weighted latents so far [latent in tile, tile, query].
+    weights, factors: lists with an entry for each item. All tiles are in SBUF.
     """
 
     def __init__(self, launch, latents):
@@ -165,7 +185,16 @@ class OnlineSoftmax(nl.NKIObject):
         self.weights, self.factors = [], []
 
     def weigh(self, item, scores, slot, apart):
-        """Take one of the steps from scores to exponentials, so many slots apart: each waits for other engines."""
+        """Do one of four steps from an item's scores to its weights, if `slot` is 0, 1, 2 or 3 times `apart`.
+
+        The steps: maximum over chunks, maximum over partitions, exponentials, correction factor. The last two append
+        to `weights` and to `factors`. The steps are apart because each waits for another engine.
+
+        Args:
+            scores: [row, chunk, query] in PSUM.
+            slot: number of the turn within a step of the pipeline.
+            apart: turns from one step to the next.
+        """
         if slot == 0:
             height, _, queries = scores.shape
             self.by_partition = nl.ndarray((height, queries), dtype=nl.float32, buffer=nl.sbuf)
@@ -178,7 +207,7 @@ class OnlineSoftmax(nl.NKIObject):
             self.correct(item)
 
     def find_largest(self, item):
-        """Find the largest score of each query so far, as a column."""
+        """Set `largest` to each query's largest score over the sequence so far, a column [query, 1] float32 in SBUF."""
         largest = find_largest_of_queries(self.by_partition)
         if not item.first:
             both = nl.ndarray(largest.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -187,7 +216,13 @@ class OnlineSoftmax(nl.NKIObject):
         self.largest = largest
 
     def compute_weights(self, scores):
-        """Take exp(scale * (score - largest so far)) of the scores of an item, in the dtype of the products."""
+        """Append exp(scale * (score - largest so far)) to `weights`: [row, chunk, query] in `sizes.dtype`, in SBUF.
+
+        Also sets `shift` to the largest scores on all partitions, and `previous_shift` to the value before.
+
+        Args:
+            scores: [row, chunk, query] in PSUM.
+        """
         height, chunks, _ = scores.shape
         bank = repeat_on_partitions(self.largest)
         self.previous_shift = self.shift
@@ -203,7 +238,10 @@ class OnlineSoftmax(nl.NKIObject):
         self.weights.append(weights)
 
     def correct(self, item):
-        """Find the factor on all partitions that brings the sums so far to the new largest score."""
+        """Append to `factors` what the sums so far must be multiplied by, exp(scale * (previous_shift - shift)).
+
+        A factor is [128, query] float32 in SBUF. For the first item of a sequence it is None.
+        """
         factor = None
         if not item.first:
             lower = nl.ndarray(self.shift.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -213,7 +251,14 @@ class OnlineSoftmax(nl.NKIObject):
         self.factors.append(factor)
 
     def add(self, item, products, factor):
-        """Add the products of an item to those of its sequence, which the last one finishes."""
+        """Add an item's products to `total` and `mixed` of its sequence, after multiplying these by the item's factor.
+
+        After the last item of a sequence it writes the divided latents to `latents`.
+
+        Args:
+            products: the pair of tiles that `multiply` returned.
+            factor: the item's entry of `factors`.
+        """
         sizes = self.launch.sizes
         product, sums = products
         total = nl.ndarray((PARTITIONS, sizes.queries), dtype=nl.float32, buffer=nl.sbuf)
@@ -235,10 +280,15 @@ class OnlineSoftmax(nl.NKIObject):
 
 
 def multiply(launch, item, weights):
-    """Return weighted latents of an item, [latent in tile, tile, query], and sums of weights of each chunk.
+    """Return an item's weighted latents and its sums of weights for each chunk, two float32 tiles in PSUM.
 
-    The sums are the same on all partitions. Rows are the stationary operand: four products of a few queries take less
-    time than one of 512 latents, and give what the value projection contracts.
+    The latents are [latent in tile, tile, query]. The sums are [128, chunk, query], the same on all partitions. Rows
+    are the stationary operand: four products of a few queries take less time than one of 512 latents. Their result is
+    what the value projection contracts.
+
+    Args:
+        launch: `LatentDecode`.
+        weights: [row, chunk, query] in SBUF.
     """
     sizes = launch.sizes
     height, chunks, queries = weights.shape
@@ -260,6 +310,6 @@ def multiply(launch, item, weights):
 
 
 def add_to(total, more, factor):
-    """Write total * factor + more to `total`."""
+    """Write total * factor + more to `total`, in place."""
     nisa.tensor_tensor(dst=total, data1=total, data2=factor, op=nl.multiply)
     nisa.tensor_tensor(dst=total, data1=total, data2=more, op=nl.add)

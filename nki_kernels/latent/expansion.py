@@ -1,7 +1,10 @@
 """Keys and values of every head from the latents of pieces: two products, and the order in which all is issued.
 
-Each engine works in program order. So while a piece is multiplied, the next one is transposed, the one behind it
-normalised, and so on, a chunk of each in turn: no engine waits for a step that another one has just been given.
+`latent_keys_values` makes an `Expansion` and calls `expand`. A *piece* is up to 512 positions of a sequence in chunks
+of 128, see `latent.prompt_pieces`.
+
+Each engine works in program order. So while a piece is multiplied, the next one is transposed, the one after that
+normalised, and so on, a chunk of each in turn. No engine waits for a step that another one has just been given.
 """
 
 from __future__ import annotations
@@ -29,13 +32,16 @@ TOGETHER = 4
 """Heads whose key projection one DMA loads, or whose keys one DMA stores."""
 
 LOADED_AHEAD, MEASURED_AHEAD, NORMALISED_AHEAD = 4, 3, 2
-"""How many pieces before its products one is loaded, measured and normalised; it is transposed one before."""
+"""How many pieces before its products one is loaded, measured and normalised; it is transposed one piece before."""
 
 
 class Expansion(nl.NKIObject):
-    """The arguments and sizes of a launch; `count` positions of each sequence are expanded.
+    """The arguments and sizes of a launch of latent_keys_values; `count` positions of each sequence are expanded.
 
-    norm_row, eps_column: the norm's weight and eps on partitions, once they are loaded.
+    `new`: new tokens of a sequence. `rank`, `rope`, `plain`, `value`: L, R, P and V, sizes of a latent, of a key's
+    rotated and plain elements, and of a value. `groups`: ranges (first head, end) whose projections are in SBUF
+    together. `balance`: work of the Vector and Scalar engines so far. norm_row, eps_column: the norm's weight and eps
+    on partitions, None before `load_norm`.
     """
 
     def __init__(self, kv, cache, positions, tables, projections, heads, prefix):
@@ -58,17 +64,20 @@ class Expansion(nl.NKIObject):
         self.groups = ranges(0, heads, max(1, min(heads, GROUP_BYTES // head_bytes)))
 
     def load_norm(self, norm):
-        """Load the norm's weight and eps on as many partitions as a piece of new rows takes."""
+        """Load the norm's weight and eps into SBUF, as `norm_row` [rows, L] and `eps_column` [rows, 1].
+
+        `rows` is the number of partitions that a piece of new tokens takes, at most 128.
+        """
         rows = min(self.new, PARTITIONS)
         self.eps_column = filled((rows, 1), norm.eps)
         self.norm_row = on_every_row(norm.weight, rows, self.dtype, 0.0)
 
 
 class Product(nl.NKIObject):
-    """A piece times the projections of some heads: where its keys and values go, and tiles on their way there.
+    """A piece times the projections of a group of heads: where its keys and values go, and the SBUF tiles for them.
 
-    keys: [D, head, position], values: [partition, head, chunk, V] in HBM. plain: the plain elements of the keys of the
-    heads at hand; value_rows: the values [partition, head, chunk, V].
+    keys: [D, head, position], values: [partition, head, chunk, V], views of HBM. plain: plain elements of the keys of
+    up to TOGETHER heads, [P, head, position]. value_rows: values of the group [partition, head, chunk, V].
     """
 
     def __init__(self, expansion, piece, group, keys, values):
@@ -82,7 +91,15 @@ class Product(nl.NKIObject):
         self.value_rows = nl.ndarray(shape, dtype=expansion.dtype, buffer=nl.sbuf)
 
     def multiply_keys(self, weights, turn):
-        """Store a share of the keys: the rotated elements first, then the plain ones of some heads."""
+        """Compute the plain elements of the keys of 1 / CHUNKS of the group's heads, and store them in HBM.
+
+        They are stored after every TOGETHER-th head and after the last one. Turn 0 also stores the rotated elements,
+        which all heads share.
+
+        Args:
+            weights: key projection of the group, [latent in tile, tile, head, P] in SBUF.
+            turn: 0 … CHUNKS - 1, which heads.
+        """
         expansion, piece, heads = self.expansion, self.piece, self.heads
         count = piece.end - piece.first
         if turn == 0:
@@ -110,7 +127,14 @@ class Product(nl.NKIObject):
                 nisa.dma_copy(dst=self.keys[expansion.rope : expansion.depth, first:last, :], src=self.plain)
 
     def multiply_values(self, weights, chunk):
-        """Compute the values of a chunk; those of all chunks are stored behind the last one."""
+        """Compute the values of one chunk of the piece for all heads of the group; do nothing beyond its last chunk.
+
+        After the last chunk it stores the values of all chunks in HBM.
+
+        Args:
+            weights: value projection of the group, [latent in tile, tile, head * V] in SBUF.
+            chunk: number of the chunk.
+        """
         expansion, piece = self.expansion, self.piece
         height, chunks = piece.height, piece.chunks
         if chunk >= chunks:
@@ -132,7 +156,13 @@ class Product(nl.NKIObject):
 
 
 def expand(expansion, keys, values):
-    """Write the new rows of all sequences, and store keys [B, Hq, D, M] and values [B, Hq, M, V]."""
+    """Write the new tokens' rows to the cache, and keys [B, Hq, D, M] and values [B, Hq, M, V] to HBM.
+
+    With a prefix all new rows are written first, because the pieces are then loaded from the cache.
+
+    Args:
+        expansion: `Expansion`.
+    """
     if expansion.prefix > 0:
         write_new(expansion)
     pieces, products = [], []
@@ -172,13 +202,26 @@ def expand(expansion, keys, values):
 
 
 def prepare(expansion, pieces, step):
-    """Load the piece that is multiplied some steps later."""
+    """Begin to load the piece that is multiplied LOADED_AHEAD steps after `step`, if there is one.
+
+    Args:
+        pieces: all pieces in the order of their products.
+        step: index of the piece that is multiplied now; negative before the first.
+    """
     if step + LOADED_AHEAD < len(pieces):
         load_piece(expansion, pieces[step + LOADED_AHEAD])
 
 
 def prepare_chunk(expansion, pieces, step, chunk):
-    """Compute statistics of a chunk's pieces, normalise and transpose them for the products of the next steps."""
+    """Do one chunk of the stages of the next pieces: sums of squares, normalisation, and transpose, one piece each.
+
+    Pieces MEASURED_AHEAD, NORMALISED_AHEAD and 1 after `step` take part, if they exist.
+
+    Args:
+        pieces: all pieces in the order of their products.
+        step: index of the piece that is multiplied now; negative before the first.
+        chunk: number of the chunk, 0 … CHUNKS - 1.
+    """
     if 0 <= step + MEASURED_AHEAD < len(pieces):
         measure(expansion, pieces[step + MEASURED_AHEAD], chunk)
     if 0 <= step + NORMALISED_AHEAD < len(pieces):
@@ -188,7 +231,7 @@ def prepare_chunk(expansion, pieces, step, chunk):
 
 
 def write_new(expansion):
-    """Write the rows of the new tokens of all sequences to the cache."""
+    """Load the rows of all new tokens, normalise and rotate them, and write them to the cache."""
     pieces = []
     for sequence in range(expansion.sequences):
         pieces.extend(create_pieces(expansion, sequence, 0, expansion.new, True))
@@ -203,7 +246,16 @@ def write_new(expansion):
 
 
 def load_projections(expansion, group):
-    """Load both projections of some heads with latents on the partitions: [latent in tile, tile, column]."""
+    """Load both projections of a group of heads into SBUF with latents on the partitions, in the activations' dtype.
+
+    Returns:
+        The key projection [latent in tile, tile, head, P], transposed on chip, and the value projection [latent in
+            tile, tile, head * V].
+
+    Args:
+        expansion: `Expansion`.
+        group: (first head, end).
+    """
     first, last = group
     shape = (min(expansion.rank, PARTITIONS), expansion.latent_tiles, last - first, expansion.plain)
     keys = nl.ndarray(shape, dtype=expansion.dtype, buffer=nl.sbuf)

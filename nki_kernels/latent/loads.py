@@ -1,8 +1,11 @@
-"""Rows of a latent cache on their way to SBUF, with a mask for each new token, and their transposes.
+"""Rows of a latent cache in SBUF, with a mask for each new token, and their transposes for the score product.
 
-The key of a row has a mask beside it for each new token: 0 where the token sees the position, else far below any score.
-Transposed, it is one more element of the contraction, so the product adds it to the scores. Keys are copied for that:
-rows that lie together in SBUF as in the cache take the fewest descriptors.
+`latent.decode_items` calls `transpose_chunk`. A *row* is [latent | rotated key] of one position; a *chunk* is 128
+rows.
+
+The key of a row gets a mask for each new token: 0 where the token sees the position, else far below any score.
+Transposed, the mask is one more element of the contraction, so the product adds it to the scores. Keys are copied for
+that: rows that are neighbours in SBUF as in the cache take the fewest descriptors.
 """
 
 from __future__ import annotations
@@ -14,18 +17,28 @@ from nki_kernels.latent.sizes import list_tile_ranges
 from nki_kernels.tiles import MASKED, PARTITIONS
 
 BY_VECTOR = 3
-"""Of so many transposed chunks the Vector engine copies one, the Scalar engine the others."""
+"""The Vector engine copies one of so many transposed chunks, the Scalar engine the others."""
 
 KEYS_AHEAD = 3
-"""The keys of chunks that are transposed together are copied beside masks so many chunks before. Later ones would keep
-the Tensor engine waiting, earlier ones the copies that the Vector engine makes of chunks that are there already."""
+"""Chunks by which the copy of keys beside masks precedes the transpose of the keys.
+
+Later copies would keep the Tensor engine waiting. Earlier ones would delay the Vector engine's copies of chunks that
+are there already.
+"""
 
 TOGETHER = 4
-"""Chunks of transposed keys that one copy moves."""
+"""Chunks whose transposed keys one copy moves from PSUM to SBUF."""
 
 
 def set_mask_keys(launch, item, first, last):
-    """Copy the keys of chunks first … last beside masks: [row, chunk, key and mask of each new token]."""
+    """Write the keys and masks of chunks `first` … `last` - 1 to `item.mask_keys` [row, chunk, R + new] in SBUF.
+
+    A mask is 0 where the new token sees the row's position, else MASKED.
+
+    Args:
+        launch: `LatentDecode`.
+        item: an `Item` whose rows are loaded.
+    """
     sizes = launch.sizes
     height = item.rows.shape[0]
     chunk = launch.first_chunks[item.piece]
@@ -44,9 +57,15 @@ def set_mask_keys(launch, item, first, last):
 
 
 def transpose_chunk(launch, item, chunk):
-    """Transpose a chunk of rows: latents to [latent in tile, tile, row], keys and masks to [element, row].
+    """Transpose the latents of one chunk of an item to `item.latents`; do nothing beyond its last chunk.
 
-    Behind the last chunk there is nothing to do.
+    Keys and masks are copied and transposed for up to TOGETHER chunks at once: to `item.mask_keys` KEYS_AHEAD chunks
+    before, and to `item.keys` after the last of them.
+
+    Args:
+        launch: `LatentDecode`.
+        item: an `Item` whose rows are loaded.
+        chunk: number of the chunk.
     """
     if chunk >= item.rows.shape[1]:
         return
@@ -69,7 +88,11 @@ def transpose_chunk(launch, item, chunk):
 
 
 def transpose_mask_keys(sizes, item, first, last):
-    """Transpose keys and masks of chunks first … last, behind their latents: these begin while keys are copied."""
+    """Transpose keys and masks of chunks `first` … `last` - 1 to `item.keys` [R + new, chunk, row] in SBUF.
+
+    They come from `item.mask_keys`. The call follows the transposes of their latents, which begin while keys are
+    copied.
+    """
     height = item.rows.shape[0]
     bank = nl.ndarray((sizes.score_rows, last - first, height), dtype=sizes.dtype, buffer=nl.psum)
     for chunk in range(first, last):
@@ -78,7 +101,7 @@ def transpose_mask_keys(sizes, item, first, last):
 
 
 def copy_out(target, bank, by_vector):
-    """Copy transposed rows from PSUM."""
+    """Copy transposed rows from `bank` in PSUM to `target` in SBUF, on the Vector or else the Scalar engine."""
     if by_vector:
         nisa.tensor_copy(dst=target, src=bank, engine=nisa.engine.vector)
     else:

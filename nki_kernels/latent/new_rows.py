@@ -1,4 +1,7 @@
-"""The rows of the new tokens, [latent | rotated key], as a latent cache holds them, on their way to it."""
+"""Rows of the new tokens as a latent cache holds them, [latent | rotated key]: their computation and their store.
+
+`latent_attention_decode` calls it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,15 @@ from nki_kernels.tiles import cast, load, on_every_row
 
 
 def prepare_new_rows(kv, norm, positions, cos, sin):
-    """Return rows [latent | key] of up to 128 tokens: the latent RMS-normalised, the key rotated by its position."""
+    """Return cache rows [T, W] in SBUF for up to 128 new tokens: normalised latent, key rotated by its position.
+
+    Args:
+        kv: [T, W] in HBM: latent and key, neither normalised nor rotated.
+        norm: the RMSNorm of the latent, a `Norm`.
+        positions: [T, 1] int32 in HBM, row numbers in the tables.
+        cos: [S, R/2] in HBM.
+        sin: the same.
+    """
     rows, width = kv.shape
     weight = on_every_row(norm.weight, rows, kv.dtype, 0.0)
     rank = weight.shape[1]
@@ -25,14 +36,14 @@ def prepare_new_rows(kv, norm, positions, cos, sin):
 
 
 def load_rows(table, numbers):
-    """Load rows of a table [S, half] in HBM by number: [rows, half]."""
+    """Load the rows of a table [S, half] in HBM that `numbers` [rows, 1] int32 in SBUF names: [rows, half] in SBUF."""
     return load(view_rows(table, numbers), table.dtype)
 
 
 def view_rows(tensor, numbers):
-    """Return rows of a tensor [S, n] in HBM whose numbers [rows, 1] are known at run time: [rows, n].
+    """Return a view [rows, n] of a tensor [S, n] in HBM, whose rows `numbers` [rows, 1] int32 names at run time.
 
-    A single one is named by a scalar: GpSimd makes no descriptors for it.
+    A single row is named by a scalar, so that GpSimd makes no descriptors.
     """
     rows, width = numbers.shape[0], tensor.shape[1]
     pattern = [[width, rows], [1, width]]
@@ -42,6 +53,10 @@ def view_rows(tensor, numbers):
 
 
 def write_rows(cache, rows, addresses):
-    """Write rows to a cache [., ., width] at addresses [rows, 1] int32, counted in its rows."""
+    """Write rows in SBUF to a cache [., ., width] in HBM, cast to its dtype.
+
+    Args:
+        addresses: [rows, 1] int32 in SBUF, which counts rows from the start of the cache.
+    """
     flat = cache.reshape((cache.shape[0] * cache.shape[1], cache.shape[2]))
     nisa.dma_copy(dst=view_rows(flat, addresses), src=cast(rows, cache.dtype))

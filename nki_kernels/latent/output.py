@@ -1,4 +1,8 @@
-"""From weighted latents to outputs: divided by the sums of the weights, times the value projection."""
+"""From weighted latents to outputs: divided by the sums of the weights, times the value projection.
+
+`latent.decode_items` calls `place_divided`, and `latent_attention_decode` calls `project_values`. Latents are tiles
+[latent in tile, tile, …]: element l is on partition l % 128 of tile l // 128.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,24 @@ from nki_kernels.latent.sizes import list_tile_ranges
 from nki_kernels.tiles import BANK, PARTITIONS
 
 GROUP_ELEMENTS = 8192
-"""Elements per partition of the weights of a group of heads."""
+"""Elements per partition of the value projection of as many heads as are loaded together."""
 
 
 def create_output_tile(sizes):
-    """Return a tile for the weighted latents of all tokens: [latent in tile, tile, token, head]."""
+    """Return an uninitialised SBUF tile for the weighted latents of all tokens: [latent in tile, tile, token, head]."""
     shape = (min(sizes.rank, PARTITIONS), sizes.latent_tiles, sizes.tokens, sizes.heads)
     return nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
 
 
 def place_divided(result, mixed, total, sequence, sizes):
-    """Write weighted latents of a sequence, divided by the sums of its weights, to those of all sequences."""
+    """Write a sequence's weighted latents, divided by its sums of weights, to its tokens in `result`.
+
+    Args:
+        result: [latent in tile, tile, token, head] in SBUF, all sequences.
+        mixed: weighted latents [latent in tile, tile, query] float32 in SBUF.
+        total: sums of weights [128, query] float32 in SBUF, the same on every partition.
+        sequence: number of the sequence.
+    """
     inverse = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=total)
     first = sequence * sizes.new
@@ -38,7 +49,13 @@ def place_divided(result, mixed, total, sequence, sizes):
 
 
 def project_values(latents, w_uv, o, sizes):
-    """Multiply weighted latents [latent in tile, tile, token, head] by the value projection of each head, to HBM."""
+    """Write outputs to `o` [T, Hq * V] in HBM: weighted latents times the value projection of each head.
+
+    Args:
+        latents: [latent in tile, tile, token, head] in SBUF, divided by the sums of weights.
+        w_uv: [L, Hq * V] in HBM.
+        sizes: `Sizes` of `latent.sizes`.
+    """
     group = max(1, min(sizes.heads, GROUP_ELEMENTS // (sizes.latent_tiles * sizes.value)))
     for first in range(0, sizes.heads, group):
         last = min(sizes.heads, first + group)
@@ -49,7 +66,14 @@ def project_values(latents, w_uv, o, sizes):
 
 
 def load_columns(w_uv, first, last, sizes):
-    """Load columns of the value projection, in the activations' dtype: [latent in tile, tile, column]."""
+    """Load columns `first` … `last` - 1 of the value projection into SBUF, cast to `sizes.dtype`.
+
+    The result is [latent in tile, tile, column].
+
+    Args:
+        w_uv: [L, Hq * V] in HBM.
+        sizes: an object with `rank`, `latent_tiles` and `dtype`: `Sizes` or `Expansion`.
+    """
     shape = (min(sizes.rank, PARTITIONS), sizes.latent_tiles, last - first)
     tile = nl.ndarray(shape, dtype=w_uv.dtype, buffer=nl.sbuf)
     result = tile
@@ -65,7 +89,14 @@ def load_columns(w_uv, first, last, sizes):
 
 
 def project_heads(rows, latents, weights, first, sizes):
-    """Write the outputs of some heads, from head `first` on, to rows [token, head * value]."""
+    """Write the outputs of some heads to `rows` [token, head * V] in SBUF.
+
+    Args:
+        latents: [latent in tile, tile, token, head] in SBUF, all heads.
+        weights: value projection of these heads, [latent in tile, tile, head * V] in SBUF.
+        first: number of the first head in `latents`.
+        sizes: `Sizes` of `latent.sizes`.
+    """
     heads = rows.shape[1] // sizes.value
     together = max(1, BANK // sizes.value)
     for start in range(0, heads, together):

@@ -1,7 +1,8 @@
-"""Pieces of a sequence on their way from rows to latents: loaded, normalised, written to the cache, transposed.
+"""Pieces of a sequence of latent_keys_values in SBUF: loaded, normalised, written to the cache, transposed.
 
-A piece is up to 512 positions. Partition p holds as many neighbouring ones as the piece has chunks of 128, so what is
-loaded or stored of a partition lies together in HBM.
+`latent.expansion` calls these stages. A piece is up to 512 positions of one sequence, in chunks of 128. Partition p
+holds as many neighbouring positions as the piece has chunks, so that what is loaded or stored of a partition is
+contiguous in HBM.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ CHUNKS = 4
 """Chunks of 128 positions in a piece: keys of a piece fill a PSUM bank."""
 
 VECTOR_COST, SCALAR_COST = 5, 4
-"""Of an element, in comparison: the Scalar engine is a quarter faster."""
+"""Relative costs of an element on the Vector and the Scalar engine: the Scalar engine is a quarter faster."""
 
 
 class EngineBalance(nl.NKIObject):
-    """Elements that the Vector and the Scalar engine have worked on so far."""
+    """Numbers of elements per partition that the Vector and the Scalar engine have worked on so far."""
 
     def __init__(self):
         self.by_vector, self.by_scalar = 0, 0
 
     def count_vector(self, elements):
-        """Count elements of a partition that the Vector engine works on."""
+        """Add `elements`, a number of elements per partition, to the work of the Vector engine."""
         self.by_vector += elements
 
     def count_scalar(self, elements):
-        """Count elements of a partition that the Scalar engine works on."""
+        """Add `elements`, a number of elements per partition, to the work of the Scalar engine."""
         self.by_scalar += elements
 
     def copy(self, target, bank):
-        """Copy a PSUM tile to SBUF: on that of the two engines which is behind in work."""
+        """Copy `bank` in PSUM to `target` in SBUF on the engine with less work so far, and count it."""
         elements = 1
         for size in target.shape[1:]:
             elements = elements * size
@@ -50,11 +51,14 @@ class EngineBalance(nl.NKIObject):
 
 
 class Piece(nl.NKIObject):
-    """Positions first … end of a sequence, with tiles for them; a new one comes from kv, another from the cache.
+    """Positions `first` … `end` - 1 of a sequence, with SBUF tiles; a new piece comes from kv, others from the cache.
 
-    rows, cache_rows: [partition, chunk, W], as they come and as the cache has them; None behind the end of the cache.
-    squares, scale: of new rows, the sum of the squares of each, and 1 / rms. latents: [latent in tile, tile, partition,
-    chunk], and turned, the rotated keys: [R, partition, chunk], from `bank`; both in the order of positions.
+    rows, cache_rows: [partition, chunk, W], as loaded and as the cache has them; None beyond the end of the cache.
+    angles: of new rows, cosines and sines [partition, chunk, R/2]. squares, scale: of new rows, sums of squares and 1
+    / rms, [partition, chunk] float32.
+
+    latents: transposed, [latent in tile, tile, partition, chunk]. turned: transposed rotated keys, [R, partition,
+    chunk], copied from the PSUM tile `bank`. Both are in the order of positions.
     """
 
     def __init__(self, expansion, sequence, first, chunks, height, new):
@@ -81,7 +85,11 @@ class Piece(nl.NKIObject):
 
 
 def create_pieces(expansion, sequence, first, end, new):
-    """Return the pieces of positions first … end of a sequence."""
+    """Return the `Piece`s that cover positions `first` … `end` - 1 of a sequence, with their tiles.
+
+    Args:
+        new: whether the rows are those of new tokens.
+    """
     result = []
     for start, chunks, height in divide_into_pieces(end - first, CHUNKS):
         result.append(Piece(expansion, sequence, first + start, chunks, height, new))
@@ -89,12 +97,15 @@ def create_pieces(expansion, sequence, first, end, new):
 
 
 def view_by_partition(rows, piece):
-    """Return rows [position, .] of HBM that a piece is made of, as [partition, chunk, .]."""
+    """Return a view [partition, chunk, .] of a piece's rows [position, .] in HBM."""
     return rows.reshape_dim(0, (piece.height, piece.chunks))
 
 
 def load_piece(expansion, piece):
-    """Load the rows of a piece, and of a new one the angles; behind the cache there are none."""
+    """Load the rows of a piece into `piece.rows`, and the angles of a new piece into `piece.angles`.
+
+    Does nothing for a piece beyond the end of the cache.
+    """
     if not piece.new:
         if piece.rows is not None:
             expansion.cache.load_cached(expansion, piece)
@@ -119,7 +130,11 @@ def load_piece(expansion, piece):
 
 
 def measure(expansion, piece, chunk):
-    """Sum the squares of a chunk of a new piece; behind the last one find the inverse root mean squares of all."""
+    """Write the sums of squares of one chunk's latents to `piece.squares`, in SBUF.
+
+    After the last chunk it also writes 1 / rms of all rows to `piece.scale`. Does nothing for a piece that is not
+    new, or beyond its last chunk.
+    """
     if not piece.new or chunk >= piece.chunks:
         return
     rank = expansion.rank
@@ -131,7 +146,11 @@ def measure(expansion, piece, chunk):
 
 
 def normalise(expansion, piece, chunk):
-    """Scale the latents of a chunk of a new piece; behind the last one rotate its keys, and write all to the cache."""
+    """Write the normalised latents of one chunk to `piece.cache_rows`.
+
+    After the last chunk it also rotates the keys of all chunks and writes the piece to the cache in HBM. Does nothing
+    for a piece that is not new, or beyond its last chunk.
+    """
     if not piece.new or chunk >= piece.chunks:
         return
     rank = expansion.rank
@@ -155,7 +174,11 @@ def normalise(expansion, piece, chunk):
 
 
 def rotate_keys(result, tile, angles):
-    """Rotate keys [partition, chunk, R] by angles (cos, sin) [partition, chunk, R/2]."""
+    """Write keys `tile` [partition, chunk, R], rotated half-split by `angles`, to `result` of the same shape, in SBUF.
+
+    Args:
+        angles: cosines and sines, [partition, chunk, R/2] each.
+    """
     height, chunks, rope = tile.shape
     half = rope // 2
     halves = tile.reshape_dim(2, (2, half))
@@ -175,9 +198,10 @@ def rotate_keys(result, tile, angles):
 
 
 def write(expansion, piece):
-    """Write the rows of a piece to the cache: where slots say, or by sequence and position.
+    """Write `piece.cache_rows` to the cache in HBM, at the addresses of `compute_piece_addresses` of the cache.
 
-    Without a prefix a sequence begins at position 0, so neighbours that share a page lie together in it.
+    Without a prefix a sequence begins at position 0. So neighbours that share a page, or the cache of a sequence, are
+    written together.
     """
     first = piece.sequence * expansion.new + piece.first
     rows = expansion.cache.rows
@@ -195,7 +219,10 @@ def write(expansion, piece):
 
 
 def transpose(expansion, piece, chunk):
-    """Transpose a chunk of a piece; zeros behind the end of a cache."""
+    """Transpose one chunk's latents to `piece.latents`, and after the last chunk all keys to `piece.turned`, in SBUF.
+
+    A piece beyond the end of the cache gets zeros. Does nothing beyond the last chunk.
+    """
     if chunk >= piece.chunks:
         return
     height, chunks = piece.height, piece.chunks

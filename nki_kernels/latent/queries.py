@@ -1,4 +1,7 @@
-"""Queries of latent attention: their plain elements multiplied by the key projection, so that they meet latents.
+"""Queries of latent attention: their plain elements times the key projection, so that they meet latents.
+
+`latent_attention_decode` calls `load_group` and `absorb_queries`. A head of a query is [R rotated elements | P plain
+elements]; a latent l has L elements.
 
 q . (w_uk l) = (w_uk^T q) . l
 """
@@ -13,20 +16,25 @@ from nki_kernels.latent.sizes import list_tile_ranges
 from nki_kernels.tiles import BANK, PARTITIONS, cast, load, psum_slots, ranges
 
 GROUP_ELEMENTS = 8192
-"""Elements per partition of the weights of a group of heads."""
+"""Elements per partition of the key projection of as many heads as are loaded together."""
 
 
 def divide_heads(sizes):
-    """Return ranges of heads whose projections are loaded together, and whose queries share a PSUM bank."""
+    """Return ranges (first head, end) whose projections are loaded together; their queries fit into one PSUM bank."""
     tokens = sizes.tokens
     most = max(1, min(GROUP_ELEMENTS // sizes.rank, BANK // (sizes.latent_tiles * tokens), BANK // tokens))
     return ranges(0, sizes.heads, most)
 
 
 def load_group(q, w_uk, group, sizes):
-    """Load the queries of some heads [T, head, R + P], and their key projection [P, head, L].
+    """Load the queries of a group of heads, [T, head, R + P], and their key projection, [P, head, L], into SBUF.
 
-    The projection takes another queue than what is needed at once.
+    The projection takes another DMA queue than the queries, which are needed first. It keeps its dtype.
+
+    Args:
+        q: [T, Hq * (R + P)] in HBM.
+        w_uk: [Hq * P, L] in HBM.
+        group: (first head, end).
     """
     first, last = group
     width = sizes.rope + sizes.plain
@@ -38,9 +46,16 @@ def load_group(q, w_uk, group, sizes):
 
 
 def absorb_queries(q, w_uk, loaded, sizes):
-    """Return queries as the products take them: [latent in tile, tile, token, head], and [key and mask, token, head].
+    """Return the queries as score products take them, two SBUF tiles.
 
-    loaded: the first group of heads, as `load_group` gives it.
+    Returns:
+        The absorbed plain elements, w_uk^T q: [latent in tile, tile, token, head]. Then [R + new, token, head]: the
+            rotated elements, and 1 at the mask of the token's own index in its sequence, else 0.
+
+    Args:
+        q: [T, Hq * (R + P)] in HBM.
+        w_uk: [Hq * P, L] in HBM.
+        loaded: the first group of heads, as `load_group` returned it; the others are loaded here.
     """
     tokens, heads = sizes.tokens, sizes.heads
     height = min(sizes.rank, PARTITIONS)
@@ -56,7 +71,10 @@ def absorb_queries(q, w_uk, loaded, sizes):
 
 
 def mark_tokens(sizes):
-    """Return 1 where a row is token i of its sequence, 0 elsewhere: [T, new token]."""
+    """Return 1 where a token has index i in its sequence, else 0: [T, i] in SBUF, in the activations' dtype.
+
+    The second axis has an entry for each new token of a sequence.
+    """
     result = nl.ndarray((sizes.tokens, sizes.new), dtype=sizes.dtype, buffer=nl.sbuf)
     if sizes.new == 1:
         nisa.memset(dst=result, value=1.0)
@@ -72,7 +90,13 @@ def mark_tokens(sizes):
 
 
 def transpose_turned(result, tile, selectors, sizes):
-    """Transpose the rotated elements of queries, and select the mask of each new token: [key and mask, token, head]."""
+    """Write the rotated elements of some heads' queries, and the selectors of their masks, to `result` in SBUF.
+
+    Args:
+        result: [R + new, token, head].
+        tile: queries [T, head, R + P] in SBUF.
+        selectors: [T, new], see `mark_tokens`.
+    """
     tokens, heads, _ = tile.shape
     height = sizes.rope + sizes.new
     rows = nl.ndarray((tokens, heads, height), dtype=tile.dtype, buffer=nl.sbuf)
@@ -90,7 +114,11 @@ def transpose_turned(result, tile, selectors, sizes):
 
 
 def transpose_plain(tile, sizes):
-    """Return the plain elements of queries: [plain, head, token]."""
+    """Return the plain elements of a group's queries, transposed: [P, head, token] in SBUF.
+
+    Args:
+        tile: queries [T, head, R + P] in SBUF.
+    """
     tokens, heads, _ = tile.shape
     bank = psum_slots(sizes.plain, heads, tokens, tile.dtype)
     for head in range(heads):
@@ -102,7 +130,12 @@ def transpose_plain(tile, sizes):
 
 
 def absorb(result, plain, weights, sizes):
-    """Multiply plain elements [plain, head, token] by the key projection, to [latent in tile, tile, token, head]."""
+    """Write plain elements times the key projection to `result` [latent in tile, tile, token, head] in SBUF.
+
+    Args:
+        plain: [P, head, token] in SBUF.
+        weights: key projection [P, head, L] in SBUF.
+    """
     heads, tokens = plain.shape[1], plain.shape[2]
     bank = nl.ndarray((result.shape[0], sizes.latent_tiles, heads, tokens), dtype=nl.float32, buffer=nl.psum)
     for start, end, height in list_tile_ranges(sizes.rank):

@@ -1,4 +1,8 @@
-"""What shapes the loops of latent attention in a decode step: sizes, and the pieces of a sequence."""
+"""Sizes of latent attention in a decode step, and the pieces into which a sequence is divided.
+
+`latent_attention_decode` makes a `Sizes`. `latent.expansion` divides its sequences with the functions below too. A
+*chunk* is 128 positions; a *piece* is some chunks of a sequence that are loaded and scored together.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,23 @@ import nki.language as nl
 from nki_kernels.tiles import BANK, PARTITIONS, blocks
 
 PIECE_BYTES = 9216
-"""Bytes per partition of the rows of a piece: 8 chunks of 576 elements in bfloat16."""
+"""Bytes per partition that the rows of a piece may take: 8 chunks of 576 elements in bfloat16."""
 
 LOADED_AHEAD = 2
-"""Pieces that are loaded before the one whose rows are transposed."""
+"""Number of pieces that are loaded before the one whose rows are transposed."""
 
 FEW_CHUNKS = 8
-"""Chunks of a piece below which its exponentials take longer than the products of one other piece hide."""
+"""Number of chunks in a piece below which the products of one other piece do not hide its exponentials."""
 
 
 class Sizes(nl.NKIObject):
-    """The dimensions of a launch, and the tile sizes that follow from them."""
+    """Dimensions of a launch of latent_attention_decode, and the tile sizes that follow from them.
+
+    `rank`, `rope`, `plain`, `value`: L, R, P and V. `new`: new tokens of a sequence; `queries`: new * heads.
+    `score_rows`: elements that are scored beside the latent, R and a mask for each new token. `stride`: queries
+    padded to a power of two. `pieces`: see `divide_into_pieces`; `most`: chunks of the longest. `ahead`, `behind`:
+    steps by which loads precede the transposes of an item, and products follow them.
+    """
 
     def __init__(self, q, cache, w_uk, w_uv):
         self.tokens, self.dtype = q.shape[0], q.dtype
@@ -51,10 +61,10 @@ class Sizes(nl.NKIObject):
 
 
 def divide_into_pieces(capacity, most):
-    """Return the pieces (first position, chunks, positions of a chunk) of a sequence.
+    """Return the pieces (first position, chunks, positions of a chunk) of a sequence of `capacity` positions, in order.
 
-    Partition p of a piece holds so many consecutive positions as it has chunks, a power of two of them; what is left
-    of the capacity is a chunk of its own.
+    A piece has a power of two of chunks, at most `most`. What remains below 128 positions is a piece of one shorter
+    chunk. Partition p of a piece holds as many consecutive positions as the piece has chunks.
     """
     result = []
     first = 0
@@ -70,7 +80,10 @@ def divide_into_pieces(capacity, most):
 
 
 def list_tile_ranges(rank):
-    """Return ranges of tiles of the latent with equal heights: (first tile, end, height)."""
+    """Return ranges of the tiles of a latent with equal heights: (first tile, end, height).
+
+    All tiles of 128 elements make one range; what remains of `rank` elements is a tile of its own.
+    """
     full = rank // PARTITIONS
     result = []
     if full > 0:
@@ -81,7 +94,10 @@ def list_tile_ranges(rank):
 
 
 def generate_key_positions(sizes):
-    """Return the position of the row on each partition of each chunk of all pieces: [128, chunks] float32."""
+    """Return the position of the row on each partition of each chunk: [128, chunks of all pieces] float32 in SBUF.
+
+    In a piece that begins at position f and has n chunks, partition p of chunk c has position f + p * n + c.
+    """
     count = 0
     for _, chunks, _ in sizes.pieces:
         count += chunks
