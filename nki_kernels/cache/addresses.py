@@ -83,7 +83,7 @@ def compute_row_starts(slots, first_row, kv_heads, head_rows, sizes):
     """Return the addresses of the new tokens' rows in a contiguous cache: [1, T, Hk] int32 in SBUF.
 
     An address counts rows of the flat cache: elements for keys [B, Hk, D, S], rows of D elements for values [B, Hk,
-    S, D]. GpSimd adds integers exactly, beyond 2 ** 24 as well.
+    S, D]. GpSimd adds integers exactly, beyond 2 ** 24 as well. A share is one core's part of a launch.
 
     Args:
         slots: slot of each new token, [1, T, Hk] int32 in SBUF.
@@ -102,7 +102,8 @@ def compute_row_starts(slots, first_row, kv_heads, head_rows, sizes):
 def compute_page_rows(slots, first_head, kv_heads, sizes):
     """Return the addresses of the new tokens' rows in pages, slot * `kv_heads` + kv head: [1, T, Hk] int32 in SBUF.
 
-    An address counts rows of D elements. If `kv_heads` is 1, `slots` itself is returned.
+    An address counts rows of D elements. If `kv_heads` is 1, `slots` itself is returned. A share is one core's part
+    of a launch.
 
     Args:
         slots: slot of each new token, page * block + offset, [1, T, Hk] int32 in SBUF.

@@ -85,6 +85,8 @@ class ContiguousCache(nl.NKIObject):
     def choose_group_units(self, sizes, room, unit_bytes, load_units):
         """Return how many units make a group, as whole sequences or as kv heads of one sequence.
 
+        A unit is one kv head of one sequence; a group is the units that are loaded together.
+
         Args:
             room: most units whose scores fit into PSUM.
             unit_bytes: bytes per partition of the keys of a unit.
@@ -93,7 +95,9 @@ class ContiguousCache(nl.NKIObject):
         return choose_contiguous_units(sizes, room, unit_bytes, load_units)
 
     def divide_buffers(self, sizes, buffers, short):
-        """Return `Buffers`: how many of `buffers` tiles of one group each are for keys, and how many for values.
+        """Divide `buffers` tiles, each with room for one group, among keys and values; return the numbers as `Buffers`.
+
+        A group is the (sequence, kv head) pairs that are loaded together.
 
         Args:
             short: whether the sequences are so short that all keys may be loaded before the values.
@@ -101,17 +105,25 @@ class ContiguousCache(nl.NKIObject):
         return divide_contiguous_buffers(sizes, buffers, short)
 
     def compute_row_shape(self, sizes):
-        """Return the shape of an SBUF tile for a group's values, positions on the partitions: (128, unit, chunk, D)."""
+        """Return the shape of an SBUF tile for a group's values, positions on the partitions: (128, unit, chunk, D).
+
+        A unit is one kv head of one sequence; a group is the units that are loaded together; a chunk is 128
+        positions.
+        """
         return (PARTITIONS, sizes.units, sizes.cached, sizes.depth)
 
     def view_by_unit(self, tile, box):
-        """Return `tile` itself: it is [128, unit, chunk, D] already."""
+        """Return `tile` itself: it is [128, unit, chunk, D] already.
+
+        A unit is one kv head of one sequence; a chunk is 128 positions.
+        """
         return tile
 
     def clear_unfilled(self, tile, units, sizes):
-        """Write 0 to what loads of `units` units leave of a tile [128, unit, chunk, D] in SBUF.
+        """Write 0 to those elements of a tile [128, unit, chunk, D] in SBUF that loads of `units` units do not fill.
 
-        Those are the units from `units` on, and the last chunk if it has fewer than 128 positions.
+        Those are the units from `units` on, and the last chunk if it has fewer than 128 positions. A unit is one kv
+        head of one sequence.
         """
         clear_unfilled_units(tile, units, sizes)
 
@@ -125,7 +137,8 @@ class ContiguousCache(nl.NKIObject):
     def load_keys(self, tile, box, sizes):
         """Load the keys of a group from HBM into `tile` [D in tile, tile, unit, S] in SBUF.
 
-        The DMA casts them to the dtype of the tile.
+        The DMA casts them to the dtype of the tile. A unit is one kv head of one sequence; a group is the units that
+        are loaded together.
 
         Args:
             box: (first sequence, end, first kv head, end) of the group.
@@ -143,7 +156,8 @@ class ContiguousCache(nl.NKIObject):
         """Load the values of a group from HBM into `tile` [128, unit, chunk, D] in SBUF.
 
         Of the first S // 128 * 128 slots, partition p has S // 128 consecutive ones, which are neighbours in HBM. The
-        remaining slots are a chunk of their own.
+        remaining slots are a chunk of their own. A unit is one kv head of one sequence; a group is the units that are
+        loaded together.
 
         Args:
             box: (first sequence, end, first kv head, end) of the group.
@@ -166,7 +180,10 @@ class ContiguousCache(nl.NKIObject):
             transfer(tile[0 : sizes.remaining, 0:units, sizes.full, :], rows, queue)
 
     def select_box(self, array, box):
-        """Return a view of a box's sequences (axis 0) and kv heads (axis 1), counted from the share's first ones."""
+        """Return a view of a box's sequences (axis 0) and kv heads (axis 1), counted from the share's first ones.
+
+        A share is one core's part of a launch.
+        """
         sequence, head = self.first_sequence, self.first_head
         return array[sequence + box[0] : sequence + box[1], head + box[2] : head + box[3]]
 
@@ -379,7 +396,8 @@ def measure_range(bounds):
 def choose_contiguous_units(sizes, room, unit_bytes, load_units):
     """Return how many units make a group of contiguous caches, as whole sequences or as kv heads of one sequence.
 
-    Groups of stored keys are larger, see STORED_COLUMNS.
+    Groups of stored keys are larger, see STORED_COLUMNS. A unit is one kv head of one sequence; a group is the units
+    that are loaded together.
 
     Args:
         room: most units whose scores fit into PSUM.
@@ -395,9 +413,10 @@ def choose_contiguous_units(sizes, room, unit_bytes, load_units):
 
 
 def divide_contiguous_buffers(sizes, buffers, short):
-    """Return `Buffers`: how many of `buffers` tiles of one group each are for keys, and how many for values.
+    """Divide `buffers` tiles, each with room for one group, among keys and values; return the numbers as `Buffers`.
 
-    All keys come before the values if `short`, unless the caches hold the new keys or ranks divide positions.
+    All keys come before the values if `short`, unless the caches hold the new keys or ranks divide positions. A group
+    is the (sequence, kv head) pairs that are loaded together.
 
     Args:
         short: whether the sequences are so short that all keys may be loaded first.
@@ -412,9 +431,10 @@ def divide_contiguous_buffers(sizes, buffers, short):
 
 
 def clear_unfilled_units(tile, units, sizes):
-    """Write 0 to what loads of `units` units leave of a tile [128, unit, chunk, D] in SBUF.
+    """Write 0 to those elements of a tile [128, unit, chunk, D] in SBUF that loads of `units` units do not fill.
 
-    Those are the units from `units` on, and the last chunk if it has fewer than 128 positions.
+    Those are the units from `units` on, and the last chunk if it has fewer than 128 positions. A unit is one kv head
+    of one sequence.
     """
     if units < sizes.units:
         nisa.memset(dst=tile[:, units : sizes.units, :, :], value=0.0)

@@ -60,6 +60,8 @@ class ContiguousLatents(nl.NKIObject):
     def load_item(self, item, piece):
         """Load a piece of a sequence from HBM into `item.rows` [partition, chunk, W], for a decode step.
 
+        A chunk is 128 positions.
+
         Args:
             item: an `Item` of `latent.decode_items`.
             piece: (first position, chunks, positions of a chunk).
@@ -72,6 +74,8 @@ class ContiguousLatents(nl.NKIObject):
     def load_cached(self, expansion, piece):
         """Load a piece of a prefix from HBM into `piece.rows` [partition, chunk, W].
 
+        A chunk is 128 positions.
+
         Args:
             expansion: the launch of latent_keys_values; it is not used here.
             piece: a `Piece` of `latent.prompt_pieces`.
@@ -80,7 +84,7 @@ class ContiguousLatents(nl.NKIObject):
         nisa.dma_copy(dst=piece.rows, src=source.reshape_dim(0, (piece.height, piece.chunks)))
 
     def compute_new_addresses(self, positions):
-        """Return the cache rows that the new tokens are written to, sequence * S + position: [T, 1] int32 in SBUF.
+        """Return the index of each new token's row in the cache, sequence * S + position: [T, 1] int32 in SBUF.
 
         Args:
             positions: [T, 1] int32 in HBM.
@@ -97,11 +101,11 @@ class ContiguousLatents(nl.NKIObject):
         return result
 
     def compute_piece_addresses(self, expansion, piece, tokens, run):
-        """Return the cache rows that a piece of new tokens is written to, sequence * S + position.
+        """Return the index in the cache of each row of a piece of new tokens, sequence * S + position.
 
         The result is [partition, chunk] int32 in SBUF. If `run` neighbours are written together, the columns at
         multiples of `run` are their first rows. A run must end within the capacity S, so positions beyond S - `run`
-        are lowered to it.
+        are lowered to it. A chunk is 128 positions.
 
         Args:
             expansion: the launch of latent_keys_values.
@@ -148,7 +152,7 @@ class PagedLatents(nl.NKIObject):
         """Compute where the runs of each piece are in the cache and append a tile for each piece to `self.runs`.
 
         A tile is [128, run of the partition, sequence] int32 in SBUF. Its numbers count runs from the start of the
-        cache.
+        cache. A run is neighbouring positions of one page that belong on one partition.
 
         Args:
             sizes: `Sizes` of `latent.sizes`, with the pieces.
@@ -161,7 +165,8 @@ class PagedLatents(nl.NKIObject):
     def load_item(self, item, piece):
         """Load a piece of a sequence from pages in HBM into `item.rows` [partition, chunk, W] in SBUF.
 
-        Each DMA brings one run of positions to every partition. Needs `load_addresses` before.
+        Each DMA brings one run of positions to every partition. Needs `load_addresses` before. A chunk is 128
+        positions.
 
         Args:
             item: an `Item` of `latent.decode_items`.
@@ -182,7 +187,7 @@ class PagedLatents(nl.NKIObject):
         """Load a piece of a prefix from pages in HBM into `piece.rows` [partition, chunk, W] in SBUF.
 
         Each DMA brings one run of positions to every partition. The addresses of the runs are computed here from the
-        block table.
+        block table. A chunk is 128 positions.
 
         Args:
             expansion: the launch of latent_keys_values; it is not used here.
@@ -235,13 +240,16 @@ class PagedLatents(nl.NKIObject):
         return self.run_in_page[repeats]
 
     def compute_new_addresses(self, positions):
-        """Return the cache rows that the new tokens are written to, their slots: [T, 1] int32 in SBUF."""
+        """Return the index of each new token's row in the cache, its slot: [T, 1] int32 in SBUF.
+
+        A slot is page * block + offset. `positions` is not used.
+        """
         return load(self.slots, nl.int32)
 
     def compute_piece_addresses(self, expansion, piece, tokens, run):
-        """Return the cache rows that a piece of new tokens is written to, their slots.
+        """Return the index in the cache of each row of a piece of new tokens, its slot: page * block + offset.
 
-        The result is [partition, chunk] int32 in SBUF.
+        The result is [partition, chunk] int32 in SBUF. A chunk is 128 positions.
 
         Args:
             expansion: the launch of latent_keys_values; it is not used here.
@@ -254,6 +262,8 @@ class PagedLatents(nl.NKIObject):
 
 def load_by_partition(column, piece, tokens):
     """Load the numbers of a piece's tokens in the piece's layout: [partition, chunk] int32 in SBUF.
+
+    A chunk is 128 positions.
 
     Args:
         column: a number of each token, [T, 1] int32 in HBM.

@@ -76,6 +76,8 @@ class RowCache(nl.NKIObject):
     def choose_group_units(self, sizes, room, unit_bytes, load_units):
         """Return how many units make a group, as whole sequences or as kv heads of one sequence.
 
+        A unit is one kv head of one sequence; a group is the units that are loaded together.
+
         Args:
             room: most units whose scores fit into PSUM.
             unit_bytes: bytes per partition of the keys of a unit.
@@ -84,7 +86,9 @@ class RowCache(nl.NKIObject):
         return choose_contiguous_units(sizes, room, unit_bytes, load_units)
 
     def divide_buffers(self, sizes, buffers, short):
-        """Return `Buffers`: how many of `buffers` tiles of one group each are for keys, and how many for values.
+        """Divide `buffers` tiles, each with room for one group, among keys and values; return the numbers as `Buffers`.
+
+        A group is the (sequence, kv head) pairs that are loaded together.
 
         Args:
             short: whether the sequences are so short that all keys may be loaded before the values.
@@ -92,17 +96,25 @@ class RowCache(nl.NKIObject):
         return divide_contiguous_buffers(sizes, buffers, short)
 
     def compute_row_shape(self, sizes):
-        """Return the shape of an SBUF tile for a group's values, positions on the partitions: (128, unit, chunk, D)."""
+        """Return the shape of an SBUF tile for a group's values, positions on the partitions: (128, unit, chunk, D).
+
+        A unit is one kv head of one sequence; a group is the units that are loaded together; a chunk is 128
+        positions.
+        """
         return (PARTITIONS, sizes.units, sizes.cached, sizes.depth)
 
     def view_by_unit(self, tile, box):
-        """Return `tile` itself: it is [128, unit, chunk, D] already."""
+        """Return `tile` itself: it is [128, unit, chunk, D] already.
+
+        A unit is one kv head of one sequence; a chunk is 128 positions.
+        """
         return tile
 
     def clear_unfilled(self, tile, units, sizes):
-        """Write 0 to what loads of `units` units leave of a tile [128, unit, chunk, D] in SBUF.
+        """Write 0 to those elements of a tile [128, unit, chunk, D] in SBUF that loads of `units` units do not fill.
 
-        Those are the units from `units` on, and the last chunk if it has fewer than 128 positions.
+        Those are the units from `units` on, and the last chunk if it has fewer than 128 positions. A unit is one kv
+        head of one sequence.
         """
         clear_unfilled_units(tile, units, sizes)
 
@@ -117,7 +129,8 @@ class RowCache(nl.NKIObject):
     def load_keys(self, tile, box, sizes):
         """Load the keys of a group from HBM into `tile` [D in tile, tile, unit, S] in SBUF, one DMA for each sequence.
 
-        Needs `load_addresses` before.
+        Needs `load_addresses` before. A unit is one kv head of one sequence; a group is the units that are loaded
+        together.
 
         Args:
             box: (first sequence, end, first kv head, end) of the group.
@@ -140,7 +153,8 @@ class RowCache(nl.NKIObject):
         """Load the values of a group from HBM into `tile` [128, unit, chunk, D] in SBUF.
 
         Of the first S // 128 * 128 slots, partition p has S // 128 consecutive ones. The remaining slots are a chunk
-        of their own. Needs `load_addresses` before.
+        of their own. Needs `load_addresses` before. A unit is one kv head of one sequence; a group is the units that
+        are loaded together.
 
         Args:
             box: (first sequence, end, first kv head, end) of the group.
@@ -162,6 +176,8 @@ class RowCache(nl.NKIObject):
 
     def view_row_values(self, sequence, heads, slot, height, count):
         """Return a view [partition, kv head, chunk, D] of one sequence's values in HBM, at a row known at run time.
+
+        A chunk is 128 positions; a share is one core's part of a launch.
 
         Args:
             sequence: number of the sequence, counted from the share's first one.

@@ -130,7 +130,7 @@ class PagedCache(nl.NKIObject):
 
         The kv heads of a position are neighbours in HBM. So a DMA of all of them moves a run in one piece. A DMA of
         some of them moves a piece for each position. GpSimd takes as long to address a piece of 256 bytes as one of 4
-        KiB.
+        KiB. A unit is one kv head of one sequence; a group is the units that are loaded together.
 
         Args:
             room: most units whose scores fit into PSUM.
@@ -144,23 +144,27 @@ class PagedCache(nl.NKIObject):
         return count_units(divide_into_boxes(sizes.sequences, 1, max(1, most))[0])
 
     def divide_buffers(self, sizes, buffers, short):
-        """Return `Buffers`: how many of `buffers` tiles of one group are for loaded keys, values and transposed keys.
+        """Divide `buffers` tiles, each with room for one group, among keys, values and transposed keys: `Buffers`.
 
-        Keys never all come before the values; `short` is not used.
+        Keys never all come before the values; `short` is not used. A group is the (sequence, kv head) pairs that are
+        loaded together.
         """
         transposed = min(TRANSPOSED_GROUPS, buffers // 3)
         loaded = min(LOADED_GROUPS, (buffers - transposed) // 2)
         return Buffers(loaded, loaded, transposed, False)
 
     def compute_row_shape(self, sizes):
-        """Return the shape of an SBUF tile for a group's keys or values as rows: (128, sequence, chunk, kv head, D)."""
+        """Return the shape of an SBUF tile for a group's keys or values as rows: (128, sequence, chunk, kv head, D).
+
+        A group is the (sequence, kv head) pairs that are loaded together; a chunk is 128 positions.
+        """
         heads = sizes.units if sizes.kv_heads > 1 else 1
         return (PARTITIONS, sizes.units // heads, sizes.cached, heads, sizes.depth)
 
     def view_by_unit(self, tile, box):
         """Return a view [128, unit, chunk, D] of a tile [128, sequence, chunk, kv head, D] for a box of units.
 
-        A box has one kv head, or one sequence.
+        A box has one kv head, or one sequence. A unit is one kv head of one sequence; a chunk is 128 positions.
 
         Args:
             box: (first sequence, end, first kv head, end).
@@ -170,7 +174,10 @@ class PagedCache(nl.NKIObject):
         return tile[:, 0, :, 0 : box[3] - box[2], :].permute((0, 2, 1, 3))
 
     def clear_unfilled(self, tile, units, sizes):
-        """Write 0 to a tile in SBUF if a group has only `units` units, fewer than `sizes.units`; else do nothing."""
+        """Write 0 to a tile in SBUF if a group has only `units` units, fewer than `sizes.units`; else do nothing.
+
+        A unit is one kv head of one sequence; a group is the units that are loaded together.
+        """
         if units < sizes.units:
             nisa.memset(dst=tile, value=0.0)
 
@@ -178,7 +185,7 @@ class PagedCache(nl.NKIObject):
         """Compute from the block tables where each partition's runs are in the cache, and keep that in `self.runs`.
 
         The tile is [128, run of the partition, sequence] int32 in SBUF. Its numbers count runs from the start of the
-        cache.
+        cache. A run is neighbouring positions of one page that belong on one partition.
         """
         run = compute_run_length(self.block, sizes)
         self.runs = load_run_numbers(self.block_tables, self.block, run, sizes.full // run, STATIC)
@@ -186,7 +193,8 @@ class PagedCache(nl.NKIObject):
     def create_key_buffers(self, key_tiles, sizes):
         """Return uninitialised SBUF tiles for keys as rows, `sizes.key_buffers` of them, one for a group each.
 
-        `key_tiles`, which take the transposed keys, are not used.
+        `key_tiles`, which take the transposed keys, are not used. A group is the (sequence, kv head) pairs that are
+        loaded together.
         """
         result = []
         for _ in range(sizes.key_buffers):
@@ -196,6 +204,8 @@ class PagedCache(nl.NKIObject):
     def load_keys(self, tile, box, sizes):
         """Load the keys of a group from pages into `tile` [128, sequence, chunk, kv head, D] in SBUF, as rows.
 
+        A group is the (sequence, kv head) pairs that are loaded together; a chunk is 128 positions.
+
         Args:
             box: (first sequence, end, first kv head, end) of the group.
         """
@@ -204,7 +214,8 @@ class PagedCache(nl.NKIObject):
     def load_values(self, tile, box, sizes, queue):
         """Load the values of a group from pages into `tile` [128, sequence, chunk, kv head, D] in SBUF.
 
-        `queue` is not used: the compiler chooses the queue of loads with run-time addresses.
+        `queue` is not used: the compiler chooses the queue of loads with run-time addresses. A group is the
+        (sequence, kv head) pairs that are loaded together; a chunk is 128 positions.
 
         Args:
             box: (first sequence, end, first kv head, end) of the group.
@@ -214,7 +225,8 @@ class PagedCache(nl.NKIObject):
     def gather(self, tile, cache, box, sizes):
         """Load a group's rows from pages of `cache` into `tile` [128, sequence, chunk, kv head, D] in SBUF.
 
-        Each DMA brings one run of positions of a sequence to every partition. Needs `load_addresses` before.
+        Each DMA brings one run of positions of a sequence to every partition. Needs `load_addresses` before. A group
+        is the (sequence, kv head) pairs that are loaded together; a chunk is 128 positions.
 
         Args:
             cache: keys or values, [P, block, Hk, D] in HBM.
@@ -241,7 +253,8 @@ class PagedCache(nl.NKIObject):
     def transpose_keys(self, tile, rows, box, chunks, sizes):
         """Transpose keys of a group in SBUF from `rows` [128, unit, chunk, D] to `tile` [D in tile, tile, unit, S].
 
-        The keys are in the order of positions in `tile`.
+        The keys are in the order of positions in `tile`. A unit is one kv head of one sequence; a group is the units
+        that are loaded together; a chunk is 128 positions.
 
         Args:
             box: (first sequence, end, first kv head, end) of the group.
@@ -406,6 +419,7 @@ def compute_prefix_rows(prompts, table, page):
     """Return the cache row of each position of a prefix, page * `page` + offset.
 
     The result is [position in block, block] int32 in SBUF. Positions beyond the cached ones name rows of page 0.
+    A prefix is the cached positions before a prompt's new tokens, padded to blocks of 128.
 
     Args:
         prompts: `Prompts`, the launch of attention_prefill.
@@ -434,6 +448,8 @@ def compute_prefix_rows(prompts, table, page):
 def compute_run_length(block, sizes):
     """Return the positions of a run: the greatest common divisor of `block` and `sizes.full`.
 
+    A run is neighbouring positions of one page that belong on one partition.
+
     Args:
         block: number of positions of a page.
         sizes: `Sizes`, whose `full` is the number of positions on a partition.
@@ -448,7 +464,7 @@ def load_run_numbers(block_tables, block, run, runs, queue):
     """Return where each partition's runs of positions are in a cache, in runs from its start.
 
     The result is [128, run of the partition, sequence] int32 in SBUF. float32 holds the numbers exactly, because a
-    cache has at most 2^24 rows.
+    cache has at most 2^24 rows. A run is neighbouring positions of one page that belong on one partition.
 
     Args:
         block_tables: [B, N] int32 in HBM.

@@ -54,7 +54,8 @@ class ShareStart(nl.NKIObject):
     def attend(self, o, tokens, ranks):
         """Compute attention for the share and write it to the share's rows and columns of `o` [T, Hq * D] in HBM.
 
-        Stores the share's new keys and values in the caches unless the caches hold them already.
+        Stores the share's new keys and values in the caches unless the caches hold them already. A share is one
+        core's part of a launch.
 
         Args:
             tokens: (q, k, v) of the whole launch in HBM.

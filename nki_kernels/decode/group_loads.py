@@ -63,14 +63,15 @@ class GroupLoads(nl.NKIObject):
     def load_after_gather(self):
         """Load the groups that have buffers and were not loaded when the object was made, because ranks gather queries.
 
-        Does nothing if no ranks divide positions.
+        Does nothing if no ranks divide positions. A group is the (sequence, kv head) pairs that are loaded together.
         """
         self.load_groups(self.before_gather, min(len(self.launch.groups), self.launch.sizes.key_buffers))
 
     def load_groups(self, first, last):
         """Begin to load cached keys of groups `first` … `last` - 1, and cached values of those with value buffers.
 
-        With `sizes.keys_first` no values are loaded until the keys of the launch's last group are.
+        With `sizes.keys_first` no values are loaded until the keys of the launch's last group are. A group is the
+        (sequence, kv head) pairs that are loaded together.
         """
         sizes = self.launch.sizes
         for group in range(first, last):
@@ -81,14 +82,18 @@ class GroupLoads(nl.NKIObject):
             self.load_first_values()
 
     def load_first_values(self):
-        """Begin to load the cached values of the first groups, as many as there are value buffers."""
+        """Begin to load the cached values of the first groups, as many as there are value buffers.
+
+        A group is the (sequence, kv head) pairs that are loaded together.
+        """
         for group in range(min(len(self.launch.groups), self.launch.sizes.value_buffers)):
             self.load_values(group, STATIC)
 
     def take_tokens(self, rows, seen_keys, output_weights):
         """Keep the new tokens and begin what needs them: loads of new values, transposes of the first group's keys.
 
-        If no later keys remain to be loaded, it also calls `issue_after_keys`.
+        If no later keys remain to be loaded, it also calls `issue_after_keys`. A group is the (sequence, kv head)
+        pairs that are loaded together.
 
         Args:
             rows: `TokenRows`.
@@ -104,12 +109,17 @@ class GroupLoads(nl.NKIObject):
         self.transpose_group(0, 1)
 
     def load_keys(self, group):
-        """Load the cached keys of group number `group` from HBM into its buffer in `loaded_keys`."""
+        """Load the cached keys of group number `group` from HBM into its buffer in `loaded_keys`.
+
+        A group is the (sequence, kv head) pairs that are loaded together.
+        """
         tile = self.loaded_keys[group % self.launch.sizes.key_buffers]
         self.launch.cache.load_keys(tile, self.launch.groups[group][0], self.launch.sizes)
 
     def load_values(self, group, queue):
         """Load the cached values of group number `group` from HBM into its tile in `value_tiles`, on queue `queue`.
+
+        A group is the (sequence, kv head) pairs that are loaded together.
 
         Args:
             queue: a queue of `nki_kernels.dma`, such as STATIC.
@@ -121,7 +131,7 @@ class GroupLoads(nl.NKIObject):
         """Load the new tokens' values of the first groups into `new_tiles`; do nothing if the caches hold them.
 
         One DMA brings all of them if every group consists of whole sequences of equal number, else each group takes
-        its own.
+        its own. A group is the (sequence, kv head) pairs that are loaded together.
         """
         sizes, groups = self.launch.sizes, self.launch.groups
         if sizes.stored:
@@ -140,7 +150,7 @@ class GroupLoads(nl.NKIObject):
     def load_new_values(self, group):
         """Load the new tokens' values of group number `group` into its tile in `new_tiles`.
 
-        Does nothing if the caches hold them.
+        Does nothing if the caches hold them. A group is the (sequence, kv head) pairs that are loaded together.
         """
         sizes = self.launch.sizes
         if not sizes.stored:
@@ -151,7 +161,8 @@ class GroupLoads(nl.NKIObject):
         """Load the keys of group `group + sizes.key_buffers` into the buffer that `group` no longer needs.
 
         Does nothing if there is no such group. After the keys of the last group it calls `issue_after_keys`, and with
-        `sizes.keys_first` it loads the first values before.
+        `sizes.keys_first` it loads the first values before. A group is the (sequence, kv head) pairs that are loaded
+        together.
         """
         sizes, count = self.launch.sizes, len(self.launch.groups)
         later = group + sizes.key_buffers
@@ -165,7 +176,8 @@ class GroupLoads(nl.NKIObject):
     def load_later_values(self, group):
         """Load the values of group `group + sizes.value_buffers` into the tiles that `group` no longer needs.
 
-        Loads cached and new values. Does nothing if there is no such group.
+        Loads cached and new values. Does nothing if there is no such group. A group is the (sequence, kv head) pairs
+        that are loaded together.
         """
         later = group + self.launch.sizes.value_buffers
         if later < len(self.launch.groups):
@@ -173,7 +185,11 @@ class GroupLoads(nl.NKIObject):
             self.load_new_values(later)
 
     def view_cached_values(self, group):
-        """Return a view [128, unit, chunk, D] of the SBUF tile with the cached values of group number `group`."""
+        """Return a view [128, unit, chunk, D] of the SBUF tile with the cached values of group number `group`.
+
+        A unit is one kv head of one sequence; a group is the units that are loaded together; a chunk is 128
+        positions.
+        """
         tile = self.value_tiles[group % self.launch.sizes.value_buffers]
         return self.launch.cache.view_by_unit(tile, self.launch.groups[group][0])
 
@@ -181,7 +197,8 @@ class GroupLoads(nl.NKIObject):
         """Transpose half of a group's keys from rows [position, D] to `key_tiles`: [D in tile, tile, unit, S] in SBUF.
 
         Does nothing for contiguous caches, whose keys need no transpose, and for a group beyond the last. After the
-        second half it calls `load_later_keys`. On gen2 keys that no new token sees are zeroed first.
+        second half it calls `load_later_keys`. On gen2 keys that no new token sees are zeroed first. A unit is one kv
+        head of one sequence; a group is the units that are loaded together; a chunk is 128 positions.
 
         Args:
             group: number of the group.
@@ -206,7 +223,8 @@ class GroupLoads(nl.NKIObject):
 
         The halves are issued apart, so that exponentials do not wait for both: the Scalar engine computes them and
         copies transposed keys. On gen2 half 0 does nothing and half 1 transposes both, after the exponentials. There
-        Vector, which finds the maximum, would first wait for the keys to clear them.
+        Vector, which finds the maximum, would first wait for the keys to clear them. A group is the (sequence, kv
+        head) pairs that are loaded together; an item is a group with some of its queries.
         """
         if self.launch.is_first_of_group(item + 1):
             group = self.launch.find_group(item) + 1

@@ -33,7 +33,8 @@ def score_keys(launch, loads, item):
     """Return the scores of an item's keys, [128 keys, unit, chunk, query] float32 in PSUM.
 
     After the last item of a group it begins to load a later group's keys into the buffer, unless keys were transposed
-    from it.
+    from it. A unit is one kv head of one sequence; a group is the units that are loaded together; an item is a group
+    with some of its queries.
 
     Args:
         loads: `GroupLoads`, which have the keys in SBUF.
@@ -53,7 +54,8 @@ def mask_scores(launch, seen_keys, scores, item):
 
     The result is a view [128 keys, unit, chunk, query] float32 of one of the two tiles `seen_keys.masked`; the item
     after the next overwrites it. Sinks take part as keys of the last chunk. At the first item of a group the call
-    updates `seen_keys` for that group.
+    updates `seen_keys` for that group. A unit is one kv head of one sequence; a group is the units that are loaded
+    together; an item is a group with some of its queries.
 
     Args:
         seen_keys: `SeenKeys`.
@@ -84,7 +86,8 @@ def mask_scores(launch, seen_keys, scores, item):
 def add_sinks(masked, sink_logits, box, query_box, sizes):
     """Write attention sinks into the last chunk of `masked`, as scores of one more key, which has no value.
 
-    They go to the first partition that is a multiple of 32 and beyond the new keys.
+    They go to the first partition that is a multiple of 32 and beyond the new keys. A unit is one kv head of one
+    sequence.
 
     Args:
         masked: masked scores [128 keys, unit, chunk, query] in SBUF.
@@ -105,6 +108,8 @@ def add_sinks(masked, sink_logits, box, query_box, sizes):
 def keep_largest(launch, item, largest):
     """Copy the largest score of each of an item's queries from partition 0 of `largest` to `launch.largest_scores`.
 
+    A unit is one kv head of one sequence; an item is a group with some of its queries.
+
     Args:
         largest: [128, unit * query], the same on every partition.
         item: number of the item.
@@ -120,7 +125,8 @@ def add_values(launch, loads, block, weights, ones, item):
     """Add an item's weighted values, and the sums of its weights, to the accumulators of its output block.
 
     After the last item of a group it begins to load a later group's values. When the block has all its keys, its
-    outputs are written by `finish_block`.
+    outputs are written by `finish_block`. A unit is one kv head of one sequence; a group is the units that are loaded
+    together; an item is a group with some of its queries.
 
     Args:
         loads: `GroupLoads`, which have the values in SBUF.
@@ -190,6 +196,8 @@ def finish_block(launch, block, inverse, ones):
 
 def scale_in_place(inverse, scales, box):
     """Multiply `inverse` [128, unit, new token, head] in SBUF, in place, by the value scale of each unit's kv head.
+
+    A unit is one kv head of one sequence.
 
     Args:
         scales: `CacheScales`.

@@ -58,19 +58,33 @@ class DecodeLaunch(nl.NKIObject):
         self.items = len(self.groups) * len(self.query_boxes)
 
     def find_group(self, item):
-        """Return the index in `groups` of the group of item number `item`."""
+        """Return the index in `groups` of the group of item number `item`.
+
+        A group is the (sequence, kv head) pairs that are loaded together; an item is a group with some of its
+        queries.
+        """
         return item // len(self.query_boxes)
 
     def find_box(self, item):
-        """Return the units of item number `item` as a box: (first sequence, end, first kv head, end)."""
+        """Return the units of item number `item` as a box: (first sequence, end, first kv head, end).
+
+        A unit is one kv head of one sequence; an item is a group with some of its queries.
+        """
         return self.groups[self.find_group(item)][0]
 
     def find_query_box(self, item):
-        """Return which queries of each unit an item has: (first new token, end, first query head of a kv head, end)."""
+        """Return which queries of each unit an item has: (first new token, end, first query head of a kv head, end).
+
+        A unit is one kv head of one sequence; an item is a group with some of its queries.
+        """
         return self.query_boxes[item % len(self.query_boxes)]
 
     def is_first_of_group(self, item):
-        """Return whether item number `item` is the first one of its group; True also for the number after the last."""
+        """Return whether item number `item` is the first one of its group; True also for the number after the last.
+
+        A group is the (sequence, kv head) pairs that are loaded together; an item is a group with some of its
+        queries.
+        """
         return item % len(self.query_boxes) == 0
 
 
@@ -122,7 +136,7 @@ class SeenKeys(nl.NKIObject):
     def select_first_positions(self, box):
         """Return a view [128, unit] of the positions of the first new tokens, for the units of a box.
 
-        With ranks that divide positions they are less this rank's index.
+        With ranks that divide positions they are less this rank's index. A unit is one kv head of one sequence.
 
         Args:
             box: (first sequence, end, first kv head, end).
@@ -135,7 +149,7 @@ class SeenKeys(nl.NKIObject):
 
         The mask is [128, unit, chunk, 1 or new token] uint8 in SBUF. Keys before the first new token are seen by all,
         so that one column serves all new tokens. If the caches hold the new keys already, each token has a column,
-        with the keys up to its own position.
+        with the keys up to its own position. A unit is one kv head of one sequence; a chunk is 128 positions.
 
         Args:
             box: (first sequence, end, first kv head, end) of the units.
@@ -148,6 +162,8 @@ class SeenKeys(nl.NKIObject):
 
     def update_seen(self, box):
         """Set `seen` to the mask of a group's cached keys, within the window if any, and append the group to `valid`.
+
+        A group is the (sequence, kv head) pairs that are loaded together.
 
         Args:
             box: (first sequence, end, first kv head, end) of the group.
@@ -179,7 +195,8 @@ def mark_seen_new_keys(launch):
 def select_valid_keys(seen):
     """Return the last new token's column of a mask of `SeenKeys.mark_seen_keys`, a view [128, unit, chunk].
 
-    The last new token sees every key that some new token sees.
+    The last new token sees every key that some new token sees. A unit is one kv head of one sequence; a chunk is 128
+    positions.
     """
     return seen[:, :, :, seen.shape[3] - 1]
 

@@ -26,7 +26,8 @@ from nki_kernels.decode.sizes import count_units, find_first_unit
 def write_partial_rows(result, launch, block, ones):
     """Write the accumulators of a block to `result` [row, D + 2] float32 in SBUF, as one partial output for each query.
 
-    A row is [weighted values | sum of weights | largest score]. Rows are ordered by unit, new token and head.
+    A row is [weighted values | sum of weights | largest score]. Rows are ordered by unit, new token and head. A unit
+    is one kv head of one sequence.
 
     Args:
         launch: the `DecodeLaunch`, whose `largest_scores` have the block's scores.
@@ -109,6 +110,8 @@ def load_sink_column(rows, source, scale):
 
 def load_value_scales(scales, box, sizes):
     """Return the value scale of each query's kv head as a column [row, 1] float32 in SBUF, or None without scales.
+
+    A unit is one kv head of one sequence.
 
     Args:
         scales: `CacheScales`, or None.

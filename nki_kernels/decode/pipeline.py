@@ -41,7 +41,8 @@ def run(launch, loads, seen_keys, cleared):
 
     The caller has loaded the new tokens and the first groups. An item's keys are scored while the item before finds
     its maximum. Its values are multiplied two steps after its scores, or with `sizes.keys_first` after the scores of
-    all items. Loads of later groups follow the last use of their buffers.
+    all items. Loads of later groups follow the last use of their buffers. A group is the (sequence, kv head) pairs
+    that are loaded together; an item is a group with some of its queries.
 
     Args:
         launch: `DecodeLaunch`.
@@ -90,7 +91,8 @@ def run(launch, loads, seen_keys, cleared):
 def clear_pieces(launch, loads, seen_keys, item, pieces):
     """Zero a group's cached values in SBUF where no new token sees the key, in some of CLEARED_IN pieces of its chunks.
 
-    Does nothing unless `item` is the first item of its group, nor beyond the last item.
+    Does nothing unless `item` is the first item of its group, nor beyond the last item. A group is the (sequence, kv
+    head) pairs that are loaded together; a chunk is 128 positions; an item is a group with some of its queries.
 
     Args:
         item: number of an item.

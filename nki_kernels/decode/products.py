@@ -38,7 +38,8 @@ def score(rows, keys, box, query_box, sizes):
     """Return unscaled scores q . k of a box of units, [128 keys, unit, chunk, query] float32 in PSUM, for some queries.
 
     The last chunk has the new keys; it is not written if the caches hold them. In that chunk, and in the one for what
-    remains of the capacity, only as many partitions are written as there are keys.
+    remains of the capacity, only as many partitions are written as there are keys. A unit is one kv head of one
+    sequence.
 
     Args:
         rows: `TokenRows`.
@@ -80,6 +81,8 @@ def score(rows, keys, box, query_box, sizes):
 def add_weighted_values(product, cached, new, weights, chunks, sizes):
     """Add the values of chunks `chunks[0]` … `chunks[1]` - 1, times their weights, to `product`; chunk 0 overwrites it.
 
+    A unit is one kv head of one sequence; a chunk is 128 positions.
+
     Args:
         product: [D in tile, tile, unit, new token, head] float32 in PSUM.
         cached: cached values [128, unit, chunk, D] in SBUF.
@@ -107,7 +110,7 @@ def add_weighted_values(product, cached, new, weights, chunks, sizes):
 def invert_sums(block, ones):
     """Return 1 / sum of weights of each query of a block, as a column [query, 1] float32 in SBUF.
 
-    Queries are ordered by unit, new token and head.
+    Queries are ordered by unit, new token and head. A unit is one kv head of one sequence.
 
     Args:
         block: an `OutputBlock` with all of its keys.
@@ -122,7 +125,8 @@ def invert_sums(block, ones):
 def sum_weights(block, ones):
     """Return the sum of weights of each query of a block, as a column [query, 1] float32 in PSUM.
 
-    Adds up `block.sums` over the partitions. Queries are ordered by unit, new token and head.
+    Adds up `block.sums` over the partitions. Queries are ordered by unit, new token and head. A unit is one kv head
+    of one sequence.
 
     Args:
         ones: [128, 128] float32 of ones in SBUF.
@@ -137,7 +141,7 @@ def sum_weights(block, ones):
 def invert_sums_everywhere(block, ones):
     """Return 1 / sum of weights of each query of a block, the same on all partitions.
 
-    The result is [128, unit, new token, head] float32 in SBUF.
+    The result is [128, unit, new token, head] float32 in SBUF. A unit is one kv head of one sequence.
 
     Args:
         ones: [128, 128] float32 of ones in SBUF.
@@ -170,6 +174,8 @@ def store_divided(block, inverse, o, sizes):
 def write_divided(block, inverse, outputs, sizes):
     """Multiply a block's weighted values by `inverse`, and write these outputs to their places in `outputs` in SBUF.
 
+    A unit is one kv head of one sequence.
+
     Args:
         block: an `OutputBlock` with all of its keys.
         inverse: 1 / sum of weights, [128, unit, new token, head] float32 in SBUF.
@@ -199,6 +205,7 @@ def transpose_product(product, d, rows, sizes):
     """Return tile `d` of a product with queries on the partitions, float32 in PSUM, and the range of D that it has.
 
     Three results: the tile [rows, up to 128], the first element of D in it, and the end. SBUF gets a copy in between.
+    A unit is one kv head of one sequence.
 
     Args:
         product: [D in tile, tile, unit, new token, head] float32 in PSUM.
@@ -217,7 +224,8 @@ def transpose_product(product, d, rows, sizes):
 def store(result, o, box, sizes):
     """Write outputs of a box, rows (unit, new token, head) of D elements in SBUF, to `o` [T, Hq * D] in HBM.
 
-    With one new token of each sequence one DMA writes all rows, else one for each sequence.
+    With one new token of each sequence one DMA writes all rows, else one for each sequence. A unit is one kv head of
+    one sequence.
 
     Args:
         result: [row, D] in SBUF.

@@ -42,6 +42,8 @@ class Share(nl.NKIObject):
     def select_rows(self, tensor, sequences):
         """Return a view of the rows of the share's sequences, or None for None.
 
+        A share is one core's part of a launch.
+
         Args:
             tensor: a tensor with equally many rows for each of `sequences`, in order.
             sequences: number of sequences of the whole launch.
@@ -53,6 +55,8 @@ class Share(nl.NKIObject):
 
     def select_columns(self, tensor, kv_heads):
         """Return a view of the columns of the share's kv heads, or None for None.
+
+        A share is one core's part of a launch.
 
         Args:
             tensor: a tensor with equally many columns for each of `kv_heads`, in order.
@@ -66,6 +70,8 @@ class Share(nl.NKIObject):
     def select_heads(self, tensor, sizes):
         """Return a view of the share's rows and columns of a tensor [T, heads * D] of new tokens, or None for None.
 
+        A share is one core's part of a launch.
+
         Args:
             sizes: the `Sizes` of the whole launch.
         """
@@ -74,6 +80,8 @@ class Share(nl.NKIObject):
 
 def compute_share_sizes(sizes, share, cache):
     """Return the `Sizes` of a share.
+
+    A share is one core's part of a launch.
 
     Args:
         sizes: the `Sizes` of the whole launch.

@@ -137,7 +137,7 @@ def divide_into_boxes(sequences, kv_heads, most):
     """Return boxes (first sequence, end, first kv head, end) that cover all units, each with at most `most` units.
 
     A box has whole sequences if `most` allows one, else some kv heads of one sequence. Boxes are ordered by sequence,
-    then by kv head.
+    then by kv head. A unit is one kv head of one sequence.
     """
     result = []
     together = max(1, most // kv_heads)
@@ -153,7 +153,7 @@ def list_groups(sizes):
     """Return the groups of units in the order of their loads, as pairs (box of the group, box of its block).
 
     A box is (first sequence, end, first kv head, end). Groups have at most `sizes.units` units; the queries of a
-    block fill at most 128 rows.
+    block fill at most 128 rows. A unit is one kv head of one sequence; a group is the units that are loaded together.
     """
     result = []
     for outer in divide_into_boxes(sizes.sequences, sizes.kv_heads, PARTITIONS // sizes.queries):
@@ -167,7 +167,7 @@ def list_query_boxes(sizes):
     """Return boxes (first new token, end, first query head, end) that cover the queries of a unit, in order.
 
     Query heads are counted from the first one of the kv head. A box has at most `sizes.width` queries, which are
-    scored together.
+    scored together. A unit is one kv head of one sequence.
     """
     return divide_into_boxes(sizes.new, sizes.share, sizes.width)
 
@@ -184,6 +184,8 @@ def count_units(box):
 def locate_unit(box, number):
     """Return the sequence and the kv head of unit number `number` of a box; kv heads count faster than sequences.
 
+    A unit is one kv head of one sequence.
+
     Args:
         box: (first sequence, end, first kv head, end).
     """
@@ -194,7 +196,7 @@ def locate_unit(box, number):
 def find_first_unit(box, sizes, sequence=0, kv_head=0):
     """Return the number of a box's first unit, counted from the unit of `sequence` and `kv_head`.
 
-    Units are numbered sequence * `sizes.kv_heads` + kv head.
+    Units are numbered sequence * `sizes.kv_heads` + kv head. A unit is one kv head of one sequence.
 
     Args:
         box: (first sequence, end, first kv head, end).

@@ -25,6 +25,8 @@ LOWEST = -3.0e38
 def find_largest_by_partition(scores):
     """Return each query's largest score over the chunks, on each partition: [128, unit * query] float32 in SBUF.
 
+    A unit is one kv head of one sequence; a chunk is 128 positions.
+
     Args:
         scores: [128, unit, chunk, query] in SBUF or PSUM.
     """
@@ -60,6 +62,8 @@ def repeat_on_partitions(column):
 def compute_weights(scores, largest, scale, dtype):
     """Return exp(scale * (scores - largest)) as a new SBUF tile [128, unit, chunk, query] of `dtype`.
 
+    A unit is one kv head of one sequence; a chunk is 128 positions.
+
     Args:
         scores: [128, unit, chunk, query] in SBUF.
         largest: [128, unit * query], the same on every partition.
@@ -77,6 +81,8 @@ def compute_weights(scores, largest, scale, dtype):
 def add_up_chunks(total, weights):
     """Write the sums over the chunks of `weights` to `total`, one number for each unit and query on each partition.
 
+    A unit is one kv head of one sequence; a chunk is 128 positions.
+
     Args:
         total: [128, unit * query] or its axes apart, float32 in SBUF.
         weights: [128, unit, chunk, query] in SBUF.
@@ -89,7 +95,7 @@ def generate_key_positions(sizes, first_slot):
 
     Partition p of the first S // 128 chunks has S // 128 consecutive slots, for long contiguous loads. What remains
     of the S slots is a chunk of its own with one slot on a partition. If ranks divide positions, slot s counts as
-    position `sizes.ranks` * s, which is exact on the first rank.
+    position `sizes.ranks` * s, which is exact on the first rank. A chunk is 128 positions.
 
     Args:
         first_slot: the slot of the first key.
@@ -116,6 +122,8 @@ def generate_key_positions(sizes, first_slot):
 def mark_earlier_keys(keys_at, first_positions):
     """Return 1 where a cached key is before the first new token of a unit, else 0: [128, unit, chunk] uint8 in SBUF.
 
+    A unit is one kv head of one sequence; a chunk is 128 positions.
+
     Args:
         keys_at: positions of the keys, [128, chunk] float32.
         first_positions: position of the first new token, [128, unit] float32.
@@ -135,7 +143,8 @@ def mark_earlier_keys(keys_at, first_positions):
 def create_masked_tiles(sizes):
     """Return two SBUF tiles for masked scores [128, unit, chunk, query] float32, filled with LOWEST.
 
-    `select` leaves LOWEST where a chunk has no keys on a partition.
+    `select` leaves LOWEST where a chunk has no keys on a partition. A unit is one kv head of one sequence; a chunk is
+    128 positions.
     """
     result = []
     # Items alternate between two tiles, so the next scores are written while the weights of these are computed.
@@ -148,6 +157,8 @@ def create_masked_tiles(sizes):
 
 def mark_keys_up_to_tokens(keys_at, first_positions, new):
     """Return 1 where a key's position is at most that of a new token: [128, unit, chunk, new token] uint8 in SBUF.
+
+    A unit is one kv head of one sequence; a chunk is 128 positions.
 
     Args:
         keys_at: positions of the keys, [128, chunk] float32.
@@ -171,6 +182,8 @@ def mark_keys_up_to_tokens(keys_at, first_positions, new):
 
 def mark_keys_in_window(seen, keys_at, first_positions, new, window):
     """Return 1 where a new token sees a cached key within its window: [128, unit, chunk, new token] uint8 in SBUF.
+
+    A unit is one kv head of one sequence; a chunk is 128 positions.
 
     Args:
         seen: mask without a window, [128, unit, chunk, 1 or new token] uint8.
@@ -229,7 +242,8 @@ def mark_causal_keys(new, window):
 def cap_scores(scores, factor, sizes):
     """Return tanh(factor * scores) as a new SBUF tile [128, unit, chunk, query] float32.
 
-    Partitions on which a chunk has no keys stay undefined, as they are in `scores`.
+    Partitions on which a chunk has no keys stay undefined, as they are in `scores`. A unit is one kv head of one
+    sequence; a chunk is 128 positions.
 
     Args:
         scores: [128, unit, chunk, query] in PSUM.
@@ -255,7 +269,8 @@ def cap_scores(scores, factor, sizes):
 def repeat_per_query(predicate, queries):
     """Return a view of `predicate` [rows, unit, chunk, token] with axis 4 added: each token's mask once for each query.
 
-    Axis 4 has `queries` / tokens entries, the query heads of a token.
+    Axis 4 has `queries` / tokens entries, the query heads of a token. A unit is one kv head of one sequence; a chunk
+    is 128 positions.
     """
     return predicate.expand_dim(4).broadcast(4, queries // predicate.shape[3])
 
@@ -263,7 +278,8 @@ def repeat_per_query(predicate, queries):
 def select(scores, valid, causal, tile, sizes):
     """Copy scores to `tile` where the query sees the key, and write LOWEST where it does not.
 
-    Partitions on which a chunk has no keys are not written. Without new keys their chunk is not written either.
+    Partitions on which a chunk has no keys are not written. Without new keys their chunk is not written either. A
+    unit is one kv head of one sequence; a chunk is 128 positions.
 
     Args:
         scores: [128, unit, chunk, query].

@@ -119,6 +119,8 @@ def choose_queue(block):
 def plan_row_blocks(sizes, alike):
     """Return the blocks of rows, each as a list of its `Segment`s, query blocks before key blocks.
 
+    A block is up to 128 rows, the heads of whole tokens.
+
     Args:
         alike: whether queries and keys take the same instructions, so that they may share a block.
     """

@@ -18,7 +18,8 @@ from nki_kernels.tiles import PARTITIONS
 def load_new_values(new, v, box, sizes, scales):
     """Copy the new tokens' values of a box of units to `new` [new token, unit, D] in SBUF.
 
-    Values from HBM are rounded to the cache if it has `scales`. Values in SBUF have been rounded by the caller.
+    Values from HBM are rounded to the cache if it has `scales`. Values in SBUF have been rounded by the caller. A
+    unit is one kv head of one sequence.
 
     Args:
         v: [T, Hk * D], in HBM or SBUF.
@@ -48,7 +49,8 @@ def load_new_values(new, v, box, sizes, scales):
 def clear_values(tile, valid, first, last, sizes):
     """Write 0 over the elements of chunks `first` … `last` - 1 of `tile` whose keys are not valid, whatever they hold.
 
-    The weights of these keys are 0, but 0 times a NaN that was never overwritten is NaN.
+    The weights of these keys are 0, but 0 times a NaN that was never overwritten is NaN. A unit is one kv head of one
+    sequence; a chunk is 128 positions.
 
     Args:
         tile: values, or keys as rows, [128, unit, chunk, D] in SBUF.

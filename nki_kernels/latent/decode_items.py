@@ -89,7 +89,7 @@ def attend(launch, cache, latents):
     """Issue all stages of all items, and write the weighted latents, divided by the sums of weights, to `latents`.
 
     The products of an item are added after the exponentials of the next item, because the products of that one wait
-    for them.
+    for them. An item is one piece of a sequence.
 
     Args:
         launch: `LatentDecode`.
@@ -128,7 +128,8 @@ def attend(launch, cache, latents):
 def create_score_tile(item, sizes):
     """Return an uninitialised PSUM tile for the scores of an item: [row, chunk, query] float32.
 
-    The queries of a chunk are padded to a power of two, so that no chunk straddles PSUM banks.
+    The queries of a chunk are padded to a power of two, so that no chunk straddles PSUM banks. A chunk is 128
+    positions; an item is one piece of a sequence.
     """
     shape = (item.rows.shape[0], item.rows.shape[1], sizes.stride)
     return nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)[:, :, 0 : sizes.queries]
@@ -136,6 +137,8 @@ def create_score_tile(item, sizes):
 
 def score_chunk(launch, item, scores, chunk):
     """Write the scores of one chunk of an item, masks included, to `scores` in PSUM; do nothing beyond its last chunk.
+
+    A chunk is 128 positions; an item is one piece of a sequence.
 
     Args:
         launch: `LatentDecode`.
@@ -188,7 +191,8 @@ class OnlineSoftmax(nl.NKIObject):
         """Do one of four steps from an item's scores to its weights, if `slot` is 0, 1, 2 or 3 times `apart`.
 
         The steps: maximum over chunks, maximum over partitions, exponentials, correction factor. The last two append
-        to `weights` and to `factors`. The steps are apart because each waits for another engine.
+        to `weights` and to `factors`. The steps are apart because each waits for another engine. A chunk is 128
+        positions; an item is one piece of a sequence.
 
         Args:
             scores: [row, chunk, query] in PSUM.
@@ -218,7 +222,8 @@ class OnlineSoftmax(nl.NKIObject):
     def compute_weights(self, scores):
         """Append exp(scale * (score - largest so far)) to `weights`: [row, chunk, query] in `sizes.dtype`, in SBUF.
 
-        Also sets `shift` to the largest scores on all partitions, and `previous_shift` to the value before.
+        Also sets `shift` to the largest scores on all partitions, and `previous_shift` to the value before. A chunk
+        is 128 positions.
 
         Args:
             scores: [row, chunk, query] in PSUM.
@@ -240,7 +245,8 @@ class OnlineSoftmax(nl.NKIObject):
     def correct(self, item):
         """Append to `factors` what the sums so far must be multiplied by, exp(scale * (previous_shift - shift)).
 
-        A factor is [128, query] float32 in SBUF. For the first item of a sequence it is None.
+        A factor is [128, query] float32 in SBUF. For the first item of a sequence it is None. An item is one piece of
+        a sequence.
         """
         factor = None
         if not item.first:
@@ -253,7 +259,8 @@ class OnlineSoftmax(nl.NKIObject):
     def add(self, item, products, factor):
         """Add an item's products to `total` and `mixed` of its sequence, after multiplying these by the item's factor.
 
-        After the last item of a sequence it writes the divided latents to `latents`.
+        After the last item of a sequence it writes the divided latents to `latents`. An item is one piece of a
+        sequence.
 
         Args:
             products: the pair of tiles that `multiply` returned.
@@ -284,7 +291,7 @@ def multiply(launch, item, weights):
 
     The latents are [latent in tile, tile, query]. The sums are [128, chunk, query], the same on all partitions. Rows
     are the stationary operand: four products of a few queries take less time than one of 512 latents. Their result is
-    what the value projection contracts.
+    what the value projection contracts. A chunk is 128 positions; an item is one piece of a sequence.
 
     Args:
         launch: `LatentDecode`.

@@ -129,7 +129,7 @@ class Product(nl.NKIObject):
     def multiply_values(self, weights, chunk):
         """Compute the values of one chunk of the piece for all heads of the group; do nothing beyond its last chunk.
 
-        After the last chunk it stores the values of all chunks in HBM.
+        After the last chunk it stores the values of all chunks in HBM. A chunk is 128 positions.
 
         Args:
             weights: value projection of the group, [latent in tile, tile, head * V] in SBUF.
@@ -215,7 +215,7 @@ def prepare(expansion, pieces, step):
 def prepare_chunk(expansion, pieces, step, chunk):
     """Do one chunk of the stages of the next pieces: sums of squares, normalisation, and transpose, one piece each.
 
-    Pieces MEASURED_AHEAD, NORMALISED_AHEAD and 1 after `step` take part, if they exist.
+    Pieces MEASURED_AHEAD, NORMALISED_AHEAD and 1 after `step` take part, if they exist. A chunk is 128 positions.
 
     Args:
         pieces: all pieces in the order of their products.
@@ -231,7 +231,7 @@ def prepare_chunk(expansion, pieces, step, chunk):
 
 
 def write_new(expansion):
-    """Load the rows of all new tokens, normalise and rotate them, and write them to the cache."""
+    """Load the rows of all sequences' new tokens, normalise and rotate them, and write them to the cache in HBM."""
     pieces = []
     for sequence in range(expansion.sequences):
         pieces.extend(create_pieces(expansion, sequence, 0, expansion.new, True))
@@ -250,7 +250,7 @@ def load_projections(expansion, group):
 
     Returns:
         The key projection [latent in tile, tile, head, P], transposed on chip, and the value projection [latent in
-            tile, tile, head * V].
+        tile, tile, head * V].
 
     Args:
         expansion: `Expansion`.

@@ -33,7 +33,8 @@ TOGETHER = 4
 def set_mask_keys(launch, item, first, last):
     """Write the keys and masks of chunks `first` … `last` - 1 to `item.mask_keys` [row, chunk, R + new] in SBUF.
 
-    A mask is 0 where the new token sees the row's position, else MASKED.
+    A mask is 0 where the new token sees the row's position, else MASKED. A chunk is 128 positions; an item is one
+    piece of a sequence.
 
     Args:
         launch: `LatentDecode`.
@@ -60,7 +61,7 @@ def transpose_chunk(launch, item, chunk):
     """Transpose the latents of one chunk of an item to `item.latents`; do nothing beyond its last chunk.
 
     Keys and masks are copied and transposed for up to TOGETHER chunks at once: to `item.mask_keys` KEYS_AHEAD chunks
-    before, and to `item.keys` after the last of them.
+    before, and to `item.keys` after the last of them. A chunk is 128 positions; an item is one piece of a sequence.
 
     Args:
         launch: `LatentDecode`.
@@ -91,7 +92,7 @@ def transpose_mask_keys(sizes, item, first, last):
     """Transpose keys and masks of chunks `first` … `last` - 1 to `item.keys` [R + new, chunk, row] in SBUF.
 
     They come from `item.mask_keys`. The call follows the transposes of their latents, which begin while keys are
-    copied.
+    copied. A chunk is 128 positions.
     """
     height = item.rows.shape[0]
     bank = nl.ndarray((sizes.score_rows, last - first, height), dtype=sizes.dtype, buffer=nl.psum)

@@ -97,7 +97,10 @@ def create_pieces(expansion, sequence, first, end, new):
 
 
 def view_by_partition(rows, piece):
-    """Return a view [partition, chunk, .] of a piece's rows [position, .] in HBM."""
+    """Return a view [partition, chunk, .] of a piece's rows [position, .] in HBM.
+
+    A chunk is 128 positions.
+    """
     return rows.reshape_dim(0, (piece.height, piece.chunks))
 
 
@@ -133,7 +136,7 @@ def measure(expansion, piece, chunk):
     """Write the sums of squares of one chunk's latents to `piece.squares`, in SBUF.
 
     After the last chunk it also writes 1 / rms of all rows to `piece.scale`. Does nothing for a piece that is not
-    new, or beyond its last chunk.
+    new, or beyond its last chunk. A chunk is 128 positions.
     """
     if not piece.new or chunk >= piece.chunks:
         return
@@ -149,7 +152,7 @@ def normalise(expansion, piece, chunk):
     """Write the normalised latents of one chunk to `piece.cache_rows`.
 
     After the last chunk it also rotates the keys of all chunks and writes the piece to the cache in HBM. Does nothing
-    for a piece that is not new, or beyond its last chunk.
+    for a piece that is not new, or beyond its last chunk. A chunk is 128 positions.
     """
     if not piece.new or chunk >= piece.chunks:
         return
@@ -175,6 +178,8 @@ def normalise(expansion, piece, chunk):
 
 def rotate_keys(result, tile, angles):
     """Write keys `tile` [partition, chunk, R], rotated half-split by `angles`, to `result` of the same shape, in SBUF.
+
+    A chunk is 128 positions.
 
     Args:
         angles: cosines and sines, [partition, chunk, R/2] each.
@@ -221,7 +226,7 @@ def write(expansion, piece):
 def transpose(expansion, piece, chunk):
     """Transpose one chunk's latents to `piece.latents`, and after the last chunk all keys to `piece.turned`, in SBUF.
 
-    A piece beyond the end of the cache gets zeros. Does nothing beyond the last chunk.
+    A piece beyond the end of the cache gets zeros. Does nothing beyond the last chunk. A chunk is 128 positions.
     """
     if chunk >= piece.chunks:
         return

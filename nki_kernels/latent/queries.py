@@ -50,7 +50,7 @@ def absorb_queries(q, w_uk, loaded, sizes):
 
     Returns:
         The absorbed plain elements, w_uk^T q: [latent in tile, tile, token, head]. Then [R + new, token, head]: the
-            rotated elements, and 1 at the mask of the token's own index in its sequence, else 0.
+        rotated elements, and 1 at the mask of the token's own index in its sequence, else 0.
 
     Args:
         q: [T, Hq * (R + P)] in HBM.

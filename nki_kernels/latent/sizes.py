@@ -96,7 +96,8 @@ def list_tile_ranges(rank):
 def generate_key_positions(sizes):
     """Return the position of the row on each partition of each chunk: [128, chunks of all pieces] float32 in SBUF.
 
-    In a piece that begins at position f and has n chunks, partition p of chunk c has position f + p * n + c.
+    In a piece that begins at position f and has n chunks, partition p of chunk c has position f + p * n + c. A chunk
+    is 128 positions.
     """
     count = 0
     for _, chunks, _ in sizes.pieces:
