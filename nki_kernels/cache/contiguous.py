@@ -72,7 +72,7 @@ class ContiguousCache(nl.NKIObject):
         check_values(self, self.depth)
 
     def check_prompts(self, rows):
-        """Raise AssertionError if v_cache does not go with k_cache; its heads may have another size than those of keys.
+        """Raise AssertionError unless v_cache is [B, Hk, S, Dv], with the sizes of k_cache except for D.
 
         `rows`, the number of new tokens, is not checked.
         """

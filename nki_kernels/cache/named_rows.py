@@ -61,9 +61,9 @@ class RowCache(nl.NKIObject):
         assert self.cache_rows.shape[1] == 1, f"cache_rows are [B, 1], not {self.cache_rows.shape}"
 
     def check_prompts(self, rows):
-        """Raise AssertionError unless v_cache goes with k_cache and cache_rows is [B, 1].
+        """Raise AssertionError unless v_cache has the sizes of k_cache, except for D, and cache_rows is [B, 1].
 
-        Heads of values may have another size than those of keys. `rows`, the number of new tokens, is not checked.
+        `rows`, the number of new tokens, is not checked.
         """
         check_values(self, self.value_depth)
         assert self.cache_rows.shape[1] == 1, f"cache_rows are [B, 1], not {self.cache_rows.shape}"
@@ -175,9 +175,9 @@ class RowCache(nl.NKIObject):
                 transfer(target, source, SYNC if queue == STATIC else queue)
 
     def view_row_values(self, sequence, heads, slot, height, count):
-        """Return a view [partition, kv head, chunk, D] of one sequence's values in HBM, at a row known at run time.
+        """Return a view [partition, kv head, slot, D] of one sequence's values in HBM, in a row known at run time.
 
-        A chunk is 128 positions; a share is one core's part of a launch.
+        A share is one core's part of a launch.
 
         Args:
             sequence: number of the sequence, counted from the share's first one.

@@ -108,7 +108,8 @@ def add_sinks(masked, sink_logits, box, query_box, sizes):
 def keep_largest(launch, item, largest):
     """Copy the largest score of each of an item's queries from partition 0 of `largest` to `launch.largest_scores`.
 
-    A unit is one kv head of one sequence; an item is a group with some of its queries.
+    A unit is one kv head of one sequence; an item is a set of units that are loaded together, with some of their
+    queries.
 
     Args:
         largest: [128, unit * query], the same on every partition.

@@ -68,14 +68,16 @@ class DecodeLaunch(nl.NKIObject):
     def find_box(self, item):
         """Return the units of item number `item` as a box: (first sequence, end, first kv head, end).
 
-        A unit is one kv head of one sequence; an item is a group with some of its queries.
+        A unit is one kv head of one sequence; an item is a set of units that are loaded together, with some of their
+        queries.
         """
         return self.groups[self.find_group(item)][0]
 
     def find_query_box(self, item):
         """Return which queries of each unit an item has: (first new token, end, first query head of a kv head, end).
 
-        A unit is one kv head of one sequence; an item is a group with some of its queries.
+        A unit is one kv head of one sequence; an item is a set of units that are loaded together, with some of their
+        queries.
         """
         return self.query_boxes[item % len(self.query_boxes)]
 

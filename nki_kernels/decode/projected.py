@@ -106,11 +106,12 @@ def allocate_head_sums(heads, sizes):
 def add_heads(sums, weights, rows, first, hidden, sizes):
     """Add the products of some blocks of hidden states with their weights to the accumulators of the heads.
 
-    Block 0 overwrites the accumulators.
+    Of the C neighbouring elements of a row that each partition has, block i is the i-th. Block 0 overwrites the
+    accumulators.
 
     Args:
         sums: triples of `allocate_head_sums`.
-        weights: [partition, block, column] in SBUF, whose first columns are those of the heads.
+        weights: [partition, block, column] in SBUF, whose first columns make the heads.
         rows: [partition, C, token] in SBUF.
         first: number of the first block in `weights`.
         hidden: H.
@@ -135,7 +136,8 @@ def add_heads(sums, weights, rows, first, hidden, sizes):
 def add_values(banks, weights, panels, rows, first, hidden):
     """Add the products of some blocks of hidden states with their weights to the accumulators of the values.
 
-    Block 0 overwrites the accumulators.
+    Of the C neighbouring elements of a row that each partition has, block i is the i-th. Block 0 overwrites the
+    accumulators.
 
     Args:
         banks: PSUM tiles [token, column], one for each range of columns.

@@ -55,7 +55,7 @@ VALUE_PART_OVER_RANKS = 4
 """One of so many buffers is for values where ranks divide positions: values arrive while queries are gathered."""
 
 SCORE_BANKS = 2
-"""PSUM banks of the scores of one group; those of the next group take as many others."""
+"""PSUM banks of the scores of one group; the scores of the next group take as many other banks."""
 
 
 @dataclass

@@ -156,7 +156,7 @@ def create_masked_tiles(sizes):
 
 
 def mark_keys_up_to_tokens(keys_at, first_positions, new):
-    """Return 1 where a key's position is at most that of a new token: [128, unit, chunk, new token] uint8 in SBUF.
+    """Return 1 where a key is not after a new token, else 0: [128, unit, chunk, new token] uint8 in SBUF.
 
     A unit is one kv head of one sequence; a chunk is 128 positions.
 

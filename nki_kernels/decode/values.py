@@ -49,8 +49,8 @@ def load_new_values(new, v, box, sizes, scales):
 def clear_values(tile, valid, first, last, sizes):
     """Write 0 over the elements of chunks `first` … `last` - 1 of `tile` whose keys are not valid, whatever they hold.
 
-    The weights of these keys are 0, but 0 times a NaN that was never overwritten is NaN. A unit is one kv head of one
-    sequence; a chunk is 128 positions.
+    The weights of these keys are 0, but the cache may hold NaN there, and 0 times NaN is NaN. A unit is one kv head
+    of one sequence; a chunk is 128 positions.
 
     Args:
         tile: values, or keys as rows, [128, unit, chunk, D] in SBUF.
