@@ -129,7 +129,8 @@ def test_forms_under_the_older_names_of_vllm_hold(server: Served) -> None:
         assert json.loads(answer)["choices"][0]["text"] in texts
     both = {"guided_regex": "a", "structured_outputs": {"regex": "a"}}
     assert posted(server, "/v1/completions", PLAIN | both)[1]["message"] == (
-        "give structured_outputs or guided_json, guided_regex, guided_choice or guided_grammar"
+        "the form of the text is given twice: give structured_outputs or guided_json, guided_regex, "
+        "guided_choice or guided_grammar"
     )
 
 

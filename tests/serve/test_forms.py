@@ -116,14 +116,17 @@ def test_a_boundary_that_is_none_is_refused(boundary: str) -> None:
 def test_more_fields_than_any_client_sends_are_refused() -> None:
     field = ONE[: -len(b"--b--\r\n")]
     assert len(parse_form(KIND, field * 64 + b"--b--")) == 64
-    assert refused(field * 65 + b"--b--").message == "the form has more than 64 fields"
+    assert refused(field * 65 + b"--b--").message == "the form has more than 64 fields: send fewer"
 
 
 def test_a_field_that_is_no_text_is_refused() -> None:
     (field,) = parse_form(KIND, ONE.replace(b"\r\nx\r\n", b"\r\n\xff\r\n"))
     with pytest.raises(ApiError) as caught:
         assert field.text
-    assert (caught.value.message, caught.value.param) == ("a field is not UTF-8", "a")
+    assert (caught.value.message, caught.value.param) == (
+        "a field of the form is not UTF-8: send texts in UTF-8",
+        "a",
+    )
 
 
 @pytest.mark.slow

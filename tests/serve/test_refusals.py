@@ -41,7 +41,7 @@ COMPLETIONS_REFUSED = [
         400,
         "7 continuations are asked for; 6 at most are computed at once: ask for fewer prompts or a smaller n",
     ),
-    ({"prompt": []}, 400, "prompt is an empty list"),
+    ({"prompt": []}, 400, "prompt is an empty list: give at least one text"),
     (
         {"prompt": "word " * 400},
         400,
@@ -66,7 +66,11 @@ COMPLETIONS_REFUSED = [
         "prompt_logprobs are not streamed: set stream to false, or ask for echo with logprobs",
     ),
     ({"echo": True, "logprobs": 21}, 400, "logprobs is 21; it must be between 0 and 20"),
-    ({"logit_bias": {"x": 1}}, 400, "logit_bias has a name that is not a token id"),
+    (
+        {"logit_bias": {"x": 1}},
+        400,
+        "logit_bias has a name that is not a token id: write token ids in decimal digits, as in /tokenize",
+    ),
     ({"logit_bias": {"4096": 1}}, 400, "logit_bias has token id 4096; the vocabulary has 4096 tokens"),
     (
         {"allowed_token_ids": []},
@@ -84,7 +88,7 @@ COMPLETIONS_REFUSED = [
         "skip_special_tokens is False; texts are decoded without special tokens only: leave it out",
     ),
     ({"stream_options": {}}, 400, "stream_options needs stream to be true"),
-    ({"stop": [str(n) for n in range(17)]}, 400, "stop has 17 texts; at most 16"),
+    ({"stop": [str(n) for n in range(17)]}, 400, "stop has 17 texts; it takes at most 16: give fewer"),
 ]
 
 
@@ -99,7 +103,7 @@ def test_completion_that_cannot_be_is_refused(
 CHATS_REFUSED = [
     (
         {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
-        "give response_format or structured_outputs",
+        "the form of the text is given twice: give response_format or structured_outputs",
     ),
     (
         {"response_format": {"type": "json_schema"}},

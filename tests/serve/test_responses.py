@@ -161,11 +161,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "tool_choice",
         "tool_choice is none, auto, required or a function: leave other tools out of tools",
     ),
-    ({"input": []}, "input", "input is empty"),
+    ({"input": []}, "input", "input is empty: give a text or at least one item"),
     (
         {"text": {"format": {"type": "json_schema"}}},
         "text.format",
-        "text.format of the type json_schema has no schema",
+        "text.format of the type json_schema has no schema: give text.format.schema",
     ),
     (
         {"max_output_tokens": 257},

@@ -259,9 +259,15 @@ CUT_CALL = {"id": "a", "type": "function", "function": {"name": "now", "argument
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools.0.function: Field required"),
     ({"tools": [tool("two words")]}, "tools.0.function.name: String should match pattern '^[A-Za-z0-9_-]{1,64}$'"),
-    ({"tools": [TOOLS[1], TOOLS[1]]}, "two tools have the same name"),
-    ({"tool_choice": "required"}, "tool_choice is required and there are no tools"),
-    ({"tools": [TOOLS[1]], "tool_choice": NAMED}, "tool_choice names a function that is not in tools"),
+    ({"tools": [TOOLS[1], TOOLS[1]]}, "two tools have the same name: give each function its own name"),
+    (
+        {"tool_choice": "required"},
+        "tool_choice is required and there are no tools: give tools, or leave tool_choice out",
+    ),
+    (
+        {"tools": [TOOLS[1]], "tool_choice": NAMED},
+        "tool_choice names a function that is not in tools: add it to tools, or name one of them",
+    ),
     ({"messages": [{"role": "user"}]}, "messages.0: Value error, content is missing"),
     (
         {"messages": [{"role": "tool", "content": "5"}]},

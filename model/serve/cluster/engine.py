@@ -1,4 +1,7 @@
-"""Engine on a machine of the cluster, with the routes of a server; Ray Serve starts and checks it."""
+"""Engine of `nkw serve --cluster` on a machine of the cluster, with the routes of a server.
+
+Ray Serve starts it, checks its health and ends it.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +27,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineDescription:
-    """Facts by which a server compares an engine with its options: their fingerprint, and the cache's positions."""
+    """Facts by which a server checks that an engine was started with the server's own model and options.
+
+    `fingerprint` is a digest of the model and the options; `positions` is the number of token positions of the cache.
+    """
 
     fingerprint: str
     positions: int
 
 
 class ClusterEngine:
-    """Deployment of `nkw serve --cluster`: one engine and its routes."""
+    """Ray Serve deployment of `nkw serve --cluster`: one engine and its routes in each replica."""
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
         self, options: argparse.Namespace, digest: str, fingerprint: str
     ) -> None:
-        """Load the model.
+        """Load the model and start the engine.
 
         Args:
             options: The options of `nkw serve`.
-            digest: The digest of the model's folder on the server's machine.
+            digest: The digest of the model's folder on the server's machine; None if there is no such folder.
             fingerprint: The fingerprint that `describe` returns.
 
         Raises:
@@ -52,7 +58,10 @@ class ClusterEngine:
         if options.hardware is not None:
             use_overlay(options.hardware)
         if folder_digest(options.model) != digest:
-            raise ModelError(f"{options.model} is another model on this node than on the server's machine")
+            raise ModelError(
+                f"{options.model} is another model on this node than on the server's machine: copy the folder of that "
+                "machine to the same path on every node"
+            )
         self._key: str = serve.get_replica_context().replica_id.unique_id
         engine = make_engine(engine_args(options))
         self._description = EngineDescription(fingerprint, engine.scheduler.cache.positions)
@@ -60,21 +69,30 @@ class ClusterEngine:
         self._app, _ = await self._open.enter_async_context(run_application(options, engine))
 
     async def answer(self, key: str, call: Call) -> AsyncGenerator[Head | bytes, None]:
-        """Yield the head of the answer and then its body. The key is for Ray's router and has no effect here."""
+        """Answer a request; yield the head of the answer and then pieces of the body.
+
+        Args:
+            key: Key of this replica. Ray's router reads it; here it has no effect.
+            call: The request.
+        """
         async for piece in answer_pieces(self._app, call):
             yield piece
 
     async def ask(self, path: str) -> tuple[str, Answer]:
-        """Return this replica's key and its whole answer to GET of a path."""
+        """Return (this replica's key, its whole answer to GET `path`)."""
         call = Call(path, raw_path=path.encode())
         return self._key, await collect_answer(answer_pieces(self._app, call))
 
     def describe(self) -> EngineDescription:
-        """Return the fingerprint of this engine and the size of its cache."""
+        """Return the fingerprint of this engine's options and the size of its cache."""
         return self._description
 
     async def check_health(self) -> None:
-        """Raise ModelError if the engine has failed; Ray Serve then starts another replica."""
+        """Check that the engine computes steps; Ray Serve calls this and starts another replica after an exception.
+
+        Raises:
+            ModelError: The engine has failed.
+        """
         _, answer = await self.ask("/health")
         if answer.status != 200:
             raise ModelError("the engine has stopped")
@@ -85,7 +103,10 @@ class ClusterEngine:
 
 
 async def answer_pieces(app: ASGIApp, call: Call) -> AsyncGenerator[Head | bytes, None]:
-    """Yield the head of an application's answer and then its body; closing the generator cancels the application."""
+    """Send a request to an ASGI application; yield the head of the answer and then pieces of the body.
+
+    Closing the generator cancels the application. An exception of the application is raised after its last piece.
+    """
     pieces: asyncio.Queue[Head | bytes | None] = asyncio.Queue()
     messages: asyncio.Queue[Message] = asyncio.Queue()
     messages.put_nowait({"type": "http.request", "body": call.body, "more_body": False})

@@ -1,4 +1,4 @@
-"""Digest of a model's folder, by which machines compare their copies."""
+"""Digest of a model's folder, by which the machines of a cluster compare their copies."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ _READ_BYTES = 2**22
 
 
 def folder_digest(folder: str | Path) -> str | None:
-    """Return a digest of the names and bytes of all files of a folder, or None without such a folder.
+    """Return a digest of the names, sizes and bytes of all files in a folder, subfolders included.
 
     Hidden files are skipped, because tools write their own there.
+
+    Returns:
+        32 hexadecimal digits, or None if `folder` is not a folder.
     """
     root = Path(folder)
     if not root.is_dir():

@@ -1,4 +1,4 @@
-"""Backend for replicas that Ray Serve has placed, reached through the handle of their deployment."""
+"""Backend of the server's router for replicas that Ray Serve has placed on a cluster."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ _routers: list[Any] = []
 
 
 def watch_router(router: Any) -> None:
-    """Set the router of Ray Serve that `running_replicas` reads."""
+    """Set the router of Ray Serve whose replicas `running_replicas` returns, in place of an earlier one."""
     _routers[:] = [router]
 
 
 def running_replicas() -> list[str]:
-    """Return the unique ids of the replicas to which Ray Serve sends calls of this process."""
+    """Return the unique ids of the replicas to which Ray Serve can send calls of this process.
+
+    The list is empty before `watch_router` is called.
+    """
     return [key.unique_id for router in _routers for key in list(router.curr_replicas)]
 
 
@@ -43,11 +46,13 @@ class ServeHandle:
 
     @property
     def up(self) -> Sequence[str]:
-        """Unique ids of the replicas that take calls."""
+        """Unique ids of the replicas that take calls now."""
         return self._running()
 
     async def exchange(self, key: Any, call: Call) -> AsyncGenerator[Head | bytes, None]:
-        """Yield the head of a replica's answer and then its body; closing the generator cancels the request.
+        """Send a request to the replica `key`; yield the head of its answer and then pieces of the body.
+
+        Closing the generator cancels the request.
 
         Raises:
             ReplicaLost: The replica ended before its answer did.
@@ -62,7 +67,10 @@ class ServeHandle:
             response.cancel()
 
     async def ask(self, path: str) -> list[tuple[str, Answer]]:
-        """Return every replica's answer to GET of a path, without replicas that end before their answer."""
+        """Return (key, answer to GET `path`) for every replica, without replicas that end before their answer.
+
+        The list is empty if the replicas cannot be asked at all, or if their answers take more than 10 s.
+        """
         try:
             response = self._handle.broadcast("ask", path)
             answers = await response.results_async(timeout_s=_MAX_ANSWER_SECONDS, return_exceptions=True)
@@ -74,7 +82,7 @@ class ServeHandle:
         """Do nothing: other servers may use the same replicas, and Ray Serve drains them when the deployment ends."""
 
     def collect(self) -> Iterator[Metric]:
-        """Yield which replicas take calls."""
+        """Yield the gauge `nkw_replica_up`, which is 1 for each replica that takes calls."""
         up = GaugeMetricFamily("nkw_replica_up", "1 where the replica answers.", labels=["replica"])
         for key in self.up:
             up.add_metric([key], 1)

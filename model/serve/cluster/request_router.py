@@ -1,4 +1,4 @@
-"""Router for Ray Serve that sends a call to the replica which the call's first argument names."""
+"""Request router for Ray Serve that sends a call to the replica whose id is the call's first argument."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model.serve.replicas.backend import ReplicaLost
 
 
 class NamedReplicaRouter(RequestRouter):  # type: ignore[misc]
-    """Router that sends every call to the replica that `model/serve/replicas/routing.py` has chosen.
+    """Request router that sends every call to the replica that `model/serve/replicas/routing.py` has chosen.
 
     Ray creates a router in the server's process, for the handle of the deployment.
     """
@@ -21,13 +21,20 @@ class NamedReplicaRouter(RequestRouter):  # type: ignore[misc]
     """Time for the answer to Ray's question for the length of a replica's queue, which a step may delay."""
 
     def initialize_state(self, **settings: Any) -> None:
-        """Make this the router that `running_replicas` reads; the class keeps no state, as Ray may import it again."""
+        """Make this the router that `running_replicas` reads; called by Ray after construction.
+
+        The class keeps no state of its own, because Ray may import it again.
+        """
         watch_router(self)
 
     async def choose_replicas(
         self, candidate_replicas: Sequence[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the named replica; if it has ended, fail the call with ReplicaLost, because Ray would wait for it."""
+        """Return the candidate whose id is the first argument of the pending call, as the only choice.
+
+        If no candidate has the id, the replica has ended: the call fails with ReplicaLost, because Ray would wait for
+        it.
+        """
         assert pending_request is not None
         for replica in candidate_replicas:
             if replica.replica_id.unique_id == pending_request.args[0]:

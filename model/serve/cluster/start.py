@@ -46,14 +46,16 @@ _MODEL_ERROR = re.compile(r"ModelError: (.*)")
 
 
 def serve_cluster(options: argparse.Namespace, keys: list[str], on_listening: Callable[[int], None]) -> None:
-    """Serve with engines on the machines of a Ray cluster until the server is told to stop.
+    """Serve with engines on the machines of a Ray cluster until a signal stops the server.
 
     Args:
+        options: The parsed options of `nkw serve`.
+        keys: API keys of clients; with none, every client is admitted.
         on_listening: Called with the port once the server takes connections.
 
     Raises:
         ModelError: Ray is not installed, no cluster answers, a node has another model, an engine cannot start, or the
-            cluster serves the model with different options. The port is not opened then.
+        cluster serves the model with different options. The port is not opened then.
     """
     from model.serve.replicas.router import Router
 
@@ -81,12 +83,12 @@ def serve_cluster(options: argparse.Namespace, keys: list[str], on_listening: Ca
 
 
 def application_name(options: argparse.Namespace) -> str:
-    """Return the name of the deployment in Ray Serve: the model's name, with hyphens for characters Ray refuses."""
+    """Return the name of the deployment in Ray Serve: the served model's name, with hyphens for refused characters."""
     return re.sub(r"[^\w.-]", "-", options.served_model_name or model_name(options.model), flags=re.A)
 
 
 def fingerprint(options: argparse.Namespace, digest: str | None) -> str:
-    """Return a digest of the model and of all options of the engines."""
+    """Return a digest of the model and of the options of the engines; options of the server alone do not count."""
     engine_options = {
         name: str(option) for name, option in vars(options).items() if name not in _SERVER_OPTIONS
     }
@@ -94,7 +96,16 @@ def fingerprint(options: argparse.Namespace, digest: str | None) -> str:
 
 
 def check_nodes(ray: Any, folder: Path, digest: str | None) -> None:
-    """Raise ModelError for the first node with processors whose folder differs from this machine's."""
+    """Compare the model's folder on all nodes that have processors with the folder on this machine.
+
+    Args:
+        ray: The module `ray`, connected to a cluster.
+        folder: Path of the model's folder, the same on every node.
+        digest: Digest of the folder here, or None if it does not exist.
+
+    Raises:
+        ModelError: The folder of a node differs or is missing; the message names the first such node.
+    """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
@@ -110,7 +121,7 @@ def check_nodes(ray: Any, folder: Path, digest: str | None) -> None:
 
 
 def _warn_about_token() -> None:
-    """Log a warning if this machine has no token for Ray, or one that every user can read."""
+    """Log a warning if this machine has no token for Ray, or a token file that every user can read."""
     path = token_file()
     if path.is_file() and others_may_read(path):
         LOG.warning("every user of this machine may read Ray's token: chmod o-r %s", path)
@@ -122,7 +133,13 @@ def _warn_about_token() -> None:
 def _join_deployment(
     ray: Any, options: argparse.Namespace, name: str, digest: str | None
 ) -> Iterator[tuple[ServeHandle, int]]:
-    """Yield the engines and the positions of each engine's cache; the last server that leaves ends the engines."""
+    """Start the engines, unless the cluster has them already; yield a backend for them and the positions of each cache.
+
+    The positions are 0 without a prefix cache. The last server that leaves the block ends the engines.
+
+    Raises:
+        ModelError: An engine cannot start, or the cluster serves the name with another model or other options.
+    """
     from ray import serve
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
@@ -156,7 +173,11 @@ def _join_deployment(
 def _deploy(
     serve: Any, options: argparse.Namespace, name: str, digest: str | None, options_fingerprint: str
 ) -> None:
-    """Start the engines and wait until they answer. Raises ModelError with the message of an engine that fails."""
+    """Start the engines on the cluster and wait until they answer.
+
+    Raises:
+        ModelError: An engine fails; the message is that of the engine.
+    """
     from model.serve.cluster.engine import ClusterEngine
 
     resources: dict[str, Any] = {"num_cpus": 1}
@@ -187,7 +208,7 @@ def _deploy(
 
 
 class _ServerActor:
-    """Actor that lives as long as its server."""
+    """Ray actor that lives as long as its server, by which servers count each other."""
 
     def wait(self) -> None:
-        """Return once the actor runs."""
+        """Return at once; a result shows that the actor runs."""

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's format: whole objects and the chunks of streams."""
+"""Answers in OpenAI's format as pydantic models, whole objects and chunks of streams, and their log-probabilities."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PromptLogprobs = list[dict[int, dict[str, Any]] | None]
 
 
 class WithOptional(BaseModel):
-    """Object that leaves out some of its fields, instead of having null, if they have no value."""
+    """Base of objects in which the fields named in `optional` are left out, instead of null, if they have no value."""
 
     optional: ClassVar[tuple[str, ...]] = ()
 
@@ -33,13 +33,16 @@ class WithOptional(BaseModel):
 
 
 class CachedTokens(BaseModel):
-    """Prompt tokens whose keys and values were in the prefix cache."""
+    """Number of prompt tokens whose keys and values were in the prefix cache."""
 
     cached_tokens: int
 
 
 class Usage(WithOptional):
-    """Numbers of tokens of all prompts and of all continuations, or of one choice in the middle of a stream."""
+    """Numbers of tokens of all prompts and all continuations of a request.
+
+    In the middle of a stream they are those of one choice so far.
+    """
 
     optional = ("prompt_tokens_details",)
     prompt_tokens: int
@@ -49,7 +52,11 @@ class Usage(WithOptional):
 
 
 class CompletionLogprobs(BaseModel):
-    """Tokens, their log-probabilities, the most likely tokens, and the characters of the text at which they begin."""
+    """Log-probabilities of tokens in the format of /v1/completions; each list has an entry for every token.
+
+    `top_logprobs` has the most likely tokens by text. `text_offset` is the character of the text at which a token
+    begins.
+    """
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -58,7 +65,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(WithOptional):
-    """Continuation, or its next piece in a stream. `stop_reason` is the stop text or token, as in vLLM."""
+    """Continuation of a prompt, or its next piece in a stream. `stop_reason` is the stop text or token, as in vLLM."""
 
     optional = ("prompt_logprobs",)
     index: int
@@ -87,7 +94,7 @@ class Completion(_Answer):
 
 
 class TopLogprob(BaseModel):
-    """Token that might have been sampled."""
+    """Candidate for a position: its text, natural log-probability and UTF-8 bytes."""
 
     token: str
     logprob: float
@@ -108,7 +115,7 @@ class ChatLogprobs(BaseModel):
 
 
 class AnswerMessage(WithOptional):
-    """Message with which the model answers."""
+    """Message with which the model answers: its text, and the calls of functions that it makes, if any."""
 
     optional = ("tool_calls",)
     role: Literal["assistant"] = "assistant"
@@ -137,7 +144,10 @@ class ChatCompletion(_Answer, WithOptional):
 
 
 class ChatPiece(BaseModel):
-    """Next piece of one answer: `delta` has its role, its text or pieces of its tool calls."""
+    """Next piece of one answer in a stream.
+
+    `delta` has its role, its text or pieces of its tool calls.
+    """
 
     index: int
     delta: dict[str, Any]
@@ -233,10 +243,11 @@ def format_completion_logprobs(
     """Return the log-probabilities of tokens in the format of /v1/completions.
 
     Args:
+        token_ids: The tokens.
         logprobs: For each token the log-probabilities of the sampled and the most likely tokens, by token id. None is
-            for the first token of a prompt, which has no probability.
+        for the first token of a prompt, which has no probability.
         offset: The character of the text at which the first token begins.
-        first_token: The text of the first token of a prompt.
+        first_token: The text of the first token of a prompt, for which `logprobs` has None.
     """
     sampled = [None if by_id is None else by_id[token] for token, by_id in zip(token_ids, logprobs)]
     texts = [first_token if logprob is None else logprob.decoded_token for logprob in sampled]
@@ -254,7 +265,10 @@ def format_completion_logprobs(
 
 
 def format_prompt_logprobs(logprobs: Sequence[dict[int, Logprob] | None]) -> PromptLogprobs:
-    """Return the log-probabilities of the tokens of a prompt in vLLM's format: logprob, rank and text by token id."""
+    """Return the log-probabilities of a prompt's tokens in vLLM's format: logprob, rank and text by token id.
+
+    An entry without log-probabilities, that of the first token, stays None.
+    """
     return [
         None
         if by_id is None
@@ -272,8 +286,9 @@ def format_chat_logprobs(
     """Return the log-probabilities of tokens in the format of /v1/chat/completions.
 
     Args:
+        token_ids: The sampled tokens.
         logprobs: For each token the log-probabilities of the sampled and the most likely tokens, by token id.
-        num_top_logprobs: The number of most likely tokens in the answer.
+        num_top_logprobs: The number of most likely tokens in the answer, for each position.
     """
     content = [
         TokenLogprob(

@@ -1,7 +1,7 @@
 """Tool calls in the text of a model, read while the model writes.
 
 A call is a JSON object with the name and the arguments of a function, in the format that the chat template taught the
-model.
+model. `ChatHandler` pushes each new piece of an answer to a `CallReader`, which splits it into text and calls.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _BLANKS = " \t\r\n"
 
 @dataclass(frozen=True)
 class CallFormat:
-    """Text around the calls of a model.
+    """Format in which a model writes its calls.
 
-    Each call is between the marks `opens` and `closes`; without marks the answer begins with its calls. `separators`
-    are the characters that may stand between two calls.
+    Each call is between the texts `opens` and `closes`, its marks. Without marks the answer begins with its calls.
+    `separators` are the characters that may be between two calls.
     """
 
     opens: str = ""
@@ -40,7 +40,10 @@ TOOL_CALL_PARSERS = {"hermes": CallFormat("<tool_call>", "</tool_call>"), "llama
 
 @dataclass(frozen=True)
 class CallPiece:
-    """Piece of the call with an `index`: the first has the `name` and the `id`, and each has text of `arguments`."""
+    """Piece of the call `index` of an answer, counted from 0.
+
+    The first piece of a call has its `name` and `id`. Each piece has the next text of the call's `arguments`.
+    """
 
     index: int
     arguments: str
@@ -48,7 +51,7 @@ class CallPiece:
     name: str | None = None
 
     def to_delta(self) -> dict[str, Any]:
-        """Return the piece in the format of OpenAI's streams."""
+        """Return the piece as an entry of `tool_calls` in a chunk of OpenAI's stream."""
         if self.id is None:
             return {"index": self.index, "function": {"arguments": self.arguments}}
         function = {"name": self.name, "arguments": self.arguments}
@@ -56,14 +59,15 @@ class CallPiece:
 
 
 class CallReader:
-    """Splits an answer, piece by piece, into text and pieces of calls.
+    """Reader that splits an answer, piece by piece, into text and pieces of calls.
 
     The arguments of a call are passed on as soon as its name is known. An object that turns out not to be a call is
-    text; blanks around a call are not.
+    text; blanks around a call are not. `num_calls` counts the calls so far.
 
     Args:
+        call_format: The format of the calls.
         names: The names of the functions that may be called.
-        is_parallel: Whether the answer goes on after its first call.
+        is_parallel: Whether the answer goes on after its first call; otherwise the text after that call is dropped.
     """
 
     def __init__(self, call_format: CallFormat, names: Collection[str], is_parallel: bool = True) -> None:
@@ -81,9 +85,13 @@ class CallReader:
         self._is_after_call = self._expects_close = self._has_text = False
 
     def push(self, text: str, is_last: bool = False) -> list[str | CallPiece]:
-        """Return the text and the pieces of calls that the next piece of the answer adds.
+        """Read the next piece of the answer; return the text and the pieces of calls that are now certain, in order.
 
         Text that may begin a call is held back until more text decides, or until the last piece.
+
+        Args:
+            text: The piece.
+            is_last: Whether the answer ends with it.
         """
         self._text += text
         return list(self._read(is_last))
@@ -111,12 +119,12 @@ class CallReader:
             self._object = None
 
     def _take(self, count: int) -> str:
-        """Remove and return the next characters."""
+        """Remove the next `count` characters from the unread text and return them."""
         taken, self._text = self._text[:count], self._text[count:]
         return taken
 
     def _pass_text(self, text: str) -> Iterator[str]:
-        """Yield text, without the separators after a call, unless it is empty."""
+        """Yield the text unless it is empty; right after a call, its leading separators are dropped."""
         if self._is_after_call:
             text = text.lstrip(self._format.separators)
         if text:
@@ -124,7 +132,11 @@ class CallReader:
             yield text
 
     def _skip_close(self, is_last: bool) -> bool:
-        """Skip the mark that closes the previous call, if it comes; return False if more text has to decide that."""
+        """Skip the mark that closes the previous call, if it comes next.
+
+        Returns:
+            False if more text has to show whether the mark comes; True otherwise.
+        """
         if self._expects_close:
             text = self._text.lstrip(_BLANKS)
             if text.startswith(self._format.closes):
@@ -135,9 +147,10 @@ class CallReader:
         return True
 
     def _find_call(self) -> tuple[int, int | None]:
-        """Return where the text before the next call ends, and where its object begins; None without a call.
+        """Return two indices into the unread text: the end of the text before the next call, and its object's start.
 
-        Blanks before a call belong to the call. Characters that may begin a call are held back from the text.
+        The start is None without a call. Blanks before a call belong to the call. The text ends before characters that
+        may begin a call.
         """
         text, mark = self._text, self._format.opens
         if not mark:
@@ -152,7 +165,7 @@ class CallReader:
         return len(text[: len(text) - partial].rstrip(_BLANKS)), None
 
     def _pass_call(self, json_object: _JsonObject) -> Iterator[CallPiece]:
-        """Yield the new piece of a call, once its name is known to be one of the functions'."""
+        """Yield the new piece of a call; nothing before its name is known to be one of the allowed functions."""
         name, arguments = json_object.read_call()
         if name not in self._names:
             return
@@ -165,7 +178,7 @@ class CallReader:
 
 
 class _JsonObject:
-    """JSON object of which only the beginning may be known; text that is no object ends at once."""
+    """JSON object of which perhaps only the beginning is known. Text that begins with anything but `{` ends at once."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -176,7 +189,10 @@ class _JsonObject:
         """Index after the first object within this one, such as the arguments of a call."""
 
     def push(self, text: str) -> str:
-        """Add the next text up to the end of the object, and return the remaining text."""
+        """Append text up to the end of the object, and return the text after the object; empty if the object goes on.
+
+        `has_ended` becomes True at the end of the object.
+        """
         for index, char in enumerate(text):
             if self._is_in_string:
                 self._is_in_string = self._is_escaped or char != '"'
@@ -194,9 +210,9 @@ class _JsonObject:
         return ""
 
     def read_call(self) -> tuple[str | None, str]:
-        """Return the name of the called function and the text of its arguments so far.
+        """Return the name of the called function, and the text of its arguments so far.
 
-        The name is None if the object is no call, or if the name is not known yet.
+        The name is None, and the text empty, if the object is no call or the name is not known yet.
         """
         header = _HEADER.match(self.text)
         if header:

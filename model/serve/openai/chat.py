@@ -1,4 +1,4 @@
-"""Chat completions: answers of a conversation, in which the model may call functions."""
+"""Chat completions: checks of a request, and the engine's outputs as answers in which the model may call functions."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ Handler = TypeVar("Handler", bound="ChatHandler")
 
 
 class ChatHandler(GenerationHandler[ChatRequest]):
-    """Handler of a request for `/v1/chat/completions`."""
+    """Handler of a request for `/v1/chat/completions`; `tool_use` is None if calls are not read from the answer."""
 
     tool_use: ToolUse | None
 
     @classmethod
     async def prepare(cls: type[Handler], service: Service, request: ChatRequest) -> Handler:
-        """Return a handler whose conversation is encoded and whose grammar is compiled.
+        """Check a request, encode its conversation, compile its grammar, and return its handler.
+
+        Nothing is submitted to the engine yet.
 
         Raises:
             ApiError: The request contradicts itself, or the server cannot take it now.
@@ -53,7 +55,11 @@ class ChatHandler(GenerationHandler[ChatRequest]):
         return self
 
     async def answer(self, stream: Stream) -> answers.ChatCompletion:
-        """Return the whole answer. Raises ApiError as `updates` does."""
+        """Wait for the end of the stream, and return the whole chat completion.
+
+        Raises:
+            ApiError: The engine failed or could not compute the request.
+        """
         choices = [
             self._make_choice(index, output)
             for index, output in enumerate(await self.collect_outputs(stream))
@@ -66,7 +72,9 @@ class ChatHandler(GenerationHandler[ChatRequest]):
         )
 
     async def events(self, stream: Stream) -> AsyncIterator[str]:
-        """Yield the pieces of the answer as JSON: of each choice first its role, then its text and its calls.
+        """Yield the chunks of the answer as JSON: of each choice first its role, then its text and its calls.
+
+        A chunk with the usage follows at the end if the request asks for it.
 
         Raises:
             ApiError: The engine failed or could not compute the request.
@@ -122,9 +130,10 @@ class ChatHandler(GenerationHandler[ChatRequest]):
         return None if self.tool_use is None else self.tool_use.make_reader(self.service.tool_parser)
 
     def _continuous_usage(self, index: int, has_tokens: bool = True) -> answers.Usage | None:
-        """Return the numbers of tokens of a choice so far, or None if events do not have them.
+        """Return the numbers of tokens of a choice so far, or None if the request does not ask for them in every event.
 
         Args:
+            index: Index of the choice.
             has_tokens: Whether the event follows tokens of the choice; the first event, which has its role, does not.
         """
         if not self.request.include_continuous_usage:
@@ -145,7 +154,7 @@ class ChatHandler(GenerationHandler[ChatRequest]):
 
 @cache
 def _log_unread_calls() -> None:
-    """Log that no tool calls are read from answers: once in a process."""
+    """Log, once in a process, that tool calls are not read from answers because their format is unknown."""
     LOG.warning(
         "the chat template has no known format of tool calls, so answers with tools have no calls unless tool_choice "
         "requires one: start the server with --tool-call-parser"
@@ -153,19 +162,25 @@ def _log_unread_calls() -> None:
 
 
 def split_answer(reader: CallReader | None, text: str, is_last: bool) -> list[str | CallPiece]:
-    """Return the text and the pieces of calls, in their order, in the next piece of an answer."""
+    """Return the text and the pieces of calls, in their order, that the next piece of an answer adds.
+
+    Args:
+        reader: Reader of the answer's calls; with None the piece is returned as text.
+        text: The piece.
+        is_last: Whether the answer ends with it.
+    """
     if reader is None:
         return [text] if text else []
     return reader.push(text, is_last)
 
 
 def _split(reader: CallReader | None, text: str, is_last: bool) -> tuple[str, list[CallPiece]]:
-    """Return the text in the next piece of an answer, and the pieces of calls in it."""
+    """Return the joined text, and the pieces of calls, that the next piece of an answer adds."""
     pieces = split_answer(reader, text, is_last)
     spoken = "".join(piece for piece in pieces if isinstance(piece, str))
     return spoken, [piece for piece in pieces if not isinstance(piece, str)]
 
 
 def _finish_reason(reader: CallReader | None, reason: Any) -> Any:
-    """Return why the answer ended: "tool_calls" if it stopped after a call, and otherwise the engine's reason."""
+    """Return "tool_calls" if the answer stopped after a call, and otherwise the engine's reason, which may be None."""
     return "tool_calls" if reason == "stop" and reader is not None and reader.num_calls else reason

@@ -19,7 +19,10 @@ from model.serve.log import LOG
 
 @dataclass(frozen=True)
 class KnownField:
-    """Field that is not computed: ignored without a `refusal`, and refused with it unless its value is in `neutral`."""
+    """Field of a request that is known and not computed.
+
+    Without a `refusal` it is ignored. With a `refusal` a request is refused, unless the field's value is in `neutral`.
+    """
 
     refusal: str | None = None
     neutral: tuple[Any, ...] = ()
@@ -30,7 +33,7 @@ def _ignored(names: str) -> dict[str, KnownField]:
 
 
 def _off_by_default(names: str, refusal: str) -> dict[str, KnownField]:
-    """Return fields whose values false, 0, "" and [] ask for nothing."""
+    """Return the named fields, each refused with `refusal` unless its value is false, 0, "", [] or {}."""
     return {name: KnownField(refusal, (False, 0, "", [], {})) for name in names.split()}
 
 
@@ -150,11 +153,15 @@ KNOWN_FIELDS: Mapping[str, Mapping[str, KnownField]] = {
 
 
 def drop_known_fields(name: str, arguments: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an object without those that are known and not computed, and without unknown nulls.
+    """Return the arguments of an object that remain to be validated.
+
+    Known fields that are not computed are dropped, and so are unknown fields whose value is null. Other unknown fields
+    stay, so that validation refuses them by name.
 
     Args:
         name: The name of the object, a key of KNOWN_FIELDS.
-        declared: The fields that the object computes.
+        arguments: The object as sent.
+        declared: The fields that the object computes, by name.
 
     Raises:
         ApiError: An argument would change the answer and is not computed.
@@ -176,5 +183,5 @@ def drop_known_fields(name: str, arguments: Mapping[str, Any], declared: Mapping
 
 @cache
 def _log_ignored(name: str, field: str) -> None:
-    """Log that a field is ignored: once in a process."""
+    """Log, once in a process for each field, that a field of an object is ignored."""
     LOG.info("the field %s of %s has no effect here and is ignored", field, name)

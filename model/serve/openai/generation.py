@@ -1,4 +1,9 @@
-"""From a request for texts to the engine and back: prompts in, whole answers or events of a stream out."""
+"""From a request for texts to the engine and back: prompts in, whole answers or events of a stream out.
+
+`Service` is the state of all routes. A handler belongs to one request: `prepare` checks and encodes it, `submit` gives
+it to the engine, and `answer` or `events` turn the engine's stream of updates into OpenAI's format. A choice is one
+continuation in an answer.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +35,9 @@ Receive = Callable[[], Awaitable[Any]]
 class Service:
     """State shared by all HTTP routes.
 
-    `tool_parser` is a name of TOOL_CALL_PARSERS. `speech_model` is None for a model of texts. `draining` is True once
-    the server takes no further requests.
+    `model` is the name by which clients ask for the model. `tool_parser` is a name of TOOL_CALL_PARSERS, or None if
+    calls are not read from answers. `speech_model` is None for a model of texts. `draining` is True once the server
+    takes no further requests.
     """
 
     engine: AsyncEngine
@@ -43,19 +49,23 @@ class Service:
     draining: bool = False
 
     def drain(self) -> None:
-        """Take no further requests, and cancel chat templates and grammars, whose requests have not started."""
+        """Set `draining`, and cancel chat templates and grammars, whose requests have not been submitted."""
         self.draining = True
         self.texts.drain()
 
     def check_model(self, name: str | None) -> None:
-        """Raise ApiError for a name that is not this server's model; None means the model."""
+        """Refuse a name that is not this server's model; None stands for the model.
+
+        Raises:
+            ApiError: The name is another one (404).
+        """
         if name not in (None, self.model):
             raise ApiError(
                 404, f"the model does not exist; this server has {self.model}", "model_not_found", "model"
             )
 
     def check_texts(self) -> None:
-        """Raise ApiError if the model is a speech model."""
+        """Raise ApiError if the model is a speech model, which does not continue texts."""
         if self.speech_model is not None:
             raise ApiError(
                 400,
@@ -64,18 +74,31 @@ class Service:
             )
 
     def check_speech(self) -> SpeechModel:
-        """Return the speech model. Raises ApiError if the model is a model of texts."""
+        """Return the speech model.
+
+        Raises:
+            ApiError: The model is a model of texts.
+        """
         if self.speech_model is None:
-            raise ApiError(400, "this model continues texts: it transcribes no recordings", "unsupported")
+            raise ApiError(
+                400,
+                "this model continues texts and transcribes no recordings: send texts to /v1/completions or "
+                "/v1/chat/completions",
+                "unsupported",
+            )
         return self.speech_model
 
     def check_max_tokens(self, max_tokens: int | None, name: str = "max_tokens") -> None:
-        """Raise ApiError for more tokens than the context has, as vLLM does.
+        """Refuse more new tokens than the context has, as vLLM does; None is accepted.
 
-        Fewer tokens than that which do not fit behind the prompt are cut, and the answer ends with "length".
+        An accepted number that does not fit after the prompt is cut, and the answer then ends with the reason "length".
 
         Args:
-            name: The name of the argument.
+            max_tokens: The number of new tokens.
+            name: The name of the argument, for the message.
+
+        Raises:
+            ApiError: The number exceeds the context.
         """
         context = self.engine.limits.max_model_len
         if max_tokens is not None and max_tokens > context:
@@ -95,12 +118,14 @@ class Service:
         """Return the prompt that the chat template makes of messages; the template writes the special tokens.
 
         Args:
+            messages: The conversation.
             variables: Further variables of the template.
             continue_final_message: Whether the prompt ends with the last message's content, without what the template
-                writes after it, so that the answer continues the message.
+            writes after it, so that the answer continues the message.
 
         Raises:
             ApiError: The last message is to be continued, and the template leaves it out or changes it.
+            ModelError: The template refuses the conversation, or the prompt is too long.
         """
         conversation = [message.for_template() for message in messages]
         text = await self.texts.render(conversation, variables)
@@ -121,9 +146,11 @@ class Service:
 
 @dataclass
 class GenerationHandler(Generic[T]):
-    """Handler of one request that the engine computes.
+    """Handler of one request that the engine computes; subclasses set `params` and `prompts` when they prepare it.
 
     Args:
+        service: State shared by all routes.
+        request: The parsed request.
         id_prefix: The beginning of the answer's id, such as "cmpl".
     """
 
@@ -146,7 +173,16 @@ class GenerationHandler(Generic[T]):
         """Fields of the answer and of every event."""
 
     async def submit(self, priority: int | None, cache_salt: str | None = None) -> Stream:
-        """Submit the prompts and return their stream. Raises ApiError while the server is stopping."""
+        """Submit the prompts to the engine, and return the stream of their updates.
+
+        Args:
+            priority: The request's priority; None is 0.
+            cache_salt: Salt of the prefix cache, or None.
+
+        Raises:
+            ApiError: The server is stopping.
+            EngineFull: The queue has too few places.
+        """
         if self.service.draining:
             raise server_stopping_error()
         return await self.service.engine.submit(
@@ -154,20 +190,28 @@ class GenerationHandler(Generic[T]):
         )
 
     async def compile_grammar(self) -> None:
-        """Compile the structured output that the sampling parameters ask for, if any."""
+        """Set `grammar` to the compiled structured output of the sampling parameters; do nothing if they ask for none.
+
+        Raises:
+            ModelError: The form is invalid or exceeds a limit.
+            ApiError: The queue of grammars is full, or the server is stopping.
+        """
         outputs = self.params.structured_outputs
         if outputs is not None:
             self.grammar = await self.service.texts.grammar(outputs)
 
     def choice_index(self, update: Update) -> int:
-        """Return the index of an update's choice; choices are ordered by prompt and then by continuation."""
+        """Return the index in the answer of an update's continuation.
+
+        The `params.n` continuations of the first prompt come first, then those of the second prompt, and so on.
+        """
         return update.prompt * self.params.n + update.index
 
     async def updates(self, stream: Stream) -> AsyncIterator[Update]:
-        """Yield the updates of a stream and count their tokens.
+        """Yield the updates of a stream, and count their tokens in `completion_tokens` and `choice_tokens`.
 
         Raises:
-            ApiError: The engine failed or could not compute the request.
+            ApiError: The engine failed or could not compute the request; the cause is in the log only.
         """
         try:
             async for update in stream:
@@ -185,27 +229,31 @@ class GenerationHandler(Generic[T]):
             raise ApiError(500, "the model could not compute the answer", "engine_failed") from None
 
     async def collect_outputs(self, stream: Stream) -> list[CompletionOutput]:
-        """Return all continuations, in the order of their choice indices. Raises ApiError as `updates` does."""
+        """Wait for the end of a stream, and return all continuations in the order of their choice indices.
+
+        Raises:
+            ApiError: The engine failed or could not compute the request.
+        """
         async for _ in self.updates(stream):
             pass
         return [output for request in stream.requests for output in request.outputs]
 
     def frame(self, event: str) -> bytes:
-        """Return an event of a stream as a server-sent event."""
+        """Return an event, which is JSON text, as the bytes of a server-sent event."""
         return f"data: {event}\n\n".encode()
 
     def frame_end(self, error: ApiError | None) -> bytes:
-        """Return what ends a stream: its error, if there is one, and [DONE]."""
+        """Return the bytes that end a stream: an event with the error, if there is one, and [DONE]."""
         return (b"" if error is None else self.frame(json.dumps(error.document))) + b"data: [DONE]\n\n"
 
     def describe_prompt_logprobs(self, stream: Stream, index: int) -> answers.PromptLogprobs | None:
-        """Return the log-probabilities of the prompt of a choice, or None if the request does not ask for them."""
+        """Return the log-probabilities of the prompt of choice `index`, or None if the request asks for none."""
         if self.request.prompt_logprobs is None:  # type: ignore[attr-defined]
             return None
         return answers.format_prompt_logprobs(stream.requests[index // self.params.n].prompt_logprobs or [])
 
     def usage_so_far(self, index: int) -> answers.Usage:
-        """Return the numbers of tokens of one choice of a stream that goes on."""
+        """Return the numbers of tokens of choice `index` in a stream that has not ended."""
         prompt_tokens = len(self.prompts[index // self.params.n].ids)
         completion_tokens = self.choice_tokens.get(index, 0)
         return answers.Usage(
@@ -215,7 +263,7 @@ class GenerationHandler(Generic[T]):
         )
 
     def usage(self, stream: Stream) -> answers.Usage:
-        """Return the numbers of tokens of a stream that has ended."""
+        """Return the numbers of tokens of a whole request whose stream has ended, with its cached prompt tokens."""
         prompt_tokens = sum(len(prompt.ids) for prompt in self.prompts)
         cached_tokens = sum(request.metrics.num_cached_tokens for request in stream.requests)
         return answers.Usage(
@@ -234,7 +282,7 @@ class CompletionHandler(GenerationHandler[CompletionRequest]):
 
     @classmethod
     async def prepare(cls, service: Service, request: CompletionRequest) -> CompletionHandler:
-        """Return a handler whose prompts are encoded and whose grammar is compiled.
+        """Check a request, encode its prompts, compile its grammar, and return its handler; nothing is submitted yet.
 
         Raises:
             ApiError: The request contradicts itself, or the server cannot take it now.
@@ -250,12 +298,16 @@ class CompletionHandler(GenerationHandler[CompletionRequest]):
         if request.echo and self.params.prompt_logprobs is not None:
             self.first_tokens = [await service.texts.decode(prompt.ids[:1]) for prompt in self.prompts]
         if not self.prompts:
-            raise ApiError(400, "prompt is an empty list", param="prompt")
+            raise ApiError(400, "prompt is an empty list: give at least one text", param="prompt")
         await self.compile_grammar()
         return self
 
     async def answer(self, stream: Stream) -> answers.Completion:
-        """Return the whole answer. Raises ApiError as `updates` does."""
+        """Wait for the end of the stream, and return the whole completion.
+
+        Raises:
+            ApiError: The engine failed or could not compute the request.
+        """
         choices = [
             answers.CompletionChoice(
                 index=index,
@@ -270,7 +322,13 @@ class CompletionHandler(GenerationHandler[CompletionRequest]):
         return answers.Completion(**self.answer_fields, choices=choices, usage=self.usage(stream))
 
     async def events(self, stream: Stream) -> AsyncIterator[str]:
-        """Yield the pieces of the answer as JSON. Raises ApiError as `updates` does."""
+        """Yield the chunks of the completion as JSON.
+
+        A chunk with the usage follows at the end if the request asks for it.
+
+        Raises:
+            ApiError: The engine failed or could not compute the request.
+        """
         offsets: dict[int, int] = {}
         async for counted in self.updates(stream):
             update = self._drop_unasked(counted)
@@ -304,11 +362,14 @@ class CompletionHandler(GenerationHandler[CompletionRequest]):
         return TokenPrompt(prompt, text)
 
     def _echo(self, index: int) -> str:
-        """Return the prompt of a choice if prompts are echoed, and otherwise an empty text."""
+        """Return the prompt of choice `index` if the request asks to echo prompts, and otherwise an empty text."""
         return (self.prompts[index // self.params.n].text or "") if self.request.echo else ""
 
     def _drop_unasked(self, output: Output) -> Output:
-        """Return an output without the token that was sampled only because a prompt is scored."""
+        """Return an output without tokens if the request only scores its prompt; otherwise the output itself.
+
+        The engine samples one token after a scored prompt, which the answer must not have.
+        """
         return replace(output, text="", token_ids=[], logprobs=[]) if self.request.is_scoring else output
 
     def _describe_logprobs(
@@ -317,8 +378,11 @@ class CompletionHandler(GenerationHandler[CompletionRequest]):
         """Return the log-probabilities of tokens of a choice, or None if the request asks for none.
 
         Args:
-            offset: The character of the text at which the tokens begin; None for the first tokens of the choice, which
-                follow the tokens of an echoed prompt.
+            stream: The request's stream, which has the log-probabilities of prompts.
+            index: Index of the choice.
+            output: The tokens, and their log-probabilities.
+            offset: The character of the text at which the tokens begin; None for the first tokens of the choice, before
+            which the tokens of an echoed prompt are put.
         """
         if self.params.logprobs is None:
             return None
@@ -345,7 +409,11 @@ class ClientGone(Exception):
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Await a coroutine, which is cancelled if the client disconnects.
+    """Await a coroutine and return its result; cancel it if the client disconnects.
+
+    Args:
+        receive: ASGI's channel from the client, whose body has been read.
+        work: The coroutine.
 
     Raises:
         ClientGone: The client disconnected before the coroutine ended.

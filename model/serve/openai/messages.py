@@ -1,4 +1,4 @@
-"""Messages of conversations as clients send them, the tools that an answer may call, and calls that were made."""
+"""Messages of conversations as clients send them, the tools that an answer may call, and calls of earlier answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _NAME = "^[A-Za-z0-9_-]{1,64}$"
 
 
 class Checked(BaseModel):
-    """Arguments with exactly these names and types, beside the known fields of the object `known_as`, if it has any."""
+    """Base of request objects: arguments with exactly the declared names and types.
+
+    Known fields of the object `known_as` that are not computed are dropped before the check, or refused.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     known_as: ClassVar[str | None] = None
@@ -23,7 +26,11 @@ class Checked(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_known_fields(cls, arguments: Any) -> Any:
-        """Drop fields without an effect. Raises ApiError for a known field that is not computed."""
+        """Return the object without known fields that have no effect; anything but an object is returned unchanged.
+
+        Raises:
+            ApiError: A known field would change the answer and is not computed.
+        """
         if cls.known_as is None or not isinstance(arguments, dict):
             return arguments
         declared = {field.alias or name: field for name, field in cls.model_fields.items()}
@@ -31,7 +38,10 @@ class Checked(BaseModel):
 
 
 class FunctionDefinition(Checked):
-    """Function that the client can run. `strict` has no effect: the tool choice decides whether `parameters` bind."""
+    """Function that the client can run.
+
+    `strict` has no effect: the tool choice decides whether the schema in `parameters` binds.
+    """
 
     known_as = "tool"
     name: str = Field(pattern=_NAME)
@@ -55,7 +65,7 @@ class FunctionName(Checked):
 
 
 class NamedTool(Checked):
-    """Choice of one tool."""
+    """Tool choice that requires a call of one function by its name."""
 
     type: Literal["function"]
     function: FunctionName
@@ -78,8 +88,8 @@ class ToolCall(Checked):
     def for_template(self) -> dict[str, Any]:
         """Return the call as chat templates read it, with its arguments as an object.
 
-        Arguments that are not the text of a JSON object are read as an empty object, as in vLLM: a call that was cut
-        by `max_tokens` leaves such a text in the conversation.
+        Arguments that are not the text of a JSON object are read as an empty object, as in vLLM: a call that was cut by
+        `max_tokens` leaves such a text in the conversation.
         """
         try:
             arguments = json.loads(self.function.arguments or "{}")
@@ -93,7 +103,7 @@ class ToolCall(Checked):
 
 
 class TextPart(Checked):
-    """Text in the content of a message, or the text with which an earlier answer refused."""
+    """Part of a message's content with a text. The text of a refusal in an earlier answer is such a part too."""
 
     known_as = "part"
     type: Literal["text", "input_text", "output_text"]
@@ -102,7 +112,11 @@ class TextPart(Checked):
     @model_validator(mode="before")
     @classmethod
     def _check_type(cls, content_part: Any) -> Any:
-        """Return a refusal as a text. Raises ApiError for an image, a recording or another part without text."""
+        """Return a part of the type refusal as a text part, and any other part unchanged.
+
+        Raises:
+            ApiError: The part is an image, a recording or another part without text.
+        """
         part_type = content_part.get("type") if isinstance(content_part, dict) else None
         if part_type == "refusal":
             return {"type": "text", "text": content_part.get("refusal")}
@@ -118,7 +132,7 @@ class TextPart(Checked):
 
 
 class ChatMessage(Checked):
-    """Message of a conversation; one of the role `tool` is the output of a function that an earlier answer called.
+    """Message of a conversation; one with the role `tool` is the output of a function that an earlier answer called.
 
     `reasoning` and `reasoning_content` are two names of the thoughts that preceded an earlier answer.
     """
@@ -143,7 +157,7 @@ class ChatMessage(Checked):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates read it, with its content as one text.
+        """Return the message as chat templates read it, with its content as one text and without fields that are None.
 
         Thoughts are passed under both names that templates and clients have for them, as in vLLM.
         """
@@ -165,8 +179,8 @@ def template_variables(tools: Sequence[Tool] | None, kwargs: dict[str, Any] | No
     """Return the variables of a chat template besides the messages.
 
     Args:
-        tools: Tools, which the template gets with exactly the fields that the client sent.
-        kwargs: Further variables, such as `enable_thinking`.
+        tools: Tools, which the template gets with exactly the fields that the client sent; none if None or empty.
+        kwargs: Further variables, such as `enable_thinking`; the tools replace a variable `tools`.
     """
     tool_variables = {"tools": [tool.model_dump(exclude_unset=True) for tool in tools]} if tools else {}
     return {**(kwargs or {}), **tool_variables}

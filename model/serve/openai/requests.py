@@ -1,4 +1,4 @@
-"""Requests for texts: OpenAI's arguments and vLLM's further ones, checked for names and types.
+"""Requests for texts as pydantic models: OpenAI's arguments and vLLM's further ones, checked for names and types.
 
 `SamplingParams` and the engine check ranges. `fields.py` has the arguments that are known and not computed.
 """
@@ -20,7 +20,7 @@ _MAX_STOPS = 16
 
 
 class StreamOptions(Checked):
-    """Options of a stream besides its text."""
+    """What the events of a stream have besides the text."""
 
     known_as = "stream_options"
     include_usage: bool | None = None
@@ -44,7 +44,7 @@ class ResponseFormat(Checked):
 
 
 class StructuredOutputs(Checked):
-    """Structured output in vLLM's format; one field is set."""
+    """Structured output in vLLM's format; exactly one field may be set, which `StructuredOutputsParams` checks."""
 
     known_as = "structured_outputs"
     json_schema: dict[str, Any] | str | None = Field(None, alias="json")
@@ -80,7 +80,7 @@ class TextRequest(Checked):
 
 
 class _GenerationRequest(TextRequest):
-    """Further arguments that completions and chats share."""
+    """Further arguments that completions and chat completions share."""
 
     n: int | None = None
     allowed_token_ids: list[int] | None = None
@@ -95,7 +95,7 @@ class _GenerationRequest(TextRequest):
 
     @property
     def include_usage(self) -> bool:
-        """Whether the last event of the stream has the numbers of tokens."""
+        """Whether a last event with the numbers of tokens follows the answer in a stream."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
@@ -111,6 +111,11 @@ class _GenerationRequest(TextRequest):
     ) -> SamplingParams:
         """Return the sampling parameters of the request.
 
+        Args:
+            max_tokens: Most new tokens, or None for as many as the context has room for.
+            logprobs: Number of most likely tokens whose log-probabilities are returned; None for no log-probabilities.
+            structured_outputs: Form of the text, or None for any text.
+
         Raises:
             ApiError: Two arguments contradict each other, or `stop`, `logit_bias` or `prompt_logprobs` is refused.
             ModelError: An argument is out of range.
@@ -124,7 +129,11 @@ class _GenerationRequest(TextRequest):
                 param="prompt_logprobs",
             )
         if isinstance(self.stop, list) and len(self.stop) > _MAX_STOPS:
-            raise ApiError(400, f"stop has {len(self.stop)} texts; at most {_MAX_STOPS}", param="stop")
+            raise ApiError(
+                400,
+                f"stop has {len(self.stop)} texts; it takes at most {_MAX_STOPS}: give fewer",
+                param="stop",
+            )
         names = (
             "n temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty min_tokens "
             "stop stop_token_ids include_stop_str_in_output ignore_eos skip_special_tokens allowed_token_ids "
@@ -132,7 +141,11 @@ class _GenerationRequest(TextRequest):
         ).split()
         logit_bias = self.logit_bias or {}
         if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in logit_bias):
-            raise ApiError(400, "logit_bias has a name that is not a token id", param="logit_bias")
+            raise ApiError(
+                400,
+                "logit_bias has a name that is not a token id: write token ids in decimal digits, as in /tokenize",
+                param="logit_bias",
+            )
         arguments = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return SamplingParams(
             **arguments,
@@ -143,9 +156,13 @@ class _GenerationRequest(TextRequest):
         )
 
     def _build_structured_outputs(self) -> StructuredOutputsParams | None:
-        """Return the structured output of the text, for which `response_format` or `structured_outputs` may ask.
+        """Return the form of the text that `response_format` or `structured_outputs` asks for, or None for any text.
 
         The fields `guided_*`, which vLLM had before 0.12, are read as those of `structured_outputs`.
+
+        Raises:
+            ApiError: Two of these arguments are given, or `response_format` and its schema do not match.
+            ModelError: `structured_outputs` does not have exactly one form.
         """
         response_format, outputs = self.response_format, self.structured_outputs
         guided = {
@@ -156,14 +173,19 @@ class _GenerationRequest(TextRequest):
         if guided and outputs is not None:
             raise ApiError(
                 400,
-                "give structured_outputs or guided_json, guided_regex, guided_choice or guided_grammar",
+                "the form of the text is given twice: give structured_outputs or guided_json, guided_regex, "
+                "guided_choice or guided_grammar",
                 param=f"guided_{next(iter(guided))}",
             )
         if guided:
             outputs = StructuredOutputs(**guided)
         if response_format is not None and response_format.type != "text":
             if outputs is not None:
-                raise ApiError(400, "give response_format or structured_outputs", param="structured_outputs")
+                raise ApiError(
+                    400,
+                    "the form of the text is given twice: give response_format or structured_outputs",
+                    param="structured_outputs",
+                )
             schema = response_format.json_schema
             if (response_format.type == "json_schema") != (schema is not None):
                 raise ApiError(
@@ -188,13 +210,20 @@ class CompletionRequest(_GenerationRequest):
 
     @property
     def is_scoring(self) -> bool:
-        """Whether the answer is the prompt alone, with its log-probabilities if they are asked for."""
+        """Whether the answer is the prompt alone, with its log-probabilities if they are asked for.
+
+        This is so for `echo` with `max_tokens` 0.
+        """
         return bool(self.echo) and self.max_tokens == 0
 
     def to_sampling_params(self) -> SamplingParams:
-        """Return the sampling parameters, with 16 tokens by default; raise as `_to_sampling_params`.
+        """Return the sampling parameters, with 16 new tokens by default.
 
         A prompt that is scored is continued by one token, which the answer counts and does not have, as in vLLM.
+
+        Raises:
+            ApiError: Two arguments contradict each other, or an argument is refused.
+            ModelError: An argument is out of range.
         """
         max_tokens = 1 if self.is_scoring else 16 if self.max_tokens is None else self.max_tokens
         params = self._to_sampling_params(max_tokens, self.logprobs, self._build_structured_outputs())
@@ -235,15 +264,25 @@ class ChatRequest(_GenerationRequest):
         functions, choice = [tool.function for tool in self.tools or ()], self.tool_choice
         names = [function.name for function in functions]
         if len(set(names)) < len(names):
-            raise ApiError(400, "two tools have the same name", param="tools")
+            raise ApiError(
+                400, "two tools have the same name: give each function its own name", param="tools"
+            )
         if isinstance(choice, NamedTool):
             if choice.function.name not in names:
-                raise ApiError(400, "tool_choice names a function that is not in tools", param="tool_choice")
+                raise ApiError(
+                    400,
+                    "tool_choice names a function that is not in tools: add it to tools, or name one of them",
+                    param="tool_choice",
+                )
             return ToolUse(
                 [functions[names.index(choice.function.name)]], is_required=True, is_parallel=False
             )
         if choice == "required" and not functions:
-            raise ApiError(400, "tool_choice is required and there are no tools", param="tool_choice")
+            raise ApiError(
+                400,
+                "tool_choice is required and there are no tools: give tools, or leave tool_choice out",
+                param="tool_choice",
+            )
         if choice == "none" or not functions:
             return None
         return ToolUse(functions, choice == "required", self.parallel_tool_calls is not False)
@@ -254,7 +293,7 @@ class ChatRequest(_GenerationRequest):
         `reasoning_effort` is passed as vLLM passes it: under its name, and as `enable_thinking`.
 
         Raises:
-            ApiError: The answer would both continue the last message and begin a new one.
+            ApiError: The answer would both continue the last message and begin a new one, or the tools are refused.
         """
         tools = None if self.read_tool_use() is None else self.tools
         if self.continue_final_message and self.add_generation_prompt is not False:
@@ -274,10 +313,14 @@ class ChatRequest(_GenerationRequest):
         return variables | template_variables(tools, self.chat_template_kwargs)
 
     def to_sampling_params(self, tool_parser: str | None = None) -> SamplingParams:
-        """Return the sampling parameters, by default up to the end of the context; raise as `_to_sampling_params`.
+        """Return the sampling parameters; by default the answer may be as long as the context allows.
 
         Args:
-            tool_parser: The parser of tool calls that are not required.
+            tool_parser: Name of the parser of tool calls that are not required; None if such calls are not read.
+
+        Raises:
+            ApiError: Two arguments contradict each other, or an argument is refused.
+            ModelError: An argument is out of range.
         """
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")

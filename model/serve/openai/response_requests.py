@@ -1,6 +1,6 @@
-"""Requests of OpenAI's Responses API, which are answered as conversations of /v1/chat/completions.
+"""Requests of OpenAI's Responses API, which are translated to conversations of /v1/chat/completions.
 
-The server is stateless: `store` is taken, whose default is true, and nothing is stored.
+The server is stateless: `store`, whose default is true, is accepted, and nothing is stored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class TextOptions(Checked):
 
 
 class ReasoningOptions(Checked):
-    """Options of the thoughts before an answer; `effort` is passed to the chat template, the others have no effect."""
+    """Options of the thoughts before an answer.
+
+    `effort` is passed to the chat template; the other fields have no effect.
+    """
 
     effort: str | None = None
     summary: str | None = None
@@ -60,14 +63,16 @@ class ResponseRequest(TextRequest):
 
     @property
     def include_logprobs(self) -> bool:
-        """Whether the answer has the log-probabilities of its tokens."""
+        """Whether the request asks for the log-probabilities of the answer's tokens."""
         return _LOGPROBS in (self.include or ())
 
     def to_chat(self) -> ChatRequest:
-        """Return the conversation to answer.
+        """Return the request as a request for /v1/chat/completions.
 
         Raises:
-            ApiError: An item, a tool or a choice of tools asks for state or for tools of OpenAI's servers.
+            ApiError: An item, a tool or a choice of tools asks for state or for tools of OpenAI's servers; or the input
+                is
+            empty, or a schema is missing.
             ValidationError: An argument of an item or a tool has a wrong type.
         """
         names = {*TextRequest.model_fields, "chat_template_kwargs", "parallel_tool_calls"}
@@ -93,27 +98,39 @@ class ResponseRequest(TextRequest):
         if form is None or form.type != "json_schema":
             return None if form is None else {"type": form.type}
         if form.schema_object is None:
-            raise ApiError(400, "text.format of the type json_schema has no schema", param="text.format")
+            raise ApiError(
+                400,
+                "text.format of the type json_schema has no schema: give text.format.schema",
+                param="text.format",
+            )
         return {
             "type": form.type,
             "json_schema": {"name": form.name or "answer", "schema": form.schema_object},
         }
 
     def _read_messages(self) -> list[dict[str, Any]]:
-        """Return the messages of the instructions and of all items."""
+        """Return the instructions as a system message, and the messages of all items of the input.
+
+        Raises:
+            ApiError: An item is refused, or there are neither instructions nor items.
+        """
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         for number, item in enumerate(items):
             _add_item(messages, item, f"input.{number}")
         if not messages:
-            raise ApiError(400, "input is empty", param="input")
+            raise ApiError(400, "input is empty: give a text or at least one item", param="input")
         return messages
 
 
 def _add_item(messages: list[dict[str, Any]], item: Mapping[str, Any], location: str) -> None:
-    """Append the message of an item, or add its call to the assistant's message before it.
+    """Append the message of an item to `messages`, or add its call to the assistant's message before it.
+
+    An item with the thoughts of an earlier answer is skipped.
 
     Args:
+        messages: Messages of chat completions, which are changed.
+        item: An item of the request's input.
         location: The item's location in the request, for a refusal.
 
     Raises:
@@ -142,7 +159,11 @@ def _add_item(messages: list[dict[str, Any]], item: Mapping[str, Any], location:
 
 
 def _read_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a function as /v1/chat/completions has it. Raises ApiError for a tool that OpenAI's servers run."""
+    """Return a function of the Responses API in the format of /v1/chat/completions.
+
+    Raises:
+        ApiError: The tool is not a function but one that OpenAI's servers run.
+    """
     if tool.get("type") != "function":
         raise ApiError(
             400, "this server runs no tools of its own: give functions in tools", "unsupported", "tools"
@@ -151,7 +172,11 @@ def _read_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_tool_choice(choice: str | Mapping[str, Any] | None) -> Any:
-    """Return a choice as /v1/chat/completions has it. Raises ApiError for other choices than of a function."""
+    """Return a tool choice of the Responses API in the format of /v1/chat/completions.
+
+    Raises:
+        ApiError: The choice is an object of another type than function.
+    """
     if choice is None or isinstance(choice, str):
         return choice
     if choice.get("type") != "function":

@@ -1,4 +1,7 @@
-"""Answers of OpenAI's Responses API: objects, and the events of a stream, as in openai-python 3.54."""
+"""Answers of OpenAI's Responses API: response objects, and the events of a stream, as in openai-python 3.54.
+
+A response has items: messages with text, and calls of functions.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,23 @@ Event = dict[str, Any]
 
 
 class ResponseHandler(ChatHandler):
-    """Handler of a request for `/v1/responses`."""
+    """Handler of a request for `/v1/responses`, which the engine computes as a chat completion."""
 
     response_request: ResponseRequest
     num_events: int = 0
 
     @classmethod
     async def prepare_response(cls, service: Service, response_request: ResponseRequest) -> ResponseHandler:
-        """Return a handler whose conversation is encoded and whose grammar is compiled; raise as `prepare`."""
+        """Check a request, encode its conversation, compile its grammar, and return its handler.
+
+        Nothing is submitted to the engine yet.
+
+        Raises:
+            ApiError: The request asks for state or for tools of OpenAI's servers, or the server cannot take it now.
+            RequestValidationError: An argument of an item or a tool has a wrong type.
+            ModelError: An argument is out of range, or the conversation is too long or refused by the chat template.
+            EngineFull: The queue has no place for the request.
+        """
         service.check_max_tokens(response_request.max_output_tokens, "max_output_tokens")
         try:
             request = response_request.to_chat()
@@ -45,7 +57,11 @@ class ResponseHandler(ChatHandler):
         return self
 
     async def answer(self, stream: Stream) -> dict[str, Any]:  # type: ignore[override]
-        """Return the response. Raises ApiError as `updates` does."""
+        """Wait for the end of the stream, and return the whole response as a JSON object.
+
+        Raises:
+            ApiError: The engine failed or could not compute the request.
+        """
         (output,) = await self.collect_outputs(stream)
         items, reader = _Items(), self._make_reader()
         for piece in split_answer(reader, output.text, is_last=True):
@@ -79,11 +95,14 @@ class ResponseHandler(ChatHandler):
         yield self._encode({"type": f"response.{response['status']}", "response": response})
 
     def frame(self, event: str) -> bytes:
-        """Return an event as a server-sent event with its type; OpenAI's stream of responses has no [DONE]."""
+        """Return an event, which is JSON text, as the bytes of a server-sent event with its type."""
         return f"event: {json.loads(event)['type']}\ndata: {event}\n\n".encode()
 
     def frame_end(self, error: ApiError | None) -> bytes:
-        """Return what ends the stream: nothing, or an error as an event."""
+        """Return the bytes that end the stream: an event with the error, or nothing without one.
+
+        OpenAI's streams of responses have no [DONE].
+        """
         if error is None:
             return b""
         detail = error.document["error"]
@@ -96,7 +115,7 @@ class ResponseHandler(ChatHandler):
         return self.frame(self._encode(event))
 
     def _encode(self, event: Event) -> str:
-        """Return an event as JSON with the next sequence number."""
+        """Return an event as JSON with the next sequence number, which is counted from 0."""
         self.num_events += 1
         return json.dumps({**event, "sequence_number": self.num_events - 1}, ensure_ascii=False)
 
@@ -105,10 +124,12 @@ class ResponseHandler(ChatHandler):
         return [] if logprobs is None else [logprob.model_dump() for logprob in logprobs.content]
 
     def _describe(self, items: _Items, finish_reason: str | None, stream: Stream | None) -> dict[str, Any]:
-        """Return the response so far; it is in progress if there is no stream.
+        """Return the response so far as a JSON object.
 
         Args:
-            finish_reason: Why the engine ended the answer.
+            items: The items so far.
+            finish_reason: Why the engine ended the answer, or None before its end.
+            stream: The stream that has ended, for the usage; with None the status is in_progress.
         """
         response_request, is_cut = self.response_request, finish_reason == "length"
         status = "in_progress" if stream is None else "incomplete" if is_cut else "completed"
@@ -160,21 +181,28 @@ class ResponseHandler(ChatHandler):
 
 @dataclass
 class _Items:
-    """Items of a response: a message, and calls of functions. Pieces are pushed and answered with their events."""
+    """Items of a response so far: messages, and calls of functions.
+
+    Methods that add to the items yield the events of the stream that describe the change. At most the last item is
+    open, with the status in_progress.
+    """
 
     output: list[dict[str, Any]] = field(default_factory=list)
     _logprobs: list[dict[str, Any]] = field(default_factory=list)
     """Log-probabilities of tokens that no message has yet."""
 
     def add_logprobs(self, logprobs: list[dict[str, Any]]) -> None:
-        """Add the log-probabilities of tokens to the last message."""
+        """Keep the log-probabilities of tokens; the message that is closed next gets them."""
         self._logprobs += logprobs
 
     def push(self, piece: str | CallPiece, logprobs: list[dict[str, Any]] | None = None) -> Iterator[Event]:
-        """Yield the events of the next piece of text or of a call.
+        """Append a piece of text or of a call to the items, and yield the events that describe it.
+
+        A piece of another kind than the last item, or of a new call, closes the last item and opens a new one.
 
         Args:
-            logprobs: The log-probabilities of the tokens of a piece of text.
+            piece: The text, or the piece of a call.
+            logprobs: The log-probabilities of the tokens of a piece of text, for its event.
         """
         if isinstance(piece, str):
             if not self._is_open("message"):
@@ -209,17 +237,17 @@ class _Items:
             }
 
     def end(self, is_cut: bool) -> Iterator[Event]:
-        """Yield the events of the end of the answer; an answer without items gets an empty message.
+        """Close the last item, and yield the events that describe it; an answer without items gets an empty message.
 
         Args:
-            is_cut: Whether the last item is incomplete.
+            is_cut: Whether the last item is incomplete, because the limit of tokens was reached.
         """
         if not self.output:
             yield from self._open_message()
         yield from self.close("incomplete" if is_cut else "completed")
 
     def close(self, status: str = "completed") -> Iterator[Event]:
-        """Yield the events that give the last item a final status, if it is open."""
+        """Give the last item a final status, and yield the events that describe it; do nothing if no item is open."""
         if not self.output or self.output[-1]["status"] != "in_progress":
             return
         item = self.output[-1]
@@ -267,5 +295,5 @@ class _Items:
         yield {**self._locate("response.content_part.added"), "content_index": 0, "part": content_part}
 
     def _locate(self, event_type: str) -> Event:
-        """Return an event of the last item with its type, the item's id and its index."""
+        """Return an event with its type, the id of the last item and the index of that item."""
         return {"type": event_type, "item_id": self.output[-1]["id"], "output_index": len(self.output) - 1}

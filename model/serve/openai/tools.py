@@ -1,4 +1,4 @@
-"""Functions that an answer may call: the parser of calls, and the grammar of required ones."""
+"""Functions that an answer may call: the parser of calls, and the grammars that force or allow calls."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def select_tool_parser(folder: Path, name: str | None) -> str | None:
     """Return the name of the parser for the tool calls of a folder's model.
 
     Args:
+        folder: The model's folder.
         name: The option --tool-call-parser; None selects the parser by the chat template.
 
     Returns:
@@ -42,7 +43,10 @@ def select_tool_parser(folder: Path, name: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """Functions that an answer may call, or has to if `is_required`; several calls are allowed if `is_parallel`."""
+    """Functions that an answer may call, or must call if `is_required`.
+
+    If `is_parallel` is False, an answer makes at most one call.
+    """
 
     functions: Sequence[FunctionDefinition]
     is_required: bool
@@ -51,17 +55,17 @@ class ToolUse:
     def build_structured_outputs(
         self, answer: StructuredOutputsParams | None, parser: str | None
     ) -> StructuredOutputsParams | None:
-        """Return the form of an answer that may or must call functions.
+        """Return the form of an answer that may or must call functions; None for any text.
 
         Required calls have the grammar `[{"name": …, "arguments": …}, …]`, which any model can write; they replace the
         form of an answer, as in vLLM. If calls are not required, the answer is either in its form or consists of calls.
 
         Args:
             answer: The form of an answer without calls, or None for any text.
-            parser: The parser of calls that are not required; None if none are read.
+            parser: The parser of calls that are not required; None if none are read, which leaves `answer` as it is.
 
         Raises:
-            ApiError: The form of the answer is not a JSON schema or a list of choices.
+            ApiError: Calls are not required, and the form of the answer is neither a JSON schema nor a list of choices.
         """
         if self.is_required:
             calls = '"[" call ("," call)* "]"' if self.is_parallel else '"[" call "]"'
@@ -78,7 +82,7 @@ class ToolUse:
         return StructuredOutputsParams(grammar="\n".join(lines))
 
     def _format_required_calls(self) -> list[str]:
-        """Return the rules of `call` without blanks.
+        """Return the lines of a Lark grammar for the rule `call`, a JSON object without blanks.
 
         Every function has its own schema in the grammar, so that references resolve within the schema.
         """
@@ -90,7 +94,11 @@ class ToolUse:
         return lines
 
     def _format_calls(self, parser: str) -> list[str]:
-        """Return the rules of `calls` in the format that a parser reads, with the blanks that models write."""
+        """Return the lines of a Lark grammar for the rule `calls`, with the blanks that models write.
+
+        Args:
+            parser: A name of TOOL_CALL_PARSERS; the calls are in the format that this parser reads.
+        """
         call_format = TOOL_CALL_PARSERS[parser]
         if call_format.opens:
             call = f'"{call_format.opens}" BLANKS object BLANKS "{call_format.closes}"'
@@ -110,19 +118,28 @@ class ToolUse:
         return lines
 
     def make_reader(self, parser: str | None) -> CallReader:
-        """Return a reader of the calls of one answer; required calls are a list, whatever the parser."""
+        """Return a new reader of the calls in one answer; required calls are read as a list, whatever the parser."""
         call_format = CALL_LIST if self.is_required or parser is None else TOOL_CALL_PARSERS[parser]
         return CallReader(call_format, {function.name for function in self.functions}, self.is_parallel)
 
 
 def _format_parameters(function: FunctionDefinition, options: dict[str, bool]) -> str:
-    """Return the JSON schema of a function's arguments, with options of llguidance."""
+    """Return the JSON schema of a function's arguments as JSON; without `parameters` it takes no arguments.
+
+    Args:
+        function: The function.
+        options: Options of llguidance for blanks.
+    """
     parameters = _NO_PARAMETERS if function.parameters is None else function.parameters
     return json.dumps({"x-guidance": options} | close_objects(json.loads(json.dumps(parameters))))
 
 
 def _format_answer(answer: StructuredOutputsParams) -> str:
-    """Return the form of an answer as a rule of Lark. Raises ApiError for a regular expression or a grammar."""
+    """Return the form of an answer as the right side of a Lark rule.
+
+    Raises:
+        ApiError: The form is a regular expression or a grammar, or its schema is not a JSON object.
+    """
     ((name, form),) = answer.form.items()
     if name == "choice":
         return " | ".join(map(json.dumps, form))
@@ -139,9 +156,15 @@ def _format_answer(answer: StructuredOutputsParams) -> str:
         )
     except ValueError as error:
         raise ApiError(
-            400, f"structured_outputs.json is no JSON: {error}", param="structured_outputs"
+            400,
+            f"structured_outputs.json is no JSON: {error}; give a JSON schema",
+            param="structured_outputs",
         ) from None
     if not isinstance(schema, dict):
-        raise ApiError(400, "structured_outputs.json is no JSON object", param="structured_outputs")
+        raise ApiError(
+            400,
+            "structured_outputs.json is no JSON object: give a JSON schema as an object",
+            param="structured_outputs",
+        )
     options = {"x-guidance": {"whitespace_flexible": False}}
     return f"%json {json.dumps(options | schema)}"

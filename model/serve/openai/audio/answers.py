@@ -1,4 +1,7 @@
-"""Answers of transcriptions: OpenAI's objects, subtitles, and the events of a stream."""
+"""Answers of transcriptions: OpenAI's objects, subtitles, and the events of a stream.
+
+A window is a piece of the recording of at most 30 seconds, which the model transcribes at once.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from model.serve.openai.answers import WithOptional
 
 
 class Duration(BaseModel):
-    """Seconds of a recording, rounded up."""
+    """Usage of a transcription: the seconds of the recording, rounded up."""
 
     type: Literal["duration"] = "duration"
     seconds: int
 
 
 class TokensUsed(BaseModel):
-    """Numbers of tokens of the prompts of all windows, and of the transcription."""
+    """Usage of a streamed transcription: tokens of the prompts of all windows, and of the transcription."""
 
     type: Literal["tokens"] = "tokens"
     input_tokens: int
@@ -82,14 +85,17 @@ class TextDone(BaseModel):
 
 
 class StrippedText:
-    """Text that is pushed in pieces, without the blanks at its start and its end."""
+    """Text that is pushed in pieces, without the blanks at its start and its end; `text` is all of it so far."""
 
     def __init__(self) -> None:
         self.text = ""
         self._blanks = ""
 
     def push(self, text: str) -> str:
-        """Append the next piece and return the new text; blanks are held back until more text follows."""
+        """Append the next piece, and return what `text` has gained.
+
+        Blanks are held back until more text follows, and dropped at the start.
+        """
         text = self._blanks + text if self.text else text.lstrip()
         stripped = text.rstrip()
         self._blanks = text[len(stripped) :]
@@ -98,7 +104,7 @@ class StrippedText:
 
 
 def compression_ratio(text: str) -> float:
-    """Return the bytes of a text divided by its bytes compressed with zlib; repetitions make the ratio large."""
+    """Return the UTF-8 bytes of a text divided by its bytes compressed with zlib; repetitions make the ratio large."""
     content = text.encode()
     return len(content) / len(zlib.compress(content))
 
@@ -117,7 +123,14 @@ SUBTITLES: dict[str, Callable[[Sequence[SpokenSegment]], str]] = {"srt": _format
 
 
 def _format_cue(segment: SpokenSegment, point: str) -> str:
-    """Return the times and the text of a segment; the text has no line breaks and no arrow, which would end the cue."""
+    """Return the times and the text of a segment as one cue of SubRip or WebVTT, with an empty line after it.
+
+    Line breaks in the text become blanks and an arrow is shortened, because either would end the cue.
+
+    Args:
+        segment: The segment.
+        point: Decimal separator of seconds.
+    """
     text = " ".join(segment.text.split()).replace("-->", "->")
     return f"{_format_time(segment.start, point)} --> {_format_time(segment.end, point)}\n{text}\n\n"
 

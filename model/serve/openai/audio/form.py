@@ -1,7 +1,7 @@
-"""Forms with files, `multipart/form-data` (RFC 7578), in which clients send recordings.
+"""Parser of forms with files, `multipart/form-data` (RFC 7578), in which clients send recordings.
 
-The standard library parses the headers of the fields. Anything besides fields between one boundary is refused, and so
-are more fields and longer headers than any client sends.
+The standard library parses the headers of the fields. A body with anything besides the fields is refused, and so are
+more fields and longer headers than any client sends.
 """
 
 from __future__ import annotations
@@ -30,11 +30,17 @@ class FormField:
 
     @property
     def text(self) -> str:
-        """Content of a field that is not a file. Raises ApiError if it is not UTF-8."""
+        """Content of the field as text.
+
+        Raises:
+            ApiError: The content is not UTF-8.
+        """
         try:
             return self.content.decode()
         except UnicodeDecodeError:
-            raise ApiError(400, "a field is not UTF-8", "invalid_form", self.name) from None
+            raise ApiError(
+                400, "a field of the form is not UTF-8: send texts in UTF-8", "invalid_form", self.name
+            ) from None
 
 
 def parse_form(content_type: str, body: bytes) -> list[FormField]:
@@ -46,7 +52,7 @@ def parse_form(content_type: str, body: bytes) -> list[FormField]:
     delimiter = b"\r\n--" + _parse_boundary(content_type).encode("ascii")
     preamble, *pieces = (b"\r\n" + body).split(delimiter, _MAX_FIELDS + 2)
     if len(pieces) > _MAX_FIELDS + 1:
-        raise ApiError(400, f"the form has more than {_MAX_FIELDS} fields", "invalid_form")
+        raise ApiError(400, f"the form has more than {_MAX_FIELDS} fields: send fewer", "invalid_form")
     if preamble or not pieces or pieces[-1].strip(b" \t\r\n") != b"--":
         raise _malformed("it does not begin and end with its boundary")
     return [_parse_field(piece) for piece in pieces[:-1]]
@@ -67,7 +73,14 @@ def _parse_boundary(content_type: str) -> str:
 
 
 def _parse_field(piece: bytes) -> FormField:
-    """Return the field between two delimiters: the end of the delimiter's line, headers, an empty line, the content."""
+    """Return the field between two delimiters.
+
+    Args:
+        piece: The rest of the delimiter's line, the headers of the field, an empty line, and the content.
+
+    Raises:
+        ApiError: The header is missing, too long or not that of a form field; or the content is encoded.
+    """
     delimiter_end, _, lines = piece.partition(b"\r\n")
     headers, empty_line, content = (b"\r\n" + lines).partition(b"\r\n\r\n")
     if delimiter_end.strip(b" \t") or not empty_line:

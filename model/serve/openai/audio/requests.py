@@ -1,4 +1,4 @@
-"""Requests for transcriptions: OpenAI's arguments and vLLM's further ones, as the fields of a form."""
+"""Requests for transcriptions as a pydantic model: OpenAI's arguments and vLLM's further ones, as fields of a form."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class AudioRequest(BaseModel):
 
     @property
     def has_timestamps(self) -> bool:
-        """Whether the answer has the times of segments."""
+        """Whether the answer has the times of segments, so that windows are transcribed with timestamps."""
         return self.response_format in ("verbose_json", "srt", "vtt")
 
     def to_sampling_params(self) -> SamplingParams:
-        """Return the sampling parameters of every window.
+        """Return the sampling parameters that every window of the recording has.
 
         Raises:
             ApiError: The format of the answer excludes another argument, or times of words are asked for.
@@ -61,7 +61,10 @@ class AudioRequest(BaseModel):
             )
         if "word" in self.timestamp_granularities:
             raise ApiError(
-                400, "times of words are not computed, those of segments are", "unsupported", _GRANULARITIES
+                400,
+                "times of words are not computed: set timestamp_granularities[] to segment",
+                "unsupported",
+                _GRANULARITIES,
             )
         if not self.stream and (self.stream_include_usage or self.stream_continuous_usage_stats):
             raise ApiError(
@@ -70,7 +73,11 @@ class AudioRequest(BaseModel):
                 param="stream_include_usage",
             )
         if self.stream and self.response_format not in ("json", "text"):
-            raise ApiError(400, "a stream has the response_format json or text", param="stream")
+            raise ApiError(
+                400,
+                f"a stream has no response_format {self.response_format}: set it to json or text, or stream to false",
+                param="stream",
+            )
         return SamplingParams(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -86,16 +93,18 @@ class AudioRequest(BaseModel):
 
 
 def read_audio_request(fields: list[FormField]) -> tuple[AudioRequest, bytes]:
-    """Return the arguments and the file of a form.
+    """Return the arguments of a form, and the bytes of its file.
 
     Raises:
         ApiError: The form does not have exactly one file, has another field twice, or has a field that would change
-            the transcription and is not computed.
+        the transcription and is not computed.
         RequestValidationError: A field has an unknown name or a wrong value.
     """
     files = [field for field in fields if field.name == "file"]
     if len(files) != 1 or not files[0].is_file:
-        raise ApiError(400, "the form needs one file, a recording", param="file")
+        raise ApiError(
+            400, "the form needs exactly one file: send a recording in the field file", param="file"
+        )
     arguments: dict[str, Any] = {}
     for field in fields:
         if field.name == _GRANULARITIES:
@@ -114,7 +123,7 @@ def read_audio_request(fields: list[FormField]) -> tuple[AudioRequest, bytes]:
 
 
 def build_form_schema() -> dict[str, Any]:
-    """Return the schema of the form for the routes' OpenAPI document."""
+    """Return the OpenAPI request body of the form: the fields of `AudioRequest`, and the required file."""
     schema = AudioRequest.model_json_schema()
     schema["properties"] = {"file": {"type": "string", "format": "binary"}, **schema["properties"]}
     schema["required"] = ["file"]

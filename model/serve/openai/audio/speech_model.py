@@ -27,32 +27,42 @@ class SpeechModel:
 
     @classmethod
     def from_folder(cls, folder: Path) -> SpeechModel | None:
-        """Return the speech model of a folder, or None for a model of texts."""
+        """Return the speech model of a folder, or None if the folder has a model of texts."""
         config = load_config(folder, TEXT, SPEECH)
         return None if config.spectrum is None else cls(folder, config, config.spectrum)
 
     @cached_property
     def languages(self) -> dict[str, int]:
-        """Token ids by language; empty for a model that knows one language."""
+        """Ids of the language tokens, by language such as "en"; empty for a model that knows one language."""
         return read_languages(self.folder, self.config)
 
     @cached_property
     def start(self) -> int:
-        """Id of the token that precedes the token of a language."""
+        """Id of the token that begins a transcription, before the token of its language."""
         return first_token(self.folder, self.config)
 
     def check_language(self, language: str | None) -> None:
-        """Raise ApiError for a language that the model does not know; None is accepted."""
+        """Refuse a language that the model does not know; None is accepted.
+
+        Raises:
+            ApiError: The language is not known.
+        """
         if language is not None and language not in (self.languages or (ENGLISH,)):
             known = ", ".join(sorted(self.languages)) or ENGLISH
             raise ApiError(400, f"the language is not known; this model knows {known:.600}", param="language")
 
     def rules(self, language: str, timestamps: bool, task: str) -> Rules:
-        """Return the tokens with which a transcription begins, and the tokens that it never has."""
+        """Return the rules of a transcription: the tokens with which it begins, and the tokens that it never has.
+
+        Args:
+            language: The language of the speech; without effect for a model that knows one language.
+            timestamps: Whether segments get timestamp tokens.
+            task: "transcribe" or "translate".
+        """
         return read_rules(self.folder, self.config, language if self.languages else None, timestamps, task)
 
     async def encode_previous_text(self, text: str, texts: Texts, max_tokens: int) -> list[int]:
-        """Return the tokens of a text that precedes a transcription: a mark and the last `max_tokens` of the text.
+        """Return the token ids of a text before a transcription: a mark, and the last `max_tokens` ids of the text.
 
         Raises:
             ApiError: The vocabulary of the model has no such mark.

@@ -1,4 +1,4 @@
-"""Transcriptions and translations: the windows of a recording go through the engine.
+"""Transcriptions and translations: the windows of a recording, of up to 30 seconds each, go through the engine.
 
 Without timestamps all windows are prompts of one request and are computed together. With timestamps a window begins
 where the last segment of the previous window ended, so each window is a request of its own.
@@ -36,7 +36,7 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
     """Handler of a request for `/v1/audio/transcriptions` or `/v1/audio/translations`.
 
     `prompt_tokens` counts the prompts of all windows that were submitted. `start_ids` are the first tokens of every
-    window.
+    window: the request's prompt, if any, and the rules' tokens.
     """
 
     speech_model: SpeechModel = field(kw_only=True)
@@ -51,7 +51,9 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
     async def prepare(
         cls, service: Service, request: AudioRequest, file: bytes, task: Task
     ) -> TranscriptionHandler:
-        """Return a handler whose recording is read, whose language is known and whose prompts are encoded.
+        """Check a request, read its recording, find its language, encode its prompts, and return its handler.
+
+        Without a requested language the first window is submitted for one token, which is the language.
 
         Raises:
             ApiError: The request is refused, the recording has too many windows, or the server is stopping.
@@ -67,7 +69,7 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
             raise ApiError(
                 400,
                 f"the recording has {recording.windows} windows; {service.engine.capacity} at most are computed at "
-                "once",
+                "once: send shorter recordings, or ask for verbose_json",
                 param="file",
             )
         if service.draining:
@@ -80,7 +82,15 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
         return self
 
     async def answer(self) -> answers.Transcription | answers.VerboseTranscription | str:
-        """Return the transcription in the requested format. Raises ApiError as `updates` does."""
+        """Submit all windows, wait for their ends, and return the transcription in the requested format.
+
+        Returns:
+            An object, or a text for the formats text, srt and vtt.
+
+        Raises:
+            ApiError: The engine failed or could not compute a window, or the server is stopping.
+            EngineFull: The queue has too few places.
+        """
         response_format, seconds = self.request.response_format, self.recording.seconds
         usage = answers.Duration(seconds=ceil(seconds))
         if not self.request.has_timestamps:
@@ -101,9 +111,12 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
         )
 
     async def events(self, stream: Stream) -> AsyncIterator[str]:
-        """Yield the pieces of the transcription as JSON, window by window.
+        """Yield the pieces of the transcription as JSON, window by window, and at the end the whole text.
 
-        Text of a window is held back until all previous windows have ended. Raises ApiError as `updates` does.
+        Text of a window is held back until all previous windows have ended.
+
+        Raises:
+            ApiError: The engine failed or could not compute a window.
         """
         held_back: dict[int, str] = {}
         ended: set[int] = set()
@@ -123,7 +136,7 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
         yield answers.TextDone(text=transcription.text, usage=usage).model_dump_json()
 
     def _count_tokens(self) -> answers.TokensUsed:
-        """Return the numbers of tokens of all windows so far."""
+        """Return the numbers of prompt and new tokens of all windows so far."""
         return answers.TokensUsed(
             input_tokens=self.prompt_tokens,
             output_tokens=self.completion_tokens,
@@ -131,7 +144,13 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
         )
 
     async def submit(self, priority: int | None = None, cache_salt: str | None = None) -> Stream:
-        """Submit all prompts and return their stream; windows share no pages, so the salt has no effect."""
+        """Submit the prompts of all windows together, and return their stream; both arguments have no effect.
+
+        Windows share no pages, so they need no salt.
+
+        Raises:
+            EngineFull: The queue has too few places.
+        """
         return await self._submit(self.prompts, self.params)
 
     async def _submit(self, prompts: Sequence[TokenPrompt], params: SamplingParams) -> Stream:
@@ -139,7 +158,10 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
         return await self.service.engine.submit(self.answer_fields["id"], prompts, params)
 
     async def _read_rules(self) -> None:
-        """Set the language and its rules: the requested language, or the most likely one of the first window."""
+        """Set `language` and `rules`: the requested language, or the most likely one of the first window.
+
+        The most likely language is computed by the engine, as one token after the first window.
+        """
         speech_model = self.speech_model
         if self.request.language is not None:
             self.language = self.request.language
@@ -154,7 +176,10 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
         self.rules = speech_model.rules(self.language, self.request.has_timestamps, self.task)
 
     async def _encode_prompts(self) -> None:
-        """Set the first tokens of every window: the end of the request's prompt, if any, and the rules' tokens."""
+        """Set `start_ids` and, without timestamps, `prompts` of all windows.
+
+        `start_ids` begin with the last tokens of the request's prompt, if it has one, up to almost half of the context.
+        """
         text, max_tokens = self.request.prompt.strip(), self.service.engine.limits.max_model_len // 2 - 1
         previous_ids = (
             await self.speech_model.encode_previous_text(text, self.service.texts, max_tokens) if text else []
@@ -165,7 +190,7 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
             self.prompts = [self._make_prompt(index * columns) for index in range(self.recording.windows)]
 
     def _make_prompt(self, begin: int) -> TokenPrompt:
-        """Return the prompt of the window that begins at a column of the spectrum."""
+        """Return the prompt of the window that begins at column `begin` of the spectrum; a column is 10 ms."""
         features, _ = self.recording.window(begin)
         vocab_size = self.service.engine.limits.vocab_size
         return TokenPrompt(
@@ -173,7 +198,10 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
         )
 
     async def _transcribe_segments(self) -> AsyncIterator[answers.SpokenSegment]:
-        """Yield the segments of all windows; a window begins where the last segment before it ended."""
+        """Transcribe window after window, and yield the segments of each.
+
+        A window begins where the last segment before it ended.
+        """
         begin, count, times = 0, 0, self.rules.timestamps
         assert times is not None, "read with timestamps"
         while begin < self.recording.end:
@@ -200,7 +228,14 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
             begin += columns
 
     async def _transcribe_window(self, begin: int) -> CompletionOutput:
-        """Return the output of a window; a full queue refuses the first window only, and later ones wait."""
+        """Transcribe the window that begins at column `begin`, and return its output.
+
+        If the queue is full, later windows are submitted again after a pause.
+
+        Raises:
+            EngineFull: The queue is full for the first window.
+            ApiError: The engine failed or could not compute the window.
+        """
         while True:
             self.prompts = [self._make_prompt(begin)]
             try:
