@@ -1,6 +1,6 @@
-"""Entry point of `nkw` and `python -m nkw`: checks that the project's packages are not hidden, and runs the command.
+"""Entry point of `nkw` and `python -m nkw`: checks that the project's packages are not hidden, then runs the command.
 
-A file `model.py` or `simulate.py` earlier on Python's path would be imported instead of the package.
+A file `model.py` or `simulate.py` earlier on Python's path would be imported in place of the package of that name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ _PACKAGES = ("simulate", "model", "nki_kernels")
 
 
 def main() -> int:
-    """Run the command of the command line and return its exit status; 2 if a package is hidden."""
+    """Run the command of the process's command line and return its exit status.
+
+    Print an error and return 2 if another file hides one of the packages simulate, model and nki_kernels.
+    """
     for name in _PACKAGES:
         spec = find_spec(name)
         path = os.path.realpath(spec.origin) if spec and spec.origin else ""

@@ -1,10 +1,11 @@
-"""Child process that runs the judging function of a command, and the record of its result.
+"""Child process that runs the user's kernel for a command of the simulator, and the record of its result.
 
-The parent trusts a record only if it is complete and the child exited with status 0. A kernel that exits, crashes or
-hangs leaves no record, and a missing record is never a pass. In the child, output and files of the command become part
-of the record, and output of the kernel passes through.
+The child judges the kernel, for example compares it with its reference. The parent trusts a record only if it is
+complete and the child exited with status 0. A kernel that exits, crashes or hangs leaves no record, and a missing
+record is never a pass. In the child, output and files of the command become part of the record, and output of the
+kernel passes through.
 
-`simulate.child_process` starts and awaits the child.
+`simulate.child_process` starts and awaits the child. Functions of this module also work in a process that is no child.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass
 class Record:
-    """Result of a command: its exit status, its output in order, and its files.
+    """Result of a command in a child: its exit status, its output in order, and its files.
 
-    printed: pairs of OUT or ERR and a text. files: path, label in messages, error code and text of every file.
-    ended: empty for a complete command; "interrupted" or "terminated", or why the command failed. where: the text of an
-    interrupt, such as the last instruction.
+    Attributes:
+        status: Exit status of the command.
+        printed: Pairs of OUT or ERR and a text.
+        files: Path, label in messages, error code and text of every file.
+        ended: Empty for a complete command; "interrupted" or "terminated", or why the command failed.
+        where: The text of an interrupt, such as the last instruction.
     """
 
     status: int = 0
@@ -42,27 +46,34 @@ class Record:
     where: str = ""
 
     def to_bytes(self, token: bytes) -> bytes:
-        """Return the record between two tokens; the second token marks it as complete."""
+        """Return `token`, the length of the record in 8 bytes, the record as JSON, and `token` again.
+
+        The second token marks the record as complete.
+        """
         content = json.dumps(asdict(self)).encode()
         return token + len(content).to_bytes(_FRAME, "big") + content + token
 
     @classmethod
     def from_bytes(cls, data: bytes, token: bytes) -> Record | None:
-        """Return the record that `to_bytes` made; None if the bytes are incomplete or have another origin."""
+        """Return the record in the bytes that `to_bytes` made.
+
+        Returns:
+            The record, or None if the bytes are incomplete or do not begin and end with `token`.
+        """
         if not (cls.is_complete(data, token) and data.startswith(token) and data.endswith(token)):
             return None
         return cls(**json.loads(data[len(token) + _FRAME : -len(token)]))
 
     @staticmethod
     def is_complete(data: bytes | bytearray, token: bytes) -> bool:
-        """Return whether the bytes have the length that they announce."""
+        """Return whether `data` has exactly the length that its first bytes announce, without a check of the tokens."""
         head = len(token) + _FRAME
         announced = int.from_bytes(data[len(token) : head], "big")
         return len(data) >= head and len(data) == head + announced + len(token)
 
 
 class _Printed(io.TextIOBase):
-    """Stream of a command in the child; its texts become part of the record."""
+    """Stdout or stderr of a command in a child: text that is written becomes part of the record."""
 
     def __init__(self, number: int, record: Record, real: IO[str]) -> None:
         self._number, self._record = number, record
@@ -70,11 +81,11 @@ class _Printed(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """Encoding of the stream to which the parent will print."""
+        """Encoding of the stream on which the parent will print the text."""
         return self._real_encoding
 
     def isatty(self) -> bool:
-        """Return whether the parent prints to a terminal."""
+        """Return whether the parent will print the text to a terminal."""
         return self._is_terminal
 
     def writable(self) -> bool:
@@ -82,16 +93,19 @@ class _Printed(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Append a text to the record."""
+        """Append a text to the record and return its length."""
         self._record.printed.append((self._number, text))
         return len(text)
 
 
 class Judge:
-    """Judging side of a child: its record, and the streams of the kernel.
+    """State of a child process: its record, the streams of the command, and the streams of the kernel.
 
-    Output to `progress` is shown at once. With `captures`, only the kernel writes to descriptors 1 and 2, so they can
-    be muted.
+    Args:
+        out: Stdout of the kernel.
+        err: Stderr of the kernel.
+        progress: Stream whose output is shown at once.
+        captures: Whether only the kernel writes to descriptors 1 and 2, so that they can be muted.
     """
 
     def __init__(self, out: IO[str], err: IO[str], progress: IO[str], captures: bool) -> None:
@@ -109,7 +123,10 @@ _judge: Judge | None = None
 
 
 def begin(judge: Judge) -> None:
-    """Make this process the child of a command: the command's output goes to the judge's record from now on."""
+    """Make this process the child of a command, for good.
+
+    From now on sys.stdout and sys.stderr write to the judge's record.
+    """
     global _judge
     _judge = judge
     sys.stdout, sys.stderr = judge.printed_out, judge.printed_err
@@ -121,27 +138,41 @@ def is_child() -> bool:
 
 
 def progress_stream() -> IO[str]:
-    """Return the stream for progress: stderr, also where a child collects the command's messages."""
+    """Return the stream to which progress is written: the judge's in a child, and stderr otherwise."""
     return sys.stderr if _judge is None else _judge.progress
 
 
 def keep_file(path: str, label: str, code: str, text: str) -> None:
-    """Put a file into the record of this child, so that the parent writes it; messages call it `label`."""
+    """Add a file to the record of this child, so that the parent writes it; only for a child.
+
+    Args:
+        path: Path of the file.
+        label: Name of the file in messages.
+        code: Error code if the file cannot be written.
+        text: Text of the file.
+    """
     assert _judge is not None
     _judge.record.files.append((path, label, code, text))
 
 
 def leave_if_copied() -> None:
-    """End this process if a fork in the kernel copied it: only the child itself continues with the command."""
+    """End this process with status 0 if it is a fork of the child, made by the kernel; otherwise return.
+
+    Only the child itself continues with the command.
+    """
     if _judge is not None and os.getpid() != _judge.process:
         os._exit(0)
 
 
 @contextmanager
 def user_output(to_stderr: bool) -> Iterator[None]:
-    """Run code of the user with the streams that it would have without a child.
+    """Give code of the user in the block the stdout and stderr that it would have without a child.
 
-    With `to_stderr`, its stdout is stderr, so that stdout has only the report.
+    In a child they are the kernel's streams, and the record's streams return after the block. A block inside another
+    one changes nothing.
+
+    Args:
+        to_stderr: Whether stdout of the block goes to stderr, so that stdout has only the report.
     """
     judge = _judge
     if judge is None:
@@ -166,7 +197,10 @@ def user_output(to_stderr: bool) -> Iterator[None]:
 
 @contextmanager
 def ending_after(seconds: float | None) -> Iterator[None]:
-    """End this child with SIGALRM where the block takes longer than `seconds`; without a child, no limit is kept."""
+    """End this child with SIGALRM if the block takes longer than `seconds`.
+
+    No limit is kept without a child, or if `seconds` is None.
+    """
     if _judge is None or seconds is None:
         yield
         return
@@ -179,7 +213,10 @@ def ending_after(seconds: float | None) -> Iterator[None]:
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Drop what the kernel prints, also from compiled libraries, where a child captures it."""
+    """Drop what is written to descriptors 1 and 2 in the block, also by compiled libraries.
+
+    Only a child whose judge captures the kernel's output drops it; other processes write as usual.
+    """
     judge = _judge
     if judge is None or not judge.captures:
         yield
@@ -199,7 +236,10 @@ def muted() -> Iterator[None]:
 
 
 def shown_once(function: Function) -> Function:
-    """Return a function whose output is shown on its first call only; later calls are muted."""
+    """Return a function that calls `function` and drops its output from the second call on.
+
+    The output is dropped only where `muted` drops it.
+    """
     called = False
 
     def call(*args: Any, **keywords: Any) -> Any:

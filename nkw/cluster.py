@@ -1,4 +1,7 @@
-"""Start of Ray: a running cluster, or a cluster on this machine that ends with the command."""
+"""Connection to Ray: to a running cluster, or to a cluster on this machine that ends with the command.
+
+`nkw serve --cluster` and `nkw tune` on a cluster call it.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,12 @@ def join_cluster(address: str, processors: int, namespace: str | None = None) ->
     """Yield the module `ray`, connected to a cluster until the block ends.
 
     A cluster at the address "local" is started here. It listens at loopback only, requires a token that only its user
-    can read, and ends with the block.
+    can read, and ends with the block. Variables of the environment that are set for Ray are removed after the block.
 
     Args:
         address: Address of a running cluster, or "local".
-        processors: Processors of a cluster that is started here.
-        namespace: Namespace of actors, or None.
+        processors: Number of processors of a cluster that is started here.
+        namespace: Ray's namespace of actors, or None.
 
     Raises:
         ImportError: Ray is not installed.
@@ -80,7 +83,13 @@ def join_cluster(address: str, processors: int, namespace: str | None = None) ->
 
 
 def write_token(folder: Path) -> Path:
-    """Write the token of this process's clusters to a file that only its user can read, and return its path."""
+    """Write the token of this process's clusters to the file `token` in a folder, and return its path.
+
+    Only its user can read the file.
+
+    Raises:
+        FileExistsError: The folder already has a file `token`.
+    """
     path = folder / "token"
     with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="ascii") as file:
         file.write(_LOCAL_TOKEN)
@@ -88,12 +97,14 @@ def write_token(folder: Path) -> Path:
 
 
 def token_file() -> Path:
-    """Return the path at which Ray looks for the token of a cluster."""
+    """Return the path at which Ray looks for the token of a cluster, whether or not there is a file."""
     return Path(os.environ.get(_TOKEN_FILE) or Path.home() / ".ray" / "auth_token")
 
 
 def _reach(address: str) -> None:
-    """Check that a server listens at an address HOST:PORT; Ray itself would wait for minutes.
+    """Check that a server listens at an address HOST:PORT, by a connection of at most 10 s; Ray would wait for minutes.
+
+    Do nothing for an address of another form.
 
     Raises:
         OSError: No server listens there.

@@ -1,4 +1,4 @@
-"""Command line `nkw`; and options, help and lazy imports of commands for both command lines.
+"""Command line `nkw`: parsers, help and lazy imports of its commands, also for the simulator's own command line.
 
 Exit statuses of the model's commands: 0 done, 2 wrong input (one line on stderr), 130 interrupted. The simulator's
 command line has its own exit statuses.
@@ -33,7 +33,11 @@ _COLUMNS = 78  # of the parts of the help that argparse does not wrap
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command of `nkw` and return its exit status."""
+    """Run one command of `nkw` and return its exit status; errors are printed on stderr as one line.
+
+    Args:
+        argv: The words after `nkw`. With None they are those of this process, which an interrupt then ends at once.
+    """
     is_process = argv is None
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["sim"]:
@@ -71,7 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def load(name: str) -> Any:
-    """Import and return the object that MODULE:NAME means."""
+    """Import a module and return its object, from a text MODULE:NAME.
+
+    Raises:
+        ImportError: The module cannot be imported.
+        AttributeError: The module has no such name.
+    """
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -83,13 +92,20 @@ def add_commands(
     required: bool = False,
     dest: str = "command",
 ) -> tuple[str, argparse.ArgumentParser | None]:
-    """Add all commands to a parser; only the requested command gets its options and full help.
+    """Add all commands to a parser as subparsers; only the requested command gets its options and full help.
 
     The second word of a command that has one becomes the option `verb`.
 
+    Args:
+        parser: The parser.
+        verbs: The commands by name.
+        arguments: The command line, whose first word without a hyphen names the requested command.
+        required: Whether parsing fails without a command.
+        dest: Name of the parsed option that has the command.
+
     Returns:
-        Name and parser of the requested command, of two words the parser of the second; "" and None if the arguments
-        name no command.
+        Name and parser of the requested command; for a command of two words, the parser of the second word. The name is
+        "" and the parser None if no word names a command.
     """
     second: argparse.ArgumentParser | None = None
     commands = parser.add_subparsers(dest=dest, required=required, metavar="COMMAND")
@@ -119,7 +135,7 @@ def add_commands(
 def build_parser(
     arguments: Sequence[str], verbs: Mapping[str, Verb] = MODEL_VERBS
 ) -> argparse.ArgumentParser:
-    """Return the parser of `nkw` for arguments that may name a command."""
+    """Return the parser of `nkw` in which the command that the arguments name has its options."""
     parser = _OneLineParser(
         prog="nkw",
         description="NKI Workbench: NKI kernels run, timed and checked without a chip, and models made of them.",
@@ -132,17 +148,20 @@ def build_parser(
 
 
 class _OneLineParser(argparse.ArgumentParser):
-    """Parser whose errors are one line. Options may have underscores, as in vLLM, and are not abbreviated."""
+    """Parser whose errors are one line. Option names may have underscores, as in vLLM, and are not abbreviated."""
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**{**keywords, "allow_abbrev": False})
 
     def error(self, message: str) -> NoReturn:
-        """Exit with status 2 and the message."""
+        """Print the message in one line on stderr and exit with status 2."""
         self.exit(2, f"{self.prog}: error: {shown(message)}\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse all words; exit for a word that is left over. A word that no option takes may follow options."""
+        """Parse all words, and return the options and an empty list.
+
+        Exit with status 2 if a word is left over. A positional word may also follow the options.
+        """
         words = list(sys.argv[1:] if args is None else args)
         end = words.index("--") if "--" in words else len(words)
         words[:end] = map(_hyphenate, words[:end])
@@ -159,13 +178,19 @@ class _OneLineParser(argparse.ArgumentParser):
         return options, unknown
 
     def _get_option_tuples(self, option_string: str) -> Any:
-        """Return the options that begin a word; argparse also takes beginnings of names such as -tp."""
+        """Return argparse's candidates for a word, but only options whose whole flag begins it, such as -n of -n4.
+
+        Argparse itself also takes words that are the beginning of a flag.
+        """
         tuples = super()._get_option_tuples(option_string)
         return [option for option in tuples if option_string.startswith(option[1])]
 
 
 def _hyphenate(word: str) -> str:
-    """Return a word with hyphens for underscores where it is the name of an option, up to `=` and the first dot."""
+    """Return a word with hyphens in place of the underscores of an option's name; other words are unchanged.
+
+    The name ends at `=` or at the first dot.
+    """
     name = word.partition("=")[0].partition(".")[0] if word.startswith("--") else ""
     if " " in name:  # argparse takes such a word as a value
         return word
@@ -173,7 +198,7 @@ def _hyphenate(word: str) -> str:
 
 
 def describe_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
-    """Return what is wrong with words that a parser does not take: the first option by name, else the first word.
+    """Return the message about words that a parser does not take: the first option among them, else the first word.
 
     The value of an option may be a secret and is not repeated.
     """
@@ -191,7 +216,16 @@ def describe_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> s
 
 
 def _run_model(arguments: Sequence[str], verbs: Mapping[str, Verb], is_process: bool) -> int:
-    """Run a command of the model, or print the version, and return the exit status."""
+    """Run a command of the model, or print the version, and return the exit status.
+
+    Args:
+        arguments: The words after `nkw`.
+        verbs: The commands by name.
+        is_process: Whether the command is the whole process, so that signal handlers may be set.
+
+    Raises:
+        SystemExit: The words are refused, with status 2, or ask for help.
+    """
     parser = build_parser(arguments, verbs)
     options = parser.parse_args(arguments)
     if options.version:
@@ -218,7 +252,15 @@ def _run_model(arguments: Sequence[str], verbs: Mapping[str, Verb], is_process: 
 
 
 def _run_simulator(arguments: Sequence[str], prog: str, is_process: bool) -> int:
-    """Run a command of the simulator and return its exit status; exceptions of a script pass through."""
+    """Run a command of the simulator and return its exit status.
+
+    Exceptions of the user's script pass through. An interrupt ends the process if `is_process` is True.
+
+    Args:
+        arguments: The words of the command.
+        prog: Name of the command line in messages.
+        is_process: Whether the command is the whole process.
+    """
     try:
         status: int = load(SIMULATOR)(arguments, prog, is_process)
     except KeyboardInterrupt as stopped:

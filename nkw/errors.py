@@ -1,7 +1,7 @@
 """Typed errors with stable codes: what is wrong, where in the kernel, which limit, and what to do.
 
-Every error of the simulator carries a `code` that never changes its meaning; messages are part of the interface and
-are tested whole. Nothing raised by numpy, json or struct reaches a user through this package.
+Every error of the simulator and the model carries a `code` that never changes its meaning; messages are part of the
+interface and are tested whole. Nothing raised by numpy, json or struct reaches a user through this package.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LONGEST_PATH = 200
 
 
 def shown(text: str, most: int = LONGEST_MESSAGE) -> str:
-    """Escape the control characters of a text for a terminal, except tabs and line ends.
+    """Return a text with its control characters escaped for a terminal, except tabs and line ends.
 
     If the text has more than `most` characters, its middle is replaced by an ellipsis.
     """
@@ -28,14 +28,17 @@ def shown(text: str, most: int = LONGEST_MESSAGE) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error in one line: its code or type, and the first line of its message."""
+    """Return an error as one line for a terminal: its code or, without one, its type, and its message's first line."""
     text = str(error).split("\n")[0]
     return shown(text if isinstance(error, NkwError) else f"{type(error).__name__}: {text}")
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Line of the user's kernel; `file` is empty for a location without a line, such as a replayed launch."""
+    """Line of the user's kernel, or only a function.
+
+    `file` is empty for a location without a line, such as a replayed launch.
+    """
 
     file: str
     line: int
@@ -43,7 +46,7 @@ class Location:
 
     @property
     def file_line(self) -> str:
-        """File and line, or the function if there is no line."""
+        """File and line as FILE:LINE, or the name of the function if there is no line."""
         return f"{self.file}:{self.line}" if self.file else self.function
 
     def __str__(self) -> str:
@@ -51,7 +54,14 @@ class Location:
 
 
 def location_lines(where: Location | None, callers: Sequence[Location]) -> list[str]:
-    """Return a kernel's line and those of its callers, innermost first, as indented lines of a message."""
+    """Return the lines of a message that say where an error is: the kernel's line, then its callers, innermost first.
+
+    At most 6 callers are listed. The lines are indented, and the list is empty if nothing is known.
+
+    Args:
+        where: The kernel's line, if it is known.
+        callers: Lines that called it.
+    """
     lines = [f"  at {where}"] if where else []
     lines += [f"  called at {caller}" for caller in callers[:_MOST_CALLERS]]
     if len(callers) > _MOST_CALLERS:
@@ -77,36 +87,36 @@ class NkwError(Exception):
         return "\n".join([f"[{self.code}] {self.message}", *self.location_lines()])
 
     def location_lines(self) -> list[str]:
-        """Return the kernel's line and those of its callers, innermost first, as indented lines of a message."""
+        """Return the indented lines of the message that say where the error is, as the function `location_lines`."""
         return location_lines(self.where, self.callers)
 
 
 class InvalidArgument(NkwError, ValueError):
-    """Value from the user that no chip and no kernel accepts."""
+    """Error of a value from the user that no chip and no kernel accepts."""
 
 
 class NoVerdict(NkwError):
-    """Code of the user ended or failed before it returned a result, so there is no verdict."""
+    """Error of a user's code that ended or failed before it returned a result, so there is no verdict."""
 
 
 class Unsupported(NkwError):
-    """Documented name or combination that this simulator does not implement, with the reason."""
+    """Error of a documented name or combination that this simulator does not implement, with the reason."""
 
 
 class Deadlock(NkwError):
-    """All cores that have not finished wait for another core."""
+    """Error of a launch in which all cores that have not finished wait for another core."""
 
 
 class RendezvousMismatch(NkwError):
-    """The members of a collective, a sendrecv or a barrier disagree on its operation, shapes, dtypes or groups."""
+    """Error of a collective, a sendrecv or a barrier whose members disagree on its operation, shapes or groups."""
 
 
 class NkiValidationError(NkwError):
-    """Kernel breaks a rule of the hardware; `nki.isa` documents the error under this name."""
+    """Error of a kernel that breaks a rule of the hardware; `nki.isa` documents the error under this name."""
 
 
 class RuleViolation(NkiValidationError, AssertionError):
-    """One instruction breaks one rule.
+    """Error of one instruction that breaks one rule.
 
     The class is also an AssertionError, because the official simulator raises AssertionError and tests for it expect
     that. The planner sets the instruction and its operands, and `issue` sets the kernel's line.
@@ -132,7 +142,7 @@ class RuleViolation(NkiValidationError, AssertionError):
 
     @property
     def seen(self) -> str:
-        """Values that break the rule."""
+        """Values that break the rule, as text."""
         if not isinstance(self._seen, str):
             self._seen = self._seen()
         return self._seen
@@ -149,7 +159,7 @@ class RuleViolation(NkiValidationError, AssertionError):
 
 
 class OutOfBounds(RuleViolation, IndexError):
-    """Access outside of its tensor; also an IndexError, which the Beta 1 simulator raised."""
+    """Error of an access outside of its tensor; also an IndexError, which the Beta 1 simulator raised."""
 
 
 RULES: dict[str, str] = {}
@@ -159,9 +169,15 @@ RULES: dict[str, str] = {}
 def rule(
     code: str, *, limit: str = "", hint: str = ""
 ) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """Register a rule function under its stable code; its docstring's first line is the sentence it enforces.
+    """Return a decorator that registers a rule function under a stable code.
 
-    `limit` and `hint` are the defaults for violations of the rule.
+    The first line of the function's docstring is the sentence that the rule enforces. The function gets the attributes
+    `code`, `limit` and `hint`, and its sentence is stored in `RULES`.
+
+    Args:
+        code: The code. An assertion fails if another rule has it.
+        limit: Default limit in messages about violations.
+        hint: Default text of what to do.
     """
 
     def register(function: Callable[..., object]) -> Callable[..., object]:

@@ -36,7 +36,7 @@ Named = str | os.PathLike[str]
 
 
 def opened(path: Named) -> BinaryIO:
-    """Open a regular file for reading bytes.
+    """Open a regular file for reading bytes, and return the file object.
 
     Raises:
         OSError: The path cannot be opened, or it is no regular file. Pipes may block, and devices may have no end.
@@ -52,7 +52,10 @@ def opened(path: Named) -> BinaryIO:
 
 
 def is_file(path: Named) -> bool:
-    """Return whether a path names a regular file; False also for a name that the system refuses as too long."""
+    """Return whether a path names a regular file.
+
+    False also for a name that the system refuses as too long.
+    """
     try:
         return Path(path).is_file()
     except OSError:
@@ -60,7 +63,10 @@ def is_file(path: Named) -> bool:
 
 
 def is_folder(path: Named) -> bool:
-    """Return whether a path names a folder; False also for a name that the system refuses as too long."""
+    """Return whether a path names a folder.
+
+    False also for a name that the system refuses as too long.
+    """
     try:
         return Path(path).is_dir()
     except OSError:
@@ -82,10 +88,11 @@ def read_text(path: Named, most_bytes: int = MOST_TEXT_BYTES) -> str:
 
 
 class Outputs:
-    """Output files of one command.
+    """Output files of one command, which never replace its input files or each other.
 
-    `inputs` returns the files that the command has read so far. An output never replaces one of them, also not under
-    another path or through a symbolic or hard link, and never another output.
+    Args:
+        inputs: Returns the files that the command has read so far. An output never replaces one of them, also not under
+        another path or through a symbolic or hard link.
     """
 
     def __init__(self, inputs: Callable[[], Iterable[Named]]) -> None:
@@ -93,7 +100,9 @@ class Outputs:
         self._claimed: dict[Path, str] = {}
 
     def claim(self, path: Named | None, label: str, code: str) -> OutputFile | None:
-        """Return the output file at a path, before the work that fills it; None if `path` is None.
+        """Check that a file can be written, before the work that fills it, and return it; None if `path` is None.
+
+        Nothing is written yet.
 
         Args:
             path: Path of the file.
@@ -101,7 +110,7 @@ class Outputs:
             code: Error code if the file cannot be written.
 
         Raises:
-            InvalidArgument: The file cannot be written.
+            InvalidArgument: The file cannot be written, or another output of the command has the same path.
         """
         if path is None:
             return None
@@ -168,7 +177,13 @@ class OutputFile(os.PathLike[str]):
 
     Until it is complete, the file has no name (on Linux) or a temporary name in the same folder. A file without a name
     disappears if its process is killed. A symbolic link stays, and its target is replaced. The constructor tries to
-    open the file, and raises InvalidArgument under `code` with the name `label` if it cannot be written.
+    open the file.
+
+    Args:
+        path: Path of the file.
+        label: Name of the file in messages.
+        code: Code of the InvalidArgument that is raised if the file cannot be written.
+        inputs: Returns files that must not be replaced.
     """
 
     def __init__(
@@ -188,7 +203,7 @@ class OutputFile(os.PathLike[str]):
 
     @contextmanager
     def writing(self) -> Iterator[TextIO]:
-        """Yield the open file, which gets its name when the block ends without an error.
+        """Yield the open text file; it replaces the file at the path when the block ends without an error.
 
         In the child process of a command the text becomes part of the record, and the parent writes the file.
 
@@ -211,13 +226,13 @@ class OutputFile(os.PathLike[str]):
                 raise self.refused(error.strerror or str(error)) from None
 
     def refused(self, why: str) -> InvalidArgument:
-        """Return the error for a file that cannot be written, with the reason."""
+        """Return the error of a file that cannot be written, for the reason `why`; it is not raised."""
         return InvalidArgument(
             self._code, f"the {self._label} cannot be written to {os.fspath(self._named)}: {why}"
         )
 
     def _take_place(self, file: TextIO) -> None:
-        """Rename or link the complete file from `_open` to its path."""
+        """Give the complete file from `_open` its path, in place of an older file there."""
         if not self._partial.exists():
             descriptor = file.fileno()
             unnamed = f"{_OPEN_FILES}/{descriptor}"
@@ -231,7 +246,11 @@ class OutputFile(os.PathLike[str]):
 
     @contextmanager
     def _open(self) -> Iterator[TextIO]:
-        """Yield the file without its name; a temporary file that still exists is removed when the block ends."""
+        """Yield a new file that does not have its path yet; a temporary file that still exists is removed afterwards.
+
+        Raises:
+            InvalidArgument: The path must not be replaced, or no file can be made in its folder.
+        """
         self._check()
         try:
             with suppress(FileNotFoundError):
@@ -248,14 +267,17 @@ class OutputFile(os.PathLike[str]):
                 self._partial.unlink()
 
     def _descriptor(self) -> int:
-        """Open a new file in the folder, without a name if the system and the file system support that."""
+        """Open a new file in the folder of the path, and return its file descriptor.
+
+        The file has no name if the system and the file system support that, and otherwise a temporary name.
+        """
         if hasattr(os, "O_TMPFILE") and os.path.isdir(_OPEN_FILES):
             with suppress(OSError):
                 return os.open(self.path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
         return os.open(self._partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
 
     def _check(self) -> None:
-        """Check that the path may be replaced.
+        """Check that the path may be replaced; a path without a file may.
 
         Raises:
             InvalidArgument: The path is a folder, a device, a protected file, or an input of the command.
@@ -282,12 +304,18 @@ def _is_same(one: Named, other: Named) -> bool:
 def complete(path: Named, label: str, code: str) -> AbstractContextManager[TextIO]:
     """Return a context with a text file that replaces `path` when the block ends without an error.
 
-    `path` may be an OutputFile, whose label, code and inputs then apply.
+    Args:
+        path: Path of the file, or an OutputFile, whose own label, code and inputs then apply.
+        label: Name of the file in messages.
+        code: Error code if the file cannot be written.
+
+    Raises:
+        InvalidArgument: The file cannot be written.
     """
     return (path if isinstance(path, OutputFile) else OutputFile(path, label, code)).writing()
 
 
 def imported_files() -> list[str]:
-    """Return the files of the modules that this process has imported."""
+    """Return the paths of the source files of all modules that this process has imported so far."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return [file for file in files if isinstance(file, str)]

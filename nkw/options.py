@@ -21,7 +21,7 @@ _LEAST_GROUPS = 3
 
 
 class Option(NamedTuple):
-    """One option of a command: the name of its row, the keywords of `add_argument`, and its group in the help."""
+    """Option of a command: the name of its row, the keywords of `add_argument`, and its group in the help."""
 
     name: str
     keywords: Row
@@ -33,12 +33,19 @@ class Option(NamedTuple):
         return not self.name.startswith("-")
 
     def add_to(self, parser: argparse._ActionsContainer) -> None:
-        """Add the option to a parser or to a group of one."""
+        """Add the option to a parser or to an argument group of a parser."""
         parser.add_argument(*self.name.partition("=")[0].split("|"), **self.keywords)
 
 
 class OptionTable:
-    """Rows of options by name, in groups with a title. Raises ValueError if two rows have the same name."""
+    """Rows of options, from which commands choose.
+
+    Args:
+        groups: Rows by name, by the title of their group in the help.
+
+    Raises:
+        ValueError: Two rows have the same name.
+    """
 
     def __init__(self, groups: Mapping[str, Rows]) -> None:
         self._rows = {name: (row, title) for title, rows in groups.items() for name, row in rows.items()}
@@ -46,7 +53,7 @@ class OptionTable:
             raise ValueError("two options have the same name")
 
     def option(self, name: str, **changes: Any) -> Option:
-        """Return the option of a row, with some of its keywords changed."""
+        """Return the option of the row `name`, in which `changes` replace or add keywords."""
         row, title = self._rows[name]
         return Option(name, {**row, **changes}, title)
 
@@ -54,7 +61,10 @@ class OptionTable:
         """Return the options of a command in the order of its help.
 
         Args:
-            rows: names of rows, separated by blanks, and changed options.
+            *rows: Names of rows, separated by blanks in one text, and changed options.
+
+        Raises:
+            KeyError: There is no row of a name.
         """
         return tuple(
             option
@@ -64,7 +74,10 @@ class OptionTable:
 
 
 def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
-    """Add options to a parser, each in the group of its title; a command with few options has no groups."""
+    """Add options to a parser, each in the group of its title.
+
+    A command whose options have fewer than three titles has no groups.
+    """
     options = tuple(options)
     titles = {option.group for option in options if not option.is_positional}
     groups: dict[str, argparse._ActionsContainer] = {"": parser}

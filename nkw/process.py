@@ -1,4 +1,4 @@
-"""Process of a command: standard streams, signals, resource limits, and child processes."""
+"""Process of a command: standard streams, signals, resource limits, and forks for untrusted work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECONDS_MAX = 1e7
 
 
 def positive_seconds(text: str) -> float:
-    """Parse the seconds of an option.
+    """Return the number of seconds that the text of an option gives.
 
     Raises:
         argparse.ArgumentTypeError: The text is no number, or the number is not above 0 and below SECONDS_MAX.
@@ -45,7 +45,10 @@ def positive_seconds(text: str) -> float:
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Disable the garbage collector in the block, for code that creates many lasting objects without cycles."""
+    """Disable the garbage collector in the block, for code that creates many lasting objects without cycles.
+
+    A collector that was disabled before stays disabled.
+    """
     is_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -60,10 +63,16 @@ class Terminated(KeyboardInterrupt):
 
 
 def begin(prefix: str = "") -> None:
-    """Prepare the process of a command before its imports; an interrupt during imports ends it with one line.
+    """Prepare the process of a command before its imports.
 
-    `prefix` begins the messages on stderr. Closed standard streams are replaced by empty ones, so that files of the
-    command do not get their descriptors. Exits with status 2 if stdout is closed.
+    An interrupt during imports ends the process with one line. Closed standard streams are replaced by empty ones, so
+    that files of the command do not get their descriptors. OpenBLAS is told to let idle threads sleep.
+
+    Args:
+        prefix: Beginning of messages on stderr.
+
+    Raises:
+        SystemExit: Stdout is closed (status 2).
     """
     os.environ.setdefault(_SPIN_VARIABLE, _LEAST_SPIN)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -78,13 +87,16 @@ def begin(prefix: str = "") -> None:
 
 
 def replace_unprintable() -> None:
-    """Print `?` for characters that the encoding of stdout lacks, from now on."""
+    """Make stdout print `?`, from now on, for characters that its encoding lacks.
+
+    Nothing changes if stdout is not a text file.
+    """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 
 
 def reopen_streams() -> None:
-    """Reopen the standard streams that a script closed; without a usable stderr its output is dropped."""
+    """Reopen stdout and stderr if a script has closed them; without a usable stderr its output is dropped."""
     for stream, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, stream).closed:
             with suppress(OSError):
@@ -98,9 +110,9 @@ def reopen_streams() -> None:
 
 
 def imported() -> None:
-    """Set the signal handlers for the time after imports: SIGINT raises KeyboardInterrupt, SIGTERM `Terminated`.
+    """Set the signal handlers of a command after its imports: SIGINT raises KeyboardInterrupt, SIGTERM `Terminated`.
 
-    Signals that were ignored when this process started stay ignored.
+    A signal that was ignored when this process started stays ignored.
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -110,9 +122,10 @@ def imported() -> None:
 
 @contextmanager
 def remembering_interrupts() -> Iterator[Callable[[], None]]:
-    """Yield a function that raises again an interrupt of the block that was lost.
+    """Yield a function that raises the last interrupt of the block again, or returns if there was none.
 
-    NumPy drops an interrupt that arrives while it looks up an attribute. Handlers set outside Python are not replaced.
+    NumPy drops an interrupt that arrives while it looks up an attribute, so the caller asks after such calls. SIGINT
+    and SIGTERM have their own handlers in the block. Handlers that were set outside of Python are not replaced.
     """
     came: list[KeyboardInterrupt] = []
 
@@ -138,7 +151,14 @@ def remembering_interrupts() -> Iterator[Callable[[], None]]:
 
 
 def leave(stopped: KeyboardInterrupt, prefix: str = "") -> NoReturn:
-    """Print what ended the command and exit at once; a normal exit would join threads of cores, which may wait."""
+    """Print what ended the command, and end this process at once with status 130 or 143.
+
+    A normal exit would join threads of cores, which may wait forever.
+
+    Args:
+        stopped: The interrupt; its arguments are printed.
+        prefix: Beginning of the message on stderr.
+    """
     terminated = isinstance(stopped, Terminated)
     with suppress(OSError, ValueError):
         sys.stdout.flush()
@@ -150,13 +170,13 @@ def leave(stopped: KeyboardInterrupt, prefix: str = "") -> NoReturn:
 
 @dataclass(frozen=True)
 class Limits:
-    """CPU seconds and memory that a process may use in addition to what it has used already."""
+    """CPU seconds and bytes of address space that a process may use in addition to what it has used already."""
 
     cpu_seconds: int
     memory_bytes: int
 
     def apply(self) -> None:
-        """Set the limits on this process; lower limits of the system stay."""
+        """Set the limits on this process, and switch core dumps off; lower limits of the system stay."""
         import resource
 
         used = address_space_bytes()
@@ -170,10 +190,10 @@ class Limits:
 
 
 def survives(action: Callable[[], object], limits: Limits) -> bool:
-    """Return whether a fork of this process survives `action` within limits.
+    """Call `action` in a fork of this process, under limits; return False if a signal ends the fork, and else True.
 
-    Use it for libraries that abort their process on bad input. An exception counts as survival. The result is True if
-    the system has no fork.
+    Use it for libraries that abort their process on bad input. An exception counts as survival. The result is True, and
+    nothing is called, if the system has no fork.
     """
     if not hasattr(os, "fork"):
         return True
@@ -190,15 +210,18 @@ def survives(action: Callable[[], object], limits: Limits) -> bool:
 
 
 def run_in_fork(action: Callable[[], bytes], limits: Limits, most_bytes: int) -> bytes | None:
-    """Return the result of `action` in a fork of this process; None if it fails or exceeds its limits.
+    """Call `action` in a fork of this process, under limits, and return its result.
 
-    Use it for untrusted programs: their memory and changes end with the fork. `action` must catch its exceptions. It
-    runs in this process if the system has no fork.
+    Use it for untrusted programs: their memory and changes end with the fork. If the system has no fork, `action` runs
+    in this process without limits.
 
     Args:
-        action: The function to call.
+        action: The function to call, which must catch its own exceptions.
         limits: Limits of the fork.
         most_bytes: Largest result; a longer result kills the fork.
+
+    Returns:
+        The result, or None if the fork fails, is killed or exceeds a limit.
     """
     if not hasattr(os, "fork"):
         return action()
@@ -225,7 +248,7 @@ def run_in_fork(action: Callable[[], bytes], limits: Limits, most_bytes: int) ->
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Drop all output to stderr in the block, also from compiled libraries."""
+    """Drop what is written to descriptor 2 (stderr) in the block, also by compiled libraries."""
     sys.stderr.flush()
     try:
         kept = os.dup(2)
@@ -243,7 +266,13 @@ def quiet() -> Iterator[None]:
 
 
 def kill_orphans(spared: frozenset[int]) -> None:
-    """Kill the remaining children of this process except `spared`; on Linux it adopts orphans of its descendants."""
+    """Kill all children of this process except `spared`, and wait for their ends.
+
+    On Linux these include orphans that this process has adopted from its descendants; elsewhere nothing happens.
+
+    Args:
+        spared: Process ids that stay.
+    """
     while orphans := [process for process in list_children() if process not in spared]:
         for process in orphans:
             with suppress(ProcessLookupError, PermissionError):
@@ -253,7 +282,10 @@ def kill_orphans(spared: frozenset[int]) -> None:
 
 
 def list_children() -> list[int]:
-    """Return the processes whose parent is this process, also those that have ended; on Linux only."""
+    """Return the ids of the processes whose parent is this process, also of those that have ended.
+
+    The list is empty on systems other than Linux.
+    """
     this_process, processes = os.getpid(), []
     if sys.platform != "linux" or not _has_children():
         return []
@@ -275,7 +307,7 @@ def _has_children() -> bool:
 
 
 def memory_bytes() -> int:
-    """Return the host's memory in bytes; 2**63 if the system does not report it."""
+    """Return the host's physical memory in bytes; 2**63 if the system does not report it."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
@@ -293,7 +325,11 @@ def address_space_bytes() -> int:
 
 
 def _memory_map_bytes(column: int) -> int:
-    """Return a column of /proc/self/statm in bytes; 0 if the file cannot be read."""
+    """Return an entry of /proc/self/statm, which counts pages, in bytes; 0 if the file cannot be read.
+
+    Args:
+        column: 0 for the address space, 1 for resident memory.
+    """
     with suppress(OSError, ValueError, AttributeError), open("/proc/self/statm", encoding="ascii") as pages:
         return int(pages.read().split()[column]) * os.sysconf("SC_PAGE_SIZE")
     return 0

@@ -1,6 +1,7 @@
 """Parts of reports: sentences, names, tables and drawings, for a terminal (through rich) and as HTML.
 
-rich takes about 35 ms to import, so it is imported when a part is drawn on a terminal.
+A report is a list of parts; a part is a string, an object of this module, or any renderable of rich. `nkw.terminal`
+prints reports. rich takes about 35 ms to import, so it is imported when a part is drawn on a terminal.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _STYLE = """
 
 @runtime_checkable
 class Shown(Protocol):
-    """Part of a report that can be converted to HTML."""
+    """Part of a report that can be converted to HTML; parts without `html` are shown as escaped text."""
 
     def html(self) -> str:
         """Return the part as HTML with escaped text."""
@@ -51,13 +52,13 @@ class Shown(Protocol):
 
 @dataclass(frozen=True)
 class Name:
-    """Text `lead` and a name, such as a path with a line; a narrow column cuts the beginning of the name."""
+    """Text `lead` followed by a name, such as a path with a line; a narrow column cuts the beginning of the name."""
 
     words: str
     lead: str = ""
 
     def html(self) -> str:
-        """Return the uncut lead and name."""
+        """Return `lead` and the whole name as escaped HTML."""
         return escape(self.lead + self.words)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
@@ -77,14 +78,17 @@ class Name:
 
 @dataclass(frozen=True)
 class Hanging:
-    """Sentence whose lines after the first are indented by `indent` columns."""
+    """Sentence that is wrapped on a terminal; its lines after the first are indented by `indent` columns.
+
+    `style` is a style of rich on a terminal, and a CSS class in HTML.
+    """
 
     words: str | Text
     indent: int = 2
     style: str = ""
 
     def html(self) -> str:
-        """Return a paragraph with the style as its class."""
+        """Return the sentence as an HTML paragraph with the style as its class."""
         attribute = f' class="{self.style}"' if self.style else ""
         return f"<p{attribute}>{escape(str(self.words))}</p>"
 
@@ -106,7 +110,7 @@ class Hanging:
 
 @dataclass(frozen=True)
 class Table:
-    """Table without rules; `table` describes the fields."""
+    """Table without rules, made by the function `table`, which describes the fields."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[Part]]
@@ -116,7 +120,11 @@ class Table:
     gap: int
 
     def html(self, notes: Sequence[str] = ()) -> str:
-        """Return an HTML table; the note of a row, if any, is a row after it."""
+        """Return the table as HTML.
+
+        Args:
+            notes: Note of each row, which becomes a row of its own after it; an empty note adds none.
+        """
         heads = "".join(self._cell("th", number, escape(head)) for number, head in enumerate(self.heads))
         out = [f"<thead><tr>{heads}</tr></thead>"] if any(self.heads) else []
         for index, row in enumerate(self.rows):
@@ -159,7 +167,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Noted:
-    """Table of one-line rows, each followed by its note, which is cut to the width of the terminal."""
+    """Table of one-line rows, each followed by its note; a terminal cuts notes to its width."""
 
     table: Table
     notes: Sequence[str]
@@ -182,12 +190,15 @@ class Noted:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Drawing such as bars: `lines` returns its lines for a number of columns; wider lines are cut."""
+    """Drawing of text lines, such as bars.
+
+    `lines` returns the lines for a number of columns; a terminal cuts wider lines.
+    """
 
     lines: Callable[[int], Iterable[str]]
 
     def html(self) -> str:
-        """Return the lines for 80 columns as preformatted HTML."""
+        """Return the lines of the drawing for 80 columns as preformatted HTML."""
         return f"<pre>{escape(chr(10).join(self.lines(_DRAWN_COLUMNS)))}</pre>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -220,12 +231,19 @@ def table(
 
 
 def verbatim(lines: Iterable[str]) -> Drawn:
-    """Return a drawing of finished lines, such as a map of characters; they are cut at the terminal's width."""
+    """Return a drawing of lines that do not depend on the width, such as a map of characters.
+
+    A terminal cuts them at its width.
+    """
     return Drawn(lambda columns: lines)
 
 
 def shortened(name: str, columns: int) -> str:
-    """Cut the beginning of a name to at most `columns` columns of a terminal; whole path components go first."""
+    """Return a name of at most `columns` columns of a terminal.
+
+    A name that is too long loses its folders; if the last component is still too long, its beginning is replaced by an
+    ellipsis.
+    """
     from rich.cells import cell_len
 
     if cell_len(name) <= columns:
@@ -239,7 +257,10 @@ def shortened(name: str, columns: int) -> str:
 
 
 def as_html(report: Iterable[Part]) -> str:
-    """Return a report as self-contained HTML for a notebook, in the colours of the page."""
+    """Return a report as one HTML element with its own style, for a notebook or a page.
+
+    An empty string among the parts separates the next paragraph from the previous one.
+    """
     out, apart = [], False
     for block in report:
         inside = _inside(block)

@@ -1,6 +1,7 @@
-"""Suggestions for unknown names: the closest known name, and the NKI form of names from NumPy, Triton and CUDA.
+"""Suggestions in messages about unknown names: the closest known name, and what NKI has for names of other libraries.
 
-The hints name instructions of `nki.isa` as `nisa` and functions of `nki.language` as `nl`, as kernels import them.
+The other libraries are NumPy, PyTorch, Triton and CUDA. The hints name instructions of `nki.isa` as `nisa` and
+functions of `nki.language` as `nl`, as kernels import them.
 """
 
 from __future__ import annotations
@@ -56,7 +57,11 @@ _SYNONYMS = (
 
 
 def _rows(*rows: tuple[str, str]) -> dict[str, str]:
-    """Return a table by name; each row has names separated by blanks, and their hint."""
+    """Return a dict from each name to its hint.
+
+    Args:
+        *rows: Pairs of names, separated by blanks, and the hint of these names.
+    """
     return {name: hint for names, hint in rows for name in names.split()}
 
 
@@ -188,8 +193,8 @@ NAME_HINTS = _rows(
 def closest(name: str, known: Iterable[str]) -> str:
     """Return the known name most similar to `name`, or an empty string if none is similar enough.
 
-    A synonym, and a name that differs in case or underscores alone, come before similar ones; of equally similar names
-    the first in the alphabet is returned.
+    A synonym, such as axis and dim, comes before similar names, and so does a name that differs in case or underscores
+    alone. Of equally similar names the first in the alphabet is returned.
     """
     names = sorted(set(known) - {name})
     plain = name.lower().replace("_", "")
@@ -204,11 +209,21 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "", suffix: str = "") -> str:
-    """Return "; did you mean X?" for the closest known name, between a prefix and a suffix; else an empty string."""
+    """Return the end of a message that suggests the known name closest to `name`.
+
+    Args:
+        name: The unknown name.
+        known: The known names.
+        prefix: Text before the suggested name.
+        suffix: Text after it.
+
+    Returns:
+        Text such as "; did you mean nl.add?", or an empty string if no known name is similar.
+    """
     suggestion = closest(name, known)
     return f"; did you mean {prefix}{suggestion}{suffix}?" if suggestion else ""
 
 
 def in_nki(hint: str) -> str:
-    """Return a hint as the end of a message, or an empty string for no hint."""
+    """Return the end of a message that gives a hint, "; in NKI: HINT", or an empty string for an empty hint."""
     return f"; in NKI: {hint}" if hint else ""

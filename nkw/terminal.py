@@ -44,7 +44,7 @@ def rendered(report: Iterable[Part]) -> str:
 
 
 class Displayed:
-    """Record that `print` shows as the text of its report, and a notebook as HTML.
+    """Base of records that `print` shows as the text of their report, and a notebook as HTML.
 
     Modules register functions for their classes of records at `report_of` and `html_of`.
     """
@@ -58,26 +58,34 @@ class Displayed:
 
 @singledispatch
 def report_of(record: Displayed) -> list[Part]:
-    """Return the parts of the report of a record."""
+    """Return the parts of the report of a record; modules register a function for each class of records.
+
+    Raises:
+        NotImplementedError: No function is registered for the class.
+    """
     raise NotImplementedError(f"nothing draws {type(record).__name__}")
 
 
 @singledispatch
 def html_of(record: Displayed) -> str:
-    """Return a record as HTML; by default the HTML of its report."""
+    """Return a record as HTML; without a function registered for its class, the HTML of its report."""
     return as_html(report_of(record))
 
 
 def show(report: Iterable[Part]) -> None:
-    """Print a report on stdout."""
+    """Print a report on stdout, with colour and the terminal's width if stdout is a terminal."""
     # Formatted first and written by `print`, whose errors (a closed pipe, a full disk) the commands handle.
     print(_text(_console(sys.stdout), report), end="")
 
 
 def show_lines(text: str, file: IO[str] | None = None) -> None:
-    """Print lines, unchanged to a file or a pipe, and wrapped on a terminal.
+    """Print lines: unchanged to a file or a pipe, and wrapped on a terminal.
 
-    On a terminal, `error` and `warning` at the beginning of a line are coloured. `file` is stdout by default.
+    Control characters are escaped. On a terminal, `error` and `warning` at the beginning of a line are coloured.
+
+    Args:
+        text: The lines.
+        file: Stream to print to; None is stdout.
     """
     file = file or sys.stdout
     text = shown(text, len(text))
@@ -96,7 +104,10 @@ def _line(line: str) -> Hanging:
 
 
 def error(message: object) -> None:
-    """Print the error of a command on stderr; the middle of a very long message is left out."""
+    """Print "error: " and a message on stderr.
+
+    The middle of a very long message is left out: of more than 200 lines, and of lines of more than 800 characters.
+    """
     lines = f"error: {message}".split("\n")
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES // 2 : -_MOST_LINES // 2] = [f"… {len(lines) - _MOST_LINES:,} more lines"]
@@ -104,9 +115,15 @@ def error(message: object) -> None:
 
 
 def progress(items: Sequence[T], doing: str, every: float = EVERY_SECONDS) -> Iterator[T]:
-    """Yield the items and show on stderr how many are done, if they take long.
+    """Yield the items, and show on stderr how many are done if they take long.
 
-    A terminal shows a bar, which is removed at the end. Other streams get a line every `every` seconds.
+    A terminal shows a bar after half a second, which is removed at the end. Other streams get a line every `every`
+    seconds.
+
+    Args:
+        items: The items; nothing is shown for a single one.
+        doing: Name of the work in the message.
+        every: Seconds between two lines.
     """
     began, bar = time.monotonic(), None
     told, file = began, progress_stream()

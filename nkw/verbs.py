@@ -1,7 +1,7 @@
-"""The commands of both command lines: what their help says, and which modules have their options and functions.
+"""Commands of both command lines, `nkw` and the simulator's: their help, and where their options and functions are.
 
-`nkw.commands` imports the modules of a command when the command is asked for; this module imports nothing of them. An
-object is written MODULE:NAME.
+`nkw.commands` imports the modules of a command when the command is asked for, so this module imports none of them. A
+function or an object is named by a text MODULE:NAME.
 """
 
 from __future__ import annotations
@@ -25,10 +25,15 @@ _ANSWERED = "0 done, 1 no request was answered, 2 wrong input"
 class Verb(NamedTuple):
     """One command.
 
-    example: words that follow the name of the command line. ends: exit statuses. function: what runs the command; it
-    takes the options and returns the exit status. options: the options, a tuple of `nkw.options.Option`; empty for a
-    command that reads its words itself. description: the first paragraph of the command's help; the sentence if empty.
-    verbs: commands of a second word, by name; such a command has no function and no options of its own.
+    Attributes:
+        sentence: What the command does, for the list of commands.
+        example: Words that follow the name of the command line.
+        ends: Exit statuses, for the help.
+        function: MODULE:NAME of the function that runs the command; it takes the options and returns the exit status.
+        options: MODULE:NAME of the options, a tuple of `nkw.options.Option`; empty for a command that reads its words
+        itself.
+        description: First paragraph of the command's help; the sentence if empty.
+        verbs: Commands of a second word, by name; such a command has no function and no options of its own.
     """
 
     sentence: str

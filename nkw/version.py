@@ -8,7 +8,7 @@ DISTRIBUTION = "nki-workbench"
 
 
 def version() -> str:
-    """Return the version in the package's metadata; "(not installed)" for a checkout that is not installed."""
+    """Return the version of the installed distribution; "(not installed)" for a checkout that is not installed."""
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
