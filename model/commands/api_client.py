@@ -1,4 +1,4 @@
-"""Client of OpenAI's HTTP API for commands, on asyncio's streams and h11 (extra `serve`).
+"""Client of OpenAI's HTTP API for `nkw bench serve` and `nkw chat`, on asyncio's streams and h11 (extra `serve`).
 
 A benchmark needs the time of every piece of an answer, with little work of its own in between.
 """
@@ -34,7 +34,10 @@ _URL = re.compile(r"https?://[\w.:\[\]-]+(?:/[\w.~%/-]*)?", re.ASCII)
 
 @dataclass
 class RequestFailed(Exception):
-    """A request without a whole answer. `status` is the HTTP status of a refusal, or None."""
+    """Error of a request without a whole answer.
+
+    `status` is the HTTP status if the server refused the request, or None.
+    """
 
     message: str
     status: int | None = None
@@ -44,13 +47,27 @@ class RequestFailed(Exception):
 
 
 def check_client(command: str) -> None:
-    """Raise ModelError if h11, which the client needs, is not installed."""
+    """Check that h11, which the client needs, is installed.
+
+    Args:
+        command: Name of the command, for the message.
+
+    Raises:
+        ModelError: h11 is not installed.
+    """
     if find_spec("h11") is None:
         raise ModelError(f"{command} needs h11; pip install 'nki-workbench[serve]'", "NKW-SERVE-EXTRA")
 
 
 def read_client_key(path: Path | None) -> str | None:
-    """Return the first key of a file, or without a file OPENAI_API_KEY of the environment, if any."""
+    """Return the API key that a client sends: the first key of a file, or OPENAI_API_KEY of the environment.
+
+    Returns:
+        The key, or None if `path` is None and the variable is not set.
+
+    Raises:
+        ModelError: The file cannot be read, has no key, or has a key that cannot be sent.
+    """
     return read_keys(path)[0] if path is not None else os.environ.get(_KEY_VARIABLE)
 
 
@@ -65,7 +82,15 @@ class Address:
 
     @classmethod
     def parse(cls, url: str, option: str) -> Address:
-        """Return the address of a URL. Raises ModelError, which names the option, if the text is no HTTP URL."""
+        """Return the address of an HTTP or HTTPS URL.
+
+        Args:
+            url: The URL.
+            option: Name of the option that gave the URL, for the message.
+
+        Raises:
+            ModelError: The text is no such URL.
+        """
         try:
             url_parts = urlsplit(url)
             port = url_parts.port or {"http": 80, "https": 443}.get(url_parts.scheme, 0)
@@ -81,7 +106,7 @@ class Address:
 
     @property
     def authority(self) -> str:
-        """Host and port as in a URL."""
+        """Host and port as in a URL, with brackets around an IPv6 address."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
@@ -101,7 +126,16 @@ class ApiClient:
     _idle: list[_Connection] = field(default_factory=list)
 
     async def fetch(self, method: str, path: str, body: Any = None) -> Any:
-        """Return the JSON of a whole answer. Raises RequestFailed for another status than 200."""
+        """Send a request and return the parsed JSON of its whole answer.
+
+        Args:
+            method: HTTP method.
+            path: Path after the path of the address.
+            body: Body to send as JSON, or None for no body.
+
+        Raises:
+            RequestFailed: The status is not 200, the answer is no JSON, or the server does not answer.
+        """
         async with self._request(method, path, body) as response:
             content = await response.read()
             if response.status != 200:
@@ -112,10 +146,10 @@ class ApiClient:
             raise RequestFailed(f"the answer to {method} {path} is no JSON") from None
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the events of a streamed answer to POST.
+        """Send a POST request and yield the parsed events of its streamed answer; [DONE] is skipped.
 
         Raises:
-            RequestFailed: another status than 200, an event with an error, or an answer that breaks off.
+            RequestFailed: The status is not 200, an event has an error or is no JSON, or the answer breaks off.
         """
         async with self._request("POST", path, body) as response:
             if response.status != 200:
@@ -135,7 +169,11 @@ class ApiClient:
                     yield document
 
     async def find_model(self) -> dict[str, Any]:
-        """Return the first entry of /v1/models. Raises RequestFailed if there is none."""
+        """Return the first entry of the server's /v1/models, an object with an `id`.
+
+        Raises:
+            RequestFailed: There is no such entry, or the server does not answer.
+        """
         answer = await self.fetch("GET", "/v1/models")
         try:
             model: dict[str, Any] = answer["data"][0]
@@ -145,13 +183,19 @@ class ApiClient:
         return model
 
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections; those of requests in progress are closed after their requests."""
         while self._idle:
             self._idle.pop().writer.close()
 
     @asynccontextmanager
     async def _request(self, method: str, path: str, body: Any) -> AsyncIterator[_Response]:
-        """Send a request and yield its response. A connection whose response was read whole is kept."""
+        """Send a request and yield its response, whose body is not read yet.
+
+        The connection is kept for a later request if the response was read to its end, and closed otherwise.
+
+        Raises:
+            RequestFailed: The server does not answer.
+        """
         import h11
 
         content = b"" if body is None else json.dumps(body).encode()
@@ -184,7 +228,11 @@ class ApiClient:
                 connection.writer.close()
 
     async def _connect(self) -> _Connection:
-        """Return an idle connection that is still open, or a new one."""
+        """Return an idle connection that is still open, or a new one.
+
+        Raises:
+            RequestFailed: The server does not take a connection within 30 s.
+        """
         import h11
 
         while self._idle:
@@ -204,7 +252,7 @@ class ApiClient:
 
 @dataclass
 class _Connection:
-    """Connection to a server and the state of its HTTP."""
+    """Connection to a server, with the state of its HTTP in `protocol`."""
 
     address: Address
     reader: asyncio.StreamReader
@@ -213,19 +261,27 @@ class _Connection:
 
     @property
     def is_reusable(self) -> bool:
-        """Whether request and response have ended and the server keeps the connection."""
+        """Whether request and response have ended, and the server keeps the connection open."""
         import h11
 
         return self.protocol.our_state is h11.DONE and self.protocol.their_state is h11.DONE
 
     async def send(self, *events: h11.Event) -> None:
-        """Send the events of a request."""
+        """Write the h11 events of a request to the connection.
+
+        Raises:
+            RequestFailed: The connection is broken.
+        """
         with _convert_errors(self.address):
             self.writer.write(b"".join(self.protocol.send(event) or b"" for event in events))
             await self.writer.drain()
 
     async def next_event(self) -> Any:
-        """Return the next event of a response. Raises RequestFailed if the connection ends before it."""
+        """Wait for the next h11 event of a response and return it.
+
+        Raises:
+            RequestFailed: The connection ends before the event.
+        """
         import h11
 
         with _convert_errors(self.address):
@@ -238,20 +294,28 @@ class _Connection:
 
 @dataclass
 class _Response:
-    """Response whose body is read piece by piece."""
+    """Response of a server, whose body is read piece by piece."""
 
     status: int
     _connection: _Connection
 
     async def read_piece(self) -> bytes | None:
-        """Return the next piece of the body as it arrives, or None at its end."""
+        """Return the next bytes of the body as they arrive, or None at its end.
+
+        Raises:
+            RequestFailed: The connection ends before the body does.
+        """
         import h11
 
         event = await self._connection.next_event()
         return None if isinstance(event, h11.EndOfMessage) else bytes(event.data)
 
     async def read(self) -> bytes:
-        """Return the whole body. Raises RequestFailed for a body of more than 64 MiB."""
+        """Return the whole remaining body.
+
+        Raises:
+            RequestFailed: The body has more than 64 MiB, or the connection ends before it.
+        """
         body = bytearray()
         while (piece := await self.read_piece()) is not None:
             body += piece
@@ -260,7 +324,11 @@ class _Response:
         return bytes(body)
 
     async def iterate_events(self) -> AsyncGenerator[str, None]:
-        """Yield the data of each server-sent event; comments are skipped."""
+        """Yield the data of each server-sent event of the body as text; comments are skipped.
+
+        Raises:
+            RequestFailed: The connection ends before the body does.
+        """
         buffer, data = b"", list[bytes]()
         while (piece := await self.read_piece()) is not None:
             *lines, buffer = (buffer + piece).split(b"\n")
@@ -275,7 +343,7 @@ class _Response:
 
 @contextmanager
 def _convert_errors(address: Address) -> Iterator[None]:
-    """Raise RequestFailed for errors of the network and of HTTP."""
+    """Convert errors of the network and of HTTP in the block to RequestFailed, with the address in the message."""
     import h11
 
     try:
@@ -287,7 +355,10 @@ def _convert_errors(address: Address) -> Iterator[None]:
 
 
 def _describe_refusal(status: int, body: bytes) -> str:
-    """Return the message of an error's body, with the status where it says that the request was refused."""
+    """Return the message of an error in OpenAI's format, or else the text of the body.
+
+    The status precedes the message unless it is 200. Control characters are escaped.
+    """
     text = body.decode(errors="replace").strip()
     try:
         error = json.loads(text)

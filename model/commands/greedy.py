@@ -1,4 +1,4 @@
-"""Greedy generation step by step, for commands that look at each step."""
+"""Greedy generation step by step, for `nkw bundle` and `nkw peer`, which look at each step."""
 
 from __future__ import annotations
 
@@ -16,10 +16,16 @@ def generate_greedily(
     max_tokens: int,
     before_step: Callable[[int], None] = lambda index: None,
 ) -> Iterator[StepOutput]:
-    """Yield the output of each step of a greedy generation, until an end token, `max_tokens`, or a full context.
+    """Yield the output of each step of a greedy generation, the first of which computes the prompt.
+
+    The generation ends after an end token, after `max_tokens` steps, or when the context is full.
 
     Args:
-        before_step: called with the index of each step before it is computed.
+        model: The model, whose cache this generation fills.
+        config: The model's config.
+        prompt_ids: Token ids of the prompt.
+        max_tokens: Most new tokens.
+        before_step: Called with the index of each step, from 0, before it is computed.
     """
     ids = list(prompt_ids)
     for index in range(max_tokens):

@@ -1,4 +1,4 @@
-"""Option --hardware of the model's commands."""
+"""Application of the option --hardware of the model's commands, an overlay of the chips' numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from nkw.errors import InvalidArgument
 def apply_overlay(options: argparse.Namespace) -> None:
     """Apply the overlay of --hardware to this process and to its child processes.
 
-    Raises: InvalidArgument if the command's backend predicts no times.
+    Raises:
+        InvalidArgument: The backend of the command predicts no times, or the overlay cannot be used.
     """
     backend = getattr(options, "backend", "simulate")
     if backend != "simulate":

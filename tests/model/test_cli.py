@@ -566,7 +566,10 @@ def test_a_batch_takes_128_texts(tiny, capsys, continuations, taken) -> None:
 
 @pytest.mark.parametrize(
     ("form", "message"),
-    [("3", "'3' is no JSON object"), ('{"x": 1}', "--structured-outputs has one of json, regex, choice")],
+    [
+        ("3", "'3' is no JSON object"),
+        ('{"x": 1}', "--structured-outputs has an unknown name; give one of json, regex, choice"),
+    ],
 )
 def test_refuses_a_form_that_is_none(tiny, capsys, form, message) -> None:
     try:

@@ -153,7 +153,7 @@ def test_more_prompts_than_a_batch_takes_are_refused(folder, tmp_path, capsys) -
         lines.write_text("x\n" * count)
         assert read_prompts(options) == ["x"] * count
     lines.write_text("x\n" * 129)
-    assert refused(capsys, *arguments) == "nkw: error: more than 128 prompts; one batch takes 128"
+    assert refused(capsys, *arguments) == "nkw: error: more than 128 prompts; one batch takes 128: give fewer"
     lines.write_text("\n\n")
     assert "has no prompt; each line that is not empty is one" in refused(capsys, *arguments)
     lines.write_bytes(b"\xff\n")

@@ -1,4 +1,4 @@
-"""Entry of `nkw bench serve`."""
+"""Entry of `nkw bench serve`: draws prompts, sends them to a server of OpenAI's API, and reports its latencies."""
 
 from __future__ import annotations
 
@@ -32,10 +32,14 @@ _SAMPLING = (
 
 
 def bench_serve_command(options: argparse.Namespace) -> int:
-    """Measure a server and print the table; returns 1 if no request was answered.
+    """Measure a server, print the table and write the results that the options ask for.
+
+    Returns:
+        The exit status: 0, or 1 if no request was answered.
 
     Raises:
-        ModelError: options or files that cannot be used, or a server that does not answer before the measurement.
+        ModelError: Options or files cannot be used, or the server does not answer before the measurement.
+        InvalidArgument: The file of the results cannot be written.
     """
     check_client("nkw bench serve")
     if options.dataset_path is not None and options.dataset_name != "custom":
@@ -47,7 +51,12 @@ def bench_serve_command(options: argparse.Namespace) -> int:
 
 
 async def _measure(options: argparse.Namespace) -> int:
-    """Find the model, draw the prompts, send them, and write the report."""
+    """Find the model, draw the prompts, send them, and report; return the exit status.
+
+    Raises:
+        RequestFailed: The server has no model, or does not answer before the measurement.
+        ModelError: An option or a file cannot be used.
+    """
     url = options.base_url or str(Address("http", options.host, options.port, ""))
     address = Address.parse(url, "--base-url" if options.base_url else "--host")
     client = ApiClient(address, read_client_key(options.api_key_file), dict(options.header))
@@ -89,7 +98,15 @@ async def _measure(options: argparse.Namespace) -> int:
 
 
 def _choose_encoder(options: argparse.Namespace, client: ApiClient, name: str) -> tuple[Encoder, str | None]:
-    """Return the tokenizer of the benchmark, and its folder or None for the server's tokenizer."""
+    """Return the tokenizer of the benchmark, and the path of its folder or None for the server's tokenizer.
+
+    It is that of --tokenizer, else of --model if this is a folder with a tokenizer.json, else the server's /tokenize.
+
+    Args:
+        options: The parsed options.
+        client: Client of the server.
+        name: Name by which the server knows the model.
+    """
     folder = options.tokenizer
     if folder is None and options.model_name is not None:
         named = model_path(options.model_name)
@@ -100,7 +117,11 @@ def _choose_encoder(options: argparse.Namespace, client: ApiClient, name: str) -
 
 
 async def _draw_prompts(options: argparse.Namespace, encoder: Encoder) -> list[Prompt]:
-    """Return the prompts. Raises ModelError where the server has no tokenizer for random prompts."""
+    """Return the prompts of the dataset that the options name.
+
+    Raises:
+        ModelError: The server has no tokenizer for random prompts, or the dataset cannot be used.
+    """
     try:
         return await draw_prompts(options, encoder)
     except RequestFailed as failed:
@@ -111,7 +132,13 @@ async def _draw_prompts(options: argparse.Namespace, encoder: Encoder) -> list[P
 
 
 def _make_target(options: argparse.Namespace, client: ApiClient, name: str) -> Target:
-    """Return the route with the fields of all requests."""
+    """Return the route to measure, with the fields that all requests have in their bodies.
+
+    Args:
+        options: The parsed options.
+        client: Client of the server.
+        name: Name by which the server knows the model.
+    """
     is_chat = options.backend == CHAT_BACKEND
     ignores_end = options.dataset_name == "random" if options.ignore_eos is None else options.ignore_eos
     fields = {
@@ -125,15 +152,19 @@ def _make_target(options: argparse.Namespace, client: ApiClient, name: str) -> T
 
 
 async def _warm_up(target: Target, prompt: Prompt, options: argparse.Namespace) -> None:
-    """Wait for the first answer if --ready-check-timeout-sec asks for it, and send the requests of --num-warmups.
+    """Wait for the first answer if --ready-check-timeout-sec asks for it, then send the requests of --num-warmups.
 
-    Raises ModelError if no answer comes in time.
+    The warm-up requests all have the same prompt and are not measured.
+
+    Raises:
+        ModelError: No answer comes in time.
     """
     deadline = time.monotonic() + options.ready_check_timeout_sec
     while options.ready_check_timeout_sec and (failure := (await target.send(prompt)).error):
         if time.monotonic() >= deadline:
             raise ModelError(
-                f"the server is not ready after {options.ready_check_timeout_sec} seconds: {failure}"
+                f"the server is not ready after {options.ready_check_timeout_sec} seconds: {failure}; start it, or "
+                "give a longer --ready-check-timeout-sec"
             )
         await asyncio.sleep(_RETRY_SECONDS)
     slots = asyncio.Semaphore(options.max_concurrency or max(1, options.num_warmups))
@@ -146,7 +177,11 @@ async def _warm_up(target: Target, prompt: Prompt, options: argparse.Namespace) 
 
 
 def _claim_result(options: argparse.Namespace, model: str, date: str) -> OutputFile | None:
-    """Return the file of the results, or None if none is asked for. Raises InvalidArgument if it cannot be written."""
+    """Return the file of the results, whose folder is created, or None if the options ask for none.
+
+    Raises:
+        InvalidArgument: The file cannot be written.
+    """
     if not (options.save_result or options.append_result):
         return None
     concurrency = "" if options.max_concurrency is None else f"-concurrency{options.max_concurrency}"
@@ -162,7 +197,14 @@ def _claim_result(options: argparse.Namespace, model: str, date: str) -> OutputF
 def _describe_run(
     options: argparse.Namespace, model: str, tokenizer: str | None, date: str
 ) -> dict[str, Any]:
-    """Return the keys of vLLM's results that say what was measured."""
+    """Return the keys of vLLM's results that say what was measured, and those of --metadata.
+
+    Args:
+        options: The parsed options.
+        model: Name of the model.
+        tokenizer: Folder of the tokenizer, or None for the server's.
+        date: Time of the run.
+    """
     return {
         "date": date,
         "endpoint_type": options.backend,
@@ -181,7 +223,10 @@ def _describe_run(
 def _write_result(
     options: argparse.Namespace, output: OutputFile, run: Mapping[str, Any], measurement: Measurement
 ) -> None:
-    """Write the results, behind the lines of the file with --append-result."""
+    """Write the results as one line of JSON; with --append-result, after the lines of the file.
+
+    Without --save-detailed the keys with a value for each request are left out. Prints the path on stderr.
+    """
     results = measurement.summarise()
     if not options.save_detailed:
         results = {key: entry for key, entry in results.items() if key not in DETAILS}

@@ -1,4 +1,4 @@
-"""Prompts of `nkw bench serve`: random words, lines of a file, or the shipped stories."""
+"""Prompts of `nkw bench serve`: random words, the lines of a file, or the shipped stories."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _MAX_CUTS = 6
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request of a benchmark: its text, its length in tokens, or 0 where it is unknown, and new tokens."""
+    """Request of a benchmark: its text, its length in tokens, and its number of new tokens.
+
+    `length` is 0 if the number of tokens is unknown.
+    """
 
     text: str
     length: int
@@ -31,24 +34,28 @@ class Prompt:
 
 
 class Encoder(Protocol):
-    """Tokenizer of the benchmarked model. Ids have no special tokens."""
+    """Tokenizer of the benchmarked model; token ids have no special tokens unless they are asked for."""
 
     async def encode(self, text: str, special_tokens: bool = False) -> list[int]:
-        """Return the token ids of a text."""
+        """Return the token ids of a text, with the tokenizer's special tokens if `special_tokens` is True."""
 
     async def decode(self, ids: list[int]) -> str:
         """Return the text of token ids."""
 
 
 class FolderEncoder:
-    """Tokenizer of a folder on this machine."""
+    """Tokenizer of a model folder on this machine.
+
+    Raises:
+        ModelError: The folder has no tokenizer that can be read.
+    """
 
     def __init__(self, folder: Path) -> None:
         Tokenizer(folder, _NO_VOCABULARY_LIMIT).encode("a")  # in a process of its own, which may abort
         self._tokenizer = Tokenizer(folder, _NO_VOCABULARY_LIMIT, isolated=False)
 
     async def encode(self, text: str, special_tokens: bool = False) -> list[int]:
-        """Return the token ids of a text."""
+        """Return the token ids of a text, with the tokenizer's special tokens if `special_tokens` is True."""
         return self._tokenizer.encode(text, special_tokens)
 
     async def decode(self, ids: list[int]) -> str:
@@ -64,23 +71,33 @@ class ServerEncoder:
     model: str
 
     async def encode(self, text: str, special_tokens: bool = False) -> list[int]:
-        """Return the token ids of a text. Raises RequestFailed if the server has no such route."""
+        """Return the token ids of a text, with the tokenizer's special tokens if `special_tokens` is True.
+
+        Raises:
+            RequestFailed: The server has no route /tokenize or does not answer.
+        """
         body = {"model": self.model, "prompt": text, "add_special_tokens": special_tokens}
         answer = await self.client.fetch("POST", "/tokenize", body)
         return list(answer["tokens"])
 
     async def decode(self, ids: list[int]) -> str:
-        """Return the text of token ids. Raises RequestFailed if the server has no such route."""
+        """Return the text of token ids.
+
+        Raises:
+            RequestFailed: The server has no route /detokenize or does not answer.
+        """
         answer = await self.client.fetch("POST", "/detokenize", {"model": self.model, "tokens": ids})
         return str(answer["prompt"])
 
 
 async def draw_prompts(options: argparse.Namespace, encoder: Encoder) -> list[Prompt]:
-    """Return the prompts of the options, the same for the same seed.
+    """Return --num-prompts prompts of the dataset that the options name; equal seeds give equal prompts.
+
+    Prompts of a file or of stories repeat if there are too few; with --no-oversample the list is shorter then.
 
     Raises:
-        ModelError: the file of a custom dataset cannot be used, or a random prompt has no room for a word.
-        RequestFailed: random prompts need the server's tokenizer, and it has none.
+        ModelError: The file of a custom dataset cannot be used, or a random prompt has no room for a word.
+        RequestFailed: Random prompts need the server's tokenizer, and it has none.
     """
     generator = random.Random(options.seed)
     if options.dataset_name == "random":
@@ -98,7 +115,14 @@ async def draw_prompts(options: argparse.Namespace, encoder: Encoder) -> list[Pr
 async def _draw_random(
     options: argparse.Namespace, encoder: Encoder, generator: random.Random
 ) -> list[Prompt]:
-    """Return prompts of random words of the stories, cut to their lengths in tokens with special tokens."""
+    """Return prompts of random words of the stories.
+
+    Lengths in tokens, special tokens included, are uniform around the options' lengths; all prompts share a prefix.
+
+    Raises:
+        ModelError: The special tokens leave no token for a word.
+        RequestFailed: The server has no tokenizer.
+    """
     words = sorted({word for story in _read_stories() for word in story.split()})
     num_special = len(await encoder.encode("a", True)) - len(await encoder.encode("a"))
     input_len = (options.input_len or options.random_input_len) - num_special
@@ -107,7 +131,7 @@ async def _draw_random(
     if input_len * (1 - share) < 1:
         raise ModelError(
             f"--random-input-len leaves no token for a word: the tokenizer adds {num_special} special tokens, and "
-            f"--random-range-ratio is {share:g}"
+            f"--random-range-ratio is {share:g}; give a longer --random-input-len"
         )
 
     def draw_length(mean: int) -> int:
@@ -129,10 +153,10 @@ async def _draw_random(
 
 
 async def _cut_text(encoder: Encoder, text: str, length: int) -> tuple[str, int]:
-    """Return the start of a text with a number of tokens, and the number that it has.
+    """Return the start of a text that has `length` tokens, and the number of tokens that it really has.
 
-    A text that is cut between two tokens may be encoded as other tokens, so the cut is moved until the number is right;
-    it stays a token or two off where no cut has the number.
+    A text that is cut between two tokens may be encoded as other tokens, so the cut is moved until the number is right.
+    After 6 attempts the number may still be off by a token or two.
     """
     ids = await encoder.encode(text)
     cut = length
@@ -152,7 +176,8 @@ def _read_stories() -> list[str]:
 def _read_custom(options: argparse.Namespace) -> Iterator[Prompt]:
     """Yield the prompts of a JSONL file with `prompt` and, for --custom-output-len -1, `output_tokens`.
 
-    Raises ModelError for a file without prompts, and for a line that is no such object.
+    Raises:
+        ModelError: There is no --dataset-path, the file has no prompt, or a line is no such object.
     """
     path = options.dataset_path
     if path is None:
@@ -168,7 +193,9 @@ def _read_custom(options: argparse.Namespace) -> Iterator[Prompt]:
         except (ValueError, RecursionError):
             fields = None
         if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str):
-            raise ModelError(f'line {number} of {path} is no object with a text as "prompt"')
+            raise ModelError(
+                f'line {number} of {path} is no object with a text as "prompt"; write lines like {{"prompt": "TEXT"}}'
+            )
         output_len = options.output_len or options.custom_output_len
         if output_len == -1:
             output_len = fields.get("output_tokens")

@@ -1,4 +1,7 @@
-"""Load of `nkw bench serve`: sends requests at their arrival times and records when the pieces of answers come."""
+"""Load of `nkw bench serve`: sends requests at their arrival times and records when the pieces of answers arrive.
+
+A piece is an event of a stream that has new tokens.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,13 @@ class Record:
     """Times of one request in seconds; `start` is on the clock of `time.perf_counter`.
 
     Attributes:
-        prompt_len: Tokens of the prompt, as the server counts them where it does.
-        output_len: New tokens, as the server counts them; 0 where it does not.
+        prompt_len: Tokens of the prompt, as the server counts them if it does.
+        output_len: New tokens, as the server counts them; 0 if it does not.
         ttft: Time to the first piece.
         itls: Times between pieces.
         latency: Time to the last piece.
         queue_time: Time in which --max-concurrency held the request back.
+        text: Text of the answer.
         error: Why there is no answer, or "".
     """
 
@@ -42,7 +46,10 @@ class Record:
     error: str = ""
 
     def count_piece(self) -> None:
-        """Record the time of a piece of the answer."""
+        """Record that a piece of the answer arrives now: in `ttft` for the first one, in `itls` for others.
+
+        `latency` becomes the time of the piece.
+        """
         latency = time.perf_counter() - self.start
         if self.ttft:
             self.itls.append(latency - self.latency)
@@ -53,7 +60,10 @@ class Record:
 
 @dataclass(frozen=True)
 class Target:
-    """Route of a server with the fields that all requests share. `is_chat` tells chats from completions."""
+    """Route of a server, and the fields that all requests have in their bodies.
+
+    `is_chat` is True for chat completions and False for completions.
+    """
 
     client: ApiClient
     path: str
@@ -61,7 +71,10 @@ class Target:
     fields: dict[str, Any]
 
     async def send(self, prompt: Prompt) -> Record:
-        """Send one request and return its record; a failure is its error."""
+        """Send one request, wait for the end of its stream, and return its record.
+
+        Nothing is raised for a failed request; its record has the `error`.
+        """
         record = Record(prompt.length, time.perf_counter())
         try:
             async with aclosing(self.client.stream(self.path, self._make_body(prompt))) as events:
@@ -74,7 +87,7 @@ class Target:
         return record
 
     def _make_body(self, prompt: Prompt) -> dict[str, Any]:
-        """Return the body of a streamed request."""
+        """Return the JSON body of a streamed request for a prompt; the route's fields replace equal ones."""
         if self.is_chat:
             limits = {
                 "messages": [{"role": "user", "content": prompt.text}],
@@ -85,7 +98,7 @@ class Target:
         return {"stream": True, "stream_options": {"include_usage": True}, **limits, **self.fields}
 
     def _read_event(self, event: dict[str, Any], record: Record) -> None:
-        """Record a piece of the answer, or the numbers of tokens."""
+        """Add an event of the stream to the record: a piece of the answer, or the numbers of tokens."""
         choices = event.get("choices")
         if choices:
             delta = choices[0].get("delta") or {}
@@ -104,10 +117,10 @@ _PIECES = ("content", "reasoning", "reasoning_content", "tool_calls")
 
 
 def draw_arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """Return the arrival times of requests in seconds; all are 0 at an infinite rate.
+    """Return the arrival times of `count` requests in seconds from the start; all are 0 at an infinite rate.
 
     Intervals follow a gamma distribution whose shape is `burstiness`; with 1 the arrivals are a Poisson process. As in
-    vLLM they are scaled so that the last request arrives after `count / rate`.
+    vLLM they are scaled so that the last request arrives after `count / rate` seconds.
     """
     if rate == float("inf"):
         return [0.0] * count
@@ -122,11 +135,14 @@ async def send_load(
     max_concurrency: int | None,
     on_answer: Callable[[], None],
 ) -> tuple[list[Record], float]:
-    """Send all prompts at their arrival times.
+    """Send all prompts at their arrival times, and wait for all answers.
 
     Args:
-        max_concurrency: Most requests on their way; further ones wait. None for any number.
-        on_answer: Called after each answer.
+        target: The route.
+        prompts: The prompts.
+        arrivals: Arrival time of each prompt in seconds from now.
+        max_concurrency: Most requests in progress; further ones wait. None for any number.
+        on_answer: Called after each answer or failure.
 
     Returns:
         The records in the order of the prompts, and the seconds of the whole load.

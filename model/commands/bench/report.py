@@ -49,7 +49,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Records of all requests and the seconds of the whole load."""
+    """Records of all requests, the seconds of the whole load, and the selected metrics."""
 
     records: Sequence[Record]
     seconds: float
@@ -57,11 +57,14 @@ class Measurement:
 
     @property
     def answered(self) -> list[Record]:
-        """Records of the requests with an answer."""
+        """Records of the requests that were answered."""
         return [record for record in self.records if not record.error]
 
     def summarise(self) -> dict[str, Any]:
-        """Return the results under vLLM's keys; throughput is per second, times in the lists are seconds."""
+        """Return the results as a dict under the keys of vLLM's results.
+
+        Throughput is per second. Times in lists are seconds, and statistics are milliseconds.
+        """
         answered, seconds = self.answered, self.seconds
         total_input = sum(record.prompt_len for record in answered)
         total_output = sum(record.output_len for record in answered)
@@ -94,7 +97,7 @@ class Measurement:
         }
 
     def format_table(self) -> str:
-        """Return the table with vLLM's titles and rows."""
+        """Return the printed table, with the titles and rows of `vllm bench serve`."""
         return "\n".join(self._lines(self.summarise()))
 
     def _lines(self, results: Mapping[str, Any]) -> Iterator[str]:
@@ -124,7 +127,10 @@ class Measurement:
         yield "=" * _WIDTH
 
     def _metrics(self) -> list[str]:
-        """Return the metrics with a section. Queue times need a limit of concurrency, and sums with them a rate."""
+        """Return the metrics that get a section: the selected ones that this load has.
+
+        Client queue times need a limit of concurrency, and end-to-end latencies with them also a finite rate.
+        """
         lacking = set()
         if self.selection.max_concurrency is None:
             lacking |= {"client_queue_time", "e2el_including_client_queue"}
@@ -133,7 +139,10 @@ class Measurement:
         return [metric for metric in METRICS if metric in self.selection.metrics and metric not in lacking]
 
     def _describe(self, metric: str) -> Iterator[tuple[str, str, float]]:
-        """Yield the statistics of a metric: label of the row, key, and milliseconds. The deviation has no row."""
+        """Yield the statistics of a metric as (label of the row, key of the results, milliseconds).
+
+        The label of the standard deviation is empty, because it has no row. Without observations all are 0.
+        """
         times = 1e3 * np.array(_list_seconds(metric, self.answered) or [0.0])
         name = _TITLES[metric][0]
         yield f"Mean {name} (ms):", f"mean_{metric}_ms", float(times.mean())
@@ -154,13 +163,13 @@ def _time_per_token(record: Record) -> float:
 
 
 def _is_good(record: Record, goodput: Mapping[str, float]) -> bool:
-    """Return whether a request keeps all limits, which are milliseconds."""
+    """Return whether a request keeps all limits of `goodput`, which are milliseconds by metric."""
     times = {"ttft": record.ttft, "tpot": _time_per_token(record), "e2el": record.latency}
     return all(1e3 * times[metric] <= limit for metric, limit in goodput.items())
 
 
 def _list_seconds(metric: str, records: Sequence[Record]) -> list[float]:
-    """Return all observations of a metric in seconds."""
+    """Return all observations of a metric in the records, in seconds; "itl" has several for each request."""
     if metric == "ttft":
         return [record.ttft for record in records]
     if metric == "tpot":
@@ -175,7 +184,10 @@ def _list_seconds(metric: str, records: Sequence[Record]) -> list[float]:
 
 
 def _find_peaks(records: Sequence[Record]) -> tuple[float, int]:
-    """Return the most pieces of answers in one second from the first request, and the most requests at once."""
+    """Return the most pieces of answers in one second, and the most requests in progress at once.
+
+    Seconds are counted from the start of the first request. Without records both are 0.
+    """
     if not records:
         return 0.0, 0
     begin = min(record.start for record in records)

@@ -1,4 +1,4 @@
-"""Options of `nkw bundle` for a model or a layer, and the test whether a command line names a model."""
+"""Options of `nkw bundle` for a model or a layer, and the test whether a command line names a model or a kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIONS = options(
 
 
 def names_a_model(words: Sequence[str]) -> bool:
-    """Return whether the words after `nkw bundle` include --layer or begin with a model."""
+    """Return whether the words after `nkw bundle` ask for a model: they include --layer, or begin with its folder."""
     if any(word.partition("=")[0] == "--layer" for word in words):
         return True
     folder = model_path(words[0]) if words else Path()

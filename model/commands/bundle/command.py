@@ -1,4 +1,8 @@
-"""`nkw bundle` for a model: record the launches of a layer or of a generation on the simulator."""
+"""`nkw bundle` for a model: records the launches of a layer or of a generation on the simulator.
+
+A bundle is a folder that carries kernel launches to a chip: operands, expected results, predicted times and a program
+that compares them. Weights are stored in it, or taken there from the checkpoint by recipes (`recipe.py`).
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,12 @@ MOST_BYTES = 8_000_000
 
 
 def bundle_command(options: argparse.Namespace) -> int:
-    """Write a bundle. Raises ModelError for refused options and files before the model runs."""
+    """Write the bundle that the options ask for, and return the exit status 0.
+
+    Raises:
+        ModelError: Options or files are refused, before the model runs.
+        InvalidArgument: The document of --json cannot be written.
+    """
     if options.tp > 1:
         raise ModelError("a bundle holds launches of one rank; leave --tp out")
     _check_options(options)
@@ -74,24 +83,43 @@ def bundle_command(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Raise ModelError for an option that needs --layer, or excludes it."""
+    """Check that the options --tokens, --prompt and --max-new-tokens go together with --layer.
+
+    Raises:
+        ModelError: --tokens is given without --layer, or --prompt or --max-new-tokens with it.
+    """
     excluded = ("tokens",) if options.layer is None else ("prompt", "max_new_tokens")
     for name in excluded:
         if getattr(options, name) is not None:
             preposition = "with" if options.layer is None else "without"
-            raise ModelError(f"--{name.replace('_', '-')} goes {preposition} --layer")
+            raise ModelError(
+                f"--{name.replace('_', '-')} goes {preposition} --layer; leave one of the two out"
+            )
 
 
 def _open_document(options: argparse.Namespace, model: LoadedModel) -> AbstractContextManager[dict[str, Any]]:
-    """Return the document of --json. Raises InvalidArgument where it would replace a file of the model."""
+    """Return the context that yields the document of --json.
+
+    Raises:
+        InvalidArgument: The document would replace a file of the model, or cannot be written.
+    """
     outputs = Outputs(lambda: [*list_model_files(options.model), *model.checkpoint.files])
     return json_document(options.json, outputs, "bundle")
 
 
 def _bundle_layer(options: argparse.Namespace, config: ModelConfig, lnc: int) -> None:
-    """Bundle the launches of a layer, in a prompt and in the first decode step; random weights replace absent ones.
+    """Write a bundle of the launches of one layer, in a prompt and in the first decode step.
 
-    The rank has `lnc` physical cores.
+    Weights are drawn at random if the folder has no checkpoint. Drawn weights, and weights of more than `MOST_BYTES`,
+    are bundled as recipes; others are stored in the bundle.
+
+    Args:
+        options: The parsed options.
+        config: The model.
+        lnc: Number of physical cores of the rank.
+
+    Raises:
+        ModelError: The layer or the prompt does not fit the model, or a weight cannot be bundled.
     """
     tokens, layer = options.tokens or _TOKENS, options.layer
     _check_sizes(layer, tokens, config)
@@ -124,10 +152,15 @@ def _bundle_layer(options: argparse.Namespace, config: ModelConfig, lnc: int) ->
 
 
 def reference_weights(model: LoadedModel, rank: RankWeights, names: Container[str]) -> Weights:
-    """Return the weights in `names` as recipes, each compared with the loaded array.
+    """Return the weights in `names` as recipes, after each recipe was compared with the loaded array.
+
+    Args:
+        model: The loaded model.
+        rank: Weights of the rank.
+        names: Names of weights.
 
     Raises:
-        ModelError: a weight has no recipe, or its recipe does not give the loaded array.
+        ModelError: A weight has no recipe, or its recipe does not give the loaded array.
     """
     checkpoint = model.checkpoint
     drawn = checkpoint.tensors.values() if isinstance(checkpoint, DrawnWeights) else ()
@@ -138,7 +171,11 @@ def reference_weights(model: LoadedModel, rank: RankWeights, names: Container[st
 
 
 def _check_sizes(layer: int, tokens: int, config: ModelConfig) -> None:
-    """Raise ModelError for a layer that the model lacks, or a prompt that fills the context."""
+    """Check that the model has a layer, and that a prompt of `tokens` tokens leaves room for one more.
+
+    Raises:
+        ModelError: The layer is missing, or the prompt fills the context.
+    """
     layers = len(config.blocks)
     if layer >= layers:
         raise ModelError(f"--layer {layer}: this model has layers 0 to {layers - 1}")
@@ -149,7 +186,11 @@ def _check_sizes(layer: int, tokens: int, config: ModelConfig) -> None:
 
 
 def _bundle_generation(options: argparse.Namespace, config: ModelConfig) -> None:
-    """Bundle all launches of prompts and of the tokens that greedy sampling appends to each."""
+    """Write a bundle of all launches of prompts, and of the decode steps that greedy sampling makes after each.
+
+    Raises:
+        ModelError: A prompt is refused, or a weight cannot be bundled.
+    """
     tokenizer = Tokenizer(options.model, config.vocab_size)
     texts, most = options.prompt or [FIRST_PROMPT], options.max_new_tokens or _TOKENS
     prompts = [Prompt(text, tuple(encode_prompt(text, tokenizer, config))) for text in texts]
@@ -173,6 +214,6 @@ def _bundle_generation(options: argparse.Namespace, config: ModelConfig) -> None
 
 
 def _compute_margin(step: StepOutput) -> float:
-    """Return the difference of the two largest logits of a step."""
+    """Return the difference between the largest and the second largest logit of a step."""
     second, first = np.partition(require_logits(step.logits).astype(np.float64), -2)[-2:]
     return float(first - second)

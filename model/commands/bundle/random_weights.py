@@ -18,32 +18,32 @@ _MOST_TOKENS = 1024
 
 
 def keep_layer(config: ModelConfig, layer: int) -> ModelConfig:
-    """Return the config of a model with a single layer and at most 1,024 tokens."""
+    """Return the config of a model with only the layer of index `layer`, and with at most 1,024 tokens."""
     return replace(config, blocks=(config.blocks[layer],), vocab_size=min(config.vocab_size, _MOST_TOKENS))
 
 
 class DrawnWeights(Checkpoint):
-    """Checkpoint without files. A tensor is drawn when it is read, with a seed that depends on its name.
+    """Checkpoint without files, whose tensors are drawn when they are read; the seed depends on a tensor's name.
 
     Values of a projection of n inputs are uniform up to 2**round(log2(sqrt(3 / n))), so that its outputs are about as
-    large as its inputs. Weights of norms are uniform from 0.5 to 1.5. The dtype is bfloat16 where the config names it,
+    large as its inputs. Weights of norms are uniform from 0.5 to 1.5. The dtype is bfloat16 if the config names it, and
     float32 otherwise.
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        """Describe the tensors of the layers of a config."""
+        """Describe the tensors of the layers of a config; nothing is drawn yet."""
         shapes = compose(config).layer_tensor_shapes()
         super().__init__({name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()})
         dtype = "bfloat16" if config.dtype == "bfloat16" else "float32"
         self.tensors = {name: _describe_tensor(name, shape, dtype) for name, shape in shapes.items()}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return a drawn tensor."""
+        """Draw the tensor of a name and return it."""
         return drawn_array(self.tensors[name]).reshape(super().__getitem__(name).shape)
 
 
 def _describe_tensor(name: str, shape: tuple[int, ...], dtype: str) -> Drawn:
-    """Return the seed, the scale and the shift of a drawn tensor."""
+    """Return the recipe of a drawn tensor: its dtype, number of elements, seed, scale and shift."""
     seed = int.from_bytes(sha256(name.encode()).digest()[:4], "little")
     if len(shape) == 1 and "norm" in name:
         return Drawn(name, dtype, shape[0], seed, 0.5, 1.0)

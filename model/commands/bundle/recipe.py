@@ -1,7 +1,7 @@
-"""Recipes of operands: strided slices of the tensors of checkpoint files, which an instance can follow.
+"""Recipes of operands: strided slices of the tensors of checkpoint files, which a bundle's program follows.
 
-Recipes are derived from the loader: each weight is cut out of arrays with element ids in place of values. The result
-tells the source of every element of the operand.
+An operand is a weight as a kernel takes it. Recipes are derived from the loader: each weight is loaded from arrays with
+element ids in place of values, so the result tells the source of every element of the operand.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _MOST_PIECES = 4096
 
 @dataclass(frozen=True)
 class _Source:
-    """Tensor of a file, or its elements from `first` on."""
+    """Where the elements of a layer's tensor are: in a tensor of a file, from its element `first` on."""
 
     tensor: str
     first: int
 
 
 def list_weight_files(checkpoint: Checkpoint) -> tuple[WeightFile, ...]:
-    """Return the names, sizes and SHA-256 digests of the files of a checkpoint."""
+    """Return the name, the bytes and the SHA-256 digest of each file of a checkpoint."""
     files = []
     for path in checkpoint.files:
         digest = sha256()
@@ -51,11 +51,17 @@ def list_weight_files(checkpoint: Checkpoint) -> tuple[WeightFile, ...]:
 def build_operands(
     config: ModelConfig, checkpoint: Checkpoint, rank_weights: RankWeights, names: Container[str]
 ) -> tuple[Operand, ...]:
-    """Return the recipes of the weights in `names`.
+    """Return the recipes of the weights in `names`, in the order of the network.
+
+    Args:
+        config: The model.
+        checkpoint: The tensors.
+        rank_weights: The loaded weights of the rank, whose dtypes, shapes and digests the recipes have.
+        names: Names of weights.
 
     Raises:
-        ModelError: a weight is computed when it is loaded, such as MXFP4 and eight bits with scales, or an operand has
-            more than 4,096 pieces.
+        ModelError: A weight is computed when it is loaded, such as MXFP4 and eight bits with scales, or an operand has
+        more than 4,096 pieces.
     """
     network = compose(config)
     sources = _find_sources(network, checkpoint)
@@ -74,10 +80,12 @@ def build_operands(
 
 
 def _find_sources(network: Network, checkpoint: Checkpoint) -> dict[str, _Source]:
-    """Return the tensors of the files by their names in the layers; a drawn tensor is its own source.
+    """Return the source in the checkpoint's files of each tensor, by the name that layers have for it.
+
+    A tensor of `DrawnWeights` is its own source.
 
     Raises:
-        ModelError: a file has a tensor packed, or in eight bits with scales.
+        ModelError: A file has a tensor packed, or in eight bits with scales.
     """
     if isinstance(checkpoint, DrawnWeights):
         return {name: _Source(name, 0) for name in checkpoint}
@@ -107,10 +115,15 @@ def _find_sources(network: Network, checkpoint: Checkpoint) -> dict[str, _Source
 def _build_pieces(
     weight: Weight, sources: Mapping[str, _Source], rank_weights: RankWeights
 ) -> tuple[Piece, ...]:
-    """Return the pieces of an operand; its elements outside of all pieces are 0.
+    """Return the pieces of an operand, each a strided slice of one tensor; elements outside of all pieces are 0.
+
+    Args:
+        weight: The weight, which says how its tensors are put together.
+        sources: Sources of the tensors by name.
+        rank_weights: The rank, whose shard of the weight is taken.
 
     Raises:
-        ModelError: there are more than 4,096 pieces, or the operand is not made of strided slices.
+        ModelError: There are more than 4,096 pieces, or the operand is not made of strided slices.
     """
     element_ids: dict[str, np.ndarray] = {}
     starts: list[tuple[int, str]] = []
@@ -136,7 +149,10 @@ def _build_pieces(
             offset = source.first + element_id - tensor_start
             pieces.append(Piece(source.tensor, offset, strides, origin, shape))
         if len(pieces) > _MOST_PIECES:
-            raise ModelError(f"{weight.name} is put together from more than {_MOST_PIECES:,} pieces")
+            raise ModelError(
+                f"{weight.name} cannot be bundled: it is put together from more than {_MOST_PIECES:,} strided slices "
+                "of checkpoint tensors; bundle another layer"
+            )
     return tuple(pieces)
 
 
@@ -147,17 +163,17 @@ _Box = tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]
 def split_into_strided_boxes(
     element_ids: np.ndarray, origin: Sequence[int], tensor_starts: np.ndarray
 ) -> Iterator[_Box]:
-    """Yield boxes whose element ids form an arithmetic progression along every axis, inside a single tensor.
+    """Yield boxes of an operand whose element ids form an arithmetic progression along every axis, inside one tensor.
 
-    The boxes come in the order of the operand.
+    Together they cover the operand. They come in the order of its first axis that has to be divided.
 
     Args:
-        element_ids: ids of the elements of an operand, or of a box of it.
-        origin: index of the first element in the operand.
-        tensor_starts: the first ids of the tensors, ascending.
+        element_ids: Ids of the elements of an operand, or of a box of it.
+        origin: Index of its first element in the operand.
+        tensor_starts: The first ids of the tensors, ascending.
 
     Raises:
-        ModelError: the ids cannot be divided into such boxes.
+        ModelError: The ids cannot be divided into such boxes.
     """
     strides = _find_strides(element_ids, tensor_starts)
     if strides is not None:
@@ -176,7 +192,11 @@ def split_into_strided_boxes(
 
 
 def _find_strides(element_ids: np.ndarray, tensor_starts: np.ndarray) -> tuple[int, ...] | None:
-    """Return the step of the ids along each axis; None if a step varies or is negative, or for several tensors."""
+    """Return the step of the ids along each axis of an array of ids.
+
+    Returns:
+        The steps, or None if a step varies or is negative, or if the ids belong to several tensors.
+    """
     corner, last = int(element_ids.flat[0]), int(element_ids[(-1,) * element_ids.ndim])
     if np.searchsorted(tensor_starts, corner, "right") != np.searchsorted(tensor_starts, last, "right"):
         return None
@@ -190,7 +210,14 @@ def _find_strides(element_ids: np.ndarray, tensor_starts: np.ndarray) -> tuple[i
 
 
 def _split_into_runs(rows: np.ndarray, tensor_starts: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of runs of rows. Consecutive rows of a run differ by the same number in all elements."""
+    """Yield (begin, end) of runs of rows: consecutive rows of a run differ by one number, equal in all elements.
+
+    Rows of different tensors are in different runs.
+
+    Args:
+        rows: Element ids, divided along the first axis.
+        tensor_starts: The first ids of the tensors, ascending.
+    """
     begin = 0
     while begin < len(rows):
         end, step = begin + 1, None

@@ -1,4 +1,7 @@
-"""`nkw bundle` for a section of a model whose steps all have the same size."""
+"""`nkw bundle` for a model whose steps all have the same size, one of whose sections --layer names.
+
+A section is a layer of such a model.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,21 @@ from nkw.terminal import show, working
 
 
 def bundle_section(options: argparse.Namespace, config: Config, lnc: int) -> None:
-    """Write the launches of a section with random inputs, of a rank of `lnc` physical cores.
+    """Write a bundle of the launches of the section --layer with random inputs, and print its report.
 
-    Raises ModelError for options that it does not take.
+    Args:
+        options: The parsed options.
+        config: The model.
+        lnc: Number of physical cores of the rank.
+
+    Raises:
+        ModelError: --layer is missing or too large, or --tokens is given.
     """
     network = compose(config)
     if options.layer is None or options.tokens is not None:
-        raise ModelError(f"a {config.model_type} is bundled with --layer and without --tokens")
+        raise ModelError(
+            f"a {config.model_type} is bundled by layers, whose size is fixed: give --layer N, and leave --tokens out"
+        )
     if options.layer >= len(network.sections):
         raise ModelError(f"--layer {options.layer}: this model has layers 0 to {len(network.sections) - 1}")
     weights = open_checkpoint(options.model, config)
@@ -47,6 +58,6 @@ def bundle_section(options: argparse.Namespace, config: Config, lnc: int) -> Non
 
 
 def report_bundle(written: Written, contents: dict[str, Any]) -> None:
-    """Print the report of a bundle, and add its document to the document of --json."""
+    """Print the report of a written bundle, and add its JSON keys to `contents`, the document of --json."""
     show(written.report())
     contents.update(written.document())

@@ -1,4 +1,4 @@
-"""Entry of `nkw chat`: reads messages, prints answers as they come, and says when the context is full."""
+"""Entry of `nkw chat`: reads messages, prints answers as they arrive, and says when the context is full."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _EXIT, _RESET = "/exit", "/reset"
 
 
 def chat_command(options: argparse.Namespace) -> int:
-    """Answer the message of --quick, or messages until /exit or the end of stdin.
+    """Answer the message of --quick, or messages of stdin until /exit or its end, and return the exit status 0.
 
-    Raises ModelError for refused options, a server that does not answer, and a message of --quick without an answer.
+    Raises:
+        ModelError: Options are refused, a server does not answer, or the message of --quick has no answer.
     """
     with closing(open_partner(options)) as partner:
         conversation = Conversation(partner, options)
@@ -31,7 +32,7 @@ def chat_command(options: argparse.Namespace) -> int:
 
 
 def _converse(conversation: Conversation) -> None:
-    """Answer messages until /exit or the end of stdin."""
+    """Read messages of stdin and answer each, until /exit or the end of stdin; /reset forgets the conversation."""
     if sys.stdin.isatty():
         show_lines(f"{_RESET} starts a new conversation, {_EXIT} ends this one", sys.stderr)
     while True:
@@ -48,7 +49,13 @@ def _converse(conversation: Conversation) -> None:
 
 
 def _say_or_explain(conversation: Conversation, message: str) -> None:
-    """Print the answer to a message, or why there is none; the conversation then is as it was before."""
+    """Print the answer to a message; if there is none, or Ctrl-C ends it, print why.
+
+    A message without an answer is not kept in the conversation.
+
+    Raises:
+        KeyboardInterrupt: The process is terminated (SIGTERM).
+    """
     try:
         conversation.say(message)
     except ModelError as refused:
@@ -62,7 +69,7 @@ def _say_or_explain(conversation: Conversation, message: str) -> None:
 
 
 class Conversation:
-    """Messages so far with a partner. A message and its answer are kept once the answer has ended."""
+    """Messages of a chat so far. A message and its answer are kept once the answer has ended."""
 
     def __init__(self, partner: Partner, options: argparse.Namespace) -> None:
         self._partner = partner
@@ -71,12 +78,16 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all messages but the system's."""
+        """Forget all messages except that of --system-prompt."""
         system = self._options.system_prompt
         self._messages = [] if system is None else [{"role": "system", "content": system}]
 
     def say(self, message: str) -> None:
-        """Print the answer to a message as it comes. Raises ModelError if there is none."""
+        """Print the answer to a message as it arrives, and keep both; reasoning is printed in <think> tags only.
+
+        Raises:
+            ModelError: There is no answer; nothing is kept then.
+        """
         messages = [*self._messages, {"role": "user", "content": message}]
         start, first, text, ending = time.perf_counter(), None, "", Piece("", 0)
         is_reasoning = False
@@ -102,7 +113,11 @@ class Conversation:
             )
 
     def _explain_length(self, tokens: int) -> None:
-        """Print why an answer ended before the model ended it: by --max-tokens, or because the context is full."""
+        """Print on stderr why an answer was cut: by --max-tokens, or because the context is full.
+
+        Args:
+            tokens: Number of tokens of the answer.
+        """
         limit = self._options.max_tokens
         if limit is not None and tokens >= limit:
             show_lines(f"the answer has the {limit} tokens of --max-tokens", sys.stderr)
@@ -111,5 +126,5 @@ class Conversation:
 
 
 def _escape(text: str) -> str:
-    """Return a text with its control characters escaped if stdout is a terminal."""
+    """Return a text, with its control characters escaped if stdout is a terminal."""
     return shown(text, len(text)) if sys.stdout.isatty() else text

@@ -1,4 +1,4 @@
-"""Partners of `nkw chat`: the model of a server, or a folder's model in this process."""
+"""Partners of `nkw chat`, which answer its conversations: a server's model, or a folder's model in this process."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ _DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
 @dataclass(frozen=True)
 class Piece:
-    """Next piece of an answer: its text, the number of tokens so far, and why the answer ends, if it does.
+    """Next piece of an answer.
 
     Attributes:
+        text: Text of the piece.
+        tokens: Number of tokens of the answer so far.
+        finish_reason: Why the answer ends with this piece, or None.
         is_reasoning: Whether the text is what a server calls the reasoning before the answer.
     """
 
@@ -38,7 +41,11 @@ class Partner(Protocol):
     """Model that answers conversations."""
 
     def answer(self, messages: Sequence[Message]) -> Generator[Piece, None, None]:
-        """Yield the pieces of an answer; closing the generator cancels it. Raises ModelError if there is none."""
+        """Yield the pieces of the answer to a conversation; closing the generator cancels it.
+
+        Raises:
+            ModelError: There is no answer.
+        """
 
     def close(self) -> None:
         """Close the connection to a server, if there is one."""
@@ -48,7 +55,11 @@ class ServerPartner:
     """Model of a server of OpenAI's API."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        """Ask the server for its model. Raises ModelError if it does not answer."""
+        """Ask the server of --url for its model, unless --model-name names one.
+
+        Raises:
+            ModelError: The server does not answer.
+        """
         check_client("nkw chat --url")
         self._options = options
         self._loop = asyncio.new_event_loop()
@@ -60,7 +71,13 @@ class ServerPartner:
             raise ModelError(f"{failed.message}; start nkw serve, or give --url URL or --model DIR") from None
 
     def answer(self, messages: Sequence[Message]) -> Generator[Piece, None, None]:
-        """Yield the pieces of an answer; closing the generator cancels it. Raises ModelError if there is none."""
+        """Yield the pieces of the answer to a conversation; closing the generator cancels it.
+
+        Tokens are counted by the server, and until its count arrives as one for each event.
+
+        Raises:
+            ModelError: The server refuses the conversation, or its answer breaks off.
+        """
         options = self._options
         fields = {name: getattr(options, name) for name in ("temperature", "top_p", "seed", "max_tokens")}
         body = {
@@ -91,7 +108,7 @@ class ServerPartner:
         self._loop.close()
 
     def _run(self, work: Any) -> Any:
-        """Run a coroutine to its end; an interrupt cancels it."""
+        """Run a coroutine to its end and return its result; an interrupt cancels it and is raised again."""
 
         async def await_work() -> Any:
             return await work
@@ -106,7 +123,12 @@ class ServerPartner:
 
 
 def _read_choice(choice: dict[str, Any], tokens: int) -> Iterator[Piece]:
-    """Yield the pieces of an event of a chat: reasoning, text, and why the answer ends."""
+    """Yield the pieces of one choice in an event of a stream: reasoning, then text or the end of the answer.
+
+    Args:
+        choice: The choice.
+        tokens: Number of tokens so far.
+    """
     delta, reason = choice.get("delta") or {}, choice.get("finish_reason")
     reasoning = delta.get("reasoning") or delta.get("reasoning_content")
     if reasoning:
@@ -119,7 +141,11 @@ class LocalPartner:
     """Model of a folder, in this process."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        """Load the model. Raises ModelError for a folder without a chat template, and as LLM does."""
+        """Load the model of --model.
+
+        Raises:
+            ModelError: The folder has no chat template, or the model cannot be loaded with the options.
+        """
         self.name = str(options.model)
         self._template = ChatTemplate(options.model)
         self._llm = LLM(
@@ -139,7 +165,11 @@ class LocalPartner:
         self._numbers = count()
 
     def answer(self, messages: Sequence[Message]) -> Generator[Piece, None, None]:
-        """Yield the pieces of an answer; closing the generator cancels it. Raises ModelError if there is none."""
+        """Compute the answer to a conversation, and yield a piece after each step; closing the generator cancels it.
+
+        Raises:
+            ModelError: The chat template refuses the conversation, or the engine cannot compute the answer.
+        """
         engine, id = self._llm.engine, str(next(self._numbers))
         text = self._template.render(messages)
         ids = self._llm.get_tokenizer().encode(text, special_tokens=False)
@@ -163,7 +193,10 @@ class LocalPartner:
 
 @contextmanager
 def _deferring_interrupts() -> Iterator[None]:
-    """Raise an interrupt of the block at its end: an engine whose step was broken off has no consistent state."""
+    """Hold back an interrupt that arrives in the block, and raise KeyboardInterrupt at the end of the block.
+
+    An engine whose step was broken off has no consistent state. Interrupts are held back in the main thread only.
+    """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
@@ -179,7 +212,11 @@ def _deferring_interrupts() -> Iterator[None]:
 
 
 def open_partner(options: argparse.Namespace) -> Partner:
-    """Return the partner that the options ask for. Raises ModelError for a server and a folder at once."""
+    """Return a partner for the options: the folder of --model, or else the server of --url.
+
+    Raises:
+        ModelError: Both are given, the server does not answer, or the model cannot be loaded.
+    """
     if options.model is not None and options.url is not None:
         raise ModelError("--url asks a server and --model computes in this process: give one of them")
     return ServerPartner(options) if options.model is None else LocalPartner(options)

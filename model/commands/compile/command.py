@@ -61,7 +61,11 @@ _OPTIONS = (
 
 
 def compile_command(options: argparse.Namespace) -> int:
-    """List the graphs, or compile missing graphs. Raises ModelError without the vendor's software."""
+    """List the graphs of an engine, or compile those that are missing in --out; return the exit status 0.
+
+    Raises:
+        ModelError: Graphs are to be compiled, and the vendor's software or --out is missing, or the compilation fails.
+    """
     lnc = choose_lnc(options.target, options.lnc)
     setup = set_up_engine(read_engine_args(options, backend="neuron"))
     if options.launch:
@@ -82,13 +86,15 @@ def compile_command(options: argparse.Namespace) -> int:
         show_lines("\n".join(f"{key}  {graph}" for key, graph in zip(keys, graphs)))
         return 0
     if options.out is None:
-        raise ModelError("--out is needed: the folder of the compiled graphs")
+        raise ModelError(
+            "--out is needed, the folder of the compiled graphs: give --out CACHE, or --list to compile nothing"
+        )
     _compile(options, software, lnc, dict(zip(keys, map(str, graphs))))
     return 0
 
 
 def list_engine_graphs(setup: EngineSetup) -> list[Graph]:
-    """Return all graphs of an engine. Of the weights, only the dtypes are read."""
+    """Return all graphs that an engine may launch. Of the weights, only the dtypes are read."""
     from model.device import find_sorted_expert_width
 
     config, args = setup.config, setup.args
@@ -109,7 +115,10 @@ def list_engine_graphs(setup: EngineSetup) -> list[Graph]:
 
 
 def launch_all(setup: EngineSetup) -> None:
-    """Launch every graph once, with padding only."""
+    """Load the model and launch every graph of an engine once, with padding in place of requests.
+
+    This runs in the process whose launches the vendor's tool compiles.
+    """
     graphs, model = list_engine_graphs(setup), setup.load_model()
     for graph in graphs:
         if isinstance(graph, CopyGraph):
@@ -119,14 +128,16 @@ def launch_all(setup: EngineSetup) -> None:
 
 
 def _compile(options: argparse.Namespace, software: Software, lnc: int, graphs: Mapping[str, str]) -> None:
-    """Compile the graphs that are missing in --out, and add them to its list.
+    """Compile the graphs that are missing in the folder --out, and add them to its list; print how many.
 
     Args:
-        lnc: physical cores of a rank.
-        graphs: graphs by key.
+        options: The parsed options.
+        software: The vendor's packages.
+        lnc: Number of physical cores of a rank.
+        graphs: Labels of all graphs by key.
 
     Raises:
-        ModelError: the folder cannot be written, or the compilation fails.
+        ModelError: The folder cannot be written, or the compilation fails.
     """
     known = read_manifest(options.out)
     missing = graphs.keys() - known.keys()
@@ -138,11 +149,16 @@ def _compile(options: argparse.Namespace, software: Software, lnc: int, graphs: 
         try:
             options.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ModelError(f"{options.out}: {error.strerror}") from None
+            raise ModelError(
+                f"the folder of --out, {options.out}, cannot be made: {error.strerror}; give another one"
+            ) from None
         command = _build_command(options, software)
         status = subprocess.run(command, env={**os.environ, **cache, **settings}, check=False).returncode
         if status:
-            raise ModelError(f"the compilation ended with status {status}; {options.out} lists nothing new")
+            raise ModelError(
+                f"the compilation ended with status {status}, and {options.out} lists nothing new: see the messages of "
+                "the compiler above"
+            )
         document = {"schema": _SCHEMA, "versions": dict(software.versions), "graphs": {**known, **graphs}}
         with complete(options.out / MANIFEST, "list of graphs", "NKW-COMPILE-FILE") as file:
             json.dump(document, file, indent=1)
@@ -152,10 +168,10 @@ def _compile(options: argparse.Namespace, software: Software, lnc: int, graphs: 
 
 
 def _build_command(options: argparse.Namespace, software: Software) -> list[str]:
-    """Return the command of the process that launches every graph; on torch_xla the vendor's tool starts it.
+    """Return the words of the command that launches every graph; on torch_xla the vendor's tool starts it.
 
     Raises:
-        ModelError: the native framework has no Neuron device, or the tool is not installed.
+        ModelError: The native framework has no Neuron device here, or the tool is not installed.
     """
     python = [sys.executable, "-m"]
     if options.tp * options.ep > 1:
@@ -172,12 +188,16 @@ def _build_command(options: argparse.Namespace, software: Software) -> list[str]
         return command
     tool = shutil.which(_TOOL)
     if tool is None:
-        raise ModelError(f"{_TOOL} is not on the path; it comes with torch-neuronx")
+        raise ModelError(f"{_TOOL} is not on the path; install torch-neuronx, which has it")
     return [tool, *command]
 
 
 def read_manifest(folder: Path) -> dict[str, str]:
-    """Return the compiled graphs of a folder by key; none without a list. Raises ModelError for an invalid list."""
+    """Return the labels of the compiled graphs in a folder, by key; empty if the folder has no list.
+
+    Raises:
+        ModelError: The list cannot be read or has another form.
+    """
     file = folder / MANIFEST
     if not file.exists():
         return {}

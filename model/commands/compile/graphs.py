@@ -1,4 +1,7 @@
-"""Graphs of an engine: the launches of all steps that its buckets allow, and of copies of pages and slots."""
+"""Graphs of an engine for `nkw compile`: launches that are compiled together.
+
+There is a graph for each step that the engine's buckets allow, and for each number of copied pages or slots.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,11 @@ from model.layers.sample import DRAWS
 class Graph:
     """Launches that are compiled together.
 
-    step   the kind of step, such as decode
-    label  the shape of the step in words
-    size   numbers that order the graphs of a kind of step
+    Attributes:
+        step: Kind of the step, such as decode.
+        label: Shape of the step in words.
+        size: Numbers that order the graphs of one kind of step.
+        launches: The launches in their order.
     """
 
     step: str
@@ -31,18 +36,18 @@ class Graph:
     launches: tuple[Launch, ...]
 
     def __str__(self) -> str:
-        """Return a line for lists of graphs."""
+        """Return the line of the graph in printed lists."""
         return self.label
 
 
 @dataclass(frozen=True)
 class StepGraph(Graph):
-    """Step of a shape. It draws the next tokens if the shape has a draw variant."""
+    """Graph of a step of one shape. The step draws the next tokens on the chip if `shape.draws` is not None."""
 
     shape: StepShape
 
     def __str__(self) -> str:
-        """Return a line for lists of graphs."""
+        """Return the line of the graph in printed lists: kind, shape and, if the step draws tokens, its candidates."""
         draws = self.shape.draws
         if draws is None:
             return f"{self.step}: {self.label}"
@@ -52,22 +57,25 @@ class StepGraph(Graph):
 
 @dataclass(frozen=True)
 class CopyGraph(Graph):
-    """Copies of `count` pages or slots of a cache group in every layer that has them."""
+    """Graph of the copies of `count` pages or slots of a cache group, in every layer that has them."""
 
     count: int
     cache_group: CacheGroup
 
     def __str__(self) -> str:
-        """Return a line for lists of graphs."""
+        """Return the line of the graph in printed lists."""
         return f"{self.label} copied"
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Environment of a compilation, on which the compiled graph depends as on its launches.
+    """Environment of a compilation, on which a compiled graph depends in addition to its launches.
 
-    logical_core  physical cores of a rank
-    versions      versions of the vendor's packages
+    Attributes:
+        target: Chip.
+        ranks: Number of ranks.
+        logical_core: Number of physical cores of a rank.
+        versions: Versions of the vendor's packages by name.
     """
 
     target: str
@@ -80,8 +88,9 @@ def list_graphs(config: ModelConfig, buckets: Buckets, cache_groups: Sequence[Ca
     """Return all graphs that an engine may launch, except prompts that score all tokens.
 
     Args:
-        buckets: the buckets of the model.
-        cache_groups: windows of page pools, None for pages of all positions, and `STATES` for slots.
+        config: The model.
+        buckets: The bucket sizes of the model.
+        cache_groups: Windows of page pools, None for pages of all positions, and `STATES` for slots.
     """
     network, largest = compose(config), buckets.model_step
     graphs: list[Graph] = []
@@ -107,21 +116,21 @@ def list_graphs(config: ModelConfig, buckets: Buckets, cache_groups: Sequence[Ca
 
 
 def _name_step(shape: StepShape) -> str:
-    """Return the kind of a step."""
+    """Return the kind of a step: "decode", "prompts", or "prompts with decode" if both are in the same launches."""
     if shape.phase is Phase.decode:
         return "decode"
     return "prompts" if shape.decoding is None else "prompts with decode"
 
 
 def _describe_copies(count: int, group: CacheGroup) -> str:
-    """Return the number of copied pages or slots in words."""
+    """Return the number of copied pages or slots in words, such as "2 pages of a window of 128"."""
     noun = "slot" if group == STATES else "page"
     window = f" of a window of {group}" if isinstance(group, int) else ""
     return f"{count} {noun}{'s' if count > 1 else ''}{window}"
 
 
 def summarise_graphs(graphs: Sequence[Graph]) -> Iterator[str]:
-    """Yield a line for each kind of step: the number of graphs, the smallest and the largest."""
+    """Yield a line for each kind of step: its number of graphs, and the smallest and the largest graph."""
     for step in dict.fromkeys(graph.step for graph in graphs):
         smallest, *larger = sorted(
             (graph for graph in graphs if graph.step == step), key=lambda graph: graph.size
@@ -133,10 +142,15 @@ def summarise_graphs(graphs: Sequence[Graph]) -> Iterator[str]:
 
 
 def hash_graph(graph: Graph, environment: Environment, hash_sources: Callable[[str], str]) -> str:
-    """Return a key of a compiled graph: equal for equal launches, kernel sources and environments.
+    """Return the key of a compiled graph: equal for equal launches, kernel sources and environments.
 
     Args:
-        hash_sources: returns the digest of a kernel's sources.
+        graph: The graph.
+        environment: Chip, ranks and versions.
+        hash_sources: Returns the digest of the sources of a kernel, by the kernel's name.
+
+    Returns:
+        32 hexadecimal digits.
     """
     launches = [
         [

@@ -1,4 +1,4 @@
-"""Sources of a kernel: its file in `nki_kernels`, and the files there that it imports."""
+"""Digest of a kernel's sources: its file in `nki_kernels`, and the files there that it imports, directly or not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ _PACKAGE = "nki_kernels"
 
 @cache
 def hash_sources(kernel: str) -> str:
-    """Return a digest of a kernel's sources, which depends only on the contents and names of the files."""
+    """Return a digest of a kernel's sources, 32 hexadecimal digits.
+
+    It depends only on the contents of the files and on their names within the package.
+
+    Args:
+        kernel: Name of the kernel's file in `nki_kernels`, without .py.
+    """
     root = _find_root()
     sources: dict[str, bytes] = {}
     files = [root / f"{kernel}.py"]
@@ -28,14 +34,19 @@ def hash_sources(kernel: str) -> str:
 
 
 def _find_root() -> Path:
-    """Return the folder of `nki_kernels`."""
+    """Return the folder of the package `nki_kernels`."""
     spec = importlib.util.find_spec(_PACKAGE)
     assert spec is not None and spec.submodule_search_locations is not None
     return Path(next(iter(spec.submodule_search_locations)))
 
 
 def _find_imports(root: Path, source: bytes) -> Iterator[Path]:
-    """Yield the files of the package that a source imports, also inside of functions."""
+    """Yield the files of the package that a source imports, also in imports inside of functions.
+
+    Args:
+        root: Folder of the package.
+        source: Python source.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]

@@ -1,4 +1,4 @@
-"""Entry of `nkw generate`."""
+"""Entry of `nkw generate`: generates texts, compares every token with the numpy reference, and predicts times."""
 
 from __future__ import annotations
 
@@ -33,7 +33,14 @@ from nkw.terminal import EVERY_SECONDS, show, show_lines
 
 
 def generate_command(options: argparse.Namespace) -> int:
-    """Generate, check, predict and report. Raises ModelError for refused options and files before the first token."""
+    """Generate, check, predict and report as the options ask, and return the exit status 0.
+
+    Under torchrun, ranks other than 0 compute and print nothing.
+
+    Raises:
+        ModelError: Options or files are refused, before the first token.
+        InvalidArgument: A file of the results cannot be written.
+    """
     if get_rank() is not None and options.backend == "numpy":
         raise ModelError("torchrun starts ranks of the backends simulate and neuron; --backend is numpy")
     if get_rank():
@@ -57,7 +64,11 @@ def generate_command(options: argparse.Namespace) -> int:
 
 
 def _read_job(options: argparse.Namespace) -> tuple[Job, Tokenizer]:
-    """Read the model and the prompts. Raises ModelError for options that exclude each other or do not fit the model."""
+    """Read the model and the prompts, and return the job and the model's tokenizer.
+
+    Raises:
+        ModelError: Options exclude each other or do not fit the model, or a file cannot be read.
+    """
     config = load_config(options.model)
     mesh = create_mesh(options, config)
     sampling = read_sampling_params(options)
@@ -65,7 +76,8 @@ def _read_job(options: argparse.Namespace) -> tuple[Job, Tokenizer]:
     prompts = read_prompts(options, shared=get_rank() is not None)
     if len(prompts) * sampling.n > MOST_PROMPTS:
         raise ModelError(
-            f"{len(prompts)} prompts with --n {sampling.n}; one batch takes {MOST_PROMPTS} texts"
+            f"{len(prompts)} prompts with --n {sampling.n}; one batch takes {MOST_PROMPTS} texts: give fewer prompts "
+            "or a smaller --n"
         )
     check_groups(mesh, prompts * sampling.n)
     ids = encode_prompts(prompts, options, tokenizer, config)
@@ -76,7 +88,14 @@ def _read_job(options: argparse.Namespace) -> tuple[Job, Tokenizer]:
 def _generate_and_report(
     job: Job, tokenizer: Tokenizer, trace: OutputFile | None, page: OutputFile | None
 ) -> dict[str, Any]:
-    """Generate and predict, write the timelines, print the summary, and return the document."""
+    """Generate and predict, write the timelines, print texts and summary, and return the document of --json.
+
+    Args:
+        job: The model and the prompts.
+        tokenizer: The model's tokenizer.
+        trace: File of --trace, or None.
+        page: File of --html, or None.
+    """
     options = job.options
     generations = _generate(job, tokenizer)
     run = Run(
@@ -119,7 +138,7 @@ def _generate_and_report(
 def _trace_tokens(
     job: Job, tokenizer: Tokenizer, generations: Sequence[Generation]
 ) -> list[explain.TokenTrace]:
-    """Return the trace of new token `--explain` of each generation; of the last token of a shorter generation."""
+    """Return the trace of one new token of each generation: the token of number --explain, or the last token."""
     traces = []
     for generation in generations:
         number = min(job.options.explain, len(generation.generated_ids))
@@ -131,7 +150,7 @@ def _trace_tokens(
 
 
 def _follow(options: argparse.Namespace) -> int:
-    """Compute a generation as a rank other than 0, which prints and writes nothing."""
+    """Compute a generation as a rank other than 0, which prints and writes nothing; return the exit status 0."""
     job, tokenizer = _read_job(options)
     backend = job.create_backend(ignore_progress)
     generate(backend, tokenizer, job.config, job.prompt_ids, job.sampling)
@@ -139,7 +158,10 @@ def _follow(options: argparse.Namespace) -> int:
 
 
 def _generate(job: Job, tokenizer: Tokenizer) -> list[Generation]:
-    """Generate, and print the texts: a single continuation token by token, several ones at the end."""
+    """Generate and return the continuations, and print their texts on stdout.
+
+    A single continuation is printed token by token, and several ones at the end.
+    """
     options = job.options
     backend = job.create_backend(ignore_progress if options.quiet else create_prompt_progress())
     compares = options.check and options.backend != "numpy"
@@ -167,29 +189,31 @@ def _generate(job: Job, tokenizer: Tokenizer) -> list[Generation]:
 
 
 def _format_prompt(prompt: str, options: argparse.Namespace) -> str:
-    """Return the text to print before a continuation: the prompt, or nothing before an answer of a chat."""
+    """Return the text to print before a continuation: the prompt, or an empty text with --chat."""
     return "" if options.chat else prompt
 
 
 def _escape(text: str) -> str:
-    """Return a text with its control characters escaped if stdout is a terminal."""
+    """Return a text, with its control characters escaped if stdout is a terminal."""
     return shown(text, len(text)) if sys.stdout.isatty() else text
 
 
 def ignore_progress(done: int, layers: int) -> None:
-    """Show nothing: progress of a rank that does not print, and of --quiet."""
+    """Do nothing: progress of a rank that does not print, and of --quiet."""
 
 
 def create_prompt_progress(every: float = EVERY_SECONDS) -> Progress:
-    """Return a function that shows on stderr how many layers have computed the prompts, and ignores later passes.
+    """Return a function for the number of finished layers and of all layers, which shows the progress of the prompts.
+
+    Passes after the first one, which computes the prompts, are not shown. The text goes to stderr.
 
     Args:
-        every: seconds between two lines if stderr is not a terminal. A terminal has one line, which is erased.
+        every: Seconds between two lines if stderr is not a terminal. A terminal has one line, which is erased.
     """
     on_terminal, shown_at, first_pass = sys.stderr.isatty(), time.monotonic(), True
 
     def show(done: int, layers: int) -> None:
-        """Show the number of finished layers."""
+        """Show the number of finished layers of the first pass; do nothing in later passes."""
         nonlocal first_pass, shown_at
         text = f"prompt: layer {done} of {layers}"
         if first_pass and on_terminal:

@@ -27,7 +27,7 @@ _HEADS = 4  # most heads of a layer in the text, those with the strongest attent
 
 @dataclass(frozen=True)
 class Piece:
-    """Token of the text: its position, id and text."""
+    """Token of the text before the new token: its position, id and text."""
 
     position: int
     id: int
@@ -36,7 +36,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Attended:
-    """Position with the largest attention weight of a head, and the weight."""
+    """Position to which a head of the last token gives the largest attention weight, and that weight."""
 
     head: int
     position: int
@@ -45,7 +45,7 @@ class Attended:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Expert that the token passes, and the weight of its output."""
+    """Expert to which the last token is routed, and the weight of the expert's output."""
 
     expert: int
     weight: float
@@ -53,7 +53,10 @@ class Chosen:
 
 @dataclass(frozen=True)
 class LayerTrace:
-    """Trace of a decoder layer. `norm` is the Euclidean norm of the residual after the layer."""
+    """Trace of a decoder layer for the last token.
+
+    `norm` is the Euclidean norm of the residual after the layer. `experts` is empty for a layer without experts.
+    """
 
     norm: float
     heads: tuple[Attended, ...]
@@ -62,7 +65,7 @@ class LayerTrace:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Candidate for the new token, with its probability at temperature 1."""
+    """Candidate for the new token: its id, its text and its probability at temperature 1."""
 
     id: int
     text: str
@@ -71,7 +74,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class TokenTrace:
-    """Trace of new token `number`, counted from 1; `pieces` are all tokens before it."""
+    """Trace of the new token `chosen`, which is new token `number` counted from 1.
+
+    `pieces` are all tokens before it. `embedding_norm` is the norm of the residual before the first layer. `candidates`
+    are the 5 most likely tokens.
+    """
 
     number: int
     chosen: Piece
@@ -89,13 +96,15 @@ def trace_token(
     number: int,
     dtype: str = "float32",
 ) -> TokenTrace:
-    """Return the trace of a new token.
+    """Compute the last step before a new token again, with the numpy reference, and return the trace of the token.
 
     Args:
-        weights: the weights of the model by name.
-        ids: the prompt and the new tokens up to the explained token, which is the last id.
-        number: number of the explained token among the new tokens, from 1.
-        dtype: dtype of activations: float32, bfloat16 or auto.
+        config: The model.
+        weights: The weights of the model by name.
+        tokenizer: The model's tokenizer.
+        ids: The prompt and the new tokens up to the explained token, which is the last id.
+        number: Number of the explained token among the new tokens, from 1.
+        dtype: Dtype of activations: float32, bfloat16 or auto.
     """
     activations = activation_dtype(dtype, config, weights)
     network, states = compose(config), States()
@@ -121,7 +130,7 @@ def trace_token(
 
 
 def describe_trace(trace: TokenTrace) -> list[Part]:
-    """Return a trace for a terminal: tables of pieces, layers and candidates."""
+    """Return a trace as parts of a report: tables of the last 12 pieces, of the layers, and of the candidates."""
     shown = trace.pieces[-_PIECES:]
     hidden = len(trace.pieces) - len(shown)
     rows: list[Sequence[Part]] = [(str(piece.position), str(piece.id), repr(piece.text)) for piece in shown]
@@ -150,27 +159,35 @@ def describe_trace(trace: TokenTrace) -> list[Part]:
 
 
 def _describe_heads(layer: LayerTrace, count: int) -> str:
-    """Return the `count` heads with the largest attention weights, in the order of heads."""
+    """Return the `count` heads of a layer with the largest attention weights as text, in the order of heads."""
     strongest = sorted(layer.heads, key=lambda head: -head.weight)[:count]
     in_order = sorted(strongest, key=lambda head: head.head)
     return ", ".join(f"{head.head}: {head.position} ({head.weight:.2f})" for head in in_order)
 
 
 def _compute_norm(x: np.ndarray) -> float:
-    """Return the Euclidean norm of the last row."""
+    """Return the Euclidean norm of the last row of `x`, the residual of the last token."""
     return float(np.linalg.norm(x[-1].astype(np.float64)))
 
 
 class _Observer(Arithmetic):
-    """Arithmetic that keeps the attention and the experts of the last token in a decoder layer."""
+    """Arithmetic of the numpy reference that also keeps the attention and the experts of the last token.
+
+    `heads` and `experts` are those of the layers since the last `start_layer`.
+    """
 
     def start_layer(self) -> None:
-        """Forget the heads and experts of the layer before."""
+        """Forget the heads and experts of the previous decoder layer."""
         self.heads: tuple[Attended, ...] = ()
         self.experts: tuple[Chosen, ...] = ()
 
     def observe(self, seen: Seen, *arrays: np.ndarray) -> None:
-        """Keep the last token's row of attention [heads, tokens, positions], or of experts and weights [tokens, K]."""
+        """Keep what a layer computed for the last token, in `heads` or in `experts`.
+
+        Args:
+            seen: What the arrays are.
+            *arrays: Attention weights [heads, tokens, positions], or ids and weights of experts, each [tokens, K].
+        """
         if seen is Seen.attention:
             self.heads = tuple(
                 Attended(head, int(weights.argmax()), float(weights.max()))

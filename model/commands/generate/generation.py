@@ -1,4 +1,4 @@
-"""Generation of texts by the engine with a static batch."""
+"""Generation of texts by the engine with a static batch: all prompts start together, and none is added later."""
 
 from __future__ import annotations
 
@@ -29,13 +29,17 @@ class StopReason(Enum):
 
     @property
     def finish_reason(self) -> str:
-        """Reason in OpenAI's and vLLM's words: length for a limit of tokens or a full context, else stop."""
+        """Reason in OpenAI's and vLLM's words: "length" for a limit of tokens or a full context, else "stop"."""
         return "length" if self in (StopReason.length, StopReason.context) else "stop"
 
 
 @dataclass(frozen=True)
 class Generation:
-    """Continuation of a prompt. Its text has no end token, no stop string and nothing after a stop string."""
+    """Continuation of a prompt, with the result of its comparison with the reference.
+
+    `text` has no end token, no stop string and nothing after a stop string. `tokens_compared` is 0, and `differences`
+    is empty, if nothing was compared. `logprobs` has the log-probabilities of each new token by token id, or is None.
+    """
 
     prompt_ids: tuple[int, ...]
     generated_ids: tuple[int, ...]
@@ -47,12 +51,12 @@ class Generation:
 
     @property
     def tokens_equal(self) -> int:
-        """Number of tokens that backend and reference chose alike."""
+        """Number of compared tokens that the backend and the reference chose alike."""
         return self.tokens_compared - len(self.differences)
 
     @property
     def last_position(self) -> int:
-        """Position of the last decode step; a generation of a single token counts as two."""
+        """Position of the token that the last decode step computes; a single new token counts as two."""
         return len(self.prompt_ids) + max(1, len(self.generated_ids) - 1) - 1
 
 
@@ -70,16 +74,19 @@ def generate(
     """Return `params.n` continuations of each prompt, all computed in one batch.
 
     Args:
-        backend: the backend, with a sequence for each continuation.
-        prompts: token ids of the prompts.
-        reference: the model in plain numpy, with which every choice is compared; None for no comparison.
-        emit: called with the number of a continuation and each piece of its text, once its characters are complete and
-            no stop string can begin in it.
-        prompts_done: called when the backend has processed the prompts.
-        inputs: arrays that are encoded before each prompt.
+        backend: The backend, with a sequence for each continuation.
+        tokenizer: The model's tokenizer.
+        config: The model.
+        prompts: Token ids of the prompts.
+        params: Sampling parameters; `max_tokens` is set.
+        reference: The model in plain numpy, with which every choice is compared; None for no comparison.
+        emit: Called with the number of a continuation and each piece of its text, once its characters are complete and
+        no stop string can begin in it.
+        prompts_done: Called when the backend has processed the prompts.
+        inputs: Arrays that are encoded before each prompt.
 
     Raises:
-        ModelError: a prompt or a parameter is invalid. Errors of backend and reference are raised too.
+        ModelError: A prompt or a parameter is invalid. Errors of backend and reference are raised too.
     """
     assert params.max_tokens is not None
     comparison = None if reference is None else Comparison(reference, tokenizer.decode)
@@ -114,7 +121,18 @@ def _finish_generation(
     config: ModelConfig,
     compared: dict[str, Compared],
 ) -> Generation:
-    """Return a finished continuation. Raises ModelError for a continuation that could not be computed."""
+    """Return a finished continuation with its comparison.
+
+    Args:
+        request: The request of the continuation.
+        completion: The continuation as the engine returns it.
+        params: Sampling parameters.
+        config: The model.
+        compared: Comparisons by the engine's id of a continuation.
+
+    Raises:
+        ModelError: The continuation could not be computed.
+    """
     if completion.finish_reason == "error":
         raise ModelError(str(completion.stop_reason)) from request.fault
     id = f"{request.request_id} {completion.index}" if completion.index else request.request_id
@@ -133,7 +151,7 @@ def _finish_generation(
 def _find_stop_reason(
     completion: CompletionOutput, params: SamplingParams, config: ModelConfig
 ) -> StopReason:
-    """Return the reason for the end of a continuation."""
+    """Return why a finished continuation ended."""
     if completion.finish_reason == "length":
         is_full = len(completion.token_ids) == params.max_tokens
         return StopReason.length if is_full else StopReason.context

@@ -1,4 +1,4 @@
-"""Input of generation and prediction: a model with its ranks, and prompts."""
+"""Input of `nkw generate`: a model with its ranks, and prompts, for generation and for prediction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,12 @@ def get_rank() -> int | None:
 
 
 class Job:
-    """Model with its ranks, and prompts. `prompts` and `sequence_ids` have an entry for each continuation."""
+    """Model with its ranks, and prompts to continue.
+
+    `prompt_ids` has an entry for each prompt. `prompts` and `sequence_ids` have one for each continuation.
+    `micro_batches` are the numbers of sequences that pass the stages of a pipeline together. `replay_report` returns
+    what became of the launches of the backend.
+    """
 
     def __init__(
         self,
@@ -44,7 +49,11 @@ class Job:
         sampling: SamplingParams,
         mesh: Mesh,
     ) -> None:
-        """Divide the continuations into micro-batches. Raises ModelError for too many micro-batches."""
+        """Divide the continuations into micro-batches; nothing is loaded yet.
+
+        Raises:
+            ModelError: --micro-batches exceeds the prompts of a data-parallel group.
+        """
         self.mesh = mesh
         self.options = options
         self.model = model
@@ -62,12 +71,15 @@ class Job:
 
     @cached_property
     def _local_shards(self) -> tuple[RankWeights, ...]:
-        """Weights of the ranks in this process; a single rank of torchrun has the weights of its pipeline stage."""
+        """Weights of the ranks in this process.
+
+        Under torchrun a process has one rank, with the weights of its pipeline stage.
+        """
         rank = get_rank()
         return self.model.load_shards(self.mesh, None if rank is None else [rank])
 
     def create_backend(self, progress: Progress) -> Backend:
-        """Return the backend of --backend."""
+        """Return the backend that --backend names, with loaded weights; `progress` is called after each layer."""
         options = self.options
         if options.backend == "numpy":
             return self.model.create_reference(options.tp)
@@ -86,13 +98,13 @@ class Job:
     def create_dry_model(
         self, device: Device, progress: Progress, done: Callable[[], None], lnc: int
     ) -> MicroBatches:
-        """Return the model on a dry device with all ranks, also those of further processes.
+        """Return the model on a dry device, which predicts times, with all ranks, also those of other processes.
 
         Args:
-            device: the dry device.
-            progress: called with the number of finished layers and of all layers.
-            done: called after each step of a micro-batch.
-            lnc: physical cores of a rank of the device.
+            device: The dry device.
+            progress: Called with the number of finished layers and of all layers.
+            done: Called after each step of a micro-batch.
+            lnc: Number of physical cores of a rank of the device.
         """
         shards = self._local_shards
         if get_rank() is not None:
@@ -108,7 +120,16 @@ class Job:
         expert_load: ExpertLoad | None = None,
         lnc: int = 1,
     ) -> MicroBatches:
-        """Return the model on a device, with the weights of the local ranks by default."""
+        """Return the model on a device, with a backend for each micro-batch.
+
+        Args:
+            device: The device.
+            progress: Called with the number of finished layers and of all layers.
+            shards: Weights of the ranks; None for those of the ranks in this process.
+            done: Called after each step of a micro-batch.
+            expert_load: Counts the choices of experts, or None.
+            lnc: Number of physical cores of a rank of the device.
+        """
         backends = [
             KernelModel(
                 self.config,
@@ -127,7 +148,9 @@ class Job:
 
 
 def _count_micro_batches(options: argparse.Namespace, mesh: Mesh, prompts: int) -> int:
-    """Return the number of micro-batches: --micro-batches, or the number of stages up to the prompts of a group.
+    """Return the number of micro-batches: --micro-batches, or else as many as pipeline stages.
+
+    It is at most the number of prompts of a data-parallel group.
 
     Raises:
         ModelError: --micro-batches exceeds the prompts of a group.

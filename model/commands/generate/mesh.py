@@ -1,4 +1,4 @@
-"""Mesh of a generation."""
+"""Mesh of ranks of `nkw generate`, from its options: tensor, data, sequence, pipeline and expert parallelism."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ MOST_RANKS = 32
 
 
 def create_mesh(options: argparse.Namespace, config: ModelConfig) -> Mesh:
-    """Return the mesh of the options. Raises ModelError for too many ranks, and for ranks that cannot share a model."""
+    """Return the mesh that the options ask for.
+
+    Raises:
+        ModelError: There are more than 32 ranks, more stages than layers, or ranks that cannot divide the model.
+    """
     check_sequence(options.sp, options.tp)
     check_experts(config, options.ep, options.dp)
     mesh, layers = Mesh(options.tp, options.dp, options.sp, options.pp, options.ep), len(config.blocks)
@@ -40,7 +44,11 @@ def create_mesh(options: argparse.Namespace, config: ModelConfig) -> Mesh:
 
 
 def check_groups(mesh: Mesh, prompts: Sequence[str]) -> None:
-    """Raise ModelError for fewer prompts than data-parallel groups."""
+    """Check that each data-parallel group of the mesh gets a prompt.
+
+    Raises:
+        ModelError: There are fewer prompts than groups.
+    """
     if mesh.data > len(prompts):
         count = f"{len(prompts)} prompt{'s' if len(prompts) > 1 else ''}"
         works = "--dp 1" if len(prompts) == 1 else f"--dp 1 to {len(prompts)}"

@@ -1,4 +1,7 @@
-"""Predicted times of a generation, with timelines and pages."""
+"""Predicted times of `nkw generate` on several chips, and the files of timelines.
+
+A pass is one run of all launches of a step for one micro-batch, on a dry device that predicts times.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,16 @@ COMPARED_TARGETS = ("trn1", "inf2", "trn2")
 
 
 def iterate_targets(target: str) -> Iterable[str]:
-    """Iterate over the compared targets and `target`, with the progress on a terminal."""
+    """Yield the chips for which times are predicted: trn1, inf2, trn2 and `target`; show the progress on a terminal."""
     return progress(list(dict.fromkeys((*COMPARED_TARGETS, target))), "predictions")
 
 
 def check_cores(options: argparse.Namespace) -> None:
-    """Raise ModelError if times are predicted and --target does not have the physical cores of --lnc."""
+    """Check, if times are predicted, that a rank of --target can have the physical cores of --lnc.
+
+    Raises:
+        ModelError: It cannot.
+    """
     if options.backend == "simulate":
         from model.device import choose_lnc
 
@@ -34,10 +41,14 @@ def check_cores(options: argparse.Namespace) -> None:
 
 
 def predict(job: Job, generations: list[Generation]) -> tuple[list[TargetPrediction], list[tuple[str, Pass]]]:
-    """Predict the times of the prompts and of the last decode step on each compared target.
+    """Predict the times of the prompts and of the last decode step, on each compared target.
+
+    Args:
+        job: The model and the prompts.
+        generations: The finished generations, whose last positions and tokens the decode step has.
 
     Returns:
-        The predictions by target, and the labelled passes of --target.
+        The predictions by target, and the passes of --target with their labels.
     """
     from model.device import PipelinedPass
 
@@ -60,7 +71,14 @@ def predict(job: Job, generations: list[Generation]) -> tuple[list[TargetPredict
 
 
 def _plan_passes(job: Job, target: str, tokens: Sequence[int], positions: Sequence[int]) -> list[Pass]:
-    """Return the passes of the prompts of each micro-batch, then the passes of a decode step of each."""
+    """Return the pass of the prompts of each micro-batch, then the pass of a decode step of each micro-batch.
+
+    Args:
+        job: The model and the prompts.
+        target: The chip.
+        tokens: Last token of each sequence.
+        positions: Position of each of these tokens.
+    """
     from model.device import DryDevice, limit_lnc
 
     lnc = limit_lnc(target, job.options.lnc)
@@ -73,14 +91,14 @@ def _plan_passes(job: Job, target: str, tokens: Sequence[int], positions: Sequen
 
 
 def _label_prompts(prompt_ids: Sequence[list[int]]) -> str:
-    """Return the label of a pass of prompts."""
+    """Return the label of a pass of prompts, such as "2 prompts of up to 7 tokens"."""
     longest = max(map(len, prompt_ids))
     tokens = f"{longest} token" + ("" if longest == 1 else "s")
     return f"prompt of {tokens}" if len(prompt_ids) == 1 else f"{len(prompt_ids)} prompts of up to {tokens}"
 
 
 def _label_step(positions: Sequence[int]) -> str:
-    """Return the label of a decode step."""
+    """Return the label of a decode step, such as "token at position 9"."""
     if len(positions) == 1:
         return f"token at position {positions[0]}"
     return f"{len(positions)} tokens at positions up to {max(positions)}"
@@ -89,7 +107,14 @@ def _label_step(positions: Sequence[int]) -> str:
 def write_timelines(
     job: Job, passes: list[tuple[str, Pass]], trace: OutputFile | None, page: OutputFile | None
 ) -> None:
-    """Write labelled passes to the trace and to the page, where these are not None."""
+    """Write labelled passes as a Perfetto trace and as an HTML page; None writes no such file.
+
+    Args:
+        job: The model and the prompts.
+        passes: The passes of the prompts and of the decode step, with their labels.
+        trace: File of the trace, or None.
+        page: File of the page, or None.
+    """
     from model.device import write_page, write_passes
 
     if trace is not None:

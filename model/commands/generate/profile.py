@@ -1,4 +1,4 @@
-"""Profile of predicted passes: times by kernel and by layer."""
+"""Profile of `nkw generate --profile`: predicted times of passes, by kernel and by layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ if TYPE_CHECKING:  # the numpy backend must not load the simulator
 
 
 def describe_passes(target: str, passes: Sequence[tuple[str, Pass]]) -> list[Part]:
-    """Return tables of labelled passes by kernel and by layer: times in us, and shares of the time in launches."""
+    """Return the parts of the profile: for each labelled pass a headline, a table by kernel and a table by layer.
+
+    Times are in us of the program reading. Shares are of the time in launches, without starting and ending.
+
+    Args:
+        target: The chip.
+        passes: The passes of a step with their labels.
+    """
     out: list[Part] = [f"where the time goes on {target} (program reading)"]
     for label, done in passes:
         times = done.kernel_times()
@@ -33,7 +40,12 @@ def describe_passes(target: str, passes: Sequence[tuple[str, Pass]]) -> list[Par
 
 
 def _tabulate_kernels(times: Sequence[KernelTime], total: float) -> Part:
-    """Return a table of kernels by descending time, with shares of the peaks and the busiest track."""
+    """Return a table of kernels by descending time, with utilisations and the busiest engine or queue of each.
+
+    Args:
+        times: Time of each launch.
+        total: Time of all launches in ns.
+    """
     kernels: dict[str, list[KernelTime]] = {}
     for time in times:
         kernels.setdefault(time.kernel, []).append(time)
@@ -51,7 +63,12 @@ def _tabulate_kernels(times: Sequence[KernelTime], total: float) -> Part:
 
 
 def _tabulate_layers(times: Sequence[KernelTime], total: float) -> Part:
-    """Return a table of embedding, layers and head in order; neighbouring layers of equal length share a row."""
+    """Return a table of embedding, layers and head in order; neighbouring layers of equal time share a row.
+
+    Args:
+        times: Time of each launch.
+        total: Time of all launches in ns.
+    """
     grouped = [(name, list(launches)) for name, launches in groupby(times, key=lambda time: time.section)]
     lengths = [(name, len(launches), sum(time.length_ns for time in launches)) for name, launches in grouped]
     rows = []
@@ -69,5 +86,5 @@ def _tabulate_layers(times: Sequence[KernelTime], total: float) -> Part:
 
 
 def _format_share(length: float, total: float) -> str:
-    """Return a share in percent; a dash if the total is 0."""
+    """Return `length` as a share of `total` in percent; "-" if the total is 0."""
     return f"{length / total:.1%}" if total else "-"

@@ -24,14 +24,15 @@ _MOST_CHARACTERS = 2**22
 
 
 def read_prompts(options: argparse.Namespace, shared: bool = False) -> list[str]:
-    """Return the prompts of --prompt and the lines of --prompt-file that are not empty.
+    """Return the prompts of --prompt and the lines of --prompt-file that are not empty; by default one shipped prompt.
 
     Args:
-        shared: several processes share stdin.
+        options: The parsed options.
+        shared: Whether several processes share stdin.
 
     Raises:
-        ModelError: more than 128 prompts, a file that cannot be read or has no prompt, shared stdin as --prompt-file,
-            or --system without --chat.
+        ModelError: There are more than 128 prompts, a file cannot be read or has no prompt, --prompt-file is a shared
+        stdin, or --system is given without --chat.
     """
     if options.system is not None and not options.chat:
         raise ModelError("--system is the first message of a chat: give --chat as well")
@@ -43,24 +44,31 @@ def read_prompts(options: argparse.Namespace, shared: bool = False) -> list[str]
                 f"{_name_file(options.prompt_file)} has no prompt; each line that is not empty is one"
             )
     if len(prompts) > MOST_PROMPTS:
-        raise ModelError(f"more than {MOST_PROMPTS} prompts; one batch takes {MOST_PROMPTS}")
+        raise ModelError(f"more than {MOST_PROMPTS} prompts; one batch takes {MOST_PROMPTS}: give fewer")
     return prompts or [FIRST_PROMPT]
 
 
 def encode_prompt(
     prompt: str, tokenizer: Tokenizer, config: ModelConfig, special_tokens: bool = True
 ) -> list[int]:
-    """Return the token ids of a prompt; `special_tokens` adds the special tokens of tokenizer.json.
+    """Return the token ids of a prompt.
+
+    Args:
+        prompt: The text.
+        tokenizer: The model's tokenizer.
+        config: The model.
+        special_tokens: Whether the special tokens of tokenizer.json are added.
 
     Raises:
-        ModelError: the prompt has no tokens, or fills the context.
+        ModelError: The prompt has no tokens, or fills the context.
     """
     ids = tokenizer.encode(prompt, special_tokens)
     if not ids:
         raise ModelError("the prompt has no tokens; this tokenizer adds none at the start of a text")
     if len(ids) >= config.context:
         raise ModelError(
-            f"the prompt has {len(ids)} tokens; the context of {config.context} leaves no room for a new one"
+            f"the prompt has {len(ids)} tokens; the context of {config.context} leaves no room for a new one: "
+            "shorten it"
         )
     return ids
 
@@ -68,7 +76,11 @@ def encode_prompt(
 def encode_prompts(
     prompts: list[str], options: argparse.Namespace, tokenizer: Tokenizer, config: ModelConfig
 ) -> list[list[int]]:
-    """Return the token ids of each prompt. With --chat, a prompt is a message in the chat template."""
+    """Return the token ids of each prompt. With --chat, a prompt is a message in the chat template.
+
+    Raises:
+        ModelError: A prompt has no tokens or fills the context, or the chat template is missing or refuses a message.
+    """
     if not options.chat:
         return [encode_prompt(prompt, tokenizer, config) for prompt in prompts]
     template = ChatTemplate(options.model)
@@ -78,10 +90,13 @@ def encode_prompts(
 
 
 def read_sampling_params(options: argparse.Namespace) -> SamplingParams:
-    """Return the sampling parameters: options, else those of generation_config.json with do_sample, else greedy.
+    """Return the sampling parameters of the options.
+
+    An option that is not given is read from generation_config.json if that file has do_sample; otherwise sampling is
+    greedy.
 
     Raises:
-        ModelError: an option excludes another one, or a parameter is out of its range.
+        ModelError: An option excludes another one, or a parameter is out of its range.
     """
     fields = Fields(options.model / "generation_config.json", optional=True)
     sampled = fields.flag("do_sample")
@@ -121,23 +136,35 @@ def read_sampling_params(options: argparse.Namespace) -> SamplingParams:
 
 
 def _read_structured_outputs(form: dict[str, Any] | None) -> StructuredOutputsParams | None:
-    """Return the parameters of --structured-outputs. Raises ModelError for unknown names."""
+    """Return the parameters of --structured-outputs, or None if `form` is None.
+
+    Raises:
+        ModelError: The form has an unknown name, or is invalid.
+    """
     if form is None:
         return None
     try:
         return StructuredOutputsParams(**form)
     except TypeError:
         names = ", ".join(field.name for field in fields(StructuredOutputsParams))
-        raise ModelError(f"--structured-outputs has one of {names}") from None
+        raise ModelError(f"--structured-outputs has an unknown name; give one of {names}") from None
 
 
 def _name_file(path: str) -> str:
-    """Return the name of a prompt file for messages."""
+    """Return the name of a prompt file for messages: "stdin" for -, else the path."""
     return "stdin" if path == STDOUT else path
 
 
 def _read_lines(path: str, shared: bool) -> list[str]:
-    """Return the prompts of a file. Raises ModelError if it cannot be read, and for stdin where it is shared."""
+    """Return the lines of a prompt file that are not empty, at most one more than a batch takes.
+
+    Args:
+        path: Path of the file, or - for stdin.
+        shared: Whether several processes share stdin.
+
+    Raises:
+        ModelError: The file cannot be read, a line is too long, or stdin is shared.
+    """
     name = _name_file(path)
     if shared and path == STDOUT:
         raise ModelError(
@@ -153,7 +180,15 @@ def _read_lines(path: str, shared: bool) -> list[str]:
 
 
 def _iterate_prompts(file: TextIO, name: str) -> Iterator[str]:
-    """Yield the lines that are not empty, at most one more than a batch takes. Raises ModelError for a long line."""
+    """Yield the lines that are not empty, at most one more than a batch takes.
+
+    Args:
+        file: The open file.
+        name: Its name in messages.
+
+    Raises:
+        ModelError: A line has more than 2**22 characters.
+    """
     prompts = 0
     while line := file.readline(_MOST_CHARACTERS + 1):
         if len(line) > _MOST_CHARACTERS:

@@ -1,4 +1,4 @@
-"""Report of a generation: the summary on the terminal, and the document of --json."""
+"""Report of `nkw generate` and `nkw transcribe`: the printed summary, and the document of --json."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _TOKEN = 24  # most columns of a token's text
 
 @dataclass(frozen=True)
 class TargetPrediction:
-    """Predicted times of a target: to the first token (prompts), and per token (the last decode step)."""
+    """Predicted times on one chip: of the prompts, until the first tokens, and of the last decode step, per token."""
 
     first_token: Prediction
     per_token: Prediction
@@ -52,11 +52,18 @@ class TargetPrediction:
 class Run:
     """Options of a run that the report repeats.
 
-    prompts        the prompt of each text
-    trace          path of the trace, or None
-    uneven         sentences about heads and weights that ranks hold padded or in copies
-    micro_batches  number of micro-batches
-    expert_load    choices of experts; None for a model without experts
+    Attributes:
+        model: Path of the model's folder.
+        prompts: Prompt of each text.
+        backend: Name of the backend.
+        target: Chip.
+        mesh: Ranks.
+        dtype: Dtype of activations.
+        sampling: Sampling parameters.
+        trace: Path of the trace, or None.
+        uneven: Sentences about heads and weights that ranks have padded or in copies.
+        micro_batches: Number of micro-batches.
+        expert_load: Choices of experts; None for a model without experts, or if nothing was counted.
     """
 
     model: str
@@ -75,7 +82,13 @@ class Run:
 def summarise(
     run: Run, generations: Sequence[Generation], predictions: Sequence[TargetPrediction]
 ) -> list[Part]:
-    """Return the summary: compared tokens, predicted times, and the utilisation of the chip."""
+    """Return the parts of the printed summary: compared tokens, predicted times, and the utilisation of the chip.
+
+    Args:
+        run: The options.
+        generations: The finished generations.
+        predictions: Predictions by target; empty if nothing was predicted.
+    """
     differences = [difference for generation in generations for difference in generation.differences]
     tokens_compared = sum(generation.tokens_compared for generation in generations)
     if tokens_compared:
@@ -108,7 +121,7 @@ def summarise(
 
 
 def describe_problems(generations: Sequence[Generation]) -> Iterator[str]:
-    """Yield a sentence about tokens that differ from the reference, and one about full contexts."""
+    """Yield a sentence about tokens that differ from the reference, if any, and one about full contexts, if any."""
     differences = sum(len(generation.differences) for generation in generations)
     if differences:
         compared = sum(generation.tokens_compared for generation in generations)
@@ -117,7 +130,7 @@ def describe_problems(generations: Sequence[Generation]) -> Iterator[str]:
 
 
 def describe_full_contexts(generations: Sequence[Generation]) -> Iterator[str]:
-    """Yield a sentence about the generations that ended because their context was full."""
+    """Yield a sentence about the generations that ended because the context was full; nothing if there are none."""
     full = [
         len(generation.generated_ids)
         for generation in generations
@@ -130,7 +143,7 @@ def describe_full_contexts(generations: Sequence[Generation]) -> Iterator[str]:
 
 
 def _describe_differences(differences: Sequence[Difference]) -> Iterator[Part]:
-    """Yield lines about the tokens that differ from the reference, with the differences of their logits."""
+    """Yield lines about the first 5 tokens that differ from the reference, with the differences of their logits."""
     for difference in differences[:_DIFFERENCES]:
         chosen, expected = _quote(difference.text), _quote(difference.reference_text)
         yield f"token {difference.number} is {chosen}, by the reference {expected}"
@@ -146,13 +159,13 @@ def _describe_differences(differences: Sequence[Difference]) -> Iterator[Part]:
 
 
 def _quote(text: str) -> str:
-    """Return the text of a token in quotes, shortened to 24 columns."""
+    """Return the text of a token in quotes, cut to 24 characters."""
     quoted = repr(text)
     return quoted if len(quoted) <= _TOKEN else quoted[: _TOKEN - 1] + "…"
 
 
 def _tabulate_times(predictions: Sequence[TargetPrediction], run: Run) -> list[Part]:
-    """Return a table of the predicted times of each target."""
+    """Return a headline, a table of the predicted times on each chip in ms, and a line for each hardware overlay."""
     cores = "1 core" if run.mesh.ranks == 1 else f"{run.mesh.ranks} cores"
     sequences = len(run.prompts)
     noun = "prompts" if run.sampling.n == 1 else "texts"
@@ -175,7 +188,7 @@ def _tabulate_times(predictions: Sequence[TargetPrediction], run: Run) -> list[P
 
 
 def _describe_bubble(run: Run, prediction: TargetPrediction) -> Part:
-    """Return a line about the share of time that pipeline stages wait, and the share with ideal stages."""
+    """Return a line about the bubble, the share of time in which pipeline stages wait, and that of ideal stages."""
     stages, batches = run.mesh.pipeline, run.micro_batches
     equal = (stages - 1) / (batches + stages - 1)
     counted = "1 micro-batch" if batches == 1 else f"{batches} micro-batches"
@@ -187,7 +200,7 @@ def _describe_bubble(run: Run, prediction: TargetPrediction) -> Part:
 
 
 def _format_times(prediction: Prediction) -> str:
-    """Return the program time, and the dataflow and serial times in brackets, in ms."""
+    """Return the predicted time in ms, with its lower bound (dataflow) and its upper bound (serial) in brackets."""
     dataflow, program, serial = (
         f"{time_ns / 1e6:,.3f}"
         for time_ns in (prediction.dataflow_ns, prediction.program_ns, prediction.serial_ns)
@@ -196,7 +209,7 @@ def _format_times(prediction: Prediction) -> str:
 
 
 def _describe_use(prediction: TargetPrediction) -> list[Part]:
-    """Return lines about the busiest engine and queue of a decode step, and about the peak memory of all passes."""
+    """Return lines about the busiest engine and queue of a decode step, and about the peak SBUF and PSUM."""
     prompts, decode = prediction.first_token, prediction.per_token
     engine, queue = decode.busiest_engine, decode.busiest_queue
     return [
@@ -217,7 +230,14 @@ def build_document(
     predictions: Sequence[TargetPrediction],
     traces: Sequence[TokenTrace] = (),
 ) -> dict[str, Any]:
-    """Return the document of --json, which docs/json.md describes."""
+    """Return the document of --json as dicts and lists; docs/json.md describes it.
+
+    Args:
+        run: The options.
+        generations: The finished generations.
+        predictions: Predictions by target.
+        traces: Traces of --explain.
+    """
     load = run.expert_load
     return {
         "schema": SCHEMA,
@@ -255,7 +275,12 @@ def build_document(
 
 
 def _describe_generation(prompt: str, generation: Generation) -> dict[str, Any]:
-    """Return the document of a generation."""
+    """Return a generation as a JSON object.
+
+    Args:
+        prompt: Text of its prompt.
+        generation: The generation.
+    """
     return {
         "prompt": prompt,
         "prompt_ids": list(generation.prompt_ids),
@@ -276,7 +301,7 @@ def _describe_generation(prompt: str, generation: Generation) -> dict[str, Any]:
 
 
 def _describe_logprobs(tokens: Mapping[int, Logprob]) -> list[dict[str, Any]]:
-    """Return the log-probabilities of the chosen token and of the likeliest tokens, in this order."""
+    """Return the log-probabilities of one token as JSON objects: the chosen token first, then the likeliest tokens."""
     return [
         {"id": id, "token": token.decoded_token, "logprob": token.logprob, "rank": token.rank}
         for id, token in tokens.items()
@@ -284,6 +309,6 @@ def _describe_logprobs(tokens: Mapping[int, Logprob]) -> list[dict[str, Any]]:
 
 
 def _describe_prediction(prediction: Prediction) -> dict[str, Any]:
-    """Return the document of a prediction."""
+    """Return a prediction as a JSON object, with the names of the busiest engine and queue."""
     fields = {name: value for name, value in asdict(prediction).items() if name != "target"}
     return {**fields, "busiest_engine": prediction.busiest_engine, "busiest_queue": prediction.busiest_queue}

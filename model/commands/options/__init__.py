@@ -1,4 +1,7 @@
-"""Options of the model's commands: one table, with a file for each subject. A command names its rows."""
+"""Options of the model's commands: one table, with a file for each subject.
+
+A command's `arguments.py` names its rows with `options`, and changes a row with `option`.
+"""
 
 from model.commands.options import client, device, engine, inputs, outputs, sampling, server, workload
 from nkw.options import OptionTable

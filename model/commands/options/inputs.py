@@ -12,7 +12,7 @@ from nkw.options import Rows
 
 
 class StoreModel(argparse.Action):
-    """Store a model that is given as a word or by --model, and not twice."""
+    """Argparse action that stores a model given as a positional word or by --model, and refuses both."""
 
     def __call__(
         self,
@@ -21,11 +21,15 @@ class StoreModel(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Store the model; without the word, keep the one of --model. Exit with status 2 for two models."""
+        """Store the model in `namespace.model`; without the positional word, keep the model of --model.
+
+        Raises:
+            SystemExit: Two models are given (status 2).
+        """
         if values is None:
             return
         if namespace.model != parser.get_default("model"):
-            parser.error(f"two models, {namespace.model} and {values}: give one of them")
+            parser.error(f"two models, {namespace.model} and {values}; a command takes one: give one of them")
         namespace.model = values
 
 

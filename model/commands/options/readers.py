@@ -1,4 +1,7 @@
-"""Types of options: functions that parse a text of the command line, or raise ArgumentTypeError."""
+"""Types of options: functions that argparse calls with the text of an option, and which return its value.
+
+A text that is refused raises argparse.ArgumentTypeError, whose message argparse prints.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,11 @@ _DEFAULT_PORTS = (("http", "80"), ("https", "443"))
 
 
 def integer(text: str) -> int:
-    """Return an integer. Raises ArgumentTypeError for another text."""
+    """Return the integer that a text is.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is no integer.
+    """
     try:
         return int(text)
     except ValueError:
@@ -30,7 +37,11 @@ _FACTORS = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
 
 
 def _size(text: str) -> int:
-    """Return an integer; 25.6k is 25,600 and 1K is 1,024, as in vLLM. Raises ArgumentTypeError for another text."""
+    """Return the integer that a text is; 25.6k is 25,600 and 1K is 1,024, as in vLLM.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is no such number.
+    """
     factor = _FACTORS.get(text[-1:])
     if factor is None:
         return integer(text)
@@ -40,7 +51,11 @@ def _size(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Return a number. Raises ArgumentTypeError for another text."""
+    """Return the float that a text is; inf and nan are accepted.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is no number.
+    """
     try:
         return float(text)
     except ValueError:
@@ -48,12 +63,20 @@ def number(text: str) -> float:
 
 
 def _share(text: str) -> float:
-    """Return a share; 0.9 and 90% are the same. Raises ArgumentTypeError for another text."""
+    """Return a share as a float; 0.9 and 90% are the same.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is no number.
+    """
     return number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Return a JSON object. Raises ArgumentTypeError for another text."""
+    """Return the JSON object that a text is as a dict.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is no JSON, or another value than an object.
+    """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -69,10 +92,20 @@ Number = TypeVar("Number", int, float)
 def _checked(
     read: Callable[[str], Number], is_taken: Callable[[Number], bool], refusal: str
 ) -> Callable[[str], Number]:
-    """Return a reader of the numbers for which `is_taken` holds. `refusal` ends the message about others."""
+    """Return a function that reads a text with `read` and refuses numbers for which `is_taken` is False.
+
+    Args:
+        read: Reads a number.
+        is_taken: Whether a number is accepted.
+        refusal: End of the message about a refused number, after the text.
+    """
 
     def read_checked(text: str) -> Number:
-        """Return a number. Raises ArgumentTypeError for a refused number."""
+        """Return the number that a text is.
+
+        Raises:
+            argparse.ArgumentTypeError: The text is no number, or the number is refused.
+        """
         value = read(text)
         if not is_taken(value):
             raise argparse.ArgumentTypeError(f"{text!r:.60} {refusal}")
@@ -96,7 +129,7 @@ load = _checked(_share, lambda value: 0.01 <= value <= 10, "is not a share from 
 
 
 def _between(lowest: float, highest: float) -> Callable[[str], float]:
-    """Return a reader of numbers between two bounds, both included."""
+    """Return a function that reads a number from a text and refuses numbers below `lowest` or above `highest`."""
     return _checked(
         number, lambda value: lowest <= value <= highest, f"is not a number from {lowest:g} to {highest:g}"
     )
@@ -118,7 +151,11 @@ tokens_or_dataset = _checked(
 
 
 def parse_pair(text: str) -> tuple[str, str]:
-    """Return the two texts of NAME=TEXT. Raises ArgumentTypeError for a text without `=` or without a name."""
+    """Return the name and the text of NAME=TEXT, without blanks around them.
+
+    Raises:
+        argparse.ArgumentTypeError: The text has no `=` or no name.
+    """
     name, separator, content = text.partition("=")
     if not separator or not name.strip():
         raise argparse.ArgumentTypeError(f"{text!r:.60} is not like NAME=TEXT")
@@ -126,10 +163,14 @@ def parse_pair(text: str) -> tuple[str, str]:
 
 
 def parse_limit(names: Sequence[str]) -> Callable[[str], tuple[str, float]]:
-    """Return a reader of NAME:MILLISECONDS for some names."""
+    """Return a function that reads NAME:MILLISECONDS, with one of `names`."""
 
     def read_limit(text: str) -> tuple[str, float]:
-        """Return a name and its limit. Raises ArgumentTypeError for another text."""
+        """Return the name, and the milliseconds as a float.
+
+        Raises:
+            argparse.ArgumentTypeError: The name is unknown, or the limit is not 0 or a positive number.
+        """
         name, _, limit = text.partition(":")
         if name not in names:
             raise argparse.ArgumentTypeError(
@@ -141,10 +182,14 @@ def parse_limit(names: Sequence[str]) -> Callable[[str], tuple[str, float]]:
 
 
 def parse_choices(names: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """Return a reader of some names with commas between them."""
+    """Return a function that reads some of `names`, separated by commas."""
 
     def read_choices(text: str) -> tuple[str, ...]:
-        """Return the names. Raises ArgumentTypeError for an unknown one."""
+        """Return the names in the order of the text.
+
+        Raises:
+            argparse.ArgumentTypeError: A name is unknown.
+        """
         chosen = tuple(map(str.strip, text.split(",")))
         unknown = next((name for name in chosen if name not in names), None)
         if unknown is not None:
@@ -155,14 +200,19 @@ def parse_choices(names: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def parse_percentiles(text: str) -> tuple[float, ...]:
-    """Return numbers with commas between them. Raises ArgumentTypeError for one that is not from 0 to 100."""
+    """Return the numbers of a text in which they are separated by commas.
+
+    Raises:
+        argparse.ArgumentTypeError: A number is not from 0 to 100.
+    """
     return tuple(map(_between(0, 100), text.split(",")))
 
 
 def parse_origins(text: str) -> tuple[str, ...]:
-    """Return the origins of a JSON list, as vLLM takes them.
+    """Return the origins of a JSON list of texts, as vLLM takes them.
 
-    Raises argparse.ArgumentTypeError for any other text, and for an origin that no browser sends.
+    Raises:
+        argparse.ArgumentTypeError: The text is no such list, or an origin is none that a browser sends.
     """
     try:
         origins = json.loads(text)
@@ -182,7 +232,10 @@ def parse_origins(text: str) -> tuple[str, ...]:
 
 
 def _is_origin(text: str) -> bool:
-    """Return whether a text is an origin as browsers write it, "null", or "*"."""
+    """Return whether a text is an origin as browsers write it, "null", or "*".
+
+    Browsers write it in lower case, without the default port of the scheme and without a path.
+    """
     if text in ("*", "null"):
         return True
     matched = _ORIGIN.fullmatch(text)

@@ -1,4 +1,4 @@
-"""Options of `vllm serve` on the commands of the model, by the table in `model.llm.vllm_options`."""
+"""Options of `vllm serve` that the model's commands accept or refuse, by the table in `model.llm.vllm_options`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from model.llm.vllm_options import VllmOption, list_options
 def add_vllm_options(parser: argparse.ArgumentParser) -> None:
     """Add vLLM's options to the parser of a command, under all names that the command does not have itself.
 
-    They are not in the help. A refused option ends the command with exit status 2 and one line without its value.
+    They are not in the help. An option with an equivalent here sets it. Another option is refused or has no effect:
+    when the command line is parsed, a refused option ends the command with exit status 2 and one line without its
+    value.
     """
     actions = {flag: action for action in parser._actions for flag in action.option_strings}
     for option in list_options():
@@ -38,7 +40,7 @@ def add_vllm_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _list_flags(option: VllmOption) -> list[str]:
-    """Return the names of an option: those of its negation and of its inverse as well for a switch, as in vLLM."""
+    """Return the flags of an option of vLLM; a switch also has --no-NAME, and enable and disable exchanged."""
     flags = [option.flag]
     if option.is_switch and option.flag.startswith("--"):
         name = option.flag[2:]
@@ -52,7 +54,14 @@ def _list_flags(option: VllmOption) -> list[str]:
 def _add(
     parser: argparse.ArgumentParser, flags: Sequence[str], action: type[_VllmAction], option: VllmOption
 ) -> None:
-    """Add an action that neither the help nor the parsed options show."""
+    """Add an option of vLLM to a parser, such that neither the help nor the parsed options show it.
+
+    Args:
+        parser: The parser.
+        flags: Flags of the option.
+        action: Class of its action.
+        option: The option.
+    """
     parser.add_argument(
         *flags,
         action=action,
@@ -64,7 +73,7 @@ def _add(
 
 
 class _VllmAction(argparse.Action):
-    """Action of an option of vLLM."""
+    """Base of the argparse actions of vLLM's options."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, option: VllmOption, **keywords: Any) -> None:
         takes_rest = option.is_refused and not option.default
@@ -73,12 +82,12 @@ class _VllmAction(argparse.Action):
         self.option = option
 
     def read_switch(self, flag: str | None) -> bool:
-        """Return what one of the names of a switch says about the name in the table."""
+        """Return whether a flag is the switch's name in the table; its negations and inverses return False."""
         return flag == self.option.flag
 
 
 class _Remark(_VllmAction):
-    """Refusal of an option, or a line on stderr about one without effect."""
+    """Action of an option without an equivalent: it is refused, or a line on stderr says that it has no effect."""
 
     def __call__(
         self,
@@ -87,7 +96,13 @@ class _Remark(_VllmAction):
         values: Any,
         flag: str | None = None,
     ) -> None:
-        """Accept vLLM's default, and what is so anyway; the value is never printed."""
+        """Accept the option, print that it has no effect, or refuse it; its value is never printed.
+
+        vLLM's default is accepted in silence, and so is what this server does in any case.
+
+        Raises:
+            SystemExit: The option is refused (status 2).
+        """
         option = self.option
         if option.is_default(self.read_switch(flag) if option.is_switch else values) or not option.sentence:
             return
@@ -97,7 +112,7 @@ class _Remark(_VllmAction):
 
 
 class _Switch(_VllmAction):
-    """Switch that sets an attribute of the options."""
+    """Action of a switch that sets an attribute of the parsed options."""
 
     def __call__(
         self,
@@ -106,7 +121,7 @@ class _Switch(_VllmAction):
         values: Any,
         flag: str | None = None,
     ) -> None:
-        """Set the attribute."""
+        """Set the attribute to the value that the flag means."""
         assert self.option.equivalent is not None
         setattr(
             namespace, self.option.equivalent.sets, self.option.equivalent.read(self.read_switch(flag), None)
@@ -114,7 +129,7 @@ class _Switch(_VllmAction):
 
 
 class _Key(_VllmAction):
-    """Option that sets one key of the JSON object of --speculative-config."""
+    """Action of an option that sets one key in the JSON object of --speculative-config."""
 
     def __call__(
         self,
@@ -123,7 +138,11 @@ class _Key(_VllmAction):
         values: Any,
         flag: str | None = None,
     ) -> None:
-        """Set the key: method and model to a text, other keys to a positive integer."""
+        """Set the key in the JSON text of --speculative-config: method and model to a text, others to an integer.
+
+        Raises:
+            SystemExit: The text is no JSON object, or the value is no positive integer (status 2).
+        """
         assert self.option.equivalent is not None
         name = self.option.equivalent.rows.lstrip("-").replace("-", "_")
         text = getattr(namespace, name)

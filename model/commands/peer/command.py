@@ -1,4 +1,7 @@
-"""`nkw peer`: our kernels on simulated cores with predicted times, and a library of the vendor with measured times."""
+"""`nkw peer`: compares our kernels on simulated cores with an inference library of the vendor on real ones.
+
+Tokens and logits are compared. Our times are predicted, and those of the library are measured.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,14 @@ from nkw.terminal import show_lines
 
 
 def peer_command(options: argparse.Namespace) -> int:
-    """Compare prompt by prompt. Returns 1 if a token differs, else 0."""
+    """Compare prompt by prompt, and print a report of each.
+
+    Returns:
+        The exit status: 0, or 1 if a token differs.
+
+    Raises:
+        ModelError: The library is not installed or does not take the model, or an option is refused.
+    """
     lnc = choose_lnc(options.target, options.lnc)
     version = check_installed(options.library)
     config = load_config(options.model)
@@ -65,12 +75,13 @@ def peer_command(options: argparse.Namespace) -> int:
 
 
 def _predict_ms(model: KernelModel, device: DryDevice, prompt: int, tokens: int) -> float:
-    """Return the predicted time of a prompt and its tokens in ms. All decode steps count as the last step.
+    """Return the predicted time of a prompt and its new tokens in ms; each decode step counts as the last one.
 
     Args:
-        model: the model on `device`.
-        prompt: tokens of the prompt.
-        tokens: new tokens.
+        model: The model on `device`.
+        device: The dry device.
+        prompt: Number of tokens of the prompt.
+        tokens: Number of new tokens, the first of which the prompt's step gives.
     """
     model.prefill([[0] * prompt])
     first = device.take_pass().prediction().program_ns
@@ -83,7 +94,15 @@ def _predict_ms(model: KernelModel, device: DryDevice, prompt: int, tokens: int)
 def _describe(
     prompt: str, comparison: Comparison, seconds: float, predicted: str, tokenizer: Tokenizer
 ) -> str:
-    """Return two lines about a prompt, and a third line about the first different token."""
+    """Return two lines about a prompt, and a third line about the first different token, if there is one.
+
+    Args:
+        prompt: The prompt.
+        comparison: Comparison of the two runs.
+        seconds: Measured seconds of the library.
+        predicted: Predicted time as text.
+        tokenizer: The model's tokenizer.
+    """
     lines = [
         f"{prompt!r:.60}: {comparison.equal} of {comparison.tokens} tokens equal; "
         f"logits differ by {comparison.largest_difference:.3g} at most",

@@ -1,4 +1,4 @@
-"""Comparison of the tokens and logits of two runs of a model."""
+"""Comparison of the tokens and logits of two greedy runs of a model with the same prompt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class GreedyRun:
-    """Greedy tokens after a prompt, the logits [vocabulary] of each token, and the measured seconds."""
+    """Greedy tokens after a prompt, the logits [vocabulary] from which each token follows, and the measured seconds."""
 
     tokens: tuple[int, ...]
     logits: tuple[np.ndarray, ...]
@@ -20,11 +20,13 @@ class GreedyRun:
 class Comparison:
     """Comparison of two greedy runs.
 
-    tokens              compared tokens
-    equal               equal tokens before the first difference
-    largest_difference  largest difference of logits after equal tokens
-    ours, theirs        the first different tokens; None without a difference
-    gap                 difference of our logits of these two tokens
+    Attributes:
+        tokens: Number of compared tokens.
+        equal: Number of equal tokens before the first difference.
+        largest_difference: Largest difference of logits in steps whose previous tokens are all equal.
+        ours: Our first different token; None without a difference.
+        theirs: Their token in its place; None without a difference.
+        gap: Difference between our logits of these two tokens; 0 without a difference.
     """
 
     tokens: int

@@ -1,7 +1,8 @@
-"""Inference libraries of the vendor, with `generate` of Hugging Face. This module has not run on a chip yet.
+"""Inference libraries of the vendor, called through `generate` of Hugging Face. They have not run on a chip here yet.
 
 transformers-neuronx 0.13 (SDK 2.21 to 2.25; support ended in September 2025), for Trn1 and Inf2:
 https://awsdocs-neuron.readthedocs-hosted.com/en/v2.21.0/libraries/transformers-neuronx/transformers-neuronx-developer-guide.html
+
 neuronx-distributed-inference 0.3 and later (SDK 2.23 and later), of which this module uses Llama:
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/libraries/nxd-inference/developer_guides/feature-guide.html
 """
@@ -26,7 +27,11 @@ LEGACY, NXD = LIBRARIES
 
 
 def check_installed(name: str) -> str:
-    """Return the version of a library. Raises ModelError if only a placeholder or nothing is installed."""
+    """Return the version of an installed library.
+
+    Raises:
+        ModelError: Only a placeholder package, or none, is installed.
+    """
     version = installed_version(name)
     if version is None:
         how = "pip install 'nki-workbench[legacy]'" if name == LEGACY else f"pip install {name}"
@@ -38,27 +43,35 @@ def check_installed(name: str) -> str:
 
 
 def load(name: str, folder: Path, tp: int, dtype: str, positions: int, work: Path) -> HuggingFaceGeneration:
-    """Load a folder with a library and compile the model for a sequence of `positions` positions.
+    """Load a model folder with a library, and compile the model for a sequence of `positions` positions.
 
     Args:
-        work: the folder for compiled files.
+        name: Name of the library, one of LIBRARIES.
+        folder: The model's folder.
+        tp: Number of tensor-parallel ranks.
+        dtype: float32 or bfloat16.
+        positions: Most positions of a sequence.
+        work: Folder for compiled files.
 
     Raises:
-        ModelError: the architecture is not supported.
+        ModelError: The architecture is not supported.
     """
     load_model = _load_legacy if name == LEGACY else _load_nxd
     return HuggingFaceGeneration(load_model(folder, tp, dtype, positions, work))
 
 
 class HuggingFaceGeneration:
-    """Model with `generate` of Hugging Face: greedy, with the logits of each token."""
+    """Model of a library whose `generate` of Hugging Face is called greedily, with the logits of each token."""
 
     def __init__(self, model: Any) -> None:
-        """Take a model of a library."""
+        """Take a loaded model of a library."""
         self._model = model
 
     def generate(self, ids: Sequence[int], new_tokens: int) -> GreedyRun:
-        """Return the greedy tokens after a prompt, with the seconds of the second of two equal calls."""
+        """Generate `new_tokens` tokens after a prompt twice, and return the run with the seconds of the second call.
+
+        The first call may compile.
+        """
         import torch
 
         input_ids = torch.tensor([list(ids)])
@@ -79,7 +92,7 @@ class HuggingFaceGeneration:
 
 
 def _load_legacy(folder: Path, tp: int, dtype: str, positions: int, work: Path) -> Any:
-    """Load a model of transformers-neuronx onto the cores."""
+    """Return a model of transformers-neuronx on the cores, with Hugging Face's `generate`; `work` is not used."""
     library = importlib.import_module("transformers_neuronx")
     config = importlib.import_module("transformers").AutoConfig.from_pretrained(str(folder))
     amp = {"float32": "f32", "bfloat16": "bf16"}[dtype]
@@ -91,7 +104,11 @@ def _load_legacy(folder: Path, tp: int, dtype: str, positions: int, work: Path) 
 
 
 def _load_nxd(folder: Path, tp: int, dtype: str, positions: int, work: Path) -> Any:
-    """Compile a Llama of NxD Inference into a folder and load it. Raises ModelError for other architectures."""
+    """Compile a Llama of NxD Inference into the folder `work`, load it, and return it with Hugging Face's `generate`.
+
+    Raises:
+        ModelError: The architecture in config.json is another one.
+    """
     architectures = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
     if architectures != ["LlamaForCausalLM"]:
         raise ModelError(f"{NXD} is called for LlamaForCausalLM here, not for {architectures}")

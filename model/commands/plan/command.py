@@ -1,4 +1,4 @@
-"""Entry of `nkw plan`."""
+"""Entry of `nkw plan`: memory, meshes and predicted times of a model from its config.json."""
 
 from __future__ import annotations
 
@@ -33,7 +33,15 @@ _DEFAULTS = {option.name.strip("-").partition("=")[0]: option.keywords.get("defa
 
 
 def plan_command(options: argparse.Namespace) -> int:
-    """Plan the model of a config and return the exit status: 1 if the batch does not fit."""
+    """Print the plan of a config, or with --recommend a comparison of instances, and write the files of the options.
+
+    Returns:
+        The exit status: 0, or 1 if the batch does not fit or no instance keeps the service level.
+
+    Raises:
+        ModelError: Options exclude each other, or the config or the instance cannot be used.
+        InvalidArgument: A file cannot be written.
+    """
     config = read_record(options.config, options.family)
     if not isinstance(config, ModelConfig):
         return _plan_step(options, config)
@@ -85,7 +93,18 @@ def plan_command(options: argparse.Namespace) -> int:
 def _recommend(
     options: argparse.Namespace, model: ModelSizes, request: Request, names: Sequence[str], outputs: Outputs
 ) -> int:
-    """Compare instances for a load and return the exit status: 1 if none keeps the service level."""
+    """Print a comparison of instances for the load of --rate, and write the files of the options.
+
+    Args:
+        options: The parsed options.
+        model: The model.
+        request: What is asked of each instance.
+        names: Names of the instances; empty for all.
+        outputs: Output files of the command.
+
+    Returns:
+        The exit status: 0, or 1 if no instance keeps the service level.
+    """
     name, progress = describe_config(options.config), ["instances"]
     with (
         _bench_script(options, outputs) as script,
@@ -102,23 +121,24 @@ def _recommend(
 
 
 def _list_instances(options: argparse.Namespace) -> list[str]:
-    """Return the names of --instance, which may be repeated and have commas between names."""
+    """Return the names in --instance, which may be repeated and have commas between names; empty without it."""
     return [name.strip() for names in options.instance or () for name in names.split(",")]
 
 
 def _list_inputs(options: argparse.Namespace) -> list[Path]:
-    """Return the files that a plan reads."""
+    """Return the files that a plan reads, which no output may replace."""
     return [*list_model_files(options.config), *([] if options.prices is None else [options.prices])]
 
 
 @contextmanager
 def _bench_script(options: argparse.Namespace, outputs: Outputs) -> Iterator[list[str]]:
-    """Yield a list whose text is written as the script when the block ends, unless it is empty.
+    """Yield a list of texts, which are written as the file of --bench-script when the block ends, unless it is empty.
 
-    With `-` the script goes to stdout, and all other output of the block to stderr.
+    With `-` the script goes to stdout, and all other output of the block to stderr. Without the option nothing is
+    written.
 
     Raises:
-        ModelError: Both the script and the document go to stdout.
+        ModelError: Both the script and the document of --json go to stdout.
         InvalidArgument: The file cannot be written.
     """
     to_stdout = str(options.bench_script) == STDOUT
@@ -136,10 +156,10 @@ def _bench_script(options: argparse.Namespace, outputs: Outputs) -> Iterator[lis
 
 
 def _plan_step(options: argparse.Namespace, config: Config) -> int:
-    """Plan a model whose steps all have the same size, on a rank of an instance.
+    """Print the plan of a model whose steps all have the same size, on one rank; return the exit status 0.
 
     Raises:
-        ModelError: an option is set that such a plan does not read.
+        ModelError: An option is given that such a plan does not read, or several instances are.
     """
     unread = (
         "accelerator",

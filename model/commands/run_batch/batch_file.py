@@ -1,7 +1,7 @@
-"""Batch files: requests as OpenAI's API takes them, and answers as `vllm run-batch` of vLLM 0.33.0 writes them.
+"""Batch files of `nkw run-batch`: requests as OpenAI's API takes them, answers as `vllm run-batch` 0.33.0 writes them.
 
-Answers are collected in a hidden file beside the output, in the order of the requests. The output appears once all of
-them are there; until then the same command goes on behind the last answer.
+Answers are collected in a hidden file in the output's folder, in the order of the requests. The output appears once all
+of them are there. Until then a run with the same command continues after the last collected answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FIELDS = {"custom_id": str, "method": str, "url": str, "body": dict}
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """One line of a batch file."""
+    """Request of one line of a batch file: the client's id, the path of the route, and the body."""
 
     custom_id: str
     url: str
@@ -32,7 +32,7 @@ class BatchRequest:
 
     @property
     def refusal(self) -> str | None:
-        """Why the request cannot be in a batch, or None."""
+        """Why the request cannot be in a batch, as a sentence for its answer; None if it can."""
         if self.url not in ROUTES:
             return f"nkw run-batch answers {' and '.join(ROUTES)}; the url is another one"
         if self.body.get("stream"):
@@ -41,11 +41,15 @@ class BatchRequest:
 
 
 def parse_batch(text: str, path: Path) -> list[BatchRequest]:
-    """Return the requests of a batch file, one on each line that is not empty.
+    """Return the requests of a batch file, one on each line that is not blank.
+
+    Args:
+        text: The file's text.
+        path: The file's path, for messages.
 
     Raises:
-        ModelError: a line is no request, two requests have the same custom_id, or the file has none. The message has
-            the number of the line.
+        ModelError: A line is no request, two requests have the same custom_id, or there is no request. The message has
+        the number of the line.
     """
     requests: list[BatchRequest] = []
     lines: dict[str, int] = {}
@@ -55,7 +59,9 @@ def parse_batch(text: str, path: Path) -> list[BatchRequest]:
         request = _parse_request(line, f"line {number} of {path}")
         first = lines.setdefault(request.custom_id, number)
         if first != number:
-            raise ModelError(f"lines {first} and {number} of {path} have the same custom_id")
+            raise ModelError(
+                f"lines {first} and {number} of {path} have the same custom_id; give each request its own"
+            )
         requests.append(request)
     if not requests:
         raise ModelError(f"{path} has no request; each line that is not empty is one")
@@ -63,7 +69,15 @@ def parse_batch(text: str, path: Path) -> list[BatchRequest]:
 
 
 def _parse_request(line: str, location: str) -> BatchRequest:
-    """Return the request of a line. Raises ModelError, which begins with `location`, for another line."""
+    """Return the request of a line.
+
+    Args:
+        line: The line.
+        location: Line and file, with which a message begins.
+
+    Raises:
+        ModelError: The line is no JSON object with the fields of a request, or its method is not POST.
+    """
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
@@ -81,7 +95,14 @@ def _parse_request(line: str, location: str) -> BatchRequest:
 
 
 def format_answer(request: BatchRequest, status: int, body: Any, error: Any) -> str:
-    """Return the line of an answer: a body, or an error and no body."""
+    """Return the line of an answer, a JSON object without a line break.
+
+    Args:
+        request: The request.
+        status: HTTP status.
+        body: Body of the answer, or None if the request failed.
+        error: Body of the refusal, or None.
+    """
     response = {"status_code": status, "request_id": f"nkw-batch-{uuid4().hex}", "body": body}
     answer = {
         "id": f"nkw-{uuid4().hex}",
@@ -93,10 +114,18 @@ def format_answer(request: BatchRequest, status: int, body: Any, error: Any) -> 
 
 
 class AnswerFile:
-    """Answers so far, of an input and options with some fingerprint, in a file beside the output."""
+    """Answers so far of a batch, in a hidden file in the output's folder.
+
+    The file belongs to one input and its options: its name has their fingerprint.
+
+    Args:
+        output: File of the output.
+        requests: Requests of the batch, in order.
+        fingerprint: Digest of the input and of the options that answers depend on.
+    """
 
     def __init__(self, output: OutputFile, requests: Sequence[BatchRequest], fingerprint: str) -> None:
-        """Read the answers that an earlier run of the same command has left, and keep those that are whole."""
+        """Read the answers that an earlier run of the same command has left, and cut off an incomplete last line."""
         self._output = output
         self._requests = requests
         self.path = output.path.with_name(f".{output.path.name}.{fingerprint[:12]}.part")
@@ -107,11 +136,11 @@ class AnswerFile:
 
     @property
     def count(self) -> int:
-        """Number of answers in the file, which are those of the first requests."""
+        """Number of answers in the file; they answer the first requests."""
         return len(self._lines)
 
     def add(self, index: int, line: str) -> None:
-        """Write an answer, once the answers of all requests before it are written."""
+        """Write the answer of request `index`, but keep it until the answers of all requests before it are written."""
         self._waiting[index] = f"{line}\n"
         with open(self.path, "a", encoding="utf-8") as file:
             while (next_line := self._waiting.pop(self.count, None)) is not None:
@@ -119,14 +148,18 @@ class AnswerFile:
                 self._lines.append(next_line)
 
     def finish(self) -> None:
-        """Write the output, and remove the file of the answers."""
+        """Write the output from the collected answers, and remove the hidden file.
+
+        Raises:
+            InvalidArgument: The output cannot be written.
+        """
         with self._output.writing() as file:
             file.writelines(self._lines)
         with suppress(FileNotFoundError):
             self.path.unlink()
 
     def _read_answers(self) -> Iterator[str]:
-        """Yield the whole lines of the file as far as they answer the requests in their order."""
+        """Yield the complete lines of the file, up to the first that does not answer the request of its number."""
         if not self.path.is_file():
             return
         lines = read_text_file(self.path, "NKW-MODEL-OPTION").splitlines(keepends=True)
@@ -141,6 +174,6 @@ class AnswerFile:
 
 
 def fingerprint(text: str, options: dict[str, Any]) -> str:
-    """Return a digest of an input and of the options that its answers depend on."""
+    """Return a SHA-256 digest of an input's text and of the options that its answers depend on."""
     settings = json.dumps(options, sort_keys=True, default=str)
     return hashlib.sha256(f"{settings}\n{text}".encode(errors="surrogatepass")).hexdigest()

@@ -1,4 +1,4 @@
-"""Entry of `nkw run-batch`: each request goes through the routes of the server, in this process."""
+"""Entry of `nkw run-batch`: each request of a file goes through the routes of the server, in this process."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ _MAX_FILE_BYTES = 2**30
 
 
 def run_batch_command(options: argparse.Namespace) -> int:
-    """Answer all requests of a file.
+    """Answer all requests of a file, write the output, and return the exit status 0.
 
     Raises:
-        ModelError: a line of the file is no request, an option is refused, or the engine fails.
-        InvalidArgument: the output cannot be written.
+        ModelError: A line of the file is no request, an option is refused, or the engine fails.
+        InvalidArgument: The output cannot be written.
+        KeyboardInterrupt: The run was interrupted; the same command continues from the collected answers.
     """
     check_extra("nkw run-batch")
     text = read_text_file(options.input_file, "NKW-MODEL-OPTION", _MAX_FILE_BYTES)
@@ -76,7 +77,11 @@ def run_batch_command(options: argparse.Namespace) -> int:
 async def _answer_all(
     options: argparse.Namespace, engine: Engine, requests: list[BatchRequest], answers: AnswerFile
 ) -> None:
-    """Answer the requests that have no answer yet, as many at once as fill the steps."""
+    """Answer the requests that have no answer yet, twice as many at once as a step takes, and add the answers.
+
+    Raises:
+        ModelError: The engine has failed.
+    """
     from model.serve.serving import run_application
 
     remaining = iter(list(enumerate(requests))[answers.count :])
@@ -98,7 +103,11 @@ async def _answer_all(
 
 
 async def _answer(app: ASGIApp, request: BatchRequest) -> str:
-    """Return the line that answers a request. Raises ModelError if the engine has failed."""
+    """Send a request through the routes and return the line that answers it; a full queue is tried again.
+
+    Raises:
+        ModelError: The engine has failed.
+    """
     from model.serve.cluster.engine import answer_pieces
     from model.serve.replicas.backend import Call, collect_answer
 

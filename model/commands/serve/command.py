@@ -1,4 +1,4 @@
-"""Entry of `nkw serve`."""
+"""Entry of `nkw serve`: checks options and keys, and starts one engine, several replicas, or engines on a cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ _KEY_VARIABLE = "VLLM_API_KEY"
 
 
 def serve_command(options: argparse.Namespace) -> int:
-    """Serve until a signal. Raises ModelError for refused options and files before the port is opened."""
+    """Serve a model over HTTP until a signal stops the server, and return the exit status 0.
+
+    Raises:
+        ModelError: Options or files are refused, before the port is opened.
+    """
     check_extra()
     divide_experts(options)
     if os.environ.get(_KEY_VARIABLE) and options.api_key_file is None:
@@ -38,7 +42,9 @@ def serve_command(options: argparse.Namespace) -> int:
             "--api-key-file FILE"
         )
     if options.port > 65535:
-        raise ModelError(f"--port is {options.port}; ports end at 65535")
+        raise ModelError(
+            f"--port is {options.port}; ports end at 65535: give a smaller one, or 0 for a free one"
+        )
     if options.backend == "neuron":
         _check_core(options)
     lnc = choose_lnc(options.target, options.lnc)
@@ -68,13 +74,24 @@ def serve_command(options: argparse.Namespace) -> int:
 
 
 def divide_experts(options: argparse.Namespace) -> None:
-    """Make the engines of --data-parallel-size groups that divide experts, where --enable-expert-parallel is given."""
+    """Turn the replicas of the options into groups of one engine that divide experts.
+
+    Without --enable-expert-parallel, or for a single replica, nothing changes. Otherwise `options.ep` becomes the
+    number of replicas, and `options.replicas` becomes 1. The attribute `expert_parallel` is removed.
+    """
     if vars(options).pop("expert_parallel", False) and options.replicas > 1:
         options.ep, options.replicas = options.replicas, 1
 
 
 def check_extra(command: str = "nkw serve") -> None:
-    """Raise ModelError, which names the command, if a package of the extra `serve` is not installed."""
+    """Check that the packages of the extra `serve` are installed.
+
+    Args:
+        command: Name of the command, for the message.
+
+    Raises:
+        ModelError: A package is not installed; the message names it.
+    """
     missing = [name for module, name in _EXTRA.items() if find_spec(module) is None]
     if missing:
         raise ModelError(
@@ -83,7 +100,11 @@ def check_extra(command: str = "nkw serve") -> None:
 
 
 def _check_core(options: argparse.Namespace) -> None:
-    """Raise ModelError for several replicas or processes on NeuronCores."""
+    """Check that a server on NeuronCores has one process and one replica.
+
+    Raises:
+        ModelError: Several replicas are asked for without a cluster, or torchrun started several processes.
+    """
     if options.replicas > 1 and options.cluster is None:
         raise ModelError(
             f"--replicas is {options.replicas}; on NeuronCores start a server for each core, with "
@@ -91,11 +112,13 @@ def _check_core(options: argparse.Namespace) -> None:
         )
     processes = 1 if rank_of_this_process() is None else int(os.environ["WORLD_SIZE"])
     if processes > 1:
-        raise ModelError(f"nkw serve has one process, and torchrun started {processes}")
+        raise ModelError(
+            f"nkw serve has one process, and torchrun started {processes}: start nkw serve without torchrun"
+        )
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached from this machine only."""
+    """Return whether an address can be reached from this machine only; False for host names other than localhost."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -103,11 +126,15 @@ def is_loopback(host: str) -> bool:
 
 
 def show_url(host: str) -> Callable[[int], None]:
-    """Return a function that prints the URL of the server on stdout, once its port is open."""
+    """Return a function that prints the URL of the server's API on stdout, for the port that it is called with.
+
+    Args:
+        host: Address of the server.
+    """
     shown = f"[{host}]" if ":" in host else host
 
     def show(port: int) -> None:
-        """Print the URL."""
+        """Print the URL with the port `port` on stdout."""
         show_lines(f"http://{shown}:{port}/v1")
         sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""Entry of `nkw top`: the metrics of a server in a terminal. It needs nothing of the extra `serve`."""
+"""Entry of `nkw top`: shows the metrics of a server in a terminal. It needs nothing of the extra `serve`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ Samples = Mapping[tuple[str, str], float]
 
 
 def top_command(options: argparse.Namespace) -> int:
-    """Show the metrics until an interrupt, or once. Raises ModelError if no server answers."""
+    """Show the metrics of a server every --every seconds until an interrupt, or once; return the exit status 0.
+
+    They are shown once with --once, and if stdout is no terminal.
+
+    Raises:
+        ModelError: --url is no URL of a host, or no server of `nkw serve` answers there.
+    """
     if not _is_server_url(options.url):
         raise ModelError(f"--url is {options.url!r}; it must be like http://127.0.0.1:8000")
     keys = read_keys(options.api_key_file)
@@ -46,7 +52,7 @@ def top_command(options: argparse.Namespace) -> int:
 
 
 def _is_server_url(url: str) -> bool:
-    """Return whether a text is the URL of a host, with or without a port."""
+    """Return whether a text is the HTTP URL of a host, with or without a port, and without a path."""
     try:
         split = urlsplit(url)
         has_host = bool(split.hostname) and split.port != 0
@@ -56,10 +62,16 @@ def _is_server_url(url: str) -> bool:
 
 
 def read(url: str, keys: list[str]) -> Samples:
-    """Return the current samples of a server, summed over labels.
+    """Ask a server for its metrics, and return their current samples.
+
+    Samples that differ only in labels other than `le`, `target` and `lnc` are added up.
+
+    Args:
+        url: URL of the server.
+        keys: API keys, of which the first is sent.
 
     Raises:
-        ModelError: the server does not answer, or is no server of `nkw serve`.
+        ModelError: The server does not answer, or is no server of `nkw serve`.
     """
     headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
     request = urllib.request.Request(f"{url.rstrip('/')}/metrics", headers=headers)
@@ -88,32 +100,39 @@ def read(url: str, keys: list[str]) -> Samples:
 
 
 def format_metrics(now: Samples, before: Samples, seconds: float) -> str:
-    """Return the metrics as text.
+    """Return the metrics as text, a line for each.
 
     Args:
-        before: the samples `seconds` ago, for rates; without rates if `seconds` is 0.
+        now: The current samples.
+        before: The samples `seconds` ago, for rates.
+        seconds: Seconds between both; if 0, the text has no rates.
     """
 
     def get_sample(name: str) -> float:
-        """Return a sample, 0 if it is absent."""
+        """Return the current sum of a metric over its labels; 0 if it is absent."""
         return _add_up(now, name)
 
     def format_rate(name: str) -> str:
-        """Return the increase of a sample per second."""
+        """Return the increase of a metric per second as text after a number; empty without an earlier sample."""
         if not seconds:
             return ""
         grown = get_sample(name) - _add_up(before, name)
         return f", {grown / seconds:,.1f} a second"
 
     def format_share(name: str, total: float) -> str:
-        """Return a sample as a share of a total in percent."""
+        """Return a metric as a share of `total` in percent; "none" if the total is 0."""
         return f"{get_sample(name) / total:.1%}" if total else "none"
 
     replicas = get_sample("replica_up")
     drafts, steps = get_sample("spec_decode_num_draft_tokens_total"), get_sample("steps_total")
 
     def format_time_per_step(name: str, missing: float = 0.0) -> str:
-        """Return a time divided by the number of steps; `missing` parts of steps have no time."""
+        """Return a metric of seconds divided by the number of steps, in ms, as text.
+
+        Args:
+            name: Name of the metric.
+            missing: Number of parts of steps that have no predicted time.
+        """
         seconds = get_sample(name)
         if missing and not seconds:
             return f"unknown so far: {missing:,.0f} parts of steps are not predicted yet"
@@ -165,12 +184,26 @@ def format_metrics(now: Samples, before: Samples, seconds: float) -> str:
 
 
 def _add_up(samples: Samples, name: str) -> float:
-    """Return the sum of a metric over its labels, 0 if it is absent."""
+    """Return the sum of a metric over its labels; 0 if it is absent.
+
+    Args:
+        samples: The samples.
+        name: Name of the metric without the prefix `nkw_`.
+    """
     return sum(value for (sample, _), value in samples.items() if sample == f"nkw_{name}")
 
 
 def _find_quantile(samples: Samples, name: str, share: float) -> str:
-    """Return the edge of the first bucket with at least a share of the observations up to it."""
+    """Return a bound of a histogram's quantile as text: the edge of the first bucket that reaches it.
+
+    Args:
+        samples: The samples.
+        name: Name of the histogram without the prefix `nkw_`.
+        share: The quantile, from 0 to 1.
+
+    Returns:
+        Text such as "up to 0.5 s", or "unknown" without observations.
+    """
     bucket = f"nkw_{name}_bucket"
     buckets = sorted((float(edge), count) for (sample, edge), count in samples.items() if sample == bucket)
     if not buckets or not buckets[-1][1]:

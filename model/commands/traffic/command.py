@@ -1,4 +1,4 @@
-"""Entry of `nkw traffic`."""
+"""Entry of `nkw traffic`: predicts what users of a model would see, and prints and writes the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ from nkw.terminal import show, show_lines, working
 
 
 def traffic_command(options: argparse.Namespace) -> int:
-    """Predict the traffic of a model and return the exit status."""
+    """Predict the traffic of a model, print the report, write the files of the options, and return the exit status 0.
+
+    Raises:
+        ModelError: An option, the model, the instance or a file does not allow the prediction.
+        InvalidArgument: A file cannot be written.
+    """
     request = Request(
         config=options.config,
         family=options.family,
@@ -80,7 +85,7 @@ def traffic_command(options: argparse.Namespace) -> int:
 
 
 def _list_inputs(options: argparse.Namespace) -> list[Path]:
-    """Return the files that a prediction reads."""
+    """Return the files that a prediction reads, which no output may replace."""
     drafts = [] if options.draft_model is None else list_model_files(options.draft_model)
     texts = [path for path in (options.trace, options.acceptance_text, options.prices) if path is not None]
     return [*list_model_files(options.config), *drafts, *texts]

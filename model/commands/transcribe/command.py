@@ -1,4 +1,7 @@
-"""Entry of `nkw transcribe`."""
+"""Entry of `nkw transcribe`: transcribes a recording, checks every token with the numpy reference, predicts times.
+
+A window is a piece of the recording of up to 30 seconds, which the model transcribes at once.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +39,16 @@ from nkw.terminal import show
 
 
 def transcribe_command(options: argparse.Namespace) -> int:
-    """Transcribe, check, predict and report. Raises ModelError for refused options and files before the first token."""
+    """Transcribe, check, predict and report as the options ask, and return the exit status 0.
+
+    Raises:
+        ModelError: Options or files are refused, before the first token.
+        InvalidArgument: The document of --json cannot be written.
+    """
     check_cores(options)
     config = load_config(options.model, SPEECH)
     if options.tp > MOST_RANKS:
-        raise ModelError(f"--tp {options.tp}; one run takes {MOST_RANKS} ranks at most")
+        raise ModelError(f"--tp {options.tp}; one run takes {MOST_RANKS} ranks at most: give a smaller --tp")
     check_ranks(config, options.tp)
     rules = read_rules(options.model, config, options.language, options.timestamps)
     samples = read_wav(options.file)
@@ -56,7 +64,7 @@ def transcribe_command(options: argparse.Namespace) -> int:
 
 @dataclass
 class _Job:
-    """Input of transcription and prediction: a model and a recording."""
+    """Model, recording and rules of a transcription, for generation and for prediction."""
 
     options: argparse.Namespace
     loaded: LoadedModel
@@ -65,16 +73,16 @@ class _Job:
 
     @property
     def params(self) -> SamplingParams:
-        """Parameters of greedy sampling."""
+        """Sampling parameters of every window: greedy, with at most --max-new-tokens tokens."""
         return SamplingParams(temperature=0, seed=0, max_tokens=self.options.max_new_tokens)
 
     @cached_property
     def shards(self) -> tuple[RankWeights, ...]:
-        """Weights of all ranks."""
+        """Weights of all ranks, loaded at the first use."""
         return self.loaded.load_shards(Mesh(self.options.tp))
 
     def create_backend(self) -> Backend:
-        """Return the backend of --backend."""
+        """Return the backend that --backend names, with loaded weights."""
         options = self.options
         if options.backend == "numpy":
             return self.loaded.create_reference(options.tp)
@@ -83,7 +91,13 @@ class _Job:
     def create_model(
         self, device: Device, progress: Progress = lambda done, layers: None, lnc: int = 1
     ) -> KernelModel:
-        """Return the model on a device, whose ranks have `lnc` physical cores; calls `progress` after each layer."""
+        """Return the model on a device.
+
+        Args:
+            device: The device.
+            progress: Called with the number of finished layers and of all layers.
+            lnc: Number of physical cores of a rank.
+        """
         needed = positions_needed(len(self.rules.prompt), self.options.max_new_tokens, self.loaded.config)
         length = bucket_length(needed, self.loaded.config.context)
         return KernelModel(self.loaded.config, self.shards, device, length, progress=progress, lnc=lnc)
@@ -91,7 +105,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Window:
-    """Window with its seconds, its generation, and its segments with --timestamps."""
+    """Transcribed window: its times as text, its generation, and its segments with --timestamps."""
 
     seconds: str
     generation: Generation
@@ -99,7 +113,7 @@ class _Window:
 
 
 def _transcribe_and_report(job: _Job, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Transcribe and predict, print the summary, and return the document."""
+    """Transcribe and predict, print texts and summary, and return the document of --json."""
     options = job.options
     windows = _transcribe(job, tokenizer)
     generations = [window.generation for window in windows]
@@ -123,7 +137,10 @@ def _transcribe_and_report(job: _Job, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _transcribe(job: _Job, tokenizer: Tokenizer) -> list[_Window]:
-    """Transcribe all windows, and print the text of each window token by token, or its segments."""
+    """Transcribe all windows and return them.
+
+    The text of each window is printed token by token or, with --timestamps, segment by segment.
+    """
     options = job.options
     backend = job.create_backend()
     reference = (
@@ -164,7 +181,7 @@ def _transcribe(job: _Job, tokenizer: Tokenizer) -> list[_Window]:
 def _describe_segments(
     windows: Sequence[_Window], rules: Rules, tokenizer: Tokenizer
 ) -> list[dict[str, Any]]:
-    """Return the documents of all segments; their texts have no timestamp tokens."""
+    """Return the segments of the windows as JSON objects; their texts have no timestamp tokens."""
     zero = 0 if rules.timestamps is None else rules.timestamps.zero
     return [
         {
@@ -178,7 +195,12 @@ def _describe_segments(
 
 
 def _predict(job: _Job, last: Generation) -> list[TargetPrediction]:
-    """Predict the times of a window with its prompt, and of the last decode step of `last`, on each target."""
+    """Predict times on each compared target: of a window with its prompt, and of the last decode step.
+
+    Args:
+        job: The model and the recording.
+        last: Generation of the last window, whose prompt and last step are timed.
+    """
     from model.device import DryDevice, limit_lnc
 
     predictions = []
