@@ -137,12 +137,12 @@ def is_child() -> bool:
     return _judge is not None
 
 
-def progress_stream() -> IO[str]:
+def choose_progress_stream() -> IO[str]:
     """Return the stream to which progress is written: the judge's in a child, and stderr otherwise."""
     return sys.stderr if _judge is None else _judge.progress
 
 
-def keep_file(path: str, label: str, code: str, text: str) -> None:
+def record_file(path: str, label: str, code: str, text: str) -> None:
     """Add a file to the record of this child, so that the parent writes it; only for a child.
 
     Args:
@@ -196,7 +196,7 @@ def user_output(to_stderr: bool) -> Iterator[None]:
 
 
 @contextmanager
-def ending_after(seconds: float | None) -> Iterator[None]:
+def end_after(seconds: float | None) -> Iterator[None]:
     """End this child with SIGALRM if the block takes longer than `seconds`.
 
     No limit is kept without a child, or if `seconds` is None.
@@ -212,7 +212,7 @@ def ending_after(seconds: float | None) -> Iterator[None]:
 
 
 @contextmanager
-def muted() -> Iterator[None]:
+def mute_output() -> Iterator[None]:
     """Drop what is written to descriptors 1 and 2 in the block, also by compiled libraries.
 
     Only a child whose judge captures the kernel's output drops it; other processes write as usual.
@@ -235,16 +235,16 @@ def muted() -> Iterator[None]:
         os.close(nowhere)
 
 
-def shown_once(function: Function) -> Function:
+def show_once(function: Function) -> Function:
     """Return a function that calls `function` and drops its output from the second call on.
 
-    The output is dropped only where `muted` drops it.
+    The output is dropped only where `mute_output` drops it.
     """
     called = False
 
     def call(*args: Any, **keywords: Any) -> Any:
         nonlocal called
-        with muted() if called else nullcontext():
+        with mute_output() if called else nullcontext():
             called = True
             return function(*args, **keywords)
 

@@ -50,13 +50,13 @@ def join_cluster(address: str, processors: int, namespace: str | None = None) ->
             # Ray makes its folder writable for every user, so it is inside a folder that others cannot enter.
             settings |= {"_temp_dir": str(Path(folder, "ray")), "_node_ip_address": "127.0.0.1"}
             settings |= {"num_cpus": processors, "include_dashboard": False}
-        elif _MODE not in os.environ and token_file().is_file():
+        elif _MODE not in os.environ and find_token_file().is_file():
             added = {_MODE: "token"}
         os.environ.update(added)  # before Ray is imported, which reads the mode once
         try:
             import ray
 
-            _reach(address)
+            _check_reachable(address)
             ray.init(
                 namespace=namespace,
                 runtime_env={"env_vars": {"PYTHONPATH": path}},
@@ -96,12 +96,12 @@ def write_token(folder: Path) -> Path:
     return path
 
 
-def token_file() -> Path:
+def find_token_file() -> Path:
     """Return the path at which Ray looks for the token of a cluster, whether or not there is a file."""
     return Path(os.environ.get(_TOKEN_FILE) or Path.home() / ".ray" / "auth_token")
 
 
-def _reach(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Check that a server listens at an address HOST:PORT, by a connection of at most 10 s; Ray would wait for minutes.
 
     Do nothing for an address of another form.

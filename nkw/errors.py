@@ -53,7 +53,7 @@ class Location:
         return f"{self.file_line} in {self.function}" if self.file else self.function
 
 
-def location_lines(where: Location | None, callers: Sequence[Location]) -> list[str]:
+def format_location(where: Location | None, callers: Sequence[Location]) -> list[str]:
     """Return the lines of a message that say where an error is: the kernel's line, then its callers, innermost first.
 
     At most 6 callers are listed. The lines are indented, and the list is empty if nothing is known.
@@ -84,11 +84,11 @@ class NkwError(Exception):
         """Lines that called the kernel's line, innermost first, if it is in a helper of the kernel."""
 
     def __str__(self) -> str:
-        return "\n".join([f"[{self.code}] {self.message}", *self.location_lines()])
+        return "\n".join([f"[{self.code}] {self.message}", *self.format_location()])
 
-    def location_lines(self) -> list[str]:
-        """Return the indented lines of the message that say where the error is, as the function `location_lines`."""
-        return location_lines(self.where, self.callers)
+    def format_location(self) -> list[str]:
+        """Return the indented lines of the message that say where the error is, as the function `format_location`."""
+        return format_location(self.where, self.callers)
 
 
 class InvalidArgument(NkwError, ValueError):
@@ -133,7 +133,7 @@ class RuleViolation(NkiValidationError, AssertionError):
             limit: The limit, if it differs from the rule's.
             hint: What to do, if it differs from the rule's.
         """
-        super().__init__(code_of(rule), sentence_of(rule))
+        super().__init__(get_code(rule), get_sentence(rule))
         self._seen = seen
         self.limit = limit or rule.limit  # type: ignore[attr-defined]
         self.hint = hint or rule.hint  # type: ignore[attr-defined]
@@ -155,7 +155,7 @@ class RuleViolation(NkiValidationError, AssertionError):
         lines += [f"  {name} = {text}" for name, text in self.operands.items()]
         if self.hint:
             lines.append(f"  try:   {self.hint}")
-        return "\n".join([*lines, *self.location_lines()])
+        return "\n".join([*lines, *self.format_location()])
 
 
 class OutOfBounds(RuleViolation, IndexError):
@@ -190,11 +190,11 @@ def rule(
     return register
 
 
-def code_of(rule_function: Callable[..., object]) -> str:
+def get_code(rule_function: Callable[..., object]) -> str:
     """Return the stable code of a rule function."""
     return rule_function.code  # type: ignore[attr-defined]
 
 
-def sentence_of(rule_function: Callable[..., object]) -> str:
+def get_sentence(rule_function: Callable[..., object]) -> str:
     """Return the sentence that a rule function enforces."""
-    return RULES[code_of(rule_function)]
+    return RULES[get_code(rule_function)]

@@ -13,7 +13,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from nkw.child import is_child, keep_file
+from nkw.child import is_child, record_file
 from nkw.errors import InvalidArgument, NoVerdict, one_line
 from nkw.targets import HARDWARE_VARIABLE
 
@@ -214,7 +214,7 @@ class OutputFile(os.PathLike[str]):
             text = StringIO()
             yield text
             self._check()
-            keep_file(os.fspath(self._named), self._label, self._code, text.getvalue())
+            record_file(os.fspath(self._named), self._label, self._code, text.getvalue())
             return
         with self._open() as file:
             yield file
@@ -315,7 +315,7 @@ def complete(path: Named, label: str, code: str) -> AbstractContextManager[TextI
     return (path if isinstance(path, OutputFile) else OutputFile(path, label, code)).writing()
 
 
-def imported_files() -> list[str]:
+def list_imported_files() -> list[str]:
     """Return the paths of the source files of all modules that this process has imported so far."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return [file for file in files if isinstance(file, str)]

@@ -28,7 +28,7 @@ SECONDS_MAX = 1e7
 """Upper bound of time limits in options, 116 days."""
 
 
-def positive_seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """Return the number of seconds that the text of an option gives.
 
     Raises:
@@ -44,7 +44,7 @@ def positive_seconds(text: str) -> float:
 
 
 @contextmanager
-def collector_off() -> Iterator[None]:
+def disable_collector() -> Iterator[None]:
     """Disable the garbage collector in the block, for code that creates many lasting objects without cycles.
 
     A collector that was disabled before stays disabled.
@@ -121,7 +121,7 @@ def imported() -> None:
 
 
 @contextmanager
-def remembering_interrupts() -> Iterator[Callable[[], None]]:
+def remember_interrupts() -> Iterator[Callable[[], None]]:
     """Yield a function that raises the last interrupt of the block again, or returns if there was none.
 
     NumPy drops an interrupt that arrives while it looks up an attribute, so the caller asks after such calls. SIGINT
@@ -179,7 +179,7 @@ class Limits:
         """Set the limits on this process, and switch core dumps off; lower limits of the system stay."""
         import resource
 
-        used = address_space_bytes()
+        used = measure_address_space()
         for limit, most in (
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_CPU, int(time.process_time()) + self.cpu_seconds),
@@ -314,12 +314,12 @@ def memory_bytes() -> int:
         return 2**63
 
 
-def resident_bytes() -> int:
+def measure_resident_bytes() -> int:
     """Return the resident memory of this process in bytes; 0 if the system does not report it."""
     return _memory_map_bytes(1)
 
 
-def address_space_bytes() -> int:
+def measure_address_space() -> int:
     """Return the address space of this process in bytes, as RLIMIT_AS counts it; 0 if the system does not report it."""
     return _memory_map_bytes(0)
 

@@ -72,7 +72,7 @@ class Name:
         from rich.cells import cell_len
         from rich.text import Text
 
-        words = shortened(self.words, options.max_width - cell_len(self.lead))
+        words = shorten_name(self.words, options.max_width - cell_len(self.lead))
         yield Text(self.lead + words, no_wrap=True, overflow="ellipsis")
 
 
@@ -230,7 +230,7 @@ def table(
     return Table(names, listed, left, firm, indent, gap)
 
 
-def verbatim(lines: Iterable[str]) -> Drawn:
+def draw_verbatim(lines: Iterable[str]) -> Drawn:
     """Return a drawing of lines that do not depend on the width, such as a map of characters.
 
     A terminal cuts them at its width.
@@ -238,7 +238,7 @@ def verbatim(lines: Iterable[str]) -> Drawn:
     return Drawn(lambda columns: lines)
 
 
-def shortened(name: str, columns: int) -> str:
+def shorten_name(name: str, columns: int) -> str:
     """Return a name of at most `columns` columns of a terminal.
 
     A name that is too long loses its folders; if the last component is still too long, its beginning is replaced by an

@@ -56,7 +56,7 @@ _SYNONYMS = (
 """Parameter names that other libraries use for the same argument."""
 
 
-def _rows(*rows: tuple[str, str]) -> dict[str, str]:
+def _index_hints(*rows: tuple[str, str]) -> dict[str, str]:
     """Return a dict from each name to its hint.
 
     Args:
@@ -65,7 +65,7 @@ def _rows(*rows: tuple[str, str]) -> dict[str, str]:
     return {name: hint for names, hint in rows for name in names.split()}
 
 
-TILE_HINTS = _rows(
+TILE_HINTS = _index_hints(
     ("T mT H t transpose swapaxes transpose_ moveaxis trans", _TRANSPOSE),
     ("broadcast_to expand expand_as repeat tile broadcast_in_dim", _BROADCAST),
     ("astype to type cast half bfloat16 double type_as", _CAST),
@@ -93,7 +93,7 @@ TILE_HINTS = _rows(
 )
 """What to write instead of an attribute that tensors have in NumPy, PyTorch or Triton."""
 
-FUNCTION_HINTS = _rows(
+FUNCTION_HINTS = _index_hints(
     ("dot dot_scaled mm bmm gemm tensordot inner mma_sync", _MATMUL),
     ("einsum", _EINSUM),
     ("swish", "nl.silu"),
@@ -157,7 +157,7 @@ FUNCTION_HINTS = _rows(
 )
 """What to write instead of a function or dtype of NumPy, Triton, CUDA or PyTorch."""
 
-ISA_HINTS = _rows(
+ISA_HINTS = _index_hints(
     ("matmul matmult", _MATMUL),
     ("transpose", _TRANSPOSE),
     ("copy", _COPY),
@@ -169,7 +169,7 @@ ISA_HINTS = _rows(
 )
 """What to write instead of a name in `nki.isa`; the tables of `nki.language` and the free names follow it."""
 
-NAME_HINTS = _rows(
+NAME_HINTS = _index_hints(
     ("__syncthreads __syncwarp syncthreads", _BARRIER),
     ("threadIdx blockIdx blockDim gridDim warpSize tid bid pid", _GRID),
     ("__shared__ shared_memory", "nl.ndarray(shape, dtype=..., buffer=nl.sbuf)"),
@@ -224,6 +224,6 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "", suffix: str 
     return f"; did you mean {prefix}{suggestion}{suffix}?" if suggestion else ""
 
 
-def in_nki(hint: str) -> str:
+def format_nki_hint(hint: str) -> str:
     """Return the end of a message that gives a hint, "; in NKI: HINT", or an empty string for an empty hint."""
     return f"; in NKI: {hint}" if hint else ""

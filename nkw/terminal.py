@@ -18,7 +18,7 @@ from io import StringIO
 from threading import Event, Thread
 from typing import IO, TYPE_CHECKING, TypeVar
 
-from nkw.child import progress_stream
+from nkw.child import choose_progress_stream
 from nkw.errors import LONGEST_MESSAGE, shown
 from nkw.report import Hanging, Part, as_html
 
@@ -126,7 +126,7 @@ def progress(items: Sequence[T], doing: str, every: float = EVERY_SECONDS) -> It
         every: Seconds between two lines.
     """
     began, bar = time.monotonic(), None
-    told, file = began, progress_stream()
+    told, file = began, choose_progress_stream()
     on_terminal = file.isatty()
     try:
         for number, item in enumerate(items):
@@ -156,7 +156,7 @@ def working(describe: Callable[[], str], every: float = EVERY_SECONDS) -> Iterat
     from the last. A separate thread calls `describe`.
     """
     ended, told = Event(), list[str]()
-    file = progress_stream()
+    file = choose_progress_stream()
     on_terminal = file.isatty()
 
     def tell() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import IO, NoReturn
 
 from nkw.child import ERR, OUT, Judge, Record, begin
-from nkw.process import Terminated, address_space_bytes, imported
+from nkw.process import Terminated, imported, measure_address_space
 from simulate.tracebacks import print_user_traceback
 
 _PDEATHSIG = 1  # an option of Linux' prctl
@@ -52,7 +52,7 @@ def become_child(
         set_process_option(_PDEATHSIG, signal.SIGKILL)
         imported()
         judge = _judge_of(pipes)
-        limit = None if limits.memory_bytes is None else limits.memory_bytes + address_space_bytes()
+        limit = None if limits.memory_bytes is None else limits.memory_bytes + measure_address_space()
         before = _limit_memory(limit)
         begin(judge)
         _run(act, judge.record)

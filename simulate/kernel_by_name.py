@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from nkw.errors import LONGEST_PATH, InvalidArgument, NkwError, NoVerdict, shown
-from nkw.files import MOST_SOURCE_BYTES, imported_files, is_file, read_text
+from nkw.files import MOST_SOURCE_BYTES, is_file, list_imported_files, read_text
 from nkw.suggestions import did_you_mean
 from simulate.hardware import Hardware
 from simulate.isa.book import CallError
@@ -80,7 +80,7 @@ _KEYWORD = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
 def files_read(options: argparse.Namespace) -> list[str]:
     """Return the files that a run reads: the script, files that its arguments name, and all imported modules."""
     script = options.script.rpartition(":")[0] if names_a_kernel(options.script) else options.script
-    return [script, *options.arguments, *imported_files()]
+    return [script, *options.arguments, *list_imported_files()]
 
 
 def names_a_kernel(words: str) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nkw.options import OptionTable, Rows
-from nkw.process import positive_seconds
+from nkw.process import parse_seconds
 from nkw.targets import HARDWARE_VARIABLE, TARGETS
 from simulate.level import LEVEL_VARIABLE, LEVELS, NEWEST, RULES_VARIABLE, Rules
 
@@ -120,7 +120,7 @@ _MACHINE: Rows = {
         help="launch every kernel that is called like a function on N ranks, with equal arguments (default: 1)",
     ),
     "--time-limit": dict(
-        type=positive_seconds,
+        type=parse_seconds,
         metavar="SECONDS",
         help="end a kernel by name after this time, each candidate of tune (default: 3600; none where stdin is a "
         "terminal)",
@@ -208,7 +208,7 @@ _SEARCH: Rows = {
         metavar="N",
         help=f"candidates to try (default: {TRIALS}; with --seconds as many as it takes)",
     ),
-    "--seconds": dict(type=positive_seconds, metavar="N", help="end the search after so many seconds"),
+    "--seconds": dict(type=parse_seconds, metavar="N", help="end the search after so many seconds"),
     "--jobs": dict(type=read_count, metavar="N", help="processes that measure (default: one per processor)"),
     "--cluster": dict(
         metavar="ADDRESS",

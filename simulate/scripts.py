@@ -8,7 +8,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from nkw.child import progress_stream, user_output
+from nkw.child import choose_progress_stream, user_output
 from nkw.process import reopen_streams
 from nkw.terminal import error, working
 from simulate.isolated import NO_VERDICT
@@ -125,5 +125,5 @@ def bound(options: argparse.Namespace) -> bool:
         error(refused)
         return False
     chosen = "" if os.environ.get(TARGET_VARIABLE) else f" (default; --target or {TARGET_VARIABLE} chooses)"
-    print(f"target {chip.label}{chosen}", file=progress_stream(), flush=True)
+    print(f"target {chip.label}{chosen}", file=choose_progress_stream(), flush=True)
     return True

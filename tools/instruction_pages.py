@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from nkw.errors import RuleViolation, code_of, sentence_of
+from nkw.errors import RuleViolation, get_code, get_sentence
 from nkw.targets import DEFAULT_TARGET, GENERATIONS, LNC_VARIABLE, TARGET_VARIABLE
 from simulate.hardware import hardware
 from simulate.isa import INSTRUCTIONS, book, costs, dma_costs
@@ -67,7 +67,7 @@ def reached_from(function: Callable[..., Any]) -> Reached:
             continue
         seen.add(id(one))
         if hasattr(one, "code"):
-            reached.rules[code_of(one)] = sentence_of(one)
+            reached.rules[get_code(one)] = get_sentence(one)
         fields = reached.numbers if one.__module__ in _COSTS else reached.limits
         fields.update(_hardware_fields(one))
         reached.numbers.update(_named_numbers(one))
@@ -272,7 +272,7 @@ def index() -> str:
         for name, planner in sorted(INSTRUCTIONS.items())
     ]
     common = {
-        code_of(rule): sentence_of(rule)
+        get_code(rule): get_sentence(rule)
         for module in _ISSUING
         for rule in vars(module).values()
         if hasattr(rule, "code")

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.fidelity.sources.clones import Clone, recognised
 from nkw.errors import NkwError, shown
-from nkw.files import STDOUT, Outputs, imported_files
+from nkw.files import STDOUT, Outputs, list_imported_files
 from nkw.terminal import error, progress
 from simulate.hardware import TARGETS, hardware, use_overlay
 from simulate.options import HARDWARE
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m benchmarks.fi
             use_overlay(options.hardware)
         clones = recognised(options.sources)
         read = [file for clone in clones.values() for file in clone.files()]
-        outputs = Outputs(lambda: (options.measurements, *read, *imported_files()))
+        outputs = Outputs(lambda: (options.measurements, *read, *list_imported_files()))
         to_stdout = options.json == STDOUT
         results = None if to_stdout else outputs.claim(options.json, "results", "NKW-FIDELITY-FILE")
         table, rows = _sources(options, clones) if clones else _descriptions(options)

@@ -16,7 +16,7 @@ from benchmarks.stacks.shares import list_shares
 from model.device import chip
 from model.plan.stack_records import STACKS
 from model.plan.stacks import METRICS, PublishedRun, Stack
-from nkw.process import collector_off
+from nkw.process import disable_collector
 
 _FITTED = "transformers-neuronx"
 
@@ -56,7 +56,7 @@ def predict_all() -> tuple[DeviceTimes, ...]:
     """Return the device times of all runs that can be predicted."""
     times = []
     for run in read_published().runs:
-        with collector_off():
+        with disable_collector():
             times.append(predict_device(run))
     return tuple(times)
 

@@ -106,7 +106,7 @@ class Metrics:
                     f"vllm:{name}",
                     text,
                     ["model_name", "engine"],
-                    buckets=_vllm_bounds(name, max_model_len),
+                    buckets=_find_vllm_bounds(name, max_model_len),
                     registry=self._registry,
                 ).labels(model, _VLLM_ENGINE),
             )
@@ -129,7 +129,9 @@ class Metrics:
         self._progress: dict[str, tuple[int, float]] = {}
         """Number of tokens and time of the last one, by the id of a request that has not ended."""
 
-    def show(self, state: Callable[[], EngineState], deployment: Deployment, predict: PredictSeconds) -> None:
+    def add_engine(
+        self, state: Callable[[], EngineState], deployment: Deployment, predict: PredictSeconds
+    ) -> None:
         """Add series of an engine's requests, pages and steps to `/metrics`, and of the predicted time of its steps.
 
         They are read when `/metrics` is asked for.
@@ -142,7 +144,7 @@ class Metrics:
         """
         self._registry.register(_EngineCollector(self._model, state, deployment, predict))
 
-    def watch(self, output: RequestOutput) -> None:
+    def record_output(self, output: RequestOutput) -> None:
         """Record that a request got tokens or ended. The engine's thread calls it after each step.
 
         Args:
@@ -178,7 +180,7 @@ class Metrics:
             if longest > 1:
                 self._observe("request_time_per_output_token_seconds", (now - first) / (longest - 1))
 
-    def text(self) -> bytes:
+    def format_samples(self) -> bytes:
         """Return all samples in Prometheus' text format."""
         families = list(self._registry.collect())
         return generate_latest(Families([*families, *_list_vllm_families(families)]))
@@ -212,7 +214,7 @@ class Families(Collector):
         return self.families
 
 
-def _vllm_bounds(name: str, max_model_len: int) -> Sequence[float]:
+def _find_vllm_bounds(name: str, max_model_len: int) -> Sequence[float]:
     """Return the upper bounds of the buckets of vLLM's histogram of a name, without the last bound, which is infinite.
 
     Histograms of tokens have the bounds 1, 2, 5, 10, 20, 50, … up to `max_model_len`.

@@ -86,7 +86,7 @@ class WorkerPool:
             self._facts = self._facts or loop.create_future()
             self._connection = _Connection(self._source, loop, self._handle_message, self._handle_loss)
 
-    async def known_facts(self) -> dict[str, Any]:
+    async def wait_for_facts(self) -> dict[str, Any]:
         """Wait until the worker process has started, and return the facts that it reports about its tasks.
 
         Raises:

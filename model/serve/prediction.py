@@ -34,7 +34,7 @@ class StepTimes:
         self._seconds: dict[StepShape, float | None] = {}
         """Seconds by shape; None where a shape has no prediction, or none yet."""
 
-    def seconds(self, launch_counts: Mapping[StepShape, int]) -> tuple[float, int]:
+    def predict_seconds(self, launch_counts: Mapping[StepShape, int]) -> tuple[float, int]:
         """Return the predicted seconds of all launches together, and the number of launches without a prediction.
 
         A new shape is predicted in the background, for later calls. Shapes that verify drafts are never predicted.

@@ -92,10 +92,10 @@ async def run_application(
     limits, deployment = engine.limits, Deployment.from_engine(engine, engine_args(options))
     prefix_caching = speech_model is None and options.prefix_caching
     metrics = Metrics(name, limits.max_model_len, prefix_caching)
-    async_engine = AsyncEngine(engine, max_continuations(options), metrics.watch)
+    async_engine = AsyncEngine(engine, count_max_continuations(options), metrics.record_output)
     times = StepTimes(deployment)
-    metrics.show(async_engine.state, deployment, times.seconds)
-    pool = WorkerPool(engine.grammars.source, options.workers, max_continuations(options))
+    metrics.add_engine(async_engine.state, deployment, times.predict_seconds)
+    pool = WorkerPool(engine.grammars.source, options.workers, count_max_continuations(options))
     texts = Texts(pool, folder, engine.grammars, limits.vocab_size, limits.max_model_len - 1)
     service = Service(
         async_engine, texts, name, select_tool_parser(folder, options.tool_call_parser), speech_model
@@ -110,12 +110,12 @@ async def run_application(
         await async_engine.stop()
 
 
-def max_continuations(options: argparse.Namespace) -> int:
+def count_max_continuations(options: argparse.Namespace) -> int:
     """Return the most continuations that an engine accepts at once: those of a step, and those of the queue."""
     return int(options.ep * options.max_num_seqs + options.max_queue)
 
 
-def max_body_bytes(options: argparse.Namespace) -> int:
+def find_max_body_bytes(options: argparse.Namespace) -> int:
     """Return the largest request body in bytes: the option, or else 1 MiB, or 25 MiB for a speech model."""
     from model.serve.openai.audio.speech_model import SpeechModel
 
@@ -146,7 +146,7 @@ def make_server(
 
     hosts = None if keys else LOOPBACK_NAMES | {options.host.lower()}
     origins = options.allowed_origins
-    admission = Admission(app, Keys(keys), max_body_bytes(options), options.body_timeout)
+    admission = Admission(app, Keys(keys), find_max_body_bytes(options), options.body_timeout)
     gate = Gate(add_cors(admission, origins), OriginPolicy(hosts, origins))
     limits = ConnectionLimits(options.max_connections, options.header_timeout, options.write_timeout)
     return Server(gate, options.host, options.port, limits, on_listening, on_shutdown)

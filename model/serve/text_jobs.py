@@ -78,7 +78,7 @@ class Texts:
         """
         if len(text) <= self._max_prompt_tokens:  # a token may be as short as a byte, so the text may fit
             return
-        bound = (await self._pool.known_facts())["text_bound"]
+        bound = (await self._pool.wait_for_facts())["text_bound"]
         if bound is None:
             return
         token_bytes, without_blanks = bound
@@ -118,7 +118,7 @@ class Texts:
         """
         return str(await self._run("render", _CHAT_TEMPLATE, False, list(messages), dict(variables)))
 
-    async def grammar(self, params: StructuredOutputsParams) -> CompiledGrammar:
+    async def compile_grammar(self, params: StructuredOutputsParams) -> CompiledGrammar:
         """Return the compiled grammar of structured outputs, from the cache if it is there.
 
         Another grammar is first compiled in a job process, under the limits of grammars, and then added to the cache.
@@ -141,7 +141,7 @@ class Texts:
         return grammar
 
     def drain(self) -> None:
-        """Cancel chat templates and grammars, now and later: `render` and `grammar` raise ApiError ("stopping").
+        """Cancel chat templates and grammars, now and later; their calls raise ApiError ("stopping").
 
         Their requests have not been submitted to the engine, and a stopping server starts none.
         """

@@ -206,7 +206,7 @@ class Deployment:
 
     @property
     def pages(self) -> int:
-        """Number of pages of all kinds and of slots of one replica."""
+        """Number of pages of all kinds, and of slots, of one replica: those of all its groups of ranks together."""
         return self.setup.ep * sum(page_kind.pages for page_kind in self.page_kinds)
 
     @property

@@ -26,7 +26,9 @@ Percentiles = Mapping[int, float]
 
 
 def compute_percentiles(counts: Mapping[int, int], percents: Iterable[int] = PERCENTILES) -> Percentiles:
-    """Return, for each percent p, the least number that is at least as large as p percent of all numbers.
+    """Return the percentile of some numbers for each percent p, by nearest rank.
+
+    It is the smallest of the numbers such that at least p percent of all are no larger.
 
     Args:
         counts: Frequency of each number. Without any number every percentile is 0.0.

@@ -12,7 +12,7 @@ import numpy as np
 
 from model.errors import ModelError
 from model.workers.gbnf import lark_from_gbnf
-from nkw.process import resident_bytes
+from nkw.process import measure_resident_bytes
 
 _TRIED_MASKS = 4
 """Masks that a trial computes, along a few allowed tokens."""
@@ -75,7 +75,7 @@ class GrammarCompiler:
         """
         before = threading.stack_size(_TRIAL_STACK_BYTES)
         results: list[str | BaseException] = []
-        resident = resident_bytes()
+        resident = measure_resident_bytes()
 
         def attempt() -> None:
             try:
@@ -94,7 +94,7 @@ class GrammarCompiler:
             threading.stack_size(before)
         (result,) = results
         if isinstance(result, str):
-            return result, max(0, resident_bytes() - resident)
+            return result, max(0, measure_resident_bytes() - resident)
         if isinstance(result, ModelError | MemoryError):
             raise result
         raise ModelError(f"structured outputs: the grammar compiler fails: {result}") from None

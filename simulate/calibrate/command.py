@@ -11,7 +11,7 @@ from typing import Any
 
 from nkw.child import user_output
 from nkw.errors import InvalidArgument, NkwError
-from nkw.files import OutputFile, Outputs, imported_files, is_folder, json_document
+from nkw.files import OutputFile, Outputs, is_folder, json_document, list_imported_files
 from nkw.targets import HARDWARE_VARIABLE, TARGETS
 from nkw.terminal import error, show
 from simulate.bind import install
@@ -30,7 +30,7 @@ def calibrate_command(options: argparse.Namespace) -> int:
         if options.hardware is not None:
             use_overlay(options.hardware)
         install("simulate")
-        outputs = Outputs(lambda: [*_list_inputs(options), *imported_files()])
+        outputs = Outputs(lambda: [*_list_inputs(options), *list_imported_files()])
         out = outputs.claim(options.out, "overlay", "NKW-CALIBRATE")
         with json_document(options.json, outputs, "calibrate") as contents:
             with user_output(to_stderr=True):

@@ -15,7 +15,7 @@ from typing import Any
 
 from nkw.child import user_output
 from nkw.errors import InvalidArgument, NkwError, NoVerdict, one_line
-from nkw.files import Outputs, imported_files, json_document
+from nkw.files import Outputs, json_document, list_imported_files
 from nkw.process import reopen_streams
 from nkw.terminal import error, progress, show_lines
 from simulate.check import (
@@ -130,7 +130,9 @@ def lint(options: argparse.Namespace) -> int:
     folders = (sorted(path.rglob("*.py")) if path.is_dir() else [path] for path in paths)
     files = list(dict.fromkeys(file for folder in folders for file in folder))
     try:
-        with json_document(options.json, Outputs(lambda: [*files, *imported_files()]), "lint") as contents:
+        with json_document(
+            options.json, Outputs(lambda: [*files, *list_imported_files()]), "lint"
+        ) as contents:
             return _lint_files(options, files, contents)
     except InvalidArgument as refused:
         error(refused)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from nkw.errors import Location, NkwError, RuleViolation, location_lines
+from nkw.errors import Location, NkwError, RuleViolation, format_location
 from simulate.level import WARNED
 from simulate.run.stream import ACCUMULATE, READ, Access, Stream
 
@@ -126,7 +126,7 @@ class Finding:
         lines += [f"  {tensor} was allocated at {line}" for tensor, line in self.allocations]
         if self.hint:
             lines.append(f"  try: {self.hint}")
-        return "\n".join([*lines, *location_lines(self.where, self.callers)])
+        return "\n".join([*lines, *format_location(self.where, self.callers)])
 
     @property
     def allocations(self) -> list[tuple[str, Location]]:
@@ -193,7 +193,7 @@ def convert_error(error: NkwError) -> Finding:
     """
     hint = error.hint if isinstance(error, RuleViolation) else ""
     head, *details = str(error).removeprefix(f"[{error.code}] ").split("\n")
-    shown = {*error.location_lines(), f"  try:   {hint}"}
+    shown = {*error.format_location(), f"  try:   {hint}"}
     message_lines = [line for line in details if line not in shown]
     severity = Severity.warning if error.code in WARNED else Severity.error
     return Finding(

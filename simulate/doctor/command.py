@@ -9,7 +9,7 @@ from importlib import metadata
 import numpy as np
 
 from nkw.errors import InvalidArgument, NkwError
-from nkw.files import Outputs, imported_files, json_document
+from nkw.files import Outputs, json_document, list_imported_files
 from nkw.report import Hanging, table
 from nkw.targets import DEFAULT_TARGET, TARGET_VARIABLE
 from nkw.terminal import error, show, show_lines
@@ -44,7 +44,7 @@ def doctor(options: argparse.Namespace) -> int:
     answers, failures = _check_backend()
     findings = [*find_problems(machine), *failures]
     try:
-        with json_document(options.json, Outputs(imported_files), "doctor") as contents:
+        with json_document(options.json, Outputs(list_imported_files), "doctor") as contents:
             _report({**facts, **answers}, findings)
             contents["found"] = {**facts, **answers}
             contents["findings"] = [finding._asdict() for finding in findings]

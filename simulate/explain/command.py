@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from nkw.errors import InvalidArgument
-from nkw.files import Outputs, imported_files, json_document
+from nkw.files import Outputs, json_document, list_imported_files
 from nkw.terminal import error, show_lines
 from simulate.explain import (
     Explanation,
@@ -21,7 +21,7 @@ from simulate.explain import (
 def explain(options: argparse.Namespace) -> int:
     """Print the explanation of a code, or list all codes. Return 0, or 2 for an unknown code."""
     try:
-        with json_document(options.json, Outputs(imported_files), "explain") as contents:
+        with json_document(options.json, Outputs(list_imported_files), "explain") as contents:
             return _print_explanations(options.code, contents)
     except InvalidArgument as refused:
         error(refused)

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from nkw.errors import InvalidArgument
-from nkw.files import Outputs, imported_files, json_document
+from nkw.files import Outputs, json_document, list_imported_files
 from nkw.report import Hanging, table
 from nkw.targets import TARGETS
 from nkw.terminal import error, show
@@ -37,7 +37,7 @@ def targets(options: argparse.Namespace) -> int:
             use_overlay(options.hardware)
         chips = [hardware(target) for target in TARGETS]
         rows = [(label, *(str(value(chip)) for chip in chips)) for label, value in _FACTS]
-        with json_document(options.json, Outputs(imported_files), "targets") as contents:
+        with json_document(options.json, Outputs(list_imported_files), "targets") as contents:
             overlays = [chip.label for chip in chips if chip.replaced]
             names = table("|".join(["", *(chip.name for chip in chips)]), rows, firm=(0,), gap=1)
             show([names, *map(Hanging, overlays)])

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from nkw.errors import Unsupported
-from nkw.suggestions import FUNCTION_HINTS, ISA_HINTS, did_you_mean, in_nki
+from nkw.suggestions import FUNCTION_HINTS, ISA_HINTS, did_you_mean, format_nki_hint
 from simulate.memory import MemoryRegion
 
 _COMPILER = "it hands the kernel to the vendor's compiler; run the kernel with nki.simulate(kernel)(…)"
@@ -65,11 +65,11 @@ def _suggestion(module: str, name: str) -> str:
     if name.startswith("__") or module not in _SHORT_NAMES:
         return ""
     if module == "nki.isa" and name in ISA_HINTS:
-        return in_nki(ISA_HINTS[name])
+        return format_nki_hint(ISA_HINTS[name])
     for other, short in _SHORT_NAMES.items():
         if other != module and name in _public_names(other):
             return f"; did you mean {short}.{name}?"
-    hint = in_nki(FUNCTION_HINTS.get(name, ""))
+    hint = format_nki_hint(FUNCTION_HINTS.get(name, ""))
     return hint or did_you_mean(name, _public_names(module), f"{_SHORT_NAMES[module]}.")
 
 

@@ -9,7 +9,7 @@ from math import gcd
 from typing import Any
 
 from nkw.child import user_output
-from nkw.errors import InvalidArgument, NkwError, code_of
+from nkw.errors import InvalidArgument, NkwError, get_code
 from nkw.report import Hanging, Part, table
 from nkw.terminal import working
 from simulate.kernel_by_name import InstructionCount, launch_by_name, names_a_kernel, with_size
@@ -20,7 +20,7 @@ from simulate.run import Launch, recorded
 from simulate.run.machine import capacity_bytes, tile_fits
 from simulate.run.observers import observing
 
-_CAPACITY, _ONE_TILE = code_of(live_tiles_fit), code_of(tile_fits)
+_CAPACITY, _ONE_TILE = get_code(live_tiles_fit), get_code(tile_fits)
 _LONGEST_REASON = 200  # characters
 
 

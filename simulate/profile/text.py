@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
-from nkw.report import Hanging, Name, Noted, Part, Table, shortened, table
+from nkw.report import Hanging, Name, Noted, Part, Table, shorten_name, table
 from nkw.terminal import rendered, report_of
 from simulate.profile.advice.text import advice_parts
 from simulate.profile.basis import CALLED
@@ -233,13 +233,13 @@ def format_gap_group(group: GapGroup) -> str:
     """Return a sentence that names the event which ended the gaps, and the event that it waited for."""
     if group.why == DONE:
         return DONE
-    instruction = f"{group.op} {shortened(group.line, _IN_SENTENCE)}"
+    instruction = f"{group.op} {shorten_name(group.line, _IN_SENTENCE)}"
     if group.why == FIRST_BYTE:
         return f"first bytes of {instruction}"
     if not group.cause_op:
         return f"{instruction}, {group.why}"
-    purpose = f" for {shortened(group.tensor, _IN_SENTENCE)}" if group.tensor else ""
-    cause = f"{group.cause_op} {shortened(group.cause_line, _IN_SENTENCE)} on {group.cause_track}"
+    purpose = f" for {shorten_name(group.tensor, _IN_SENTENCE)}" if group.tensor else ""
+    cause = f"{group.cause_op} {shorten_name(group.cause_line, _IN_SENTENCE)} on {group.cause_track}"
     return f"{instruction} waited{purpose}: {group.why} {cause}"
 
 

@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from nkw.errors import NoVerdict
-from nkw.suggestions import FUNCTION_HINTS, NAME_HINTS, TILE_HINTS, did_you_mean, in_nki
+from nkw.suggestions import FUNCTION_HINTS, NAME_HINTS, TILE_HINTS, did_you_mean, format_nki_hint
 from simulate.lines import PACKAGES
 from simulate.memory import NkiTensor
 from simulate.numerics import ACTIVATION_FUNCTIONS, ALU_OPERATORS
@@ -131,9 +131,9 @@ def _suggest_variable(text: str, frame: FrameType, line: str) -> str:
         if hint:
             return f"; in NKI, {name}.{member[1]} is {hint}"
     if name in NAME_HINTS:
-        return in_nki(NAME_HINTS[name])
+        return format_nki_hint(NAME_HINTS[name])
     known = {*frame.f_locals, *frame.f_globals, *frame.f_builtins}
-    return did_you_mean(name, known) or in_nki(_find_api_name(name))
+    return did_you_mean(name, known) or format_nki_hint(_find_api_name(name))
 
 
 def _find_api_name(name: str) -> str:
@@ -151,13 +151,13 @@ def _suggest_attribute(error: AttributeError, line: str) -> str:
     """Return the suggestion for an attribute that an object does not have."""
     name, owner = error.name, error.obj
     if name is None or owner is None:
-        return in_nki(_HANDLE) if " = nisa." in line else ""
+        return format_nki_hint(_HANDLE) if " = nisa." in line else ""
     if isinstance(owner, NkiTensor):
         if name in ACTIVATION_FUNCTIONS or name in ALU_OPERATORS:
-            return in_nki(f"nl.{name}(tile), or op=nl.{name} in an instruction")
-        return in_nki(TILE_HINTS.get(name, "")) or did_you_mean(name, dir(owner), ".")
+            return format_nki_hint(f"nl.{name}(tile), or op=nl.{name} in an instruction")
+        return format_nki_hint(TILE_HINTS.get(name, "")) or did_you_mean(name, dir(owner), ".")
     if isinstance(owner, NkiInstruction):
-        return in_nki(_HANDLE)
+        return format_nki_hint(_HANDLE)
     if getattr(owner, "__name__", "").startswith(("nki", "simulate.nki")):
         return ""  # the module's message has the suggestion
     return did_you_mean(name, [attribute for attribute in dir(owner) if not attribute.startswith("_")])
@@ -171,23 +171,25 @@ def _suggest_for_type_error(text: str, frame: FrameType, line: str) -> str:
         )
     one_tuple = re.match(r"NkiTensor\.(\w+)\(\) takes 2 positional arguments", text)
     if one_tuple is not None and one_tuple[1] in _METHODS_WITH_ONE_TUPLE:
-        return in_nki(f".{one_tuple[1]}((a, b)) takes one tuple")
+        return format_nki_hint(f".{one_tuple[1]}((a, b)) takes one tuple")
     if "object is not callable" in text and (called := re.search(r"\.(shape|size|ndim|dtype)\s*\(", line)):
         index = "[dim]" if called[1] in ("shape", "size") else ""
-        return in_nki(f"without parentheses, .{'shape' if index else called[1]}{index}")
+        return format_nki_hint(f"without parentheses, .{'shape' if index else called[1]}{index}")
     if text == "object of type 'NkiTensor' has no len()":
-        return in_nki(".shape[0] is the size of the first dim")
+        return format_nki_hint(".shape[0] is the size of the first dim")
     operand = re.match(r"bad operand type for abs\(\): 'NkiTensor'", text)
     if operand is not None:
-        return in_nki("nl.abs(tile)")
+        return format_nki_hint("nl.abs(tile)")
     if "'tuple' object does not support item assignment" in text and ".shape" in line:
-        return in_nki("shapes do not change; .reshape((rows, columns)) returns a view with another shape")
+        return format_nki_hint(
+            "shapes do not change; .reshape((rows, columns)) returns a view with another shape"
+        )
     if "'NkiTensor' object cannot be interpreted as an integer" in text:
-        return in_nki(_STATIC)
+        return format_nki_hint(_STATIC)
     if "object is not subscriptable" in text and ("function" in text or "method" in text):
-        return in_nki("call it with parentheses")
+        return format_nki_hint("call it with parentheses")
     if "'NkiInstruction'" in text:
-        return in_nki(_HANDLE)
+        return format_nki_hint(_HANDLE)
     return ""
 
 

@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from nkw.child import ending_after, is_child, user_output
+from nkw.child import end_after, is_child, user_output
 from nkw.errors import InvalidArgument, NkwError, NoVerdict
 from nkw.files import Outputs, json_document
-from nkw.process import remembering_interrupts
+from nkw.process import remember_interrupts
 from nkw.terminal import error, show, working
 from simulate.isolated import NO_VERDICT, without_verdict
 from simulate.kernel_by_name import files_read, names_a_kernel
@@ -91,7 +91,7 @@ def _check(options: argparse.Namespace) -> None:
 def _run_search(options: argparse.Namespace) -> tuple[Report, Table | None]:
     """Return the report of the search, and the table to write, or None without `--write`."""
     subject = Subject.from_arguments(options.script, options.arguments, options.reading)
-    with user_output(to_stderr=True), ending_after(options.time_limit):
+    with user_output(to_stderr=True), end_after(options.time_limit):
         bench = Bench(subject)
         kernel = read_declaration(bench.kernel)
         launch = bench.launch(kernel.default)  # refuses arguments that the kernel does not accept
@@ -151,7 +151,7 @@ def _progress(title: str) -> Iterator[Callable[[SearchState], None]]:
         best = min((trial.outcome.length_ns or best for trial in search_state.trials), default=best)
         message = f"{title}: {len(search_state.trials):,} candidates, best {us(best)} us"
 
-    with working(lambda: message), remembering_interrupts() as raise_lost:
+    with working(lambda: message), remember_interrupts() as raise_lost:
         yield notify
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nkw.child import shown_once
+from nkw.child import show_once
 from nkw.errors import NkwError
 from simulate.check import Finding, Severity, collect_findings, fails_a_check, gathered, sort_findings
 from simulate.check.lint import lint_launched
@@ -83,7 +83,7 @@ def verify(
     first, second = inputs.draw_random(call, 0), inputs.draw_random(call, 1)
     truths = _compute_truths(reference, first, second)
     contractions = count_contractions(reference, first, truths)
-    run = shown_once(partial(_launched, function, name, chip))
+    run = show_once(partial(_launched, function, name, chip))
     with gathered() as seen:
         trial = run_trial("random", run, reference, first, contractions, is_requested=True)
     advice = lint_launched([launched for launched, _ in seen.launches])

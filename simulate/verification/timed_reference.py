@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nkw.child import shown_once
+from nkw.child import show_once
 
 SLOW_SECONDS = 2.0
 """Least time in the reference, in seconds, with which a verdict mentions it."""
@@ -18,7 +18,7 @@ class TimedReference:
     def __init__(self, reference: Callable[..., Any], calls: int = 0, seconds: float = 0.0) -> None:
         self.name = getattr(reference, "__name__", type(reference).__name__)
         self.calls, self.seconds = calls, seconds
-        self._reference = shown_once(reference)
+        self._reference = show_once(reference)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Call the reference."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nkw.errors import RuleViolation, sentence_of
+from nkw.errors import RuleViolation, get_sentence
 from simulate.hardware import hardware
 from simulate.isa import plan_for, rules
 from simulate.memory import Dynamic, MemoryRegion, NkiTensor
@@ -311,7 +311,7 @@ def test_the_message_of_a_broken_rule_says_what_where_and_what_would_work() -> N
         "  op = add\n"
         "  try:   loop over tiles of at most 128 rows"
     )
-    assert sentence_of(rules.partitions_within_limit) in str(error)
+    assert get_sentence(rules.partitions_within_limit) in str(error)
     assert isinstance(error, AssertionError)
 
 

@@ -14,7 +14,7 @@ import pytest
 import nki_kernels
 import simulate
 from nkw.errors import InvalidArgument, NkwError, RuleViolation
-from nkw.report import Hanging, Name, Noted, as_html, table, verbatim
+from nkw.report import Hanging, Name, Noted, as_html, draw_verbatim, table
 from nkw.terminal import rendered
 from simulate.isa.book import CallError
 from simulate.memory import MemoryRegion
@@ -216,7 +216,7 @@ def test_a_package_and_the_function_of_its_name_are_both_there() -> None:
 def test_html_has_the_words_of_the_text_and_escapes_them() -> None:
     rows = [(Name("<i>/a.py:7", "op "), "1 < 2"), ("b & c", "3")]
     noted = Noted(table("na<me|number", rows), ["x < y", ""])
-    report = [Hanging("<b> & 'c'", style="bold"), "", "a < b", noted, verbatim(["+-> ", "  |<"])]
+    report = [Hanging("<b> & 'c'", style="bold"), "", "a < b", noted, draw_verbatim(["+-> ", "  |<"])]
     page = as_html(report)
     assert words_of(page) == rendered(report).split()
     assert Cells(page).rows == [["na<me", "number"], ["op <i>/a.py:7", "1 < 2"], ["x < y"], ["b & c", "3"]]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from model.llm.llm import EngineArgs
-from model.serve.serving import engine_args, max_continuations
+from model.serve.serving import count_max_continuations, engine_args
 from nkw.commands import build_parser
 
 
@@ -52,7 +52,7 @@ def test_without_options_the_arguments_are_those_of_an_engine() -> None:
 
 def test_every_group_has_places_of_its_own() -> None:
     for words, count in (((), 16 + 64), (("--ep", "2"), 2 * 16 + 64), (("--max-queue", "0"), 16)):
-        assert max_continuations(build_parser(["serve"]).parse_args(["serve", *words])) == count
+        assert count_max_continuations(build_parser(["serve"]).parse_args(["serve", *words])) == count
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("0.25", 0.25), ("9999999", 9999999.0)])

@@ -21,7 +21,7 @@ import tokenizers
 from model.families import SPEECH, load_config
 from model.loading.checkpoint import open_checkpoint
 from model.runners.reference import ReferenceModel
-from model.serve.openai.audio.answers import SUBTITLES, SpokenSegment, StrippedText, compression_ratio
+from model.serve.openai.audio.answers import SUBTITLES, SpokenSegment, StrippedText, compute_compression_ratio
 from model.serve.openai.fields import KNOWN_FIELDS
 from model.speech.recording import Recording
 from model.speech.wav import read_wav
@@ -126,7 +126,9 @@ def test_segments_are_those_of_the_command(hearing: Served, folder: Path, record
         assert transcription.duration == len(read_wav(recording)) / 16000
         assert transcription.text == "".join(segment["text"] for segment in segments).strip()
         for segment in transcription.segments:
-            assert segment.avg_logprob < 0 and segment.compression_ratio == compression_ratio(segment.text)
+            assert segment.avg_logprob < 0 and segment.compression_ratio == compute_compression_ratio(
+                segment.text
+            )
             assert segment.seek <= 100 * segment.start + 1e-6
         subtitles = request_transcription(client, recording, response_format="srt")
         assert len(re.findall(r"^\d+\n[\d:,]+ --> [\d:,]+$", subtitles, re.M)) == len(segments)

@@ -19,9 +19,9 @@ pytest.importorskip("fastapi", reason="the server needs the extra serve")
 from model.errors import ModelError
 from model.serve.cluster import start
 from model.serve.cluster.engine import answer_pieces
-from model.serve.cluster.folder import folder_digest
-from model.serve.cluster.handle import ServeHandle, running_replicas, watch_router
-from model.serve.cluster.start import application_name, check_nodes, fingerprint
+from model.serve.cluster.folder import hash_folder
+from model.serve.cluster.handle import ServeHandle, list_running_replicas, watch_router
+from model.serve.cluster.start import check_nodes, fingerprint, name_application
 from model.serve.replicas.backend import Answer, Call, Head, ReplicaLost
 from model.serve.replicas.router import Router
 from model.serve.replicas.routing import Routing
@@ -271,7 +271,7 @@ def test_ray_sends_a_call_to_the_replica_that_it_names(named_router: Any) -> Non
 def test_running_replicas_are_those_of_the_router(named_router: Any) -> None:
     named_router.curr_replicas = {SimpleKey(name): None for name in "ab"}
     named_router.initialize_state()
-    assert running_replicas() == ["a", "b"]
+    assert list_running_replicas() == ["a", "b"]
 
 
 class SimpleKey:
@@ -288,7 +288,7 @@ def test_digest_is_of_names_and_bytes(tmp_path: Path) -> None:
             path = root / file.replace("__", "/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="ascii")
-        return folder_digest(root)
+        return hash_folder(root)
 
     first = folder("first", config="1", sub__weights="2")
     assert first == folder("second", sub__weights="2", config="1")
@@ -300,8 +300,8 @@ def test_digest_is_of_names_and_bytes(tmp_path: Path) -> None:
     ]
     assert len({first, *digests}) == 5
     (tmp_path / "first" / ".mark").write_text("by a tool", encoding="ascii")
-    assert folder_digest(tmp_path / "first") == first
-    assert folder_digest(tmp_path / "nowhere") is None
+    assert hash_folder(tmp_path / "first") == first
+    assert hash_folder(tmp_path / "nowhere") is None
 
 
 def test_servers_may_differ_in_their_own_options_and_not_in_the_engines() -> None:
@@ -317,7 +317,7 @@ def test_servers_may_differ_in_their_own_options_and_not_in_the_engines() -> Non
 
 @pytest.mark.parametrize(("name", "expected"), [("a-b_c.1", "a-b_c.1"), ("org/a#b ü", "org-a-b--")])
 def test_name_of_the_deployment_has_letters_that_ray_takes(name: str, expected: str) -> None:
-    assert application_name(options_of("--served-model-name", name)) == expected
+    assert name_application(options_of("--served-model-name", name)) == expected
 
 
 class FakeRay(ModuleType):

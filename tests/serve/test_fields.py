@@ -110,10 +110,10 @@ def test_images_and_recordings_are_refused_with_one_sentence(server: Served, par
 
 def test_reasoning_effort_and_documents_reach_the_template() -> None:
     body = CHAT | {"reasoning_effort": "none", "documents": [{"text": "a"}]}
-    variables = ChatRequest.model_validate(body).template_variables()
+    variables = ChatRequest.model_validate(body).build_template_variables()
     assert variables == {"reasoning_effort": "none", "enable_thinking": False, "documents": [{"text": "a"}]}
     kwargs = {"chat_template_kwargs": {"enable_thinking": True}}
-    assert ChatRequest.model_validate(body | kwargs).template_variables()["enable_thinking"]
+    assert ChatRequest.model_validate(body | kwargs).build_template_variables()["enable_thinking"]
 
 
 def test_forms_under_the_older_names_of_vllm_hold(server: Served) -> None:

@@ -64,7 +64,7 @@ def is_alive(pid: int) -> bool:
 
 def test_a_job_runs_in_a_process_of_its_own_and_facts_are_told() -> None:
     async def body(pool: WorkerPool) -> None:
-        assert await pool.known_facts() == {"fact": "a fact"}
+        assert await pool.wait_for_facts() == {"fact": "a fact"}
         answers = [await pool.run("echo", "ä\ud800", limits=LIMITS) for _ in range(2)]
         assert [text for text, _ in answers] == ["ä\ud800"] * 2
         assert len({pid for _, pid in answers} | {os.getpid()}) == 3
@@ -203,7 +203,7 @@ def test_a_pool_that_is_stopped_ends_its_jobs_and_takes_no_more(tmp_path: Path) 
     async def run() -> None:
         pool = WorkerPool(SOURCE)
         jobs = [task(pool.run("burn", limits=ENDLESS)) for _ in range(3)]
-        await pool.known_facts()
+        await pool.wait_for_facts()
         assert pool._connection is not None
         pid = pool._connection._process.pid
         pool.stop()

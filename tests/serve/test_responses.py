@@ -208,7 +208,7 @@ def test_fault_of_a_stream_is_its_last_event(caller: Served, monkeypatch: pytest
         raise ApiError(500, "the model could not compute this request", "request_failed")
         yield
 
-    monkeypatch.setattr(ResponseHandler, "updates", fail)
+    monkeypatch.setattr(ResponseHandler, "iterate_updates", fail)
     body = {"model": "scripted", "input": "TALK", "stream": True}
     _, answer = caller.send("POST", "/v1/responses", json.dumps(body).encode())
     last = json.loads(answer.decode().strip().split("\n")[-1].removeprefix("data: "))

@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from model.commands.top.command import format_metrics
-from model.serve.metrics import Metrics, _vllm_bounds
+from model.serve.metrics import Metrics, _find_vllm_bounds
 from model.serve.replicas.backend import Answer
 from model.serve.replicas.router import _label_metrics
 from tests.serve.conftest import MODEL, Served
@@ -111,7 +111,7 @@ def test_a_gauge_of_the_dashboards_has_the_label_model_name(families: dict[str, 
 
 
 def test_every_reason_of_an_end_has_a_sample_before_the_first_request() -> None:
-    family = read_families(Metrics("m", 256).text().decode())["vllm:request_success"]
+    family = read_families(Metrics("m", 256).format_samples().decode())["vllm:request_success"]
     samples = [sample for sample in family.samples if sample.name == "vllm:request_success_total"]
     assert {sample.labels["finished_reason"]: sample.value for sample in samples} == {
         "stop": 0,
@@ -165,11 +165,11 @@ def test_buckets_are_those_of_vllm(families: dict[str, Metric], name: str, bound
     ("max_model_len", "last"), [(199, 100), (200, 200), (201, 200), (1000, 1000), (4096, 2000)]
 )
 def test_buckets_of_tokens_end_at_the_longest_sequence(max_model_len: int, last: int) -> None:
-    assert _vllm_bounds("request_generation_tokens", max_model_len)[-1] == last
+    assert _find_vllm_bounds("request_generation_tokens", max_model_len)[-1] == last
 
 
 def test_a_router_writes_the_replica_as_the_engine() -> None:
-    text = Metrics("m", 256).text()
+    text = Metrics("m", 256).format_samples()
     metrics = [(0, Answer(200, text)), (1, Answer(200, text))]
     families = {family.name: family for family in _label_metrics(metrics)}
     samples = families["vllm:prompt_tokens"].samples

@@ -17,7 +17,7 @@ from unicodedata import east_asian_width
 import pytest
 
 from model.commands.generate.command import create_prompt_progress
-from nkw.report import Hanging, Name, Noted, shortened, table
+from nkw.report import Hanging, Name, Noted, shorten_name, table
 from nkw.terminal import progress, rendered, working
 from simulate.kernel_by_name import InstructionCount, launch_by_name
 from simulate.run.launch import Launch
@@ -269,11 +269,11 @@ def test_wide_characters_take_two_columns_and_numbers_stay_in_line() -> None:
 
 
 def test_a_name_is_cut_at_its_front_whole_components_first() -> None:
-    assert shortened("folder/kernel.py:12", 19) == "folder/kernel.py:12"
-    assert shortened("folder/kernel.py:12", 18) == "kernel.py:12"
-    assert shortened("folder/kernel.py:12", 12) == "kernel.py:12"
-    assert shortened("folder/kernel.py:12", 11) == "…rnel.py:12"
-    assert shortened("模型.py:1", 8) == "…型.py:1"
+    assert shorten_name("folder/kernel.py:12", 19) == "folder/kernel.py:12"
+    assert shorten_name("folder/kernel.py:12", 18) == "kernel.py:12"
+    assert shorten_name("folder/kernel.py:12", 12) == "kernel.py:12"
+    assert shorten_name("folder/kernel.py:12", 11) == "…rnel.py:12"
+    assert shorten_name("模型.py:1", 8) == "…型.py:1"
 
 
 def test_a_table_takes_width_from_words_and_not_from_numbers() -> None:

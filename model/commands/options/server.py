@@ -7,7 +7,7 @@ from pathlib import Path
 from model.commands.options.readers import count, parse_origins, seed, two_or_more
 from model.serve.openai.calls import TOOL_CALL_PARSERS
 from nkw.options import Rows
-from nkw.process import positive_seconds
+from nkw.process import parse_seconds
 
 ROWS: Rows = {
     "--served-model-name": dict(
@@ -86,7 +86,7 @@ ROWS: Rows = {
     ),
     "--mask-timeout": dict(
         metavar="S",
-        type=positive_seconds,
+        type=parse_seconds,
         default=1.0,
         help="seconds for the mask of one token; a mask that takes longer ends its request (default: %(default)g)",
     ),

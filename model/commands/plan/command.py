@@ -26,7 +26,7 @@ from model.plan.single_step import plan_step
 from model.plan.sizes import ModelSizes, load_model
 from model.plan.text import format_plan
 from nkw.files import STDOUT, Outputs, json_document
-from nkw.process import collector_off
+from nkw.process import disable_collector
 from nkw.terminal import show, show_lines, working
 
 _DEFAULTS = {option.name.strip("-").partition("=")[0]: option.keywords.get("default") for option in OPTIONS}
@@ -80,7 +80,7 @@ def plan_command(options: argparse.Namespace) -> int:
         _bench_script(options, outputs) as script,
         json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents,
     ):
-        with working(lambda: f"plan of {name}: dry runs of its kernels"), collector_off():
+        with working(lambda: f"plan of {name}: dry runs of its kernels"), disable_collector():
             plan = make_plan(model, request)
         contents.update(build_document(plan, name))
         show_lines(f"{name}:")
@@ -110,7 +110,7 @@ def _recommend(
         _bench_script(options, outputs) as script,
         json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents,
     ):
-        with working(lambda: f"plan of {name}: {progress[-1]}"), collector_off():
+        with working(lambda: f"plan of {name}: {progress[-1]}"), disable_collector():
             recommendation = recommend(model, request, names, options.rate, options.batch, progress.append)
         contents.update(build_recommendation(recommendation, name))
         show_lines(f"{name}:")

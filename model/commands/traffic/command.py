@@ -16,7 +16,7 @@ from model.traffic.text import build_text
 from model.traffic.traffic import Request, predict_traffic
 from model.traffic.workload import SharedPrefix
 from nkw.files import Outputs, json_document
-from nkw.process import collector_off
+from nkw.process import disable_collector
 from nkw.terminal import show, show_lines, working
 
 
@@ -72,7 +72,7 @@ def traffic_command(options: argparse.Namespace) -> int:
     doing = ["reading"]
     html = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
     with json_document(options.json, outputs, "traffic", "NKW-TRAFFIC-FILE", "traffic") as contents:
-        with working(lambda: f"traffic of {name}: {doing[-1]}"), collector_off():
+        with working(lambda: f"traffic of {name}: {doing[-1]}"), disable_collector():
             traffic = predict_traffic(request, doing.append)
         contents.update(build_document(traffic, name))
         show_lines(f"{name}:")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from model.device import use_overlay
 from model.errors import ModelError
 from model.llm.llm import make_engine
-from model.serve.cluster.folder import folder_digest
+from model.serve.cluster.folder import hash_folder
 from model.serve.http.admission import KEY_SALT
 from model.serve.log import log_to_stderr
 from model.serve.replicas.backend import Answer, Call, Head, collect_answer
@@ -57,7 +57,7 @@ class ClusterEngine:
         log_to_stderr(options.log_level)
         if options.hardware is not None:
             use_overlay(options.hardware)
-        if folder_digest(options.model) != digest:
+        if hash_folder(options.model) != digest:
             raise ModelError(
                 f"{options.model} is another model on this node than on the server's machine: copy the folder of that "
                 "machine to the same path on every node"

@@ -8,7 +8,7 @@ from pathlib import Path
 _READ_BYTES = 2**22
 
 
-def folder_digest(folder: str | Path) -> str | None:
+def hash_folder(folder: str | Path) -> str | None:
     """Return a digest of the names, sizes and bytes of all files in a folder, subfolders included.
 
     Hidden files are skipped, because tools write their own there.

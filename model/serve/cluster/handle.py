@@ -15,11 +15,11 @@ _routers: list[Any] = []
 
 
 def watch_router(router: Any) -> None:
-    """Set the router of Ray Serve whose replicas `running_replicas` returns, in place of an earlier one."""
+    """Set the router of Ray Serve whose replicas `list_running_replicas` returns, in place of an earlier one."""
     _routers[:] = [router]
 
 
-def running_replicas() -> list[str]:
+def list_running_replicas() -> list[str]:
     """Return the unique ids of the replicas to which Ray Serve can send calls of this process.
 
     The list is empty before `watch_router` is called.

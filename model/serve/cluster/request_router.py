@@ -21,7 +21,7 @@ class NamedReplicaRouter(RequestRouter):  # type: ignore[misc]
     """Time for the answer to Ray's question for the length of a replica's queue, which a step may delay."""
 
     def initialize_state(self, **settings: Any) -> None:
-        """Make this the router that `running_replicas` reads; called by Ray after construction.
+        """Make this the router that `list_running_replicas` reads; called by Ray after construction.
 
         The class keeps no state of its own, because Ray may import it again.
         """

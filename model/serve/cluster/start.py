@@ -22,14 +22,14 @@ from uuid import uuid4
 
 from model.errors import ModelError
 from model.loading.shipped import model_name
-from model.serve.cluster.folder import folder_digest
-from model.serve.cluster.handle import ServeHandle, running_replicas
+from model.serve.cluster.folder import hash_folder
+from model.serve.cluster.handle import ServeHandle, list_running_replicas
 from model.serve.http.keys import others_may_read
 from model.serve.log import LOG
 from model.serve.replicas.backend import ReplicaLost
 from model.serve.replicas.routing import Routing
-from model.serve.serving import make_server, max_continuations
-from nkw.cluster import LOCAL, join_cluster, token_file
+from model.serve.serving import count_max_continuations, make_server
+from nkw.cluster import LOCAL, find_token_file, join_cluster
 
 if TYPE_CHECKING:
     from model.serve.cluster.engine import EngineDescription
@@ -60,8 +60,8 @@ def serve_cluster(options: argparse.Namespace, keys: list[str], on_listening: Ca
     from model.serve.replicas.router import Router
 
     # Without a folder the digest is None, and the engines refuse the folder with the message of a single server.
-    digest = folder_digest(options.model)
-    name = application_name(options)
+    digest = hash_folder(options.model)
+    name = name_application(options)
     if options.cluster != LOCAL:
         _warn_about_token()
     try:
@@ -70,7 +70,9 @@ def serve_cluster(options: argparse.Namespace, keys: list[str], on_listening: Ca
         ) as ray:
             check_nodes(ray, options.model, digest)
             with _join_deployment(ray, options, name, digest) as (backend, positions):
-                router = Router(backend, Routing(options.max_num_seqs, max_continuations(options), positions))
+                router = Router(
+                    backend, Routing(options.max_num_seqs, count_max_continuations(options), positions)
+                )
                 asyncio.run(make_server(router, options, keys, on_listening, router.drain).serve())
     except ImportError as absent:
         if absent.name is None or absent.name.partition(".")[0] != "ray":
@@ -82,8 +84,11 @@ def serve_cluster(options: argparse.Namespace, keys: list[str], on_listening: Ca
         raise ModelError(str(refused)) from None
 
 
-def application_name(options: argparse.Namespace) -> str:
-    """Return the name of the deployment in Ray Serve: the served model's name, with hyphens for refused characters."""
+def name_application(options: argparse.Namespace) -> str:
+    """Return the name of the deployment in Ray Serve: the served model's name, with refused characters as hyphens.
+
+    Ray takes ASCII letters, digits, underscores, dots and hyphens.
+    """
     return re.sub(r"[^\w.-]", "-", options.served_model_name or model_name(options.model), flags=re.A)
 
 
@@ -109,7 +114,7 @@ def check_nodes(ray: Any, folder: Path, digest: str | None) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    task = ray.remote(num_cpus=0)(folder_digest)
+    task = ray.remote(num_cpus=0)(hash_folder)
     strategies = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
     digests = ray.get([task.options(scheduling_strategy=strategy).remote(folder) for strategy in strategies])
     for node, node_digest in zip(nodes, digests):
@@ -122,7 +127,7 @@ def check_nodes(ray: Any, folder: Path, digest: str | None) -> None:
 
 def _warn_about_token() -> None:
     """Log a warning if this machine has no token for Ray, or a token file that every user can read."""
-    path = token_file()
+    path = find_token_file()
     if path.is_file() and others_may_read(path):
         LOG.warning("every user of this machine may read Ray's token: chmod o-r %s", path)
     elif not path.is_file() and "RAY_AUTH_TOKEN" not in os.environ:
@@ -162,7 +167,7 @@ def _join_deployment(
                 f"the cluster serves {name} with another model or other options: give --served-model-name another "
                 "name, or end the servers that use it"
             )
-        backend = ServeHandle(handle, running_replicas, (RayError, RayServeException, ReplicaLost))
+        backend = ServeHandle(handle, list_running_replicas, (RayError, RayServeException, ReplicaLost))
         yield backend, engines[0].positions if options.prefix_caching else 0
     finally:
         ray.kill(actor)

@@ -179,14 +179,14 @@ def encode_error(error: ApiError) -> bytes:
     return json.dumps(error.document).encode()
 
 
-def error_response(error: ApiError) -> JSONResponse:
+def make_error_response(error: ApiError) -> JSONResponse:
     """Return the HTTP response of a refusal: its status, its JSON body and its headers."""
     return JSONResponse(error.document, error.status, headers=error.headers)
 
 
 def _refuse(error: ApiError) -> JSONResponse:
     """Return a refusal that ends the connection, because the body may not have been read to its end."""
-    response = error_response(error)
+    response = make_error_response(error)
     response.headers["connection"] = "close"
     return response
 

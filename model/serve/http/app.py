@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from model.engine.async_engine import EngineFailed, EngineFull, Stream
 from model.errors import ContextFull, ModelError
 from model.serve.errors import ApiError, engine_stopped_error, queue_full_error, server_stopping_error
-from model.serve.http.admission import KEY_SALT, combine_salts, error_response
+from model.serve.http.admission import KEY_SALT, combine_salts, make_error_response
 from model.serve.http.page import load_page
 from model.serve.log import LOG
 from model.serve.metrics import CONTENT_TYPE, Metrics
@@ -35,7 +35,7 @@ from model.serve.openai.generation import (
     Service,
     run_while_connected,
 )
-from model.serve.openai.messages import template_variables
+from model.serve.openai.messages import build_template_variables
 from model.serve.openai.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from model.serve.openai.response_requests import ResponseRequest
 from model.serve.openai.responses import ResponseHandler
@@ -255,7 +255,7 @@ async def version_of_this() -> answers.Version:
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
     """Return the server's metrics in Prometheus' text format."""
-    return Response(request.app.state.metrics.text(), headers={"content-type": CONTENT_TYPE})
+    return Response(request.app.state.metrics.format_samples(), headers={"content-type": CONTENT_TYPE})
 
 
 async def _generate(
@@ -290,7 +290,7 @@ async def _generate(
 
 async def _encode(request: TokenizeRequest, service: Service) -> list[int]:
     if request.messages is not None:
-        variables = template_variables(request.tools, request.chat_template_kwargs)
+        variables = build_template_variables(request.tools, request.chat_template_kwargs)
         if request.add_generation_prompt is not None:
             variables = {"add_generation_prompt": request.add_generation_prompt} | variables
         prompt = await service.encode_conversation(
@@ -349,11 +349,11 @@ async def _encode_events(handler: Handler, stream: Stream) -> AsyncIterator[byte
     fault: ApiError | None = None
     async with stream:
         try:
-            async for event in handler.events(stream):
-                yield handler.frame(event)
+            async for event in handler.stream_events(stream):
+                yield handler.format_event(event)
         except ApiError as error:
             fault = error
-        if end := handler.frame_end(fault):
+        if end := handler.format_end(fault):
             yield end
 
 
@@ -369,7 +369,7 @@ def _answer_with(
     """Return an exception handler for FastAPI; `convert` makes the refusal to answer of an exception."""
 
     async def answer(request: Request, error: Any) -> Response:
-        return error_response(convert(error))
+        return make_error_response(convert(error))
 
     return answer
 

@@ -44,14 +44,14 @@ class OriginPolicy:
         Raises:
             ApiError: The request is refused, with status 403.
         """
-        host = b"".join(_values(scope, b"host")).decode("latin-1")
+        host = b"".join(_list_values(scope, b"host")).decode("latin-1")
         self._check_host(host)
         if ANY_ORIGIN in self.origins or _is_navigation_to_page(scope):
             return
-        origins = [value.decode("latin-1") for value in _values(scope, b"origin")]
+        origins = [value.decode("latin-1") for value in _list_values(scope, b"origin")]
         if origins and all(origin in self.origins for origin in origins):
             return
-        sites = _values(scope, b"sec-fetch-site")
+        sites = _list_values(scope, b"sec-fetch-site")
         if sites:
             is_same = all(site in _SAME_ORIGIN_SITES for site in sites)
         else:
@@ -89,7 +89,7 @@ def add_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
 
 def _is_navigation_to_page(scope: Scope) -> bool:
     """Return whether a browser opens the server's page in a tab, as through a link on another site."""
-    modes, destinations = _values(scope, b"sec-fetch-mode"), _values(scope, b"sec-fetch-dest")
+    modes, destinations = _list_values(scope, b"sec-fetch-mode"), _list_values(scope, b"sec-fetch-dest")
     is_page = scope["method"] == "GET" and scope["path"] == "/"
     return is_page and modes == [b"navigate"] and destinations == [b"document"]
 
@@ -116,6 +116,6 @@ def _parse(scheme: str, authority: str) -> Url | None:
         return None
 
 
-def _values(scope: Scope, name: bytes) -> list[bytes]:
+def _list_values(scope: Scope, name: bytes) -> list[bytes]:
     """Return the values of all headers of a request with the given name, in their order."""
     return [value for header, value in scope["headers"] if header == name]

@@ -45,7 +45,7 @@ class ChatHandler(GenerationHandler[ChatRequest]):
             _log_unread_calls()
         self.params = request.to_sampling_params(service.tool_parser)
         service.engine.check_capacity(self.params.n)
-        variables = request.template_variables()
+        variables = request.build_template_variables()
         self.prompts = [
             await service.encode_conversation(
                 request.messages, variables, bool(request.continue_final_message)
@@ -67,11 +67,11 @@ class ChatHandler(GenerationHandler[ChatRequest]):
         return answers.ChatCompletion(
             **self.answer_fields,
             choices=choices,
-            usage=self.usage(stream),
+            usage=self.build_usage(stream),
             prompt_logprobs=self.describe_prompt_logprobs(stream, 0),
         )
 
-    async def events(self, stream: Stream) -> AsyncIterator[str]:
+    async def stream_events(self, stream: Stream) -> AsyncIterator[str]:
         """Yield the chunks of the answer as JSON: of each choice first its role, then its text and its calls.
 
         A chunk with the usage follows at the end if the request asks for it.
@@ -80,8 +80,8 @@ class ChatHandler(GenerationHandler[ChatRequest]):
             ApiError: The engine failed or could not compute the request.
         """
         readers: dict[int, CallReader | None] = {}
-        async for update in self.updates(stream):
-            index = self.choice_index(update)
+        async for update in self.iterate_updates(stream):
+            index = self.find_choice_index(update)
             if index not in readers:
                 readers[index] = self._make_reader()
                 role = answers.ChatPiece(index=index, delta={"role": "assistant", "content": ""})
@@ -98,12 +98,12 @@ class ChatHandler(GenerationHandler[ChatRequest]):
                     index=index,
                     delta=delta,
                     logprobs=logprobs,
-                    finish_reason=_finish_reason(reader, update.finish_reason),
+                    finish_reason=_find_finish_reason(reader, update.finish_reason),
                     stop_reason=update.stop_reason,
                 )
                 yield self._encode_chunk([piece], self._continuous_usage(index))
         if self.request.include_usage:
-            yield self._encode_chunk([], self.usage(stream))
+            yield self._encode_chunk([], self.build_usage(stream))
 
     def _make_choice(self, index: int, output: CompletionOutput) -> answers.ChatChoice:
         reader = self._make_reader()
@@ -122,7 +122,7 @@ class ChatHandler(GenerationHandler[ChatRequest]):
                 content=None if calls and not text else text, tool_calls=calls or None
             ),
             logprobs=self._describe_logprobs(output),
-            finish_reason=_finish_reason(reader, output.finish_reason),
+            finish_reason=_find_finish_reason(reader, output.finish_reason),
             stop_reason=output.stop_reason,
         )
 
@@ -138,7 +138,7 @@ class ChatHandler(GenerationHandler[ChatRequest]):
         """
         if not self.request.include_continuous_usage:
             return None
-        usage = self.usage_so_far(index)
+        usage = self.build_usage_so_far(index)
         if not has_tokens:
             usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
         return usage
@@ -181,6 +181,6 @@ def _split(reader: CallReader | None, text: str, is_last: bool) -> tuple[str, li
     return spoken, [piece for piece in pieces if not isinstance(piece, str)]
 
 
-def _finish_reason(reader: CallReader | None, reason: Any) -> Any:
+def _find_finish_reason(reader: CallReader | None, reason: Any) -> Any:
     """Return "tool_calls" if the answer stopped after a call, and otherwise the engine's reason, which may be None."""
     return "tool_calls" if reason == "stop" and reader is not None and reader.num_calls else reason

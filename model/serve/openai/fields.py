@@ -28,72 +28,76 @@ class KnownField:
     neutral: tuple[Any, ...] = ()
 
 
-def _ignored(names: str) -> dict[str, KnownField]:
+def _list_ignored(names: str) -> dict[str, KnownField]:
     return {name: KnownField() for name in names.split()}
 
 
-def _off_by_default(names: str, refusal: str) -> dict[str, KnownField]:
+def _list_off_by_default(names: str, refusal: str) -> dict[str, KnownField]:
     """Return the named fields, each refused with `refusal` unless its value is false, 0, "", [] or {}."""
     return {name: KnownField(refusal, (False, 0, "", [], {})) for name in names.split()}
 
 
-_ACCOUNTING = _ignored(
+_ACCOUNTING = _list_ignored(
     "metadata prompt_cache_key prompt_cache_retention prompt_cache_options safety_identifier service_tier store user "
     "request_id session_id moderation"
 )
 """Fields that describe a request to OpenAI, and the names of requests, which have names of this server here."""
-_MEDIA = _ignored("media_io_kwargs mm_processor_kwargs mm_payload return_mm_kwargs")
+_MEDIA = _list_ignored("media_io_kwargs mm_processor_kwargs mm_payload return_mm_kwargs")
 """Options for images and recordings, without which they do nothing."""
 _GENERATION = {
     **_ACCOUNTING,
     **_MEDIA,
-    **_ignored(
+    **_list_ignored(
         "length_penalty spaces_between_special_tokens truncation_side vllm_xargs stream_interval return_token_offsets "
         "routed_experts_prompt_start guided_decoding_backend"
     ),
-    **_off_by_default(
+    **_list_off_by_default(
         "use_beam_search", "beams are not searched: ask for n answers with logprobs and take the best"
     ),
     "best_of": KnownField("answers are not ranked: ask for n answers with logprobs and take the best", (1,)),
-    **_off_by_default("bad_words", "texts are not excluded: give logit_bias for their tokens"),
-    **_off_by_default(
+    **_list_off_by_default("bad_words", "texts are not excluded: give logit_bias for their tokens"),
+    **_list_off_by_default(
         "truncate_prompt_tokens", "prompts are not truncated: send the part that the model should read"
     ),
-    **_off_by_default("logprob_token_ids", "logprobs are those of the most likely tokens: give logprobs"),
-    **_off_by_default("watermarking", "texts have no watermark: leave the field out"),
-    **_off_by_default(
+    **_list_off_by_default(
+        "logprob_token_ids", "logprobs are those of the most likely tokens: give logprobs"
+    ),
+    **_list_off_by_default("watermarking", "texts have no watermark: leave the field out"),
+    **_list_off_by_default(
         "return_token_ids return_tokens_as_token_ids return_prompt_text",
         "answers have texts: send them to /tokenize for their token ids",
     ),
-    **_off_by_default(
+    **_list_off_by_default(
         "repetition_detection",
         "repetitions do not end an answer: give repetition_penalty or frequency_penalty",
     ),
-    **_off_by_default(
+    **_list_off_by_default(
         "thinking_token_budget", "thoughts are not told from the answer: give max_tokens for both together"
     ),
-    **_off_by_default(
+    **_list_off_by_default(
         "kv_transfer_params ec_transfer_params",
         "prompts are computed where their answers are: leave the field out",
     ),
-    **_off_by_default(
+    **_list_off_by_default(
         "guided_whitespace_pattern", "the blanks of structured outputs are fixed: leave the field out"
     ),
 }
 _COMPLETION = {
-    **_off_by_default("suffix", "texts are continued, not filled in: put what precedes the gap into prompt"),
-    **_off_by_default("prompt_embeds", "prompts are texts or token ids: give prompt"),
+    **_list_off_by_default(
+        "suffix", "texts are continued, not filled in: put what precedes the gap into prompt"
+    ),
+    **_list_off_by_default("prompt_embeds", "prompts are texts or token ids: give prompt"),
 }
 _CHAT = {
-    **_ignored("include_reasoning verbosity prediction"),
+    **_list_ignored("include_reasoning verbosity prediction"),
     "modalities": KnownField("answers are texts: set modalities to text", (["text"],)),
     "audio": KnownField("answers are texts: leave audio out"),
-    **_off_by_default("echo", "conversations are not repeated in the answer: leave echo out"),
-    **_off_by_default(
+    **_list_off_by_default("echo", "conversations are not repeated in the answer: leave echo out"),
+    **_list_off_by_default(
         "add_special_tokens", "the chat template writes the special tokens: leave the field out"
     ),
     "chat_template": KnownField("the chat template is that of the model's folder: leave the field out"),
-    **_off_by_default(
+    **_list_off_by_default(
         "functions function_call", "OpenAI has replaced functions by tools: give tools and tool_choice"
     ),
     "web_search_options": KnownField("this server searches nothing: give a function of yours in tools"),
@@ -102,22 +106,24 @@ _STATE = "this server stores no conversation: send its messages, calls and outpu
 _RESPONSES = {
     **_ACCOUNTING,
     **_MEDIA,
-    **_ignored("include_reasoning context_management max_tool_calls vllm_xargs"),
+    **_list_ignored("include_reasoning context_management max_tool_calls vllm_xargs"),
     "previous_response_id": KnownField(_STATE),
     "conversation": KnownField(_STATE),
     "previous_input_messages": KnownField(_STATE),
     "prompt": KnownField("this server stores no prompts: send the text in instructions and input"),
-    **_off_by_default("background", "answers are not computed in the background: set stream to true"),
+    **_list_off_by_default("background", "answers are not computed in the background: set stream to true"),
     "truncation": KnownField("inputs are not truncated: shorten input", ("disabled",)),
-    **_off_by_default("enable_response_messages", "messages are not returned: keep those that you send"),
-    **_off_by_default(
+    **_list_off_by_default("enable_response_messages", "messages are not returned: keep those that you send"),
+    **_list_off_by_default(
         "kv_transfer_params ec_transfer_params",
         "prompts are computed where their answers are: leave the field out",
     ),
 }
 _TOKENIZE = {
     **_MEDIA,
-    **_off_by_default("return_token_strs", "/tokenize returns ids: send them to /detokenize for their text"),
+    **_list_off_by_default(
+        "return_token_strs", "/tokenize returns ids: send them to /detokenize for their text"
+    ),
     "chat_template": _CHAT["chat_template"],
 }
 KNOWN_FIELDS: Mapping[str, Mapping[str, KnownField]] = {
@@ -126,28 +132,28 @@ KNOWN_FIELDS: Mapping[str, Mapping[str, KnownField]] = {
     "responses": _RESPONSES,
     "tokenize": _TOKENIZE,
     "transcriptions": {
-        **_ignored(
+        **_list_ignored(
             "include include[] chunking_strategy session_id request_id user vllm_xargs length_penalty"
         ),
         "use_beam_search": KnownField(
             "beams are not searched: set temperature to 0", ("false", "False", "0", "")
         ),
-        **_off_by_default("to_language", "speech is translated to English: use /v1/audio/translations"),
+        **_list_off_by_default("to_language", "speech is translated to English: use /v1/audio/translations"),
         "hotwords": KnownField("words are not boosted: put them into prompt"),
         "known_speaker_names[]": KnownField("speakers are not told apart: leave the field out"),
         "known_speaker_references[]": KnownField("speakers are not told apart: leave the field out"),
     },
-    "stream_options": _ignored("include_obfuscation"),
+    "stream_options": _list_ignored("include_obfuscation"),
     "structured_outputs": {
-        **_ignored("disable_any_whitespace disable_additional_properties"),
-        **_off_by_default("disable_fallback", "there is one backend of structured outputs"),
+        **_list_ignored("disable_any_whitespace disable_additional_properties"),
+        **_list_off_by_default("disable_fallback", "there is one backend of structured outputs"),
         "whitespace_pattern": _GENERATION["guided_whitespace_pattern"],
         "structural_tag": KnownField("tags are not followed: give tools, or a grammar"),
     },
-    "message": _ignored("annotations refusal cache_control provider_specific_fields thinking_blocks"),
-    "part": _ignored("annotations logprobs cache_control prompt_cache_breakpoint"),
-    "tool": _ignored("cache_control defer_loading allowed_callers"),
-    "call": _ignored("provider_specific_fields cache_control index"),
+    "message": _list_ignored("annotations refusal cache_control provider_specific_fields thinking_blocks"),
+    "part": _list_ignored("annotations logprobs cache_control prompt_cache_breakpoint"),
+    "tool": _list_ignored("cache_control defer_loading allowed_callers"),
+    "call": _list_ignored("provider_specific_fields cache_control index"),
 }
 """Fields by object: the bodies of routes, and objects in these bodies."""
 

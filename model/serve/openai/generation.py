@@ -1,8 +1,8 @@
 """From a request for texts to the engine and back: prompts in, whole answers or events of a stream out.
 
-`Service` is the state of all routes. A handler belongs to one request: `prepare` checks and encodes it, `submit` gives
-it to the engine, and `answer` or `events` turn the engine's stream of updates into OpenAI's format. A choice is one
-continuation in an answer.
+`Service` is the state of all routes. A handler belongs to one request: `prepare` checks and encodes it, and `submit`
+gives it to the engine. `answer` or `stream_events` turn the engine's stream of updates into OpenAI's format. A choice
+is one continuation in an answer.
 """
 
 from __future__ import annotations
@@ -198,16 +198,16 @@ class GenerationHandler(Generic[T]):
         """
         outputs = self.params.structured_outputs
         if outputs is not None:
-            self.grammar = await self.service.texts.grammar(outputs)
+            self.grammar = await self.service.texts.compile_grammar(outputs)
 
-    def choice_index(self, update: Update) -> int:
+    def find_choice_index(self, update: Update) -> int:
         """Return the index in the answer of an update's continuation.
 
         The `params.n` continuations of the first prompt come first, then those of the second prompt, and so on.
         """
         return update.prompt * self.params.n + update.index
 
-    async def updates(self, stream: Stream) -> AsyncIterator[Update]:
+    async def iterate_updates(self, stream: Stream) -> AsyncIterator[Update]:
         """Yield the updates of a stream, and count their tokens in `completion_tokens` and `choice_tokens`.
 
         Raises:
@@ -221,7 +221,7 @@ class GenerationHandler(Generic[T]):
                 if update.finish_reason == "error":
                     raise ApiError(400, str(update.stop_reason))
                 self.completion_tokens += len(update.token_ids)
-                index = self.choice_index(update)
+                index = self.find_choice_index(update)
                 self.choice_tokens[index] = self.choice_tokens.get(index, 0) + len(update.token_ids)
                 yield update
         except EngineFailed as error:  # the message of its cause may quote a client
@@ -234,17 +234,17 @@ class GenerationHandler(Generic[T]):
         Raises:
             ApiError: The engine failed or could not compute the request.
         """
-        async for _ in self.updates(stream):
+        async for _ in self.iterate_updates(stream):
             pass
         return [output for request in stream.requests for output in request.outputs]
 
-    def frame(self, event: str) -> bytes:
+    def format_event(self, event: str) -> bytes:
         """Return an event, which is JSON text, as the bytes of a server-sent event."""
         return f"data: {event}\n\n".encode()
 
-    def frame_end(self, error: ApiError | None) -> bytes:
+    def format_end(self, error: ApiError | None) -> bytes:
         """Return the bytes that end a stream: an event with the error, if there is one, and [DONE]."""
-        return (b"" if error is None else self.frame(json.dumps(error.document))) + b"data: [DONE]\n\n"
+        return (b"" if error is None else self.format_event(json.dumps(error.document))) + b"data: [DONE]\n\n"
 
     def describe_prompt_logprobs(self, stream: Stream, index: int) -> answers.PromptLogprobs | None:
         """Return the log-probabilities of the prompt of choice `index`, or None if the request asks for none."""
@@ -252,7 +252,7 @@ class GenerationHandler(Generic[T]):
             return None
         return answers.format_prompt_logprobs(stream.requests[index // self.params.n].prompt_logprobs or [])
 
-    def usage_so_far(self, index: int) -> answers.Usage:
+    def build_usage_so_far(self, index: int) -> answers.Usage:
         """Return the numbers of tokens of choice `index` in a stream that has not ended."""
         prompt_tokens = len(self.prompts[index // self.params.n].ids)
         completion_tokens = self.choice_tokens.get(index, 0)
@@ -262,7 +262,7 @@ class GenerationHandler(Generic[T]):
             total_tokens=prompt_tokens + completion_tokens,
         )
 
-    def usage(self, stream: Stream) -> answers.Usage:
+    def build_usage(self, stream: Stream) -> answers.Usage:
         """Return the numbers of tokens of a whole request whose stream has ended, with its cached prompt tokens."""
         prompt_tokens = sum(len(prompt.ids) for prompt in self.prompts)
         cached_tokens = sum(request.metrics.num_cached_tokens for request in stream.requests)
@@ -319,9 +319,9 @@ class CompletionHandler(GenerationHandler[CompletionRequest]):
             )
             for index, output in enumerate(map(self._drop_unasked, await self.collect_outputs(stream)))
         ]
-        return answers.Completion(**self.answer_fields, choices=choices, usage=self.usage(stream))
+        return answers.Completion(**self.answer_fields, choices=choices, usage=self.build_usage(stream))
 
-    async def events(self, stream: Stream) -> AsyncIterator[str]:
+    async def stream_events(self, stream: Stream) -> AsyncIterator[str]:
         """Yield the chunks of the completion as JSON.
 
         A chunk with the usage follows at the end if the request asks for it.
@@ -330,9 +330,9 @@ class CompletionHandler(GenerationHandler[CompletionRequest]):
             ApiError: The engine failed or could not compute the request.
         """
         offsets: dict[int, int] = {}
-        async for counted in self.updates(stream):
+        async for counted in self.iterate_updates(stream):
             update = self._drop_unasked(counted)
-            index = self.choice_index(update)
+            index = self.find_choice_index(update)
             text = ("" if index in offsets else self._echo(index)) + update.text
             logprobs = self._describe_logprobs(stream, index, update, offsets.get(index))
             offsets.setdefault(index, 0)
@@ -346,12 +346,12 @@ class CompletionHandler(GenerationHandler[CompletionRequest]):
                     finish_reason=update.finish_reason,  # type: ignore[arg-type]
                     stop_reason=update.stop_reason,
                 )
-                usage = self.usage_so_far(index) if self.request.include_continuous_usage else None
+                usage = self.build_usage_so_far(index) if self.request.include_continuous_usage else None
                 yield answers.Completion(
                     **self.answer_fields, choices=[choice], usage=usage
                 ).model_dump_json()
         if self.request.include_usage:
-            usage = self.usage(stream)
+            usage = self.build_usage(stream)
             yield answers.Completion(**self.answer_fields, choices=[], usage=usage).model_dump_json()
 
     async def _encode(self, prompt: str | list[int]) -> TokenPrompt:

@@ -175,7 +175,7 @@ class ChatMessage(Checked):
         return {name: argument for name, argument in message.items() if argument is not None}
 
 
-def template_variables(tools: Sequence[Tool] | None, kwargs: dict[str, Any] | None) -> dict[str, Any]:
+def build_template_variables(tools: Sequence[Tool] | None, kwargs: dict[str, Any] | None) -> dict[str, Any]:
     """Return the variables of a chat template besides the messages.
 
     Args:

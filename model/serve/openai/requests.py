@@ -13,7 +13,7 @@ from pydantic import Field
 from model.engine import SamplingParams
 from model.engine.structured import StructuredOutputsParams
 from model.serve.errors import ApiError
-from model.serve.openai.messages import ChatMessage, Checked, NamedTool, Tool, template_variables
+from model.serve.openai.messages import ChatMessage, Checked, NamedTool, Tool, build_template_variables
 from model.serve.openai.tools import ToolUse
 
 _MAX_STOPS = 16
@@ -287,7 +287,7 @@ class ChatRequest(_GenerationRequest):
             return None
         return ToolUse(functions, choice == "required", self.parallel_tool_calls is not False)
 
-    def template_variables(self) -> dict[str, Any]:
+    def build_template_variables(self) -> dict[str, Any]:
         """Return the variables of the chat template besides the messages; without tools if none may be called.
 
         `reasoning_effort` is passed as vLLM passes it: under its name, and as `enable_thinking`.
@@ -310,7 +310,7 @@ class ChatRequest(_GenerationRequest):
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort
             variables["enable_thinking"] = self.reasoning_effort != "none"
-        return variables | template_variables(tools, self.chat_template_kwargs)
+        return variables | build_template_variables(tools, self.chat_template_kwargs)
 
     def to_sampling_params(self, tool_parser: str | None = None) -> SamplingParams:
         """Return the sampling parameters; by default the answer may be as long as the context allows.

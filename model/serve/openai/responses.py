@@ -72,7 +72,7 @@ class ResponseHandler(ChatHandler):
             pass
         return self._describe(items, output.finish_reason, stream)
 
-    async def events(self, stream: Stream) -> AsyncIterator[str]:
+    async def stream_events(self, stream: Stream) -> AsyncIterator[str]:
         """Yield the events of the response as JSON, each with its type and its sequence number.
 
         Raises:
@@ -82,7 +82,7 @@ class ResponseHandler(ChatHandler):
         for name in ("created", "in_progress"):
             yield self._encode({"type": f"response.{name}", "response": self._describe(items, None, None)})
         finish_reason = None
-        async for update in self.updates(stream):
+        async for update in self.iterate_updates(stream):
             finish_reason = update.finish_reason
             logprobs = self._describe_response_logprobs(update)
             for piece in split_answer(reader, update.text, finish_reason is not None):
@@ -94,11 +94,11 @@ class ResponseHandler(ChatHandler):
         response = self._describe(items, finish_reason, stream)
         yield self._encode({"type": f"response.{response['status']}", "response": response})
 
-    def frame(self, event: str) -> bytes:
+    def format_event(self, event: str) -> bytes:
         """Return an event, which is JSON text, as the bytes of a server-sent event with its type."""
         return f"event: {json.loads(event)['type']}\ndata: {event}\n\n".encode()
 
-    def frame_end(self, error: ApiError | None) -> bytes:
+    def format_end(self, error: ApiError | None) -> bytes:
         """Return the bytes that end the stream: an event with the error, or nothing without one.
 
         OpenAI's streams of responses have no [DONE].
@@ -112,7 +112,7 @@ class ResponseHandler(ChatHandler):
             "message": detail["message"],
             "param": detail["param"],
         }
-        return self.frame(self._encode(event))
+        return self.format_event(self._encode(event))
 
     def _encode(self, event: Event) -> str:
         """Return an event as JSON with the next sequence number, which is counted from 0."""
@@ -168,7 +168,7 @@ class ResponseHandler(ChatHandler):
         return {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
 
     def _describe_usage(self, stream: Stream) -> dict[str, Any]:
-        usage = self.usage(stream)
+        usage = self.build_usage(stream)
         details = usage.prompt_tokens_details
         return {
             "input_tokens": usage.prompt_tokens,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from model.errors import ModelError
 from model.serve.replicas.replica import Replica
 from model.serve.replicas.routing import Routing
-from model.serve.serving import make_server, max_continuations
+from model.serve.serving import count_max_continuations, make_server
 
 if TYPE_CHECKING:
     from model.serve.http.server import Server
@@ -57,7 +57,7 @@ async def serve_replicas(
         try:
             await asyncio.gather(*tasks)
             positions = replicas[0].positions if options.prefix_caching else 0
-            routing = Routing(options.max_num_seqs, max_continuations(options), positions)
+            routing = Routing(options.max_num_seqs, count_max_continuations(options), positions)
             router = Router(Sockets(replicas), routing)
             tasks += [
                 asyncio.create_task(replica.supervise(partial(routing.forget, replica.number)))

@@ -22,7 +22,7 @@ from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from model.serve.errors import ApiError, replica_ended_error, server_stopping_error
-from model.serve.http.admission import KEY_SALT, encode_error, error_response
+from model.serve.http.admission import KEY_SALT, encode_error, make_error_response
 from model.serve.http.app import router as routes
 from model.serve.log import LOG
 from model.serve.metrics import CONTENT_TYPE, Families
@@ -59,7 +59,11 @@ class Router:
         """Handlers of the paths that the router answers for all replicas, by path."""
 
     def drain(self) -> None:
-        """Refuse further requests for texts with status 503, and make the replicas cancel those not yet started."""
+        """Refuse further requests that the engine would compute (503), and make the replicas cancel waiting ones.
+
+        A waiting request is one of which the engine has not computed anything, because its grammar or prompt is being
+        made.
+        """
         self._draining = True
         self._backend.drain()
 
@@ -82,7 +86,7 @@ class Router:
         except ClientGone:
             response = Response(status_code=499)
         except ApiError as error:
-            response = error_response(error)
+            response = make_error_response(error)
         if response is not None:
             await response(scope, receive, send)
 

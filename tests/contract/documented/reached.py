@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import FunctionType, ModuleType
 from typing import Any
 
-from nkw.errors import code_of
+from nkw.errors import get_code
 from simulate.isa.book import INSTRUCTIONS
 from simulate.memory import NkiTensor
 from simulate.run.machine import NeuronCore
@@ -42,7 +42,7 @@ def codes_reached_from(function: Callable[..., Any]) -> frozenset[str]:
             codes |= _codes_of_instruction(current.__name__)
         elif current.__module__.startswith(_FOLLOWED):
             if hasattr(current, "code"):
-                codes.add(code_of(current))
+                codes.add(get_code(current))
             tree = ast.parse(textwrap.dedent(inspect.getsource(current)))
             for node in ast.walk(tree):
                 if isinstance(node, ast.Constant) and str(node.value).startswith("NKW-"):

@@ -103,7 +103,7 @@ class StrippedText:
         return stripped
 
 
-def compression_ratio(text: str) -> float:
+def compute_compression_ratio(text: str) -> float:
     """Return the UTF-8 bytes of a text divided by its bytes compressed with zlib; repetitions make the ratio large."""
     content = text.encode()
     return len(content) / len(zlib.compress(content))

@@ -51,7 +51,7 @@ class SpeechModel:
             known = ", ".join(sorted(self.languages)) or ENGLISH
             raise ApiError(400, f"the language is not known; this model knows {known:.600}", param="language")
 
-    def rules(self, language: str, timestamps: bool, task: str) -> Rules:
+    def read_rules(self, language: str, timestamps: bool, task: str) -> Rules:
         """Return the rules of a transcription: the tokens with which it begins, and the tokens that it never has.
 
         Args:

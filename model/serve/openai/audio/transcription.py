@@ -110,7 +110,7 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
             usage=usage,
         )
 
-    async def events(self, stream: Stream) -> AsyncIterator[str]:
+    async def stream_events(self, stream: Stream) -> AsyncIterator[str]:
         """Yield the pieces of the transcription as JSON, window by window, and at the end the whole text.
 
         Text of a window is held back until all previous windows have ended.
@@ -121,7 +121,7 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
         held_back: dict[int, str] = {}
         ended: set[int] = set()
         window, transcription = 0, answers.StrippedText()
-        async for update in self.updates(stream):
+        async for update in self.iterate_updates(stream):
             held_back[update.prompt] = held_back.get(update.prompt, "") + update.text
             if update.finish_reason is not None:
                 ended.add(update.prompt)
@@ -171,9 +171,11 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
             features, _ = self.recording.window(0)
             prompt = TokenPrompt([speech_model.start], inputs=ModelInputs(features))
             async with await self._submit([prompt], params) as stream:
-                token_ids = [token async for update in self.updates(stream) for token in update.token_ids]
+                token_ids = [
+                    token async for update in self.iterate_updates(stream) for token in update.token_ids
+                ]
             self.language = languages[token_ids[0]]
-        self.rules = speech_model.rules(self.language, self.request.has_timestamps, self.task)
+        self.rules = speech_model.read_rules(self.language, self.request.has_timestamps, self.task)
 
     async def _encode_prompts(self) -> None:
         """Set `start_ids` and, without timestamps, `prompts` of all windows.
@@ -201,6 +203,10 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
         """Transcribe window after window, and yield the segments of each.
 
         A window begins where the last segment before it ended.
+
+        Raises:
+            EngineFull: The queue is full for the first window.
+            ApiError: The engine failed or could not compute a window.
         """
         begin, count, times = 0, 0, self.rules.timestamps
         assert times is not None, "read with timestamps"
@@ -222,7 +228,7 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
                     tokens=list(segment.ids),
                     temperature=self.request.temperature,
                     avg_logprob=sum(segment_logprobs) / max(1, len(segment_logprobs)),
-                    compression_ratio=answers.compression_ratio(text),
+                    compression_ratio=answers.compute_compression_ratio(text),
                 )
                 count += 1
             begin += columns
