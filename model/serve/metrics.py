@@ -210,7 +210,7 @@ class Families(Collector):
     families: Sequence[Metric]
 
     def collect(self) -> Sequence[Metric]:
-        """Return the metric families."""
+        """Return the metric families, which prometheus_client then formats."""
         return self.families
 
 

@@ -150,5 +150,8 @@ def _draw_text(x: float, y: float, text: str, anchor: str) -> str:
 
 
 def _format_tick(tick: float) -> str:
-    """Return the text of a tick: whole numbers and thousands without decimals, others with three digits."""
+    """Return the number of a tick as text.
+
+    Whole numbers, and numbers from 1,000 on, have no decimals; others have three significant digits.
+    """
     return f"{tick:,.0f}" if abs(tick) >= 1000 or tick == round(tick) else f"{tick:.3g}"

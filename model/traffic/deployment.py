@@ -89,13 +89,16 @@ class Setup:
         )
 
     def with_whole_prompts(self) -> Setup:
-        """Return the setup without chunked prefill and `sizes`, with steps of at least `max_model_len` tokens."""
+        """Return a copy of the setup without chunked prefill, whose steps take at least `max_model_len` tokens.
+
+        `sizes` of the copy is None.
+        """
         tokens = max(self.options.max_num_batched_tokens, self.max_model_len)
         options = replace(self.options, chunked_prefill=False, max_num_batched_tokens=tokens)
         return replace(self, options=options, sizes=None)
 
     def without_drafts(self) -> Setup:
-        """Return the setup without speculative tokens, draft model and `sizes`."""
+        """Return a copy of the setup without speculative tokens and draft model; `sizes` of the copy is None."""
         options = replace(self.options, speculative_tokens=0)
         return replace(self, options=options, speculation=None, sizes=None)
 

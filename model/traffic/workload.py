@@ -31,7 +31,7 @@ class Query:
 
     @property
     def positions(self) -> int:
-        """Prompt and new tokens together."""
+        """Number of prompt and new tokens together."""
         return self.prompt_tokens + self.new_tokens
 
 

@@ -88,7 +88,7 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
             An object, or a text for the formats text, srt and vtt.
 
         Raises:
-            ApiError: The engine failed or could not compute a window, or the server is stopping.
+            ApiError: The engine failed or could not compute a window.
             EngineFull: The queue has too few places.
         """
         response_format, seconds = self.request.response_format, self.recording.seconds
