@@ -257,7 +257,10 @@ class _EngineCollector(Collector):
     predict: PredictSeconds
 
     def collect(self) -> list[Metric]:
-        """Return the gauges and counters of the engine's current state."""
+        """Return the gauges, counters and infos of the engine's state at this moment.
+
+        Among them are the predicted seconds of its steps, which may start predictions in the background.
+        """
         state = self.state()
         gauge, counter = partial(self._family, GaugeMetricFamily), partial(self._family, CounterMetricFamily)
         used = 1 - state.free_pages / state.pages

@@ -131,7 +131,10 @@ class WorkerPool:
                 job.answer.set_exception(server_stopping_error())
 
     def stop(self) -> None:
-        """End the worker process and all jobs; the pool takes no further jobs."""
+        """Kill the worker process and all jobs.
+
+        Their calls of `run`, and all later calls, raise ApiError ("worker_ended").
+        """
         self._is_stopped = True
         if self._connection is not None:
             self._connection.close()

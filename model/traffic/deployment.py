@@ -225,7 +225,11 @@ class Deployment:
         return f"tp {self.tp}{groups}{logical}"
 
     def _check_capacity(self, length: int) -> None:
-        """Raise ModelError if a request of `length` positions does not fit, even alone."""
+        """Check that a replica without other requests has pages and slots for a request of `length` positions.
+
+        Raises:
+            ModelError: It has not.
+        """
         setup, prefix = self.setup, f"{self.ranks} on {self.instance.name} leaves"
         for page_kind, pool in zip(self.page_kinds, self._make_pools(length)):
             needed = pool.most_pages(length, min(length, setup.options.max_num_batched_tokens))

@@ -115,7 +115,11 @@ class Summary:
         return self.new_tokens * SECOND_NS / self.elapsed_ns
 
     def dollars_per_million(self, price: float) -> float:
-        """Return the dollars per million new tokens, at a price of the instance in dollars an hour."""
+        """Return the dollars per million new tokens, which pay the whole instance, prompts and idle time included.
+
+        Args:
+            price: Price of the instance in dollars an hour.
+        """
         return price / 3600 / self.tokens_per_s * 1e6
 
     def dollars_per_million_input(self, price: float) -> float:

@@ -47,7 +47,7 @@ def build_report(traffic: Traffic) -> list[Part]:
 
 
 def build_sentences(sentences: Iterable[str]) -> list[Part]:
-    """Return one part of a report for each sentence."""
+    """Return each sentence as one part of a report, wrapped without an indent."""
     return [Hanging(sentence, indent=0) for sentence in sentences]
 
 
@@ -221,7 +221,7 @@ def explain_half_the_buckets(runs: Sequence[tuple[str, Summary]]) -> Iterator[st
 
 
 def describe_stack(traffic: Traffic) -> Iterator[str]:
-    """Yield sentences about the serving stack: its engine time, its padding, and published runs near the prediction."""
+    """Yield sentences about the serving stack: its host times, its padding, and published runs against predictions."""
     stack = traffic.stack
     for words, host in (("a step", stack.step_engine), ("prompts", stack.prompt_engine)):
         yield (

@@ -33,9 +33,12 @@ class Keys:
         self._salts = [derive_salt(key) for key in keys]
 
     def find_salt(self, header: bytes) -> str | None:
-        """Return the salt of the key in `Bearer KEY`, "" on a server without keys, or None for a wrong key.
+        """Return the salt of the key in the value of an Authorization header, `Bearer KEY`.
 
         The time of the comparison does not depend on how many characters of the key are right.
+
+        Returns:
+            The salt, "" on a server without keys, or None for a wrong or missing key.
         """
         if not self._digests:
             return ""
@@ -185,7 +188,10 @@ def make_error_response(error: ApiError) -> JSONResponse:
 
 
 def _refuse(error: ApiError) -> JSONResponse:
-    """Return a refusal that ends the connection, because the body may not have been read to its end."""
+    """Return the HTTP response of a refusal with the header `connection: close`.
+
+    The connection ends because the request's body may not have been read to its end.
+    """
     response = make_error_response(error)
     response.headers["connection"] = "close"
     return response

@@ -194,7 +194,10 @@ async def embeddings() -> None:
 
 @router.post("/tokenize")
 async def tokenize(request: TokenizeRequest, raw_request: Request, service: Shared) -> answers.Tokens:
-    """Return the token ids of a text, or of the prompt that the chat template makes of a conversation."""
+    """Return the token ids of a text, or of the prompt that the chat template makes of a conversation.
+
+    A request with both or with neither is refused with status 400.
+    """
     service.check_model(request.model)
     if (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "the request needs either prompt or messages", param="prompt")
@@ -206,7 +209,7 @@ async def tokenize(request: TokenizeRequest, raw_request: Request, service: Shar
 
 @router.post("/detokenize")
 async def detokenize(request: DetokenizeRequest, raw_request: Request, service: Shared) -> answers.Text:
-    """Return the text of token ids."""
+    """Return the text of token ids; an id that the vocabulary lacks is refused with status 400."""
     service.check_model(request.model)
     text = await _run_beside_engine(raw_request, service, service.texts.decode(request.tokens))
     return answers.Text(prompt=text)
@@ -375,7 +378,10 @@ def _answer_with(
 
 
 def _describe_invalid_request(error: RequestValidationError) -> ApiError:
-    """Return a refusal that names the first invalid argument and never its value."""
+    """Return the refusal of a body that is no JSON or does not validate, with status 400.
+
+    The message names the first invalid argument and never its value.
+    """
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"][1:])) or None
     if first["type"] == "extra_forbidden":

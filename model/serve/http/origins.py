@@ -107,7 +107,11 @@ def _is_same_origin(origin: str, host: str) -> bool:
 
 
 def _parse(scheme: str, authority: str) -> Url | None:
-    """Return the URL of a host with an optional port, or None if the text is anything else."""
+    """Return the URL of a scheme and an authority, which is a host with an optional port.
+
+    Returns:
+        The URL, or None if `authority` is anything else.
+    """
     if not _HOST.fullmatch(authority):
         return None
     try:

@@ -100,7 +100,10 @@ class _GenerationRequest(TextRequest):
 
     @property
     def include_continuous_usage(self) -> bool:
-        """Whether every event of the stream has the numbers of tokens of its choice so far, as in vLLM."""
+        """Whether every event of the stream has the numbers of tokens of its choice so far, as in vLLM.
+
+        This needs both `include_usage` and `continuous_usage_stats` in the stream options.
+        """
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def _to_sampling_params(

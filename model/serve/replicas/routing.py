@@ -96,7 +96,10 @@ class _ReplicaState:
         return sum(1 for _ in takewhile(self.blocks.__contains__, block_hashes))
 
     def add(self, request: RoutedRequest, max_blocks: int) -> None:
-        """Add a request to the load and its blocks to the index, which keeps the last `max_blocks`."""
+        """Add a request's continuations to the load, count it, and add its block hashes to `blocks`.
+
+        `blocks` keeps the `max_blocks` hashes that were used last.
+        """
         self.load += request.continuations
         self.requests += 1
         # In reverse, so that the end of a prompt is forgotten before its beginning.

@@ -40,7 +40,7 @@ class AudioRequest(BaseModel):
 
     @property
     def include_continuous_usage(self) -> bool:
-        """Whether every event of the stream has the numbers of tokens so far, as in vLLM."""
+        """Whether every event of the stream has the numbers of prompt and new tokens so far, as in vLLM."""
         return self.stream_include_usage and self.stream_continuous_usage_stats
 
     @property
