@@ -1,4 +1,8 @@
-"""Binding of the name `nki`, of kernels and of their arguments; errors of the simulator become errors of the model."""
+"""Binding of the name `nki`, of kernels and of their arguments, for all devices.
+
+The name `nki` is bound either to the simulator or to the vendor's package. Errors of the simulator become `ModelError`
+here.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +31,18 @@ def bind_nki(backend: str) -> None:
 
 
 def nki_dtype(name: str) -> Any:
-    """Return the dtype of `nki.language` with this name; a device has bound `nki` before."""
+    """Return the dtype of `nki.language` with this name; call it after a device has bound `nki`."""
     import nki.language
 
     return getattr(nki.language, name)
 
 
 def make_replica_group(groups: list[list[int]] | None) -> Any:
-    """Return the ranks of a collective, group by group, as a kernel argument; None stays None (one rank)."""
+    """Return a `ReplicaGroup` for the kernel of a collective; None for None, which means one rank.
+
+    Args:
+        groups: The ranks of each group that communicates.
+    """
     if groups is None:
         return None
     from nki.collectives import ReplicaGroup
@@ -43,10 +51,11 @@ def make_replica_group(groups: list[list[int]] | None) -> Any:
 
 
 def run_checked(action: Callable[[], Any], kernel: str = "") -> Any:
-    """Call the simulator and return its result.
+    """Call `action`, which uses the simulator, and return its result.
 
     Raises:
-        ModelError: The simulator or an assertion of a kernel refuses the call; the message begins with `kernel`.
+        ModelError: The simulator or an assertion of a kernel refuses the call; the message begins with `kernel`, if
+            given.
     """
     try:
         return action()
@@ -56,7 +65,7 @@ def run_checked(action: Callable[[], Any], kernel: str = "") -> Any:
 
 
 def find_kernel(name: str) -> Any:
-    """Return the kernel of `nki_kernels` with this name."""
+    """Return the kernel of `nki_kernels` with this name; AttributeError if there is none."""
     import nki_kernels
 
     return getattr(nki_kernels, name)
@@ -71,7 +80,7 @@ def list_parameters(kernel: str) -> Mapping[str, inspect.Parameter]:
 
 @cache
 def _defaults(kernel: str, names: tuple[str, ...]) -> tuple[tuple[str, Any], ...]:
-    """Return all parameters of a kernel with their defaults, for a launch with arguments of these names.
+    """Return (name, default) of each parameter of a kernel in order, after checking the names of a launch's arguments.
 
     Raises:
         ModelError: The kernel has no parameter of one of the names, or a parameter without a default is missing.
@@ -88,7 +97,7 @@ def _defaults(kernel: str, names: tuple[str, ...]) -> tuple[tuple[str, Any], ...
 
 
 def bind_arguments(kernel: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the arguments of a kernel in the order of its signature; missing arguments get their defaults.
+    """Return the arguments of a kernel as a tuple in the order of its signature, with defaults for missing ones.
 
     Launches with and without an explicit default are equal, so they share one replay, one plan and one operator.
 
@@ -99,7 +108,11 @@ def bind_arguments(kernel: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]
 
 
 def parameter_indices(kernel: str, names: Sequence[str | None]) -> tuple[int | None, ...]:
-    """Return the indices of parameters in the signature of a kernel; None for a name that is None."""
+    """Return the index of each named parameter in the signature of a kernel; None for a name that is None.
+
+    Raises:
+        ValueError: The kernel has no parameter of a name.
+    """
     parameters = list(list_parameters(kernel))
     return tuple(None if name is None else parameters.index(name) for name in names)
 
@@ -107,19 +120,27 @@ def parameter_indices(kernel: str, names: Sequence[str | None]) -> tuple[int | N
 def bind_rank_arguments(
     kernel: str, arguments: Sequence[Mapping[str, Any]]
 ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Return the arguments of every rank as (positional, keyword) arguments of a simulated launch; all positional."""
+    """Return, for each rank, (positional arguments, {}) as a simulated launch takes them.
+
+    Args:
+        kernel: Name of a kernel of `nki_kernels`.
+        arguments: The arguments of each rank by parameter name.
+
+    Raises:
+        ModelError: The arguments do not fit the signature.
+    """
     return [(bind_arguments(kernel, rank_arguments), {}) for rank_arguments in arguments]
 
 
 class HostArrays:
-    """Operations that devices share whose arrays stay in the memory of the host."""
+    """Base class of devices whose arrays stay in the memory of the host."""
 
     def dtype(self, name: str) -> Any:
-        """Return a dtype as a kernel argument."""
+        """Return the dtype of `nki.language` with this name, as a kernel argument."""
         return nki_dtype(name)
 
     def replica_group(self, groups: list[list[int]] | None) -> Any:
-        """Return the ranks of a collective, group by group, as a kernel argument; None for one rank."""
+        """Return a `ReplicaGroup` with the ranks of each group, as a kernel argument; None (one rank) for None."""
         return make_replica_group(groups)
 
     def hold(self, array: np.ndarray) -> np.ndarray:
@@ -127,8 +148,8 @@ class HostArrays:
         return array
 
     def session(self) -> AbstractContextManager[None]:
-        """Return a context without effect: the device keeps no recorded kernels."""
+        """Return a context that does nothing, because the device keeps no recorded kernels."""
         return nullcontext()
 
     def end_graph(self) -> None:
-        """Do nothing: every launch takes effect at once."""
+        """Do nothing, because every launch takes effect at once."""

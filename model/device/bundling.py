@@ -1,4 +1,9 @@
-"""Devices that record launches as the cases of a bundle: the launches of one layer, or of a whole generation."""
+"""Devices that record launches as the cases of a bundle: the launches of one layer, or of a whole generation.
+
+A bundle is a folder with kernels, inputs and expected outputs, which an instance with NeuronCores runs and compares. A
+case is one launch in it. A recipe tells how to make a weight from the checkpoint's tensors, so that the bundle need not
+contain it. `nkw bundle` uses these devices.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +59,11 @@ __all__ = [
 
 
 class BundlingDevice(SimulatedDevice):
-    """One simulated rank whose launches of one layer become cases, named `<phase>-<number>-<kernel>`.
+    """One simulated rank that records the launches of one layer as cases named `<phase>-<number>-<kernel>`.
 
-    `phase` is the phase of the next step; set it before the step. Numbers count the launches of a phase from 1.
-    `layer_done` has to be called after every layer. Replays are exact: a launch gets the very bytes that the launches
-    before it returned.
+    Set `phase` to the name of the next step before the step. Numbers count the launches of a phase from 1. Call
+    `layer_done` after every layer. Replays are exact: a launch gets the very bytes that the launches before it
+    returned.
 
     Args:
         target: Name of the chip.
@@ -79,17 +84,22 @@ class BundlingDevice(SimulatedDevice):
 
     @property
     def launches(self) -> int:
-        """Number of recorded launches."""
+        """Number of launches recorded so far."""
         return len(self._cases.cases)
 
     def layer_done(self, done: int, layers: int) -> None:
-        """Record that `done` of `layers` layers have ended; the next launch belongs to layer `done`."""
+        """Record that layers 0 to `done` - 1 of `layers` have ended; the next launch belongs to layer `done`."""
         self._running = done
 
     def run(
         self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Sequence[str | None] = ()
     ) -> list[Any]:
-        """Record the arguments of a launch of the layer, then launch the kernel.
+        """Record a launch if it is in the recorded layer, then launch the kernel and return its outputs.
+
+        Args:
+            kernel: Name of a kernel of `nki_kernels`.
+            arguments: Arguments by parameter, of the one rank.
+            written: Unused; kernels write to the arrays themselves.
 
         Raises:
             ModelError: A bundle cannot contain the launch, or the kernel refuses its arguments.
@@ -101,7 +111,7 @@ class BundlingDevice(SimulatedDevice):
         return super().run(kernel, arguments, written)
 
     def _add_case(self, kernel: str, arguments: Mapping[str, Any], name: str) -> None:
-        """Add a launch as a case, on as many of the rank's physical cores as its work is divided among."""
+        """Add a launch as a case, on all physical cores of the rank if they can divide its work, else on one."""
         function, args = unwrap_kernel(find_kernel(kernel)), bind_arguments(kernel, arguments)
         path = f"nki_kernels:{kernel}"
 
@@ -115,7 +125,11 @@ class BundlingDevice(SimulatedDevice):
         add(1)
 
     def write(self, folder: Path, weights: Weights | None) -> Written:
-        """Write the bundle with the recipes of the weights that it does not contain.
+        """Write the recorded cases as a bundle to a folder, and return what was written.
+
+        Args:
+            folder: The new folder.
+            weights: Recipes of the weights that the bundle does not contain; None without such weights.
 
         Raises:
             ModelError: The bundle cannot be written.
@@ -125,10 +139,10 @@ class BundlingDevice(SimulatedDevice):
 
 
 class GenerationDevice(SimulatedDevice):
-    """One simulated rank whose launches all become cases, named `p<prompt>-t<token>-<section>-<kernel>`.
+    """One simulated rank that records all launches as cases named `p<prompt>-t<token>-<section>-<kernel>`.
 
-    Prompts, and the tokens of each, are counted from 1; a section is the embedding, a layer or the head. `begin_step`
-    has to be called before every step, `layer_done` after every layer, `end_step` after every step.
+    Prompts, and the tokens of each, are counted from 1; a section is "embedding", "layer-N" or "head". Call
+    `begin_step` before every step, `layer_done` after every layer, and `end_step` after every step.
 
     Args:
         target: Name of the chip.
@@ -146,27 +160,35 @@ class GenerationDevice(SimulatedDevice):
 
     @property
     def launches(self) -> int:
-        """Number of recorded launches."""
+        """Number of launches recorded so far."""
         return len(self._cases.cases)
 
     def begin_step(self, prompt: int, number: int) -> None:
-        """Begin step `number` of a prompt; both are counted from 0."""
+        """Begin step `number` of prompt `prompt`, both counted from 0; the next launches belong to the embedding."""
         self._prompt, self._number = prompt, number
         self._cases.step, self._cases.section = len(self._steps), "embedding"
 
     def layer_done(self, done: int, layers: int) -> None:
-        """Record that `done` of `layers` layers have ended; the next launch belongs to layer `done` or the head."""
+        """Record that `done` of `layers` layers have ended; the next launch belongs to layer `done`, or to the head."""
         self._cases.section = f"layer {done}" if done < layers else "head"
 
     def end_step(self, values: int, tokens: int, token: int, text: str, margin: float) -> None:
-        """Record a step whose last launch was the launch of the head; the arguments are fields of `Step`."""
+        """Record the end of a step, whose last recorded launch has to be that of the head.
+
+        The arguments become the fields of the same names of `Step`.
+        """
         case = self._cases.cases[-1].name
         self._steps.append(Step(self._prompt, self._number, case, values, tokens, token, text, margin))
 
     def run(
         self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Sequence[str | None] = ()
     ) -> list[Any]:
-        """Launch a kernel and record the launch.
+        """Launch a kernel, record the launch and its outputs, and return the outputs.
+
+        Args:
+            kernel: Name of a kernel of `nki_kernels`.
+            arguments: Arguments by parameter, of the one rank.
+            written: For each output, the parameter whose array the kernel overwrites; None for a new array.
 
         Raises:
             ModelError: A bundle cannot contain the launch, or the kernel refuses its arguments.
@@ -184,7 +206,12 @@ class GenerationDevice(SimulatedDevice):
         return [run_checked(lambda: self._cases.launched(function, path, args, written, name, launch))]
 
     def write(self, folder: Path, weights: Weights, prompts: tuple[Prompt, ...]) -> Written:
-        """Write the bundle with the recipes of the weights.
+        """Write the recorded cases and steps as a bundle to a folder, and return what was written.
+
+        Args:
+            folder: The new folder.
+            weights: Recipes of the weights.
+            prompts: The prompts, in the order of their numbers.
 
         Raises:
             ModelError: The folder cannot be written.
@@ -195,22 +222,26 @@ class GenerationDevice(SimulatedDevice):
 
 
 def check_folder(folder: Path) -> None:
-    """Check that a bundle can be written to a folder.
+    """Check that a bundle can be written to a folder: it does not exist, or is empty.
 
     Raises:
-        ModelError: The folder exists and is not empty.
+        ModelError: The folder is not empty.
     """
     run_checked(lambda: check_free(folder))
 
 
 def drawn_array(tensor: Drawn) -> np.ndarray:
-    """Return the elements of a randomly drawn tensor, [count]."""
+    """Return the elements of a weight tensor that is drawn from random numbers, [count] in its dtype."""
     bits, _ = drawn(asdict(tensor))
     return bits.view(np.dtype(DTYPES[tensor.dtype]))  # type: ignore[no-any-return]
 
 
 def check_recipes(files: Sequence[Path], weights: Weights) -> None:
-    """Follow the recipes of weights as an instance will.
+    """Check that recipes can be followed and give the recorded weights, as an instance will do with the bundle.
+
+    Args:
+        files: Safetensors files of the checkpoint.
+        weights: The recipes.
 
     Raises:
         ModelError: A recipe does not give the weight that was loaded.

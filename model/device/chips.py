@@ -1,4 +1,7 @@
-"""Chips, instances and parameters of kernels, found by name."""
+"""Hardware records of chips and instances, physical cores of a rank (LNC), and the time of a collective.
+
+Other files of the model ask here instead of importing the simulator.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +25,29 @@ _WITHOUT_LOOPS = 2
 
 
 def chip(target: str, lnc: int = 1) -> Hardware:
-    """Return the record of a chip with the limits, clocks and bandwidths of its physical cores.
+    """Return the hardware record of a chip: limits, clocks and bandwidths of its physical cores.
 
     Args:
         target: The name of a chip or of an instance; the record of an instance contains the links between its chips.
         lnc: Physical cores of a rank, which decide how many ranks of a collective are on one chip.
 
     Raises:
-        ModelError: No chip has the name `target`.
+        ModelError: No chip or instance has the name `target`.
     """
     return run_checked(lambda: hardware(target, lnc))
 
 
 def read_lnc() -> int | None:
-    """Return the number of physical cores of a rank that NEURON_LOGICAL_NC_CONFIG names; None where it is not set.
+    """Return the physical cores of a rank (1 or 2) from NEURON_LOGICAL_NC_CONFIG; None if the variable is not set.
 
     Raises:
         ModelError: The variable is neither 1 nor 2.
     """
     text = os.environ.get(LNC_VARIABLE, "")
     if text not in ("", "1", "2"):
-        raise ModelError(f"{LNC_VARIABLE} is {text!r:.40}; a rank has 1 or 2 physical cores")
+        raise ModelError(
+            f"{LNC_VARIABLE} is {text!r:.40}; a rank has 1 or 2 physical cores: set it to one of these, or unset it"
+        )
     return int(text) if text else None
 
 
@@ -51,7 +56,7 @@ def choose_lnc(target: str, lnc: int | None, largest: bool = False) -> int:
 
     Args:
         target: The name of the chip.
-        lnc: The number that is asked for. None takes the number in NEURON_LOGICAL_NC_CONFIG, else the default.
+        lnc: The requested number. None takes the number in NEURON_LOGICAL_NC_CONFIG, else the default.
         largest: Whether the default is the largest number that the chip has, as AWS runs it, and not 1.
 
     Raises:
@@ -68,19 +73,19 @@ def choose_lnc(target: str, lnc: int | None, largest: bool = False) -> int:
 
 
 def limit_lnc(target: str, lnc: int | None, largest: bool = False) -> int:
-    """Return the number of physical cores of a rank on one of several chips that are compared.
+    """Return the number of physical cores of a rank on a chip that is compared with other chips.
 
-    It is that of `choose_lnc`, and 1 on a chip that has no larger one, such as trn1.
+    Returns the result of `choose_lnc`, but 1 on a chip that has only this number, such as trn1.
     """
     return choose_lnc(target, lnc, largest) if len(chip(target).logical_core_sizes) > 1 else 1
 
 
 def find_sorted_expert_width(target: str) -> float:
-    """Return the width of a rank's part of an expert up to which sorting few rows by expert saves time on a chip.
+    """Return the largest width of a rank's part of an expert for which sorting few rows by expert saves time on a chip.
 
-    It is the width at which the weights of an expert take as long to load as `experts_decode` takes to add the expert's
-    products to all rows. It is 0 on chips without loops over registers, where `experts_prefill` has blocks for the
-    worst distribution of rows.
+    The width is in columns. At this width, loading the weights of an expert takes as long as `experts_decode` takes to
+    add the expert's products to all rows. It is 0 on chips without loops over registers, where `experts_prefill` has
+    blocks for the worst distribution of rows.
 
     Raises:
         ModelError: No chip has the name `target`.
@@ -90,12 +95,12 @@ def find_sorted_expert_width(target: str) -> float:
 
 
 def divides_among(kernel: str, lnc: int) -> bool:
-    """Return whether so many physical cores of a rank divide the work of a kernel of `nki_kernels`."""
+    """Return whether a kernel of `nki_kernels` can divide its work among `lnc` physical cores of a rank."""
     return lnc in import_module(f"nki_kernels.{kernel}").cores
 
 
 def use_overlay(path: Named) -> None:
-    """Replace numbers of the chips by the numbers of a file.
+    """Replace numbers in the hardware records by those of an overlay file, for the rest of this process.
 
     Raises:
         ModelError: The file is no overlay.
@@ -104,7 +109,7 @@ def use_overlay(path: Named) -> None:
 
 
 def find_instance(name: str) -> Instance:
-    """Return an instance type, or several instances that EFA connects.
+    """Return the record of an instance type such as "trn2.48xlarge", or of several ones such as "2 x trn1.32xlarge".
 
     Raises:
         ModelError: The name is neither.
@@ -113,12 +118,12 @@ def find_instance(name: str) -> Instance:
 
 
 def kernel_parameters(kernel: str) -> Collection[str]:
-    """Return the names of a kernel's parameters."""
+    """Return the names of the parameters of a kernel of `nki_kernels`."""
     return list_parameters(kernel).keys()
 
 
 def collective_ns(chip: Hardware, ranks: int, payload_bytes: int, all_reduces: bool = False) -> float:
-    """Return the time of a collective in ns.
+    """Return the time of one collective in ns.
 
     Args:
         chip: The chip of the ranks; the record of an instance contains the links between its chips.

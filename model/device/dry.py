@@ -1,4 +1,4 @@
-"""Device that plans: kernels are checked, placed and timed, and no numbers are computed."""
+"""Device of dry launches, for predictions: kernels are checked, placed and timed, but no numbers are computed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulate.run.processes import Arrival, Processes
 
 
 class EqualRanks:
-    """Ranks of a dry launch that are assumed to launch what rank 0 launches, so that only rank 0 is planned.
+    """Ranks of a dry launch of which only rank 0 is planned; the others are assumed to do the same at the same times.
 
     Has the methods of `Processes` that a launch calls.
     """
@@ -32,17 +32,21 @@ class EqualRanks:
         return nullcontext()
 
     def post(self, collective: Any, operands: list[np.ndarray], where: Any, dry: bool = False) -> Arrival:
-        """Record the arrival of rank 0 at a collective as the arrival of all members."""
+        """Record the arrival of rank 0 at a collective, with its operands, as the arrival of all members."""
         self._arrived = [(collective, operands, where)] * len(collective.members)
         return Arrival("", self.rank, collective, operands, where, dry)
 
     def wait(self, posted: Sequence[Arrival]) -> tuple[int, list[tuple[Any, list[np.ndarray], Any]]]:
-        """Return, for every member of the collective, the operands of rank 0."""
+        """Return (0, arrivals): the recorded collective is complete, and every member has the operands of rank 0.
+
+        Args:
+            posted: The arrivals that `post` returned; not read.
+        """
         return 0, self._arrived
 
 
 class DryDevice(HostArrays):
-    """Ranks of one chip on which kernels are checked, placed and timed, and return zeros.
+    """Ranks of one chip that check, place and time kernels; outputs are zeros.
 
     Equal launches (kernel, shapes, dtypes, static arguments) are planned and scheduled once. Device loops do not run.
     Only `experts_prefill` has such loops; they compute rows of experts that are chosen more often than expected: more
@@ -73,7 +77,9 @@ class DryDevice(HostArrays):
     def run(
         self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Sequence[str | None] = ()
     ) -> list[Any]:
-        """Plan a kernel and return zeros with the shapes and dtypes of its outputs, for every planned rank.
+        """Plan a launch, and return zeros with the shapes and dtypes of its outputs, for every planned rank.
+
+        The launch is added to the current pass; see `take_pass`.
 
         Args:
             kernel: Name of a kernel of `nki_kernels`.
@@ -92,7 +98,7 @@ class DryDevice(HostArrays):
         return self._launches[key].launch.outputs
 
     def gather(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """Return the arrays of the planned ranks of a stage."""
+        """Return the arrays as NumPy arrays: one for each planned rank of a pipeline stage."""
         return [np.asarray(array) for array in arrays]
 
     def _plan(self, kernel: str, arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> TimedLaunch:
@@ -109,18 +115,18 @@ class DryDevice(HostArrays):
         return TimedLaunch.schedule(launch(1))
 
     def layer_done(self, done: int, layers: int) -> None:
-        """Record that `done` of `layers` layers have ended; the next launch belongs to layer `done`."""
+        """Record that layers 0 to `done` - 1 of `layers` have ended; the next launch belongs to layer `done`."""
         self._layer_ends.append(len(self._sequence))
 
     def take_pass(self) -> Pass:
-        """Return the launches since the last call as one pass of the model."""
+        """Return the launches since the last call as one pass of the model, and begin a new pass."""
         model_pass = Pass(tuple(self._sequence), tuple(self._layer_ends))
         self._sequence, self._layer_ends = [], []
         return model_pass
 
 
 def _signature(argument: Any) -> Any:
-    """Return the properties of an argument that determine the instructions of a kernel."""
+    """Return the shape and dtype of an array, or the repr of another argument; equal ones give equal instructions."""
     if isinstance(argument, np.ndarray):
         return argument.shape, str(argument.dtype)
     return repr(argument)

@@ -1,4 +1,7 @@
-"""Files of predicted passes: a trace for Perfetto and a page of profiles."""
+"""Files about predicted passes: a trace for Perfetto, and an HTML page of kernel profiles.
+
+A pass is one step of a model; see `prediction.Pass`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,12 @@ from simulate.timing import write_trace
 
 
 def write_passes(path: Named, passes: Sequence[tuple[str, Pass]]) -> None:
-    """Write a trace for Perfetto with the launches of labelled passes, one after another."""
+    """Write a trace file for Perfetto with the launches of several passes, one after another.
+
+    Args:
+        path: The file.
+        passes: Pairs of a label, which begins the names of the launches, and a pass.
+    """
     traced = [
         (f"{label}: {timed.launch.kernel}", timed.launch.streams, timed.timeline)
         for label, model_pass in passes
@@ -25,7 +33,13 @@ def write_passes(path: Named, passes: Sequence[tuple[str, Pass]]) -> None:
 
 
 def write_page(path: Named, title: str, passes: Sequence[tuple[str, Pass]]) -> None:
-    """Write a page that profiles labelled passes: their launches in order, and every distinct launch in full."""
+    """Write an HTML page that profiles passes: their launches in order, and each distinct launch in full.
+
+    Args:
+        path: The file.
+        title: Title of the page.
+        passes: Pairs of a label and a pass.
+    """
     numbers: dict[int, int] = {}
     pages: list[PageLaunch] = []
     steps = []

@@ -1,8 +1,9 @@
-"""Predicted times of a pipeline: micro-batches pass its stages one after another.
+"""Predicted times of a pipeline, in which micro-batches pass the stages one after another.
 
-Micro-batch m passes stage s after it has passed stage s - 1, and after micro-batch m - 1 has passed stage s, as in
-GPipe. A send is a launch of both stages: it begins when both are free, and it occupies both. The bubble is the share of
-time in which stages wait: (S - 1) / (M + S - 1) for M micro-batches, S stages of equal times, and sends that take none.
+A stage has some of the model's layers. A batch is divided into micro-batches. Micro-batch m passes stage s after it has
+passed stage s - 1, and after micro-batch m - 1 has passed stage s, as in GPipe. A send is a launch of both stages: it
+begins when both are free, and it occupies both. The bubble is the share of time in which stages wait: (S - 1) / (M + S
+- 1) for M micro-batches, S stages of equal times, and sends that take no time.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ _MicroBatch = tuple[list[list[TimedLaunch]], list[list[TimedLaunch]]]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Length of a pipeline's work, and the share of it in which its stages wait, averaged over the stages."""
+    """Total time of all micro-batches in ns, and the share of it in which stages wait, averaged over the stages."""
 
     length_ns: float
     bubble_share: float
 
 
 def schedule_stages(computed_ns: Sequence[Sequence[float]], sent_ns: Sequence[Sequence[float]]) -> Schedule:
-    """Return the schedule of micro-batches that pass the stages of a pipeline.
+    """Return the total time and the bubble of micro-batches that pass the stages of a pipeline.
 
     Args:
-        computed_ns: Times [micro-batches, stages] on every stage.
-        sent_ns: Times [micro-batches, stages - 1] of the sends from every stage to the next.
+        computed_ns: Times [micro-batches, stages] of each micro-batch on each stage, in ns.
+        sent_ns: Times [micro-batches, stages - 1] of the sends from each stage to the next, in ns.
     """
     free = [0.0] * len(computed_ns[0])
     busy = 0.0
@@ -47,16 +48,21 @@ def schedule_stages(computed_ns: Sequence[Sequence[float]], sent_ns: Sequence[Se
 
 @dataclass(frozen=True)
 class PipelinedPass:
-    """Passes of micro-batches through all stages of a pipeline; launches of the kernel `sends` separate the stages.
+    """Passes of all micro-batches of a step through the stages of a pipeline.
 
-    The launches of one micro-batch on one stage are one graph, which has the overhead of a kernel once.
+    `passes` has the launches of each micro-batch on all stages, in order; launches of the kernel named `sends` separate
+    the stages. The launches of one micro-batch on one stage are one graph, which has the overhead of starting a kernel
+    once.
     """
 
     passes: tuple[Pass, ...]
     sends: str
 
     def prediction(self) -> Prediction:
-        """Predict the time until the last micro-batch has passed the last stage, and the average use of the chip."""
+        """Return the prediction for the whole step, until the last micro-batch has passed the last stage.
+
+        The use of the chip is averaged over all ranks, and the memory is the largest of any launch.
+        """
         predictions = [model_pass.prediction() for model_pass in self.passes]
         micro_batches = [self._split(model_pass.launches) for model_pass in self.passes]
         stages, _ = micro_batches[0]
@@ -82,7 +88,7 @@ class PipelinedPass:
         )
 
     def _split(self, launches: Sequence[TimedLaunch]) -> _MicroBatch:
-        """Return the launches of a micro-batch on every stage, and its launches between every two stages."""
+        """Return the launches of a micro-batch by stage, and its sends by pair of neighbouring stages."""
         runs = groupby(launches, key=lambda timed: timed.launch.kernel == self.sends)
         stages_and_sends = [list(run) for _, run in runs]
         return stages_and_sends[::2], stages_and_sends[1::2]

@@ -1,4 +1,4 @@
-"""Predicted times of the launches of a pass.
+"""Predicted times of the launches of a pass: one step of a model, or its part on one micro-batch.
 
 The time of a pass is the sum of the times of its kernels, each with the hand-over to the next kernel, plus the overhead
 of starting and ending one kernel: a model is compiled into one graph, which starts once. Overlap between neighbouring
@@ -48,12 +48,12 @@ class Prediction:
 
     @property
     def busiest_engine(self) -> str:
-        """Engine that is busy longest."""
+        """Name of the compute engine with the largest share of busy time."""
         return self._find_busiest(is_queue=False)
 
     @property
     def busiest_queue(self) -> str:
-        """DMA queue that is busy longest."""
+        """Name of the DMA queue with the largest share of busy time."""
         return self._find_busiest(is_queue=True)
 
     def _find_busiest(self, is_queue: bool) -> str:
@@ -83,7 +83,11 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class TimedLaunch:
-    """Planned launch with its times, which include the hand-over to the next launch."""
+    """Planned launch with its times in ns; each includes the hand-over to the next launch.
+
+    `timeline` is that of the program reading. `dataflow_ns`, `program_ns` and `serial_ns` are explained in
+    `Prediction`.
+    """
 
     launch: simulate.Launch
     timeline: Timeline
@@ -93,7 +97,7 @@ class TimedLaunch:
 
     @classmethod
     def schedule(cls, launch: simulate.Launch) -> TimedLaunch:
-        """Schedule a launch in the three readings of a prediction."""
+        """Schedule a planned launch in the three readings, and return it with its times."""
         waits = dependences(launch.streams)
         dataflow, program, serial = (
             schedule(launch.streams, launch.hardware, reading, waits)
@@ -105,11 +109,15 @@ class TimedLaunch:
 
     @cached_property
     def profile(self) -> Profile:
-        """Profile of the launch: the time of every line of the kernel and its roofline."""
+        """Profile of the launch: the time of every line of the kernel, and its roofline."""
         return profile(self.launch.streams, self.launch.hardware, self.launch.kernel)
 
     def kernel_time(self, section: str) -> KernelTime:
-        """Return the time of this launch in a section of the model."""
+        """Return the time of this launch and its shares of the chip's peaks.
+
+        Args:
+            section: Name of the part of the model, such as "layer 3", which the result repeats.
+        """
         roof, busiest = self.profile.roofline, self.timeline.busiest
         share = self.timeline.busy_ns[busiest] / self.timeline.length_ns if self.timeline.length_ns else 0.0
         return KernelTime(
@@ -125,25 +133,29 @@ class TimedLaunch:
 
 @dataclass(frozen=True)
 class Pass:
-    """Planned launches of one pass of a model; layer i has the launches `layer_ends[i]` to `layer_ends[i + 1]` - 1."""
+    """Planned launches of one pass of a model, in order.
+
+    Layer i has the launches from index `layer_ends[i]` up to but not including `layer_ends[i + 1]`. Launches before and
+    after belong to the embedding and the head.
+    """
 
     launches: tuple[TimedLaunch, ...]
     layer_ends: tuple[int, ...] = ()
 
     @property
     def busy_cores(self) -> int:
-        """Largest number of physical cores of a rank that have instructions in one of the launches."""
+        """Largest number of physical cores of a rank that have instructions in a single launch."""
         return max(
             len({stream.core for stream in timed.launch.streams if len(stream)}) for timed in self.launches
         )
 
     @property
     def overhead_ns(self) -> float:
-        """Time of starting and ending a kernel, which a pass takes once."""
+        """Time in ns of starting and ending a kernel, which a pass takes once."""
         return self.launches[0].timeline.overhead_ns
 
     def prediction(self) -> Prediction:
-        """Predict the time of the launches one after another, and their use of the chip."""
+        """Return the prediction for all launches one after another: times, busy engines and queues, and memory."""
         chip = self.launches[0].launch.hardware
         overhead = self.overhead_ns
         program = overhead + sum(timed.program_ns for timed in self.launches)
@@ -166,7 +178,7 @@ class Pass:
         )
 
     def find_section(self, index: int) -> str:
-        """Return "layer N", counted from 0, for a launch inside of a layer, and its kernel for a launch outside."""
+        """Return "layer N" (from 0) for the launch at an index inside of a layer; otherwise the name of its kernel."""
         layer = bisect_right(self.layer_ends, index) - 1
         if 0 <= layer < len(self.layer_ends) - 1:
             return f"layer {layer}"

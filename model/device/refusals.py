@@ -1,4 +1,7 @@
-"""Checks of kernel arguments by the kernels themselves, so that no limit is stated twice."""
+"""Checks of kernel arguments by the kernels themselves, so that no limit is stated twice.
+
+The layers of a model ask here whether a kernel takes a launch, and use other kernels if it refuses.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class ArrayShape:
 
 @cache
 def find_refusal(kernel: str, arguments: tuple[tuple[str, Any], ...]) -> str | None:
-    """Return the sentence with which a kernel refuses arguments, or None if it accepts them.
+    """Return the message with which a kernel refuses arguments, or None if it accepts them.
 
     Kernels check their arguments before their first call into `nki`. The kernel's function runs outside of a launch on
     arrays that have only a shape, a dtype and rows. A failing assertion is the refusal. The first call into `nki`,
@@ -56,17 +59,17 @@ def find_refusal(kernel: str, arguments: tuple[tuple[str, Any], ...]) -> str | N
 
 
 class _ViewTaken(AttributeError):
-    """Error for a kernel that takes a view of an array, which it does after its checks."""
+    """Exception that ends the check of a kernel when it takes a view of an array, which it does after its checks."""
 
 
 class _StandIn:
-    """Argument of a kernel that has only the shape, the dtype and the rows of an array."""
+    """Array argument of a kernel without elements: it has a shape and a dtype, and can be sliced by rows."""
 
     def __init__(self, array: ArrayShape) -> None:
         self._array, self.shape, self.dtype = array, array.shape, nki_dtype(array.dtype.name)
 
     def __getitem__(self, rows: slice) -> _StandIn:
-        """Return the argument with some of the rows along the first axis."""
+        """Return a stand-in for the rows that a slice selects along the first axis."""
         count = len(range(*rows.indices(self.shape[0])))
         return _StandIn(ArrayShape((count, *self.shape[1:]), self._array.dtype))
 

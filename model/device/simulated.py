@@ -1,4 +1,4 @@
-"""Device whose kernels run on simulated NeuronCores."""
+"""Device whose kernels run on simulated NeuronCores and compute real numbers."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class SimulatedDevice(HostArrays):
 
     @property
     def replays(self) -> ReplayCache:
-        """Recorded programs of this device's launches, and their report."""
+        """Recorded programs of this device's launches, and the report on them."""
         return self._world.replays  # type: ignore[no-any-return]
 
     def run(
         self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Sequence[str | None] = ()
     ) -> list[Any]:
-        """Launch a kernel and return the outputs of every rank of this process.
+        """Launch a kernel and return the outputs of every rank of this process; an empty list without arguments.
 
         Args:
             kernel: Name of a kernel of `nki_kernels`.
@@ -87,16 +87,26 @@ class SimulatedDevice(HostArrays):
         )
 
     def session(self) -> AbstractContextManager[None]:
-        """Return a context in which recorded kernels are checked for changes once."""
+        """Return a context for the launches of a step, in which recorded kernels are checked only once for changes."""
         return self.replays.session()
 
     def gather(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """Return the arrays of all ranks that have one, by rank; `arrays` are the arrays of this process."""
+        """Return the arrays of all ranks that have one, in rank order; every process has to call it.
+
+        Args:
+            arrays: The arrays of this process's ranks; empty if it has none.
+
+        Raises:
+            ModelError: The processes cannot exchange the arrays.
+        """
         local = [np.asarray(array) for array in arrays] or [np.zeros(0, np.float32)]
         return run_checked(lambda: self._find_world(len(local)).gather(local))  # type: ignore[no-any-return]
 
     def _find_world(self, ranks: int) -> simulate.World:
-        """Return the world of `ranks` ranks of this process; all worlds share their replays."""
+        """Return the simulated world for launches on `ranks` ranks of this process, made at first use.
+
+        All worlds share recorded programs.
+        """
         if ranks not in self._worlds:
             self._worlds[ranks] = simulate.World(
                 self._target, ranks, replay=self._world.replay, replays=self.replays
@@ -105,7 +115,7 @@ class SimulatedDevice(HostArrays):
 
 
 def rank_of_this_process() -> int | None:
-    """Return the rank that torchrun gave this process; None without torchrun and for a single process.
+    """Return the rank that torchrun gave this process; None without torchrun or for a single process.
 
     Raises:
         ModelError: The environment has variables that torchrun would not set.

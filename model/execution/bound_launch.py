@@ -1,6 +1,8 @@
 """Launches whose weights, constants and numbers are bound once to the arrays of ranks on a device.
 
-A step then only binds the arrays that change: activations, states, token ids and positions.
+A launch in the launch list names its array arguments; binding looks them up in the arrays of each rank. A step then
+only looks up the arrays that change: activations, states, token ids and positions. `LaunchedNetwork` binds and runs
+launches.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ Arrays = dict[str, Any]
 
 
 class Device(Protocol):
-    """A device that launches a kernel on several ranks at once.
+    """Interface of the devices that launch a kernel on several ranks at once.
 
-    `local_ranks` are the ranks of this process: all ranks, or one if each rank is a process.
-    `sorted_expert_width` is that of `StepShape`.
+    `ranks` is the number of all ranks. `local_ranks` are the ranks of this process: all ranks, or one if each rank is a
+    process. `sorted_expert_width` is the width of a rank's part of an expert, in columns, up to which rows are sorted
+    by expert; see `find_sorted_expert_width`.
     """
 
     ranks: int
@@ -31,13 +34,20 @@ class Device(Protocol):
     sorted_expert_width: float
 
     def dtype(self, name: str) -> Any:
-        """Return a dtype in the form that kernels take as an argument, such as `nl.bfloat16`."""
+        """Return a dtype, named as in NumPy, in the form that kernels take as an argument, such as `nl.bfloat16`."""
 
     def replica_group(self, groups: list[list[int]] | None) -> Any:
-        """Return the groups of a collective in the form that kernels take; None if each group has one rank."""
+        """Return the groups of a collective in the form that kernels take; None if each group has one rank.
+
+        Args:
+            groups: The ranks of each group; None if each group has one rank.
+        """
 
     def hold(self, array: np.ndarray) -> Any:
-        """Copy a host array into the memory that kernels read, and return the device array."""
+        """Copy a host array into the memory that kernels read, and return the device array.
+
+        The array itself is returned if kernels read host memory.
+        """
 
     def run(
         self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Sequence[str | None] = ()
@@ -58,28 +68,34 @@ class Device(Protocol):
         """
 
     def session(self) -> AbstractContextManager[None]:
-        """Return a context for the launches of a step, between which no kernel changes.
+        """Return a context for the launches of a step, during which no kernel's source changes.
 
-        A device that looks for changes of a kernel before every launch does so once in it.
+        A device that looks for changes of a kernel before every launch does so only once in this context.
         """
 
     def end_graph(self) -> None:
-        """End a graph of all launches since the last call. Equal graphs are compiled once."""
+        """End a graph of all launches since the last call; equal graphs are compiled once."""
 
     def gather(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """Return the host copies of an array of all ranks that have one, in rank order.
+        """Return host copies of one array from all ranks that have it, in rank order.
 
-        `arrays` are the arrays of the local ranks, as `run` returned them.
+        Args:
+            arrays: The array on each local rank, as `run` returned it.
         """
 
 
 @dataclass(frozen=True)
 class BoundLaunch:
-    """A launch on some ranks, ready to run in every step.
+    """Launch on some ranks, ready to run in every step.
 
-    `rank_arrays` has the arrays of each participating rank, and `fixed` the arguments of each rank that are equal in
-    all steps. `changing` has the values that each step reads again, by parameter; fixed arguments take precedence.
-    `written` has, for each result, the parameter of the state that it is, or None.
+    | field | meaning |
+    |---|---|
+    | `kernel` | name of the kernel |
+    | `results` | names under which the outputs are stored |
+    | `rank_arrays` | arrays of each participating rank, read and extended by `run` |
+    | `fixed` | for each rank, the arguments by parameter that are equal in all steps |
+    | `changing` | the arrays that each step looks up again, by parameter; `fixed` takes precedence |
+    | `written` | for each result, the parameter of the state that the kernel overwrites; None for a new array |
     """
 
     kernel: str
@@ -90,7 +106,7 @@ class BoundLaunch:
     written: tuple[str | None, ...]
 
     def run(self, device: Device) -> None:
-        """Launch the kernel and store its results in the arrays of the ranks."""
+        """Launch the kernel, and store its outputs in the arrays of each rank under the names in `results`."""
         arguments = [
             fixed
             | {
@@ -106,7 +122,13 @@ class BoundLaunch:
 
 
 class Binder:
-    """A binder of launches to the arrays of the ranks of a mesh; `states` are the names of their states."""
+    """Binder of launches to the arrays of the ranks of a mesh.
+
+    Args:
+        device: The device that will run the launches.
+        mesh: The ranks of each axis.
+        states: Names of the arrays that kernels overwrite.
+    """
 
     def __init__(self, device: Device, mesh: Mesh, states: Collection[str]) -> None:
         self._device = device
@@ -114,7 +136,13 @@ class Binder:
         self._states = states
 
     def bind(self, launch: Launch, changing: Collection[str], rank_arrays: list[Arrays]) -> BoundLaunch:
-        """Bind all arguments of a launch except the arrays whose names are in `changing`."""
+        """Return a launch on ranks, with all arguments bound except the arrays whose names are in `changing`.
+
+        Args:
+            launch: The launch.
+            changing: Names of arrays that each step looks up again.
+            rank_arrays: Arrays of each rank, in which bound arguments are looked up now.
+        """
         values = {
             parameter: argument
             for parameter, argument in launch.arguments.items()
@@ -137,9 +165,14 @@ class Binder:
         return BoundLaunch(launch.kernel, launch.results, rank_arrays, fixed, values, written)
 
     def bind_send(self, launch: Launch, rank_arrays: list[Arrays], stage: int) -> BoundLaunch:
-        """Bind the launch that sends a value from the ranks of the previous pipeline stage to those of `stage`.
+        """Return the launch that sends a value from the ranks of the previous pipeline stage to the ranks of `stage`.
 
-        The argument of a receiving rank only states the shape and dtype.
+        The argument of a receiving rank only gives the shape and dtype.
+
+        Args:
+            launch: The launch, with the value as parameter `x`.
+            rank_arrays: Arrays of each local rank of both stages.
+            stage: Number of the receiving stage, from 1.
         """
         value, count = launch.arguments["x"], self._mesh.stage_ranks
         assert isinstance(value, Value) and not value.takes_last_rows, f"{launch.results} passes in part"
@@ -164,7 +197,7 @@ class Binder:
 
 
 def convert_argument(argument: Argument, device: Device, mesh: Mesh) -> Any:
-    """Return an argument that is not an array in the form that the kernels of a device take."""
+    """Return a launch's argument that is no array in the form that kernels take: an axis, a dtype or a plain value."""
     if isinstance(argument, Axis):
         return device.replica_group(mesh.groups(argument))
     return device.dtype(argument.name) if isinstance(argument, np.dtype) else argument

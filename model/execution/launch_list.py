@@ -1,4 +1,4 @@
-"""Launch lists: the launches of a step, and the launches that copy pages."""
+"""Launch lists: the kernel launches of a step, and the launches that copy pages of the KV cache."""
 
 from __future__ import annotations
 
@@ -12,12 +12,24 @@ from model.network import Section
 
 
 def launches_of(section: Section, shape: StepShape) -> list[Launch]:
-    """Return the launches of neighbouring layers in order; joint launches replace the launches that they join."""
+    """Return the launches of a section's layers in order; joint launches replace the launches that they fuse.
+
+    Args:
+        section: Neighbouring layers, such as one decoder layer.
+        shape: The sizes of the step.
+    """
     return join_launches((launch for layer in section for launch in layer.launches(shape)), shape.lnc)
 
 
 def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, group: CacheGroup) -> list[Launch]:
-    """Return the launches that make `copies` copies of pages or slots of a cache group, one for each cache."""
+    """Return the launches that make `copies` copies of pages or slots, one launch for each cache of a cache group.
+
+    Args:
+        layers: The layers, whose caches are looked through.
+        shape: The sizes of the step, which decide the sizes of caches.
+        copies: Number of copies of each launch.
+        group: The cache group: a window, None for attention to all positions, or recurrent states.
+    """
     name = name_in_group("copy_sources", shape, group)
     caches = (cache for layer in layers for cache in layer.caches(shape) if cache.is_copied)
     return [
@@ -26,9 +38,9 @@ def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, group: Cac
 
 
 def copy_sizes(copies: int) -> list[int]:
-    """Return the number of copies of each launch that together make `copies`: powers of two up to kernel limits.
+    """Return the numbers of copies of the launches that together make `copies` copies.
 
-    The last launch may have room for more copies than remain.
+    Each is a power of two that the kernel takes. The last launch may make more copies than remain.
     """
     size = 1
     while size < copies and _takes_copies(2 * size):
@@ -38,7 +50,7 @@ def copy_sizes(copies: int) -> list[int]:
 
 
 def _takes_copies(copies: int) -> bool:
-    """Return whether one launch of `copy_pages` can make so many copies; the page size does not matter."""
+    """Return whether one launch of the kernel `copy_pages` can make `copies` copies, of pages of any size."""
     pages, numbers = Value("pages", (1, 1), FLOAT32), Value("numbers", (copies, 1), INT32)
     return (
         Launch(

@@ -1,4 +1,7 @@
-"""A network on a device: the arrays of its ranks, and the steps that run launch lists on them."""
+"""A network on a device: the arrays of its ranks, and the steps that run launch lists on them.
+
+Model runners use it. A section is one decoder layer, or all layers before or after the decoder layers.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ RankArrays = list[np.ndarray]
 
 
 class LaunchedNetwork:
-    """A network on the ranks of this process, with weights, constants and states on the device.
+    """Network on the ranks of this process, with weights, constants and states on the device.
 
     `traced_arrays` has, for every launch of the last step with a traced result, the result of each rank.
     """
@@ -50,7 +53,7 @@ class LaunchedNetwork:
         max_bound_steps: int = 2,
         traced: Collection[str] = (),
     ) -> None:
-        """Put the weights, constants and states on the device.
+        """Put the weights, constants and states on the device; states are zero.
 
         Args:
             network: The layers.
@@ -97,14 +100,14 @@ class LaunchedNetwork:
         self._before = {name: self._bind_before(earlier) for name, earlier in network.before.items()}
 
     def clear(self) -> None:
-        """Set all states to zero."""
+        """Set all states (KV caches and recurrent states) of all ranks to zero."""
         for stage in self._stages:
             for arrays in stage.rank_arrays:
                 zeros = {state.name: np.zeros(state.shape, state.dtype) for state in stage.states}
                 arrays.update({name: self._device.hold(array) for name, array in zeros.items()})
 
     def copy_pages(self, group_copies: Sequence[Mapping[int, int]], cache_group: CacheGroup) -> None:
-        """Copy pages or slots of one cache group in every layer of the group.
+        """Copy pages or slots of one cache group on the device, in every layer of the group.
 
         Args:
             group_copies: For each data-parallel group, the number of the source by the number of the destination.
@@ -130,7 +133,12 @@ class LaunchedNetwork:
             self._run_graph(self._bound_copies(size, cache_group))
 
     def run_before(self, name: str, inputs: Mapping[str, np.ndarray]) -> None:
-        """Run a network that precedes this one; its states and results stay on the device."""
+        """Run a network that precedes this one, such as an encoder; its results stay on the device for later steps.
+
+        Args:
+            name: Name of the preceding network.
+            inputs: Its host arrays by name, [groups, ...] each.
+        """
         earlier = self._network.before[name]
         self._hold_inputs(earlier, earlier.step(self._largest_step), inputs)
         self._run_graph(self._before[name])
@@ -138,7 +146,7 @@ class LaunchedNetwork:
     def run(
         self, shape: StepShape, inputs: Mapping[str, np.ndarray], outputs: Collection[str] | None = None
     ) -> dict[str, RankArrays]:
-        """Run one step.
+        """Run one step and update the states.
 
         Args:
             shape: The sizes of the step.
@@ -146,7 +154,7 @@ class LaunchedNetwork:
             outputs: Names of the returned outputs, by default all outputs of the network.
 
         Returns:
-            The arrays of the last stage's ranks by output.
+            For each output, its host array on each rank of the last pipeline stage.
         """
         (rank_outputs,) = self.run_in_pieces(shape, inputs, [{}], outputs)
         return rank_outputs
@@ -160,13 +168,16 @@ class LaunchedNetwork:
     ) -> Iterator[dict[str, RankArrays]]:
         """Run one step whose last section runs once for each piece, and yield the outputs of each piece.
 
-        Every piece starts from the results of the sections before the last one.
+        All sections before the last one run once; every piece starts from their results.
 
         Args:
             shape: The sizes of the step.
             inputs: The host arrays of the step by name, [groups, ...] each.
             piece_inputs: Additional or replaced inputs of each piece.
             outputs: Names of the yielded outputs, by default all outputs of the network.
+
+        Yields:
+            For each output, its host array on each rank of the last pipeline stage.
         """
         self._hold_inputs(self._network, shape, inputs)
         *sections, last_section = self._bound_step(shape)
@@ -198,7 +209,7 @@ class LaunchedNetwork:
             }
 
     def _hold_inputs(self, network: Network, shape: StepShape, inputs: Mapping[str, np.ndarray]) -> None:
-        """Put each rank's shard of the inputs of a step on the device."""
+        """Put each local rank's shard of a step's inputs on the device, cast to the dtype that the network declares."""
         for rank, arrays in zip(self._device.local_ranks, self._rank_arrays):
             group = self._mesh.group_of(rank)
             for name, array in inputs.items():
@@ -208,7 +219,11 @@ class LaunchedNetwork:
                 arrays[name] = self._device.hold(rank_array.astype(dtype, copy=False))
 
     def _shard_input(self, array: np.ndarray, sharding: Sharding, shape: StepShape, rank: int) -> np.ndarray:
-        """Return a rank's shard of an array of its data-parallel group."""
+        """Return a rank's part of an input of its data-parallel group, as the input's `sharding` says.
+
+        The part is the whole array, the rank's columns of the vocabulary, the rank's rows, or row indices converted to
+        indices among the rank's rows.
+        """
         if sharding is Sharding.replicated:
             return array
         if sharding is Sharding.vocabulary:
@@ -220,7 +235,7 @@ class LaunchedNetwork:
         return array[rows] if sharding is Sharding.rows else _indices_in_rows(array, rows)
 
     def _run_graph(self, launches: Sequence[BoundLaunch]) -> None:
-        """Run launches that end a graph."""
+        """Run launches one after another, and end the graph after them."""
         for launch in launches:
             launch.run(self._device)
         self._device.end_graph()
@@ -254,7 +269,10 @@ class LaunchedNetwork:
         return bound_sections
 
     def _bind_before(self, network: Network) -> list[BoundLaunch]:
-        """Return the bound launches of a network that precedes this one, and add its results to the lasting names."""
+        """Return the bound launches of a network that precedes this one.
+
+        Its results are from now on kept from step to step, like states.
+        """
         step = network.step(self._largest_step)
         launches = [launch for section in network.sections for launch in launches_of(section, step)]
         self._lasting_names.update(result for launch in launches for result in launch.results)
@@ -262,7 +280,7 @@ class LaunchedNetwork:
         return [self._binder.bind(launch, changing, self._rank_arrays) for launch in launches]
 
     def _bind_copies(self, copies: int, cache_group: CacheGroup) -> list[BoundLaunch]:
-        """Return the bound launches that make `copies` copies of pages or slots of a cache group."""
+        """Return the bound launches that make `copies` copies of pages or slots of a cache group in every layer."""
         launches = copies_of(self._network.layers, self._largest_step, copies, cache_group)
         changing = {value.name for launch in launches for value in launch.values}
         return [self._binder.bind(launch, changing, self._rank_arrays) for launch in launches]
@@ -286,7 +304,13 @@ class _Stage:
     def from_sections(
         cls, sections: tuple[Section, ...], step: StepShape, before: Iterable[Network]
     ) -> _Stage:
-        """Return the stage of some sections and of preceding networks, without arrays of ranks."""
+        """Return the stage of sections and of networks before them; `rank_arrays` is still empty.
+
+        Args:
+            sections: Neighbouring sections of the network.
+            step: The step that determines the sizes of states and constants.
+            before: Networks that run before this one.
+        """
         layer_steps = [(layer, step) for section in sections for layer in section]
         layer_steps += [(layer, network.step(step)) for network in before for layer in network.layers]
         constants: dict[str, Constant] = {}
@@ -298,7 +322,11 @@ class _Stage:
         return cls(sections, [layer for layer, _ in layer_steps], list(states.values()), constants, [])
 
     def weights_and_constants(self, rank_weights: RankWeights) -> Arrays:
-        """Return the weights and constants of one rank of the stage; `rank_weights` has the weights of all layers."""
+        """Return the host arrays of one rank by name: weights and constants of the stage's layers.
+
+        Args:
+            rank_weights: Weights of the rank's shard, of all layers.
+        """
         arrays: Arrays = {}
         for layer in self.layers:
             for weight in layer.weights:
@@ -307,9 +335,9 @@ class _Stage:
 
 
 def _indices_in_rows(indices: np.ndarray, rows: slice) -> np.ndarray:
-    """Convert indices of rows of a group to indices among the `rows` of one rank, int32.
+    """Return row indices of a group as indices among the rows of one rank, int32.
 
-    The index of a row of another rank becomes the number of rows of this rank.
+    An index outside of `rows` becomes the number of these rows.
     """
     first, last, _ = rows.indices(rows.stop)
     local = indices - first

@@ -34,10 +34,14 @@ SEND = "send_receive"
 
 
 def divide_stages(network: Network, count: int, step: StepShape) -> list[tuple[Section, ...]]:
-    """Divide the sections of a network into pipeline stages.
+    """Return the sections of each of `count` pipeline stages.
 
-    Stages are even in the weights that a step reads, of their blocks and of the last section. Among the fields of
-    `step` only the ranks matter.
+    Stages have nearly equal numbers of weights; the last stage's include the last section.
+
+    Args:
+        network: The network.
+        count: The number of stages.
+        step: A step, of which only the ranks matter.
 
     Raises:
         ModelError: The network has fewer blocks than stages, or too few cuts without a shared cache.
@@ -55,7 +59,10 @@ def divide_stages(network: Network, count: int, step: StepShape) -> list[tuple[S
 
 
 def find_stage_ends(network: Network, step: StepShape) -> list[int]:
-    """Return the numbers of blocks after which a stage may end, because no state is read on both sides."""
+    """Return the numbers of decoder layers after which a pipeline stage may end.
+
+    A stage may not end where a state would be used by layers on both sides.
+    """
     states = {state.name for block in network.blocks for layer in block for state in list_states(layer, step)}
     first: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -73,7 +80,16 @@ def find_stage_ends(network: Network, step: StepShape) -> list[int]:
 
 
 def find_sent_values(before: Iterable[Section], after: Iterable[Section], step: StepShape) -> list[Value]:
-    """Return the values that launches `before` a cut return and launches `after` it read, as the latter read them."""
+    """Return the values that one pipeline stage sends to the next: returned before a cut, and read after the cut.
+
+    Args:
+        before: All sections before the cut.
+        after: All sections after the cut.
+        step: The sizes of the step.
+
+    Returns:
+        Each value once, in the form of its first reader.
+    """
     returned = {name for launch in _launches(before, step) for name in launch.results}
     values: dict[str, Value] = {}
     for launch in _launches(after, step):
@@ -85,13 +101,13 @@ def find_sent_values(before: Iterable[Section], after: Iterable[Section], step: 
 
 
 def launch_send(value: Value) -> Launch:
-    """Return the launch that sends a value to the next stage."""
+    """Return the launch of the kernel `send_receive` that sends a value to the next pipeline stage."""
     arguments: dict[str, Argument] = {"x": value, "source_target_pairs": Axis.pipeline}
     return Launch(SEND, arguments, (value.name,), copied(value), value.shape[0])
 
 
 def divide_evenly(costs: Sequence[int], count: int, cuts: Collection[int]) -> list[range]:
-    """Divide the indices of `costs` into `count` ranges of neighbours with even sums.
+    """Return `count` ranges of neighbouring indices of `costs` with nearly equal sums.
 
     The largest sum is minimal, and for that maximum the sum of squares is minimal.
 
@@ -144,12 +160,15 @@ def _launches(sections: Iterable[Section], step: StepShape) -> Iterable[Launch]:
 
 
 def _count_weights(section: Sequence[Layer], step: StepShape) -> int:
-    """Return the number of weights of one rank."""
+    """Return the number of weight elements that one rank holds of a section."""
     return sum(prod(weight.shape(step.shard)) for layer in section for weight in layer.weights)
 
 
 def layers_of_stage(network: Network, mesh: Mesh, rank: int) -> list[Layer]:
-    """Return the layers whose weights a rank has; with one stage all layers, those of preceding networks included."""
+    """Return the layers whose weights a rank holds: those of its pipeline stage.
+
+    With one stage, these are all layers, those of preceding networks included.
+    """
     if mesh.pipeline == 1:
         return list(network.all_layers)
     step = StepShape(

@@ -38,7 +38,7 @@ DEPLOYMENT = Deployment(PRETRAINED, "trn2", 1, 1, 1, "auto", 256, {None: 16}, 16
     [
         ("1", ["--lnc", "2"], "--lnc is 2, physical cores of a rank; on trn1 set it to 1"),
         ("2", [], f"{LNC} is 2, physical cores of a rank; on trn1 set it to 1"),
-        ("3", [], f"{LNC} is '3'; a rank has 1 or 2 physical cores"),
+        ("3", [], f"{LNC} is '3'; a rank has 1 or 2 physical cores: set it to one of these, or unset it"),
     ],
 )
 def test_commands_refuse_physical_cores_that_the_chip_does_not_have(

@@ -107,7 +107,10 @@ def test_tp_64_is_the_whole_of_a_trn2_48xlarge_unless_lnc_is_1(monkeypatch) -> N
         ("2", None, "trn2.3xlarge", 2),
         ("2", 1, "trn2.3xlarge", 1),
         ("", None, "trn2.3xlarge", 2),
-        ("3", None, "trn2.3xlarge", f"{LNC} is '3'; a rank has 1 or 2 physical cores"),
+        (
+            *("3", None, "trn2.3xlarge"),
+            f"{LNC} is '3'; a rank has 1 or 2 physical cores: set it to one of these, or unset it",
+        ),
         ("2", None, "trn1.2xlarge", f"{LNC} is 2, physical cores of a rank; on trn1 set it to 1"),
         (None, 2, "inf2.xlarge", "--lnc is 2, physical cores of a rank; on inf2 set it to 1"),
     ],

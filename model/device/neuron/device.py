@@ -40,7 +40,11 @@ FRAMEWORKS: dict[Framework, type[NativeTorch] | type[XlaTorch]] = {
 
 
 class NeuronDevice:
-    """One of `ranks` ranks, on the NeuronCore of this process. `target` is the name of its chip.
+    """One of `ranks` ranks, on the NeuronCore of this process; torchrun starts a process for each rank.
+
+    Args:
+        ranks: Number of ranks.
+        target: Name of the chip.
 
     Raises:
         ModelError: Packages are missing, or torchrun started another number of processes.
@@ -63,21 +67,27 @@ class NeuronDevice:
         self.sorted_expert_width = find_sorted_expert_width(target)
 
     def dtype(self, name: str) -> Named:
-        """Return a dtype of `nki.language` as a kernel argument."""
+        """Return a dtype of `nki.language`, with its name, as a kernel argument."""
         return Named(name, nki_dtype(name))
 
     def replica_group(self, groups: list[list[int]] | None) -> Named | None:
-        """Return the ranks of a collective, group by group, as a kernel argument; None for one rank."""
+        """Return a `ReplicaGroup` with the ranks of each group, as a kernel argument; None (one rank) for None."""
         return None if groups is None else Named(f"ReplicaGroup({groups})", make_replica_group(groups))
 
     def hold(self, array: np.ndarray) -> Any:
-        """Copy an array to the core."""
+        """Copy a host array to the core, and return the tensor on the core.
+
+        Raises:
+            ModelError: NeuronCores do not take the dtype.
+        """
         return self._torch.copy_to_core(to_torch(array))
 
     def run(
         self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Sequence[str | None] = (None,)
     ) -> list[Any]:
-        """Launch a kernel and return its outputs, which stay on the core.
+        """Launch a kernel and return its outputs, which stay on the core: a list with one tensor or tuple of tensors.
+
+        Returns an empty list without arguments.
 
         Args:
             kernel: Name of a kernel of `nki_kernels`.
@@ -100,15 +110,19 @@ class NeuronDevice:
         return [outputs[0] if len(outputs) == 1 else tuple(outputs)]
 
     def session(self) -> AbstractContextManager[None]:
-        """Return a context without effect: kernels are compiled once."""
+        """Return a context that does nothing, because kernels are compiled once."""
         return nullcontext()
 
     def end_graph(self) -> None:
-        """End a graph, if the framework compiles several launches into one graph."""
+        """End the current graph, if the framework compiles several launches into one graph; otherwise do nothing."""
         self._torch.end_graph()
 
     def gather(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """Return the arrays of all ranks, in the memory of this host."""
+        """Return the arrays of all ranks in rank order, in the memory of this host; every rank has to call it.
+
+        Args:
+            arrays: Tensors on this rank's core.
+        """
         local = [to_numpy(self._torch.fetch(array)) for array in arrays]
         if self._host_group is None:
             return local
@@ -116,12 +130,12 @@ class NeuronDevice:
 
 
 def cache_variables(framework: Framework, folder: str) -> Mapping[str, str]:
-    """Return the environment variables that make a folder the cache of compiled graphs."""
+    """Return the environment variables that make `folder` the cache of compiled graphs, by name."""
     return FRAMEWORKS[framework].cache_variables(folder)
 
 
 def _join_ranks(framework: Torch) -> Any:
-    """Join the process group of the ranks and return a group of their hosts, which gloo connects."""
+    """Join the process group of the ranks, and return a second group of the same processes that gloo connects."""
     import torch.distributed as dist
 
     framework.prepare_process_group()

@@ -1,4 +1,7 @@
-"""Interface of the frameworks that reach a NeuronCore; `native.py` and `xla.py` implement it."""
+"""Interface of the frameworks that bring tensors and kernels to a NeuronCore.
+
+`native.py` and `xla.py` implement it, and `device.py` calls it.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,17 @@ Written = Sequence[int | None]
 
 @dataclass(frozen=True)
 class Named:
-    """Argument that is an object of the vendor's packages, with a text that is the same in every process."""
+    """Kernel argument that is an object of the vendor's packages, with a text that is equal in every process.
+
+    The text becomes part of names of compiled operators.
+    """
 
     text: str
     value: Any
 
 
 def plain(argument: Any) -> Any:
-    """Return an argument as a kernel takes it."""
+    """Return the object inside a `Named`, and any other argument as it is."""
     return argument.value if isinstance(argument, Named) else argument
 
 
@@ -33,16 +39,19 @@ class Torch(Protocol):
     """Backend of torch.distributed for the collectives of the ranks."""
 
     def prepare_process_group(self) -> None:
-        """Register the backend `process_group`."""
+        """Register the backend `process_group` with torch.distributed."""
 
     def open(self, local_rank: int) -> None:
-        """Select a NeuronCore of this host for this process, after the process group has been joined."""
+        """Select the NeuronCore with number `local_rank` of this host for this process.
+
+        Call it after the process group has been joined.
+        """
 
     def copy_to_core(self, tensor: Any) -> Any:
-        """Copy a tensor of the host to the core."""
+        """Return a copy of a host tensor on the core."""
 
     def call(self, name: str, kernel: Kernel, arguments: Sequence[Any], written: Written) -> list[Any]:
-        """Launch a kernel and return its outputs, which include the arguments that it overwrites.
+        """Launch a kernel and return its outputs on the core, which include the arguments that it overwrites.
 
         Args:
             name: Name of the kernel.
@@ -52,11 +61,11 @@ class Torch(Protocol):
         """
 
     def end_graph(self) -> None:
-        """End a graph of all calls since the last end; does nothing if every call is a graph."""
+        """Compile and execute all calls since the last end as one graph; do nothing if every call is a graph."""
 
     def fetch(self, tensor: Any) -> Any:
-        """Copy a tensor of the core to the host."""
+        """Return a copy of a core tensor in host memory."""
 
     @staticmethod
     def cache_variables(folder: str) -> Mapping[str, str]:
-        """Return the environment variables that make a folder the cache of compiled graphs."""
+        """Return the environment variables that make `folder` the cache of compiled graphs, by name."""

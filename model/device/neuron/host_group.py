@@ -11,7 +11,7 @@ from simulate.run.messages import ArraysMessage
 
 
 def gather_arrays(arrays: Sequence[np.ndarray], ranks: int, group: Any) -> list[np.ndarray]:
-    """Return the arrays of all ranks, in the order of the ranks; every rank has to call this function.
+    """Return the arrays of all ranks, those of rank 0 first; every rank has to call this function.
 
     Shapes and dtypes are sent as JSON and elements as bytes: `all_gather_object` would run code in a message.
 
@@ -34,7 +34,7 @@ def gather_arrays(arrays: Sequence[np.ndarray], ranks: int, group: Any) -> list[
 
 
 def _gather_bytes(content: bytes, ranks: int, group: Any) -> list[bytes]:
-    """Return the bytes of all ranks; their lengths may differ."""
+    """Return the bytes of each rank in rank order; their lengths may differ."""
     import torch
     import torch.distributed as dist
 

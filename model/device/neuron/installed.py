@@ -35,7 +35,7 @@ class Software:
 
 
 def installed_software() -> Software:
-    """Return the installed framework with its versions.
+    """Return the installed framework, and the versions of nki, torch-neuronx and neuronx-cc that are installed.
 
     Raises:
         ModelError: Packages are missing; the message names them all.
@@ -56,7 +56,7 @@ def installed_software() -> Software:
 
 
 def _is_installed(module: str) -> bool:
-    """Return whether a module is installed and is no placeholder."""
+    """Return whether a Python module is installed; False for a placeholder of torch_neuronx."""
     if module == "torch_neuronx" and installed_version("torch-neuronx") is None:
         return False
     try:
@@ -66,7 +66,7 @@ def _is_installed(module: str) -> bool:
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of a package; None if it is not installed or a placeholder."""
+    """Return the version of a package; None if it is not installed or is a placeholder of the public index."""
     try:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -30,7 +30,7 @@ _NAMESPACE = "nki_workbench"
 
 
 class NativeTorch:
-    """PyTorch's own device `neuron`."""
+    """Framework TorchNeuron, with PyTorch's own device `neuron`; each launch is an operator."""
 
     written_against: ClassVar[str] = "SDK 2.33"
     process_group: ClassVar[str] = "neuron"
@@ -41,18 +41,21 @@ class NativeTorch:
         self._operators: dict[str, Callable[..., Any]] = {}
 
     def prepare_process_group(self) -> None:
-        """Do nothing: torch_neuronx registers the backend `neuron`."""
+        """Do nothing, because torch_neuronx registers the backend `neuron`."""
 
     def open(self, local_rank: int) -> None:
-        """Select a core of this host."""
+        """Select the core with number `local_rank` of this host."""
         self._torch.accelerator.set_device_index(local_rank)
 
     def copy_to_core(self, tensor: Any) -> Any:
-        """Copy a tensor of the host to the core."""
+        """Return a copy of a host tensor on the core."""
         return tensor.to("neuron")
 
     def call(self, name: str, kernel: Kernel, arguments: Sequence[Any], written: Written) -> list[Any]:
-        """Launch a kernel through its operator, which the first launch registers."""
+        """Launch a kernel through its operator, which the first such launch registers, and return the outputs.
+
+        An output that overwrites an argument is this argument's tensor.
+        """
         is_tensor = [isinstance(argument, self._torch.Tensor) for argument in arguments]
         tensors = list(compress(arguments, is_tensor))
         constants = [None if is_tensor[index] else argument for index, argument in enumerate(arguments)]
@@ -68,21 +71,29 @@ class NativeTorch:
         return [next(new) if index is None else arguments[index] for index in written]
 
     def end_graph(self) -> None:
-        """Do nothing: every launch is a graph."""
+        """Do nothing, because every launch is a graph."""
 
     def fetch(self, tensor: Any) -> Any:
-        """Copy a tensor of the core to the host."""
+        """Return a copy of a core tensor in host memory; waits for launches under way."""
         return tensor.cpu()
 
     @staticmethod
     def cache_variables(folder: str) -> Mapping[str, str]:
-        """Return the environment variables that make a folder the cache of compiled kernels."""
+        """Return the environment variable that makes `folder` the cache of compiled kernels."""
         return {"TORCH_NEURONX_NEFF_CACHE_DIR": folder}
 
     def _register(
         self, name: str, kernel: Kernel, is_tensor: Sequence[bool], constants: Sequence[Any], written: Written
     ) -> Callable[..., Any]:
-        """Register an operator that calls a kernel with tensors and with the constants of a launch."""
+        """Register an operator with PyTorch that calls a kernel, and return it; the operator takes only tensors.
+
+        Args:
+            name: Name of the operator.
+            kernel: The kernel.
+            is_tensor: For each argument of the kernel, whether the operator takes it.
+            constants: For each other argument, its value, which the operator keeps; None for tensors.
+            written: For every output, the index of the argument that it overwrites; None for a new tensor.
+        """
         names = {index: f"argument_{index}" for index, tensor in enumerate(is_tensor) if tensor}
         new = [number for number, index in enumerate(written) if index is None]
 
@@ -111,7 +122,7 @@ class NativeTorch:
 def _make_operator_name(
     kernel: str, is_tensor: Sequence[bool], constants: Sequence[Any], written: Written
 ) -> str:
-    """Return a name for a kernel with these constants that is the same in every process."""
+    """Return an operator's name: the kernel with a hash of the constants, equal in every process."""
     texts = [constant.text if isinstance(constant, Named) else repr(constant) for constant in constants]
     key = repr((list(is_tensor), texts, list(written)))
     return f"{_NAMESPACE}::{kernel}_{hashlib.blake2b(key.encode(), digest_size=6).hexdigest()}"

@@ -24,7 +24,7 @@ _AS_BITS = {
 
 
 def to_torch(array: np.ndarray) -> Any:
-    """Return a tensor of the host with the array's elements.
+    """Return a host tensor with the array's elements and dtype, which may share the array's memory.
 
     Raises:
         ModelError: NeuronCores do not take the dtype.
@@ -39,12 +39,14 @@ def to_torch(array: np.ndarray) -> Any:
         return torch.from_numpy(array.view(bits)).view(getattr(torch, name))
     if array.dtype.name not in _PLAIN:
         dtypes = [*_PLAIN, *(name for _, name in _AS_BITS.values())]
-        raise ModelError(f"an array of {array.dtype}: NeuronCores take {', '.join(dtypes)}")
+        raise ModelError(
+            f"an array of {array.dtype}: NeuronCores take {', '.join(dtypes)}; convert it to one"
+        )
     return torch.from_numpy(array)
 
 
 def to_numpy(tensor: Any) -> np.ndarray:
-    """Return the elements of a tensor of the host."""
+    """Return a host tensor's elements as an array of the same dtype, which shares the tensor's memory."""
     import torch
 
     for dtype, (bits, name) in _AS_BITS.items():

@@ -24,7 +24,7 @@ from model.device.neuron.framework import Kernel, Written, plain
 
 
 class XlaTorch:
-    """Lazy tensors of torch_xla."""
+    """Framework torch-neuronx on torch_xla: launches are recorded and executed as one graph by `end_graph`."""
 
     written_against: ClassVar[str] = "SDK 2.28"
     process_group: ClassVar[str] = "xla"
@@ -34,33 +34,33 @@ class XlaTorch:
         self._device: Any = None
 
     def prepare_process_group(self) -> None:
-        """Register the backend `xla`."""
+        """Register the backend `xla` with torch.distributed."""
         importlib.import_module("torch_xla.distributed.xla_backend")
 
     def open(self, local_rank: int) -> None:
-        """Select the core of this process, which torchrun has set for the runtime."""
+        """Select the core of this process, which torchrun has set for the runtime; `local_rank` is not read."""
         self._device = self._xm.xla_device()
 
     def copy_to_core(self, tensor: Any) -> Any:
-        """Copy a tensor of the host to the core."""
+        """Return a copy of a host tensor on the core."""
         return tensor.to(self._device)
 
     def call(self, name: str, kernel: Kernel, arguments: Sequence[Any], written: Written) -> list[Any]:
-        """Record a call of a kernel in the current graph and return its outputs."""
+        """Record a call of a kernel in the current graph, and return its outputs; `end_graph` computes them."""
         outputs = kernel(*map(plain, arguments))
         return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
 
     def end_graph(self) -> None:
-        """Execute the recorded graph; it is compiled unless the cache has an equal graph."""
+        """Execute the recorded graph; it is compiled first unless the cache has an equal graph."""
         self._xm.mark_step()
 
     def fetch(self, tensor: Any) -> Any:
-        """Copy a tensor of the core to the host."""
+        """Return a copy of a core tensor in host memory."""
         return tensor.cpu()
 
     @staticmethod
     def cache_variables(folder: str) -> Mapping[str, str]:
-        """Return the environment variables that make a folder the persistent cache.
+        """Return the environment variable that makes `folder` the persistent cache of compiled graphs.
 
         `--cache_dir` in NEURON_CC_FLAGS takes precedence over it.
         """
