@@ -1,4 +1,7 @@
-"""Comparison of every token that an engine samples with the token that the reference model samples."""
+"""Comparison of every token that an engine samples with the token that the reference model samples.
+
+Commands with `--compare` give it to the engine as an observer.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,11 @@ from model.sampling import RowSampling, StepOutput
 
 @dataclass(frozen=True)
 class Difference:
-    """A new token, counted from 1, that differs between backend and reference.
+    """Sampled token that differs between the engine's backend and the reference.
 
-    `logits_apart` and `reference_logits_apart` are the distances between the logits of the two tokens, as computed by
-    the backend and by the reference. A distance is None if the device's candidates lack one of the tokens.
+    `number` counts the new tokens of the continuation from 1. `logits_apart` and `reference_logits_apart` are the
+    distances between the logits of the two tokens, as computed by the backend and by the reference. A distance is None
+    if the device's candidates lack one of the tokens.
     """
 
     number: int
@@ -31,14 +35,14 @@ class Difference:
 
 @dataclass
 class Compared:
-    """The number of compared tokens of one continuation, and the tokens that differ."""
+    """Number of compared tokens of one continuation, and those that differ."""
 
     tokens: int = 0
     differences: list[Difference] = field(default_factory=list)
 
 
 class Comparison:
-    """An observer of an engine that samples every token with the reference as well; `compared` is by request id.
+    """Observer of an engine that samples every token with the reference as well; `compared` is by request id.
 
     The reference continues the engine's tokens, so one difference causes no further ones. It samples with the same
     parameters and random numbers. A forked continuation begins with a copy of the state of its request.
@@ -52,7 +56,14 @@ class Comparison:
     def observe_choice(
         self, request: Request, tokens: Sequence[int], row: RowSampling, output: StepOutput, token: int
     ) -> None:
-        """Compare one sampled token.
+        """Sample a token with the reference, and record in `compared` whether it equals the engine's token.
+
+        Args:
+            request: The request.
+            tokens: The tokens before the sampled one.
+            row: The sampling parameters and the random number.
+            output: The engine's output of the step.
+            token: The token that the engine sampled.
 
         Raises:
             ModelError: The reference cannot sample a token.
@@ -81,7 +92,10 @@ class Comparison:
             )
 
     def _start(self, request: Request, tokens: Sequence[int]) -> ReferenceSequence:
-        """Return the sequence of a new request: a copy of its parent's sequence if it was forked, or an empty one."""
+        """Return the reference's sequence for a new request.
+
+        It is a copy of the parent's sequence if the request was forked, else a sequence without tokens.
+        """
         for parent, sequence in self._sequences.items():
             if parent.inputs is request.inputs and sequence.ids == tokens:
                 return sequence.copy()

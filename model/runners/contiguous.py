@@ -1,4 +1,7 @@
-"""A backend of kernels on a device, for sequences that start together and have contiguous KV caches."""
+"""Backend with kernels on a device, for sequences that start together and have contiguous KV caches.
+
+`StaticBatch` runs it for commands that compute one batch of prompts.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from model.sampling import StepOutput
 
 
 class KernelModel:
-    """A backend that computes the model with kernels on a device, for `sequences` sequences that start together.
+    """Backend that computes a model with kernels on a device, for `sequences` sequences that start together.
 
     Args:
         config: The model.
@@ -89,16 +92,17 @@ class KernelModel:
         )
 
     def encode(self, features: Sequence[np.ndarray]) -> None:
-        """Run the encoder on a window of speech for each sequence, a log-mel spectrum [bands, columns] each.
+        """Run the encoder on one window of speech for each sequence; the next prompts attend to its outputs.
 
-        The next prompts attend to the encoder's outputs.
+        Args:
+            features: The log-mel spectrum of each window, [bands, columns] each.
         """
         assert len(features) == self._sequences and self._mesh.data == 1
         assert isinstance(self._runner, WindowRunner)
         self._runner.encode(features)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[StepOutput]:
-        """Start a sequence with each prompt and return the output after its last token.
+        """Clear all caches, compute a prompt for each sequence, and return the output after each prompt's last token.
 
         Prompts are padded to the longest prompt, or further if sequence parallelism divides their rows.
         """
@@ -122,9 +126,15 @@ class KernelModel:
         )
 
     def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> list[StepOutput]:
-        """Append a token to each sequence at its position and return the outputs.
+        """Append a token to each sequence, compute one decode step, and return the output after each token.
 
-        A sequence whose token is None has ended: token 0 is computed, and the output has no meaning.
+        All sequences are computed again from their first token when one of them becomes longer than the limit of
+        longrope's short factors.
+
+        Args:
+            tokens: The token of each sequence. For None, a sequence that has ended, token 0 is computed, and the output
+                has no meaning.
+            positions: The position of each token: the number of tokens before it.
         """
         assert len(tokens) == len(positions) == self._sequences
         assert all(0 < position < self._cache_length for position in positions), (
@@ -147,7 +157,13 @@ class KernelModel:
         )
 
     def _step(self, phase: Phase, padded: bool = False, **inputs: np.ndarray) -> list[StepOutput]:
-        """Compute one step; `inputs` have a row for every sequence, in the order of groups and of state slots."""
+        """Compute one step and return the outputs of the sequences.
+
+        Args:
+            phase: Prompts or decoding.
+            padded: Whether some prompts are padded.
+            inputs: Arrays with one row for every sequence, padding included, in the order of groups and of state slots.
+        """
         inputs["state_slots"] = np.arange(len(self._ids)) % self._group_sequences
         if self._longest_short is not None:
             # Rows of the rotation tables for long sequences follow the rows for short ones.

@@ -37,10 +37,10 @@ from model.state import PagePool, SlotPool
 
 
 class PagedModel:
-    """A model that computes the engine's batches on a device.
+    """Model runner of the engine, which computes its batches on a device with paged KV caches.
 
     Each data-parallel group has pages and slots of its own and computes its own requests. On the device each pool has
-    one more page, and the slots one more slot, for padding.
+    one more page, and the slots one more slot, for padding. `use` counts launched steps.
     """
 
     def __init__(
@@ -109,7 +109,11 @@ class PagedModel:
         )
 
     def _memory_purpose(self, content: str) -> str:
-        """Return a phrase for the pages and the slots of some content, which messages about memory quote."""
+        """Return a phrase that names the pages and slots, which messages about memory quote.
+
+        Args:
+            content: What the slots contain, such as "states".
+        """
         pages = sum(pool.count for pool in self._pools)
         purposes = [f"{pages:,} pages of {self._largest_step.block_size} positions"] if pages else []
         if self._slots:
@@ -117,12 +121,12 @@ class PagedModel:
         return " and ".join(purposes)
 
     def step(self, batch: Batch, rows: Rows = NO_ROWS) -> dict[Request, list[StepOutput]]:
-        """Compute a batch and return the outputs of the requests that sample a token or score their tokens.
+        """Copy pages, compute a batch, and return the outputs of the requests that sample or score tokens.
 
         Args:
             batch: The scheduled chunks and page copies.
-            rows: The sampling parameters of the rows of each request. The device draws a row's token where it can;
-                all other outputs have logits.
+            rows: The sampling parameters of the rows of each request. The device draws a row's token where it can; all
+                other outputs have logits.
 
         Returns:
             For a request that samples, the output of its next token and of the token after each verified draft token.
@@ -145,7 +149,10 @@ class PagedModel:
         return outputs
 
     def launch_padding(self, step: StepShape) -> None:
-        """Launch a step of padding only, so that its graph is compiled; no request's pages change."""
+        """Launch a step of padding only, so that its graph is compiled before requests need it.
+
+        No request's pages change.
+        """
         no_chunks = ((),) * self._mesh.data
         decoding = None if step.decoding is None else PaddedBatch(step.decoding, no_chunks)
         padded_batch = PaddedBatch(step, no_chunks, decoding)
@@ -156,13 +163,21 @@ class PagedModel:
         self._runner.step(step, inputs)
 
     def launch_copies(self, count: int, cache_group: CacheGroup) -> None:
-        """Launch copies of the first `count` pages or slots of a cache group onto themselves."""
+        """Launch copies of the first `count` pages or slots of a cache group onto themselves.
+
+        Contents stay, but the graph of such copies is compiled before requests need it.
+        """
         self._runner.network.copy_pages(
             [{page: page for page in range(count)}] * self._mesh.data, cache_group
         )
 
     def _compute(self, padded_batch: PaddedBatch, rows: Rows) -> dict[Request, list[StepOutput]]:
-        """Run the step of a padded batch and return its outputs by request."""
+        """Run the step of a padded batch, and return the outputs of its requests that sample or score.
+
+        Args:
+            padded_batch: The padded batch.
+            rows: The sampling parameters of each request of the step.
+        """
         step = padded_batch.step
         if step.phase is Phase.prefill and any(chunk.scores for chunk in padded_batch.chunks):
             step = replace(step, scores=True)
@@ -189,14 +204,17 @@ class PagedModel:
         }
 
     def _encode(self, padded_batch: PaddedBatch) -> None:
-        """Encode the speech of the one prompt of a padded batch, if the model has an encoder; padding is silence."""
+        """Run the encoder of a speech model on the window of the padded batch's one prompt, or on silence for padding.
+
+        Does nothing for a decode step or a model without such an encoder.
+        """
         if isinstance(self._runner, WindowRunner) and padded_batch.step.phase is Phase.prefill:
             inputs = next((chunk.request.inputs for chunk in padded_batch.chunks), None)
             self._runner.encode([None if inputs is None else inputs.features])
 
 
 def _output_rows(padded_batch: PaddedBatch) -> dict[Request, range]:
-    """Return, for each request that gets outputs, the rows of the head that compute them.
+    """Return, for each request that samples or scores, the range of the head's rows that compute its outputs.
 
     Row numbers continue from group to group. In a group the rows of sequences that decode with prompts come first.
     """
@@ -229,9 +247,14 @@ def largest_step(
     kv_cache_dtype: str = AUTO,
     sorted_expert_width: float = 0.0,
 ) -> StepShape:
-    """Return the step that determines the sizes of states and constants; arguments as those of `PagedModel`.
+    """Return the step that determines the sizes of states and constants on the device.
 
-    `sorted_expert_width` is that of the device.
+    Arguments are those of `PagedModel`, except:
+
+    Args:
+        activations: Dtype of activations.
+        weights: Dtypes of weights.
+        sorted_expert_width: That of the device.
     """
     return StepShape(
         Phase.decode,

@@ -23,14 +23,14 @@ from model.sampling import StepOutput
 
 
 class ReferenceModel:
-    """A backend that computes one sequence after another, each with states of its own.
+    """Backend in NumPy that computes one sequence after another, each with states of its own.
 
     Args:
         config: The model.
         weights: The weights of the checkpoint by name.
         dtype: The dtype of activations: float32, bfloat16 or auto, the checkpoint's.
-        widened_bytes: Weights of two bytes are widened to float32 once if they take at most so many bytes then, else
-            at every use.
+        widened_bytes: Weights of two bytes are widened to float32 once if they take at most so many bytes then, else at
+            every use.
         ranks: Activations are rounded as on a device of so many ranks.
     """
 
@@ -50,11 +50,19 @@ class ReferenceModel:
         self._longest_short = config.longest_short
 
     def encode(self, features: Sequence[np.ndarray]) -> None:
-        """Run the encoder on the log-mel spectrum of a window of speech for each of the next prompts."""
+        """Run the encoder on one window of speech for each of the next prompts.
+
+        Args:
+            features: The log-mel spectrum of each window, [bands, columns] each.
+        """
         self._encoded = [self.start(spectrum) for spectrum in features]
 
     def start(self, features: np.ndarray | None = None) -> ReferenceSequence:
-        """Return a sequence without tokens; `features` [bands, columns] is the spectrum of its window of speech."""
+        """Return a new sequence without tokens; with `features`, the encoder is run on them and its states are in it.
+
+        Args:
+            features: The log-mel spectrum of a window of speech, [bands, columns]; None for a model of texts.
+        """
         sequence = ReferenceSequence()
         if features is not None:
             encoder, x = self._network.before[ENCODER], features
@@ -63,7 +71,7 @@ class ReferenceModel:
         return sequence
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[StepOutput]:
-        """Start a sequence with each prompt and return the output after its last token."""
+        """Start a sequence with each prompt, and return the output after each prompt's last token."""
         encoded = self._encoded or [self.start() for _ in prompts]
         self._sequences = [sequence.copy() for sequence, _ in zip(encoded, prompts, strict=True)]
         return [self.extend(sequence, ids) for sequence, ids in zip(self._sequences, prompts)]
@@ -72,8 +80,8 @@ class ReferenceModel:
         """Append a token to each sequence that has not ended, and return the outputs.
 
         Args:
-            tokens: The token of each sequence, None where it has ended; its output is empty then.
-            positions: The lengths of the sequences.
+            tokens: The token of each sequence; None if it has ended, and its output is empty then.
+            positions: The number of tokens of each sequence before the appended one.
         """
         lengths = [len(sequence.ids) for sequence, token in zip(self._sequences, tokens) if token is not None]
         expected = [position for position, token in zip(positions, tokens) if token is not None]
@@ -84,7 +92,10 @@ class ReferenceModel:
         ]
 
     def extend(self, sequence: ReferenceSequence, ids: Sequence[int]) -> StepOutput:
-        """Append tokens to a sequence and return its output, the logits of the token after the last one."""
+        """Append tokens to a sequence, compute them, and return the output after the last one.
+
+        The output has logits, [vocabulary] float32.
+        """
         if sequence.ids and len(sequence.ids) == self._longest_short:
             # Longer sequences have other rotations, also of the cached keys.
             ids, sequence.states, sequence.ids = [*sequence.ids, *ids], {}, []
@@ -100,13 +111,13 @@ class ReferenceModel:
 
 @dataclass(eq=False)
 class ReferenceSequence:
-    """The layer states of a sequence, its tokens, and the output of its last token."""
+    """One sequence: the states of its layers, its token ids, and the output after its last token."""
 
     states: States = field(default_factory=dict)
     ids: list[int] = field(default_factory=list)
     output: StepOutput = field(default_factory=StepOutput)
 
     def copy(self) -> ReferenceSequence:
-        """Return an independent copy of the sequence."""
+        """Return a copy of the sequence that shares no state with it."""
         states = {name: state.copy() for name, state in self.states.items()}
         return ReferenceSequence(states, [*self.ids], self.output)

@@ -1,7 +1,7 @@
-"""The model runner of a static batch, whose prompts start together, on contiguous caches or in plain numpy.
+"""The model runner of a static batch, whose prompts start together, on contiguous caches or in plain NumPy.
 
 The engine schedules the batch with `SchedulerOptions(continuous=False)`. The first step computes all prompts, and each
-later step computes one token of every sequence that has not ended.
+later step computes one token of every sequence that has not ended. Commands that compute one batch of prompts use it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from model.state import PagePool
 
 
 class Backend(Protocol):
-    """A model that computes sequences which start together."""
+    """Model that computes sequences which start together, such as `KernelModel` or `ReferenceModel`."""
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Sequence[StepOutput]:
-        """Start a sequence with each prompt and return the outputs after their last tokens."""
+        """Start a sequence with each prompt, compute it, and return the output after each prompt's last token."""
 
     def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> Sequence[StepOutput]:
-        """Append a token to each sequence and return the outputs.
+        """Append a token to each sequence, compute it, and return the output after each token.
 
         Args:
             tokens: The token of each sequence; None if it has ended, and then its output has no meaning.
@@ -39,17 +39,24 @@ class Backend(Protocol):
 
 
 class EncoderBackend(Backend, Protocol):
-    """A backend of a model with an encoder of speech."""
+    """Backend of a speech model."""
 
     def encode(self, features: Sequence[np.ndarray]) -> None:
-        """Run the encoder on the log-mel spectrum of a window for each of the next prompts."""
+        """Run the encoder on one window of speech for each of the next prompts.
+
+        Args:
+            features: The log-mel spectrum of each window, [bands, columns] each.
+        """
 
 
 class StaticBatch:
-    """A runner that computes the engine's batches on a backend whose sequences start together.
+    """Model runner that computes the engine's batches on a backend whose sequences start together.
 
-    The backend has a sequence for each of the `continuations` of every prompt, so continuations share no cache.
-    `prompts_done` is called when the backend has computed the prompts.
+    Args:
+        backend: The backend.
+        continuations: Number of continuations of every prompt. The backend has a sequence for each, so continuations
+            share no cache.
+        prompts_done: Called when the backend has computed the prompts.
     """
 
     def __init__(
@@ -62,7 +69,12 @@ class StaticBatch:
         self._positions: list[int] = []
 
     def step(self, batch: Batch, rows: Rows = NO_ROWS) -> dict[Request, list[StepOutput]]:
-        """Compute a batch and return the output of each request, from which the host draws the next token."""
+        """Compute a batch and return the output of each request; it has logits, from which the host samples.
+
+        Args:
+            batch: The scheduled chunks: all prompts, or one token of each unfinished request.
+            rows: Unused, because the device samples nothing.
+        """
         chunks = list(batch.chunks.values())
         outputs = self._prefill(chunks) if chunks[0].num_computed_tokens == 0 else self._decode(chunks)
         return {chunk.request: [outputs[self._rows[chunk.request]]] for chunk in chunks}

@@ -1,4 +1,7 @@
-"""The input arrays of a step on pages, computed on the host from the chunks of tokens that the step computes."""
+"""The input arrays of a step on pages, computed on the host from the chunks of tokens that the step computes.
+
+`PagedModel` makes them for each padded batch.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class StepInputs:
-    """The computation of the input arrays of a model's steps; `Value` describes the arrays.
+    """Builder of the input arrays of a model's steps; `Value` describes the arrays.
 
     `context` is the largest number of positions of a sequence. `pools` has the page pool of each cache group. `slots`
     has the recurrent states or the encoded speech of sequences, if the model has any. `encoder_positions` is the number
@@ -33,13 +36,17 @@ class StepInputs:
     encoder_positions: int
 
     def arrays(self, padded_batch: PaddedBatch) -> Arrays:
-        """Return the inputs of the step of a padded batch by name, [groups, ...] each."""
+        """Return the input arrays of a padded batch's step by name, int32 [groups, ...] each."""
         groups = range(len(padded_batch.groups))
         group_arrays = [self._group_arrays(padded_batch, group) for group in groups]
         return {name: np.stack([arrays[name] for arrays in group_arrays]) for name in group_arrays[0]}
 
     def _group_arrays(self, padded_batch: PaddedBatch, group: int) -> Arrays:
-        """Return the inputs of one data-parallel group. Rows of sequences that decode with prompts come first."""
+        """Return the input arrays of one data-parallel group by name, int32.
+
+        Columns [rows, 1] have a number for each token or sequence; block tables are [sequences, blocks]. Rows of
+        sequences that decode with prompts come first.
+        """
         step, decoding = padded_batch.step, padded_batch.decoding
         columns, tables = self._sequence_arrays(step.prompts, padded_batch.groups[group])
         if decoding is not None:
@@ -102,10 +109,15 @@ class StepInputs:
     def _block_table(
         self, step: StepShape, pool_number: int, chunks: Sequence[Chunk]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the block table [sequences, blocks] of one pool, and the first block of each sequence [sequences, 1].
+        """Return the block table of one page pool, int32 [sequences, blocks], and first blocks, int32 [sequences, 1].
 
-        The table of a windowed layer begins with the first block that the window contains. Blocks without a page refer
-        to the padding page.
+        An element is the page of a block. For a windowed pool, a row begins with the block that `first_blocks` names,
+        the first one in the window. Blocks without a page have the padding page, whose number is `pool.count`.
+
+        Args:
+            step: The sizes of the step.
+            pool_number: Index of the pool.
+            chunks: A chunk for each sequence; sequences without a chunk are padding.
         """
         pool = self.pools[pool_number]
         blocks = step.for_window(pool.window).cache_length // pool.block_size
@@ -120,7 +132,10 @@ class StepInputs:
 
 
 def _logits_indices(step: StepShape, num_scheduled_tokens: np.ndarray) -> np.ndarray:
-    """Return the rows whose logits the step computes: all of a decode step, and the last one of each prompt."""
+    """Return the rows after which the step computes logits.
+
+    These are all rows of a decode step, and the last token of each prompt.
+    """
     if step.phase is Phase.decode:
         return np.arange(step.tokens)
     last_tokens = np.maximum(num_scheduled_tokens[:, 0], 1) - 1
@@ -134,10 +149,16 @@ def _slot_mapping(
     num_scheduled_tokens: np.ndarray,
     pool: PagePool,
 ) -> np.ndarray:
-    """Return the slot that each token is written to, [sequences, tokens]: page * block size + offset in the page.
+    """Return where the keys and values of each token are written, [sequences, tokens]: page * block size + offset.
 
-    `block_table` is [sequences, blocks], `positions` [sequences, tokens], `first_blocks` and `num_scheduled_tokens`
-    [sequences, 1]. Padding, and tokens before the first block of the table, are written to the padding page.
+    Padding, and tokens before the first block of the table, are written to the padding page.
+
+    Args:
+        block_table: Page of each block, [sequences, blocks].
+        first_blocks: Number of the block in column 0 of the table, [sequences, 1].
+        positions: Position of each token in its sequence, [sequences, tokens].
+        num_scheduled_tokens: Number of tokens of each sequence that are no padding, [sequences, 1].
+        pool: The page pool.
     """
     blocks = positions // pool.block_size - first_blocks
     pages = np.take_along_axis(block_table, np.clip(blocks, 0, block_table.shape[1] - 1), axis=1)

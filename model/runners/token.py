@@ -1,6 +1,7 @@
-"""Token steps of a network on a device, for contiguous and paged runners.
+"""Steps of a network on a device that end with the sampling of tokens, for contiguous and paged runners.
 
-The runner reads the results of the head: logits, candidates and drawn tokens.
+A runner reads the results of the head, the last layers of the network: logits, candidates (the likeliest tokens with
+their logits), and tokens that the device sampled.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from model.sampling import Drawn, RowSampling, StepOutput
 
 
 class TokenRunner:
-    """A runner of the token steps of a model; arguments as those of `LaunchedNetwork`.
+    """Runner of the steps of a model that computes tokens; arguments as those of `LaunchedNetwork`.
 
     `expert_load` counts the experts that tokens select. `network` has the states and copies their pages.
     """
@@ -56,6 +57,8 @@ class TokenRunner:
     ) -> list[StepOutput]:
         """Run one step and return the output of each row of the head, one data-parallel group after the other.
 
+        A row of the head is a token after which the step computes logits.
+
         Args:
             shape: The sizes of the step.
             inputs: The arrays of the step by name, [groups, ...] each.
@@ -76,12 +79,20 @@ class TokenRunner:
     def draw_inputs(
         self, sample_rows: Sequence[RowSampling | None], draws: DrawVariant
     ) -> dict[str, np.ndarray]:
-        """Return the arguments of the kernel `sample` by name, [groups, rows of a group, 1 or vocabulary] each."""
+        """Return the arguments of the kernel `sample` by name, [groups, rows of a group, 1 or vocabulary] each.
+
+        Args:
+            sample_rows: Sampling parameters of the head's rows of all groups; None for a row without sampling.
+            draws: The variant of the kernel.
+        """
         arrays = build_sample_arrays(sample_rows, self._vocab_size, draws.full_vocabulary)
         return {name: array.reshape(self._mesh.data, -1, array.shape[-1]) for name, array in arrays.items()}
 
     def _score_all_tokens(self, shape: StepShape, inputs: Mapping[str, np.ndarray]) -> list[StepOutput]:
-        """Return the output of every token of each group; the head computes `MOST_ROWS` tokens at a time."""
+        """Return the output of every token of the step, one data-parallel group after the other.
+
+        The head computes at most `MOST_ROWS` tokens at a time, so it runs several times.
+        """
         rows = min(shape.tokens, MOST_ROWS)
         indices = np.arange(-(-shape.tokens // rows) * rows, dtype=np.int32).clip(max=shape.tokens - 1)
         pieces = [
@@ -95,10 +106,13 @@ class TokenRunner:
         return [output for outputs in group_outputs for output in outputs[: shape.tokens]]
 
     def _step_outputs(self, arrays: Mapping[str, RankArrays]) -> list[list[StepOutput]]:
-        """Return the outputs of the head for every row of each data-parallel group.
+        """Return, for each data-parallel group, the output of each row of the head.
 
-        All tensor-parallel ranks of a group have the group's candidates and draws. Each rank has the logits of its
-        shard of the vocabulary.
+        All tensor-parallel ranks of a group have the group's candidates and sampled tokens. Each rank has the logits of
+        its shard of the vocabulary.
+
+        Args:
+            arrays: For each output of the network, its array on each rank of the last pipeline stage.
         """
         group_outputs = []
         for first in range(0, self._mesh.stage_ranks, self._mesh.tensor):
@@ -121,9 +135,11 @@ class TokenRunner:
         return group_outputs
 
     def _count_experts(self, expert_load: ExpertLoad, sequence_ranks: int) -> None:
-        """Count the experts that the tokens of the last step selected.
+        """Add the experts that the tokens of the last step selected to `expert_load`.
 
-        The rows of a group are divided over its first `sequence_ranks` ranks.
+        Args:
+            expert_load: The counts.
+            sequence_ranks: Number of ranks of a group among which the rows are divided; the first ranks have them.
         """
         for expert_ids in self.network.traced_arrays:
             # Ranks of other pipeline stages have empty arrays.
@@ -135,5 +151,12 @@ class TokenRunner:
 
 
 def _read_drawn(token: np.ndarray, logprob: np.ndarray, ids: np.ndarray, logprobs: np.ndarray) -> Drawn:
-    """Return the drawn token in one row of the results of the kernel `sample`."""
+    """Return the token that the device sampled in one row, with the candidates' log-probabilities.
+
+    Args:
+        token: Sampled token, [1].
+        logprob: Its log-probability, [1].
+        ids: Token ids of the candidates.
+        logprobs: Log-probabilities of the candidates.
+    """
     return Drawn(int(token[0]), float(logprob[0]), ids, logprobs)

@@ -1,4 +1,7 @@
-"""Token steps of a network with an encoder, which encodes windows of speech before the tokens of their transcripts."""
+"""Runner of speech models: an encoder encodes windows of speech before the tokens of their transcripts.
+
+A window is a fixed length of audio as a log-mel spectrum.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ WITHOUT_AUDIO = "this model continues texts: a prompt comes without audio"
 
 
 class WindowRunner(TokenRunner):
-    """A runner of the encoder and the token steps of a model that reads windows of speech."""
+    """Runner of the encoder and of the token steps of a speech model."""
 
     def __init__(self, config: ModelConfig, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
@@ -28,30 +31,31 @@ class WindowRunner(TokenRunner):
         self._silence = np.zeros(config.spectrum, np.float32)
 
     def encode(self, windows: Sequence[np.ndarray | None]) -> None:
-        """Encode the log-mel spectrum [bands, columns] of each sequence, None for silence.
+        """Run the encoder on one window of each sequence; the next prompts attend to its outputs.
 
-        The next prompts attend to the encoder's outputs.
+        Args:
+            windows: The log-mel spectrum of each window, [bands, columns] float32; None for silence.
         """
         features = np.stack([self._silence if window is None else window for window in windows])
         self.network.run_before(ENCODER, {"features": features[None]})
 
 
 def make_token_runner(config: ModelConfig, *arguments: Any, **options: Any) -> TokenRunner:
-    """Return the runner of a model's token steps; arguments as those of `TokenRunner`."""
+    """Return a `WindowRunner` for a speech model, else a `TokenRunner`, made with the same arguments."""
     runner = TokenRunner if config.spectrum is None else WindowRunner
     return runner(config, *arguments, **options)
 
 
 def make_input_check(config: ModelConfig) -> InputCheck:
-    """Return the check that each prompt of a model brings a window of speech, or that none does."""
+    """Return the function that checks a prompt's inputs: a speech model needs a window, other models take none."""
     return partial(_check_window, config.spectrum)
 
 
 def _check_window(shape: tuple[int, int] | None, inputs: ModelInputs | None) -> None:
-    """Check that a prompt brings inputs of a shape, or none if the shape is None.
+    """Check that a prompt has inputs of a shape, or none if the shape is None.
 
     Raises:
-        ModelError: The prompt brings inputs and the model takes none, or the other way round.
+        ModelError: The prompt has inputs and the model takes none, or the other way round.
     """
     if (shape is None) != (inputs is None):
         raise ModelError(
