@@ -1,4 +1,7 @@
-"""Frames on the socket between a process and its workers: a JSON header, and a body of bytes."""
+"""Frames on the socket between a process and its workers: a JSON header, and a body of bytes.
+
+Both ends, `launch` and `supervisor`, use this module.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,22 @@ SIZES = struct.Struct("!II")
 
 
 def pack(header: Header, body: bytes = b"") -> bytes:
-    """Return a frame as bytes."""
+    """Return a frame as bytes: the lengths of header and body (two big-endian uint32), the header as JSON, the body."""
     text = json.dumps(header).encode()
     return SIZES.pack(len(text), len(body)) + text + body
 
 
 class FrameReader:
-    """Frames of a stream of bytes that arrives in pieces of any size."""
+    """Reader of frames from a stream of bytes that arrives in pieces of any size."""
 
     def __init__(self) -> None:
         self._received = bytearray()
 
     def feed(self, received: bytes) -> Iterator[tuple[Header, bytes]]:
-        """Take received bytes and yield the header and the body of every frame that they complete."""
+        """Append received bytes, and yield (header, body) of every frame that they complete.
+
+        An incomplete frame is kept for the next call.
+        """
         self._received += received
         start = 0
         while len(self._received) - start >= SIZES.size:

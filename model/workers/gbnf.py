@@ -32,9 +32,14 @@ _PLAIN = re.compile("[0-9A-Za-z]")
 
 @dataclass
 class _Rule:
-    """Rule of a grammar: number, name, text in Lark's notation, references to rules, and whether it is a terminal.
+    """Rule of a grammar.
 
-    `references` has pairs of an index in `text` and the name of a rule that replaces the text at this index.
+    | field | meaning |
+    |---|---|
+    | `number`, `name` | index and name in the grammar |
+    | `text` | the right side in Lark's notation, in pieces |
+    | `references` | pairs of an index in `text` and the name of the rule whose Lark name belongs there |
+    | `is_terminal` | whether it is a terminal, which llguidance matches by its lexer |
     """
 
     number: int
@@ -45,7 +50,7 @@ class _Rule:
 
     @property
     def lark_name(self) -> str:
-        """Name in Lark's notation, in capitals for terminals."""
+        """Name of the rule in Lark's notation, unique by its number; in capitals for a terminal."""
         if self.name == "root":
             return "start"
         name = re.sub(r"[^a-z0-9_]", "_", f"r{self.number}_{self.name}".lower())
@@ -53,14 +58,16 @@ class _Rule:
 
 
 def lark_from_gbnf(text: str) -> str:
-    """Convert a grammar from GBNF to Lark's notation.
+    """Return a grammar in Lark's notation from one in GBNF.
 
     Raises:
         ModelError: The text is not GBNF (the message has the line), a name has no rule, or there is no rule `root`.
     """
     rules = _Reader(text).read()
     if "root" not in rules:
-        raise ModelError("structured outputs: the grammar has no rule named root")
+        raise ModelError(
+            "structured outputs: the grammar has no rule named root; every text begins with it: add one"
+        )
     _find_terminals(rules)
     lines = ["%llguidance {}"]
     for rule in rules.values():
@@ -71,14 +78,21 @@ def lark_from_gbnf(text: str) -> str:
 
 
 def _find_terminals(rules: dict[str, _Rule]) -> None:
-    """Mark the rules that refer to terminals only, or to no rule, as terminals; recursive rules are none."""
+    """Set `is_terminal` of the rules that refer to terminals only, or to no rule; never of recursive rules or `root`.
+
+    Raises:
+        ModelError: A rule refers to a name without a rule.
+    """
     users: dict[str, list[_Rule]] = {name: [] for name in rules}
     missing: dict[str, int] = {}
     for rule in rules.values():
         names = {name for _, name in rule.references}
         for name in names:
             if name not in rules:
-                raise ModelError(f"structured outputs: the grammar has no rule named {name:.60}")
+                raise ModelError(
+                    f"structured outputs: the grammar has no rule named {name:.60}, which rule {rule.name:.60} uses: "
+                    "add one"
+                )
             users[name].append(rule)
         missing[rule.name] = len(names)
     ready = [rule for rule in rules.values() if not missing[rule.name] and rule.name != "root"]
@@ -92,14 +106,18 @@ def _find_terminals(rules: dict[str, _Rule]) -> None:
 
 
 class _Reader:
-    """Parser of the rules of a text, from left to right."""
+    """Parser of a grammar in GBNF, from left to right."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._position = 0
 
     def read(self) -> dict[str, _Rule]:
-        """Return the rules by name; a later rule replaces a rule of the same name."""
+        """Return all rules by name; a later rule replaces a rule of the same name.
+
+        Raises:
+            ModelError: The text is not GBNF.
+        """
         rules: dict[str, _Rule] = {}
         numbers = count()
         self._skip(_BLANKS_AND_LINES)
@@ -180,7 +198,15 @@ class _Reader:
         return f"/[{matched[1]}{''.join(shown)}]/"
 
     def _characters(self, inner: str, start: int) -> list[tuple[str, bool]]:
-        """Return the characters of a literal or class, each with whether it was escaped."""
+        """Return the characters of a literal or class, each with whether it was written as an escape.
+
+        Args:
+            inner: The text between the delimiters.
+            start: Its index in the grammar, for errors.
+
+        Raises:
+            ModelError: An escape is unknown or stands for no character.
+        """
         characters: list[tuple[str, bool]] = []
         position = 0
         for matched in _ESCAPE.finditer(inner):
@@ -213,7 +239,7 @@ class _Reader:
 
 
 def _repetition(matched: re.Match[str]) -> str:
-    """Convert a repetition to Lark's notation."""
+    """Return a repetition (*, +, ? or braces) in Lark's notation, from a match of GBNF's."""
     least, comma, most = matched.groups()
     if least is None:
         return matched[0]
@@ -221,5 +247,5 @@ def _repetition(matched: re.Match[str]) -> str:
 
 
 def _class_character(text: str) -> str:
-    """Return a character as an element of a class in a regular expression."""
+    """Return a character as it is written in a class of a regular expression, escaped unless a letter or digit."""
     return text if _PLAIN.match(text) else f"\\u{{{ord(text):x}}}"

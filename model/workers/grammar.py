@@ -1,4 +1,8 @@
-"""Compilation of grammars by llguidance (extra `serve`), as a trial in a job process and again in the engine."""
+"""Compilation of grammars by llguidance (extra `serve`), as a trial in a job process and again in the engine.
+
+A form is what structured outputs require of a text, such as a JSON schema. A matcher follows a text token by token and
+knows which tokens may come next.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,13 @@ _DESCRIBING = (
 
 
 class GrammarCompiler:
-    """Compiler of matchers for one tokenizer, whose texts end with one of `end_tokens`."""
+    """Compiler of matchers for one tokenizer.
+
+    Args:
+        tokenizer_json: Returns the JSON of the tokenizer.
+        size: Size of the model's vocabulary.
+        end_tokens: Tokens that end a text.
+    """
 
     def __init__(self, tokenizer_json: Callable[[], str], size: int, end_tokens: Sequence[int]) -> None:
         self._tokenizer_json = tokenizer_json
@@ -55,7 +65,11 @@ class GrammarCompiler:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """Tokenizer as an object of llguidance."""
+        """Tokenizer as an object of llguidance.
+
+        Raises:
+            ModelError: llguidance does not take the tokenizer, or is not installed.
+        """
         module = load_llguidance()
         try:
             return module.LLTokenizer(self._tokenizer_json(), n_vocab=self._size, eos_token=self._end_tokens)
@@ -63,15 +77,19 @@ class GrammarCompiler:
             raise ModelError(f"structured outputs: this tokenizer cannot be constrained: {error}") from None
 
     def try_out(self, form: Mapping[str, Any]) -> tuple[str, int]:
-        """Compile a form and compute its first masks.
+        """Compile a form and compute its first masks, in a thread with a small stack.
 
-        The trial runs on a smaller stack than the engine's threads, so a grammar that passes cannot overflow theirs.
+        The stack is smaller than those of the engine's threads, so a grammar that passes cannot overflow theirs.
+
+        Args:
+            form: As for `grammar_text`.
 
         Returns:
             The grammar in llguidance's notation, and the growth of this process's resident memory in bytes.
 
         Raises:
             ModelError: The form cannot be compiled, or its masks cannot be computed.
+            MemoryError: The job's memory does not suffice.
         """
         before = threading.stack_size(_TRIAL_STACK_BYTES)
         results: list[str | BaseException] = []
@@ -100,7 +118,10 @@ class GrammarCompiler:
         raise ModelError(f"structured outputs: the grammar compiler fails: {result}") from None
 
     def compile(self, grammar: str) -> Any:
-        """Return a matcher at the start of a text.
+        """Return a new matcher, at the start of a text.
+
+        Args:
+            grammar: The grammar in llguidance's notation.
 
         Raises:
             ModelError: The grammar cannot be compiled.
@@ -111,7 +132,7 @@ class GrammarCompiler:
         return matcher
 
     def mask(self, matcher: Any) -> np.ndarray:
-        """Return the mask of allowed next tokens, [vocabulary] bool.
+        """Return the mask of the tokens that a matcher allows next, [vocabulary] bool.
 
         Raises:
             ModelError: llguidance fails to compute the mask.
@@ -127,7 +148,11 @@ class GrammarCompiler:
         return mask
 
     def _follow(self, matcher: Any) -> None:
-        """Compute masks along the allowed tokens with the highest ids, which are long texts in most vocabularies."""
+        """Compute up to `_TRIED_MASKS` masks along a text, and raise what computing a mask raises.
+
+        After each mask, appends the allowed token with the highest id, because such tokens are long texts in most
+        vocabularies.
+        """
         for _ in range(_TRIED_MASKS):
             allowed = np.flatnonzero(self.mask(matcher))
             allowed = allowed[~np.isin(allowed, self._end_tokens)]
@@ -136,9 +161,10 @@ class GrammarCompiler:
 
 
 def grammar_text(form: Mapping[str, Any]) -> str:
-    """Convert a form, such as {"regex": "a+"}, to llguidance's notation.
+    """Return a form such as {"regex": "a+"} as a grammar in llguidance's notation.
 
-    `form` has one key: json, regex, choice, grammar (Lark's notation, or llama.cpp's), or json_object.
+    Args:
+        form: One key with its value: json, regex, choice, grammar (Lark's notation, or llama.cpp's), or json_object.
 
     Raises:
         ModelError: The schema or the grammar cannot be parsed.
@@ -163,7 +189,7 @@ def grammar_text(form: Mapping[str, Any]) -> str:
 
 
 def close_objects(schema: Any) -> Any:
-    """Return a JSON schema, changed in place, in which objects that list properties have no further ones.
+    """Exclude further properties from the objects of a JSON schema that list properties; return the changed schema.
 
     vLLM 0.32.0 closes such objects too: its backend xgrammar always, its backend guidance with
     `disable_additional_properties`. An object stays open if it says so with `additionalProperties` or
@@ -204,7 +230,7 @@ def close_objects(schema: Any) -> Any:
 
 
 def _find_definition(schema: Any, pointer: Any) -> Any:
-    """Return the part of a schema at a JSON pointer such as "#/$defs/City", or None if there is none."""
+    """Return the part of a schema that a JSON pointer such as "#/$defs/City" names; None if there is none."""
     for name in pointer.split("/")[1:] if isinstance(pointer, str) and pointer.startswith("#") else ():
         name = name.replace("~1", "/").replace("~0", "~")
         schema = schema.get(name) if isinstance(schema, dict) else None
@@ -212,12 +238,12 @@ def _find_definition(schema: Any, pointer: Any) -> Any:
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a message of llguidance; later lines have the parser's state."""
+    """Return the first line of a message of llguidance; later lines show the parser's state."""
     return (text.splitlines() or [""])[0]
 
 
 def load_llguidance() -> Any:
-    """Import llguidance.
+    """Import llguidance and return the module.
 
     Raises:
         ModelError: The extra `serve` is not installed.

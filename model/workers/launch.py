@@ -1,4 +1,7 @@
-"""Start of worker processes, limits of jobs, and a worker for synchronous code that runs one job at a time."""
+"""Start of worker processes, limits of their jobs, and a worker for synchronous code that runs one job at a time.
+
+A worker is a process with loaded tasks, such as a tokenizer. It runs each job in a forked process with limits.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ TEXT_TASKS = "model.workers.tasks:TextTasks"
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Factory of a worker's tasks as `module:factory`, and the JSON arguments of the factory."""
+    """Where a worker's tasks come from: a factory as `module:factory`, and its JSON arguments."""
 
     factory: str
     arguments: tuple[Any, ...]
@@ -35,7 +38,8 @@ class TaskSource:
 class JobLimits:
     """Limits of CPU time and memory of one job.
 
-    The message of a job that exceeds them begins with `subject` and ends with `advice`, what the user can do.
+    The message for a job that exceeds them begins with `subject` and ends with `advice`, which says what the user can
+    do.
     """
 
     cpu_seconds: int
@@ -44,7 +48,12 @@ class JobLimits:
     advice: str = ""
 
     def error(self, outcome: str, reason: str) -> ModelError:
-        """Return the error of a job whose outcome is neither "done" nor "refused"."""
+        """Return the error for a job that was neither done nor refused.
+
+        Args:
+            outcome: "time" or "memory" for a limit; any other text for the end of the job's process.
+            reason: Why the process ended, such as the name of a signal.
+        """
         excess = {
             "time": f"takes more than {self.cpu_seconds} seconds of CPU time",
             "memory": f"takes more than {self.memory_bytes >> 20} MiB of memory",
@@ -53,7 +62,7 @@ class JobLimits:
 
 
 def start_process(source: TaskSource) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a worker process and return it with its socket; the process ends when the socket is closed."""
+    """Start a worker process, and return it with the socket to it; the process ends when the socket is closed."""
     near, far = socket.socketpair()
     path = [folder or os.getcwd() for folder in sys.path]
     arguments = [json.dumps(path), str(far.fileno()), source.factory, json.dumps(source.arguments)]
@@ -72,7 +81,12 @@ def start_process(source: TaskSource) -> tuple[subprocess.Popen[bytes], socket.s
 
 
 def read_answer(outcome: str, body: bytes, limits: JobLimits) -> Any:
-    """Return the answer of a job.
+    """Return the answer of a job, decoded from JSON.
+
+    Args:
+        outcome: The outcome in the answer's header.
+        body: The answer, the error of a refused job, or a reason, as bytes.
+        limits: The limits of the job, for messages.
 
     Raises:
         ModelError: The job refused its input or exceeded a limit.
@@ -85,7 +99,7 @@ def read_answer(outcome: str, body: bytes, limits: JobLimits) -> Any:
 
 
 class SingleWorker:
-    """Worker process that is started at the first job and runs one job at a time; it is safe for threads."""
+    """Worker process that starts with the first job and runs one job at a time; several threads may use it."""
 
     def __init__(self, source: TaskSource) -> None:
         self._source = source
@@ -96,11 +110,16 @@ class SingleWorker:
         self._number = 0
 
     def run(self, task: str, arguments: list[Any], limits: JobLimits) -> Any:
-        """Run a job and return its answer.
+        """Run a job, wait for it, and return its answer.
+
+        Args:
+            task: Name of the task.
+            arguments: JSON arguments of the task.
+            limits: Limits of the job.
 
         Raises:
-            ModelError: The job refused its input or exceeded a limit, or the worker process has ended. The next job
-                starts a new process.
+            ModelError: The job refused its input or exceeded a limit, or the worker process has ended. In the last case
+                the next job starts a new process.
         """
         with self._lock:
             try:
@@ -113,7 +132,7 @@ class SingleWorker:
         return read_answer(outcome, body, limits)
 
     def stop(self) -> None:
-        """End the worker process and its job."""
+        """End the worker process and its job; the next job starts a new process."""
         if self._socket is not None and self._process is not None:
             self._socket.close()
             self._process.wait()
@@ -142,7 +161,15 @@ class SingleWorker:
 
 
 def job_header(number: int, task: str, limits: JobLimits, quantum: float | None = None) -> dict[str, Any]:
-    """Return the header of a frame that starts a job; the job is killed after `quantum` seconds of CPU time, if set."""
+    """Return the header of the frame that starts a job.
+
+    Args:
+        number: Number of the job, which the answer repeats.
+        task: Name of the task.
+        limits: Limits of the job.
+        quantum: Seconds of CPU time after which the job is stopped with the outcome "quantum", so that other jobs get a
+            turn; None for no such limit.
+    """
     return {
         "number": number,
         "task": task,

@@ -38,14 +38,14 @@ class Tasks(Protocol):
     """Facts that are sent once, when the process is ready."""
 
     def prepare(self, task: str) -> None:
-        """Load what the jobs of a task share, before the fork.
+        """Load what the jobs of a task share, in the worker process before the fork; called for every job.
 
         Raises:
             ModelError: Loading fails.
         """
 
     def run(self, task: str, arguments: list[Any]) -> Any:
-        """Return the answer of a job as JSON data; runs in the job process.
+        """Compute a job in its own process, and return the answer as JSON data.
 
         Raises:
             ModelError: The input is refused.
@@ -54,7 +54,7 @@ class Tasks(Protocol):
 
 @dataclass
 class _Job:
-    """Running job process."""
+    """Running job process: its number and process id, the pipe from it, and the answer received so far."""
 
     number: int
     pid: int
@@ -74,7 +74,10 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
-        """Serve until the other end of the connection is closed; then kill the remaining jobs."""
+        """Send the tasks' facts, then start jobs and send answers until the other end of the connection is closed.
+
+        Then kills the remaining jobs.
+        """
         try:
             self._send({"ready": True}, json.dumps(self._tasks.facts).encode())
             self._selector.register(self._connection, selectors.EVENT_READ, None)
@@ -143,7 +146,14 @@ class Supervisor:
 
 
 def _outcome(job: _Job, status: int) -> tuple[str, bytes]:
-    """Return the outcome of a job, and its answer or the name of the signal that ended it."""
+    """Return the outcome of a job whose process has ended, and its answer or the name of the signal that ended it.
+
+    Outcomes are "done", "refused", "memory", "time", "quantum", "cancelled" and "crash".
+
+    Args:
+        job: The job, with the answer that its process wrote.
+        status: Exit status as of os.waitpid.
+    """
     if job.is_cancelled:
         return "cancelled", b""
     if os.WIFSIGNALED(status):
@@ -162,7 +172,7 @@ def _outcome(job: _Job, status: int) -> tuple[str, bytes]:
 
 
 def _run_job(tasks: Tasks, header: Header, body: bytes, writer: int) -> None:
-    """Run a job under its limits, write its outcome and its answer to a pipe, and exit."""
+    """Compute a job under its limits, write outcome and answer to a pipe, and end this process; never returns."""
     with suppress(OSError):
         os.nice(_NICE)
     if header["quantum"] is not None:
@@ -191,7 +201,15 @@ def _kill(pid: int) -> None:
 
 
 def main(descriptor: str, tasks: str, arguments: str) -> None:
-    """Run the worker process; it ignores signals to the server's process group, which the server handles."""
+    """Run the worker process until its connection is closed.
+
+    It ignores SIGINT and SIGTERM, which the server handles, and has a process group of its own.
+
+    Args:
+        descriptor: File descriptor of the inherited socket.
+        tasks: Factory of the tasks as `module:factory`.
+        arguments: JSON arguments of the factory.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):

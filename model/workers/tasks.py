@@ -13,7 +13,7 @@ from model.workers.text_length import text_bound
 
 
 class TextTasks:
-    """The tokenizer, the chat template and the grammar compiler of a model folder.
+    """Tasks of a text worker: the tokenizer, the chat template and the grammar compiler of a model folder.
 
     Every job runs in a process of its own with limits, so no library call is tried in another process first.
     """
@@ -25,14 +25,28 @@ class TextTasks:
         self.facts: dict[str, Any] = {"text_bound": text_bound(self._tokenizer.as_json())}
 
     def prepare(self, task: str) -> None:
-        """Load the chat template, or the tokenizer of grammars, before the first job that needs it."""
+        """Load what the jobs of a task share: the chat template for "render", a tokenizer for "grammar".
+
+        Does nothing for other tasks, or if it is loaded.
+
+        Raises:
+            ModelError: The folder has no usable template, or llguidance does not take the tokenizer.
+        """
         if task == "render":
             _ = self._template
         elif task == "grammar":
             _ = self._grammars.tokenizer
 
     def run(self, task: str, arguments: list[Any]) -> Any:
-        """Return the answer to a job."""
+        """Return the answer to a job as JSON data.
+
+        Args:
+            task: "render", "grammar", "describe", "encode", or anything else for decoding.
+            arguments: Arguments of the function that the task calls.
+
+        Raises:
+            ModelError: The input is refused.
+        """
         if task == "render":
             messages, variables = arguments
             return self._template.render(messages, **variables)

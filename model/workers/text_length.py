@@ -1,8 +1,8 @@
-"""An upper bound of the text that a number of tokens can stand for, from a tokenizer.json.
+"""An upper bound for the length of the text that a number of tokens can stand for, from a tokenizer.json.
 
-A text of more bytes has more tokens, so it can be refused by its length before it is encoded. The bound has to hold for
-every text: where a part of the tokenizer may drop or merge text without limit (unknown tokens, normalizers that delete,
-pre-tokenizers that remove blanks), there is none.
+A text of more bytes has more tokens, so the server can refuse it by its length before it is encoded. The bound has to
+hold for every text. There is none if a part of the tokenizer may drop or merge text without limit: unknown tokens,
+normalizers that delete, or pre-tokenizers that remove blanks.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ _BYTE_NAMES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def text_bound(tokenizer_json: str) -> tuple[int, bool] | None:
-    """Return the most bytes of UTF-8 text that one token stands for, and whether only bytes of non-blanks count.
+    """Return (most bytes of UTF-8 text that one token stands for, whether white space is left out of these bytes).
 
-    None where no bound holds for every text.
+    Returns None if no bound holds for every text.
+
+    Args:
+        tokenizer_json: The content of tokenizer.json.
     """
     serialized = json.loads(tokenizer_json)
     model = serialized["model"]
@@ -55,13 +58,18 @@ def text_bound(tokenizer_json: str) -> tuple[int, bool] | None:
 
 
 def count_bytes(text: str, without_blanks: bool) -> int:
-    """Return the bytes of a text in UTF-8, or those of its characters that are not white space."""
+    """Return the number of UTF-8 bytes of a text, or only of its characters that are not white space."""
     counted = "".join(text.split()) if without_blanks else text
     return len(counted.encode(errors="replace"))
 
 
 def _sequence(step: dict[str, Any] | None, name: str) -> Sequence[dict[str, Any]]:
-    """Return the steps of a normalizer or a pre-tokenizer, which may be nested sequences."""
+    """Return the steps of a normalizer or pre-tokenizer in order, with nested sequences flattened; empty for None.
+
+    Args:
+        step: The normalizer or pre-tokenizer.
+        name: The key of a sequence's steps: "normalizers" or "pretokenizers".
+    """
     if step is None:
         return []
     if step["type"] != "Sequence":
@@ -70,7 +78,7 @@ def _sequence(step: dict[str, Any] | None, name: str) -> Sequence[dict[str, Any]
 
 
 def _shrinking(normalizers: Iterable[dict[str, Any]]) -> int | None:
-    """Return the most bytes of text for a byte of normalized text, or None where a normalizer may delete text."""
+    """Return the most bytes of text that become one byte of normalized text; None if a normalizer may delete text."""
     most = 1
     for step in normalizers:
         name = step["type"]
@@ -89,6 +97,6 @@ def _shrinking(normalizers: Iterable[dict[str, Any]]) -> int | None:
 
 
 def _keeps_text(step: dict[str, Any]) -> bool:
-    """Return whether a pre-tokenizer removes no text."""
+    """Return whether a pre-tokenizer certainly removes no text."""
     name = step["type"]
     return name in _KEEPING_SPLITS or (name in ("Split", "Punctuation") and step["behavior"] != "Removed")
