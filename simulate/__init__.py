@@ -60,7 +60,7 @@ _PACKAGES = frozenset(
 
 
 class _OnDemand(ModuleType):
-    """This module, with its public names imported on demand."""
+    """Module type of `simulate`, which imports a public name or a subpackage when the name is first read."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _PACKAGES:

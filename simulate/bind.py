@@ -33,10 +33,22 @@ _decided: str | None = None
 
 
 def install(backend: str | None = None, level: str | None = None, rules: str | None = None) -> str:
-    """Bind the name `nki` and return the backend that it names, "simulate" or "neuron".
+    """Bind the name `nki` and return the backend that it means, "simulate" or "neuron".
 
-    The first call decides; a later one that asks for something else raises InvalidArgument. `level`, such as "0.6", and
-    `rules`, "chip" or "simulator", set NKI_LEVEL and NKI_RULES for this process; InvalidArgument for unknown ones.
+    The first call decides for the process; later calls may ask for the same backend or "auto", and return the one in
+    use. With "simulate", `nki` and its modules are put into `sys.modules`, `neuronxcc.nki` becomes importable, and
+    tracebacks of user errors lose the simulator's frames.
+
+    Args:
+        backend: "simulate", "neuron", or "auto" for the installed vendor package if it is usable, else the simulator.
+            None is the value of NKI_BACKEND, else "auto".
+        level: A release of NKI such as "0.6", written to NKI_LEVEL of this process; None leaves the variable.
+        rules: "chip" or "simulator", written to NKI_RULES of this process; None leaves the variable.
+
+    Raises:
+        InvalidArgument: Backend, NKI_BACKEND, level or rules are unknown, or `nki` is already bound to another
+            backend.
+        Unsupported: "neuron" is requested and no usable vendor package is installed.
     """
     global _decided
     choose(level, rules)
@@ -67,7 +79,10 @@ def install(backend: str | None = None, level: str | None = None, rules: str | N
 
 
 def real_package() -> bool:
-    """Return whether the vendor's `nki` is installed, in a known version, and not the placeholder."""
+    """Return whether `import nki` gives the vendor's package: already imported, or installed with version 0.2 or later.
+
+    The placeholder on the public package index has a lower version. Nothing is imported to find out.
+    """
     loaded = sys.modules.get("nki")
     if loaded is not None and loaded.__name__ != "simulate.nki":
         return True
@@ -85,14 +100,22 @@ def real_package() -> bool:
 
 
 def _bind_nki() -> None:
+    """Put the simulator's `nki` and its modules into `sys.modules`, and make `neuronxcc.nki` importable."""
     _bind("nki", importlib.import_module("simulate.nki"), _MODULES, "simulate.nki.missing", "NOT_YET")
     sys.meta_path.append(_Beta1Finder)  # the last one, so that an installed `neuronxcc` is found first
 
 
 def _bind(root: str, package: ModuleType, modules: dict[str, str], missing: str, table: str) -> None:
-    """Enter a package and its modules into sys.modules under the names that kernels import.
+    """Enter a package and its modules into `sys.modules` under the names that kernels import.
 
-    Modules of which nothing can be simulated can be imported too; calling a name of theirs says why.
+    Modules that the simulator does not have are entered too, as modules whose names raise an error that says why.
+
+    Args:
+        root: The name of the package, "nki" or "neuronxcc.nki".
+        package: The simulator's package with that API.
+        modules: The simulator's module of each API module, by its name without `root`.
+        missing: The module whose attribute `table` lists the API names that are not simulated.
+        table: The name of that attribute.
     """
     sys.modules[root] = package
     for name, module in modules.items():
@@ -107,7 +130,7 @@ def _bind(root: str, package: ModuleType, modules: dict[str, str], missing: str,
 
 
 class _Beta1Finder:
-    """Finds `neuronxcc`, and loads it as a package that has `neuronxcc.nki` alone."""
+    """Import hook that finds `neuronxcc` and loads it as a package with `neuronxcc.nki` as its only member."""
 
     @classmethod
     def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
@@ -119,7 +142,10 @@ class _Beta1Finder:
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:
-        """Give the package its one member and bind the names below it."""
+        """Import `simulate.beta1` as `neuronxcc.nki` and enter its modules into `sys.modules`.
+
+        Also adds the level `OFF` to `logging`, as the vendor's package does.
+        """
         module.__doc__ = "The package of Beta 1; of it, the simulator has `neuronxcc.nki`."
         package = importlib.import_module("simulate.beta1")
         module.nki = package  # type: ignore[attr-defined]
@@ -129,6 +155,6 @@ class _Beta1Finder:
 
 
 def load_everything() -> None:
-    """Import every API module, so that every rule is registered."""
+    """Import `simulate.nki` and `simulate.beta1`, which registers every rule with its code."""
     importlib.import_module("simulate.nki")
     importlib.import_module("simulate.beta1")

@@ -1,4 +1,9 @@
-"""The child process of a command, from its start to the record that it writes."""
+"""The child process of a command, from its start to the record that it writes to its parent.
+
+`simulate.child_process` in the parent starts the child and reads the record (`nkw.child.Record`): exit status, output
+and files of the command. Pipes are pairs (reader, writer) of file descriptors. The first carries the record; two
+more, if output is captured, carry stdout and stderr of the kernel.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +26,10 @@ _PDEATHSIG = 1  # an option of Linux' prctl
 
 @dataclass(frozen=True)
 class ChildLimits:
-    """Limits of a child; None is no limit.
+    """Limits of a child process; None is no limit.
 
-    seconds: wall-clock time. memory_bytes: address space in addition to that of the parent.
+    seconds: wall-clock time, which the parent enforces. memory_bytes: address space beyond that of the process before
+    the command runs, set as a soft limit of the child.
     """
 
     seconds: float | None = None
@@ -31,7 +37,13 @@ class ChildLimits:
 
 
 def become_spawned_child(act: Callable[[], int], arguments: str) -> NoReturn:
-    """Run a command as the child that `run_in_child` started as a new interpreter."""
+    """Run a command as the child process that `run_in_child` started as a new interpreter; never returns.
+
+    Args:
+        act: The command; it returns the exit status.
+        arguments: A JSON list from the parent: the writers of the pipes, the record's token in hexadecimal, and the
+            memory limit in bytes or null.
+    """
     writers, token, memory_bytes = json.loads(arguments)
     limits = ChildLimits(None, memory_bytes)
     become_child(act, [(-1, writer) for writer in writers], bytes.fromhex(token), limits)
@@ -40,7 +52,17 @@ def become_spawned_child(act: Callable[[], int], arguments: str) -> NoReturn:
 def become_child(
     act: Callable[[], int], pipes: Sequence[tuple[int, int]], token: bytes, limits: ChildLimits
 ) -> NoReturn:
-    """Run the command in this process, which is the child, write the record, and end the process."""
+    """Run a command in this process, write its record to the first pipe, and end the process with `os._exit`.
+
+    The process exits with 0 if the record was written, else 1. It is killed when its parent dies (Linux).
+
+    Args:
+        act: The command; it returns the exit status. Its exceptions are printed and noted in the record.
+        pipes: (reader, writer) descriptors: one pipe, or three if the kernel's stdout and stderr are captured.
+            Readers are closed here; -1 stands for a reader that this process does not have.
+        token: Random bytes that frame the record, so that the kernel's output cannot pass for one.
+        limits: Limits, of which this function sets the memory limit only.
+    """
     status = 1
     try:
         writer = pipes[0][1]
@@ -67,7 +89,10 @@ def become_child(
 
 
 def _run(act: Callable[[], int], record: Record) -> None:
-    """Run the command and put its end into the record."""
+    """Run the command and store in `record` its exit status, or that an interrupt or an exception ended it.
+
+    An exception is printed on stderr with its user frames; nothing is raised.
+    """
     try:
         record.status = act()
     except KeyboardInterrupt as stopped:
@@ -80,7 +105,12 @@ def _run(act: Callable[[], int], record: Record) -> None:
 
 
 def _judge_of(pipes: Sequence[tuple[int, int]]) -> Judge:
-    """Return the judge of this process; with pipes for them, stdout and stderr become the kernel's."""
+    """Return the `Judge` with the streams of this process.
+
+    With three pipes, descriptors 1 and 2 become the writers of the last two, so that the kernel's output goes to the
+    parent, and the process starts its own session. COLUMNS is set to the width of the former terminal unless it is
+    set.
+    """
     if len(pipes) == 1:
         return Judge(sys.stdout, sys.stderr, sys.stderr, captures=False)
     with suppress(OSError):
@@ -98,18 +128,23 @@ def _judge_of(pipes: Sequence[tuple[int, int]]) -> Judge:
 
 
 def _line_buffered(descriptor: int, encoding: str) -> IO[str]:
+    """Open a file descriptor as a line-buffered text stream, which leaves the descriptor open when it is closed."""
     return open(descriptor, "w", encoding=encoding, errors="backslashreplace", buffering=1, closefd=False)
 
 
 def _columns() -> int | None:
-    """Return the width of the terminal of stdout, None if there is none."""
+    """Return the width of stdout's terminal in columns, or None if stdout is no terminal."""
     with suppress(OSError, ValueError):
         return os.get_terminal_size(OUT).columns
     return None
 
 
 def _limit_memory(most: int | None) -> int | None:
-    """Set the soft limit of this process' address space where the platform has one; returns the limit before."""
+    """Set the soft limit of this process's address space in bytes and return the former soft limit.
+
+    Returns None and sets nothing if `most` is None or the platform has no such limit. The hard limit caps `most`; a
+    limit that the system refuses is ignored.
+    """
     try:
         import resource
     except ImportError:
@@ -124,7 +159,7 @@ def _limit_memory(most: int | None) -> int | None:
 
 
 def set_process_option(option: int, value: int) -> None:
-    """Set an option of this process where the system is Linux."""
+    """Call Linux' `prctl(option, value)` for this process; does nothing on other systems, and ignores failures."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -1,4 +1,8 @@
-"""Starting the child process of a command, showing what the kernel prints, and awaiting the child's record."""
+"""The parent's side of a command's child process: start it, show what the kernel prints, and await its record.
+
+The record (`nkw.child.Record`) holds exit status, output and files of the command; the child sends it when the
+command has ended. A child that ends without one gives no verdict (`ChildEnded`).
+"""
 
 from __future__ import annotations
 
@@ -26,25 +30,32 @@ _SUBREAPER = 36  # an option of Linux' prctl
 
 
 class ChildEnded(Exception):
-    """The child ended without a complete record; the message says how."""
+    """Error for a child that ended without the record of a finished command; the message says how it ended.
+
+    `record`, if set, is the record of what the command had printed until then.
+    """
 
 
 def run_in_child(
     act: Callable[[], int], again: Sequence[str], limits: ChildLimits, captures: bool, out_to_err: bool
 ) -> Record:
-    """Run a command in a child process and return its record.
+    """Run a command in a child process and return its record; afterwards no process that the child started is left.
 
-    The child is a fork of this process if it has no other Python threads, on Linux. Elsewhere it is a new interpreter,
-    which runs the code `again[0]` with the arguments `again[1:]`.
+    On Linux, the child is a fork of this process if this process has no other Python threads. Otherwise it is a new
+    interpreter, which runs the code `again[0]` with the arguments `again[1:]`.
 
     Args:
-        captures: whether the parent reads the output of the kernel and shows its first 64 KiB. The child is then a
-            session of its own; otherwise it shares the terminal and the process group of this process.
-        out_to_err: whether captured output of stdout is shown on stderr.
+        act: The command for a fork; it returns the exit status.
+        again: Code and arguments with which a new interpreter runs the same command.
+        limits: Limits of the child. After `limits.seconds` it gets SIGTERM, and five seconds later SIGKILL.
+        captures: Whether the kernel's output goes through this process, which shows its first 64 KiB. The child then
+            starts its own session; otherwise it shares terminal and process group of this process.
+        out_to_err: Whether captured stdout is shown on stderr.
 
     Raises:
-        ChildEnded: the child left no complete record.
-        KeyboardInterrupt: this process was interrupted or terminated; the child has ended.
+        ChildEnded: The child left no record, reached the time limit, or its command failed. The error has the
+            attribute `record` if the child sent one.
+        KeyboardInterrupt: This process or the child was interrupted or terminated. The child has ended.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -77,7 +88,7 @@ def run_in_child(
 
 
 class _Awaited:
-    """A running child, seen from the parent."""
+    """Running child process as its parent sees it: the pipes, the limits and the bytes of the record so far."""
 
     def __init__(
         self, process: int, readers: Sequence[int], token: bytes, limits: ChildLimits, out_to_err: bool
@@ -98,7 +109,7 @@ class _Awaited:
             self._pipes.register(reader, selectors.EVENT_READ, stream)
 
     def record(self) -> Record:
-        """Wait for the end of the child and return its record, see `run_in_child`."""
+        """Wait for the end of the child and return its record; raises as `run_in_child` does."""
         while self._status is None:
             try:
                 self._wait()
@@ -130,7 +141,11 @@ class _Awaited:
         return record
 
     def end(self, spared: frozenset[int]) -> None:
-        """Kill the child and every process that it started; `spared` are other children of this process."""
+        """Kill the child and every process that it started, and close the pipes.
+
+        Args:
+            spared: Process ids of this process's other children, which are not killed.
+        """
         if self._status is None:
             with suppress(ProcessLookupError):
                 os.kill(self._process, signal.SIGKILL)
@@ -145,11 +160,16 @@ class _Awaited:
         self._pipes.close()
 
     def _interrupted(self, record: Record | None) -> KeyboardInterrupt:
+        """Return the interrupt that this process received; a record becomes its attribute `record`."""
         assert self._stopped is not None
         return self._stopped if record is None else _with_record(self._stopped, record)
 
     def _wait(self) -> None:
-        """Read from the pipes for a moment, keep the time limit, and notice the end of the child."""
+        """Do one round of waiting: read the pipes, reap the child if it has ended, and enforce the time limit.
+
+        Waits at most 50 ms for output. A child that has sent its complete record has five seconds to end, then it is
+        killed.
+        """
         complete = Record.is_complete(self._data, self._token)
         self._read(0.0 if complete else _POLL_SECONDS)
         self._reap(_GRACE_SECONDS if complete else 0.0)
@@ -164,7 +184,10 @@ class _Awaited:
             self._kill_at = now + _GRACE_SECONDS
 
     def _read(self, seconds: float) -> None:
-        """Read what the pipes have; returns after `seconds` if they have nothing."""
+        """Read all that the pipes have, waiting at most `seconds` for the first bytes.
+
+        Bytes of the record are appended to it, bytes of the kernel's output are shown; a pipe at its end is closed.
+        """
         for key, _ in self._pipes.select(seconds):
             while True:
                 try:
@@ -182,7 +205,7 @@ class _Awaited:
                     break  # the other pipes have their turn
 
     def _show(self, data: bytes, stream: IO[str]) -> None:
-        """Print output of the kernel, up to the limit."""
+        """Write captured bytes of the kernel to `stream`; beyond 64 KiB in total they are only counted."""
         visible = data[: SHOWN_BYTES - self._shown]
         self._shown += len(visible)
         self._dropped += len(data) - len(visible)
@@ -195,7 +218,10 @@ class _Awaited:
         stream.flush()
 
     def _reap(self, seconds: float) -> None:
-        """Take the exit status of the child if it ends within `seconds`; kill it if a wait was asked for."""
+        """Store the child's exit status if the child ends within `seconds`.
+
+        With `seconds` above 0, a child that has not ended by then is killed with SIGKILL; with 0 it is left running.
+        """
         until = time.monotonic() + seconds
         while self._status is None:
             process, status = os.waitpid(self._process, os.WNOHANG)
@@ -209,6 +235,7 @@ class _Awaited:
             self._send(signal.SIGKILL)
 
     def _send(self, number: signal.Signals) -> None:
+        """Send a signal to the child; does nothing if the child no longer exists."""
         with suppress(ProcessLookupError):
             os.kill(self._process, number)
 
@@ -228,7 +255,7 @@ class _Awaited:
             self._send(signal.SIGINT)
 
     def _how_it_ended(self) -> str:
-        """Return how the child ended, in words."""
+        """Return, in words, the exit status or the signal with which the child ended."""
         assert self._status is not None
         if not os.WIFSIGNALED(self._status):
             code = os.waitstatus_to_exitcode(self._status)
@@ -241,6 +268,6 @@ class _Awaited:
 
 
 def _with_record(error: Any, record: Record) -> Any:
-    """Return an error with the record of what the command had printed until then."""
+    """Set the attribute `record` of an error to what the command had printed until then; returns the error."""
     error.record = record
     return error

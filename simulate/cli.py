@@ -1,4 +1,7 @@
-"""The simulator's command line: `python -m simulate …`, and the same as `nkw …`. `nkw.verbs` has its commands."""
+"""The simulator's command line, `python -m simulate COMMAND`, and the same commands as `nkw COMMAND`.
+
+`nkw.verbs` lists the commands. A kernel by name is FILE.py:NAME or MODULE:NAME instead of a script.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +30,19 @@ _SPAWNED = "import sys; sys.path[:] = {path!r}; from simulate.cli import spawned
 def main(
     argv: Sequence[str] | None = None, prog: str = "python -m simulate", is_process: bool = False
 ) -> int:
-    """Run one command; returns the exit status.
+    """Run one command and return its exit status.
 
-    0, 1 for a kernel that breaks a rule or for findings, 2 for what the command cannot do, 3 where code of the user
-    ended or failed, so that there is no verdict.
+    The status is 0 for success, 1 for a kernel that breaks a rule or for findings, and 2 for a command that cannot be
+    done. It is 3 where code of the user ended or failed, so that there is no verdict. Errors are printed on stderr.
 
     Args:
-        prog: the name of the command line, for its help.
-        is_process: whether the command is all that this process does. Commands on a kernel by name run in a child
-            process then, and signals raise exceptions once the command is imported.
+        argv: The words of the command line without the program; None takes those of `sys.argv`.
+        prog: The name of the program in help and messages.
+        is_process: Whether this process does nothing else. Then commands that judge code of the user run in a child
+            process, and signals raise exceptions once the command is imported.
+
+    Raises:
+        SystemExit: The words are wrong (status 2), or ask for help (status 0).
     """
     from nkw import terminal
 
@@ -68,7 +75,12 @@ def main(
 
 
 def spawned(arguments: Sequence[str]) -> NoReturn:
-    """Run a command as the child process of another interpreter, see `run_in_child`."""
+    """Run a command as the child that `run_in_child` started as a new interpreter; never returns.
+
+    Args:
+        arguments: The parent's JSON text for `become_spawned_child`, the name of the program, and the command's
+            words.
+    """
     from simulate.child_entry import become_spawned_child
     from simulate.isolated import act_in_child, set_limits
 
@@ -81,7 +93,10 @@ def spawned(arguments: Sequence[str]) -> NoReturn:
 
 
 def _options(arguments: Sequence[str], prog: str) -> argparse.Namespace:
-    """Return the options of a command line, and the command's function as `act`; exits with 2 for a wrong one."""
+    """Parse a command line and return its options, with the function of the command as the attribute `act`.
+
+    Exits with status 2 and a message for wrong words.
+    """
     parser = argparse.ArgumentParser(
         prog=prog, description="Run and time NKI kernels without a chip.", allow_abbrev=False
     )
@@ -102,7 +117,10 @@ def _options(arguments: Sequence[str], prog: str) -> argparse.Namespace:
 
 
 def _take_words(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Take script or kernel and what follows it; exits with status 2 where that cannot be taken."""
+    """Set `script` and `arguments` of the options from the words after the command; parse options among them.
+
+    Exits with status 2 and a message for an unknown or misplaced option, or for a limit with a script.
+    """
     from nkw import terminal
     from simulate.isolated import check_limits
     from simulate.kernel_by_name import names_a_kernel

@@ -1,4 +1,8 @@
-"""The words of commands that run scripts and kernels: script or kernel, its arguments, and options in any order."""
+"""The words after the options of a command that runs a script or a kernel.
+
+The first word is a script (a Python file) or a kernel by name, FILE.py:NAME or MODULE:NAME. The others are its
+arguments. Options of the command may stand between a kernel's arguments, but not after a script.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +28,17 @@ _OPTION = re.compile(r"--[A-Za-z][\w-]*|-[A-Za-z]")
 
 
 class CommandOptions(argparse.ArgumentParser):
-    """The options of one command alone; raises ArgumentError where argparse would exit."""
+    """Parser of one command's options alone; wrong words raise `argparse.ArgumentError`, where argparse exits."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of exiting."""
+        """Raise ArgumentError with the message instead of exiting."""
         raise argparse.ArgumentError(None, message)
 
     def split(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Divide words into these options with their values, and all other words."""
+        """Divide words into this command's options with their values, and all other words, each list in order.
+
+        An option that lacks its value takes the next word; its value is not checked.
+        """
         option_words: list[str] = []
         other_words: list[str] = []
         pending = list(words)
@@ -46,7 +53,11 @@ class CommandOptions(argparse.ArgumentParser):
         return option_words, other_words
 
     def write_before(self, script: str, option_words: Sequence[str]) -> list[str]:
-        """Return the options as written before the script, with -- at the end if the last would take the script."""
+        """Return the words of options as they must be written before a script.
+
+        They are `option_words`, followed by `--` if their last option would otherwise take the script's name as a
+        value.
+        """
         try:
             self.parse_known_args(option_words)
             taken = script not in self.parse_known_args([*option_words, script])[1]
@@ -56,9 +67,13 @@ class CommandOptions(argparse.ArgumentParser):
 
 
 def add_words(command: argparse.ArgumentParser, name: str) -> None:
-    """Add the words that follow a command's options: a kernel or a script, and what belongs to it.
+    """Add to a command's parser the positional `words`: a script or kernel by name, and everything after it.
 
-    They are one positional, so that argparse keeps all words after the script's name, also `--`.
+    One positional takes all of them, so that argparse keeps every word after the script's name, also `--`.
+
+    Args:
+        command: The parser of the command.
+        name: The name of the command, which decides whether the help offers a script.
     """
     is_kernel = name in KERNEL_ONLY
     command.add_argument(
@@ -70,7 +85,7 @@ def add_words(command: argparse.ArgumentParser, name: str) -> None:
 
 
 def _refuse_options(options: argparse.Namespace) -> None:
-    """Raise ArgumentError for a word among a kernel's arguments that is an option of no command."""
+    """Raise ArgumentError for an option that is left among a kernel's arguments: the command does not have it."""
     command_options: CommandOptions = options.command_options
     for word in options.arguments:
         name = word.partition("=")[0]
@@ -81,11 +96,20 @@ def _refuse_options(options: argparse.Namespace) -> None:
 
 
 def take_words(options: argparse.Namespace, prog: str, names_a_kernel: Callable[[str], bool]) -> None:
-    """Split the words of the command line into script or kernel, its arguments, and late options of the command.
+    """Split `options.words` into `options.script` and `options.arguments`; parse the command's options among them.
 
-    Options after a kernel's name, and all options of `verify` and `tune`, belong to the command, words after a script's
-    name to the script. Raises InvalidArgument where such a word is also an option of the command, with the order that
-    would be taken; after `--` every word belongs to the script. Raises ArgumentError for a wrong value of an option.
+    After a kernel's name, and for the commands `verify`, `tune` and `bundle`, options belong to the command and are
+    stored in `options`. After a script's name all words belong to the script; a leading `--` there is dropped.
+
+    Args:
+        options: The parsed command line, with `words`, `command` and `command_options`; it is changed.
+        prog: The name of the program, for messages.
+        names_a_kernel: Returns whether a word names a kernel rather than a script.
+
+    Raises:
+        InvalidArgument: A word after a script's name is an option of the command. The message has the right order;
+            after `--` the word would belong to the script.
+        argparse.ArgumentError: An option is unknown or has a wrong value.
     """
     command_options: CommandOptions = options.command_options
     words = options.words[options.words[0] == "--" :]

@@ -1,4 +1,7 @@
-"""Commands on kernels by name run in a child process: a kernel that ends its process ends no verdict with it."""
+"""Commands that judge code of the user run in a child process, so that a kernel that ends its process gives no verdict.
+
+Most take a kernel by name, FILE.py:NAME or MODULE:NAME; `memory` and `check` isolate scripts as well.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ _LIMITS = {"time_limit": "--time-limit", "memory_limit": "--memory-limit"}
 
 
 def runs_in_child(options: argparse.Namespace) -> bool:
-    """Return whether a command judges code of the user and the system has child processes with pipes (POSIX)."""
+    """Return whether a command runs in a child process: it judges code of the user, and the system is POSIX.
+
+    These are `verify`, `tune`, `bundle`, `calibrate`, `memory` and `check`, and `run` and `time` of a kernel by name.
+    """
     if os.name != "posix":
         return False
     by_name = options.command in _WITH_A_KERNEL and names_a_kernel(options.script)
@@ -41,7 +47,7 @@ def runs_in_child(options: argparse.Namespace) -> bool:
 
 
 def check_limits(options: argparse.Namespace) -> None:
-    """Raise InvalidArgument for a limit given with a script, which runs in this process and has none."""
+    """Raise InvalidArgument if --time-limit or --memory-limit is given with a script, which has no limits."""
     if options.command not in _WITH_A_KERNEL or names_a_kernel(options.script):
         return
     for name, option in _LIMITS.items():
@@ -54,16 +60,23 @@ def check_limits(options: argparse.Namespace) -> None:
 
 
 def without_verdict(failed: NoVerdict) -> int:
-    """Print why a command has no verdict; returns the exit status."""
+    """Print why a command has no verdict and return exit status 3."""
     error(failed)
     return NO_VERDICT
 
 
 def run_isolated(options: argparse.Namespace, again: Sequence[str]) -> int:
-    """Run the command of `options` in a child, print and write what it returns; returns the exit status.
+    """Run the command of `options` in a child process, print its output, write its files, and return its exit status.
 
-    A script has no limits, and its output is not captured. `again` is the code and the arguments with which a new
-    interpreter runs the same command.
+    Default limits are set in `options` if stdin is no terminal. Then the output of a kernel by name is captured too;
+    that of a script never is. Without a verdict the status is 3, and the reason is printed and written to --json.
+
+    Args:
+        options: The parsed command line.
+        again: Code and arguments with which a new interpreter runs the same command.
+
+    Raises:
+        KeyboardInterrupt: The command was interrupted or terminated; its output so far is printed.
     """
     captures = not _is_script(options) and not set_limits(options)
     seconds = None if options.command == "tune" else options.time_limit  # `tune` limits its candidates
@@ -87,7 +100,10 @@ def run_isolated(options: argparse.Namespace, again: Sequence[str]) -> int:
 
 
 def set_limits(options: argparse.Namespace) -> bool:
-    """Set the default limits where stdin is no terminal; returns whether stdin is one."""
+    """Set missing limits in `options` if stdin is no terminal, and return whether stdin is a terminal.
+
+    The defaults are 3600 seconds and the memory of this machine in bytes.
+    """
     on_terminal = sys.stdin.isatty()
     if not on_terminal:
         options.time_limit = DEFAULT_SECONDS if options.time_limit is None else options.time_limit
@@ -96,32 +112,37 @@ def set_limits(options: argparse.Namespace) -> bool:
 
 
 class _EndsCopies(Observer):
-    """Ends a copy of the child that a fork in a kernel made, before the copy continues with the command."""
+    """Observer that ends copies of this process, forked by a kernel, before they continue with the command."""
 
     def began(
         self, request: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
     ) -> None:
-        """End this process if it is a copy."""
+        """End this process if it is such a copy."""
         leave_if_copied()
 
     def ran(self, launch: Launch) -> None:
-        """End this process if it is a copy."""
+        """End this process if it is such a copy."""
         leave_if_copied()
 
 
 def _is_script(options: argparse.Namespace) -> bool:
+    """Return whether the command is `memory` or `check` of a script."""
     return options.command in _JUDGES_SCRIPTS and not names_a_kernel(options.script)
 
 
 def act_in_child(options: argparse.Namespace) -> int:
-    """Run a command in its child process; returns the exit status. Copies that a script forks may launch kernels."""
+    """Run a command in its child process and return its exit status.
+
+    A copy of the process that a kernel by name forks is ended at its next launch; copies that a script forks may
+    launch.
+    """
     with nullcontext() if _is_script(options) else observing(_EndsCopies()):
         status: int = options.act(options)
     return status
 
 
 def _deliver(record: Record) -> int:
-    """Write the files of a record and print its texts; returns its status, 2 where a file cannot be written."""
+    """Write the files of a record, print its output and return its status; 2 if a file cannot be written."""
     try:
         for path, description, code, text in record.files:
             with OutputFile(path, description, code).writing() as file:
@@ -134,13 +155,17 @@ def _deliver(record: Record) -> int:
 
 
 def _print(record: Record) -> None:
+    """Print a record's output on stdout and stderr of this process, in the order of the command."""
     for number, text in record.printed:
         print(text, end="", file=sys.stderr if number == ERR else sys.stdout)
     sys.stdout.flush()
 
 
 def _without_verdict(options: argparse.Namespace, reason: str) -> int:
-    """Print and document that a command has no verdict and why; return the exit status."""
+    """Print why a command has no verdict, write the reason to --json if given, and return 3.
+
+    Returns 2 if the JSON file cannot be written.
+    """
     command_or_script = getattr(options, "script", options.command)
     try:
         with json_document(options.json, Outputs(tuple), options.command) as contents:

@@ -18,10 +18,12 @@ from simulate.world import launch
 
 
 class Kernel:
-    """A kernel; call it with numpy arrays or torch tensors, or `kernel[2](…)` for two physical cores.
+    """Kernel that is launched by a call, on one physical core or, as `kernel[2](a, b)`, on two.
 
-    `func` is the wrapped function. Inside another kernel a kernel is a plain function call, as in the official
-    simulator (the compiler refuses it; see lint rule NKI008).
+    Arguments may be NumPy arrays, torch tensors and containers of them.
+
+    `func` is the wrapped function. Called inside another kernel, it is a plain function call, as in the official
+    simulator; NKI's compiler refuses such a call (lint rule NKI008).
     """
 
     def __init__(
@@ -40,7 +42,10 @@ class Kernel:
         self._overrides = overrides
 
     def __getitem__(self, grid: int) -> Kernel:
-        """Return the kernel on `grid` physical cores of one logical core, 1 or 2. Deprecated since NKI 0.7."""
+        """Return this kernel with a grid, the number of physical cores: 1 or 2. Deprecated since NKI 0.7.
+
+        Gives a DeprecationWarning at level 0.7. Raises InvalidArgument for any other grid.
+        """
         Level.resolve().notice(LNC_BY_GRID)
         size = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
         if size not in (1, 2) or isinstance(size, bool):
@@ -52,29 +57,38 @@ class Kernel:
         return Kernel(self.func, size, self._config, self._overrides)
 
     def configured(self, config: object, overrides: bool) -> Kernel:
-        """Return the kernel with a compile configuration; `overrides` tolerates nested kernels with another one."""
+        """Return this kernel with a compile configuration.
+
+        Args:
+            config: The configuration, which nested kernels are compared with.
+            overrides: Whether a nested kernel with another configuration gives a warning instead of an error.
+        """
         return Kernel(self.func, self._grid, config, overrides)
 
     @property
     def config(self) -> tuple[object, bool]:
-        """The compile configuration, and whether nested kernels may have another one."""
+        """Compile configuration, and whether nested kernels with another one give a warning instead of an error."""
         return self._config, self._overrides
 
     def with_schedule(self, edges: Sequence[tuple[str, str | Sequence[str]]]) -> Kernel:
-        """Return the kernel with ordering requests between named instructions: (consumer, producer or producers).
+        """Return this kernel with ordering requests: pairs (consumer, producer or producers) of instruction names.
 
-        Requests change the predicted time and no value. A launch raises InvalidArgument if it has no instruction of a
-        name.
+        A request makes the consumer start after its producers; it changes the predicted time and no value. A launch
+        raises InvalidArgument if none of its instructions has one of the names.
         """
         return Kernel(Scheduled(self.func, edges), self._grid, self._config, self._overrides)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch on the target chip, on one rank; returns what the kernel returns, as arrays.
+        """Launch the kernel on the target chip and return what it returns, with arrays in the place of HBM tensors.
 
-        NKI_LEVEL and NKI_RULES decide what is accepted. Without a grid, from level 0.7 on, NEURON_LOGICAL_NC_CONFIG is
-        the number of physical cores; InvalidArgument is raised where it is not that of the grid. With NKW_REPLAY=1,
-        launches without a grid on one core run in mode replay. With NKW_RANKS=N, N ranks run the kernel, the others on
-        copies of the arguments; what rank 0 returns is returned.
+        Inside another kernel, call the function instead. Arrays that the kernel writes to are updated in place.
+
+        - NKI_LEVEL and NKI_RULES decide what is accepted.
+        - Without a grid, NEURON_LOGICAL_NC_CONFIG is the number of physical cores from level 0.7 on. InvalidArgument
+          is raised if it differs from the grid.
+        - With NKW_REPLAY=1, launches without a grid on one core run in mode replay.
+        - With NKW_RANKS=N, N ranks run the kernel, all but rank 0 on copies of the arguments. The return value is
+          rank 0's.
         """
         core = running_core()
         if core is not None:
@@ -95,7 +109,11 @@ class Kernel:
         return done.outputs[0]
 
     def _agree(self, launched: tuple[object, bool]) -> None:
-        """Compare the configuration of a nested kernel with that of the launched kernel."""
+        """Check the compile configuration of this nested kernel against that of the launched kernel.
+
+        Raises InvalidArgument if they differ, or warns if the launched kernel allows other ones; a kernel without a
+        configuration agrees with all.
+        """
         config, overrides = launched
         if self._config is None or self._config == config:
             return
@@ -112,10 +130,10 @@ class Kernel:
 
 
 def for_all_ranks(args: tuple[Any, ...], kwargs: dict[str, Any]) -> ArgumentsOfRanks:
-    """Return the arguments of a call for each rank: the arguments for rank 0, copies of them for the other ranks."""
+    """Return (args, kwargs) of each of NKW_RANKS ranks: rank 0 gets the arguments, other ranks deep copies."""
     return [(args, kwargs), *(copy.deepcopy((args, kwargs)) for _ in range(read_rank_count() - 1))]
 
 
 def as_kernel(kernel: Any) -> Kernel:
-    """Return a kernel unchanged, and a plain function wrapped as a kernel."""
+    """Return a `Kernel` unchanged, and a plain function wrapped as a `Kernel` without grid and configuration."""
     return kernel if isinstance(kernel, Kernel) else Kernel(kernel)

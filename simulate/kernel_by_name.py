@@ -1,4 +1,7 @@
-"""A launch from words: a kernel by file or module and name, its arguments by dtype and shape.
+"""Launches of kernels that words of a command line name, with arguments made from dtypes and shapes.
+
+A kernel by name is FILE.py:NAME or MODULE:NAME. An argument is a tensor such as bf16[128,1024], a Python literal, or
+`group` for the replica group of all ranks; NAME= before it makes it a keyword argument:
 
 nki_kernels/rmsnorm.py:rmsnorm bf16[128,1024] bf16[1,1024] 1e-5
 """
@@ -66,7 +69,7 @@ _LONG_NAMES = {
 
 
 def dtype_named(name: str) -> Any:
-    """Return the dtype of an argument by its short or long name, or None for an unknown name."""
+    """Return the NumPy or ml_dtypes dtype of a name such as `bf16` or `float32`, or None for an unknown name."""
     return DTYPES.get(name, _LONG_NAMES.get(name))
 
 
@@ -78,36 +81,40 @@ _KEYWORD = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
 
 
 def files_read(options: argparse.Namespace) -> list[str]:
-    """Return the files that a run reads: the script, files that its arguments name, and all imported modules."""
+    """Return the files that a command may read: its script or kernel's file, its arguments, and imported modules."""
     script = options.script.rpartition(":")[0] if names_a_kernel(options.script) else options.script
     return [script, *options.arguments, *list_imported_files()]
 
 
 def names_a_kernel(words: str) -> bool:
-    """Return whether words have the form FILE.py:KERNEL or MODULE:KERNEL, and are not the path of a file."""
+    """Return whether text has the form FILE.py:KERNEL or MODULE:KERNEL and is not the path of an existing file."""
     return _NAMED.fullmatch(words) is not None and not is_file(words)
 
 
 class InstructionCount(Observer):
-    """Counts the instructions that the running launch has issued, for a report of progress."""
+    """Observer that counts the instructions of the running launch, for a report of progress."""
 
     def __init__(self) -> None:
         self._streams: list[Stream] = []
 
     @property
     def instructions(self) -> int:
-        """Of all cores, so far."""
+        """Number of instructions that all cores of the launch have issued so far."""
         return sum(map(len, self._streams))
 
     def began(
         self, request: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
     ) -> None:
-        """Count this launch from now on."""
+        """Count the instructions of this launch from now on, instead of those of an earlier one."""
         self._streams = [core.stream for core in cores]
 
 
 def nothing_launched(words: str) -> str:
-    """Return the sentence for a script that launched no kernel, with the kernels that its file defines."""
+    """Return the sentence that a script launched no kernel, and which kernels its file defines.
+
+    Args:
+        words: The path of the script; a file that cannot be read or parsed counts as one without kernels.
+    """
     try:
         tree = ast.parse(read_text(words, MOST_SOURCE_BYTES))
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -127,6 +134,7 @@ def nothing_launched(words: str) -> str:
 
 
 def _is_jit(decorator: ast.expr) -> bool:
+    """Return whether a decorator's last name is one that makes kernels, such as `nki.jit` or `nki.benchmark(…)`."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     return ast.unparse(called).rpartition(".")[2] in _DECORATORS
 
@@ -134,29 +142,37 @@ def _is_jit(decorator: ast.expr) -> bool:
 def launch_by_name(
     words: str, arguments: Sequence[str], mode: Mode = Mode.dry, trips: Sequence[int] = ()
 ) -> Launch:
-    """Launch the kernel on chip and ranks of the environment; by default dry, which computes no numbers.
+    """Launch a kernel by name on the chip and the ranks of the environment, and return the launch.
 
-    Where numbers are computed, tensors of floats are normally distributed (numpy's generator, seeded with the place of
-    the argument, and beyond rank 0 with the rank), and tensors of integers count 0, 1, 2 …, so that they can be indices
-    of different rows. The word `group` is the replica group of all ranks. `trips` are the trip counts of device loops
-    in a dry launch. The kernel's module imports what stands beside it.
+    A dry launch, the default, computes no values. Otherwise float tensors are normally distributed and integer
+    tensors count 0, 1, 2 …, so that as indices they name different rows. The seed is the argument's position, with
+    the rank beyond rank 0. While the kernel is imported and runs, its folder is first on Python's path.
 
-    Raises InvalidArgument for a place or a name that is not there, for what is no argument, and where the kernel does
-    not take these; otherwise what the launch raises.
+    Args:
+        words: FILE.py:NAME or MODULE:NAME.
+        arguments: Its arguments as words: tensors such as f32[128,512], literals, `group`, also as NAME=ARGUMENT.
+        mode: How the kernel is executed.
+        trips: Trip counts of device loops in a dry launch.
+
+    Raises:
+        InvalidArgument: The file, module or kernel does not exist, a word is no argument, or the kernel does not take
+            these arguments.
+        NoVerdict: The kernel's own code fails or ends the program, or memory does not suffice.
+        NkwError: The launch raised it, such as RuleViolation.
     """
     with importing_from(folder_of(words)):
         return launch_named(unwrap_kernel(callable_named(words)), words, arguments, mode, trips)
 
 
 def folder_of(words: str) -> Path:
-    """Return the folder from which a script or kernel imports first: that of its file, or the working folder."""
+    """Return the folder from which a script or kernel imports first: its file's; for a module, the working folder."""
     path = words.rpartition(":")[0] if names_a_kernel(words) else words
     return Path(path).resolve().parent if path.endswith(".py") or path == words else Path.cwd()
 
 
 @contextmanager
 def importing_from(folder: Path) -> Iterator[None]:
-    """Put `folder` first on Python's path inside a block, and restore the path after it."""
+    """Put `folder` first on Python's path inside a `with` block, and restore the path after it."""
     path, before = sys.path, list(sys.path)
     sys.path.insert(0, str(folder))
     try:
@@ -174,7 +190,19 @@ def launch_named(
     trips: Sequence[int] = (),
     keywords: Mapping[str, Any] | None = None,
 ) -> Launch:
-    """Launch the plain function that `words` name, as `launch_by_name` does; `keywords` are further arguments."""
+    """Launch the plain function `kernel` with arguments given as words, on the ranks of the environment.
+
+    Args:
+        kernel: The function.
+        words: Its name, for messages.
+        arguments: Arguments as words, see `launch_by_name`, filled as there.
+        mode: How the kernel is executed.
+        trips: Trip counts of device loops in a dry launch.
+        keywords: Further keyword arguments as objects, equal on all ranks.
+
+    Raises:
+        NkwError: As for `launch_by_name`.
+    """
     ranks = read_rank_count()
     arguments_of_ranks = [call_of(arguments, mode, rank, ranks) for rank in range(ranks)]
     for _, named in arguments_of_ranks:
@@ -191,10 +219,21 @@ def launch_on(
     chip: Hardware | None = None,
     cores: int | None = None,
 ) -> Launch:
-    """Launch the plain function that `words` name on the (args, kwargs) of each rank, as `launch_by_name` does.
+    """Launch the plain function `kernel` with the (args, kwargs) of each rank; updates arrays that it writes.
 
-    Chip and physical cores of each rank are the environment's where they are None. Arrays that the kernel writes to are
-    updated in place.
+    Args:
+        kernel: The function.
+        words: Its name, for messages.
+        arguments_of_ranks: One (args, kwargs) per rank.
+        mode: How the kernel is executed.
+        trips: Trip counts of device loops in a dry launch.
+        chip: The chip; None is that of the environment.
+        cores: Physical cores of each rank; None is the number of the environment.
+
+    Raises:
+        InvalidArgument: The kernel does not take these arguments, or one of its assertions fails.
+        NoVerdict: The kernel's own code fails or ends the program, or memory does not suffice.
+        NkwError: The launch raised it, such as RuleViolation.
     """
     try:
         level = Level.resolve()
@@ -226,13 +265,14 @@ def launch_on(
 
 
 def _refused_call(words: str, why: str) -> InvalidArgument:
+    """Return the error that a kernel does not take the given arguments, and why."""
     return InvalidArgument("NKW-KERNEL-CALL", f"{words} does not take these arguments: {why}")
 
 
 def with_size(arguments: Sequence[str], name: str, size: int) -> list[str]:
-    """Replace the name of a size by its number, where it is a dim of a tensor or a whole argument.
+    """Return arguments as words, with `size` in the place of `name` where it is a dim of a tensor or a whole argument.
 
-    Raises InvalidArgument where the name stands in no argument.
+    Raises InvalidArgument if no argument has the name.
     """
     new_arguments = [_with_size(text, name, size) for text in arguments]
     if new_arguments == list(arguments):
@@ -244,6 +284,7 @@ def with_size(arguments: Sequence[str], name: str, size: int) -> list[str]:
 
 
 def _with_size(text: str, name: str, size: int) -> str:
+    """Return one argument with `size` in the place of `name`; unchanged if it does not have the name."""
     keyword = _KEYWORD.fullmatch(text)
     lead, value = (f"{keyword['name']}=", keyword["value"]) if keyword else ("", text)
     tensor = _TENSOR.fullmatch(value)
@@ -254,10 +295,11 @@ def _with_size(text: str, name: str, size: int) -> str:
 
 
 def callable_named(words: str) -> Callable[..., Any]:
-    """Return the kernel or function that FILE.py:NAME or MODULE:NAME names.
+    """Import the file or module of FILE.py:NAME or MODULE:NAME and return its function or kernel.
 
     Raises:
-        InvalidArgument: The name is not of this form, or the module or the function does not exist.
+        InvalidArgument: The text is not of this form, or the file, module or function does not exist.
+        NoVerdict: The file's code fails or ends the program while it is imported.
     """
     match = _NAMED.fullmatch(words)
     if match is None:
@@ -286,6 +328,10 @@ def callable_named(words: str) -> Callable[..., Any]:
 
 
 def _argument(text: str) -> Any:
+    """Return the argument of a word: a literal, or for a tensor an array that repeats one zero (strides 0).
+
+    Raises InvalidArgument for other words, unknown dtypes, sizes below 1, and arrays beyond any memory.
+    """
     tensor = _TENSOR.fullmatch(text)
     if tensor is None:
         try:
@@ -320,9 +366,16 @@ def _argument(text: str) -> Any:
 def call_of(
     texts: Sequence[str], mode: Mode = Mode.eager, rank: int = 0, ranks: int = 1
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments of words on one of `ranks` ranks, filled as `launch_by_name` does.
+    """Return one rank's (args, kwargs) from arguments as words, with tensors filled as `launch_by_name` describes.
 
-    Raises InvalidArgument for what is no argument.
+    Args:
+        texts: The words, some as NAME=ARGUMENT.
+        mode: The mode of the launch; in mode dry, tensors have a shape and no values.
+        rank: The rank, which seeds the random values.
+        ranks: The number of ranks, for `group`.
+
+    Raises:
+        InvalidArgument: A word is no argument, or a tensor does not fit into memory.
     """
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -339,7 +392,16 @@ def call_of(
 
 
 def _filled(text: str, seed: tuple[int, int], mode: Mode) -> Any:
-    """Return an argument, with random numbers if values are computed; `seed` is its position and its rank."""
+    """Return the argument of a word, and unless the mode is dry, with values: counting integers or normal floats.
+
+    Args:
+        text: The word.
+        seed: The argument's position and the rank.
+        mode: The mode of the launch.
+
+    Raises:
+        InvalidArgument: The word is no argument, or the tensor does not fit into memory.
+    """
     argument = _argument(text)
     if mode is Mode.dry or not isinstance(argument, np.ndarray):
         return argument
