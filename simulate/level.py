@@ -1,7 +1,8 @@
-"""Levels: which release of NKI a kernel is written for, and what each release has. Rules: which refusals hold.
+"""Levels and rules of a launch: the release of NKI that a kernel is written for, and the refusals that hold.
 
-A level decides what is accepted and what is deprecated. The table `FEATURES` has one row for each name or behaviour
-that a release added, deprecated or removed; code asks a level for a feature and compares no releases.
+A level is a release of NKI, 0.2 to 0.7; it decides what is accepted and what is deprecated. The table `FEATURES` has
+one row for each name or behaviour that a release added, deprecated or removed; code asks a level for a feature and
+compares no releases.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ RULES_VARIABLE = "NKI_RULES"
 
 
 class Level(NamedTuple):
-    """A release of NKI. Later releases are greater."""
+    """Release of NKI as (major, minor). Later releases are greater."""
 
     major: int
     minor: int
@@ -29,7 +30,10 @@ class Level(NamedTuple):
 
     @classmethod
     def resolve(cls, requested: Level | str | None = None) -> Level:
-        """Return a requested level, else that of NKI_LEVEL, else the newest.
+        """Return the requested level, else the level that NKI_LEVEL names, else the newest.
+
+        Args:
+            requested: A level, its name such as "0.6", or None or an empty text for the environment's.
 
         Raises:
             InvalidArgument: The level is unknown.
@@ -47,28 +51,28 @@ class Level(NamedTuple):
         return level
 
     def has(self, feature: str) -> bool:
-        """Return whether this release has a feature of the table."""
+        """Return whether this release has a feature; `feature` is a key of `FEATURES`."""
         row = FEATURES[feature]
         return row.since <= self and (row.until is None or self < row.until)
 
     def require(self, feature: str) -> None:
-        """Raise RuleViolation where this release does not have the feature."""
+        """Raise RuleViolation (NKW-LEVEL) if this release does not have the feature, a key of `FEATURES`."""
         exists_at_level(self, feature)
 
     def lack_of(self, feature: str) -> str:
-        """Return the sentence that this release does not have a feature."""
+        """Return a sentence for messages: this release lacks the feature, and from or until which release it exists."""
         row = FEATURES[feature]
         gone = row.until is not None and row.until <= self
         exists = f"until level {_before(row.until)}" if gone and row.until else f"from level {row.since} on"
         return f"{feature} exists {exists}; {LEVEL_VARIABLE} is {self}"
 
     def deprecates(self, feature: str) -> bool:
-        """Return whether this release deprecates a feature of the table."""
+        """Return whether this release deprecates a feature; `feature` is a key of `FEATURES`."""
         deprecated = FEATURES[feature].deprecated
         return deprecated is not None and deprecated <= self
 
     def notice(self, feature: str) -> None:
-        """Give a DeprecationWarning, at the line of the caller's caller, where this release deprecates the feature."""
+        """Give a DeprecationWarning, at the line of the caller's caller, if this release deprecates the feature."""
         if self.deprecates(feature):
             row = FEATURES[feature]
             warnings.warn(
@@ -86,9 +90,10 @@ _0_2, _0_3, _0_4, _0_5, _0_6, _0_7 = LEVELS
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A name or a behaviour: the first release with it, the first without it, the first that deprecates it.
+    """Row of `FEATURES`: the releases in which a name or a behaviour of NKI exists.
 
-    `instead` says what to write where a release deprecates it or does not have it.
+    since: the first release with the feature. until: the first without it, or None. deprecated: the first that
+    deprecates it, or None. instead: what to write where it is deprecated or missing.
     """
 
     since: Level = _0_2
@@ -176,15 +181,16 @@ def exists_at_level(level: Level, feature: str) -> None:
 
 
 def _before(level: Level) -> Level:
+    """Return the release before a level; the level must not be the oldest."""
     return LEVELS[LEVELS.index(level) - 1]
 
 
 class Rules(Enum):
-    """Which rules refuse a launch.
+    """Set of rules that end a launch which breaks them; broken rules outside the set are warnings.
 
-    chip: all that the chip or its compiler would refuse. simulator: those of the vendor's simulator, which checks no
-    capacity and no addresses, fills fresh tensors and takes undocumented arguments; the others become warnings of the
-    launch. Rules of `WARNED` are warnings under both.
+    chip: all rules that the chip or its compiler enforces. simulator: those of the vendor's simulator, which checks
+    no capacity and no addresses, fills fresh tensors and takes undocumented arguments. Rules of `WARNED` are warnings
+    under both.
     """
 
     chip = "chip"
@@ -192,7 +198,10 @@ class Rules(Enum):
 
     @classmethod
     def resolve(cls, requested: Rules | str | None = None) -> Rules:
-        """Return the requested rules, else those of NKI_RULES, else chip.
+        """Return the requested rules, else those that NKI_RULES names, else `Rules.chip`.
+
+        Args:
+            requested: Rules, their name "chip" or "simulator", or None or an empty text for the environment's.
 
         Raises:
             InvalidArgument: The rules are unknown.
@@ -209,7 +218,7 @@ class Rules(Enum):
             ) from None
 
     def refuse(self, code: str) -> bool:
-        """Return whether breaking the rule with this code ends the launch."""
+        """Return True if breaking the rule with this code ends the launch, False if it only gives a warning."""
         if code in WARNED:
             return False
         return self is Rules.chip or code not in CHIP_ONLY | UNDOCUMENTED
@@ -271,7 +280,10 @@ WARNED = frozenset(
 
 
 def choose(level: str | None = None, rules: str | None = None) -> None:
-    """Set level and rules of this process, in its environment. Raises InvalidArgument for unknown ones."""
+    """Set NKI_LEVEL and NKI_RULES in the environment of this process; None or an empty text leaves a variable.
+
+    Raises InvalidArgument for an unknown level or unknown rules.
+    """
     if level:
         os.environ[LEVEL_VARIABLE] = str(Level.resolve(level))
     if rules:

@@ -1,7 +1,7 @@
-"""Lines of the user's kernel: where they are, and the variable that they assign.
+"""Lines of the user's kernel in reports: their location, and the variable that the statement assigns.
 
-Names are read from the source when a report is made, so a launch that reports nothing pays nothing. Source that Python
-cannot show (`exec` of a string) has no variables.
+A line is a code object and a line number. Source is read when a report needs it, so a launch that reports nothing
+pays nothing. Source that Python cannot show (`exec` of a string) has no variables.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ _Span = tuple[int, int]
 
 
 def location(line: tuple[CodeType, int]) -> Location:
-    """Return the location of a line for reports; a path below the working directory is relative to it."""
+    """Return the location of a line: file, line number and function.
+
+    A path below the working directory is relative to it; a cell of a notebook is `In [36]`.
+    """
     code, number = line
     key = id(code), number, os.getcwd()
     known = _locations.get(key)
@@ -58,22 +61,26 @@ def _cell(filename: str) -> str:
 
 
 def assigned(line: tuple[CodeType, int]) -> str | None:
-    """Return what the statement at a line assigns: a variable, an attribute, an element, or the list it appends to.
+    """Return what the statement at a line assigns: a variable, attribute or element, or the list that it appends to.
 
-    Of `a, b = f(), g()` the line does not tell one: the name is `a or b`. None where the statement assigns nothing.
+    For `a, b = f(), g()` over one line, the name is `a or b`. Returns None if the statement assigns nothing, assigns
+    more than three targets, or cannot be read.
     """
     names = [name for span, name in _names(line[0]) if span[0] <= line[1] <= span[1]]
     return " or ".join(names) if 0 < len(names) <= _MOST_NAMES else None
 
 
 def named(line: tuple[CodeType, int] | None) -> str:
-    """Return what the statement at a line assigns, or an empty string if it assigns nothing or there is no line."""
+    """Return the name from `assigned`, or an empty string if there is no name or no line."""
     return (line is not None and assigned(line)) or ""
 
 
 @lru_cache(maxsize=512)
 def _names(code: CodeType) -> tuple[tuple[_Span, str], ...]:
-    """Return the names that the statements of a code object assign, with the lines of the assigned values."""
+    """Return the targets that the statements of a code object assign, each with the (first, last) lines of its value.
+
+    Targets are source text of at most 40 characters; `tiles.append(…)` counts as an assignment to `tiles`.
+    """
     names: list[tuple[_Span, str]] = []
     for node in inside(body_of(code) or _around(code)):
         if isinstance(node, ast.Assign):
@@ -86,7 +93,11 @@ def _names(code: CodeType) -> tuple[tuple[_Span, str], ...]:
 
 
 def _pairs(target: ast.expr, value: ast.expr, span: _Span) -> list[tuple[_Span, str]]:
-    """Yield the targets of an assignment; for `a, b = x, y` each target with the lines of its value."""
+    """Return ((first line, last line), target) for each target of an assignment.
+
+    For `a, b = x, y` each target has the lines of its own value; other tuple assignments, such as `a, b = f()`, give
+    none.
+    """
     if isinstance(target, (ast.Tuple, ast.List)):
         if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
             pairs = zip(target.elts, value.elts)
@@ -97,14 +108,14 @@ def _pairs(target: ast.expr, value: ast.expr, span: _Span) -> list[tuple[_Span, 
 
 
 def _appended_to(value: ast.expr) -> str:
-    """Return the name of the list of `tiles.append(…)`, or an empty string."""
+    """Return `tiles` for a call `tiles.append(…)`, or an empty string for any other expression."""
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "append":
         return getattr(value.func.value, "id", "")
     return ""
 
 
 def inside(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """Yield the nodes of statements in source order, without the bodies of nested functions and classes."""
+    """Yield the nodes of statements and below, in source order; bodies of nested functions and classes are left out."""
     pending = list(reversed(body))
     while pending:
         node = pending.pop()
@@ -114,7 +125,10 @@ def inside(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
 
 
 def body_of(code: CodeType) -> list[ast.AST]:
-    """Return the statements of a code object: of the function that begins on its first line, else of the module."""
+    """Return the statements of a code object's function or module, or an empty list if its source is not found.
+
+    A function is found by its name and first line.
+    """
     module = _module(code.co_filename)
     if module is None:
         return []
@@ -132,7 +146,10 @@ def body_of(code: CodeType) -> list[ast.AST]:
 
 
 def _around(code: CodeType) -> list[ast.AST]:
-    """Return the statements of the innermost function around a comprehension, a code object before Python 3.12."""
+    """Return the statements of the innermost function around a comprehension, a code object before Python 3.12.
+
+    Outside of functions these are the module's statements. Returns an empty list for any other code object.
+    """
     module = _module(code.co_filename)
     if module is None or code.co_name not in ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"):
         return []
@@ -147,6 +164,7 @@ def _around(code: CodeType) -> list[ast.AST]:
 
 @lru_cache(maxsize=64)
 def _module(file: str) -> ast.Module | None:
+    """Return the syntax tree of a file, or None if its source cannot be parsed."""
     try:
         return ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError):
@@ -154,4 +172,5 @@ def _module(file: str) -> ast.Module | None:
 
 
 def _lines(node: ast.expr | ast.stmt) -> _Span:
+    """Return the first and last line of a node."""
     return node.lineno, node.end_lineno or node.lineno

@@ -1,7 +1,8 @@
 """Options of the simulator's commands: one table by subject, from which each command has its rows.
 
-This module imports nothing that takes long, so that the help of a command does not wait for the simulator. A contract
-test compares the choices below with the names that the simulator knows.
+The functions `read_…` are argparse types: they convert the text of an option and raise ArgumentTypeError with a
+message for a wrong text. This module imports nothing that takes long, so that the help of a command does not wait for
+the simulator. A contract test compares the choices below with the names that the simulator knows.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 class Sweep(NamedTuple):
-    """The values of a named size, ascending."""
+    """Values that `--sweep NAME=N,N` gives a named size; `sizes` are distinct and ascending."""
 
     name: str
     sizes: tuple[int, ...]
 
 
 def read_sweep(text: str) -> Sweep:
-    """Return the sweep of NAME=N,N. Raises ArgumentTypeError for another text."""
+    """Return the sweep of NAME=N,N, with 1 to 64 sizes of 1 or more. Raises ArgumentTypeError for another text."""
     match = re.fullmatch(r"([A-Za-z_]\w*)=([0-9]{1,9}(?:,[0-9]{1,9})*)", text, re.ASCII)
     sizes = sorted({int(size) for size in match[2].split(",")}) if match else []
     if match is None or not sizes[0] or len(sizes) > MAX_SIZES:
@@ -43,36 +44,46 @@ def read_sweep(text: str) -> Sweep:
 
 
 def _digits(text: str, max_digits: int, least: int, refusal: str) -> int:
-    """Return a number of ASCII digits. Raises ArgumentTypeError, with a refusal, for other text and below `least`."""
+    """Return the number that a text of ASCII digits has.
+
+    Args:
+        text: The text.
+        max_digits: The largest number of digits.
+        least: The smallest number.
+        refusal: The end of the message, after the quoted text.
+
+    Raises:
+        ArgumentTypeError: The text is another text, too long, or a number below `least`.
+    """
     if not (text.isascii() and text.isdecimal() and len(text) <= max_digits and int(text) >= least):
         raise argparse.ArgumentTypeError(f"{text!r:.40} {refusal}")
     return int(text)
 
 
 def read_rank_count(text: str) -> int:
-    """Return a number of ranks."""
+    """Return a number of ranks, 1 to 999. Raises ArgumentTypeError for another text."""
     return _digits(text, 3, 1, "is no number of ranks; give 1 to 999")
 
 
 def read_count(text: str) -> int:
-    """Return a count of trials or processes."""
+    """Return a count of trials or processes, 1 or more. Raises ArgumentTypeError for another text."""
     return _digits(text, 7, 1, "is no count; give 1 or more")
 
 
 def read_seed(text: str) -> int:
-    """Return a seed."""
+    """Return a seed, 0 or more, of at most nine digits. Raises ArgumentTypeError for another text."""
     return _digits(text, 9, 0, "is no seed; give 0 or more")
 
 
 def read_repetitions(text: str) -> int:
-    """Return how many times a launch is executed again."""
+    """Return how many times a launch is executed again, 0 or more. Raises ArgumentTypeError for another text."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a count; give an integer of 0 or more")
     return int(text)
 
 
 def read_trips(text: str) -> tuple[int, ...]:
-    """Return the trip counts of N,N. Raises ArgumentTypeError for another text."""
+    """Return the trip counts of N or N,N, each 0 or more. Raises ArgumentTypeError for another text."""
     counts = text.split(",")
     if not all(count.isascii() and count.isdecimal() and len(count) < 10 for count in counts):
         raise argparse.ArgumentTypeError(f"{text!r:.40} is no list of counts; give N or N,N")
@@ -80,7 +91,7 @@ def read_trips(text: str) -> tuple[int, ...]:
 
 
 def read_percentage(text: str) -> Fraction:
-    """Return 1/50 of 2%. Raises ArgumentTypeError for another text."""
+    """Return a percentage as a fraction, such as 1/50 for 2%. Raises ArgumentTypeError for another text."""
     match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,9})?)%", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r:.40} is no percentage; give for example 2%")
@@ -88,7 +99,10 @@ def read_percentage(text: str) -> Fraction:
 
 
 def read_bytes(text: str) -> int:
-    """Return a size of memory in bytes, such as 2**33 of 8G. Raises ArgumentTypeError for another text."""
+    """Return a size of memory in bytes, such as 2**33 for 8G; K, M, G and T are powers of 1024.
+
+    Raises ArgumentTypeError for another text, and for sizes below 1 MiB or from 2**60 bytes on.
+    """
     match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,3})?)([kmgt]?)i?b?", text, re.ASCII | re.IGNORECASE)
     size = int(float(match[1]) * _UNITS.get(match[2].lower(), 1)) if match else 0
     if not 2**20 <= size < 2**60:

@@ -1,7 +1,8 @@
 """The pytest plugin: options for target, backend and checks, the fixtures `check_kernel` and `nki_budget`, and markers.
 
-It is registered as an entry point, so every pytest run of an environment with this package loads it. It imports pytest
-alone; the simulator and numpy are loaded by the first test that asks for a fixture, or by `--nki-backend`.
+A target is a chip by name, such as trn2. The plugin is registered as an entry point, so every pytest run of an
+environment with this package loads it. It imports pytest alone; the simulator and numpy are loaded by the first test
+that asks for a fixture, or by `--nki-backend`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _INI = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options, each with an entry of the same name in the configuration file."""
+    """Add the command-line options; all but --nki-artifacts are settings of the configuration file too."""
     group = parser.getgroup("nki", "NKI kernels")
     group.addoption(
         "--nki-target",
@@ -52,7 +53,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers, refuse unknown names, and bind `nki` if that was asked for."""
+    """Register the markers, set NKI_LEVEL and NKI_RULES, and bind `nki` if a backend is requested.
+
+    The two variables get their former values when pytest ends. Raises UsageError for an unknown target, check,
+    backend, level or rules, and for a backend that cannot be bound.
+    """
     config.addinivalue_line(
         "markers",
         "nki_targets(*targets): run a test that uses nki_target or check_kernel on each of these chips",
@@ -89,7 +94,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _restore(before: Mapping[str, str | None]) -> None:
-    """Take back what the options chose in the environment."""
+    """Set environment variables to the values in `before`; None removes the variable."""
     for name, value in before.items():
         os.environ.pop(name, None)
         if value is not None:
@@ -97,7 +102,12 @@ def _restore(before: Mapping[str, str | None]) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test once for each of its targets."""
+    """Run a test that uses the fixture `nki_target` once for each of its targets.
+
+    The targets are those of the marker `nki_targets`, else the target of the marker `nki_budget`, else --nki-target,
+    else the environment's. Targets of a marker that --nki-target leaves out are dropped; if none remains the test is
+    skipped. Raises UsageError for an unknown target.
+    """
     if "nki_target" not in metafunc.fixturenames:
         return
     marker = metafunc.definition.get_closest_marker("nki_targets")
@@ -121,7 +131,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse the marker nki_budget on a test that does not use the fixture."""
+    """Raise UsageError if a test has the marker nki_budget and does not use the fixture of that name."""
     for item in items:
         if item.get_closest_marker("nki_budget") and "nki_budget" not in getattr(item, "fixturenames", ()):
             raise pytest.UsageError(
@@ -131,7 +141,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
-    """Show the frames of the test and its kernels, not those of the simulator (NKW_TRACEBACK=full shows all)."""
+    """Remove the simulator's frames from the traceback of a failed test (NKW_TRACEBACK=full keeps them)."""
     if call.excinfo is None or "nkw.errors" not in sys.modules:
         return
     from simulate.tracebacks import trim_traceback
@@ -146,7 +156,10 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
 def nki_budget(
     nki_target: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> BudgetChecker:
-    """Return a checker with the budget of the test's marker `nki_budget`: see `simulate.testing.BudgetChecker`."""
+    """Return a `BudgetChecker` (simulate.testing) with the budget in the test's marker `nki_budget`.
+
+    Skips the test if `nki` is the vendor's package. Raises InvalidArgument without the marker or for a wrong budget.
+    """
     from nkw.errors import InvalidArgument
     from simulate.bind import install
     from simulate.testing import Budget, BudgetChecker
@@ -164,7 +177,7 @@ def nki_budget(
 def check_kernel(
     nki_target: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> KernelChecker:
-    """Return a checker of kernels on `nki_target`: see `simulate.testing.KernelChecker`."""
+    """Return a `KernelChecker` (simulate.testing), which compares kernels with references on `nki_target`."""
     from simulate.bind import install
     from simulate.testing import CheckLevel, KernelChecker
 
@@ -175,7 +188,10 @@ def check_kernel(
 
 
 def _folder(node: pytest.Item, temporary: pytest.TempPathFactory) -> Path:
-    """Create a folder for the files of one failure, named after the test."""
+    """Return a folder for the files of one failure, named after the test.
+
+    With --nki-artifacts it is a new name below that folder, not created yet; otherwise a new temporary folder.
+    """
     name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in node.name)
     chosen = node.config.getoption("nki_artifacts")
     if chosen is None:
@@ -188,15 +204,17 @@ def _folder(node: pytest.Item, temporary: pytest.TempPathFactory) -> Path:
 
 
 def _option(config: pytest.Config, name: str) -> str:
-    """Return an option of the command line, else of the configuration file, else an empty string."""
+    """Return an option's text from the command line, else from the configuration file, else an empty string."""
     return str(config.getoption(name) or config.getini(name) or "")
 
 
 def _listed(text: str | None) -> list[str]:
+    """Return the words of a text that are separated by spaces or commas; none for None."""
     return (text or "").replace(",", " ").split()
 
 
 def _known(targets: list[str], where: str) -> None:
+    """Raise UsageError for a target that names no chip; `where` is the option or marker, for the message."""
     for target in targets:
         if target not in TARGETS:
             raise pytest.UsageError(f"{where}: {target} is not a target; known are {', '.join(TARGETS)}")

@@ -16,7 +16,16 @@ from simulate.tracebacks import print_user_traceback
 
 
 def run_script(options: argparse.Namespace, raises: bool = False) -> int:
-    """Run the script; an NkwError of its kernels is printed, or passed on with `raises`."""
+    """Run the script of a command as `__main__`, with `nki` bound to the simulator, and return an exit status.
+
+    The status is 0 at the script's end, and 2 if the script is no file or the options are refused. If one of its
+    kernels raises an NkwError it is 1, or 3 if the kernel's code ended the program. Messages are printed. Other
+    exceptions of the script are raised.
+
+    Args:
+        options: The parsed command line.
+        raises: Whether an NkwError is raised instead of printed.
+    """
     from nkw.errors import LONGEST_PATH, NkwError, shown
     from nkw.files import is_file
     from simulate.kernel_by_name import folder_of, importing_from
@@ -46,10 +55,18 @@ def run_script(options: argparse.Namespace, raises: bool = False) -> int:
 
 
 def run_script_or_kernel(options: argparse.Namespace, computes: bool = False, raises: bool = False) -> int:
-    """Run the script, or launch FILE.py:KERNEL or MODULE:KERNEL with the arguments that follow.
+    """Run a command's script, or launch its kernel by name (FILE.py:KERNEL or MODULE:KERNEL); returns an exit status.
 
-    A kernel is launched dry unless `computes`. With `raises`, what a kernel's rules refuse is not printed but raised.
-    Raises NoVerdict where the code of a kernel by name fails or ends.
+    The status is 0 for success, 1 for a kernel that the rules refuse, 2 for a wrong argument or option, or a missing
+    file; refusals are printed. For a script see `run_script`.
+
+    Args:
+        options: The parsed command line.
+        computes: Whether a kernel by name computes values; otherwise its launch is dry.
+        raises: Whether a refusal by the rules is raised instead of printed.
+
+    Raises:
+        NoVerdict: The code of a kernel by name fails or ends the program.
     """
     from nkw.errors import InvalidArgument, NkwError, NoVerdict
     from simulate.kernel_by_name import InstructionCount, launch_by_name, names_a_kernel
@@ -80,9 +97,14 @@ def run_script_or_kernel(options: argparse.Namespace, computes: bool = False, ra
 
 
 def run_to_its_end(options: argparse.Namespace) -> int:
-    """Run the script or the kernel; launches before an early end are reported as well.
+    """Run the script or launch the kernel of a command, so that launches before an early end can be reported as well.
 
-    Returns its exit status; 1 with the script's traceback on stderr where an error ended it.
+    Returns:
+        The exit status of `run_script_or_kernel`, or the one that the script gave to `sys.exit`. It is 1 if an
+        exception ended the script, whose traceback is printed, and if `sys.exit` got a text, which is printed.
+
+    Raises:
+        NoVerdict: The code of a kernel by name fails or ends the program.
     """
     from nkw.errors import NkwError
 
@@ -101,7 +123,11 @@ def run_to_its_end(options: argparse.Namespace) -> int:
 
 
 def bound(options: argparse.Namespace) -> bool:
-    """Choose chip, level, rules and ranks, and bind `nki`; prints what is refused."""
+    """Apply the command's chip, overlay, level, rules and ranks to this process, and bind `nki` to the simulator.
+
+    Prints the target. Returns False, after printing why, if one of them is refused, or if a module of the script has
+    the name of a package of this project.
+    """
     from nkw.errors import NkwError
     from nkw.targets import TARGET_VARIABLE
     from simulate.bind import install

@@ -1,4 +1,4 @@
-"""Modules of a user that have the name of a package of this project, so that one of the two hides the other."""
+"""Check for modules of a user that have the name of a package of this project, so that one hides the other."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 
 def check_names(words: str, folder: Path) -> None:
-    """Raise InvalidArgument where a script imports a module that has the name of a package of this project.
+    """Raise InvalidArgument if a script imports a file that has the name of a package of this project.
 
-    `words` name the script, FILE.py:KERNEL or MODULE:KERNEL, whose module imports from `folder` first, and from the
-    working folder where that is on Python's path. Modules there that it imports are looked at as well; a module that
-    nothing imports hides nothing.
+    Modules that the script imports from `folder` or the working folder are searched in turn; a file that nothing
+    imports hides nothing.
+
+    Args:
+        words: The script, or FILE.py:KERNEL or MODULE:KERNEL.
+        folder: The folder from which it imports first; the working folder follows if it is on Python's path.
     """
     working_folder = Path.cwd()
     folders = [folder, *([working_folder] if not {"", str(working_folder)}.isdisjoint(sys.path) else [])]
@@ -43,13 +46,13 @@ def check_names(words: str, folder: Path) -> None:
 
 
 def _find_module(name: str, folders: Sequence[Path]) -> Path | None:
-    """Return the file of a module in the first folder that has it; a package comes before a module."""
+    """Return the file of a top-level module in the first folder that has it, or None; packages come first."""
     paths = (file for folder in folders for file in (folder / name / "__init__.py", folder / f"{name}.py"))
     return next((file for file in paths if is_file(file)), None)
 
 
 def _imported(file: Path) -> Iterator[str]:
-    """Return the top-level names of the modules that a file imports absolutely."""
+    """Yield the top-level names of the modules that a file imports absolutely; none if it cannot be read or parsed."""
     with suppress(
         OSError, SyntaxError, ValueError, RecursionError
     ):  # what runs the file says what is wrong with it

@@ -23,9 +23,11 @@ _COMMANDS = PACKAGE + "cli.py"
 
 
 def trim_traceback(error: BaseException) -> TracebackType | None:
-    """Return the traceback of an error without frames of this package, or unchanged if the user asked for all.
+    """Return the traceback of an error without frames of the simulator.
 
-    None where the module that runs scripts could not start one: an error of syntax names its line itself.
+    It is unchanged if NKW_TRACEBACK is "full", if no frame of the user is left, and for an exception other than an
+    NkwError that began in the simulator. It is None if a script could not be started, as with a SyntaxError, which
+    names its line.
     """
     full_trace = error.__traceback__
     frames = []
@@ -48,28 +50,29 @@ def trim_traceback(error: BaseException) -> TracebackType | None:
 
 
 def _commands(frames: Sequence[TracebackType]) -> int:
-    """Return how many of the first frames lead to the command that runs a script; 0 if a script runs itself."""
+    """Return how many of the outermost frames belong to the command that runs a script; 0 if no command runs it."""
     entered = [index for index, frame in enumerate(frames) if frame.tb_frame.f_code.co_filename == _COMMANDS]
     return entered[-1] + 1 if entered else 0
 
 
 def _is_ours(trace: TracebackType) -> bool:
-    """Return whether a frame belongs to this package, or to the module that runs scripts for it."""
+    """Return whether a traceback entry is code of the simulator, of `nkw`, or of Python's `runpy`."""
     return trace.tb_frame.f_code.co_filename.startswith(PACKAGES) or _runs_scripts(trace)
 
 
 def _runs_scripts(trace: TracebackType) -> bool:
+    """Return whether a traceback entry is code of Python's `runpy`, which runs scripts."""
     file = trace.tb_frame.f_code.co_filename
     return file.startswith("<frozen runpy") or file == runpy.__file__
 
 
 def print_user_traceback(error: BaseException) -> None:
-    """Print an error on stderr with its traceback of user frames."""
+    """Print an error on stderr with its traceback, without frames of the simulator (see `trim_traceback`)."""
     traceback.print_exception(type(error), error, trim_traceback(error))
 
 
 def show_user_frames() -> None:
-    """Let plain Python and IPython print tracebacks without frames of this package; a second call changes nothing."""
+    """Let Python and IPython print uncaught errors without frames of the simulator, in this process; idempotent."""
     before = sys.excepthook
     if getattr(before, "__module__", None) != __name__:
 
@@ -86,6 +89,6 @@ def show_user_frames() -> None:
 def _in_a_notebook(
     shell: Any, error_class: type[BaseException], error: BaseException, trace: Any, **_: Any
 ) -> None:
-    """Print an error as IPython does, with the frames of the user only."""
+    """Show an error in IPython without frames of the simulator; a handler for `set_custom_exc`."""
     kept = trim_traceback(error)
     shell.showtraceback((error_class, error.with_traceback(kept), kept), tb_offset=1)

@@ -1,4 +1,7 @@
-"""The vendor's Python packages: from which version on one is genuine, and not a placeholder of the public index."""
+"""The vendor's Python packages: the versions from which on each is genuine.
+
+The public index has placeholders of the same names with lower versions, whose import fails.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,10 @@ https://awsdocs-neuron.readthedocs-hosted.com/en/latest/frameworks/torch/about/i
 
 
 def numbers(version: str) -> Version:
-    """Return the first two numbers of a version: (2, 31) for 2.31.7.0."""
+    """Return the first two numbers of a version, such as (2, 31) for 2.31.7.0; an empty tuple if it has none."""
     return tuple(int(number) for number in re.findall(r"\d{1,9}", version.split("+")[0])[:2])
 
 
 def is_genuine(package: str, version: str) -> bool:
-    """Return whether a package's version is not that of a placeholder; True for packages without placeholders."""
+    """Return whether a version of a package is no placeholder's; True for packages that have no placeholder."""
     return numbers(version) >= FIRST_GENUINE.get(package, ())

@@ -1,4 +1,8 @@
-"""Launching a kernel on the ranks of a world: all in this process, or each in one of its own."""
+"""Launches of kernels on the ranks of a world: all ranks in this process, or each in a process of its own.
+
+A rank is one logical core with its own arguments; it has one or two physical cores. Mode replay runs the recorded
+program of an earlier launch on new arrays (`simulate.replay`).
+"""
 
 from __future__ import annotations
 
@@ -42,20 +46,35 @@ def launch(
     config: tuple[object, bool] = (None, False),
     trips: int | Sequence[int] = (),
 ) -> Launch:
-    """Run `kernel`, a plain function of the NKI language, once per rank with that rank's (args, kwargs).
+    """Run a kernel once per rank, each with its own arguments, and return the record of the launch.
 
-    `logical_core_size` is the number of physical cores of each rank (LNC). With `peers`, this process has one rank;
-    `peers` are the processes of the other ranks, which launch the same kernel. Values exist when the call returns;
-    arrays that a kernel writes to are updated in place. `replay` has the options of mode replay (default: those of the
-    environment), `replays` the cache of its programs (default: that of the process). `level` and `rules` decide what is
-    accepted (default: NKI_LEVEL and NKI_RULES, else the newest level and the rules of the chip). `config` is that of a
-    jitted kernel: what nested kernels are held against, and whether they may differ. `trips` are the trip counts of
-    device loops over registers in mode dry: one per loop in the order they are reached first, the last for all others.
-    Without trip counts, a dry launch follows registers whose values it knows: constants, and integers in arguments that
-    are given as arrays.
+    Values exist when the call returns; arrays that the kernel writes to are updated in place.
 
-    Raises what the kernel raises, RuleViolation for a broken rule (also where live tiles exceed SBUF or PSUM),
-    Deadlock, RendezvousMismatch, and ReplayMismatch where replays are verified.
+    Args:
+        kernel: A plain function of the NKI language.
+        arguments: (args, kwargs) of each rank of this process.
+        chip: The record of the chip; None is the environment's.
+        logical_core_size: Physical cores of each rank (LNC), 1 or 2.
+        mode: How the kernel is executed. Mode replay is eager if an observer watches instructions.
+        has_grid: Whether the kernel was called with a grid.
+        peers: The processes of the other ranks, which launch the same kernel; this process then has one rank. None if
+            all ranks are in this process.
+        replay: Options of mode replay; None is the environment's.
+        replays: The cache of programs for mode replay; None is the process's.
+        level: The release of NKI; None is that of NKI_LEVEL, else the newest.
+        rules: The rules that refuse a launch; None is those of NKI_RULES, else the chip's.
+        config: The compile configuration, and whether nested kernels may have another one.
+        trips: Trip counts of device loops over registers in mode dry, in the order in which loops are reached first;
+            the last count is for all further loops. Without counts, a dry launch follows registers with known values:
+            constants, and integers in array arguments.
+
+    Raises:
+        RuleViolation: A rule is broken, or live tiles exceed SBUF or PSUM.
+        Deadlock: Cores wait for each other.
+        RendezvousMismatch: The members of a rendezvous disagree.
+        ReplayMismatch: A verified replay differs from the eager launch.
+        InvalidArgument: An argument, the number of ranks or an option is out of range.
+        Exception: Any error of the kernel.
     """
     check_world(len(arguments))
     chip = chip or target_hardware()
@@ -90,6 +109,7 @@ def launch(
 
 
 def _replayed(request: LaunchRequest, options: ReplayOptions | None, replays: ReplayCache | None) -> Launch:
+    """Run a request in mode replay; None is the environment's options, and the process's cache."""
     from simulate.replay import ReplayOptions, replay_or_record  # most processes replay nothing
 
     return replay_or_record(
@@ -98,6 +118,7 @@ def _replayed(request: LaunchRequest, options: ReplayOptions | None, replays: Re
 
 
 def _checked_trips(trips: int | Sequence[int]) -> tuple[int, ...]:
+    """Return one or several trip counts as a tuple. Raises InvalidArgument unless all are ints of 0 or more."""
     counts = tuple(trips) if isinstance(trips, Sequence) else (trips,)
     if any(type(count) is not int or count < 0 for count in counts):
         raise InvalidArgument("NKW-TRIPS", f"trips={counts}; a trip count is a Python int of 0 or more")
@@ -105,7 +126,12 @@ def _checked_trips(trips: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def expect_kernel(who: str, kernel: Any) -> None:
-    """Raise InvalidArgument where `who` was given something else than a kernel, such as the streams of a launch."""
+    """Raise InvalidArgument if `kernel` is not callable, such as the streams of a launch.
+
+    Args:
+        who: The name of the function that got it, for the message.
+        kernel: Its first argument.
+    """
     if not callable(kernel):
         raise InvalidArgument(
             "NKW-KERNEL",
@@ -124,7 +150,7 @@ def process_replays() -> ReplayCache:
 
 @contextmanager
 def replaying(replays: ReplayCache) -> Iterator[None]:
-    """Let launches outside a World use `replays` inside a `with` block."""
+    """Let launches in mode replay outside of any World use the cache `replays` inside a `with` block."""
     process_replays()
     _replays.append(replays)
     try:
@@ -134,7 +160,10 @@ def replaying(replays: ReplayCache) -> Iterator[None]:
 
 
 class World:
-    """Ranks that run the same kernels together, each with its own arguments, and the programs of their replays."""
+    """Ranks of one chip that run the same kernels together, each rank with its own arguments.
+
+    A world has its own cache of programs for mode replay.
+    """
 
     def __init__(
         self,
@@ -146,14 +175,19 @@ class World:
         level: Level | str | None = None,
         rules: Rules | str | None = None,
     ) -> None:
-        """Create a world of `ranks` ranks of the chip `target`.
+        """Create a world whose ranks are all in this process.
 
-        `replay` has the options of mode replay; the default is those of the environment. `replays` is a cache that
-        several worlds share; by default a world has its own. `level` and `rules` are those of its launches, as for
-        `launch`.
+        Args:
+            target: The chip, such as "trn2"; None is the environment's.
+            ranks: The number of ranks.
+            logical_core_size: Physical cores of each rank, 1 or 2.
+            replay: Options of mode replay; None is the environment's.
+            replays: A cache of programs that several worlds share; None is a new one.
+            level: The release of NKI for its launches; None is the environment's at each launch.
+            rules: The rules of its launches; None is the environment's at each launch.
 
         Raises:
-            InvalidArgument: The chip is unknown, or a number is out of range.
+            InvalidArgument: Chip, level or rules are unknown, or a number is out of range.
         """
         check_world(ranks)
         self.hardware = target_hardware(target, logical_core_size)
@@ -168,7 +202,7 @@ class World:
 
     @property
     def replays(self) -> ReplayCache:
-        """The cache of this world's launches in mode replay, with its report."""
+        """Cache of this world's programs for mode replay, with its report; created on first use."""
         if self._replays is None:
             from simulate.replay import ReplayCache
 
@@ -182,8 +216,11 @@ class World:
         """Return the world whose ranks are the processes that torchrun started; this process has one of them.
 
         `launch` then takes the arguments of this process's rank only, and returns its outputs only. Every process has
-        to make or `skip` the same launches in the same order. Raises InvalidArgument outside of torchrun, Unsupported
-        without torch.
+        to make or `skip` the same launches in the same order.
+
+        Raises:
+            InvalidArgument: The process was not started by torchrun, or the chip is unknown.
+            Unsupported: torch is not installed.
         """
         world = cls(target, 1, logical_core_size, replay)
         world._peers = Processes.join()
@@ -196,22 +233,32 @@ class World:
 
     @property
     def rank(self) -> int:
-        """The first rank of this process: 0 unless every rank has a process of its own."""
+        """First rank of this process: 0 unless every rank has a process of its own."""
         return 0 if self._peers is None else self._peers.rank
 
     @property
     def size(self) -> int:
-        """The number of ranks in all processes."""
+        """Number of ranks in all processes."""
         return self.ranks if self._peers is None else self._peers.ranks
 
     def skip(self) -> None:
-        """Take no part in a launch of other processes' ranks; launches are counted alike in all of them."""
+        """Take no part in the next launch, which other processes make, but count it, so that launches stay paired.
+
+        Does nothing if all ranks are in this process.
+        """
         if self._peers is not None:
             with self._peers.launch():
                 pass
 
     def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the arrays of all ranks, in order; `arrays` has one for each rank of this process."""
+        """Return the arrays of all ranks, in order of rank; with several processes, they are exchanged between them.
+
+        Args:
+            arrays: One array for each rank of this process.
+
+        Raises:
+            InvalidArgument: The number of arrays is not the number of ranks.
+        """
         if len(arrays) != self.ranks:
             raise InvalidArgument(
                 "NKW-WORLD",
@@ -226,9 +273,17 @@ class World:
         mode: Mode = Mode.eager,
         trips: int | Sequence[int] = (),
     ) -> Launch:
-        """Launch a kernel (jitted or plain) on every rank; `arguments` has one (args, kwargs) per rank.
+        """Launch a kernel, jitted or plain, on every rank of this world and return the record of the launch.
 
-        `trips` are the trip counts of device loops in mode dry, as for `launch`.
+        Args:
+            kernel: The kernel.
+            arguments: One (args, kwargs) for each rank of this process; arrays are updated in place.
+            mode: How the kernel is executed.
+            trips: Trip counts of device loops in mode dry, see `simulate.launch`.
+
+        Raises:
+            InvalidArgument: The number of arguments is not the number of ranks.
+            NkwError: As for `simulate.launch`.
         """
         if len(arguments) != self.ranks:
             raise InvalidArgument(
