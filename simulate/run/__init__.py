@@ -1,4 +1,4 @@
-"""Execution of kernels: launch, issue, stream, core scheduler and rendezvous."""
+"""Execution of kernels: launches, issue of instructions, instruction streams, the core scheduler and rendezvous."""
 
 from simulate.run.environment import target_hardware
 from simulate.run.launch import Launch

@@ -1,4 +1,8 @@
-"""Conversion of kernel arguments to HBM tensors and of return values to arrays, without copies where possible."""
+"""Conversion of kernel arguments to HBM tensors and of return values to arrays, without copies where possible.
+
+`simulate.run.launcher` makes one `Arguments` for each rank of a launch. The functions for leaves serve nested tuples,
+lists and dicts, in which kernels take and return tensors.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +31,11 @@ from simulate.run.machine import Rank
 
 
 class Arguments:
-    """Converter of the arguments of one rank to tensors, and of the kernel's return value to arrays.
+    """Converter of one rank's arguments to HBM tensors, and of the kernel's return value to arrays.
 
     Tensors share the memory of arrays, so the caller sees writes of the kernel. An array that is not contiguous or is
-    stored in another dtype is copied; `write_back` updates it.
+    stored in another dtype is copied; `write_back` copies the bytes back. `torch_seen` tells whether an argument was
+    a torch tensor. A dry launch gives tensors no bytes.
     """
 
     def __init__(self, rank: Rank, storage_dtype: Callable[[DType], DType], dry: bool) -> None:
@@ -42,16 +47,18 @@ class Arguments:
         self.torch_seen = False
 
     def to_tensors(self, value: Any, name: str = "") -> Any:
-        """Return a kernel argument with an HBM tensor for every NumPy array and torch tensor in it.
+        """Return a kernel argument with an HBM tensor in the place of every NumPy array and torch tensor in it.
 
-        Tuples, lists, dicts and objects are searched; everything else is unchanged.
+        Tuples, lists, dicts and the attributes of dataclasses and NKIObjects are searched. A container without arrays
+        is returned itself, one with arrays as a new container. The same array gives the same tensor.
 
         Args:
             value: The argument.
-            name: The parameter, which messages and the tensor get as a name.
+            name: The parameter, which becomes the tensor's name in messages.
 
         Raises:
             InvalidArgument: An array has no elements, or a dtype that the chip does not have.
+            RuleViolation: An array is int64 and the launch's level does not have int64.
         """
         if isinstance(value, np.ndarray):
             return self._tensor(value, value, dtype_of, name)
@@ -73,7 +80,7 @@ class Arguments:
         return value
 
     def _object(self, value: Any, name: str) -> Any:
-        """Return a copy of an object with tensors for its arrays; the object itself if it has no arrays."""
+        """Return a copy of an object with tensors for the arrays in its attributes; without arrays, the object."""
         attributes = getattr(value, "__dict__", {})
         converted = {
             key: self.to_tensors(attribute, f"{name}.{key}") for key, attribute in attributes.items()
@@ -87,7 +94,11 @@ class Arguments:
     def _torch_tensor(self, value: Any, name: str) -> NkiTensor:
         """Return the HBM tensor of a torch tensor.
 
-        float8_e4m3fn becomes float8_e4m3 on chips that multiply only that dtype, as on their hosts.
+        The dtype float8_e4m3fn becomes float8_e4m3 on chips that multiply only the latter, as the vendor's hosts
+        convert it.
+
+        Raises:
+            InvalidArgument: The torch tensor has a dtype or a device that the simulator cannot use.
         """
         try:
             array, packed = from_torch(value)
@@ -102,6 +113,17 @@ class Arguments:
     def _tensor(
         self, key: Any, array: np.ndarray, dtype_for: Callable[[np.ndarray], DType], name: str
     ) -> NkiTensor:
+        """Return the HBM tensor over an array, the same one for the same `key`, and add it to the rank's tensor table.
+
+        Args:
+            key: The caller's array or torch tensor.
+            array: The NumPy array with its bytes.
+            dtype_for: Returns the NKI dtype of the array; not called for int64.
+            name: The parameter, for messages.
+
+        Raises:
+            InvalidArgument: The array has no elements, or a dtype that the chip does not have.
+        """
         known = self._tensors.get(id(key))
         if known is not None:
             return known[1]
@@ -136,7 +158,7 @@ class Arguments:
         return tensor
 
     def _note_overflow(self, array: np.ndarray, stored: np.ndarray, name: str) -> None:
-        """Warn if elements of a float8_e4m3fn argument become infinite as float8_e4m3."""
+        """Append a warning of the launch if elements of a float8_e4m3fn argument become infinite as float8_e4m3."""
         if array.dtype != ml_dtypes.float8_e4m3fn or stored.dtype != ml_dtypes.float8_e4m3:
             return
         beyond = int(np.count_nonzero(np.isinf(stored)))  # float8_e4m3fn has no infinity
@@ -147,26 +169,30 @@ class Arguments:
             )
 
     def _int64(self) -> DType:
+        """Return the dtype int64. Raises RuleViolation if the launch's level does not have it."""
         self._rank.level.require("nl.int64")
         return int64
 
     def to_arrays(self, value: Any) -> Any:
-        """Return a kernel's return value with an array for every tensor in it.
+        """Return a kernel's return value with an array, or torch tensor if an argument was one, for every tensor.
 
-        The arrays are torch tensors if an argument was one.
+        An argument that is returned as a whole is the caller's array. Arrays of a dry launch are zeros. A partly
+        written output gives a warning of the launch.
 
         Raises:
-            RuleViolation: A returned tensor is on chip, or was never written.
+            RuleViolation: A returned tensor is on chip or was never written, and the launch's rules refuse it.
         """
         return map_leaves(self._to_array, value)
 
     def _to_array(self, value: Any) -> Any:
+        """Return the array or torch tensor of a returned tensor, any other object unchanged."""
         if not isinstance(value, NkiTensor):
             return value
         array = self._array(value)
         return to_torch(array) if self.torch_seen else array
 
     def _array(self, tensor: NkiTensor) -> np.ndarray:
+        """Return the NumPy array of a returned tensor; see `to_arrays`."""
         _check_output(self._rank, output_in_hbm, tensor)
         if self._dry:
             zeros = np.zeros(
@@ -195,7 +221,7 @@ class Arguments:
 
     @property
     def converts(self) -> bool:
-        """Whether an array is stored with other bytes, so that a replay could not bind another array."""
+        """Whether a replay could not bind another array: an argument's element size or float8 dtype is converted."""
         return any(
             array.dtype.itemsize != stored.dtype.itemsize
             or array.dtype == ml_dtypes.float8_e4m3fn != stored.dtype
@@ -203,11 +229,11 @@ class Arguments:
         )
 
     def storages(self) -> list[Storage]:
-        """Return the storages of the arrays, in the order of the arguments."""
+        """Return the storages of the argument arrays, each once, in the order of the arguments."""
         return [tensor.storage for _, tensor in self._tensors.values()]
 
     def write_back(self) -> None:
-        """Copy the bytes of copied arrays back to the arrays of the caller that are writable."""
+        """Copy the contents of converted copies back into the caller's arrays, except into read-only ones."""
         for array, stored, _ in self._copies:
             if array.flags.writeable:
                 array[...] = stored.astype(array.dtype)
@@ -228,13 +254,14 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def list_leaves(tree: Any) -> list[Any]:
-    """Return the leaves of a tree of nested tuples, lists and dicts, in order."""
+    """Return the leaves of a tree of nested tuples, lists and dicts, in order: every object that is none of these."""
     leaves: list[Any] = []
     map_leaves(leaves.append, tree)
     return leaves
 
 
 def _are_identical(objects: Iterable[Any], originals: Iterable[Any]) -> bool:
+    """Return whether both iterables have the same objects, pair by pair."""
     return all(element is original for element, original in zip(objects, originals))
 
 
@@ -248,7 +275,13 @@ def output_dtype(dtype: DType) -> np.dtype:
 
 
 def _check_output(rank: Rank, check: Callable[[NkiTensor], object], tensor: NkiTensor) -> None:
-    """Apply a rule to an output; an error gets the line of the allocation."""
+    """Apply a rule to a returned tensor; a broken rule gets the line of the allocation and raises, or is tolerated.
+
+    Args:
+        rank: The rank, whose launch decides whether the rule refuses.
+        check: The rule, which raises RuleViolation.
+        tensor: The returned tensor.
+    """
     try:
         check(tensor)
     except RuleViolation as error:

@@ -1,7 +1,8 @@
 """Boxes that the events of streams read and write, and which of them overlap.
 
-Boxes enclose what an access pattern touches. Serial numbers of tensors belong to a rank, so cores of different ranks
-share no tensor; the cores of a rank share shared HBM only.
+A box is a range of rows times a range of bytes in a tensor: rows are partitions on chip, and all dims but the last in
+HBM. It encloses what an access pattern touches. A cell is the index of a distinct box. Serial numbers of tensors
+belong to a rank, so cores of different ranks share no tensor; the cores of a rank share shared HBM only.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ Near = tuple[tuple[int, bool], ...]
 
 
 class Boxes:
-    """Distinct boxes ("cells") of all streams, and which of them overlap.
+    """Distinct boxes of all streams, numbered as cells, and which cells overlap.
 
-    `cells[stream]` and `access_kinds[stream]` have one entry for each operand, `ends[stream]` the end of each event's
-    operands. Operands in tensors that no event writes get cell -1: they order nothing. `near[cell]` lists the cells
-    that
-    overlap a cell, each with whether the cell covers it. With `apart`, every core has tensors of its own, so that boxes
-    of
-    different cores never overlap.
+    `cells[stream]` and `access_kinds[stream]` have one entry for each operand of the stream's events, in order;
+    `ends[stream]` has the end of each event's operands. A cell is -1 for operands in tensors that no event writes,
+    since they order nothing. An access kind is READ, WRITE or ACCUMULATE. `near[cell]` has the other cells that
+    overlap a cell, each with whether `cell` covers it.
     """
 
     def __init__(self, streams: tuple[Stream, ...], apart: bool = False) -> None:
+        """Find the distinct boxes of streams and their overlaps.
+
+        Args:
+            streams: The streams.
+            apart: Whether every core has tensors of its own, so that boxes of different cores never overlap;
+                otherwise cores of one rank share the tensor with one serial number.
+        """
         tables = [np.frombuffer(stream.rows, np.int64).reshape(-1, 5) for stream in streams]
         self.access_kinds = [(table[:, 0] & 3).tolist() for table in tables]
         self.ends = [
@@ -57,12 +63,11 @@ class Boxes:
         self._bounds = np.searchsorted(boxes[:, 0], np.arange(tensors + 1)).tolist()
 
     def accesses(self) -> tuple[list[int], list[int]]:
-        """Return the operands of all streams that have a cell, and where the operands of each event begin.
+        """Return the cells that the events of all streams access, and where the cells of each event begin.
 
         Returns:
-            For each operand, cell * 2 + whether it is written; and the start of each event's operands in that list,
-            followed
-            by the end of the last event's operands.
+            For each operand with a cell, stream by stream, cell * 2 + 1 if it is written (or accumulated) and cell *
+            2 if it is read; and the start of each event's entries in that list, followed by the list's length.
         """
         cells = np.concatenate([np.zeros(0, np.int64), *self._cells])
         access_kinds = np.concatenate(
@@ -77,10 +82,10 @@ class Boxes:
         return (cells * 2 + (access_kinds != READ))[kept].tolist(), starts
 
     def cells_in(self, stream: int, serial: int) -> range:
-        """Return the cells in one tensor of a stream.
+        """Return the cells in one tensor.
 
         Args:
-            stream: The index of the stream.
+            stream: The index of a stream that uses the tensor.
             serial: The serial number of the tensor.
         """
         key = self._keys[stream] * self._serials + serial
@@ -104,14 +109,19 @@ def _unique_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def find_overlaps(boxes: np.ndarray, at_once: int = _PAIRS_AT_ONCE) -> list[Near]:
-    """Return, for every box, the boxes that it overlaps, each with whether it covers them.
+    """Return, for every box, the other boxes that it overlaps, each with whether it covers them.
 
-    A box is compared with the boxes of its tensor that begin within it, along the side that divides the tensor more. A
-    single sort key orders boxes by tensor and then along that side, so that all tensors are searched together.
+    A box is compared with the boxes of its tensor that begin within it, along the side with more distinct starts in
+    the tensor. A single sort key orders boxes by tensor and then along that side, so that all tensors are searched
+    together.
 
     Args:
-        boxes: int64 [boxes, 5]: tensor, first row, end row, first byte, end byte; sorted by tensor.
+        boxes: int64 [boxes, 5]: tensor, first row, end row, first byte, end byte; sorted by tensor. Ends are
+            exclusive.
         at_once: The number of pairs that are compared together.
+
+    Returns:
+        A tuple of (index of the overlapped box, whether this box covers it) for each box.
     """
     near: list[Near] = [()] * len(boxes)
     if not len(boxes):
@@ -153,7 +163,7 @@ def _count_distinct(keys: np.ndarray, span: int) -> np.ndarray:
 
 
 def _pairs(begin: np.ndarray, until: np.ndarray, at_once: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield all pairs (i, j) with begin[i] <= j < until[i], in order, about `at_once` pairs at a time."""
+    """Yield all pairs (i, j) with begin[i] <= j < until[i] as two arrays, in order, about `at_once` pairs at a time."""
     counts = np.maximum(until - begin, 0)
     before = np.cumsum(counts) - counts
     cuts = np.searchsorted(before, np.arange(0, int(counts.sum()), at_once), side="left").tolist()

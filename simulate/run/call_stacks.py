@@ -19,7 +19,7 @@ Chain = tuple[Line, ...]
 
 
 class Calls:
-    """Distinct call stacks of a launch, numbered."""
+    """Distinct call stacks of a launch; `chains[number]` has the kernel lines of one, outermost caller first."""
 
     def __init__(self) -> None:
         self.chains: list[Chain] = []
@@ -27,7 +27,12 @@ class Calls:
         self._numbers: dict[tuple[int, ...], int] = {}
 
     def number_running_stack(self, line: Line) -> int:
-        """Return the number of the running call stack; that of `line` alone if the stack does not end there."""
+        """Return the number of the call stack that is running; a new stack is added to `chains`.
+
+        Args:
+            line: The kernel line of the event. If the running stack does not end with it, the stack is this line
+                alone.
+        """
         chain = running_lines()
         if not chain or chain[-1] != line:
             chain = (line,)
@@ -40,14 +45,14 @@ class Calls:
 
 
 class TracedTable(TensorTable):
-    """Tensor table that records the callers of every allocation."""
+    """Tensor table that records the callers' lines of every allocation."""
 
     def __init__(self, calls: Calls) -> None:
         super().__init__()
         self.calls = calls
 
     def add(self, storage: Storage) -> None:
-        """Give a storage its serial number, and record it with the lines of its callers."""
+        """Give a storage its serial number and append its record, with the lines of its callers."""
         super().add(storage)
         if storage.line is not None:
             chain = self.calls.chains[self.calls.number_running_stack(storage.line)]
@@ -59,7 +64,7 @@ class TracedTable(TensorTable):
 
 
 class TracedStream(Stream):
-    """Stream that records the callers of every event."""
+    """Stream that records the call stack of every event."""
 
     def __init__(self, rank: int, core: int, tensors: TracedTable) -> None:
         super().__init__(rank, core, tensors)
@@ -74,10 +79,10 @@ class TracedStream(Stream):
         line: Line,
         rendezvous: int | None = None,
     ) -> NkiInstruction:
-        """Record one instruction with the lines of its callers."""
+        """Record one instruction with its call stack and return its handle; see `Stream.append`."""
         self._chain_ids.append(self._calls.number_running_stack(line))
         return super().append(template, reads, writes, line, rendezvous)
 
     def chains(self) -> tuple[Sequence[int], Sequence[Chain]]:
-        """Return the index of every event's call stack, and the call stacks."""
+        """Return the index of every event's call stack, and the call stacks: kernel lines, outermost caller first."""
         return self._chain_ids, self._calls.chains

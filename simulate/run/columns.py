@@ -1,4 +1,9 @@
-"""Columns of a stream that follow from its templates, computed when a reader first needs them."""
+"""Columns of a stream that follow from its templates, computed when a reader first needs them.
+
+A column has one value for each event, or is a table that such values index. A template has what equal calls share:
+the plan with engine and cost, and a box for each operand (`simulate.isa.template`). `Stream` has an attribute for
+each column.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +21,30 @@ _ROW = 5  # tensor * 4 + access kind, first row, end row, first byte, end byte
 
 
 class Columns:
-    """Columns of the first `events` events of a stream, which has a `Column` for each."""
+    """Columns of the first `events` events of a stream."""
 
     def __init__(
         self, templates: Sequence[Template], template_ids: Sequence[int], operands: Sequence[int]
     ) -> None:
+        """Set the data of a stream from which columns are computed.
+
+        Args:
+            templates: The distinct templates.
+            template_ids: The index in `templates` of every event.
+            operands: The serial numbers of the tensors of all operands, event by event.
+        """
         self.events = len(template_ids)
         self._templates = templates
         self._numbers = template_ids
         self._operands = operands
 
     def _column(self, code: str, values: Sequence[int]) -> array[int]:
-        """Return an array with the number of each event's template."""
+        """Return an array of typecode `code`: for each event, the value in `values` of its template."""
         return array(code, [values[number] for number in self._numbers])
 
     @cached_property
     def op_names(self) -> list[str]:
-        """Distinct names of the instructions."""
+        """Distinct names of the instructions, in the order of the templates."""
         return list(dict.fromkeys(template.op for template in self._templates))
 
     @cached_property
@@ -65,7 +77,7 @@ class Columns:
 
     @cached_property
     def states(self) -> dict[int, State]:
-        """State of the core that an event uses, for events that use one."""
+        """State of the core that an instruction uses, such as a random generator, by event, if it uses one."""
         states = [template.plan.state for template in self._templates]
         if not any(states):
             return {}
@@ -74,20 +86,21 @@ class Columns:
 
     @cached_property
     def operand_ends(self) -> list[int]:
-        """End of the event's tensors in `operands`, for every event."""
+        """End of each event's operands in the stream's `operands`."""
         counts = [len(template.boxes) for template in self._templates]
         return list(accumulate([counts[number] for number in self._numbers]))
 
     @cached_property
     def row_ends(self) -> array[int]:
-        """End of the event's numbers in `rows`, for every event."""
+        """End of each event's numbers in `rows`."""
         return array("Q", [end * _ROW for end in self.operand_ends])
 
     @cached_property
     def rows(self) -> array[int]:
-        """Five numbers for each operand: tensor * 4 + access kind, first row, end row, first byte, end byte.
+        """Five numbers for each operand, flat: tensor * 4 + access kind, first row, end row, first byte, end byte.
 
-        Rows are partitions on chip, in HBM all dims but the last. The box encloses what an access pattern touches.
+        The access kind is READ, WRITE or ACCUMULATE. Rows are partitions on chip, and in HBM all dims but the last.
+        The box encloses what an access pattern touches.
         """
         numbers = np.array(self._numbers, np.int64)
         ends = np.array(self.operand_ends, np.int64)
@@ -104,7 +117,7 @@ class Columns:
 
     @cached_property
     def first_use(self) -> dict[int, int]:
-        """First event of every tensor that an event uses, in the order of these events."""
+        """First event that uses a tensor, by the tensor's serial number, in the order of these events."""
         first: dict[int, int] = {}
         for event, start, end in self._spans():
             for serial in self._operands[start:end]:
@@ -114,9 +127,10 @@ class Columns:
 
     @cached_property
     def last_use(self) -> dict[int, int]:
-        """Last event of every tensor that an event uses."""
+        """Last event that uses a tensor, by the tensor's serial number."""
         return {serial: event for event, a, b in self._spans() for serial in self._operands[a:b]}
 
     def _spans(self) -> zip[tuple[int, int, int]]:
+        """Return (event, start, end of its operands in the stream's `operands`) for every event."""
         ends = self.operand_ends
         return zip(range(self.events), [0, *ends], ends)

@@ -1,7 +1,8 @@
 """Definedness of the bytes of views and of accumulator registers, and the errors for using undefined ones.
 
-The contents of accumulator registers at the start of a kernel are not documented. A register that summed undefined
-elements is poisoned, as an element of a tile would be.
+A byte is EMPTY (never written), WRITTEN, ACCUMULATED (written by a matmul) or POISON (computed from undefined bytes);
+see `simulate.memory.validity`. The contents of accumulator registers at the start of a kernel are not documented. A
+register that summed undefined elements is poisoned, as an element of a tile would be.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ _MOST_ELEMENTS = 1 << 22
 
 
 def known_state(tile: NkiTensor) -> int | None:
-    """Return the common validity state of all elements of a static view; None if it takes a search."""
+    """Return the validity state that all elements of a static view have; None if that takes a search of a mask."""
     enclosing = tile.layout.boxes[1]
     return None if enclosing is None else tile.storage.validity.state_within(enclosing)
 
 
 def states_of(tile: NkiTensor, skip_out_of_range: bool = False) -> Any:
-    """Return the validity state of every element of a view: an array, or an int if all are equal.
+    """Return the validity state of every element of a view: an int array in its shape, or an int if all are equal.
 
     Args:
         tile: The view.
-        skip_out_of_range: Whether a gather skips indices that are out of range; their elements do not count.
+        skip_out_of_range: Whether a gather skips indices that are out of range. The result is then a flat array of
+            the elements in range, if an index is out of range.
     """
     validity = tile.storage.validity
     if tile.dynamic is None:
@@ -50,9 +52,13 @@ def states_of(tile: NkiTensor, skip_out_of_range: bool = False) -> Any:
 
 
 def unwritten_error(tile: NkiTensor, skip_out_of_range: bool = False) -> RuleViolation:
-    """Return the error for a read of undefined bytes.
+    """Return the error for a read of undefined bytes; the caller raises it.
 
-    For poison it is the error of the read that began the poison.
+    If an element read is POISON, it is the error of the earlier read of unwritten bytes that caused the poison.
+
+    Args:
+        tile: The view that is read.
+        skip_out_of_range: Whether a gather skips indices that are out of range.
     """
     blame, states = tile.storage.validity.blame, states_of(tile, skip_out_of_range)
     if isinstance(blame, RuleViolation) and np.any(np.bitwise_and(states, POISON)):
@@ -67,13 +73,23 @@ def unwritten_error(tile: NkiTensor, skip_out_of_range: bool = False) -> RuleVio
 
 
 def _describe_read(tile: NkiTensor, missing: np.ndarray, skip_out_of_range: bool) -> str:
+    """Return the text that a view was read of which some elements, a mask, were never written."""
     shape = tile.storage.shape
     allocation = "" if shape == tile.shape else f" of the allocated {shape}"
     return f"a read of {tile.describe()}, of which {_describe_missing(tile, missing, skip_out_of_range, allocation)}"
 
 
 def _describe_missing(tile: NkiTensor, missing: np.ndarray, skip_out_of_range: bool, allocation: str) -> str:
-    """Return a text with the unwritten elements: `rows 4 to 7, columns 0 to 5 were never written`."""
+    """Return a text with the unwritten elements of a view: `rows 4 to 7, columns 0 to 5 were never written`.
+
+    Rows and columns are those of the allocation.
+
+    Args:
+        tile: The view.
+        missing: Mask of its elements that were never written.
+        skip_out_of_range: Whether a gather skips indices that are out of range.
+        allocation: Text with the allocation's shape if it differs from the view's, else empty.
+    """
     if missing.all():
         return "nothing was ever written"
     if missing.size > _MOST_ELEMENTS:
@@ -98,14 +114,15 @@ def _describe_missing(tile: NkiTensor, missing: np.ndarray, skip_out_of_range: b
 
 
 def _pluralise(name: str, indices: np.ndarray) -> str:
+    """Return a noun, with an s unless there is exactly one index."""
     return name if indices.size == 1 else f"{name}s"
 
 
 def _format_runs(indices: np.ndarray, between: str = " to ", beyond: int = 0) -> str:
-    """Return sorted numbers as text of runs: `0 to 3, 8`.
+    """Return sorted numbers as text of at most three runs: `0 to 3, 8`, then the number of further runs.
 
     Args:
-        indices: The numbers.
+        indices: The distinct numbers, in ascending order.
         between: The text between first and last number of a run.
         beyond: 1 for slices, which end after the last number: `0:4, 8`.
     """
@@ -119,6 +136,7 @@ def _format_runs(indices: np.ndarray, between: str = " to ", beyond: int = 0) ->
 
 
 def _gathered_ids(tile: NkiTensor, skip_out_of_range: bool) -> np.ndarray:
+    """Return the ids in the storage of the elements that a run-time index selects, without skipped ones."""
     where = resolve(tile, skip_out_of_range)
     return where.elements if where.inside is None else where.elements[where.inside]
 
@@ -129,14 +147,19 @@ def reads_what_was_written() -> None:
 
 
 def check_registers(core: NeuronCore, plan: Plan, use: Registers) -> RuleViolation | None:
-    """Check the accumulator registers that an instruction uses; the caller calls `mark_registers` afterwards.
+    """Check that the accumulator registers that an instruction reads are set; `mark_registers` follows after the write.
+
+    Args:
+        core: The core.
+        plan: The plan of the instruction.
+        use: The instruction's use of the registers.
 
     Returns:
-        The error that poisoned registers carry, None if no used register is poisoned.
+        The error that explains the poison of a used register; None if no used register is poisoned, or none is used.
 
     Raises:
-        RuleViolation: The instruction adds to registers, or reads them out, that this kernel has not set, and the rules
-            of the launch do not tolerate it.
+        RuleViolation: The instruction adds to registers, or reads them out, that this kernel has not set, and the
+            rules of the launch do not tolerate it.
     """
     validity = _registers(core, plan)
     if not _uses_registers(use) or validity.uniform == WRITTEN:
@@ -158,7 +181,10 @@ def check_registers(core: NeuronCore, plan: Plan, use: Registers) -> RuleViolati
 
 
 def defined_registers(core: NeuronCore, plan: Plan, use: Registers) -> list[np.ndarray]:
-    """Return which registers that an instruction uses are defined: a bool array [P, 1]; none if it uses none."""
+    """Return whether each register that an instruction reads is not poisoned: a list with one bool array [P, 1].
+
+    The list is empty if the instruction neither adds to registers nor reads them out.
+    """
     if not _uses_registers(use):
         return []
     return [(_register_states(_registers(core, plan), use.rows) != POISON)[:, None]]
@@ -167,13 +193,15 @@ def defined_registers(core: NeuronCore, plan: Plan, use: Registers) -> list[np.n
 def mark_registers(
     core: NeuronCore, plan: Plan, use: Registers, defined: np.ndarray | None, blame: RuleViolation | None
 ) -> None:
-    """Mark the registers that an instruction set.
+    """Mark the registers that an instruction set as written, or as poisoned if undefined elements went into them.
+
+    Does nothing for the command `idle`.
 
     Args:
         core: The core.
         plan: The plan of the instruction.
-        use: Its use of the registers.
-        defined: Which elements of its result are defined; None if all are.
+        use: The instruction's use of the registers.
+        defined: Mask of the defined elements of the instruction's result; None if all are.
         blame: The error that poisoned registers carry.
     """
     if use.command is ReduceCmd.idle:
@@ -188,15 +216,18 @@ def mark_registers(
 
 
 def _uses_registers(use: Registers) -> bool:
+    """Return whether an instruction adds to registers or reads them out without setting them."""
     return use.command is ReduceCmd.reduce or (use.command is ReduceCmd.idle and use.read_out)
 
 
 def _registers(core: NeuronCore, plan: Plan) -> Validity:
+    """Return the validity of the register file that a plan uses, one byte per partition."""
     assert plan.state is not None
     return core.registers_defined(plan.state)
 
 
 def _register_states(validity: Validity, rows: int) -> np.ndarray:
+    """Return the validity states of the registers of the first `rows` partitions, an int array [rows]."""
     return np.broadcast_to(validity.states((rows,), (1,), 0, 1), (rows,))
 
 

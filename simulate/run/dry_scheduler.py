@@ -32,7 +32,10 @@ class DryScheduler(CoreScheduler):
         self._entries: list[list[tuple[int, int, Entry]]] = [[] for _ in range(count)]
 
     def run(self, bodies: list[Callable[[], None]]) -> None:
-        """Run the body of each core to its end.
+        """Run the body of each core to its end, in this thread; fills in the streams' resumptions and rendezvous.
+
+        Args:
+            bodies: The kernel of each core, as a function without arguments.
 
         Raises:
             Exception: The error of a body that comes first in the schedule.
@@ -66,6 +69,9 @@ class DryScheduler(CoreScheduler):
             raise self._deadlock()
 
     def _arrive(self, core: int, member: int, entry: Entry, dry: bool) -> PendingRendezvous:
-        """Record the rendezvous; `run` gives the event its serial number."""
+        """Record that a core enters a rendezvous at its next event, and return a stand-in with empty results.
+
+        The stand-in has serial number -1; `run` writes the final one to the stream.
+        """
         self._entries[core].append((len(self._streams[core]), member, entry))
         return PendingRendezvous(-1, results={member: []})

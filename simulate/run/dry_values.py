@@ -1,8 +1,8 @@
-"""Values that a dry launch knows: enough of them to follow a device loop.
+"""Values that a dry launch knows: enough to follow a device loop whose bounds are in registers.
 
 A dry launch computes no values, with one exception. Integer arrays in arguments are known, and so is a small integer
-allocation that is computed from known values only. An array that repeats one element (`numpy.broadcast_to`) stands for
-a shape without values; dry launches return such arrays themselves.
+allocation that is computed from known values only. An array that repeats one element (`numpy.broadcast_to`) stands
+for a shape without values; dry launches return such arrays themselves.
 """
 
 from __future__ import annotations
@@ -21,13 +21,18 @@ _MOST_ELEMENTS = 1024
 
 
 class DryValues:
-    """Known allocations of one rank, each with a twin that has the bytes; the allocations themselves have none."""
+    """Allocations of one rank whose values are known; a second Storage holds their bytes, since the first has none."""
 
     def __init__(self) -> None:
         self._twins: dict[int, Storage] = {}
 
     def add_argument(self, storage: Storage, array: np.ndarray) -> None:
-        """Record the values of an argument, unless its array stands for a shape only."""
+        """Record the values of an integer argument; does nothing for other, converted and repeating arrays.
+
+        Args:
+            storage: The argument's storage, which has no bytes.
+            array: The caller's array, which is copied if it is not contiguous.
+        """
         stands_for_shape = array.ndim > 0 and not any(array.strides)
         if storage.dtype.is_integer and storage.dtype.storage == array.dtype and not stands_for_shape:
             contents = np.ascontiguousarray(array)
@@ -36,16 +41,21 @@ class DryValues:
             )
 
     def known_tensor(self, tensor: NkiTensor) -> NkiTensor | None:
-        """Return the tensor over known bytes, None if its values are not known."""
+        """Return a view like `tensor` over known bytes; None for unknown values and for a run-time index."""
         twin = self._twins.get(tensor.storage.serial)
         if twin is None or tensor.dynamic is not None:
             return None
         return NkiTensor.from_storage(tensor.shape, tensor.dtype, twin, tensor.strides, tensor.offset)
 
     def update(self, plan: Plan, reads: Sequence[NkiTensor], writes: Sequence[NkiTensor]) -> None:
-        """Compute an instruction whose operands are known; otherwise forget the values of what it writes.
+        """Compute an instruction's results if its operands are known; else forget the values of what it writes.
 
-        The caller marks the writes as written afterwards.
+        Results are computed only for small integer allocations. Call it before the writes are marked as written.
+
+        Args:
+            plan: The plan.
+            reads: The tensors that this call reads.
+            writes: The tensors that this call writes.
         """
         results = self._computed(plan, reads) if writes and all(map(_is_computable, writes)) else ()
         for tensor, result in zip(writes, results):
@@ -59,6 +69,7 @@ class DryValues:
                 self._twins.pop(tensor.storage.serial, None)
 
     def _computed(self, plan: Plan, reads: Sequence[NkiTensor]) -> Sequence[np.ndarray | Masked]:
+        """Return a plan's results; () if an operand is unknown or the plan depends on more than its operands."""
         depends_on_more = plan.state or plan.registers or plan.accumulate or plan.rendezvous
         known = [self.known_tensor(tensor) for tensor in reads]
         if depends_on_more or any(tensor is None for tensor in known):
@@ -73,7 +84,7 @@ class DryValues:
         )
 
     def _twin(self, tensor: NkiTensor) -> NkiTensor | None:
-        """Return the tensor over bytes that may be written, None if other bytes of its allocation are unknown."""
+        """Return a view over bytes that may be written; None if a partial write would leave others unknown."""
         storage = tensor.storage
         if storage.serial not in self._twins:
             if storage.validity.uniform != EMPTY and not tensor.covers_storage:
@@ -83,7 +94,7 @@ class DryValues:
 
 
 def _is_computable(tensor: NkiTensor) -> bool:
-    """Return whether a dry launch may compute an allocation: small, of integers, and no array of the caller."""
+    """Return whether a dry launch may compute an allocation: at most 1024 integers, no run-time index, no argument."""
     storage = tensor.storage
     fresh = storage.uncounted_host is None
     return fresh and storage.size <= _MOST_ELEMENTS and storage.dtype.is_integer and tensor.dynamic is None

@@ -1,4 +1,4 @@
-"""Settings of the environment: chip, logical core, precision, replay, device loops, and the variables of torchrun."""
+"""Settings from environment variables: chip, logical core, replay, device loops, and the variables of torchrun."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def target_hardware(target: str | None = None, logical_core_size: int = 1) -> Ha
 
     Args:
         target: The name of the chip; None for NEURON_PLATFORM_TARGET_OVERRIDE, else trn2.
-        logical_core_size: Physical cores of a rank, which decide the collectives of an instance.
+        logical_core_size: Physical cores of a rank. The record has the times of collectives for that size.
 
     Raises:
         InvalidArgument: No chip has the name.
@@ -44,7 +44,7 @@ SETS_LOGICAL_CORE = (
 
 
 def check_logical_core(chip: Hardware, size: int) -> None:
-    """Raise InvalidArgument for a logical core size that the chip does not have."""
+    """Raise InvalidArgument if the chip has no logical cores of `size` physical cores."""
     if size not in chip.logical_core_sizes:
         raise InvalidArgument(
             "NKW-LNC",
@@ -55,9 +55,9 @@ def check_logical_core(chip: Hardware, size: int) -> None:
 
 
 def read_core_count(kernel: str, grid: int | None, level: Level) -> int:
-    """Return the number of physical cores of a kernel that is called like a function.
+    """Return the number of physical cores of a kernel that is called like a function, 1 or 2.
 
-    From level 0.7 on NEURON_LOGICAL_NC_CONFIG decides if there is no grid.
+    It is the grid, else 1. From level 0.7 on, NEURON_LOGICAL_NC_CONFIG decides if there is no grid.
 
     Args:
         kernel: The name of the kernel, for messages.
@@ -65,7 +65,8 @@ def read_core_count(kernel: str, grid: int | None, level: Level) -> int:
         level: The release of NKI.
 
     Raises:
-        InvalidArgument: The variable and the call disagree, which the runtime (0.6) and the compiler (0.7) refuse.
+        InvalidArgument: The variable is neither 1 nor 2, or it and the call disagree, which the runtime (0.6) and the
+            compiler (0.7) refuse.
     """
     text = os.environ.get(LNC_VARIABLE, "")
     if text not in ("", "1", "2"):
@@ -101,15 +102,19 @@ def read_rank_count() -> int:
 
 
 def is_replay_requested() -> bool:
-    """Return whether NKW_REPLAY=1 is set, so that kernels that are called like functions run in mode replay."""
+    """Return whether NKW_REPLAY=1 is set, so that kernels that are called like functions run in mode replay.
+
+    Raises:
+        InvalidArgument: NKW_REPLAY is not 0, 1 or empty.
+    """
     return REPLAY_VARIABLE in os.environ and read_switch(REPLAY_VARIABLE)
 
 
 def read_switch(variable: str) -> bool:
-    """Return whether a switch in the environment is on.
+    """Return True if an environment variable is 1, False if it is 0, empty or missing.
 
     Raises:
-        InvalidArgument: The variable is not 0, 1 or empty.
+        InvalidArgument: The variable has another text.
     """
     text = os.environ.get(variable, "0")
     if text not in ("0", "1", ""):
@@ -132,12 +137,15 @@ def max_loop_events() -> int:
 
 
 def started_by_torchrun() -> bool:
-    """Return whether torchrun started this process and others."""
+    """Return whether torchrun started this process as one of several.
+
+    All of its variables are then set, and WORLD_SIZE is not 1.
+    """
     return all(name in os.environ for name in TORCHRUN_VARIABLES) and os.environ["WORLD_SIZE"] != "1"
 
 
 def read_rank() -> int:
-    """Return the rank that torchrun gave this process.
+    """Return the rank that torchrun gave this process, from RANK.
 
     Raises:
         InvalidArgument: RANK or WORLD_SIZE has a text that torchrun would not set.
@@ -147,9 +155,9 @@ def read_rank() -> int:
 
 
 def check_environment() -> None:
-    """Raise InvalidArgument if variables of torchrun are missing or have a text that torchrun would not set.
+    """Raise InvalidArgument if a variable of torchrun is missing or has a text that torchrun would not set.
 
-    A host that no name server knows is refused too, because torch would search for it until its timeout.
+    A MASTER_ADDR that no name server knows is refused too, because torch would search for it until its timeout.
     """
     absent = [name for name in TORCHRUN_VARIABLES if name not in os.environ]
     if absent:
@@ -168,6 +176,13 @@ def check_environment() -> None:
 
 
 def _read_integer(variable: str, least: int, most: int) -> int:
+    """Return the integer of a variable that is set. Raises InvalidArgument for another text or a number out of range.
+
+    Args:
+        variable: The name of the variable.
+        least: The smallest number.
+        most: The largest number.
+    """
     text = os.environ[variable]
     # int() also accepts digits of any length and script, blanks and underscores.
     if not (

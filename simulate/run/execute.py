@@ -18,11 +18,13 @@ from simulate.run.indirect import resolve
 
 
 def gather_elements(tile: NkiTensor, as_float: bool, skip_out_of_range: bool) -> np.ndarray | Masked:
-    """Return the elements of a view with a run-time index; a Masked if indices out of range are skipped.
+    """Return the elements that a view with a run-time index selects, in the shape of the view.
+
+    If indices out of range are skipped and one is, the result is a Masked that selects the elements in range.
 
     Args:
         tile: The view.
-        as_float: Whether to convert the elements to float32.
+        as_float: Whether to convert the elements to float32; else they have the storage dtype.
         skip_out_of_range: Whether indices out of range are skipped; else they raise OutOfBounds.
     """
     selection = resolve(tile, skip_out_of_range)
@@ -38,7 +40,7 @@ def gather_elements(tile: NkiTensor, as_float: bool, skip_out_of_range: bool) ->
 def write_result(
     tile: NkiTensor, result: np.ndarray | Masked, as_float: bool, skip_out_of_range: bool
 ) -> Any:
-    """Write a result, rounded once to the dtype of the view.
+    """Write a result to a view's bytes, rounded once to the dtype of the view; validity is not marked.
 
     Args:
         tile: The destination.
@@ -47,7 +49,8 @@ def write_result(
         skip_out_of_range: Whether run-time indices out of range are skipped.
 
     Returns:
-        The elements written: None for all, a mask of the view, or element ids in the storage for a run-time index.
+        The elements written: None for all, a bool mask of the view, or element ids in the storage for a run-time
+            index.
 
     Raises:
         RuleViolation: The destination is a read-only array of the caller.
@@ -77,12 +80,12 @@ def write_result(
 
 
 def add_to_psum(tile: NkiTensor, product: np.ndarray, accumulate_mask: Any) -> np.ndarray:
-    """Return a product added to the selected PSUM elements, as float32.
+    """Return a matmul's product plus the present values of the selected PSUM elements, as float32.
 
     Args:
         tile: The destination in PSUM.
-        product: The product.
-        accumulate_mask: The elements to add to: True for all, False for none, or a mask.
+        product: The product, in any shape of the same size.
+        accumulate_mask: The elements to add to: True for all, False for none, or a bool mask of the view.
     """
     if product.shape != tile.shape:
         product = product.reshape(tile.shape)
@@ -95,7 +98,14 @@ def add_to_psum(tile: NkiTensor, product: np.ndarray, accumulate_mask: Any) -> n
 
 
 def accumulate_product(tile: NkiTensor, product: np.ndarray, accumulate_mask: Any, as_float: bool) -> None:
-    """Write a product into a static view, adding it to the elements that `accumulate_mask` selects."""
+    """Write a matmul's product to a static view in PSUM; the selected elements are added to instead of overwritten.
+
+    Args:
+        tile: The destination.
+        product: The product, in any shape of the same size.
+        accumulate_mask: The elements to add to: True for all, False for none, or a bool mask of the view.
+        as_float: Whether values are float32 and have to be rounded to the destination's dtype.
+    """
     if accumulate_mask is True and tile.dtype == "float32":
         array = tile.uncounted_array
         tile.storage.float_views.clear()
@@ -106,12 +116,12 @@ def accumulate_product(tile: NkiTensor, product: np.ndarray, accumulate_mask: An
 
 
 def execute_again(plan: Plan, accumulate_mask: Any, states: dict[State, np.ndarray], partitions: int) -> None:
-    """Execute a plan again that `issue` has checked; the plan must have no rendezvous.
+    """Compute the results of a plan that `issue` has checked before, and write them, without checks.
 
     Args:
-        plan: The plan.
+        plan: The plan, over tensors with bytes; it must have no rendezvous.
         accumulate_mask: PSUM elements to which a matmul's product was added; None for other instructions.
-        states: The state of the core, which the plan may update.
+        states: The states of the core, such as random generators, by key; the plan may update them.
         partitions: The number of partitions of the chip.
     """
     operands = read_operands(plan)
@@ -135,7 +145,10 @@ def execute_again(plan: Plan, accumulate_mask: Any, states: dict[State, np.ndarr
 
 
 def read_operands(plan: Plan) -> list[Any]:
-    """Return the operands of a plan in the form that its `compute` takes, without checks."""
+    """Return the values of a plan's operands in the form that its `compute` takes, without checks.
+
+    They are float32 if the plan computes in float32, else in their storage dtype; gathers may give a Masked.
+    """
     as_float = plan.domain is Domain.float32
     return [
         gather_elements(tile, as_float, plan.skip_out_of_range)
@@ -148,13 +161,13 @@ def read_operands(plan: Plan) -> list[Any]:
 
 
 def write_results(plan: Plan, results: Sequence[Any]) -> None:
-    """Write the results of a plan."""
+    """Write results into a plan's destinations, in the order of `plan.writes`, rounded once to their dtypes."""
     for tile, result in zip(plan.writes, results):
         write_result(tile, result, plan.domain is Domain.float32, plan.skip_out_of_range)
 
 
 def flat_view(tile: NkiTensor) -> NkiTensor:
-    """Return the entire storage of a view as a view of one dim, in the view's dtype."""
+    """Return all bytes of a view's storage as a view of one dim, in the dtype of `tile`."""
     storage = tile.storage
     return NkiTensor.from_storage(
         (storage.nbytes // tile.dtype.storage.itemsize,), tile.dtype, storage, (1,), 0
@@ -164,6 +177,17 @@ def flat_view(tile: NkiTensor) -> NkiTensor:
 def _scatter(
     tile: NkiTensor, values: np.ndarray, skip_out_of_range: bool, chosen: np.ndarray | None
 ) -> np.ndarray:
+    """Write values to the elements that a view's run-time index selects, and return their ids in the storage.
+
+    Args:
+        tile: The view.
+        values: The values, in the view's shape and storage dtype.
+        skip_out_of_range: Whether indices out of range are skipped; else they raise OutOfBounds.
+        chosen: Mask of the elements to write; None for all.
+
+    Raises:
+        RuleViolation: The destination is a read-only array of the caller.
+    """
     selection = resolve(tile, skip_out_of_range)
     array = flat_view(tile).uncounted_array
     if not array.flags.writeable:
@@ -184,7 +208,7 @@ def _scatter(
 
 
 def round_to_dtype(tile: NkiTensor, values: np.ndarray) -> np.ndarray:
-    """Return results rounded once to the destination's storage dtype."""
+    """Return float32 results rounded once to a view's dtype, as an array of its storage dtype."""
     dtype = tile.dtype
     if values.dtype == dtype.storage and dtype is not tfloat32:
         return values

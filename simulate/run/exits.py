@@ -1,4 +1,4 @@
-"""Exceptions that end a program or the import of a file, such as SystemExit, as typed errors."""
+"""Conversion of exceptions that end a program or an import, such as SystemExit, into errors without a verdict."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ _PASSED_ON = ("_pytest.", "simulate.")
 
 
 class UserExit(NoVerdict):
-    """Exception that ends a program (SystemExit, GeneratorExit), raised by a kernel, reference or kernel file."""
+    """Error for an exception that ends a program, such as SystemExit, in a kernel, reference or kernel file."""
 
 
 @contextmanager
 def convert_exits(subject: str) -> Iterator[None]:
-    """Raise UserExit if the block raises an exception that is neither an Exception nor a KeyboardInterrupt.
+    """Raise UserExit if the `with` block raises SystemExit or another exception that ends a program.
+
+    Subclasses of Exception, KeyboardInterrupt, and exceptions of pytest and of the simulator pass unchanged.
 
     Args:
         subject: The function or file that runs in the block, for the message.
@@ -36,7 +38,14 @@ def convert_exits(subject: str) -> Iterator[None]:
 
 
 def convert_exit(subject: str, end: BaseException) -> UserExit | None:
-    """Return the typed error for an exception that ends a program, None for an exception that keeps its type."""
+    """Return a UserExit, with kernel line and traceback, for an exception that ends a program.
+
+    Returns None for exceptions of pytest and of the simulator, which keep their types.
+
+    Args:
+        subject: The function or file that raised it, for the message.
+        end: The exception.
+    """
     if any(base.__module__.startswith(_PASSED_ON) for base in type(end).__mro__):
         return None
     if isinstance(end, SystemExit):
@@ -50,12 +59,12 @@ def convert_exit(subject: str, end: BaseException) -> UserExit | None:
 
 
 class FailedImport(NoVerdict):
-    """Exception that a file with kernels raised while it was imported."""
+    """Error for an exception that a file with kernels raised while it was imported."""
 
 
 @contextmanager
 def convert_import_errors(module: str) -> Iterator[None]:
-    """Raise UserExit or FailedImport if the import in the block ends the program or fails.
+    """Raise UserExit or FailedImport if the `with` block, an import, ends the program or fails; an NkwError passes.
 
     Args:
         module: The file or module, for the message.

@@ -1,4 +1,8 @@
-"""Run-time addresses: the elements of a view with a run-time index, once the index has values."""
+"""Run-time addresses: the elements that a view with a run-time index selects, once the index has values.
+
+Such a view has the attribute `dynamic`: the index tile, the extent that bounds indices, and a step in elements.
+Element ids count the elements of the storage, in the view's dtype.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,21 @@ from simulate.memory import Dynamic, MemoryRegion, NkiTensor
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Element ids in the storage, in the view's shape, and a mask of the ids in bounds (None if all are)."""
+    """Elements of a view with a run-time index.
+
+    elements: their ids in the storage, int64 in the view's shape. inside: mask of the ids in bounds, None if all are.
+    """
 
     elements: np.ndarray
     inside: np.ndarray | None
 
 
 def resolve(view: NkiTensor, skip_out_of_range: bool) -> Resolved:
-    """Return the elements of a view with a run-time index.
+    """Return the elements that a view with a run-time index selects, by the present values of the index.
+
+    Args:
+        view: The view.
+        skip_out_of_range: Whether indices out of range are masked in the result instead of refused.
 
     Raises:
         OutOfBounds: An index is out of range, and the instruction does not skip such indices.
@@ -66,7 +77,7 @@ def element_ids(shape: tuple[int, ...], strides: tuple[int, ...], first: int = 0
 
 @lru_cache(maxsize=1024)
 def cached_element_ids(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """Return the `element_ids` of a view that begins at 0; the cached array must not be written to."""
+    """Return the ids of the elements of a view from element 0, int64 in its shape; do not write to the array."""
     return element_ids(shape, strides)
 
 
@@ -74,8 +85,8 @@ def refuse_elements(first: int, last: int, count: int, view: str) -> NoReturn:
     """Raise OutOfBounds for elements outside of a tensor of `count` elements.
 
     Args:
-        first: The smallest element id.
-        last: The largest element id.
+        first: The smallest element id of the view.
+        last: The largest element id of the view.
         count: The number of elements of the tensor.
         view: The view, for the message.
     """
@@ -85,7 +96,13 @@ def refuse_elements(first: int, last: int, count: int, view: str) -> NoReturn:
 
 
 def refuse_index(indices: np.ndarray, extent: int, view: str) -> NoReturn:
-    """Raise OutOfBounds for the first index that is outside of the extent."""
+    """Raise OutOfBounds for the first index below 0, or of `extent` or more; the caller knows that there is one.
+
+    Args:
+        indices: The indices, flat.
+        extent: The size of the dim that they address.
+        view: The view, for the message.
+    """
     position = int(np.flatnonzero((indices < 0) | (indices >= extent))[0])
     raise OutOfBounds(
         run_time_index_inside,
@@ -96,9 +113,11 @@ def refuse_index(indices: np.ndarray, extent: int, view: str) -> NoReturn:
 
 
 def _by_group(view: NkiTensor, dynamic: Dynamic, skip_out_of_range: bool) -> Resolved:
-    """Return the elements of offsets that a group of partitions shares.
+    """Return the elements that offsets select if each group of partitions shares its offsets.
 
-    The offsets of a group are read partition first, and apply to all partitions of the group.
+    A group is `view.dynamic.group` consecutive partitions. Its offsets, which lie in the index tile partition by
+    partition, apply to all partitions of the group. Raises OutOfBounds for an offset out of range that is not
+    skipped.
     """
     group, (partitions, count) = dynamic.group, view.shape
     rows = dynamic.index.uncounted_array.reshape(partitions, -1).astype(np.int64)
@@ -126,6 +145,7 @@ def run_time_index_inside() -> None:
 
 
 def _is_scalar(tile: object) -> bool:
+    """Return whether an index is a register."""
     return isinstance(tile, NkiTensor) and tile.buffer is MemoryRegion.register
 
 
