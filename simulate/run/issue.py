@@ -1,4 +1,10 @@
-"""Issue of instructions: plan, check, compute, write and record; the only place where a plan takes effect."""
+"""Issue of instructions: plan, check, compute, write and record; the only place where a plan takes effect.
+
+A plan says what an instruction reads, writes, computes and costs (`simulate.isa.plan`). Its template is the plan over
+stand-ins for the tensors, shared by equal calls. Poison marks elements that were computed from undefined bytes; their
+first use by an instruction that does not propagate poison is an error. A rule that the launch tolerates is recorded
+instead of raised (`Rank.report_violation`).
+"""
 
 from __future__ import annotations
 
@@ -40,10 +46,10 @@ def issue_call(
     kwargs: dict[str, Any],
     line: Line | None = None,
 ) -> NkiInstruction:
-    """Plan and issue one instruction of `nki.isa` on the running core.
+    """Plan and issue one instruction of `nki.isa` on the running core: results are written and the event is recorded.
 
     Args:
-        planner: The planner of the instruction.
+        planner: The planner of the instruction, from the instruction book.
         args: The positional arguments of the call.
         kwargs: The keyword arguments of the call.
         line: The kernel line of the instruction, None for the running line.
@@ -66,7 +72,19 @@ def issue_call(
 
 
 def issue_collective(planner: book.Planner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NkiInstruction:
-    """Plan and issue one instruction of `nki.collectives` on the running core, as `call` does."""
+    """Plan and issue one instruction of `nki.collectives` on the running core, and return its handle.
+
+    Waits until all members of its rendezvous have arrived.
+
+    Args:
+        planner: The planner of the instruction, which gets the chip and the rank before the arguments of the call.
+        args: The positional arguments of the call.
+        kwargs: The keyword arguments of the call.
+
+    Raises:
+        NkwError: The call breaks a rule, reads undefined bytes, or is made outside of a kernel; or the members of the
+            rendezvous disagree or never arrive.
+    """
     core = current_core()
     try:
         template, reads, writes = book.bind(planner, (core.hardware, core.rank.number), args, kwargs)
@@ -83,11 +101,21 @@ def issue_collective(planner: book.Planner, args: tuple[Any, ...], kwargs: dict[
 def prepare_collective(
     planner: book.Planner, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> NkiInstruction:
-    """Check the arguments of a collective and read its metadata, ahead of the collective itself.
+    """Check the arguments of a collective and issue the read of its metadata, ahead of the collective itself.
 
-    The rules of the collective are applied, and unwritten metadata is refused. The duration of the setup is not
-    published;
-    the cost is one semaphore between engines.
+    The collective's rules are applied; its data are not moved. The duration of the setup is not published, so its
+    cost is one semaphore between engines.
+
+    Args:
+        planner: The planner of the collective.
+        args: The positional arguments of the call.
+        kwargs: The keyword arguments of the call.
+
+    Returns:
+        The handle of the setup, an instruction of the Sync engine.
+
+    Raises:
+        NkwError: The call breaks a rule, or the metadata have unwritten bytes.
     """
     core = current_core()
     try:
@@ -118,12 +146,19 @@ def _check_undocumented(
     kwargs: dict[str, Any],
     line: Line,
 ) -> None:
-    """Apply the launch's rules to the undocumented uses of a call, once for each rule and line of the kernel.
+    """Apply the launch's rules to the undocumented arguments of a call, once for each rule and kernel line.
 
-    `plan` is that of stand-ins, whose violations name no tensors.
+    Args:
+        core: The core.
+        plan: The plan over stand-ins, whose violations name no tensors.
+        planner: The planner of the instruction, which is applied again to name the tensors.
+        context: What the planner gets before the arguments of the call.
+        args: The positional arguments of the call.
+        kwargs: The keyword arguments of the call.
+        line: The kernel line.
 
     Raises:
-        RuleViolation: The rules of the launch refuse a use.
+        RuleViolation: The rules of the launch refuse an argument; tolerated ones are recorded.
     """
     key = (line, tuple(violation.code for violation in plan.undocumented))
     if key in core.rank.judged:
@@ -135,6 +170,7 @@ def _check_undocumented(
 
 
 def _check_values(core: NeuronCore, plan: Plan, op: str, operands: Sequence[Any]) -> None:
+    """Apply a plan's rule about the values of its operands; a broken rule is raised, or recorded if tolerated."""
     assert plan.value_rule is not None
     try:
         plan.value_rule(*operands)
@@ -150,7 +186,10 @@ def _add_context(
     kwargs: dict[str, Any],
     line: Line | None = None,
 ) -> NkwError:
-    """Return the error with its kernel line, its instruction and its operands, unless it has them."""
+    """Return the error after setting its kernel line and, if it is about this call, the names of the operands.
+
+    A line that the error already has stays; another line than this call's is that of an earlier instruction.
+    """
     running = line or kernel_line()
     # An error with another line is about an earlier instruction, which read the undefined bytes first.
     is_of_this_call = error.where is None or error.where == location(running)
@@ -161,7 +200,17 @@ def _add_context(
 
 
 def issue_plan(core: NeuronCore, op: str, plan: Plan, line: Line | None = None) -> NkiInstruction:
-    """Issue a plan that is not in the instruction book; raises what `issue_call` raises."""
+    """Issue a plan that was made outside of the instruction book, and return the handle.
+
+    Args:
+        core: The core.
+        op: The name of the instruction in reports.
+        plan: The plan over the tensors of this call.
+        line: The kernel line, None for the running line.
+
+    Raises:
+        NkwError: The instruction breaks a rule about values or reads undefined bytes.
+    """
     # A stand-in would take longer than the whole instruction on a register of the simulator's own loops.
     in_registers = all(tensor.buffer is MemoryRegion.register for tensor in (*plan.reads, *plan.writes))
     template = Template(op, plan if in_registers else plan.template())
@@ -175,7 +224,10 @@ def _take_effect(
     writes: tuple[NkiTensor, ...],
     line: Line,
 ) -> NkiInstruction:
-    """Check every read, compute, round once into the destination, update validity, record the event.
+    """Check every read, compute, write the results rounded once, mark what is defined, and record the event.
+
+    Observers are told before and after. A dry launch computes and writes no values, but marks whole results as
+    written.
 
     Args:
         core: The core that issues the instruction.
@@ -184,9 +236,12 @@ def _take_effect(
         writes: The tensors that this call writes.
         line: The kernel line.
 
+    Returns:
+        The handle that the kernel gets.
+
     Raises:
-        RuleViolation: A read of undefined bytes. If the plan propagates poison, the instruction that uses the poison
-            raises it instead.
+        RuleViolation: An operand has undefined bytes. If the plan propagates poison, a later instruction that uses
+            the poison raises the error instead.
     """
     if core.scheduler.is_random:
         core.scheduler.preempt(core.index)
@@ -235,10 +290,11 @@ def _read_checked(
     writes: tuple[NkiTensor, ...],
     line: Line,
 ) -> tuple[list[Any], RuleViolation | None]:
-    """Check that every byte an instruction reads is defined.
+    """Return the values of an instruction's operands after checking that every byte is defined.
 
     Returns:
-        The values of the operands, none in a dry launch; and the error of an undefined read that becomes poison.
+        The values of the operands, none in a dry launch; and the error of an undefined read that becomes poison, or
+        None.
 
     Raises:
         RuleViolation: A read of undefined bytes that may not become poison.
@@ -267,7 +323,7 @@ def _read_checked(
 def _check_register_poison(
     core: NeuronCore, plan: Plan, reads: tuple[NkiTensor, ...], writes: tuple[NkiTensor, ...]
 ) -> RuleViolation | None:
-    """Return the error of poisoned registers that the results of an instruction carry on.
+    """Return the error of poisoned accumulator registers whose poison goes into an instruction's results, or None.
 
     Raises:
         RuleViolation: The registers are not set, or their poison may not become poison of the results.
@@ -283,10 +339,12 @@ def _check_register_poison(
 def _compute(
     core: NeuronCore, template: Template, operands: list[Any], line: Line
 ) -> tuple[Sequence[Any], int | None]:
-    """Compute an instruction, or exchange its operands in a rendezvous.
+    """Compute an instruction, or exchange its operands with the other members of its rendezvous; writes no tensor.
+
+    A plan that uses state of the core, such as a random generator, updates that state.
 
     Returns:
-        The results, none in a dry launch; and the serial number of the rendezvous, if there is one.
+        The results, none in a dry launch; and the serial number of the rendezvous, or None.
     """
     plan = template.plan
     if plan.rendezvous is not None:
@@ -309,7 +367,7 @@ def _compute(
 def _write_results(
     core: NeuronCore, plan: Plan, writes: tuple[NkiTensor, ...], results: Sequence[Any]
 ) -> None:
-    """Write results into their destinations, and mark the written bytes as defined."""
+    """Write results into their destinations, rounded once to their dtypes, and mark the written bytes as defined."""
     as_float = plan.domain is Domain.float32
     for tile, result in zip(writes, results):
         if tile.dynamic is not None:
@@ -323,7 +381,15 @@ def _write_results(
 
 
 def _note_partial_write(stream: Stream, tile: NkiTensor, masked: bool) -> None:
-    """Record that a result left elements of its destination unwritten; which ones may depend on data."""
+    """Record in the stream that the current event may leave elements of a destination unchanged.
+
+    If the destination is not fully written, the stream depends on data from now on, and cannot be replayed.
+
+    Args:
+        stream: The stream, whose next event is the instruction.
+        tile: The destination.
+        masked: Whether a mask selected the written elements; otherwise a run-time index did.
+    """
     if masked:
         stream.masked.add(len(stream))
     if tile.storage.validity.uniform in _IN_PART:
@@ -335,7 +401,10 @@ def _note_partial_write(stream: Stream, tile: NkiTensor, masked: bool) -> None:
 def _note_dependence_on_data(
     stream: Stream, reads: tuple[NkiTensor, ...], writes: tuple[NkiTensor, ...]
 ) -> None:
-    """Record the reason, if any, why this instruction may have another effect with other data."""
+    """Set `stream.depends_on_data` if this instruction may have another effect in a launch with other data.
+
+    This is so if it writes a constant, or gathers from a tensor that is not fully written.
+    """
     if stream.constants and any(tile.storage.serial in stream.constants for tile in writes):
         stream.depends_on_data = "a constant is written"
     for tile in reads:
@@ -344,12 +413,16 @@ def _note_dependence_on_data(
 
 
 def _qualify_rendezvous(core: NeuronCore, rendezvous: Rendezvous) -> Rendezvous:
-    """Return the rendezvous with a key that no other group shares: one for each rank, or for each core number."""
+    """Return the rendezvous with a key that differs between groups of members.
+
+    Members that are cores form one group per rank; members that are ranks form one group per core number.
+    """
     group = core.number if rendezvous.by_rank else core.rank.number
     return replace(rendezvous, key=(rendezvous.by_rank, group, rendezvous.key))
 
 
 def _is_written(tile: NkiTensor) -> bool:
+    """Return whether all bytes of a view are defined; for a run-time index, of the entire extent that it may select."""
     validity = tile.storage.validity
     if tile.dynamic is None:
         state = known_state(tile)
@@ -359,6 +432,7 @@ def _is_written(tile: NkiTensor) -> bool:
 
 
 def _check_written(core: NeuronCore, tile: NkiTensor) -> None:
+    """Raise the error for undefined bytes if a view has any, or record it if the launch tolerates it."""
     if not _is_written(tile):
         core.rank.report_violation(unwritten_error(tile))
 
@@ -371,9 +445,10 @@ def _poison_error(
     op: str,
     line: Line,
 ) -> RuleViolation:
-    """Return the error for a read of undefined bytes that become poison.
+    """Return the error for a read of undefined bytes whose results become poison; it is raised if poison is used later.
 
-    They may become poison if the plan propagates it, stays on chip, and the operand has defined bytes as well.
+    The bytes may become poison if the plan propagates it, nothing has a run-time address, all results are on chip,
+    and the operand also has defined bytes (any operand, if the plan propagates by row).
 
     Raises:
         RuleViolation: The bytes may not become poison.
@@ -391,9 +466,9 @@ def _poison_error(
 
 
 def _carries_poison(plan: Plan, reads: tuple[NkiTensor, ...], writes: tuple[NkiTensor, ...]) -> bool:
-    """Return whether undefined elements may become poison.
+    """Return whether results of an instruction may be marked as poison.
 
-    The plan must propagate poison, and its operands and results have no run-time addresses, the results on chip.
+    The plan must propagate poison, no tensor may have a run-time address, and all results must be on chip.
     """
     stays_on_chip = all(write.buffer.on_chip and write.dynamic is None for write in writes)
     return plan.propagate is not None and stays_on_chip and all(read.dynamic is None for read in reads)
@@ -407,12 +482,21 @@ def _find_poisoned(
     blame: RuleViolation,
     operands: list[Any],
 ) -> list[tuple[NkiTensor, np.ndarray]]:
-    """Return the results with poison, each with a mask of its defined elements.
+    """Return the destinations that get poison, each with a mask of its defined elements.
 
-    The caller writes the results afterwards. A rendezvous exchanges the masks itself.
+    The caller marks the poison after writing the results. For a rendezvous the list is empty, and `operands` are
+    replaced by Masked values, which carry the masks to the other members.
+
+    Args:
+        core: The core.
+        plan: The plan, which propagates poison.
+        reads: The tensors that this call reads.
+        writes: The tensors that this call writes.
+        blame: The error of the read that caused the poison.
+        operands: The values of the operands; changed for a rendezvous.
 
     Raises:
-        RuleViolation: The plan uses undefined elements; the error is `blame`.
+        RuleViolation: The plan uses undefined elements in a way that is refused; the error is `blame`.
     """
     assert plan.propagate is not None
     states = (read.storage.validity.states(*read.byte_view()[1:]) for read in reads)
@@ -432,7 +516,10 @@ def _find_poisoned(
 
 
 def _check_gathered(core: NeuronCore, tile: NkiTensor, skip_out_of_range: bool) -> None:
-    """Raise RuleViolation for a gather of elements that were never written."""
+    """Raise RuleViolation if a gather selects elements that are not defined, or if its index is not.
+
+    If the launch tolerates the rule, the error is recorded instead.
+    """
     assert tile.dynamic is not None
     _check_written(core, tile.dynamic.index)
     validity = tile.storage.validity
@@ -443,11 +530,12 @@ def _check_gathered(core: NeuronCore, tile: NkiTensor, skip_out_of_range: bool) 
 
 
 def _mark(tile: NkiTensor, touched: Any, state: int) -> None:
-    """Mark the elements that `write_result` wrote in the validity map.
+    """Mark the elements that `write_result` wrote in the allocation's validity.
 
     Args:
         tile: The destination.
-        touched: What `write_result` returned.
+        touched: What `write_result` returned: None for all elements, a mask of the view, or element ids in the
+            storage.
         state: The validity state of the written bytes.
     """
     validity = tile.storage.validity
@@ -469,10 +557,24 @@ def _mark(tile: NkiTensor, touched: Any, state: int) -> None:
 def _accumulate(
     core: NeuronCore, tile: NkiTensor, product: np.ndarray, mode: Accumulate, as_float: bool
 ) -> Any:
-    """Write a matmul's product into PSUM, or add it to elements of earlier matmuls.
+    """Write a matmul's product to PSUM, adding it to elements that earlier matmuls wrote as `mode` demands.
+
+    The written elements are marked ACCUMULATED. Accumulation onto the write of another engine gives a warning of the
+    launch on chips where that is undefined.
+
+    Args:
+        core: The core.
+        tile: The destination in PSUM.
+        product: The product, in any shape of the same size.
+        mode: Whether the matmul overwrites, adds, or decides for each element by whether it was written.
+        as_float: Whether the product is float32 and has to be rounded to the destination's dtype.
 
     Returns:
         The elements to which the product was added: True for all, False for none, or a mask.
+
+    Raises:
+        RuleViolation: The mode is add and an element was never written, or a run-time index selects poisoned
+            elements.
     """
     accumulate_mask: Any = False
     states: Any = EMPTY

@@ -1,4 +1,9 @@
-"""Errors of the kernel's own Python code, as typed errors with the kernel's line and a suggestion."""
+"""Errors of the kernel's own Python code, as typed errors with the kernel's line and a suggestion.
+
+The launcher converts NameError, AttributeError, TypeError and IndexError of a kernel with `convert_exception`. A
+suggestion is a text that follows Python's message, such as the NKI form of a NumPy name; it is empty if there is
+none.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ _METHODS_WITH_ONE_TUPLE = ("reshape", "permute")
 
 
 class KernelError(NoVerdict):
-    """Exception that the kernel's Python code raised, or an API function that the kernel called."""
+    """Error for an exception that the kernel's Python code raised, or an API function that the kernel called."""
 
     def __init__(self, message: str) -> None:
         super().__init__(CODE, message)
@@ -63,35 +68,37 @@ _TYPES: dict[type[Exception], type[KernelError]] = {
 
 
 def convert_exception(error: Exception) -> KernelError | None:
-    """Return the typed error for an exception of the kernel's code.
+    """Return the typed error for a NameError, AttributeError, TypeError or IndexError of the kernel's code.
 
-    The typed error is also an instance of the exception's type and has its traceback. None for exceptions of other
-    types,
-    and for those of subclasses.
+    The typed error is also an instance of the exception's type, and has its traceback and the kernel's line. An
+    UnboundLocalError counts as a NameError. Returns None for exceptions of other types, and of other subclasses.
     """
     error_type = _TYPES.get(type(error))
     return None if error_type is None else _blame(error_type(_format_message(error)), error)
 
 
 def describe_exception(error: Exception) -> KernelError:
-    """Return the typed error for an exception; for other types an error whose message names the exception's type."""
+    """Return the typed error for any exception of the kernel's code; the caller raises it.
+
+    For types without a typed error it is a KernelError whose message names the exception's type.
+    """
     return convert_exception(error) or _blame(KernelError(f"{type(error).__name__}: {error}"), error)
 
 
 def has_entered_kernel(error: BaseException) -> bool:
-    """Return whether an exception passed a line of a kernel, so that the call itself was accepted."""
+    """Return whether a traceback has a line of a kernel; without one, Python refused the call of the kernel itself."""
     return bool(kernel_traces(error.__traceback__))
 
 
 def _blame(typed_error: KernelError, error: Exception) -> KernelError:
-    """Give the typed error the traceback and the kernel line of an exception."""
+    """Give the typed error the traceback and the kernel line of an exception, and return the typed error."""
     typed_error.__traceback__ = error.__traceback__
     blame_traceback(typed_error)
     return typed_error
 
 
 def _format_message(error: Exception) -> str:
-    """Return Python's message with a suggestion, after the name of the API function that raised it."""
+    """Return Python's message with a suggestion at its end; an API function that raised it is named before it."""
     text = str(error).partition(". Did you mean")[0]  # of Python 3.13, for keyword arguments
     traces = kernel_traces(error.__traceback__)
     if not traces:
@@ -110,7 +117,11 @@ def _format_message(error: Exception) -> str:
 
 
 def _called_function(last: TracebackType) -> str:
-    """Return "load: " if nl.load raised the exception itself, an empty text if the kernel's line did."""
+    """Return "load: " if nl.load raised the exception itself, an empty string if the kernel's line did.
+
+    Args:
+        last: The innermost entry of the traceback that is a kernel line.
+    """
     inner = last.tb_next
     if inner is None:
         return ""
@@ -120,7 +131,13 @@ def _called_function(last: TracebackType) -> str:
 
 
 def _suggest_variable(text: str, frame: FrameType, line: str) -> str:
-    """Return the suggestion for an undefined variable: the NKI form of a foreign name, or a similar variable."""
+    """Return the suggestion for an undefined variable: the NKI form of a NumPy, Triton or CUDA name, or a similar name.
+
+    Args:
+        text: Python's message.
+        frame: The frame of the kernel.
+        line: The source line.
+    """
     quoted = re.search(r"'(\w+)'", text)
     if quoted is None or not text.startswith("name "):
         return ""
@@ -137,7 +154,7 @@ def _suggest_variable(text: str, frame: FrameType, line: str) -> str:
 
 
 def _find_api_name(name: str) -> str:
-    """Return nl.X or nisa.X for a name that the API has, else an empty string."""
+    """Return `nl.X`, `nisa.X` or `ncc.X` for a name X that an API module has, else an empty string."""
     for module in _API:
         if name in getattr(sys.modules.get(module), "__all__", ()):
             return f"{_SHORT[module]}.{name}"
@@ -148,7 +165,7 @@ _SHORT = dict(zip(_API, ("nl", "nisa", "ncc")))
 
 
 def _suggest_attribute(error: AttributeError, line: str) -> str:
-    """Return the suggestion for an attribute that an object does not have."""
+    """Return the suggestion for an attribute that an object does not have; `line` is the source line."""
     name, owner = error.name, error.obj
     if name is None or owner is None:
         return format_nki_hint(_HANDLE) if " = nisa." in line else ""
@@ -164,7 +181,13 @@ def _suggest_attribute(error: AttributeError, line: str) -> str:
 
 
 def _suggest_for_type_error(text: str, frame: FrameType, line: str) -> str:
-    """Return the suggestion for a call or an operation that Python refuses."""
+    """Return the suggestion for a TypeError: a call or an operation that Python refuses.
+
+    Args:
+        text: Python's message.
+        frame: The frame of the kernel.
+        line: The source line.
+    """
     if (keyword := _KEYWORD.fullmatch(text)) is not None:
         return next(
             (suggest_parameter(text, function) for function in _find_function(keyword["function"], frame)), ""
@@ -194,7 +217,7 @@ def _suggest_for_type_error(text: str, frame: FrameType, line: str) -> str:
 
 
 def suggest_parameter(text: str, function: Callable[..., Any]) -> str:
-    """Return the suggestion for a keyword argument that a function does not have, an empty text for other errors.
+    """Return the suggestion for a keyword argument that a function does not have; an empty string for other messages.
 
     Args:
         text: Python's message.
@@ -205,13 +228,18 @@ def suggest_parameter(text: str, function: Callable[..., Any]) -> str:
 
 
 def _parameter_names(function: Callable[..., Any]) -> list[str]:
-    """Return the names of a function's parameters."""
+    """Return the names of a function's parameters, without `**kwargs`."""
     parameters = inspect.signature(function).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
 
 
 def _find_function(qualified: str, frame: FrameType) -> Iterator[Callable[..., Any]]:
-    """Yield the function of the API or of the kernel's module that a message of Python names, if it is found."""
+    """Yield the function that Python's message names, if the API, the kernel's module or its variables have it.
+
+    Args:
+        qualified: The name in the message, such as `load` or `NkiTensor.reshape`.
+        frame: The frame of the kernel.
+    """
     owner, _, name = qualified.rpartition(".")
     owners: list[Any] = [NkiTensor] if owner == "NkiTensor" else [sys.modules.get(module) for module in _API]
     tables = [
@@ -226,7 +254,13 @@ def _find_function(qualified: str, frame: FrameType) -> Iterator[Callable[..., A
 
 
 def _describe_dims(text: str, frame: FrameType, line: str) -> str:
-    """Return the dims of the tensor whose shape has no such index, an empty text if the line indexes no shape."""
+    """Return a text with the shape of a tensor whose `.shape` the line indexes beyond its dims, else an empty string.
+
+    Args:
+        text: Python's message.
+        frame: The frame of the kernel.
+        line: The source line, such as `n = x.shape[3]`.
+    """
     for name, index in re.findall(r"(\w+)\.shape\[(-?\d+)\]", line):
         tensor = frame.f_locals.get(name)
         if isinstance(tensor, NkiTensor) and not -tensor.ndim <= int(index) < tensor.ndim:

@@ -1,4 +1,4 @@
-"""Launch of a kernel: its request, its record, and the interface of its observers."""
+"""Launches of kernels: the request, the record, and the interface of observers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ArgumentsOfRanks = Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Tensor that a kernel returned: the serial number of its allocation, and the layout of the view."""
+    """Tensor that a kernel returned: the serial number of its allocation in the stream, and the layout of the view."""
 
     serial: int
     layout: Layout
@@ -33,10 +33,11 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """Arguments and return value of one rank, as tensors of its stream.
+    """Arguments and return value of one rank's kernel, as tensors of its stream.
 
-    `inputs` has the serial numbers of the arrays in the arguments, in order. `returned` is the kernel's return value
-    with a Result for every tensor. `converts` tells whether an array is stored with other bytes than it has.
+    inputs: serial numbers of the array arguments, in order. returned: the kernel's return value, with a Result in the
+    place of every tensor. converts: whether a replay could not bind other arrays, because an argument is stored with
+    another element size or float8 dtype.
     """
 
     inputs: tuple[int, ...]
@@ -44,7 +45,7 @@ class Interface:
     converts: bool
 
     def results(self) -> list[Result]:
-        """Return the tensors that the kernel returned, in order."""
+        """Return the Results in the return value, in order."""
         return [value for value in list_leaves(self.returned) if isinstance(value, Result)]
 
 
@@ -52,11 +53,9 @@ class Interface:
 class Launch(Displayed):
     """Record of one launch: its outputs, the stream of every core, and its warnings; `print` shows a short report.
 
-    `outputs` and `interfaces` have an entry for each rank; `streams` one for each core, rank by rank. `reads_values`
-    tells
-    whether the kernel's Python read elements of a tensor. `rules` are the rules that applied. `tolerated` are the
-    broken
-    rules that they do not refuse, whose texts `warnings` has too.
+    `outputs` and `interfaces` have an entry for each rank of this process; `streams` one for each core, rank by rank.
+    `reads_values` tells whether the kernel's Python read elements of a tensor. `rules` are the rules that applied.
+    `tolerated` are the errors of broken rules that `rules` do not refuse; `warnings` has their texts too.
     """
 
     kernel: str
@@ -71,31 +70,33 @@ class Launch(Displayed):
     tolerated: tuple[RuleViolation, ...] = ()
 
     def repeated(self, outputs: list[Any]) -> Launch:
-        """Return the launch of a replay: this launch with new outputs."""
+        """Return a copy of this launch in mode replay with other outputs; it shares the streams."""
         launch = object.__new__(Launch)  # dataclasses.replace takes longer than the replay of a small kernel
         launch.__dict__.update(self.__dict__, mode=Mode.replay, outputs=outputs)
         return launch
 
     def on(self, chip: Hardware) -> Launch:
-        """Return this launch at the costs of another record of its chip, without running the kernel.
+        """Return this launch with the costs of another record of its chip; the kernel does not run again.
 
-        The record may differ only in numbers of times, as an overlay does; all ranks are of this process.
+        Args:
+            chip: A record that differs from this launch's only in numbers of times, as with an overlay. All ranks
+                must be of this process.
         """
         record = chip.working(len(self.streams))
         return replace(self, hardware=record, streams=tuple(stream.on(record) for stream in self.streams))
 
     @cached_property
     def placements(self) -> tuple[dict[MemoryRegion, Placement], ...]:
-        """Placement in SBUF and PSUM of every stream."""
+        """Placement of every stream's tiles in SBUF and PSUM, by memory."""
         return tuple(_placements(stream, self.hardware) for stream in self.streams)
 
     def high_water_bytes(self, buffer: MemoryRegion) -> int:
-        """Return the highest byte of a partition that is in use on any core."""
+        """Return the highest number of bytes per partition that live tiles take in SBUF or PSUM, over all cores."""
         return max(placements[buffer].high_water_bytes for placements in self.placements)
 
     @property
     def title(self) -> str:
-        """Text with kernel, chip, mode, ranks, physical cores of all ranks, and instructions of all cores."""
+        """Text with kernel, chip, mode, and the numbers of ranks, physical cores and instructions."""
         ranks, cores = len({stream.rank for stream in self.streams}), len(self.streams)
         counts = ((ranks, "rank"), (cores, "core"), (sum(map(len, self.streams)), "instruction"))
         counted = ", ".join(f"{count:,} {unit}{'' if count == 1 else 's'}" for count, unit in counts)
@@ -106,13 +107,11 @@ class Launch(Displayed):
 
 
 class Observer(InstructionObserver):
-    """Base of objects that are told of launches, instructions and operands while kernels run; it does nothing.
+    """Base class of objects that are told of launches and instructions while kernels run; its methods do nothing.
 
-    Element values and run-time indices are lost after a launch; a detector that needs them sets `sees_instructions`.
-    With
-    `keeps_calls` the stream records the callers' lines of instructions and allocations. Launches with either flag are
-    never
-    replayed. Without an observer an instruction costs two empty loops.
+    Register one with `simulate.run.observers.observing`. Element values and run-time indices are lost after a launch;
+    an observer that needs them sets `sees_instructions`. With `keeps_calls` the stream records the callers' lines of
+    instructions and allocations. Launches with either flag are never replayed.
     """
 
     sees_instructions = False
@@ -121,7 +120,7 @@ class Observer(InstructionObserver):
     def began(
         self, request: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
     ) -> None:
-        """Handle a launch whose cores are about to run.
+        """Handle a launch whose cores are about to run; not called for a replay.
 
         Args:
             request: The launch.
@@ -130,21 +129,27 @@ class Observer(InstructionObserver):
         """
 
     def ran(self, launch: Launch) -> None:
-        """Handle a launch whose kernel has run to its end; it may still be refused because its tiles do not fit."""
+        """Handle a launch whose kernel has run to its end; it may still be refused because its tiles do not fit.
+
+        Not called for a replay.
+        """
 
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
-        """Handle a launch that is over.
+        """Handle a launch that is over and was not refused.
 
         Args:
             launch: The launch.
-            returned: The return value of each rank, with tensors; empty for a replay.
+            returned: The return value of each rank, with tensors instead of arrays; empty for a replay.
         """
 
     def refused(self, error: NkwError) -> None:
-        """Handle the error that ended a launch, which the caller may catch."""
+        """Handle the NkwError that ended a launch, before it is raised; the caller may catch it."""
 
     def stopped(self, launch: Launch) -> None:
-        """Handle a launch that an instruction ended; its streams end before that instruction, and it has no outputs."""
+        """Handle a launch that an error ended in an instruction; its streams end before that instruction.
+
+        It has no outputs. `refused` is called after it.
+        """
 
 
 @dataclass(frozen=True)
@@ -185,12 +190,13 @@ class LaunchRequest:
 
 
 def unwrap_kernel(kernel: Any) -> Callable[..., Any]:
-    """Return the function under `nki.jit`; a kernel that is not jitted, unchanged."""
+    """Return the function under `nki.jit`; any other callable unchanged."""
     jitted = hasattr(kernel, "func") and not isinstance(kernel, partial)
     return kernel.func if jitted else kernel  # type: ignore[no-any-return]
 
 
 def _placements(stream: Stream, chip: Hardware) -> dict[MemoryRegion, Placement]:
+    """Return the placement of a stream's tiles in SBUF and in PSUM, by first and last use."""
     tiles: dict[MemoryRegion, list[Tile]] = {MemoryRegion.sbuf: [], MemoryRegion.psum: []}
     for serial, first in stream.first_use.items():
         record = stream.tensors[serial]

@@ -1,4 +1,4 @@
-"""Texts about a launch: a short report of outputs, instructions and memory, and a summary as JSON."""
+"""Texts about a launch: a short report of outputs, instructions and memory for a terminal, and a summary as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROWS = 12
 
 @report_of.register(Launch)
 def report(launch: Launch) -> list[Part]:
-    """Return the report of one launch, for a terminal."""
+    """Return the parts of a launch's report: outputs, instruction counts, use of SBUF and PSUM, warnings."""
     out: list[Part] = [Hanging(launch.title, style="bold")]
     results = [
         (f"{rank}", f"{number}", f"{value.shape} {value.dtype}")
@@ -46,7 +46,7 @@ def report(launch: Launch) -> list[Part]:
 
 
 def summary(launch: Launch) -> dict[str, Any]:
-    """Return the launch as a JSON object, for the documents of commands."""
+    """Return a JSON object with the kernel, target, mode, warnings, and numbers of ranks, cores and instructions."""
     ranks = len({stream.rank for stream in launch.streams})
     return {
         "kernel": launch.kernel,
@@ -60,4 +60,5 @@ def summary(launch: Launch) -> dict[str, Any]:
 
 
 def _count_omitted(count: int) -> list[Part]:
+    """Return the line "and N more" if a table of `count` rows is cut after the first 12, else no line."""
     return [f"and {count - _ROWS} more"] if count > _ROWS else []

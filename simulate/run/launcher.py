@@ -1,4 +1,4 @@
-"""Run of one launch of a kernel on all its ranks, eager or dry."""
+"""Run of one launch of a kernel on all ranks of this process, in mode eager or dry."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ from simulate.run.stream import Stream, TensorTable
 
 
 def execute_launch(request: LaunchRequest) -> Launch:
-    """Run the kernel's Python on every core of the request, and check that its tiles fit.
+    """Run the kernel's Python on every core of the request, check that its tiles fit, and return the launch.
+
+    Arrays that the kernel writes to are updated in place. Observers are told of each step. Tolerated broken rules
+    give Python warnings.
 
     Raises:
         RuleViolation: A rule is broken, or live tiles do not fit.
@@ -84,6 +87,7 @@ def _record_launch(
     outputs: list[Any],
     reads_values: bool,
 ) -> Launch:
+    """Return the record of a launch whose cores have stopped."""
     return Launch(
         kernel=getattr(request.kernel, "__name__", "kernel"),
         hardware=request.chip,
@@ -98,7 +102,7 @@ def _record_launch(
 
 
 def _describe_interrupt(request: LaunchRequest, cores: Sequence[NeuronCore]) -> str:
-    """Return a text with the core that ran last, its number of instructions and its last line."""
+    """Return a text for an interrupt: the core that ran last, its instruction count, last instruction and line."""
     stream = max((core.stream for core in cores), key=lambda stream: stream.resumed[-1:])
     name = getattr(request.kernel, "__name__", "kernel")
     issued = len(stream.line_ids)  # the recording of the last event may be incomplete after its line
@@ -110,7 +114,7 @@ def _describe_interrupt(request: LaunchRequest, cores: Sequence[NeuronCore]) -> 
 
 
 class _RankRun:
-    """Rank of a launch: its arguments as tensors, and the kernel's return value."""
+    """State of one rank during a launch: its arguments as tensors, and the return value of its core 0."""
 
     def __init__(self, request: LaunchRequest, core: NeuronCore) -> None:
         self.rank = core.rank
@@ -124,6 +128,7 @@ class _RankRun:
         self.returned: Any = None
 
     def interface(self) -> Interface:
+        """Return the rank's arguments and return value as tensors of its stream."""
         inputs = tuple(storage.serial for storage in self.arguments.storages())
         return Interface(inputs, map_leaves(_describe_result, self.returned), self.arguments.converts)
 
@@ -154,12 +159,12 @@ def _create_cores(request: LaunchRequest) -> list[NeuronCore]:
 
 
 def _create_scheduler(request: LaunchRequest, count: int, streams: Sequence[Stream]) -> CoreScheduler:
-    """Return the scheduler of the cores of a launch.
+    """Return the scheduler of a launch's cores; it records resumptions in the streams.
 
     Args:
         request: The launch.
         count: The number of cores.
-        streams: The streams of the cores, which the caller appends later.
+        streams: The list to which the caller appends the streams of the cores later.
     """
     one_core_each = request.logical_core_size == 1 and request.peers is None
     if count > 1 and one_core_each and request.mode is Mode.dry and request.seed is None:
@@ -173,7 +178,14 @@ def _create_scheduler(request: LaunchRequest, count: int, streams: Sequence[Stre
 
 
 def _run_core(core: NeuronCore, kernel: Callable[..., Any], rank_run: _RankRun) -> None:
-    """Run the kernel on one core, in the calling thread."""
+    """Run the kernel on one core, in the calling thread; the return value of core 0 is stored in `rank_run.returned`.
+
+    Raises:
+        CallError: Python refuses the call because the kernel does not take these arguments.
+        KernelError: The kernel's Python code raises a NameError, AttributeError, TypeError or IndexError.
+        UserExit: The kernel's Python code ends the program.
+        Exception: Any other error of the kernel, unchanged.
+    """
     before = set_running_core(core)
     try:
         with np.errstate(all="ignore"):
@@ -202,12 +214,12 @@ def _run_core(core: NeuronCore, kernel: Callable[..., Any], rank_run: _RankRun) 
 
 
 def _describe_result(value: Any) -> Any:
-    """Return a Result for a tensor, any other object unchanged."""
+    """Return a Result for a tensor, and any other object unchanged."""
     return Result(value.storage.serial, value.layout) if isinstance(value, NkiTensor) else value
 
 
 def _report_tolerated(done: Launch, rank_runs: Sequence[_RankRun]) -> Launch:
-    """Return the launch with the broken rules that it tolerates; each also gives a Python warning."""
+    """Give a Python warning for each tolerated broken rule; return the launch with these rules and their texts."""
     tolerated = tuple(error for rank_run in rank_runs for error in rank_run.rank.tolerated)
     if not tolerated:
         return done
@@ -219,20 +231,24 @@ def _report_tolerated(done: Launch, rank_runs: Sequence[_RankRun]) -> Launch:
 
 
 def _why_tolerated(error: RuleViolation) -> str:
+    """Return why a broken rule does not end the launch: public kernels break it too, or NKI_RULES is simulator."""
     if error.code in WARNED:
         return "public kernels that compile break this documented sentence too"
     return f"{RULES_VARIABLE} is {Rules.simulator.value}"
 
 
 class ToleratedRule(UserWarning):
-    """Warning about a rule that a kernel breaks and that the rules of its launch do not refuse."""
+    """Category of Python warnings about rules that a kernel breaks and that the rules of its launch do not refuse."""
 
 
 def _check_capacity(done: Launch, rank_runs: Sequence[_RankRun]) -> Launch:
-    """Return the launch, with a warning if too many tiles live in PSUM in program order and the compiler changes it.
+    """Check that live tiles fit into SBUF and PSUM, and return the launch.
+
+    Tiles beyond PSUM are only a warning of the launch if the kernel's dialect has a compiler that reorders loops, so
+    that program order does not decide which tiles are live.
 
     Raises:
-        RuleViolation: Live tiles exceed SBUF, or PSUM otherwise; its line is that of an allocation.
+        RuleViolation: Live tiles exceed a memory; the error has the line of an allocation.
     """
     texts: list[str] = []
     cores = len(done.streams) // len(rank_runs)
@@ -255,5 +271,6 @@ def _check_capacity(done: Launch, rank_runs: Sequence[_RankRun]) -> Launch:
 
 
 def _parameter_names(kernel: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of a function's positional parameters; an empty tuple if it is no plain function."""
     code = getattr(kernel, "__code__", None)
     return code.co_varnames[: code.co_argcount] if code is not None else ()

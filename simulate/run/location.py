@@ -1,4 +1,7 @@
-"""Lines of the user's kernel that are running."""
+"""Kernel lines that are running, and the lines of errors.
+
+A line is a code object and a line number. Code of the simulator and of `nkw` is no part of a kernel.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ _known_codes: dict[int, tuple[CodeType, bool]] = {}
 
 
 def kernel_line(inside: int = 1) -> tuple[CodeType, int]:
-    """Return code and line number of the innermost frame outside this package.
+    """Return code and line number of the innermost running frame outside of the simulator, else of the outermost.
 
     Args:
-        inside: The number of callers that are known to be inside this package.
+        inside: The number of callers that are known to be inside the simulator, and are skipped.
     """
     frame = sys._getframe(inside)
     while True:
@@ -35,12 +38,16 @@ def kernel_line(inside: int = 1) -> tuple[CodeType, int]:
 
 
 def _classify(code: CodeType) -> tuple[CodeType, bool]:
+    """Record whether a code object belongs to the simulator, and return the entry (code, belongs)."""
     entry = _known_codes[id(code)] = code, code.co_filename.startswith(PACKAGES)
     return entry
 
 
 def running_lines() -> tuple[tuple[CodeType, int], ...]:
-    """Return the lines of the kernel that are running, outermost caller first, without lines of this package."""
+    """Return the kernel lines of the running call stack, outermost caller first.
+
+    They begin at the launch, and lines of the simulator are left out.
+    """
     lines: list[tuple[CodeType, int]] = []
     frame = sys._getframe(1)
     while frame is not None:
@@ -55,7 +62,10 @@ def running_lines() -> tuple[tuple[CodeType, int], ...]:
 
 
 def blame_line(error: NkwError, line: tuple[CodeType, int]) -> None:
-    """Set the line of an error that has none, with the line's callers if it is the running line."""
+    """Set the location of an error that has none to a kernel line.
+
+    Its callers are set too, if the line is the one that is running.
+    """
     if error.where is None:
         chain = running_lines()
         error.where = location(line)
@@ -64,7 +74,10 @@ def blame_line(error: NkwError, line: tuple[CodeType, int]) -> None:
 
 
 def blame_traceback(error: NkwError) -> None:
-    """Set the line of an error that has none to the innermost kernel line in its traceback, with its callers."""
+    """Set location and callers of an error that has none: the innermost kernel line of its traceback.
+
+    Does nothing if the traceback has no kernel line.
+    """
     if error.where is None:
         lines = [(trace.tb_frame.f_code, trace.tb_lineno) for trace in kernel_traces(error.__traceback__)]
         if lines:
@@ -87,9 +100,10 @@ def kernel_traces(trace: TracebackType | None) -> list[TracebackType]:
 
 
 def _list_callers(chain: Sequence[tuple[CodeType, int]]) -> tuple[Location, ...]:
+    """Return the locations of lines, given outermost first, in the reverse order."""
     return tuple(location(line) for line in reversed(chain))
 
 
 def running_location() -> Location:
-    """Return the line of the user's kernel that is running now."""
+    """Return the location (file, line, function) of the kernel line that is running."""
     return location(kernel_line())

@@ -1,4 +1,4 @@
-"""NeuronCore while a kernel runs on it, and its rank."""
+"""State of a launch while a kernel runs: NeuronCores, their rank, and the core of the calling thread."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from simulate.run.stream import Line, TensorTable
 
 
 class Mode(Enum):
-    """Mode of a launch.
+    """Way in which a launch is executed.
 
-    eager: every instruction is checked, executed and recorded. dry: the same without computing numbers. replay: the
+    eager: every instruction is checked, executed and recorded. dry: the same without computing values. replay: the
     program of an earlier launch with the same cache key runs on new data; without such a program the launch is eager.
     """
 
@@ -41,26 +41,25 @@ class Mode(Enum):
 
 @dataclass
 class Rank:
-    """State that the cores of one rank share: the tensor table, the allocations of shared HBM, the warnings.
+    """State that the cores of one rank share, such as the tensor table, shared HBM and warnings.
 
     Attributes:
         number: Number of the rank.
         hardware: Record of the chip.
         logical_core_size: Physical cores of the rank.
         tensors: Allocations of the rank.
-        shared: Allocations of shared HBM, in order.
+        shared: Tensors in shared HBM, in the order of allocation; each core takes them in turn.
         constants: Arrays of nl.shared_constant by their index, each with the core that passed it first.
         warnings: Texts of the launch's warnings.
         reorders_loops: Whether the kernel's compiler reorders loops, so that program order does not decide which PSUM
-            tiles
-            are live.
+            tiles are live.
         level: Release of NKI that the kernel is written for.
         rules: Rules of the launch.
         config: Compile configuration of the kernel, and whether nested kernels may have another.
         trips: Trip counts of a dry launch.
         loops: Trip counts of the device loops that were reached, by their line.
         values: Values that a dry launch knows.
-        tolerated: Broken rules that the launch's rules do not refuse.
+        tolerated: Errors of broken rules that the launch's rules do not refuse.
         judged: Kernel lines and codes of undocumented arguments that were checked already.
     """
 
@@ -84,20 +83,21 @@ class Rank:
     def trip_count(self, line: Line) -> int | None:
         """Return the assumed trip count of the device loop at a line, None if the launch has no trip counts.
 
-        Each loop takes the next count in the order in which the loops are reached first. The last count applies to all
-        further
-        loops.
+        Each loop takes the next count of the launch when it is reached first, and keeps it. The last count is for all
+        further loops.
         """
         if not self.trips:
             return None
         return self.loops.setdefault(line, self.trips[min(len(self.loops), len(self.trips) - 1)])
 
     def report_violation(self, error: RuleViolation, instruction: str = "") -> None:
-        """Raise the error of a broken rule, or record it if the rules of the launch tolerate it.
+        """Raise the error of a broken rule, or append it to `tolerated` if the rules of the launch tolerate it.
+
+        A tolerated error gets the running line if it has none; equal errors are recorded once.
 
         Args:
             error: The error.
-            instruction: The name of the instruction, which the error gets if it has none.
+            instruction: The name of the instruction, which a tolerated error gets if it has none.
         """
         if self.rules.refuse(error.code):
             raise error
@@ -111,7 +111,7 @@ Tensors = tuple[NkiTensor, ...]
 
 
 class Issue(NamedTuple):
-    """Instruction that takes effect: the plan of its template, and its tensors."""
+    """Instruction that takes effect: the plan over stand-ins, and the tensors that this call reads and writes."""
 
     plan: Plan
     reads: Tensors
@@ -119,17 +119,29 @@ class Issue(NamedTuple):
 
 
 class InstructionObserver:
-    """Base of observers of every instruction while it takes effect; it does nothing."""
+    """Base class of observers of every instruction while it takes effect; its methods do nothing."""
 
     def issuing(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
-        """Handle an instruction that will be event `len(core.stream)`; its operands are unchanged."""
+        """Handle an instruction before it is computed; it will be event `len(core.stream)`.
+
+        Args:
+            core: The core.
+            issue: The plan and its tensors.
+            operands: The values of the operands, which are those in memory; none in a dry launch.
+        """
 
     def issued(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
-        """Handle an instruction that has taken effect; its operands may share memory with its results."""
+        """Handle an instruction whose results are written; it will be event `len(core.stream)`.
+
+        Args:
+            core: The core.
+            issue: The plan and its tensors.
+            operands: The values of the operands; they may share memory with results, and so be overwritten.
+        """
 
 
 class NeuronCore:
-    """Physical core: its memories are the tensors it allocates, its history is its stream."""
+    """Physical core during a launch: its stream, its accumulator registers, and its random generators."""
 
     def __init__(
         self, rank: Rank, number: int, index: int, scheduler: CoreScheduler, mode: Mode, precise: bool
@@ -154,18 +166,21 @@ class NeuronCore:
         self._constants_taken = 0
 
     def state(self, key: State) -> np.ndarray:
-        """Return a register file of the core, or the state of a random generator."""
+        """Return the values of accumulator registers or of a random generator, an array with a row per partition.
+
+        Before the first use it is what the kernel finds at its start (`State.initial`).
+        """
         state = self._state.get(key)
         if state is None:
             state = self._state[key] = key.initial(self.hardware.partitions)
         return state
 
     def set_state(self, key: State, values: np.ndarray) -> None:
-        """Replace a register file or the state of a generator; only `issue` calls this."""
+        """Replace the values of accumulator registers or of a random generator; only `issue` calls this."""
         self._state[key] = values
 
     def registers_defined(self, key: State) -> Validity:
-        """Return which registers of a register file are defined, with one byte for each partition."""
+        """Return the validity of an accumulator register file, one byte per partition; EMPTY at the kernel's start."""
         validity = self._defined.get(key)
         if validity is None:
             validity = self._defined[key] = Validity(self.hardware.partitions, EMPTY)
@@ -179,17 +194,21 @@ class NeuronCore:
         name: str = "",
         address: tuple[int, int] | None = None,
     ) -> NkiTensor:
-        """Return a fresh, uninitialised tensor; a tensor in shared HBM is the same for all cores of the rank.
+        """Return a fresh tensor of undefined bytes.
+
+        With rules `simulator` the bytes are filled as the vendor's simulator does. A tensor in shared HBM is the same
+        for both cores of a rank, which must allocate such tensors in the same order.
 
         Args:
-            shape: The shape; an int is a shape with one dim.
+            shape: The shape; an int is a shape with one dim. On chip (1,) becomes (1, 1).
             dtype: The dtype, or its name.
             buffer: The memory.
             name: The name that messages show.
             address: (partition, byte) of a tile on chip, None if the compiler places it.
 
         Raises:
-            RuleViolation: The memory cannot hold the shape or the address.
+            RuleViolation: The memory cannot hold the shape or the address, or the cores' allocations in shared HBM
+                differ.
             InvalidArgument: The shape is no tuple of positive integers.
         """
         try:
@@ -208,7 +227,10 @@ class NeuronCore:
     def _check_allocation(
         self, shape: Sequence[int] | int, dtype: Any, buffer: MemoryRegion, address: tuple[int, int] | None
     ) -> tuple[tuple[int, ...], DType]:
-        """Return the sizes and the stored dtype of a tensor that the memory can hold; raises what `allocate` raises."""
+        """Return the shape and the stored dtype of a tensor after checking that the memory can hold it.
+
+        Raises what `allocate` raises for shape, dtype, memory and address.
+        """
         element = self.stored_dtype(as_dtype(dtype))
         if element == "int64":
             self.rank.level.require("nl.int64")
@@ -226,7 +248,7 @@ class NeuronCore:
         return sizes, element
 
     def apply(self, rule_function: Callable[..., object], *facts: Any) -> None:
-        """Apply a rule to the chip and to facts.
+        """Apply a rule: call `rule_function(hardware, *facts)`, and record its error if the launch tolerates it.
 
         Raises:
             RuleViolation: The rule is broken, and the launch's rules refuse it.
@@ -237,17 +259,25 @@ class NeuronCore:
             self.rank.report_violation(error)
 
     def _tolerate(self, rule_function: Callable[..., object], *facts: Any) -> None:
-        """Apply a rule about an undocumented argument of an allocation, as `apply` does."""
+        """Apply a rule about an undocumented argument of an allocation: call `rule_function(*facts)`.
+
+        Its error is recorded if the launch tolerates it, else raised.
+        """
         for violation in violations((rule_function, *facts)):
             self.rank.report_violation(violation, "allocation")
 
     def take_constant(self) -> int:
-        """Return the index of the core's next constant, counted from 0."""
+        """Return the index of the core's next nl.shared_constant, and advance it; the first is 0."""
         index, self._constants_taken = self._constants_taken, self._constants_taken + 1
         return index
 
     def allocate_register(self, frozen: bool = False, dtype: DType | None = None) -> VirtualRegister:
-        """Return a register without a value, of 32 bits unless `dtype` is int64."""
+        """Return a register without a value: 32 bits, or 64 if `dtype` is int64.
+
+        Args:
+            frozen: Whether the kernel may not write the register.
+            dtype: The dtype of the register; None is that of ordinary registers.
+        """
         register = VirtualRegister(allocate_cell(dtype, has_bytes=not self.dry), frozen)
         self.rank.tensors.add(register.cell.storage)
         return register
@@ -260,6 +290,7 @@ class NeuronCore:
         name: str,
         address: tuple[int, int] | None = None,
     ) -> NkiTensor:
+        """Return a tensor of undefined bytes, add it to the rank's table, and note the device loops that run."""
         array = np.empty(0, np.uint8) if self.dry else None
         storage = Storage(
             shape, dtype, buffer, name, array=array, address=address, line=kernel_line(), fresh=True
@@ -272,6 +303,10 @@ class NeuronCore:
         return NkiTensor(shape, dtype, storage)
 
     def _allocate_shared(self, shape: tuple[int, ...], dtype: DType, name: str) -> NkiTensor:
+        """Return the next tensor in shared HBM; the first core that reaches it allocates it.
+
+        Raises RuleViolation if the other core allocated another shape or dtype at this point.
+        """
         taken, self._shared_taken = self._shared_taken, self._shared_taken + 1
         if taken == len(self.rank.shared):
             self.rank.shared.append(self._allocate_fresh(shape, dtype, MemoryRegion.shared_hbm, name))
@@ -285,19 +320,21 @@ class NeuronCore:
         return tensor
 
     def stored_dtype(self, dtype: DType) -> DType:
-        """Return the dtype in which this run stores a dtype: NKI_PRECISE_FP=0 stores bf16 and fp8 as float32."""
+        """Return the dtype in which this launch stores a dtype: float32 for bf16 and fp8 if NKI_PRECISE_FP=0."""
         if self.precise or not dtype.is_float or dtype.is_packed or dtype.itemsize >= 4 or dtype == "float16":
             return dtype
         return dtype.stored_as_float32()
 
     def warn(self, message: str) -> None:
-        """Add a text with the running line to the launch's warnings, unless it is there already."""
+        """Append a text with the running line to the launch's warnings, unless it is among them."""
         text = f"{message} at {running_location()}"
         if text not in self.rank.warnings:
             self.rank.warnings.append(text)
 
 
 class _Running(threading.local):
+    """Core that each thread runs."""
+
     core: NeuronCore | None = None
 
 
@@ -305,11 +342,7 @@ _running = _Running()
 
 
 def current_core() -> NeuronCore:
-    """Return the core that the calling thread runs.
-
-    Raises:
-        NkwError: The call is made outside of a kernel.
-    """
+    """Return the core that the calling thread runs. Raises NkwError outside of a kernel."""
     core = _running.core
     if core is None:
         raise NkwError(
@@ -321,7 +354,7 @@ def current_core() -> NeuronCore:
 
 
 def running_core() -> NeuronCore | None:
-    """Return the core that the calling thread runs, None outside of a kernel."""
+    """Return the core that the calling thread runs, or None outside of a kernel."""
     return _running.core
 
 
@@ -332,16 +365,16 @@ def running_level() -> Level:
 
 
 def set_running_core(core: NeuronCore | None) -> NeuronCore | None:
-    """Make `core` the core of the calling thread, and return the core before."""
+    """Set the core that the calling thread runs, None for none; returns the former one."""
     previous, _running.core = _running.core, core
     return previous
 
 
 def as_shape(shape: Sequence[int] | int) -> tuple[int, ...]:
-    """Return a shape as a tuple of sizes of 1 or more.
+    """Return a shape as a tuple of integers of 1 or more; an integer n becomes (n,).
 
     Raises:
-        InvalidArgument: The shape is no tuple of positive integers.
+        InvalidArgument: The shape is no integer, tuple or list of integers of 1 or more.
     """
     try:
         sizes = tuple(
@@ -423,7 +456,16 @@ def address_fits(
 def _nearest_address(
     hardware: Hardware, rows: int, needed: int, limit: int, buffer: MemoryRegion, requested: tuple[int, int]
 ) -> str:
-    """Return the address nearest to the requested address at which the tile fits; in PSUM the start of a bank."""
+    """Return a text with the address nearest to a requested address at which a tile fits.
+
+    Args:
+        hardware: The record of the chip.
+        rows: The partitions of the tile.
+        needed: Its bytes per partition.
+        limit: The usable bytes per partition.
+        buffer: The memory; in PSUM the address is the start of a bank.
+        requested: (partition, byte).
+    """
     step = hardware.psum_bank_bytes if buffer is MemoryRegion.psum else 1
     partition = min(max(requested[0], 0), hardware.partitions - rows)
     byte = min(max(requested[1], 0), limit - needed) // step * step
@@ -443,7 +485,7 @@ def shared_allocations_agree() -> None:
 
 
 def capacity_bytes(hardware: Hardware, buffer: MemoryRegion) -> int:
-    """Return the usable bytes of a partition of an on-chip memory."""
+    """Return the usable bytes of a partition of SBUF or PSUM."""
     if buffer is MemoryRegion.psum:
         return hardware.psum_bytes_per_partition
     return hardware.sbuf_usable_bytes_per_partition

@@ -1,7 +1,8 @@
 """Messages between ranks in separate processes: JSON texts whose every field is checked when it is read.
 
-Any program that reaches the store of torch.distributed can write to it. JSON contains only numbers and texts, unlike
-pickle, which would run code of the sender.
+`simulate.run.processes` sends them through the store of torch.distributed. Any program that reaches this store can
+write to it. JSON contains only numbers and texts, unlike pickle, which would run code of the sender. The functions
+that check a field raise ValueError for a wrong one, which `_Reading` turns into NkwError.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Shape = tuple[tuple[int, ...], np.dtype]
 
 @dataclass(frozen=True)
 class ProcessMessage:
-    """Host of a rank's process and its process id."""
+    """Message with the host and the process id of a rank's process."""
 
     host: str
     process_id: int
@@ -47,10 +48,14 @@ class ProcessMessage:
 
     @classmethod
     def decode(cls, content: bytes, rank: int) -> ProcessMessage:
-        """Return the message that a rank sent.
+        """Return the message in JSON bytes that a rank sent.
+
+        Args:
+            content: The bytes.
+            rank: The sender, for errors.
 
         Raises:
-            NkwError: The content is no such message.
+            NkwError: The bytes are no such message.
         """
         with _Reading(rank):
             host, process_id = _list(content, 2)
@@ -59,7 +64,12 @@ class ProcessMessage:
 
 @dataclass(frozen=True)
 class StateMessage:
-    """State of a rank: the number of states it has published, its status, a text, and the keys that it waits for."""
+    """Message with what a rank does.
+
+    count: number of states that the rank has published. status: "runs", "waits", "ended" or "failed". text: what it
+    waits in, or its error. missing: for each rendezvous that it waits for, the keys of the arrivals that would
+    complete it.
+    """
 
     count: int = 0
     status: str = "ended"
@@ -72,10 +82,14 @@ class StateMessage:
 
     @classmethod
     def decode(cls, content: bytes, rank: int) -> StateMessage:
-        """Return the message that a rank sent.
+        """Return the message in JSON bytes that a rank sent.
+
+        Args:
+            content: The bytes.
+            rank: The sender, for errors.
 
         Raises:
-            NkwError: The content is no such message.
+            NkwError: The bytes are no such message.
         """
         with _Reading(rank):
             count, status, text, missing = _list(content, 4)
@@ -87,7 +101,11 @@ class StateMessage:
 
 @dataclass(frozen=True)
 class ArrivalMessage:
-    """Arrival of a rank at a rendezvous: the terms as texts, the line, and shapes and dtypes of the operands."""
+    """Message of a rank that arrives at a rendezvous.
+
+    terms: what the members must agree on, as texts. where: the kernel line. shapes: shape and dtype of each operand,
+    whose bytes follow by another way.
+    """
 
     terms: Mapping[str, str]
     where: Location
@@ -105,10 +123,14 @@ class ArrivalMessage:
 
     @classmethod
     def decode(cls, content: bytes, rank: int) -> ArrivalMessage:
-        """Return the message that a rank sent.
+        """Return the message in JSON bytes that a rank sent.
+
+        Args:
+            content: The bytes.
+            rank: The sender, for errors.
 
         Raises:
-            NkwError: The content is no such message.
+            NkwError: The bytes are no such message.
         """
         with _Reading(rank):
             terms, where, shapes = _list(content, 3)
@@ -124,7 +146,7 @@ class ArrivalMessage:
 
 @dataclass(frozen=True)
 class ArraysMessage:
-    """Shapes and dtypes of arrays whose bytes follow the message, array after array."""
+    """Message with the shapes and dtypes of arrays, whose bytes follow the message, array after array."""
 
     shapes: Sequence[Shape]
 
@@ -138,16 +160,24 @@ class ArraysMessage:
 
     @classmethod
     def decode(cls, content: bytes, rank: int) -> ArraysMessage:
-        """Return the message that a rank sent.
+        """Return the message in JSON bytes that a rank sent.
+
+        Args:
+            content: The bytes of the message, without those of the arrays.
+            rank: The sender, for errors.
 
         Raises:
-            NkwError: The content is no such message.
+            NkwError: The bytes are no such message.
         """
         with _Reading(rank):
             return cls([_shape(shape) for shape in _items(json.loads(content))])
 
     def split(self, content: bytes, rank: int) -> list[np.ndarray]:
-        """Return the arrays whose bytes follow the message.
+        """Return the arrays whose bytes follow the message, as read-only views of `content`'s bytes.
+
+        Args:
+            content: The bytes of all arrays.
+            rank: The sender, for errors.
 
         Raises:
             NkwError: The number of bytes is not that of the arrays.
@@ -164,7 +194,7 @@ class ArraysMessage:
 
 
 class _Reading:
-    """Context that turns the errors of a wrong message into NkwError."""
+    """Context that turns ValueError and RecursionError, of reading a message from `rank`, into NkwError."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -182,36 +212,46 @@ class _Reading:
 
 
 def _list(content: bytes, length: int) -> list[Any]:
+    """Return the JSON list of `length` elements in bytes. Raises ValueError for other bytes."""
     return _items(json.loads(content), length)
 
 
 def _items(value: Any, length: int | None = None) -> list[Any]:
+    """Return a value that is a list, of `length` elements unless that is None. Raises ValueError for another value."""
     if not isinstance(value, list) or length not in (None, len(value)):
         raise ValueError
     return value
 
 
 def _text(value: Any) -> str:
-    """Return a text without control characters, shortened in the middle if it is long."""
+    """Return a value that is a text, without control characters and cut in the middle to 2000 characters.
+
+    Raises ValueError for another value.
+    """
     if not isinstance(value, str):
         raise ValueError
     return shown(value, _LONGEST_TEXT)
 
 
 def _integer(value: Any, least: int, most: int = 2**63 - 1) -> int:
+    """Return a value that is an int from `least` to `most`. Raises ValueError for another value."""
     if type(value) is not int or not least <= value <= most:
         raise ValueError
     return value
 
 
 def _arrival_key(value: Any) -> str:
-    """Return the key of an arrival, which ends in a slash and the number of a member."""
+    """Return a value that is the key of an arrival: a text that ends in a slash and a member's number.
+
+    Raises ValueError for another value.
+    """
     if not isinstance(value, str) or not re.search(r"/\d{1,9}\Z", value, re.ASCII):
         raise ValueError
     return value
 
 
 def _shape(value: Any) -> Shape:
+    """Return the shape and dtype in a JSON pair (lengths, dtype's name). Raises ValueError for another value."""
     lengths, name = _items(value, 2)
     shape = tuple(_integer(length, 0) for length in _items(lengths))
     if not isinstance(name, str):
@@ -227,10 +267,12 @@ def _shape(value: Any) -> Shape:
 
 
 def _encode_shapes(shapes: Sequence[Shape]) -> list[Any]:
+    """Return shapes and dtypes as JSON pairs. Raises InvalidArgument for a dtype that no other process can read."""
     return [[list(map(int, shape)), _dtype_name(dtype)] for shape, dtype in shapes]
 
 
 def _dtype_name(dtype: np.dtype) -> str:
+    """Return the name under which a message has a dtype. Raises InvalidArgument for a dtype with no such name."""
     if dtype.name in _EXTENSIONS:
         return dtype.name
     if not _NATIVE.fullmatch(dtype.str):
