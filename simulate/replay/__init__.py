@@ -1,7 +1,8 @@
-"""Replay: the program of an earlier launch runs again on new data.
+"""Replay: the program of an earlier launch runs again on new arrays.
 
-`key` and `guards` decide which launches may share a program. `cache` keeps programs, `program` runs one exactly as
-recorded, `fusion` rewrites it into few numpy calls, and `verify` compares a replay with an eager launch.
+A program is the instructions of a recorded eager launch. `key` and `guards` decide which launches may share a
+program. `cache` keeps programs, `program` runs one exactly as recorded, `fusion` rewrites it into few numpy calls,
+and `verify` compares a replay with an eager launch.
 """
 
 from simulate.replay.cache import ReplayCache, ReplayReport

@@ -1,7 +1,8 @@
-"""One block of host memory for the tiles of all programs of a replay cache.
+"""Host memory for the on-chip tiles of all programs of a replay cache.
 
-The live range of a tile is from its first to its last use, and programs run one after another. Tiles with disjoint
-live ranges share bytes, as on the chip. So the working set in the host's caches stays about as large as an SBUF.
+To bind a tile is to set the byte array of its storage to a part of the block. The live range of a tile is from its
+first to its last use, and programs run one after another. Tiles with disjoint live ranges share bytes, as on the
+chip. So the working set in the host's caches stays about as large as an SBUF.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ _LINE = 64  # bytes of a cache line
 
 
 class Arena:
-    """Block of host memory that grows to the size of the largest program."""
+    """Block of host memory, which is replaced by a larger one when a program needs more."""
 
     def __init__(self) -> None:
         self.block = np.empty(0, np.uint8)
 
     def reserve(self, size: int) -> np.ndarray:
-        """Return a block of at least `size` bytes, aligned to a cache line; a smaller block is replaced."""
+        """Return the block, aligned to a cache line, after replacing it if it has fewer than `size` bytes."""
         if self.block.size < size:
             memory = np.empty(size + _LINE, np.uint8)
             start = -memory.ctypes.data % _LINE  # a vector access across two cache lines costs two accesses
@@ -34,9 +35,10 @@ class Arena:
 
 
 class Tiles:
-    """On-chip tiles of one program; each has an offset in the arena and the views that the plans take of it."""
+    """On-chip tiles of one program, each with its offset in an arena's block; `size` is the bytes that all need."""
 
     def __init__(self, ranks: Sequence[Sequence[Plan]]) -> None:
+        """Place the tiles that plans use, rank after rank; `ranks` has the plans of each rank in program order."""
         self._placements: list[tuple[Storage, int, list[NkiTensor]]] = []
         self._block: np.ndarray | None = None
         self._unbound = False
@@ -45,6 +47,7 @@ class Tiles:
             self._add_rank(plans)
 
     def _add_rank(self, plans: Sequence[Plan]) -> None:
+        """Place the tiles of one rank's plans after those of earlier ranks; disjoint live ranges share bytes."""
         views: dict[int, list[NkiTensor]] = {}
         storages: dict[int, Storage] = {}
         uses: dict[int, list[int]] = {}
@@ -66,7 +69,7 @@ class Tiles:
         self.size += placement.high_water_bytes
 
     def bind(self, arena: Arena) -> None:
-        """Bind the tiles to the arena's bytes; do nothing if the tiles are bound to the arena's current block."""
+        """Bind the tiles to an arena's block; does nothing if they are bound to its current block."""
         block = arena.reserve(self.size)
         if block is self._block:
             return
@@ -78,7 +81,7 @@ class Tiles:
                 view.forget_array()
 
     def unbind(self) -> None:
-        """Drop the tiles' bytes until the next `bind`, because a rewritten program does not use most tiles."""
+        """Release the tiles' bytes until the next `bind`; a rewritten program does not use most tiles."""
         if self._unbound:
             return
         self._unbound = True
@@ -90,7 +93,7 @@ class Tiles:
                 view.forget_array()
 
     def drop_conversions(self) -> None:
-        """Drop the float32 conversions of narrow tiles, whose bytes another program may write next."""
+        """Drop cached float32 copies of the tiles' contents, whose bytes another program may write next."""
         for storage, _, _ in self._placements:
             storage.float_views.clear()
 

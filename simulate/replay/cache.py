@@ -1,9 +1,10 @@
 """Cache of programs by cache key, and a report on the launches in replay mode.
 
-The instructions of an NKI kernel do not depend on data. So the checks of an eager launch hold for every launch with the
-same key and unchanged guards. The cache keeps the streams of the eager launch. Its instructions run again on new
-arrays, rewritten into few numpy calls (`simulate.replay.fusion`) or one by one. A replay plans nothing, tracks no
-validity and records no stream; it shares the streams of the eager launch.
+The instructions of an NKI kernel do not depend on data. So the checks of an eager launch hold for every launch with
+the same key and unchanged guards, which record what the kernel reads besides its arguments. The cache keeps the
+streams of the eager launch. Its instructions run again on new arrays, rewritten into few numpy calls
+(`simulate.replay.fusion`) or one by one. A replay plans nothing, tracks no validity and records no stream; it shares
+the streams of the eager launch.
 """
 
 from __future__ import annotations
@@ -28,8 +29,12 @@ from simulate.run.processes import Processes
 class ReplayReport:
     """Counts of launches in replay mode and of programs, and seconds by phase.
 
-    Phase `eager` is the time of eager launches, those that verify a replay included, and `replay` that of replays.
-    Phase `rewriting` is spent once for each program that is replayed.
+    hits: launches replayed. recorded: eager launches kept. dropped: entries removed from the cache. verified: replays
+    that were compared with an eager launch. refusals: launches that could not be replayed, by reason. rewritten:
+    programs rewritten; of these, `instructions` were turned into `calls` of numpy, `matmuls_fused` are matmuls that
+    became part of another, and `unlowered` are instructions executed as recorded. not_rewritten: other programs, by
+    reason. seconds: time by phase. `eager` is eager launches, also those that verify a replay, `replay` is replays,
+    and `rewriting` happens once per program.
     """
 
     hits: int = 0
@@ -46,7 +51,7 @@ class ReplayReport:
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def add_rewriting(self, program: Program) -> None:
-        """Add the counts of a rewritten program, or count the reason why the program was not rewritten."""
+        """Add the counts of a program after `Program.rewrite`, or the reason why the program was not rewritten."""
         if program.fused is None:
             self.not_rewritten[program.why_not_fused or ""] += 1
             return
@@ -59,7 +64,7 @@ class ReplayReport:
 
     @contextmanager
     def time_phase(self, phase: str) -> Iterator[None]:
-        """Add the time of a `with` block, in seconds, to a phase of `seconds`."""
+        """Add the wall-clock seconds of a `with` block to `seconds[phase]`."""
         start = time.perf_counter()
         try:
             yield
@@ -87,7 +92,7 @@ class ReplayReport:
 
 @dataclass
 class _Entry:
-    """Eager launch with the guards of its replays; `program` is None until the first replay."""
+    """Entry of the cache: an eager launch with the guards of its replays; `program` is None until the first replay."""
 
     guards: Guards
     launch: Launch
@@ -96,9 +101,10 @@ class _Entry:
 
 
 class ReplayCache:
-    """Cache of at most `capacity` programs by key; the least recently used program is dropped first.
+    """Cache of at most `capacity` programs by key; the least recently used one is dropped first.
 
-    Programs share memory, so one program runs at a time: call `find` and `run` inside one `session`.
+    Programs share memory, so one program runs at a time: call `find` and `run` inside one `session`. `report` counts
+    launches and programs.
     """
 
     def __init__(self, capacity: int = 256) -> None:
@@ -120,8 +126,8 @@ class ReplayCache:
     def session(self) -> Iterator[None]:
         """Hold the cache's lock during a `with` block that finds programs and runs them.
 
-        Sessions nest. Guards are checked once until the outermost session ends or `forget_checks` is called: replays
-        change nothing that a kernel depends on.
+        Sessions nest. An entry's guards are checked once until the outermost session ends or `forget_checks` is
+        called, because replays change nothing that a kernel depends on.
         """
         with self._lock:
             self._sessions += 1
@@ -135,11 +141,11 @@ class ReplayCache:
                         self.release()
 
     def forget_checks(self) -> None:
-        """Forget which guards were checked in this session; call it after code other than replays has run."""
+        """Let `find` check all guards again in this session; call it after code other than replays has run."""
         self._checked.clear()
 
     def release(self) -> None:
-        """Drop the arrays of earlier launches; otherwise each program keeps the arrays of its last replay.
+        """Drop the arrays of arguments and results that each program keeps from its last replay.
 
         A call during a session, from a finalizer for instance, takes effect when the outermost session ends.
         """
@@ -153,9 +159,10 @@ class ReplayCache:
                 self._lock.release()
 
     def find(self, key: Any) -> tuple[Launch, Program] | None:
-        """Return the launch under a key and its program; None if there is no entry or its guards do not hold.
+        """Return the eager launch kept under a key and its program; None without an entry whose guards hold.
 
-        An entry whose guards do not hold or whose program was interrupted is dropped: its memory may be half bound.
+        An entry is dropped if its guards do not hold, or if its program was interrupted, since its memory may be half
+        bound. Call it inside a `session`.
         """
         entry = self._entries.get(key)
         if entry is None:
@@ -172,7 +179,7 @@ class ReplayCache:
         return entry.launch, entry.program
 
     def keep(self, key: Any, guards: Guards, launch: Launch, narrow_matmuls: bool = False) -> None:
-        """Keep an eager launch so that requests with the same key replay it.
+        """Keep an eager launch, so that requests with its key replay it; may drop the least recently used entry.
 
         Args:
             key: The `key` of the request's ReplayKey.
@@ -194,7 +201,7 @@ class ReplayCache:
         exact: bool,
         peers: Processes | None = None,
     ) -> list[Any]:
-        """Replay a program and return each rank's output.
+        """Replay a program on new arrays and return each rank's output; arrays that the kernel writes are updated.
 
         Args:
             program: A program that `find` returned in this session.
@@ -215,5 +222,5 @@ class ReplayCache:
             return program.run(arrays, exact, peers)
 
     def clear(self) -> None:
-        """Drop every program."""
+        """Drop every entry; the report stays."""
         self._entries.clear()

@@ -1,4 +1,8 @@
-"""Tensors in HBM that a program binds to other arrays at every launch."""
+"""Tensors in HBM that a program binds to other arrays at every launch.
+
+To bind a tensor is to set the byte array of its storage. A view is a tensor of the storage that a plan uses; it
+caches a NumPy array over these bytes.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,10 @@ from simulate.run.rebuild import NO_BYTES
 
 
 class External:
-    """Storage in HBM with every view that the plans take of it.
+    """Storage in HBM of a program, with every view that its plans take of it.
 
-    Arguments and results have other bytes in every launch. A tensor that only the kernel uses keeps its bytes.
+    Arguments and results are bound to other bytes in every launch. A tensor that only the kernel uses keeps its
+    bytes.
     """
 
     def __init__(self, storage: Storage, views: list[NkiTensor]) -> None:
@@ -38,19 +43,19 @@ class External:
             )
 
     def bind(self, data: np.ndarray) -> None:
-        """Bind the storage to the bytes of a C-contiguous array."""
+        """Bind the storage to the bytes of a C-contiguous array, which the program then reads and writes in place."""
         storage = self.storage
         storage.uncounted_host = data
         storage.uncounted_array = data.reshape(-1).view(np.uint8)
         storage.float_views.clear()
 
     def allocate(self) -> None:
-        """Allocate the bytes of a tensor that only the kernel uses, unless they are allocated."""
+        """Allocate bytes for a tensor that only the kernel uses; does nothing if it has some."""
         if self.storage.uncounted_array is NO_BYTES:
             self.storage.uncounted_array = np.empty(self.storage.nbytes, np.uint8)
 
     def release(self) -> None:
-        """Drop the array of the last launch and the arrays of all views."""
+        """Drop the array of the last launch: the storage has no bytes, and the views no arrays."""
         self.storage.uncounted_host = self._shown = None
         self.storage.uncounted_array = NO_BYTES
         self.storage.float_views.clear()
@@ -58,13 +63,13 @@ class External:
             view.forget_array()
 
     def finish(self) -> None:
-        """Normalise the bytes of a bool array to 0 and 1, as an eager launch does; tiles of bool_ may hold any byte."""
+        """Set the nonzero bytes of a bool array to 1, as an eager launch does; does nothing for other dtypes."""
         host = self.storage.uncounted_host
         if host is not None and host.dtype == bool:
             np.not_equal(host.view(np.uint8), 0, out=host)
 
     def show(self) -> None:
-        """Drop the arrays of the views if the storage was bound to other bytes since the last call."""
+        """Drop the views' cached arrays if the storage was bound to other bytes since the last call."""
         if self._shown is not self.storage.uncounted_array:
             self._shown = self.storage.uncounted_array
             for view in self.views:
@@ -72,7 +77,7 @@ class External:
 
 
 def build_arrays_error(seen: str, recorded: str) -> InvalidArgument:
-    """Return the error for arrays that differ from the recorded arrays; `seen` and `recorded` describe both."""
+    """Return the error for arrays that differ from the recorded ones; both arguments are descriptions of arrays."""
     return InvalidArgument(
         "NKW-REPLAY-ARRAYS",
         f"a program got {seen}; its launch was recorded with {recorded}; pass arrays of the recorded shapes and "
@@ -81,6 +86,7 @@ def build_arrays_error(seen: str, recorded: str) -> InvalidArgument:
 
 
 def _describe_array(array: Any) -> str:
+    """Return a text with the dtype, shape and contiguity of an array, or the type of another object."""
     if not isinstance(array, np.ndarray):
         return f"a {type(array).__name__} for an array"
     return f"{'a' if array.flags.c_contiguous else 'a non-contiguous'} {array.dtype} {array.shape}"

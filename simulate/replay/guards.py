@@ -1,8 +1,10 @@
 """Guards: checks that everything a kernel reads besides its arguments is unchanged.
 
 A kernel is a Python function: its defaults, closure and globals, those of every function it calls, and the classes of
-its objects decide its instructions. `Guards` records them; a launch is replayed only while they are unchanged. A value
-that may change unseen, or a function whose result differs from call to call, prevents replay.
+its objects decide its instructions. `Guards` records them; a launch is replayed only while they are unchanged. A
+value that may change without a guard noticing ("unseen"), or a function whose result differs from call to call,
+prevents replay: `NotFixed` is raised. Code of trusted packages, which are the simulator and packages whose functions
+depend on their arguments only, has no guards.
 """
 
 from __future__ import annotations
@@ -118,7 +120,7 @@ class Guards:
         self._recorded += chain(self._function_parts, self._keyword_defaults, self._contents, self._elements)
 
     def unchanged(self) -> bool:
-        """Return whether all names are bound to the same objects, and all containers have the same elements.
+        """Return whether guarded names are bound to the same objects, and guarded containers have the same elements.
 
         One chain of C iterators reads everything that is guarded, because this runs before every replay.
         """
@@ -140,7 +142,10 @@ class Guards:
         )
 
     def find_side_effect(self) -> str | None:
-        """Return the reason why the launch that just ran may not be replayed, or None if it may."""
+        """Return the reason why the launch that just ran may not be replayed, or None if it may.
+
+        The kernel may have changed what it depends on, or drawn numbers from a global random generator.
+        """
         if not self.unchanged():
             return "the kernel changes what it depends on"
         if self._random_before != _read_random_states():
@@ -148,7 +153,16 @@ class Guards:
         return None
 
     def _guard_value(self, value: Any, description: str, names: frozenset[str]) -> None:
-        """Guard a value and queue the values that it refers to; raise NotFixed if it may change unseen."""
+        """Guard a value and queue the values that it refers to; a value that was guarded before is skipped.
+
+        Args:
+            value: The value, which code of the kernel reaches.
+            description: How messages describe it, such as "the global x".
+            names: The attributes that the code may read, if the value is a module.
+
+        Raises:
+            NotFixed: The value may change without a guard noticing.
+        """
         cls = type(value)
         if cls in _CONSTANTS or isinstance(value, _FIXED):
             return
@@ -177,7 +191,7 @@ class Guards:
             self._queue(components, description, names)
 
     def _guard_elements(self, container: Collection[Any], elements: Iterable[Any]) -> None:
-        """Require a container to keep these elements in this order."""
+        """Record that a container has these elements in this order, as identical objects."""
         self._containers.append(container)
         self._elements += elements
 
@@ -192,6 +206,7 @@ class Guards:
         self._pending += ((value, description, names) for value in values)
 
     def _guard_mapping(self, mapping: Mapping[Any, Any], description: str, names: frozenset[str]) -> None:
+        """Record the keys and values of a mapping, and queue them to be guarded."""
         elements = dict(mapping)
         if not elements:
             self._empty.append(mapping)
@@ -201,6 +216,11 @@ class Guards:
         self._queue((element for pair in elements.items() for element in pair), description, names)
 
     def _guard_function(self, function: types.FunctionType) -> None:
+        """Guard a function's code, defaults, attributes, closure and loaded globals; skips trusted packages.
+
+        Raises:
+            NotFixed: The function calls an impure built-in, or imports a module that is not trusted.
+        """
         module = function.__globals__.get("__name__")
         if _is_trusted(module):
             if module in ("contextlib", "functools"):  # a decorator around a function of another package
@@ -227,6 +247,7 @@ class Guards:
                 raise NotFixed(f"{function.__name__} imports {name or 'a module'} while it runs")
 
     def _guard_closure(self, function: types.FunctionType, names: frozenset[str]) -> None:
+        """Record the variables of a function's closure, and queue their values to be guarded."""
         for cell in function.__closure__ or ():
             content = _read_cell(cell)
             self._cells.append(cell)
@@ -235,11 +256,18 @@ class Guards:
                 self._queue((content,), f"the closure of {function.__name__}", names)
 
     def _guard_name(self, namespace: Mapping[str, Any], name: str) -> Any:
-        """Guard the binding of a name and return the bound object, or `_ABSENT` for an unbound name."""
+        """Record the object to which a namespace binds a name, and return the object, `_ABSENT` if unbound."""
         bindings = self._names.setdefault(id(namespace), (namespace, {}))[1]
         return bindings.setdefault(name, namespace.get(name, _ABSENT))
 
     def _guard_module(self, module: types.ModuleType, names: frozenset[str]) -> None:
+        """Record the attributes in `names` that a module has, and queue their values; none for a trusted module.
+
+        Code that may read any attribute, as with `getattr`, reaches all public attributes.
+
+        Raises:
+            NotFixed: The module is one of Python's that is not trusted, such as `time`.
+        """
         if _is_trusted(module.__name__):
             return
         if module.__name__.partition(".")[0] in sys.stdlib_module_names:
@@ -253,6 +281,7 @@ class Guards:
                 self._queue((self._guard_name(namespace, name),), f"{module.__name__}.{name}", names)
 
     def _guard_class(self, cls: type, description: str, names: frozenset[str]) -> None:
+        """Record the attributes of a class and its bases, and queue their values; skips trusted packages."""
         for base in cls.__mro__:
             is_trusted = _is_trusted(base.__module__) and base.__module__ != "builtins"
             if is_trusted or not base.__flags__ & _HEAP_TYPE:
@@ -268,7 +297,12 @@ class Guards:
 
 
 def _list_components(value: Any, cls: type) -> tuple[Any, ...] | None:
-    """Return the components of an immutable object that need guards; None for an object that may change unseen."""
+    """Return the objects that an immutable object refers to and that need guards; None if the object may change unseen.
+
+    Args:
+        value: The object.
+        cls: Its class.
+    """
     if isinstance(value, types.MethodType):
         return value.__func__, value.__self__
     if isinstance(value, types.BuiltinFunctionType):
@@ -302,10 +336,12 @@ def _list_components(value: Any, cls: type) -> tuple[Any, ...] | None:
 
 
 def _is_trusted(name: Any) -> bool:
+    """Return whether a name is that of a trusted package or of a module in it; False for anything but a string."""
     return isinstance(name, str) and name.partition(".")[0] in _TRUSTED
 
 
 def _read_cell(cell: types.CellType) -> Any:
+    """Return the contents of a closure's cell, or `_ABSENT` if it is empty."""
     try:
         return cell.cell_contents
     except ValueError:  # nothing was assigned yet, or it was deleted
@@ -322,7 +358,7 @@ def _read_random_states() -> tuple[Any, ...]:
 
 @lru_cache(maxsize=4096)
 def _collect_names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """Return the names that code and its nested functions load as globals, read as attributes, and import.
+    """Return the names that code and its nested functions load as globals, may read as attributes, and import.
 
     The second set contains every name in the code. A relative import has the name "".
     """

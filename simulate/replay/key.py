@@ -16,16 +16,16 @@ from simulate.run.launch import LaunchRequest
 
 
 class NotFixed(Exception):
-    """Reason why a launch cannot be replayed: the kernel depends on a value that cannot be compared later."""
+    """Exception with the reason why a launch cannot be replayed: a value it depends on cannot be compared later."""
 
 
 def is_constant(cls: type) -> bool:
-    """Return whether a class of the simulator has immutable objects that compare by value."""
+    """Return whether a class compares and hashes objects by value; classes of the simulator that do are immutable."""
     return cls.__hash__ is not None and cls.__hash__ is not object.__hash__  # type: ignore[comparison-overlap]
 
 
 class Signature:
-    """Distinct arrays among one rank's arguments, in order, and the classes of the objects among the arguments."""
+    """Collector of the distinct arrays among one rank's arguments, in order, and of the classes of other objects."""
 
     def __init__(self) -> None:
         self.arrays: list[np.ndarray] = []
@@ -33,12 +33,13 @@ class Signature:
         self._array_indices: dict[int, int] = {}
 
     def build_key(self, value: Any) -> Any:
-        """Return a hashable key of everything in an argument that may decide instructions, and collect its arrays.
+        """Return a hashable key of what may decide instructions in an argument; appends to `arrays` and `classes`.
 
-        1, 1.0 and True have different keys. The key of an array contains its index, not its contents.
+        1, 1.0 and True have different keys. The key of an array has its index in `arrays`, shape, dtype and whether
+        it is writable, not its contents.
 
         Raises:
-            NotFixed: The argument contains a value that cannot be compared.
+            NotFixed: The argument contains a value that cannot be compared, or an empty or non-contiguous array.
         """
         cls = type(value)
         if isinstance(value, np.ndarray):
@@ -69,6 +70,11 @@ class Signature:
         raise NotFixed(f"an argument is a {cls.__name__}")
 
     def _build_array_key(self, value: np.ndarray) -> Any:
+        """Return the key of an array and append it to `arrays` unless it is there.
+
+        Raises:
+            NotFixed: The array is empty, not C-contiguous, or has another byte order than this machine.
+        """
         flags, dtype = value.flags, value.dtype
         if not flags.c_contiguous or value.size == 0:
             raise NotFixed("an array is not contiguous")
@@ -100,9 +106,10 @@ class Signature:
 
 @dataclass(frozen=True, eq=False)
 class ReplayKey:
-    """Cache key of a launch, with the array arguments of each rank in order.
+    """Cache key of a launch, with what the key leaves out.
 
-    `classes` are the classes of the objects among the arguments. The guards watch these classes.
+    key: hashable; kernel, chip, options and arguments. arrays: the array arguments of each rank, in order. classes:
+    the classes of the objects among the arguments, which the guards watch.
     """
 
     key: tuple[Any, ...]
@@ -111,7 +118,11 @@ class ReplayKey:
 
     @classmethod
     def from_request(cls, request: LaunchRequest, options: tuple[Any, ...]) -> ReplayKey:
-        """Return the key of a launch request; `options` are further elements of the key.
+        """Return the key of a launch request.
+
+        Args:
+            request: The request.
+            options: Further elements of the key.
 
         Raises:
             NotFixed: The kernel or an argument cannot be compared later.
@@ -128,7 +139,7 @@ class ReplayKey:
         return cls(key, [signature.arrays for signature in signatures], classes)
 
     def matches(self, request: LaunchRequest, options: tuple[Any, ...]) -> bool:
-        """Return whether a request has this key."""
+        """Return whether a request has this key now; False if its arguments cannot be compared."""
         try:
             return ReplayKey.from_request(request, options).key == self.key
         except NotFixed:
@@ -136,6 +147,9 @@ class ReplayKey:
 
 
 def _has_fixed_behaviour(kernel: Any) -> bool:
-    """Return whether an equal kernel behaves equally; equal bound methods and callable objects may differ."""
+    """Return whether equal kernels behave equally: True for functions, partials and kernels of the simulator's classes.
+
+    Equal bound methods and callable objects may differ.
+    """
     is_simulator_class = type(kernel).__module__.startswith("simulate.")
     return is_simulator_class or isinstance(kernel, (types.FunctionType, partial))

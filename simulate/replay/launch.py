@@ -30,6 +30,9 @@ from simulate.run.machine import Mode
 def replay_or_record(request: LaunchRequest, options: ReplayOptions, replays: ReplayCache) -> Launch:
     """Replay a recorded launch; without one, launch eagerly and record the launch if it can be replayed.
 
+    Arrays that the kernel writes to are updated in place. A launch that cannot be replayed is counted in the cache's
+    report, by reason.
+
     Args:
         request: The launch; its mode is replay.
         options: Whether to replay exactly, verify the replay, and multiply bfloat16 matrices with torch.
@@ -71,7 +74,7 @@ def replay_or_record(request: LaunchRequest, options: ReplayOptions, replays: Re
 
 
 def _collect_key_options(request: LaunchRequest, options: ReplayOptions) -> tuple[Any, ...]:
-    """Return the elements of the cache key besides kernel, chip and arguments."""
+    """Return further elements of the cache key: the world's ranks, precision, speed, level and rules."""
     precise = os.environ.get(PRECISE_VARIABLE, "1") != "0"
     peers = request.peers
     world = (0, len(request.arguments)) if peers is None else (peers.rank, peers.ranks)
@@ -79,7 +82,10 @@ def _collect_key_options(request: LaunchRequest, options: ReplayOptions) -> tupl
 
 
 def _launch_eagerly(request: LaunchRequest, replays: ReplayCache, reason: str | None = None) -> Launch:
-    """Launch eagerly; if there is a reason, count the launch as refused for that reason."""
+    """Launch eagerly and return the launch, timed as phase `eager` of the report.
+
+    Guards are checked again afterwards. With a `reason`, the launch is counted as refused for it.
+    """
     if reason is not None:
         replays.report.refusals[reason] += 1
     replays.forget_checks()
@@ -95,6 +101,7 @@ def _replay(
     options: ReplayOptions,
     replays: ReplayCache,
 ) -> Launch:
+    """Replay a program, tell the observers, and return the recorded launch with new outputs."""
     if options.verify:
         outputs = _replay_and_verify(request, key.arrays, program, options, replays)
     else:
@@ -113,7 +120,14 @@ def _replay_and_verify(
     options: ReplayOptions,
     replays: ReplayCache,
 ) -> list[Any]:
-    """Replay, launch eagerly on copies of the arrays, and return the replay's outputs.
+    """Launch eagerly on copies of the arrays, then replay on the arrays, and return the replay's outputs.
+
+    Args:
+        request: The launch.
+        arrays: The array arguments of each rank; the replay updates those that the kernel writes to.
+        program: The program.
+        options: Whether the replay is exact, and so must have equal bytes.
+        replays: The cache.
 
     Raises:
         ReplayMismatch: The outputs or the array arguments differ by more than reordered sums explain.

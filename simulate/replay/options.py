@@ -27,10 +27,10 @@ class ReplayOptions:
 
     @classmethod
     def from_environment(cls) -> ReplayOptions:
-        """Read the options from NKW_EXACT_REPLAY, NKW_VERIFY_REPLAY and NKW_SPEED.
+        """Return the options that NKW_EXACT_REPLAY, NKW_VERIFY_REPLAY and NKW_SPEED set.
 
         Raises:
-            InvalidArgument: A variable has another value than the documented ones.
+            InvalidArgument: A variable is neither 0, 1 nor empty.
         """
         from simulate.replay.fusion import speed  # fusion is loaded when something is replayed
 

@@ -1,4 +1,8 @@
-"""Programs: the instructions of a launch, run on other arrays as recorded or rewritten into fewer numpy calls."""
+"""Programs: the instructions of a launch, run on other arrays.
+
+A program runs its plans one by one as recorded, which is an exact replay, or rewritten into fewer numpy calls
+(`simulate.replay.fusion`). To bind a tensor is to set the byte array of its storage.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ SEVERAL_CORES = "a logical core of several physical cores"
 
 
 def why_not_replayed(launch: Launch) -> str | None:
-    """Return the reason why a launch cannot be replayed on other arrays, or None if it can."""
+    """Return the reason, a text, why a launch cannot be replayed on other arrays, or None if it can."""
     if launch.mode is not Mode.eager:
         return f"a launch in mode {launch.mode.value} has no values"
     if len(launch.streams) != len(launch.interfaces):
@@ -59,7 +63,7 @@ def why_not_replayed(launch: Launch) -> str | None:
 
 
 class ProgramMemory:
-    """Host memory that programs share: `tiles` for exact replays, `buffers` for rewritten programs."""
+    """Host memory that programs share: `tiles` for on-chip tiles in exact replays, `buffers` for rewritten programs."""
 
     def __init__(self) -> None:
         self.tiles = Arena()
@@ -69,7 +73,8 @@ class ProgramMemory:
 class Program:
     """Instructions of every rank of one eager launch, to be run on other arguments.
 
-    Every rank has one physical core. Programs that share `memory` must run one at a time.
+    Every rank has one physical core. Programs that share `memory` must run one at a time. `fused` is the rewritten
+    program, or None. `was_interrupted` tells that a run ended by an exception that left memory half bound.
     """
 
     def __init__(
@@ -144,11 +149,11 @@ class Program:
 
     @property
     def was_rewritten(self) -> bool:
-        """Whether `rewrite` was called, also if it failed."""
+        """Whether `rewrite` was called, also without success."""
         return self.fused is not None or self.why_not_fused is not None
 
     def rewrite(self) -> None:
-        """Set `fused` to the rewritten program, or `why_not_fused` to the reason why there is none."""
+        """Set `fused` to the rewritten program; if there is none, set `why_not_fused` to the reason."""
         from simulate.replay.fusion import Fused, NotFused  # most processes replay nothing
 
         constants = [
@@ -175,7 +180,7 @@ class Program:
         peers: Processes | None = None,
         perturbation: Perturbation | None = None,
     ) -> list[Any]:
-        """Run the program on new arrays and return each rank's output.
+        """Run the program on new arrays and return each rank's output; arrays that the kernel writes are updated.
 
         The rewritten program runs if `rewrite` made one. The plans run one by one as recorded with `exact`, with a
         `perturbation`, or if the program writes an array that overlaps another argument. An exception that is no
@@ -207,6 +212,7 @@ class Program:
         peers: Processes | None,
         perturbation: Perturbation | None,
     ) -> list[Any]:
+        """Bind the arrays, run the program, and return each rank's output; see `run`."""
         if len(arrays) != len(self._inputs):
             raise build_arrays_error(f"{len(arrays)} lists of arrays", f"{len(self._inputs)}, one per rank")
         for inputs, rank_arrays in zip(self._inputs, arrays):
@@ -241,16 +247,20 @@ class Program:
         return [map_leaves(_read_output, value) for value in self._returned]
 
     def release(self) -> None:
-        """Drop the arrays of the arguments and results of the last launch."""
+        """Drop the arrays of arguments and results that the last run bound."""
         for external in self._external:
             external.release()
         if self.fused is not None:
             self.fused.release()
 
     def has_aliased_ranks(self, arrays: Sequence[Sequence[np.ndarray]]) -> bool:
-        """Return whether a rank writes to another rank's arrays, so that values depend on the order of ranks.
+        """Return whether a rank writes to an array that shares memory with another rank's arguments.
 
-        The core scheduler runs ranks in an order that a program does not keep.
+        Values then depend on the order of ranks. The core scheduler runs ranks in an order that a program does not
+        keep.
+
+        Args:
+            arrays: The array arguments of each rank.
         """
         return any(
             rank != other_rank
@@ -262,7 +272,7 @@ class Program:
         )
 
     def _has_overlaps(self) -> bool:
-        """Return whether an array that the program writes shares memory with another argument of its rank."""
+        """Return whether an argument that the program writes now shares memory with another argument of its rank."""
         for inputs in self._inputs:
             for external in inputs:
                 if id(external.storage) not in self._written:
@@ -275,6 +285,7 @@ class Program:
         return False
 
     def _execute(self, peers: Processes | None, perturbation: Perturbation | None) -> None:
+        """Run the plans of all ranks as recorded, each rank up to its next rendezvous in turn, until all have ended."""
         ranks = [_Run(recorded, perturbation) for recorded in self._plans]
         while True:
             waiting = {
@@ -289,7 +300,10 @@ class Program:
 
 
 class _Run:
-    """Exact replay of one rank, which stops at every rendezvous."""
+    """Run of one rank's plans as recorded, which stops at every rendezvous.
+
+    At a stop, `rendezvous` and `operands` are what the rank exchanges.
+    """
 
     def __init__(self, recorded: Recorded, perturbation: Perturbation | None) -> None:
         self._recorded = recorded
@@ -300,7 +314,7 @@ class _Run:
         self.rendezvous: Any = None
 
     def run_to_rendezvous(self) -> bool:
-        """Run up to the next rendezvous or to the end; return whether a rendezvous was reached."""
+        """Execute plans up to the next rendezvous or to the end; returns whether a rendezvous was reached."""
         recorded = self._recorded
         for position in range(self._next, len(recorded)):
             plan, accumulate_mask, _ = recorded[position]
@@ -316,19 +330,22 @@ class _Run:
 
     @staticmethod
     def _execute_perturbed(plan: Plan, accumulate_mask: Any, perturbation: Perturbation) -> None:
-        """Execute a matmul and write its perturbed product."""
+        """Compute a matmul, and write its product after `perturbation` has changed it."""
         operands, tile = read_operands(plan), plan.writes[0]
         product = perturbation(plan, operands, plan.compute(*operands)[0])
         write_result(tile, add_to_psum(tile, product, accumulate_mask), plan.domain is Domain.float32, False)
 
     def finish_rendezvous(self, results: Sequence[Any]) -> None:
-        """Write this rank's results of the rendezvous, and continue after it."""
+        """Write this rank's results of the rendezvous, so that the next run continues after it."""
         write_results(self._recorded[self._next][0], results)
         self._next += 1
 
 
 def _read_output(value: Any) -> Any:
-    """Return the array of a tensor that the kernel returned; return any other value unchanged."""
+    """Return the array of a tensor that the kernel returned, and any other value unchanged.
+
+    It is the caller's array if the tensor is an entire argument.
+    """
     if not isinstance(value, NkiTensor):
         return value
     host = value.storage.uncounted_host

@@ -17,10 +17,10 @@ _REPLAYED = Location("", 0, "a replayed launch")
 def complete_rendezvous(
     waiting: Mapping[int, tuple[Rendezvous, list[Any]]], peers: Processes | None
 ) -> dict[int, list[Any]]:
-    """Exchange the operands of every rendezvous at which all members wait.
+    """Exchange the operands of every rendezvous at which all members wait, and return the results by rank.
 
     Args:
-        waiting: The rendezvous and the operands of each rank that waits.
+        waiting: The rendezvous and the operands of each rank of this process that waits.
         peers: The processes of the other ranks, or None if this process has all ranks.
 
     Returns:
@@ -51,7 +51,7 @@ def complete_rendezvous(
 
 
 def _complete_with_peers(peers: Processes, rendezvous: Rendezvous, operands: list[Any]) -> list[Any]:
-    """Return the results of this process's rank in a rendezvous with ranks of other processes.
+    """Return the results of this process's rank in a rendezvous with ranks of other processes; waits for them.
 
     Raises:
         RendezvousMismatch: A rank of another process waits at another rendezvous.

@@ -30,18 +30,18 @@ _NEAR_OVERFLOW = np.float32(2.0**120)
 
 
 class ReplayMismatch(NkwError):
-    """Difference between the values of a replay and those of an eager launch."""
+    """Error for a replay whose values differ from those of an eager launch."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outputs of each rank of a launch, and the array arguments of each rank after the launch."""
+    """What a launch left: the outputs of each rank, and the array arguments of each rank after the launch."""
 
     outputs: Sequence[Any]
     arrays: Sequence[Sequence[np.ndarray]]
 
     def list_named_arrays(self) -> list[tuple[str, np.ndarray]]:
-        """Return every array of all ranks with its name in error messages."""
+        """Return (name in error messages, array) for every array in the outputs and arguments of all ranks."""
         named_arrays: list[tuple[str, np.ndarray]] = []
         for rank, (output, arrays) in enumerate(zip(self.outputs, self.arrays)):
             rank_suffix = f" of rank {rank}" if len(self.outputs) > 1 else ""
@@ -53,7 +53,7 @@ class Outcome:
 
 
 def compare_exactly(kernel: str, replayed: Outcome, eager: Outcome) -> None:
-    """Raise ReplayMismatch unless all outputs and array arguments have equal bytes."""
+    """Raise ReplayMismatch unless all outputs and array arguments of two launches have equal bytes."""
     for (name, replayed_array), (_, eager_array) in zip(
         replayed.list_named_arrays(), eager.list_named_arrays()
     ):
@@ -83,7 +83,7 @@ def compare_within_bound(
     run_perturbed: Callable[[int], Outcome],
     single_process: bool = True,
 ) -> None:
-    """Raise ReplayMismatch where a replay differs from an eager launch by more than reordered sums explain.
+    """Raise ReplayMismatch if a replay differs from an eager launch by more than reordered sums explain.
 
     Args:
         kernel: The name of the kernel, for messages.
@@ -118,6 +118,16 @@ def compare_within_bound(
 def _compare(
     kernel: str, name: str, replayed: np.ndarray, eager: np.ndarray, perturbed_arrays: list[np.ndarray]
 ) -> None:
+    """Raise ReplayMismatch if one array of a replay differs from the eager launch's beyond the bound.
+
+    Args:
+        kernel: The name of the kernel, for messages.
+        name: The name of the array, for messages.
+        replayed: The array of the replay.
+        eager: The array of the eager launch.
+        perturbed_arrays: The arrays of the perturbed runs, whose largest difference from `eager` plus one unit in the
+            last place is the bound for floats. Integers must be equal, unless a perturbed run changes them.
+    """
     if replayed.dtype.kind in "iub":
         stable = all(np.array_equal(eager, perturbed) for perturbed in perturbed_arrays)
         if stable and not np.array_equal(replayed, eager):
@@ -165,6 +175,8 @@ def perturb_within_rounding(seed: int) -> Callable[[Plan, list[Any], np.ndarray]
     """Return a function that shifts each element of a matmul's product by the worst-case rounding difference.
 
     That is the largest difference between two float32 summation orders, with a random sign that depends on `seed`.
+    The function takes a matmul's plan, operands and product, and returns the shifted product; elements that may
+    overflow become infinite or NaN.
     """
     generator = np.random.default_rng(seed)
 
@@ -195,7 +207,7 @@ def compute_ulp(dtype: np.dtype[Any], magnitude: float) -> float:
 
 
 def copy_arrays(arrays: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
-    """Copy the arrays of every rank; the copies of arrays that share memory share memory as well."""
+    """Return copies of the arrays of every rank; arrays that share memory have copies that share memory as well."""
     arrays_by_id = {id(array): array for rank in arrays for array in rank}
     copies_by_id: dict[int, np.ndarray] = {}
     block: list[np.ndarray] = []
@@ -232,7 +244,7 @@ def _copy_block(block: Sequence[np.ndarray], end: int) -> Iterator[tuple[int, np
 def replace_arrays(
     arrays: Sequence[Sequence[np.ndarray]], copies: Sequence[Sequence[np.ndarray]], value: Any
 ) -> Any:
-    """Return arguments in which each array is replaced by its copy."""
+    """Return arguments in which each array of `arrays` is replaced by the one in the same place of `copies`."""
     copies_by_id = {
         id(array): copy for rank, rank_copies in zip(arrays, copies) for array, copy in zip(rank, rank_copies)
     }
@@ -240,6 +252,7 @@ def replace_arrays(
 
 
 def _name_leaves(value: Any, name: str = "") -> list[tuple[str, np.ndarray]]:
+    """Return (path, array) for every array in nested tuples, lists and dicts; `name` is the path of `value`."""
     if isinstance(value, np.ndarray):
         return [(name or "0", value)]
     if isinstance(value, dict):

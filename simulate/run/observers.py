@@ -14,7 +14,7 @@ _observers: list[Observer] = []
 
 
 def observers() -> tuple[Observer, ...]:
-    """Return the observers of a launch that begins now."""
+    """Return the observers that `observing` blocks of this process have registered, for a launch that begins now."""
     return tuple(_observers)
 
 
@@ -29,7 +29,7 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 class _Collector(Observer):
-    """Observer that collects launches; see `recorded`."""
+    """Observer that collects launches; `recorded` describes the arguments."""
 
     def __init__(self, calls: bool, refused: bool, outputs: bool, stopped: bool) -> None:
         self.launches: list[Launch] = []
@@ -62,12 +62,11 @@ def recorded(
 
     Args:
         calls: Record the callers' lines of every instruction and allocation (`Stream.chains`), which costs some time;
-            such
-            launches are never replayed.
-        refused: Collect also launches that ran to their end and are refused because their tiles do not fit into SBUF or
-            PSUM.
-        outputs: Keep the outputs of launches, which take most of the memory.
-        stopped: Collect also launches that a refused instruction ended, with their streams before it.
+            such launches are never replayed.
+        refused: Collect also launches that ran to their end and are refused because their tiles do not fit into SBUF
+            or PSUM.
+        outputs: Keep the outputs of launches, which take most of the memory; otherwise `outputs` is empty.
+        stopped: Collect also launches that an error ended in an instruction, with their streams before it.
 
     Yields:
         The list of launches, which grows while the block runs.

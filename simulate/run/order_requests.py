@@ -1,4 +1,8 @@
-"""Ordering requests by instruction names, from `kernel.with_schedule`."""
+"""Ordering requests between instructions by name, from `kernel.with_schedule`.
+
+An edge is (consumer, producer or producers), names that instructions have by `name=`. It requests that the consumer
+starts after its producers.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,10 @@ Edges = Sequence[tuple[str, "str | Sequence[str]"]]
 
 
 class Scheduled:
-    """Kernel function that adds ordering requests to the stream after it has run.
+    """Kernel function with edges; after a call, the running core's stream has the ordering requests of the edges.
 
-    An edge orders every instruction of the consumer's name after every earlier instruction of the producer's name.
-    If all producers were issued later, the request is added unchanged, and scheduling refuses it.
+    An edge orders every instruction of the consumer's name after every earlier instruction of the producer's name. If
+    all producers were issued later, the request is added unchanged, and scheduling refuses it.
     """
 
     def __init__(self, func: Callable[..., Any], edges: Edges) -> None:
@@ -27,7 +31,7 @@ class Scheduled:
         self._edges = [(consumer, producer) for pair in edges for consumer, producer in _pairs(pair)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function, then add the requests to the stream of the core that ran it.
+        """Run the function, append the requests to the stream of the running core, and return the function's result.
 
         Raises:
             InvalidArgument: No instruction of the core has a name that an edge has.
@@ -47,6 +51,7 @@ class Scheduled:
 
 
 def _pairs(pair: Any) -> list[tuple[str, str]]:
+    """Return (consumer, producer) for each producer of an edge. Raises InvalidArgument for an edge of another form."""
     well_formed = isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)
     producers = [pair[1]] if well_formed and isinstance(pair[1], str) else pair[1] if well_formed else None
     if not isinstance(producers, (tuple, list)) or not all(isinstance(name, str) for name in producers):
@@ -58,6 +63,13 @@ def _pairs(pair: Any) -> list[tuple[str, str]]:
 
 
 def _find_events(numbers: dict[str, list[int]], name: str, stream: Stream) -> list[int]:
+    """Return the events with a name in a core's stream. Raises InvalidArgument if there are none.
+
+    Args:
+        numbers: The events by name.
+        name: The name.
+        stream: The stream, for the message.
+    """
     if name not in numbers:
         known = ", ".join(sorted(numbers)) or "none"
         raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""Warnings of the command `run` about outputs that are not finite; `check` finds the instruction."""
+"""Warnings of the command `run` about outputs that are not finite; the command `check` finds the instruction."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from simulate.run.machine import Mode, NeuronCore
 
 
 class OutputWarnings(Observer):
-    """Observer that warns of outputs with NaN or +infinity if all arguments were finite, once for each kernel.
+    """Observer that collects a warning text for outputs with NaN or +infinity, if all arguments were finite.
 
-    A negative infinity may be a mask that a kernel returns on purpose. Replays have no tensors to look at.
+    Each kernel, by name, gets one warning at most. A negative infinity may be a mask that a kernel returns on
+    purpose. Replays have no tensors to look at. `texts` has the warnings.
     """
 
     def __init__(self, script: str) -> None:
@@ -36,7 +37,7 @@ class OutputWarnings(Observer):
         )
 
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
-        """Add a warning for the first output that is not finite."""
+        """Append a warning for the launch's first output with NaN or +infinity, unless its kernel has one."""
         if not self._has_finite_arguments or launch.mode is Mode.replay or launch.kernel in self._kernels:
             return
         for tensor in _tensors_of(returned):
@@ -54,7 +55,7 @@ class OutputWarnings(Observer):
 
 @quiet
 def _values(tensor: NkiTensor) -> np.ndarray:
-    """Return the elements of a tensor as float32; an empty array for dtypes without NaN and infinities."""
+    """Return the elements of a tensor as float32; an empty array for dtypes without NaN, such as integers."""
     dtype = tensor.dtype
     if not dtype.is_float or dtype.is_packed or dtype == "float8_e8m0fnu":
         return np.empty(0, np.float32)
@@ -62,7 +63,7 @@ def _values(tensor: NkiTensor) -> np.ndarray:
 
 
 def _tensors_of(value: Any) -> Iterator[NkiTensor]:
-    """Yield the tensors in what the kernels of all ranks returned."""
+    """Yield the tensors in nested tuples and lists, such as what the kernels of all ranks returned."""
     if isinstance(value, NkiTensor):
         yield value
     elif isinstance(value, (tuple, list)):

@@ -1,13 +1,14 @@
 """Rendezvous between ranks in separate processes, as torchrun starts them.
 
-The transport is torch.distributed: its store carries the terms, shapes and lines of the members of a rendezvous,
-gloo carries their operands. The name of a rendezvous is launch, key and number of visits to the key, so a rank that
-skips a collective is never paired with a later one. Every member computes the same exchange on the operands of all, so
-values equal those of ranks in one process.
+A rendezvous is an instruction that several ranks carry out together, such as a collective; its terms are what the
+members must agree on. The transport is torch.distributed: its store carries the terms, shapes and lines of the
+members of a rendezvous, gloo carries their operands. The name of a rendezvous is launch, key and number of visits to
+the key, so a rank that skips a collective is never paired with a later one. Every member computes the same exchange
+on the operands of all, so values equal those of ranks in one process.
 
-A process that waits longer than _PUBLISH_AFTER_SECONDS publishes its rendezvous. Within a second every process thus
-detects a deadlock, a rank that has ended or failed, and a killed process on the same host, as the core scheduler
-does inside one process. A rank that only computes is waited for.
+A process that waits longer than _PUBLISH_AFTER_SECONDS publishes that it waits, and for which arrivals. Within a
+second every process thus detects a deadlock, a rank that has ended or failed, and a killed process on the same host,
+as the core scheduler does inside one process. A rank that only computes is waited for.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ Arrivals = list[tuple[Rendezvous, list[np.ndarray], Location]]
 
 @dataclass(frozen=True)
 class Arrival:
-    """Arrival of one rank at a rendezvous, visible to the other members."""
+    """Arrival of this process's rank at a rendezvous, which it has sent to the other members."""
 
     key: str
     member: int
@@ -56,14 +57,21 @@ class Arrival:
     dry: bool
 
     def missing(self) -> list[str]:
-        """Return the keys of the arrivals that complete the rendezvous."""
+        """Return the store keys under which the other members' arrivals appear; all of them complete the rendezvous."""
         return [f"{self.key}/{member}" for member in self.rendezvous.members if member != self.member]
 
 
 class Processes:
-    """Process with one rank of a world, connected to the processes of the other ranks."""
+    """Connection of this process, which has one rank of a world, to the processes of the other ranks."""
 
     def __init__(self, rank: int, ranks: int, store: Any) -> None:
+        """Store that this rank runs, for the other ranks to read; at exit, store that it has ended.
+
+        Args:
+            rank: The rank of this process.
+            ranks: The number of ranks.
+            store: The store of torch.distributed that all ranks share.
+        """
         self.rank = rank
         self.ranks = ranks
         self._store = store
@@ -79,12 +87,12 @@ class Processes:
 
     @classmethod
     def join(cls) -> Processes:
-        """Join the processes that torchrun started with this process, over gloo.
+        """Join the processes that torchrun started with this one, over gloo; later calls return the same connection.
 
         Raises:
             InvalidArgument: The environment is not that of torchrun.
             Unsupported: torch is not installed.
-            NkwError: The other processes do not answer.
+            NkwError: The other processes do not answer within five minutes.
         """
         check_environment()
         os.environ.setdefault(_LOG_VARIABLE, "ERROR")
@@ -108,7 +116,10 @@ class Processes:
 
     @contextlib.contextmanager
     def launch(self) -> Iterator[None]:
-        """Begin a launch with rendezvous of its own; publish an error in the block to the processes that wait."""
+        """Count a launch, which lasts for the `with` block; an error in the block is sent to the other ranks.
+
+        The error leaves the block unchanged. A rank that waits for this one then fails with its text.
+        """
         self._launches += 1
         self._visits.clear()
         if self._published_status != "runs":  # the launch before failed
@@ -124,7 +135,14 @@ class Processes:
             raise
 
     def gather(self, array: np.ndarray) -> list[np.ndarray]:
-        """Return the arrays of all ranks, of any shapes and dtypes, in the order of the ranks."""
+        """Return the arrays of all ranks, of any shapes and dtypes, in the order of the ranks.
+
+        Every rank must call it the same number of times in a launch.
+
+        Raises:
+            Deadlock: A rank can never arrive.
+            NkwError: A rank has failed, the connection is lost, or a dtype cannot be sent.
+        """
         rendezvous = Rendezvous(
             key=("gather",),
             by_rank=True,
@@ -138,7 +156,7 @@ class Processes:
     def post(
         self, rendezvous: Rendezvous, operands: list[np.ndarray], where: Location, dry: bool = False
     ) -> Arrival:
-        """Arrive at a rendezvous without waiting for other members.
+        """Send this rank's arrival at a rendezvous, and begin to send its operands; waits for no other member.
 
         Args:
             rendezvous: The rendezvous.
@@ -146,8 +164,12 @@ class Processes:
             where: The kernel line, for messages.
             dry: Whether no operands are exchanged.
 
+        Returns:
+            The arrival, for `wait`.
+
         Raises:
             NkwError: The connection is lost.
+            InvalidArgument: The dtype of an operand cannot be sent.
         """
         rendezvous_key = repr(rendezvous.key)
         count = self._visits[rendezvous_key] = self._visits.get(rendezvous_key, 0) + 1
@@ -180,10 +202,14 @@ class Processes:
                     self._sends.append((dist.isend(copied, member, tag=_tag(arrival)), copied))
 
     def wait(self, arrivals: Sequence[Arrival]) -> tuple[int, Arrivals]:
-        """Wait until one of several rendezvous is complete.
+        """Wait until one of several rendezvous at which this rank has arrived is complete.
+
+        Args:
+            arrivals: What `post` returned for each.
 
         Returns:
-            The index of the complete rendezvous, and the arrivals of its members in order.
+            The index of the complete rendezvous, and for each member in order its rendezvous, operands and line.
+            Operands of other members are missing if terms differ, and in a dry launch.
 
         Raises:
             Deadlock: No rendezvous can ever be complete.
@@ -193,6 +219,7 @@ class Processes:
             return self._wait(arrivals)
 
     def _wait(self, arrivals: Sequence[Arrival]) -> tuple[int, Arrivals]:
+        """Wait as `wait` does; RuntimeErrors of torch pass."""
         began = checked = time.monotonic()
         while True:
             for index, arrival in enumerate(arrivals):
@@ -216,7 +243,11 @@ class Processes:
                 self._check_progress(arrivals)
 
     def _collect(self, arrival: Arrival) -> Arrivals:
-        """Return the arrivals of all members of a complete rendezvous, with their operands unless members disagree."""
+        """Return rendezvous, operands and line of every member of a complete rendezvous.
+
+        The operands of other members are received only if all terms agree and the launch is not dry; otherwise they
+        are empty.
+        """
         arrived: Arrivals = []
         shapes: dict[int, Sequence[Shape]] = {}
         for member in arrival.rendezvous.members:
@@ -241,7 +272,12 @@ class Processes:
         return arrived
 
     def _exchange(self, arrival: Arrival, shapes: dict[int, Sequence[Shape]]) -> dict[int, list[np.ndarray]]:
-        """Receive the operands of every other member; those of this rank were sent when it arrived."""
+        """Return the operands of every member, by member: those of other members are received, which waits for them.
+
+        Args:
+            arrival: The arrival of this rank, whose operands are on their way to the others.
+            shapes: Shape and dtype of each operand of each other member.
+        """
         import torch
         import torch.distributed as dist
 
@@ -258,7 +294,7 @@ class Processes:
         return operands
 
     def _check_progress(self, arrivals: Sequence[Arrival]) -> None:
-        """Raise an error if no rank that this rank waits for, directly or through others, can continue.
+        """Raise an error if no rank that this rank waits for, directly or through others, can continue; else return.
 
         Raises:
             Deadlock: All these ranks wait or have ended.
@@ -290,7 +326,10 @@ class Processes:
         )
 
     def _blocked_states(self, arrivals: Sequence[Arrival]) -> dict[int, StateMessage] | None:
-        """Return the states of the ranks that this rank waits for, directly or not; None if one can continue."""
+        """Return the states of this rank and of the ranks that it waits for, directly or through others, by rank.
+
+        Returns None if one of them can continue. A rank whose process on this host is gone counts as failed.
+        """
         states: dict[int, StateMessage] = {}
         ahead = {self.rank}
         while ahead:
@@ -308,7 +347,7 @@ class Processes:
         return states
 
     def _state_of(self, rank: int) -> StateMessage:
-        """Return the state that a rank published last; a rank outside of the world has ended."""
+        """Return the state that a rank published last; a rank beyond the world's counts as ended."""
         if rank >= self.ranks:
             return StateMessage()
         return StateMessage.decode(self._store.get(f"state/{rank}"), rank)
@@ -320,6 +359,13 @@ class Processes:
         return is_local and not _is_alive(process.process_id)
 
     def _publish(self, status: str, text: str, rendezvous: Any) -> None:
+        """Write this rank's state to the store.
+
+        Args:
+            status: "runs", "waits", "ended" or "failed".
+            text: What it waits in, or its error.
+            rendezvous: For each rendezvous that it waits for, the missing arrivals' keys.
+        """
         self._published_status = status
         self._published += 1
         self._store.set(
@@ -327,10 +373,12 @@ class Processes:
         )
 
     def _publish_failure(self, text: str) -> None:
+        """Write to the store that this rank has failed, with the error's text; does nothing if the store is lost."""
         with contextlib.suppress(RuntimeError):  # the failure may be the loss of the store
             self._publish("failed", text, ())
 
     def _publish_end(self) -> None:
+        """Write to the store that this rank has ended; does nothing if the store is lost."""
         with contextlib.suppress(RuntimeError):  # at exit the store may be gone before
             self._publish("ended", "", ())
 
@@ -340,7 +388,7 @@ _joined: Processes | None = None
 
 @contextlib.contextmanager
 def _connected(where: Location) -> Iterator[None]:
-    """Convert torch's error for a lost connection or store, always a RuntimeError, into NkwError."""
+    """Convert a RuntimeError in the `with` block, torch's error for a lost connection, into NkwError."""
     try:
         yield
     except RuntimeError as error:
@@ -351,7 +399,7 @@ def _connected(where: Location) -> Iterator[None]:
 
 
 def _is_alive(process: int) -> bool:
-    """Return whether a process exists on this host and is no zombie."""
+    """Return whether a process runs on this host; True also where that cannot be found out, False for a zombie."""
     try:
         os.kill(process, 0)
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as stat:
@@ -364,12 +412,12 @@ def _is_alive(process: int) -> bool:
 
 
 def _tag(arrival: Arrival) -> int:
-    """Return the message tag of a rendezvous' operands."""
+    """Return the tag that marks gloo's messages of a rendezvous, equal in all members."""
     return zlib.crc32(arrival.key.encode()) & 0x7FFFFFFF
 
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype, member: int) -> np.ndarray:
-    """Return an array for the operand of another member.
+    """Return an uninitialised array for an operand that is received; `member` is the sender, for the error.
 
     Raises:
         NkwError: The array does not fit into memory.
@@ -384,4 +432,5 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype, member: int) -> np.ndarray:
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
+    """Return the bytes of a contiguous array as a flat uint8 view."""
     return array.reshape(-1).view(np.uint8)

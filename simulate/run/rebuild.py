@@ -1,7 +1,7 @@
 """Instructions of a launch, rebuilt from its streams: plans over tensors that have no bytes yet.
 
 A stream has templates and serial numbers, but no memory. Replay and the check of other orders rebuild the tensors and
-bind them to bytes of their choice.
+then bind them to bytes, which means to set the byte array of each storage.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ NO_BYTES = np.empty(1, np.uint8)
 class Rebuilt:
     """Tensors and plans of the streams of one launch.
 
-    `plans` has a list for each stream. `storages` has the allocations by rank and serial number; cores of one rank
-    share
-    them. `views` lists every view that the plans take of an allocation. Constants of the kernel have their contents.
+    `plans` has a list for each stream, one plan per event. `storages` has the allocations by (rank, serial number);
+    cores of one rank share them. `views` has, under the same key, every tensor that the plans use of an allocation.
+    All storages have the placeholder `NO_BYTES`, except for constants of the kernel, which have their contents.
     """
 
     def __init__(self, streams: Sequence[Stream]) -> None:
@@ -41,7 +41,7 @@ class Rebuilt:
                 storage.uncounted_array = constant.contents.reshape(-1).view(np.uint8)
 
     def storage(self, rank: int, serial: int) -> Storage:
-        """Return an allocation of a rank, which is created on first use."""
+        """Return the storage of an allocation by rank and serial number; it is created on first use, without bytes."""
         storage = self.storages.get((rank, serial))
         if storage is None:
             record = self._streams[rank].tensors[serial]
@@ -55,7 +55,7 @@ class Rebuilt:
         return storage
 
     def tensor(self, rank: int, serial: int, layout: Layout) -> NkiTensor:
-        """Return a view of an allocation; equal views share one tensor."""
+        """Return a tensor with a layout in an allocation, and add it to `views`; equal layouts share one tensor."""
         key = rank, serial, id(layout)
         tensor = self._tensors.get(key)
         if tensor is None:
@@ -64,6 +64,7 @@ class Rebuilt:
         return tensor
 
     def _plans(self, stream: Stream) -> list[Plan]:
+        """Return the plan of every event of a stream, over the rebuilt tensors."""
         rank, templates, operands = stream.rank, stream.templates, stream.operands
         plans: list[Plan] = []
         first = 0  # index of the event's first operand

@@ -1,7 +1,7 @@
 """Run order of a launch: one order of all its events, in which the cores ran and computed the values.
 
-Streams record when the core scheduler resumed their core. Segments of the streams are merged in that order, and the
-members of a rendezvous form one segment.
+Streams record when the core scheduler resumed their core. A segment is a run of consecutive events of one core, or
+one rendezvous of several cores. Segments of the streams are merged in the order of the resumptions.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ from simulate.run.stream import Stream
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive events of one stream, or one rendezvous: (stream, first event, end) for each member."""
+    """Consecutive events of one stream, or the events of one rendezvous.
+
+    members: (stream's index, first event, end) for each stream that takes part, by index; a rendezvous has one event
+    each.
+    """
 
     members: tuple[tuple[int, int, int], ...]
     is_rendezvous: bool
 
 
 def as_streams(streams: Stream | Sequence[Stream]) -> tuple[Stream, ...]:
-    """Return one or several streams as a tuple.
+    """Return one stream, or a sequence of streams, as a tuple.
 
     Raises:
         InvalidArgument: The argument is no stream and no sequence of streams.
@@ -39,14 +43,14 @@ def as_streams(streams: Stream | Sequence[Stream]) -> tuple[Stream, ...]:
 
 
 def merge_segments(streams: Sequence[Stream]) -> tuple[Segment, ...]:
-    """Return the events of `streams` in the order in which their cores ran.
+    """Return the events of all streams as segments, in the order in which their cores ran.
 
     A rendezvous takes effect when its last member arrives. Its members are the passed streams with its serial number,
-    so
-    one core of a launch can be timed alone. Streams that record no resumption run one after another until they wait.
+    so one core of a launch can be timed alone. Streams that record no resumption run one after another until they
+    wait.
 
     Raises:
-        InvalidArgument: The streams order their rendezvous differently.
+        InvalidArgument: The streams order their rendezvous differently, so that one never completes.
     """
     members: dict[int, int] = {}
     for stream in streams:

@@ -30,7 +30,7 @@ _PATIENCE_SECONDS = 0.2
 
 
 class _CoreAborted(BaseException):
-    """Exception that unwinds the thread of a core after another core has failed."""
+    """Exception that ends the thread of a core after another core has failed."""
 
 
 Entry = tuple[Rendezvous, list[np.ndarray], Location]
@@ -39,7 +39,11 @@ Entry = tuple[Rendezvous, list[np.ndarray], Location]
 
 @dataclass
 class PendingRendezvous:
-    """Rendezvous that not all members have entered: their entries so far, and at the end the results of all."""
+    """Rendezvous that members have entered, until all of them have received their results.
+
+    serial: its number in the launch. arrived: the entry of each member so far. cores: the cores that wait in it.
+    results: the results of each member, once all have arrived.
+    """
 
     serial: int
     arrived: dict[int, Entry] = field(default_factory=dict)
@@ -51,9 +55,9 @@ class CoreScheduler:
     """Scheduler that runs the cores of a world, numbered 0 … count-1, one at a time.
 
     Without a seed a core runs until it has to wait; the next ready core follows, from core 0 on. With a seed, core
-    `seed % count` begins, and preemptions are random; equal seeds give equal schedules. With `peers`, all cores belong
-    to
-    one rank; `peers` are the processes of the other ranks.
+    `seed % count` begins, and preemptions are random; equal seeds give equal schedules. `is_random` tells whether it
+    is so, in which case `issue` calls `preempt` before every instruction. With `peers`, all cores belong to one rank,
+    and the other ranks are other processes.
     """
 
     def __init__(
@@ -95,7 +99,10 @@ class CoreScheduler:
         self._finished = threading.Event()
 
     def run(self, bodies: list[Callable[[], None]]) -> None:
-        """Run the body of each core until all have ended.
+        """Run the body of each core until all have ended; a single core runs in the calling thread.
+
+        Args:
+            bodies: The kernel of each core, as a function without arguments.
 
         Raises:
             BaseException: The first error of any body, or an interrupt of the main thread.
@@ -126,6 +133,7 @@ class CoreScheduler:
             raise self._error
 
     def _thread(self, core: int, body: Callable[[], None]) -> None:
+        """Run a core's body in its thread once the core is resumed, then let another core run; errors are stored."""
         self._go[core].acquire()
         try:
             if self._error is None:
@@ -140,6 +148,10 @@ class CoreScheduler:
         self._yield_to_next(core)
 
     def _yield_to_next(self, core: int) -> None:
+        """Resume the next core, or end the run if all cores have ended; does not wait for this core's next turn.
+
+        If no core is ready, waits for other processes. After an error, all cores are resumed so that they unwind.
+        """
         if self._error is not None:
             self._wake_all()
             if len(self._done) == self.count:
@@ -159,7 +171,10 @@ class CoreScheduler:
         self._yield_to_next(core)
 
     def _wait_for_peers(self) -> None:
-        """Wait for a rendezvous with other processes. Raise Deadlock if no core waits in such a rendezvous."""
+        """Wait until a rendezvous with other processes is complete, and let its cores continue.
+
+        Raises Deadlock if no core waits in such a rendezvous.
+        """
         if self._peers is None or not self._arrivals:
             raise self._deadlock()
         index, arrived = self._peers.wait([arrival for _, arrival in self._arrivals])
@@ -168,7 +183,7 @@ class CoreScheduler:
         self._complete(pending, arrival.rendezvous, arrival.dry)
 
     def _ready_after(self, core: int) -> list[int]:
-        """Return the ready cores in round-robin order: the core after `core` first, `core` itself last."""
+        """Return the cores that neither wait nor have ended, in round-robin order from `core + 1` to `core` itself."""
         return [
             candidate
             for step in range(1, self.count + 1)
@@ -176,10 +191,14 @@ class CoreScheduler:
         ]
 
     def _choose(self, ready: Sequence[int]) -> int:
+        """Return the core that runs next: a random one with a seed, else the first of `ready`."""
         return self._random.choice(ready) if self.is_random else ready[0]
 
     def preempt(self, core: int) -> None:
-        """Resume a random core, which may be `core` itself; return when `core` is resumed."""
+        """Let a random ready core run instead of `core`, and return when `core` is resumed.
+
+        Returns at once if the random core is `core` itself. Raises _CoreAborted if another core has failed meanwhile.
+        """
         chosen = self._choose(self._ready_after(core))
         if chosen == core:
             return
@@ -190,16 +209,18 @@ class CoreScheduler:
         self._on_resume(core)
 
     def _wake_all(self) -> None:
+        """Resume all cores that have not ended, so that they unwind after an error."""
         for core in range(self.count):
             if core not in self._done:
                 self._wake(core)
 
     def _wake(self, core: int) -> None:
-        """Resume a core. A lock takes a third of the time of a semaphore."""
+        """Resume a core; does nothing if it may run already. A lock takes a third of the time of a semaphore."""
         if self._go[core].locked():
             self._go[core].release()
 
     def _deadlock(self) -> Deadlock:
+        """Return the error that no core can continue, with what each core waits for and where."""
         lines: list[str] = []
         for core, (pending, rendezvous, where) in sorted(self._waiting.items()):
             missing = [str(member) for member in rendezvous.members if member not in pending.arrived]
@@ -215,7 +236,10 @@ class CoreScheduler:
         )
 
     def _absent(self, rendezvous: Rendezvous) -> list[str]:
-        """Return texts about the members of a rendezvous that this launch does not have, with what would add them."""
+        """Return a text about the members of a rendezvous that this launch cannot have, such as core 1 of one core.
+
+        The list is empty if it has all members, or if other processes take part.
+        """
         available = self.count // self._cores_per_rank if rendezvous.by_rank else self._cores_per_rank
         absent = [str(member) for member in rendezvous.members if member >= available]
         if self._peers is not None or not absent:
@@ -234,18 +258,18 @@ class CoreScheduler:
         where: Location,
         dry: bool = False,
     ) -> tuple[list[np.ndarray], int]:
-        """Enter a rendezvous and wait until every member has arrived.
+        """Enter a rendezvous, wait until every member has arrived, and return this member's results.
 
         Args:
             core: The core that enters.
-            member: Its number among the members.
+            member: Its number among the members: its rank or its core number.
             rendezvous: The rendezvous, with the terms that this member states.
             operands: The operands of this member.
             where: The kernel line, for messages.
             dry: Whether no operands are exchanged.
 
         Returns:
-            The results of this member, and the serial number of the rendezvous.
+            The results of this member, none in a dry launch; and the serial number of the rendezvous.
 
         Raises:
             RendezvousMismatch: Members disagree in a term.
@@ -266,7 +290,11 @@ class CoreScheduler:
         return pending.results[member], pending.serial
 
     def _arrive(self, core: int, member: int, entry: Entry, dry: bool) -> PendingRendezvous:
-        """Let a core arrive: the last member completes the rendezvous, any other core waits from now on."""
+        """Record a core's entry into a rendezvous and return the rendezvous; does not wait.
+
+        The last member completes it: operands are exchanged, and waiting members become ready. Any other core is
+        marked as waiting.
+        """
         rendezvous, _, where = entry
         pending = self._pending.get(rendezvous.key)
         if pending is None:
@@ -281,7 +309,10 @@ class CoreScheduler:
         return pending
 
     def _complete(self, pending: PendingRendezvous, rendezvous: Rendezvous, dry: bool) -> None:
-        """Exchange the operands of a rendezvous at which all members have arrived, and let its cores continue."""
+        """Exchange the operands of a rendezvous that all members have entered, and let its waiting cores continue.
+
+        Raises RendezvousMismatch if members disagree in a term.
+        """
         del self._pending[rendezvous.key]
         arrived = [pending.arrived[member] for member in rendezvous.members]
         check_agreement(rendezvous.members, arrived)
@@ -295,7 +326,7 @@ class CoreScheduler:
 
 
 def _unwind(thread: threading.Thread) -> None:
-    """End the thread of a core, even if its kernel runs Python without end and issues nothing."""
+    """Wait until a core's thread has ended; after 0.2 s raise an exception in it, also in a loop of plain Python."""
     while thread.is_alive():
         thread.join(_PATIENCE_SECONDS)
         if thread.is_alive() and thread.ident is not None:
@@ -307,7 +338,12 @@ def _unwind(thread: threading.Thread) -> None:
 def check_agreement(
     members: tuple[int, ...], arrived: Sequence[tuple[Rendezvous, list[Any], Location]]
 ) -> None:
-    """Raise RendezvousMismatch with every member's terms and lines if members differ in a term."""
+    """Raise RendezvousMismatch, with every member's value and line, if members state different values of a term.
+
+    Args:
+        members: The numbers of the members.
+        arrived: Rendezvous, operands and line of each member.
+    """
     lines = []
     keys = list(dict.fromkeys(key for rendezvous, _, _ in arrived for key in rendezvous.terms))
     for key in keys:

@@ -1,9 +1,9 @@
 """Instruction stream: all events of one core in program order; the single record of a launch.
 
 An event is a template, the tensors of its operands and a kernel line. The template has all that was planned; equal
-calls share it, so an event takes 8 bytes and 4 for each operand, about 20 bytes. Columns derived from templates
-(engines, costs, boxes of operands) are computed on first use. Dependences, time, placement, hazards and replays of a
-launch are derived from its streams.
+calls share it, so an event takes 8 bytes and 4 for each operand, about 20 bytes. A tensor is named by the serial
+number of its allocation in the rank's table. Columns derived from templates (engines, costs, boxes of operands) are
+computed on first use. Dependences, time, placement, hazards and replays of a launch are derived from its streams.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class TensorRecord(NamedTuple):
-    """Record of an allocation, which outlives its bytes; a frozen dataclass would take longer to create."""
+    """Record of an allocation in a stream, which outlives the allocation's bytes."""
 
     serial: int
     explicit_name: str  # the text of `name=`, or the kernel's parameter; else empty
@@ -54,17 +54,17 @@ class TensorRecord(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name in every report: the explicit name, else the variable that the line assigns, else "tile" or "tensor"."""
+        """Name in reports: the explicit name, else the variable that the line assigns, else "tile" or "tensor"."""
         return self.explicit_name or named(self.line) or ("tile" if self.buffer.on_chip else "tensor")
 
     @property
     def where(self) -> Location | None:
-        """Line that allocated the tensor, None for a kernel argument."""
+        """Location of the line that allocated the tensor, None for a kernel argument."""
         return None if self.line is None else location(self.line)
 
     @property
     def called_at(self) -> tuple[Location, ...]:
-        """Lines that called the allocating line, innermost first; empty unless they were recorded."""
+        """Locations of the callers of the allocating line, innermost first; empty unless callers were recorded."""
         return tuple(location(line) for line in reversed(self.callers))
 
     @property
@@ -75,21 +75,21 @@ class TensorRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Initial contents of a tensor of the kernel, from a file or an array."""
+    """Initial contents of a constant tensor of the kernel, and whether they were read from a file."""
 
     contents: np.ndarray
     from_file: bool
 
 
 class TensorTable:
-    """Allocations of one rank, in order; shared by the rank's cores."""
+    """Allocations of one rank, shared by its cores; an allocation's index is its serial number."""
 
     def __init__(self) -> None:
         self.records: list[TensorRecord] = []
         self.constants: dict[int, Constant] = {}
 
     def add(self, storage: Storage) -> None:
-        """Give a storage its serial number and append its record."""
+        """Set a storage's serial number to the next one and append its record."""
         storage.serial = len(self.records)
         width = storage.dtype.itemsize
         row = storage.free_size if storage.buffer.on_chip else storage.shape[-1]
@@ -109,12 +109,16 @@ class TensorTable:
         )
 
     def stream(self, rank: int, core: int) -> Stream:
-        """Return an empty stream of a core that uses these tensors."""
+        """Return an empty stream of a core, which uses this table."""
         return Stream(rank, core, self)
 
 
 class Access(NamedTuple):
-    """Operand of an event: a box of rows by bytes in a tensor, and READ, WRITE or ACCUMULATE."""
+    """Operand of an event: a box in a tensor, and how it is used.
+
+    tensor: serial number. mode: READ, WRITE or ACCUMULATE, a matmul's write that may add to PSUM. Rows are partitions
+    on chip, and in HBM all dims but the last; bytes count within a row. Ends are exclusive.
+    """
 
     tensor: int
     mode: int
@@ -126,7 +130,11 @@ class Access(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Instruction of a stream."""
+    """Instruction of a stream with all its fields.
+
+    index: position in the stream. op: name of the instruction. name: the text of `name=`, or None. trigger: the
+    engine whose stream triggers a DMA, else `engine`. where: kernel line. rendezvous: serial number, or None.
+    """
 
     index: int
     op: str
@@ -140,7 +148,7 @@ class Event:
 
 
 class NkiInstruction(NKIObject):
-    """Handle that an instruction returns to the kernel; it serves ordering requests only."""
+    """Handle that an instruction returns to the kernel, for ordering requests."""
 
     __slots__ = ("_stream", "index")
 
@@ -149,13 +157,13 @@ class NkiInstruction(NKIObject):
         self.index = index
 
     def depends_on(self, *producers: NkiInstruction) -> NkiInstruction:
-        """Request that this instruction runs after `producers`; it changes the predicted time and no value.
+        """Request that this instruction starts after `producers`; the request changes the predicted time and no value.
 
         Returns:
             This instruction.
 
         Raises:
-            RuleViolation: A producer is no instruction of this core and launch.
+            RuleViolation: A producer is no handle of an instruction of this core and launch.
         """
         for producer in producers:
             if not isinstance(producer, NkiInstruction):
@@ -191,7 +199,10 @@ def producer_of_this_core() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """Iteration of an `nl.affine_range`: its loop, its number, and the number of tensors allocated before the loop."""
+    """Iteration of an `nl.affine_range`: the loop's index in `Stream.affine_loops`, and the iteration's number from 0.
+
+    `tensors_before` is the number of tensors that the rank had allocated before the loop.
+    """
 
     loop: int
     number: int
@@ -200,14 +211,14 @@ class Iteration:
 
 @dataclass(slots=True)
 class Block:
-    """Use of `nl.no_reorder()`: its line, and whether a `with` entered it."""
+    """Use of `nl.no_reorder()`: its line, and whether a `with` statement entered it."""
 
     line: Line
     entered: bool = False
 
 
 class Column(Generic[T]):
-    """Column of `Columns` as an attribute of a stream, under the same name."""
+    """Descriptor that makes a column of `Columns` an attribute of a stream, under the same name."""
 
     def __init__(self, column: Callable[[Columns], T]) -> None:
         self.__doc__ = column.__doc__
@@ -221,7 +232,7 @@ class Column(Generic[T]):
 
 
 class Stream:
-    """Events of one core, in program order."""
+    """Events of one core, in program order; `len`, iteration and `event(index)` give them as `Event`."""
 
     def __init__(self, rank: int, core: int, tensors: TensorTable) -> None:
         self.rank = rank
@@ -274,13 +285,13 @@ class Stream:
     def chains(self) -> tuple[Sequence[int], Sequence[tuple[Line, ...]]]:
         """Return the index of every event's call stack, and the call stacks: kernel lines, outermost caller first.
 
-        The callers are recorded on request only (`simulate.run.call_stacks`); else a call stack is the event's own
-        line.
+        Callers are recorded on request only (`simulate.run.call_stacks`); otherwise a call stack is the event's line
+        alone.
         """
         return self.line_ids, [(line,) for line in self.lines]
 
     def called_at(self, index: int) -> tuple[Location, ...]:
-        """Return the lines that called an event's own line, innermost first; empty unless they were recorded."""
+        """Return the locations of an event's callers, innermost first; empty unless callers were recorded."""
         numbers, chains = self.chains()
         return tuple(location(line) for line in reversed(chains[numbers[index]][:-1]))
 
@@ -298,7 +309,7 @@ class Stream:
         line: Line,
         rendezvous: int | None = None,
     ) -> NkiInstruction:
-        """Record one instruction; only `issue` calls this.
+        """Record one instruction as the next event and return its handle; only `issue` calls this.
 
         Args:
             template: The planned instruction.
@@ -306,9 +317,6 @@ class Stream:
             writes: The tensors that it writes.
             line: The kernel line.
             rendezvous: The serial number of its rendezvous, if any.
-
-        Returns:
-            The handle of the event.
         """
         index = len(self.template_ids)
         number = self._template_numbers.get(id(template))
@@ -355,14 +363,14 @@ class Stream:
     last_use = Column(Columns.last_use)
 
     def columns(self) -> Columns:
-        """Return the columns of the events so far."""
+        """Return the columns of the events so far; they are cached until an event is appended."""
         columns = self._columns
         if columns is None or columns.events != len(self):
             columns = self._columns = Columns(self.templates, self.template_ids, self.operands)
         return columns
 
     def with_costs(self, costs: list[Cost], cost_ids: array[int] | None = None) -> Stream:
-        """Return the same events at other costs, for what-if.
+        """Return a shallow copy of this stream with other costs, to predict the time of a changed kernel.
 
         Args:
             costs: The distinct costs.
@@ -376,7 +384,10 @@ class Stream:
         return changed
 
     def on(self, hardware: Hardware) -> Stream:
-        """Return the same events at their costs by another record of the chip, which may differ in numbers of times."""
+        """Return a shallow copy of this stream with the costs of another record of its chip.
+
+        The record may differ from the stream's only in numbers of times.
+        """
         return self.with_costs([cost.on(hardware) for cost in self.costs])
 
     def template(self, index: int) -> Template:
@@ -384,33 +395,33 @@ class Stream:
         return self.templates[self.template_ids[index]]
 
     def tensors_of(self, index: int) -> array[int]:
-        """Return the serial numbers of an event's operands, in the order of its template's operands."""
+        """Return the serial numbers of an event's operands, reads first; a run-time index follows its operand."""
         ends = self.operand_ends
         return self.operands[ends[index - 1] if index else 0 : ends[index]]
 
     def label(self, serial: int) -> str:
-        """Return name, shape, dtype and line of an allocation, for error messages."""
+        """Return name, shape, dtype and line of an allocation as text, for error messages."""
         record = self.tensors[serial]
         line = f" at {record.where}" if record.where else ""
         return f"{record.name} {record.shape} {record.dtype}{line}"
 
     def source_of(self, serial: int) -> tuple[object, ...]:
-        """Return the key of an allocation in the source: its callers and line, shape and dtype."""
+        """Return a key that allocations of the same source line share: callers, line, shape and dtype."""
         record = self.tensors[serial]
         return record.callers, record.line, record.shape, record.dtype
 
     def elements(self, serial: int, size_bytes: int) -> str:
-        """Return a number of bytes as a number of elements of an allocation, with their dtype."""
+        """Return a text with the number of an allocation's elements that take `size_bytes`, such as `512 float32`."""
         record = self.tensors[serial]
         width = max(1, record.nbytes // math.prod(record.shape))
         return f"{size_bytes // width} {record.dtype}"
 
     def effects(self, index: int) -> Effects:
-        """Return what an event's instruction does beyond its operands, its cost and its engine's state."""
+        """Return facts about an event's instruction for detectors, such as whether it draws random numbers."""
         return self.templates[self.template_ids[index]].plan.effects
 
     def accesses(self, index: int) -> tuple[Access, ...]:
-        """Return the operands of one event."""
+        """Return the operands of one event with their boxes, reads first."""
         boxes = self.templates[self.template_ids[index]].boxes
         return tuple([Access(tensor, *box) for tensor, box in zip(self.tensors_of(index), boxes)])
 
@@ -434,7 +445,10 @@ class Stream:
         return (self.event(index) for index in range(len(self)))
 
     def text(self) -> str:
-        """Return the stream as text, one event a line; the same kernel and shapes give the same bytes."""
+        """Return the stream as text, one event a line: index, engine, instruction, cycles, operands and line number.
+
+        The same kernel and shapes give the same bytes.
+        """
         marks = {READ: "", WRITE: "=", ACCUMULATE: "+="}
         lines = []
         for event in self:
