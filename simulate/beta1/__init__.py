@@ -1,6 +1,7 @@
 """The API modules of Beta 1, `neuronxcc.nki`: instructions return tiles, indices are affine, masks skip elements.
 
-Every effect on data is an instruction of the book that `nki` uses; it is issued, checked, recorded and timed as there.
+Every effect on data is an instruction of the instruction book, which `nki` uses too; it is issued, checked, recorded
+and timed as there.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ __version__ = "2.26 (Beta 1)"
 
 
 def jit(func: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Make a kernel of a function: `@nki.jit`, or `@nki.jit(mode=…)`. Options of the compiler are accepted.
+    """Return a kernel that runs `func`: `@nki.jit`, or `@nki.jit(mode=…)`, which returns a decorator.
 
-    The target comes from NEURON_PLATFORM_TARGET_OVERRIDE, as for `nki`.
+    `options` are the compiler's and change nothing. The target comes from NEURON_PLATFORM_TARGET_OVERRIDE, as for
+    `nki`. Raises InvalidArgument if `func` is not callable.
     """
     return as_kernel if func is None else as_kernel(func)
 
@@ -28,7 +30,10 @@ baremetal = trace = nki_jit = profile = jit
 
 
 def benchmark(func: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Return a kernel that also predicts its latency, in `benchmark_result`."""
+    """Return a kernel that also predicts its latency, in `benchmark_result`; without `func`, a decorator.
+
+    `options`, such as warm-up and iteration counts, change nothing.
+    """
     if func is None:
         return benchmark
     kernel = as_kernel(func)
@@ -36,12 +41,12 @@ def benchmark(func: Callable[..., Any] | None = None, **options: Any) -> Any:
 
 
 def simulate_kernel(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a kernel, or a plain function as one: `nki.simulate_kernel(kernel[4, 2], a, b)`."""
+    """Launch a kernel, or a plain function as one, and return its outputs: `simulate_kernel(kernel[4, 2], a, b)`."""
     return as_kernel(kernel)(*args, **kwargs)
 
 
 def as_kernel(func: Any) -> Kernel:
-    """Return a kernel unchanged, and a plain function wrapped as a kernel."""
+    """Return a `Kernel` unchanged, and a plain function wrapped as a kernel without a grid."""
     return func if isinstance(func, Kernel) else Kernel(func)
 
 

@@ -1,4 +1,9 @@
-"""Arithmetic between tiles and numbers, as `nki.language` and the operators of a tile have it."""
+"""Arithmetic between tiles and numbers, for the functions of `nki.language` and the operators of a tile.
+
+A result is a `Tile` whose instruction waits for its target (`simulate.beta1.tile.defer`): the tile of an assignment,
+else a fresh one in SBUF. `name` is an operator of `simulate.beta1.operators`, `dtype` that of the result, and a mask
+leaves out elements of the result.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +24,16 @@ _TRUTH = (*_COMPARISONS, "logical_and", "logical_or", "logical_xor")
 
 
 def binary(name: str, x: Any, y: Any, dtype: Any = None, mask: Any = None) -> Tile:
-    """Return x `name` y. Tiles broadcast by NumPy's rule, over the partitions by a copy.
+    """Return `x name y`, such as x + y for "add", as a tile. One of x and y may be a number.
 
-    The result has the dtype of the wider operand, float before integer (bfloat16 with float16: float32); a
-    number counts only if it is a fraction beside an integer tile, then as float32. Quotients of integers are
+    Tiles broadcast by NumPy's rule; over partitions by a copy.
+
+    The dtype is `dtype`, else that of the wider operand, float before integer (bfloat16 with float16: float32). A
+    number counts only if it is a fraction next to an integer tile, then as float32. Quotients of integers are
     float32, comparisons bool.
+
+    Raises:
+        RuleViolation: Neither operand is a tile, or the shapes do not broadcast.
     """
     op = BINARY[name]
     two_operands(name, x, y)
@@ -52,6 +62,7 @@ def binary(name: str, x: Any, y: Any, dtype: Any = None, mask: Any = None) -> Ti
 
 
 def _remark_on_broadcast(name: str, x: Tile, y: Tile) -> None:
+    """Record a remark if a binary operation broadcasts over partitions, or over free dims of more than a column."""
     over_rows = x.shape[0] != y.shape[0]
     free = [tile.shape[1:] for tile in (x, y)]
     over_third = (
@@ -62,7 +73,7 @@ def _remark_on_broadcast(name: str, x: Tile, y: Tile) -> None:
 
 
 def unary(name: str, x: Tile, dtype: Any = None, mask: Any = None) -> Tile:
-    """Apply a function to x on the Scalar engine; `invert` runs on the Vector engine."""
+    """Return a function of x, element by element, computed by the Scalar engine; `invert` by the Vector engine."""
     if name in UNARY:
         return elementwise("activation", {"data": x}, {}, {"op": UNARY[name]}, dtype, mask)
     attributes = {"op0": ALU_OPERATORS[name], "operand0": None}
@@ -70,7 +81,11 @@ def unary(name: str, x: Tile, dtype: Any = None, mask: Any = None) -> Tile:
 
 
 def update(name: str, target: Tile, value: Any) -> Tile:
-    """Add `value` to `target` in place. A matmul's result adds to a PSUM tile inside the matmul."""
+    """Compute `target name value` into `target`, such as target += value for "add", and return the target.
+
+    A matmul's pending result that is added to a tile in PSUM is accumulated by the matmul itself. Other updates in
+    PSUM are recorded as a remark.
+    """
     program = current()
     pending = value.pending if isinstance(value, Tile) else None
     if (
@@ -93,7 +108,11 @@ def update(name: str, target: Tile, value: Any) -> Tile:
 
 
 def where(condition: Tile, x: Any, y: Any, dtype: Any = None, mask: Any = None) -> Tile:
-    """Return x where the condition is not 0, else y: a copy of y, and tensor_copy_predicated from x."""
+    """Return a tile with x where the condition is not 0, else y; x and y are tiles or numbers.
+
+    The condition's shape is the result's. The dtype is `dtype`, else the wider of the tiles', else float32. y is
+    copied to the result, then x by tensor_copy_predicated.
+    """
     program = current()
     condition = _predicate(condition)
     tiles = [value for value in (x, y) if isinstance(value, Tile)]
@@ -116,27 +135,33 @@ def where(condition: Tile, x: Any, y: Any, dtype: Any = None, mask: Any = None) 
 
 
 def _predicate(condition: Tile) -> Tile:
-    """Return a condition in a dtype of predicates: the bits of an integer condition, else whether it is not 0."""
+    """Return a condition as an unsigned integer tile: the bits of an integer tile, else uint8, whether it is not 0."""
     if condition.dtype.is_integer:
         return condition.bitcast({1: "uint8", 2: "uint16", 4: "uint32"}[condition.itemsize])
     return binary("not_equal", condition, 0.0, "uint8")
 
 
 def in_sbuf(tile: Tile) -> Tile:
-    """Return the tile, or an SBUF copy if it is in PSUM."""
+    """Return the tile itself, or for a tile in PSUM a copy in SBUF."""
     return copy(tile) if tile.buffer is MemoryRegion.psum else tile
 
 
 def _is_column(tile: Tile, other: Tile) -> bool:
+    """Return whether `tile` has one element per partition and `other` has more."""
     return tile.size == tile.shape[0] and other.size > other.shape[0]
 
 
 def _streams_with_column(name: str, column: Tile) -> bool:
+    """Return whether tensor_scalar can take a (P, 1) tile: float32, with an operator neither bitwise nor power."""
     arithmetic = BINARY[name].family is not OperatorFamily.bitvec
     return arithmetic and column.dtype == "float32" and name != "power"
 
 
 def _result_dtype(name: str, dtype: DType, *dtypes: DType) -> DType:
+    """Return the dtype of a binary operation: bool for comparisons and logic, float32 for quotients of integers.
+
+    Otherwise it is the widest of the dtypes.
+    """
     if name in _TRUTH:
         return DTYPES["bool_"]
     integers = dtype.is_integer and all(other.is_integer for other in dtypes)
@@ -144,6 +169,7 @@ def _result_dtype(name: str, dtype: DType, *dtypes: DType) -> DType:
 
 
 def _wider(first: DType, *dtypes: DType) -> DType:
+    """Return the widest dtype: float before integer, then more bytes; float32 for two 2-byte floats that differ."""
     widest = first
     for dtype in dtypes:
         if dtype == widest:

@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A memory, and the placement in it that the kernel asks for."""
+    """Memory of an allocation; `wanted` are the options with which the kernel asked for a place, without effect."""
 
     memory: MemoryRegion
     wanted: dict[str, Any]
@@ -26,26 +26,32 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """`nki.compiler.sbuf` or `.psum`."""
+    """Object `nki.compiler.sbuf` or `nki.compiler.psum`; `base` is the option of `mod_alloc` that must be given."""
 
     memory: MemoryRegion
     base: str
 
     def alloc(self, func: Callable[..., Any]) -> Placement:
-        """Return a placement by a function of block, partitions and bytes."""
+        """Return a placement by a function of block, partitions and bytes, which is never called.
+
+        Raises InvalidArgument if `func` is not callable.
+        """
         if not callable(func):
             raise InvalidArgument("NKW-PLACEMENT", f"alloc({func!r:.60}); it takes a function")
         return Placement(self.memory, {"alloc": func})
 
     def mod_alloc(self, **wanted: Any) -> Placement:
-        """Return a placement in tiles that are used in turn, from a base on."""
+        """Return a placement by which blocks use several tiles in turn, from a base address or bank on.
+
+        Raises InvalidArgument unless base_addr (SBUF) or base_bank (PSUM) is an integer of 0 or more.
+        """
         base = wanted.get(self.base)
         if not isinstance(base, int) or base < 0:
             raise InvalidArgument("NKW-PLACEMENT", f"mod_alloc({self.base}={base!r:.60}); it is 0 or more")
         return Placement(self.memory, wanted)
 
     def auto_alloc(self) -> Placement:
-        """Return a placement by the compiler."""
+        """Return a placement that leaves the place to the compiler."""
         return Placement(self.memory, {})
 
 
@@ -59,7 +65,7 @@ def skip_middle_end_transformations(func: F) -> F:
 
 
 def enable_stack_allocator(func: Any = None, **_: Any) -> Any:
-    """Return the kernel unchanged; the name is a hint for the compiler."""
+    """Return the kernel unchanged, or without `func` a decorator that does so; the name is a hint for the compiler."""
     return (lambda kernel: kernel) if func is None else func
 
 

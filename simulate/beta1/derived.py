@@ -1,7 +1,9 @@
-"""Instructions of Beta 1 that follow from the instruction book: one row each says what differs from NKI 0.6.
+"""Instructions of Beta 1 that are derived from the instruction book by a table, one row for each.
 
-A derived function takes parameters of the planner of its name, with the planner's defaults, and `mask=`, `dtype=` and
-`name=`. It has no `dst` where it returns its result. Other keywords are options of the compiler that change no value.
+A row says what differs from NKI 0.6. A derived function takes parameters of the planner of its name, with the
+planner's defaults, and `mask=`, `dtype=` and `name=`. It has no `dst` if it returns its result as a tile. Other
+keywords are options of the compiler and are ignored. An issuer, of type `Run`, is the function that issues a row's
+instruction.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ Run = Callable[[str, Values, Any, Any], Any]
 
 @dataclass(frozen=True)
 class Row:
-    """An instruction: its parameters, after `*` by keyword only, and the function that issues it.
+    """Row of the table: how a Beta 1 instruction differs from the planner of the instruction book.
 
-    `run` gets the name in the book, the values of all parameters, mask and dtype. `defaults` are those that differ from
-    the planner's. `common` are the parameters that Beta 1 adds. `planner` is the name in the book where it differs.
+    parameters: names, those after `*` by keyword only. run: gets the planner's name, the values of all parameters,
+    mask and dtype; returns the result. defaults: defaults that differ from the planner's. common: parameters that
+    Beta 1 adds. planner: the name in the book if it differs.
     """
 
     parameters: str
@@ -44,7 +47,12 @@ class Row:
 
 
 def _streamed(tiles: str, columns: str = "") -> Run:
-    """Return an issuer of one result element for each element of `tiles`; `columns` are numbers or (P, 1) tiles."""
+    """Return an issuer whose result has one element for each element of its tiles.
+
+    Args:
+        tiles: Names of the parameters that are tiles.
+        columns: Names of the parameters that are numbers or (P, 1) tiles.
+    """
 
     def run(instruction: str, values: Values, mask: Any, dtype: Any) -> Tile:
         streams, rows = ({name: values.pop(name) for name in names.split()} for names in (tiles, columns))
@@ -56,7 +64,13 @@ def _streamed(tiles: str, columns: str = "") -> Run:
 def _issue_whole(
     tiles: str, shape: Callable[[Values], tuple[int, ...]], result_dtype: str | None = None
 ) -> Run:
-    """Return an issuer on whole tiles; the dtype is `dtype=`, else `result_dtype`, else the first tile's."""
+    """Return an issuer on whole tiles, which refuses masks.
+
+    Args:
+        tiles: Names of the parameters that are tiles, or None.
+        shape: Returns the shape of the result from the values of the parameters.
+        result_dtype: The dtype of the result without `dtype=`; None is that of the first tile.
+    """
 
     def run(instruction: str, values: Values, mask: Any, dtype: Any) -> Tile:
         no_mask(instruction, mask)
@@ -68,7 +82,11 @@ def _issue_whole(
 
 
 def _into_dst(returns_dst: bool) -> Run:
-    """Return an issuer into the tile that is passed as `dst`."""
+    """Return an issuer that writes to the tile passed as `dst`, and refuses masks.
+
+    Args:
+        returns_dst: Whether the instruction returns `dst`; otherwise it returns None.
+    """
 
     def run(instruction: str, values: Values, mask: Any, dtype: Any) -> Tile | None:
         current().settle()
@@ -80,13 +98,17 @@ def _into_dst(returns_dst: bool) -> Run:
 
 
 def _cumulative(instruction: str, values: Values, mask: Any, dtype: Any) -> None:
-    """Issue into `dst`; imm1, which public examples always pass, counts for load_reduce only."""
+    """Issue tensor_scalar_cumulative into `dst`; imm1 is ignored unless reduce_cmd is load_reduce.
+
+    Public examples always pass imm1.
+    """
     if values["reduce_cmd"] is not ReduceCmd.load_reduce:
         values["imm1"] = None
     _into_dst(returns_dst=False)(instruction, values, mask, dtype)
 
 
 def _operand(name: str, value: Any) -> Any:
+    """Return the value of a parameter as the instruction book takes it: a tensor for a tile, other values unchanged."""
     if name in ("dst", "reduce_res") and value is not None:
         return value.tensor
     return _flags(value) if name == "predicate" else nki_tensor(value)
@@ -99,10 +121,12 @@ def _flags(predicate: Tile) -> NkiTensor:
 
 
 def _partitions(tile: str, *free: int) -> Callable[[Values], tuple[int, ...]]:
+    """Return a shape function: the partitions of the parameter `tile`, then the sizes `free`."""
     return lambda values: (values[tile].shape[0], *free)
 
 
 def _gathered(values: Values) -> tuple[int, ...]:
+    """Return local_gather's shape: (partitions, indices), and the elements per index as a third dim if above 1."""
     partitions, index, per_index = values["src_buffer"].shape[0], values["index"], values["num_elem_per_idx"]
     count = values["num_valid_indices"]
     if count is None:
@@ -111,6 +135,7 @@ def _gathered(values: Values) -> tuple[int, ...]:
 
 
 def _bounds_of_segments(values: Values) -> tuple[int, ...]:
+    """Return the shape of sequence_bounds' result: (partitions, 2, segment ids per partition)."""
     segments = values["segment_ids"]
     return (segments.shape[0], 2, segments.size // segments.shape[0])
 
@@ -186,6 +211,7 @@ _ROWS = {
 
 
 def _function(name: str, row: Row) -> Callable[..., Any]:
+    """Return the function of a row under its name; a call that does not fit its signature raises CallError."""
     planner = INSTRUCTIONS[row.planner or name]
     planned = inspect.signature(planner).parameters
     positional, keywords = (words.split() for words in row.parameters.split("*"))
@@ -229,6 +255,7 @@ def _function(name: str, row: Row) -> Callable[..., Any]:
 
 
 def _refuse(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Values) -> NoReturn:
+    """Raise CallError for a call that does not fit the signature; the message lists the parameters."""
     parameters = ", ".join(p for p in signature.parameters if p != "_")
     try:
         signature.bind(*args, **kwargs)

@@ -1,4 +1,7 @@
-"""Instructions with one result element for each element of their tiles: broadcasting, masks, many dims."""
+"""Instructions with one result element for each element of their tiles: broadcasting, masks, many dims.
+
+A region is a part of a tensor; a box is (start, end) on every axis of a result (`simulate.beta1.region`, `masks`).
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,21 @@ def elementwise(
     natural: Any = None,
     buffer: MemoryRegion = MemoryRegion.sbuf,
 ) -> Tile:
-    """Issue an instruction that streams `tiles`, with (P, 1) operands or numbers in `columns`; return its result.
+    """Return the tile that an instruction computes, element by element; the instruction waits for its target.
 
-    `tiles` are repeated along free dims of size 1; a (P, 1) tile beside more dims has one value per partition. The
-    dtype is `dtype`, else `natural`, else the first tile's.
+    Args:
+        instruction: Its name in the instruction book.
+        tiles: Tiles by parameter. They are repeated along free dims of size 1; a (P, 1) tile next to tiles of more
+            dims has one value per partition.
+        columns: Numbers or (P, 1) tiles, by parameter.
+        attributes: Further arguments.
+        dtype: The dtype of the result, or None.
+        mask: The `mask=` of the call, which leaves out elements of the result.
+        natural: The dtype if `dtype` is None; None is the first tile's.
+        buffer: The memory of the result without a target.
+
+    Raises:
+        RuleViolation: An operand is no tile on chip, or shapes do not broadcast.
     """
     for name, tile in tiles.items():
         is_tile(name, tile)
@@ -55,7 +69,7 @@ def elementwise(
 
 
 def copy(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
-    """Copy a tile to SBUF."""
+    """Return a copy of a tile, made by tensor_copy; it is in SBUF unless it is assigned to a tile."""
     return elementwise("tensor_copy", {"src": src}, {}, {}, dtype, mask)
 
 
@@ -67,9 +81,15 @@ def issued_once(
     natural: Any = None,
     dtype: Any = None,
 ) -> Tile:
-    """Issue an instruction once, on whole tiles, and return its result of `shape()`; a tile may be None.
+    """Return the tile that one instruction on whole tiles computes; the instruction waits for its target.
 
-    The dtype is `dtype`, else `natural`, else the first tile's.
+    Args:
+        instruction: Its name in the instruction book.
+        tiles: Tiles by parameter; None is passed on.
+        attributes: Further arguments.
+        shape: Returns the shape of the result; called after the tiles are checked.
+        natural: The dtype if `dtype` is None; None is the first tile's.
+        dtype: The dtype of the result, or None.
     """
     for name, tile in tiles.items():
         if tile is not None:
@@ -84,7 +104,7 @@ def issued_once(
 
 
 def _rows(value: Any, box: Box) -> Any:
-    """Return a (P, 1) operand for the partitions of a box."""
+    """Return the part of a (P, 1) tile in the partitions of a box, as an operand; a number unchanged."""
     if not isinstance(value, Tile):
         return value
     region = value.region
@@ -94,7 +114,10 @@ def _rows(value: Any, box: Box) -> Any:
 
 
 def partition_broadcast(tile: Tile, partitions: int) -> Tile:
-    """Repeat a (1, …) tile on all partitions by nc_stream_shuffle with a mask of zeros, one quadrant at a time."""
+    """Return a tile with the (1, …) tile in each of `partitions` partitions; it is in SBUF.
+
+    nc_stream_shuffle with a mask of zeros writes 32 partitions at a time.
+    """
 
     def emit(dst: Region) -> None:
         source = tile.operand
@@ -108,7 +131,7 @@ def partition_broadcast(tile: Tile, partitions: int) -> Tile:
 
 
 def broadcast_to(tile: Tile, shape: tuple[int, ...]) -> Tile:
-    """Repeat a tile to `shape`: free dims by stride 0, partitions by `partition_broadcast`."""
+    """Return a tile repeated to `shape`: along free dims as a view with stride 0, over partitions by a copy."""
     if tile.shape[0] == 1 and shape[0] > 1:
         tile = partition_broadcast(tile, shape[0])
     return type(tile).from_region(tile.region.repeated(tuple(shape)))

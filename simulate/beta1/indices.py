@@ -18,7 +18,7 @@ from simulate.memory import NKIObject
 
 
 def _compare(comparison: str) -> Callable[[Index, Any], Mask]:
-    """Return the method that compares an index with another one or a number."""
+    """Return the method of `Index` for a comparison with another index or an integer; the method returns a Mask."""
 
     def compare(self: Index, other: Any) -> Mask:
         difference = self - other
@@ -29,14 +29,14 @@ def _compare(comparison: str) -> Callable[[Index, Any], Mask]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Index(NKIObject):
-    """offset + sum over the axes j of steps[j] * (position on axis j), on a grid of `shape`."""
+    """Affine index: offset + the sum over axes j of steps[j] * (position on axis j), on a grid of `shape`."""
 
     shape: tuple[int, ...]
     steps: tuple[int, ...]
     offset: int
 
     def aligned(self, rank: int) -> tuple[int, ...]:
-        """Return the steps for a grid of more axes; NumPy adds axes in front."""
+        """Return the steps on a grid of `rank` axes; the added axes come first and have step 0."""
         return (0,) * (rank - len(self.steps)) + self.steps
 
     def __getitem__(self, key: Any) -> Index:
@@ -79,6 +79,7 @@ class Index(NKIObject):
     __rmul__ = __mul__
 
     def _not_affine(self, *_: Any) -> NoReturn:
+        """Raise RuleViolation: the operation would not give an affine index."""
         raise RuleViolation(
             affine_only,
             "a division, remainder or conversion of an index",
@@ -96,7 +97,7 @@ class Index(NKIObject):
 
 
 def broadcast(shape: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the common shape of two shapes by NumPy's broadcasting rule."""
+    """Return the common shape of two shapes by NumPy's broadcasting rule. Raises RuleViolation if there is none."""
     rank = max(len(shape), len(other))
     pairs = zip((1,) * (rank - len(shape)) + shape, (1,) * (rank - len(other)) + other)
     sizes = []
@@ -108,13 +109,16 @@ def broadcast(shape: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]
 
 
 def arange(*bounds: int) -> Index:
-    """Return the numbers start … stop as a 1-D index, which gets its axes by `[:, None]` or `[None, :]`."""
+    """Return the index start … stop - 1, as `range` counts, on one axis; `[:, None]` or `[None, :]` adds an axis.
+
+    Raises RuleViolation for an empty range.
+    """
     start, stop, step = {1: (0, *bounds, 1), 2: (*bounds, 1), 3: bounds}.get(len(bounds), (0, 0, 1))
     return _axis(slice(start, stop, step), "nl.arange", 1, 0)
 
 
 class Grid(tuple[Index, ...]):
-    """The indices of one `nl.mgrid`, one per axis; `p`, `x`, `y`, `z`, `w` name them."""
+    """Indices of one `nl.mgrid`, one per axis, each over all axes; `p`, `x`, `y`, `z`, `w` name them in order."""
 
     p = property(lambda self: self[0])
     x = property(lambda self: self[1])
@@ -124,7 +128,7 @@ class Grid(tuple[Index, ...]):
 
 
 class _MeshGrid:
-    """`nl.mgrid[0:128, 0:512]`: dense indices over all axes, as `numpy.mgrid` has them."""
+    """Type of `nl.mgrid`: `nl.mgrid[0:128, 0:512]` is a Grid of dense indices over all axes, as in `numpy.mgrid`."""
 
     def __getitem__(self, key: Any) -> Grid:
         keys = key if isinstance(key, tuple) else (key,)
@@ -137,6 +141,17 @@ mgrid = _MeshGrid()
 
 
 def _axis(element: Any, where: str, rank: int, axis: int) -> Index:
+    """Return the index that counts along one axis as a slice says.
+
+    Args:
+        element: The slice start:stop:step.
+        where: The name of the function, for messages.
+        rank: The number of axes of the index.
+        axis: The axis along which it counts.
+
+    Raises:
+        RuleViolation: `element` is no slice with a stop, has no elements, or has bounds that are no integers.
+    """
     well_formed = isinstance(element, slice) and element.stop is not None
     start, stop, step = (
         (_integer(element.start or 0), _integer(element.stop), _integer(element.step or 1))
@@ -156,6 +171,7 @@ def _axis(element: Any, where: str, rank: int, axis: int) -> Index:
 
 
 def _integer(value: Any) -> int:
+    """Return a value as an integer. Raises RuleViolation if it is none."""
     try:
         return operator.index(value)
     except TypeError:

@@ -28,7 +28,7 @@ gpsimd_engine, unknown_engine = Engine.gpsimd, Engine.unknown
 
 
 class nc_version(IntEnum):
-    """The NeuronCore generations, in order."""
+    """Generation of a NeuronCore; later ones are greater."""
 
     gen2 = 2
     gen3 = 3
@@ -36,7 +36,7 @@ class nc_version(IntEnum):
 
 
 def get_nc_version() -> nc_version:
-    """Return the generation of the core for which the kernel is specialised."""
+    """Return the generation of the core that runs the kernel. Raises NkwError outside of a kernel."""
     return nc_version(current_core().hardware.generation)
 
 

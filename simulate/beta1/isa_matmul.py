@@ -1,4 +1,7 @@
-"""Instructions of the Tensor engine in the returning form."""
+"""Instructions of the Tensor engine in Beta 1's form, which returns the result as a tile.
+
+Results are pending: the instruction is issued into the target of an assignment, else into a fresh tile.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,16 @@ def nc_matmul(
     name: str | None = None,
     **_: Any,
 ) -> Tile:
-    """Return stationary.T @ moving in PSUM, float32. An assignment overwrites, `+=` adds.
+    """Return stationary.T @ moving as a float32 tile in PSUM. An assignment overwrites its target, `+=` adds to it.
 
-    The first `+=` to a location overwrites it. The Tensor engine reads SBUF: an operand in PSUM is copied
-    before, as the compiler did. With is_transpose into a PSUM tile of another dtype than the data's, which
-    the transpose mode of later chips does not write, the product with the identity is an ordinary matmul.
+    The first `+=` to an element overwrites it. The Tensor engine reads SBUF: an operand in PSUM is copied to SBUF
+    before, as the compiler did. With is_transpose into a PSUM tile of another dtype than the operand's, which the
+    transpose mode of later chips does not write, the product with the identity is an ordinary matmul. A mask may use
+    loop variables only; if it selects nothing, no matmul is issued.
+
+    Raises:
+        RuleViolation: An operand is no tile on chip.
+        Unsupported: The mask depends on positions in the operands.
     """
     is_tile("stationary", stationary)
     is_tile("moving", moving)
@@ -89,7 +97,10 @@ def nc_transpose(
     name: str | None = None,
     **_: Any,
 ) -> Tile:
-    """Transpose data: the Tensor engine writes to PSUM, and with engine=vector the Vector engine to SBUF."""
+    """Return data transposed, all free dims as one: from the Tensor engine in PSUM, with engine=vector in SBUF.
+
+    A mask may use loop variables only; if it selects nothing, nothing is issued. Raises Unsupported for another mask.
+    """
     is_tile("data", data)
     shape = (views.count(data.shape[1:]), data.shape[0])
     if _skipped("nc_transpose", mask):
@@ -104,7 +115,10 @@ def nc_transpose(
 
 
 def _skipped(instruction: str, mask: Any) -> bool:
-    """Return whether a mask of loop variables only, as `mask=i * 128 < n`, skips the instruction."""
+    """Return whether a mask of loop variables only, such as `mask=i * 128 < n`, excludes the instruction.
+
+    Raises Unsupported if the mask depends on positions in the operands.
+    """
     selected = normalised(mask)
     if selected is None:
         return False

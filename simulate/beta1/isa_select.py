@@ -1,4 +1,4 @@
-"""Fills, positions and selections in the returning form."""
+"""Instructions that fill, count or select by position, in Beta 1's form, which returns the result as a tile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def memset(
     name: str | None = None,
     **_: Any,
 ) -> Tile:
-    """Return a tile filled with a value."""
+    """Return a tile of `shape` with `value` in every element that the mask selects; in SBUF unless it is assigned."""
 
     def fill(region: Region, box: Box) -> None:
         issue("memset", dst=region.view(), value=value, engine=engine, name=name)
@@ -34,7 +34,10 @@ def memset(
 
 
 def iota(expr: Index, dtype: Any, *, mask: Any = None, name: str | None = None, **_: Any) -> Tile:
-    """Return the values of an index expression as a tile."""
+    """Return a tile with the values of an index expression at every position; in SBUF unless it is assigned.
+
+    Raises RuleViolation unless `expr` is an index of two or more axes.
+    """
     is_index(expr)
 
     def emit(region: Region, box: Box) -> None:
@@ -53,9 +56,10 @@ def affine_select(
     name: str | None = None,
     **_: Any,
 ) -> Tile:
-    """Return on_true_tile where the comparison of an index expression holds, else on_false_value.
+    """Return a tile with on_true_tile where the comparison `pred` holds, else on_false_value.
 
-    GpSimd, which does this, does not reach PSUM: a tile there is copied to SBUF before.
+    `pred` compares index expressions, such as i_p >= i_f. GpSimd, which runs the instruction, does not reach PSUM: a
+    tile there is copied to SBUF before. Raises RuleViolation unless `pred` is one comparison.
     """
     is_comparison(pred)
     is_tile("on_true_tile", on_true_tile)

@@ -1,4 +1,7 @@
-"""Kernels of Beta 1: launched over an SPMD grid of any number of axes."""
+"""Kernels of Beta 1, launched over an SPMD grid of any number of axes.
+
+A program is one run of the kernel's function, at one position of the grid.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ from simulate.world import launch
 
 
 class Kernel:
-    """A kernel; call it with numpy arrays or torch tensors, or `kernel[4, 2](…)` for a grid of programs.
+    """Kernel that is launched by a call, or as `kernel[4, 2](…)` for a grid of programs.
 
-    The programs of a grid run one after another on one core, the last axis fastest, so a run is
-    deterministic; the tensors they allocate in shared HBM are the same ones. Inside another kernel a kernel
-    is a plain function call.
+    Arguments may be NumPy arrays and torch tensors. The programs of a grid run one after another on one core, the
+    last axis fastest; their allocations in shared HBM are the same tensors. Inside another kernel a kernel is a plain
+    function call.
     """
 
     def __init__(self, func: Callable[..., Any], grid: tuple[int, ...] = ()) -> None:
@@ -38,9 +41,10 @@ class Kernel:
         self.func = _Body(func, grid)  # which `World.launch` runs
 
     def __getitem__(self, grid: Any) -> Kernel:
-        """Return the kernel over a grid: integers, nl.nc(n) or nl.spmd_dim(…), one per axis.
+        """Return this kernel over a grid: integers, nl.nc(n) or nl.spmd_dim(…), one per axis.
 
-        `kernel[0]` occurs in public kernels for "one program" and is taken so.
+        `kernel[0]` occurs in public kernels for one program and means that here. Raises InvalidArgument for anything
+        but integers of 0 or more.
         """
         sizes = grid if isinstance(grid, tuple) else (grid,)
         if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in sizes):
@@ -50,13 +54,16 @@ class Kernel:
         return Kernel(self.function, tuple(max(int(size), 1) for size in sizes))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch on the target chip; returns what the first program returns, as arrays."""
+        """Launch the kernel on the target chip and return what its first program returns, with arrays for HBM tensors.
+
+        Arrays that the kernel writes to are updated in place. Inside another kernel, call the function instead.
+        """
         if running() is not None:
             return self.function(*args, **kwargs)
         return self.launched(args, kwargs).outputs[0]
 
     def launched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launch:
-        """Run the kernel and return its launch with the stream."""
+        """Launch the kernel and return the record of the launch, with outputs and streams; NKW_RANKS sets the ranks."""
         return launch(self.func, for_all_ranks(args, kwargs))
 
     def __repr__(self) -> str:
@@ -64,20 +71,20 @@ class Kernel:
 
 
 class Benchmarked(Kernel):
-    """A kernel that also predicts its latency: `benchmark_result.nc_latency.get_latency_percentile(p)` in us.
+    """Kernel that also predicts its latency: `benchmark_result.nc_latency.get_latency_percentile(p)` in us.
 
-    The prediction is the same for every percentile: a simulated run does not vary. It is device time: start and end of
-    the kernel are in it, the host side is not.
+    The prediction is the same for every percentile, because a simulated run does not vary. It is time on the device:
+    start and end of the kernel are included, the host's part is not.
     """
 
     benchmark_result: SimpleNamespace
 
     def __getitem__(self, grid: Any) -> Benchmarked:
-        """Return the kernel over a grid."""
+        """Return this kernel over a grid, as `Kernel` does."""
         return Benchmarked(self.function, super().__getitem__(grid).grid)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Launch, and predict the time from the streams."""
+        """Launch the kernel, set `benchmark_result` from the streams, and return what the first program returns."""
         from simulate.timing import schedule
 
         done = self.launched(args, kwargs)
@@ -89,7 +96,7 @@ class Benchmarked(Kernel):
 
 
 class _Body:
-    """The function that a core runs: all programs of the grid.
+    """Function that a core runs: all programs of a grid one after another; a call returns what the first one returns.
 
     The dialect's compiler reorders affine loops, so PSUM tiles that do not fit in program order are a warning.
     """
@@ -115,10 +122,15 @@ class _Body:
 
 
 def _wrapped(value: Any) -> Any:
+    """Return a tile over an HBM tensor, and any other argument unchanged."""
     return OperatorTile.from_region(Region.from_tensor(value)) if isinstance(value, NkiTensor) else value
 
 
 def _unwrapped(value: Any) -> Any:
+    """Return the tensor of a returned tile, and any other object unchanged.
+
+    Raises RuleViolation for a BlockTensor, which is on chip.
+    """
     if isinstance(value, BlockTensor):
         returned_from_hbm(value)
     return value.tensor if isinstance(value, Tile) else value

@@ -1,4 +1,8 @@
-"""`neuronxcc.nki.language`: dtypes, memories, index expressions, loops, and functions on tiles."""
+"""`neuronxcc.nki.language`: dtypes, memories, index expressions, loops, and functions on tiles.
+
+Functions that return a tile issue their instruction once its target is known: the tile to which the result is
+assigned, else a fresh one. `**_` takes options of the compiler that change no value.
+"""
 
 from __future__ import annotations
 
@@ -58,13 +62,17 @@ var = reductions.variance
 
 
 class par_dim(int):
-    """Marks the partition dim of a shape; the dims before it are block dims."""
+    """Size of the partition dim in a shape; the dims before it are block dims, each block a tile of its own."""
 
 
 def ndarray(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any) -> Tile | BlockTensor:
-    """Allocate an uninitialised tensor.
+    """Allocate an uninitialised tensor: a Tile, or on chip with dims before nl.par_dim a BlockTensor.
 
-    A placement made with `nki.compiler` counts as its memory; its place is worked out from the stream.
+    `buffer` is a memory, or a placement of `nki.compiler`, of which only the memory counts.
+
+    Raises:
+        InvalidArgument: The shape is no tuple of positive integers, or has more than one nl.par_dim.
+        RuleViolation: The memory cannot hold the shape.
     """
     memory = getattr(buffer, "memory", buffer)
     try:
@@ -83,7 +91,11 @@ def ndarray(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: 
 
 
 def zeros(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any) -> Tile | BlockTensor:
-    """Allocate a tensor of zeros. In PSUM it starts an accumulation: the first matmul overwrites it."""
+    """Allocate a tensor of zeros; see `ndarray`.
+
+    In PSUM nothing is written: the first matmul overwrites the elements, and a memset is issued if another
+    instruction reads them before.
+    """
     tensor = ndarray(shape, dtype, buffer=buffer, name=name)
     if tensor.buffer is not MemoryRegion.psum:
         return _filled(tensor, 0)
@@ -93,18 +105,19 @@ def zeros(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: An
 
 
 def ones(shape: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any) -> Tile | BlockTensor:
-    """Allocate a tensor of ones."""
+    """Allocate a tensor filled with 1 by memset; see `ndarray`."""
     return full(shape, 1, dtype, buffer=buffer, name=name)
 
 
 def full(
     shape: Any, fill_value: Any, dtype: Any, *, buffer: Any = sbuf, name: str = "", **_: Any
 ) -> Tile | BlockTensor:
-    """Allocate a tensor filled with one value by memset."""
+    """Allocate a tensor filled with one value by memset; see `ndarray`."""
     return _filled(ndarray(shape, dtype, buffer=buffer, name=name), fill_value)
 
 
 def _filled(tensor: Tile | BlockTensor, value: Any) -> Tile | BlockTensor:
+    """Assign a number to all elements of a tensor, and return the tensor."""
     tensor[...] = value
     return tensor
 
@@ -120,6 +133,7 @@ def empty_like(a: Any, dtype: Any = None, *, buffer: Any = None, name: str = "",
 
 
 def _shape_of(a: Any) -> tuple[int, ...]:
+    """Return the shape of a tensor as `ndarray` takes it, with par_dim after block dims."""
     if not isinstance(a, BlockTensor):
         return a.shape
     axis = len(a.blocks)
@@ -127,22 +141,22 @@ def _shape_of(a: Any) -> tuple[int, ...]:
 
 
 def expand_dims(data: Tile, axis: int) -> Tile:
-    """Return a view with a dim of size 1 before `axis`."""
+    """Return a view of data with a dim of size 1 before `axis`; -1 appends it."""
     return data.expand_dims(axis)
 
 
 def broadcast_to(src: Tile, *, shape: Any, **_: Any) -> Tile:
-    """Repeat a tile to `shape`, over partitions too."""
+    """Return src repeated to `shape`: along free dims as a view, over partitions by a copy."""
     return elementwise.broadcast_to(src, tuple(shape))
 
 
 def transpose(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
-    """Transpose a 2-D tile into PSUM."""
+    """Return a 2-D tile transposed, in PSUM, by the Tensor engine."""
     return nc_transpose(x, mask=mask, dtype=dtype)
 
 
 def dropout(x: Tile, rate: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
-    """Return x with each element set to 0 with probability `rate`."""
+    """Return a copy of x in which each element is 0 with probability `rate`."""
     return elementwise.elementwise("dropout", {"data": x}, {"prob": rate}, {}, dtype, mask)
 
 
@@ -154,33 +168,33 @@ def rand(shape: Any, dtype: Any = "float32", **_: Any) -> Tile:
 
 
 def static_cast(value: Any, dtype: Any) -> Any:
-    """Return a NumPy array in a dtype of this module; for use outside of kernels."""
+    """Return a value as a NumPy array in a dtype of this module; a tile as a copy in that dtype."""
     if isinstance(value, Tile):
         return copy(value, dtype=dtype)
     return np.asarray(value).astype(as_dtype(dtype).storage)
 
 
 def shared_identity_matrix(n: int, dtype: Any = "uint8", **_: Any) -> Tile:
-    """Return an n x n identity matrix in HBM."""
+    """Return an n x n identity matrix as a constant tensor in HBM."""
     return shared_constant(np.identity(n, np.float32), dtype)
 
 
 def device_print(prefix: str, x: Any, **_: Any) -> None:
-    """Print a tensor's values to stdout while the kernel runs."""
+    """Print a prefix and a tensor's values to stdout while the kernel runs, after issuing a waiting instruction."""
     current().settle()
     print(f"{prefix} {x!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class FloatLimits:
-    """The smallest and the largest finite value of a dtype."""
+    """Smallest and largest finite value of a float dtype."""
 
     min: float
     max: float
 
 
 def finfo(dtype: Any) -> FloatLimits:
-    """Return the limits of a floating-point dtype."""
+    """Return the finite limits of a float dtype. Raises InvalidArgument for other dtypes."""
     element = as_dtype(dtype)
     if not element.is_float:
         raise InvalidArgument("NKW-DTYPE", f"nl.finfo({element}); it takes a floating-point dtype")
@@ -191,6 +205,8 @@ fp32 = finfo("float32")
 
 
 def _binary(name: str) -> Callable[..., Tile]:
+    """Return the function of `nki.language` for a binary operator by name."""
+
     def function(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
         return arithmetic.binary(name, x, y, dtype, mask)
 
@@ -200,6 +216,8 @@ def _binary(name: str) -> Callable[..., Tile]:
 
 
 def _unary(name: str) -> Callable[..., Tile]:
+    """Return the function of `nki.language` for a unary function by name."""
+
     def function(x: Tile, *, dtype: Any = None, mask: Any = None, **_: Any) -> Tile:
         return arithmetic.unary(name, x, dtype, mask)
 
@@ -207,6 +225,13 @@ def _unary(name: str) -> Callable[..., Tile]:
 
 
 def _reduction(name: str, operator: str) -> Callable[..., Tile]:
+    """Return the function of `nki.language` that reduces free dims.
+
+    Args:
+        name: The name of the reduction in its docstring.
+        operator: The ALU operator.
+    """
+
     def function(
         x: Tile, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False, **_: Any
     ) -> Tile:
@@ -218,7 +243,7 @@ def _reduction(name: str, operator: str) -> Callable[..., Tile]:
 def mean(
     x: Tile, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False, **_: Any
 ) -> Tile:
-    """Compute the mean over free dims, summed in float32."""
+    """Return the mean over the free dims `axis`, summed in float32; with a mask, over the selected elements."""
     return reductions.mean(x, axis, dtype, mask, keepdims)
 
 

@@ -1,7 +1,8 @@
-"""Masks of Beta 1: comparisons of affine indices joined with `&`; elements they leave out are skipped.
+"""Masks of Beta 1: comparisons of affine indices joined with `&`; an instruction skips the elements that do not hold.
 
-A mask that selects a rectangle costs nothing: the instruction runs on that rectangle. `boxes` cuts any other
-one into rectangles, which a DMA can take one by one.
+A mask that selects a rectangle costs nothing: the instruction runs on that rectangle. `Mask.boxes` cuts any other one
+into rectangles, which a DMA can take one by one. An access is the part of a tensor that an instruction reads or
+writes; a mask refers to its axes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ COMPARISONS = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """An affine value on a grid of `shape`, compared with 0."""
+    """Comparison with 0 of an affine value: offset + the sum of steps[j] * (position on axis j), on a grid of `shape`.
+
+    `comparison` is a key of `COMPARISONS`.
+    """
 
     shape: tuple[int, ...]
     steps: tuple[int, ...]
@@ -38,7 +42,7 @@ class Condition:
     comparison: str
 
     def within(self, box: Box) -> np.ndarray:
-        """Return where the condition holds in a box, as an array that broadcasts to the box's shape."""
+        """Return where the condition holds in a box, as a bool array that broadcasts to the box's shape."""
         steps = (0,) * (len(box) - len(self.steps)) + self.steps
         value: Any = np.int64(self.offset)
         for axis, ((start, end), step) in enumerate(zip(box, steps)):
@@ -50,7 +54,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Mask(NKIObject):
-    """All of its conditions."""
+    """Conditions that all have to hold for an element to be selected; without conditions all elements are."""
 
     conditions: tuple[Condition, ...]
 
@@ -62,6 +66,7 @@ class Mask(NKIObject):
     __rand__ = __and__
 
     def _refuse(self, *_: Any) -> NoReturn:
+        """Raise RuleViolation: masks are joined with & only, and are no conditions of Python."""
         raise RuleViolation(
             joined_with_and, "a mask in another operation than &", hint="mask=(i_p < p) & (i_f < f)"
         )
@@ -69,7 +74,10 @@ class Mask(NKIObject):
     __or__ = __ror__ = __xor__ = __invert__ = __bool__ = _refuse
 
     def boxes(self, shape: tuple[int, ...]) -> list[Box]:
-        """Return rectangles that together cover the elements that the mask selects from an access of `shape`."""
+        """Return disjoint rectangles that together are the elements that the mask selects from an access of `shape`.
+
+        The list is empty if it selects none. Raises RuleViolation if the mask does not broadcast to `shape`.
+        """
         box = [(0, size) for size in shape]
         extent = tuple(box)
         is_irregular = False
@@ -99,16 +107,23 @@ class Mask(NKIObject):
 
 
 def normalised(mask: Any) -> Mask | None:
-    """Return `mask=` as a mask: None and True select everything, False nothing; others raise RuleViolation."""
+    """Return the `mask=` of a call as a Mask; None, which selects everything, for None and True.
+
+    False becomes a Mask that selects nothing. Raises RuleViolation for anything but a mask, a bool or None.
+    """
     return None if mask is None or mask is True else _mask(mask)
 
 
 def bounding(boxes: list[Box]) -> Box:
-    """Return the smallest box that contains all boxes."""
+    """Return the smallest box that contains all boxes; the list must not be empty."""
     return tuple((min(start for start, _ in axis), max(end for _, end in axis)) for axis in zip(*boxes))
 
 
 def _mask(value: Any) -> Mask:
+    """Return a mask unchanged, and a bool as the mask that selects everything or nothing.
+
+    Raises RuleViolation for another value.
+    """
     if isinstance(value, Mask):
         return value
     if isinstance(value, (bool, np.bool_)):
@@ -119,6 +134,7 @@ def _mask(value: Any) -> Mask:
 
 
 def _cover(truth: np.ndarray) -> Iterator[Box]:
+    """Yield disjoint rectangles that together are the True elements of an array."""
     if truth.all():
         yield tuple((0, size) for size in truth.shape)
         return

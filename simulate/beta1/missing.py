@@ -38,5 +38,13 @@ NOT_IN_BETA1: dict[str, dict[str, str]] = {
 
 
 def not_in_beta1(module: str, name: str) -> Callable[..., NoReturn]:
-    """Return a function that raises Unsupported when called; raise AttributeError for an unknown name."""
+    """Return a function that raises Unsupported, with the reason, when it is called.
+
+    Args:
+        module: The module that a kernel reads, such as "neuronxcc.nki.isa".
+        name: The attribute that it does not have.
+
+    Raises:
+        AttributeError: Beta 1 does not document the name.
+    """
     return not_yet(module, name, NOT_IN_BETA1)

@@ -1,4 +1,7 @@
-"""`nl.load`, `nl.store` and what else moves data between HBM and the chip, with masks."""
+"""`nl.load`, `nl.store` and other functions that move data between HBM and the chip, with masks.
+
+A result is a tile whose instruction waits for its target: the tile of an assignment, else a fresh one.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,10 @@ from simulate.numerics import as_dtype, from_float32
 
 
 def load(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
-    """Load a region of an HBM tensor into a new SBUF tile; a 1-D region becomes (n, 1).
+    """Return a tile with a part of an HBM tensor, copied to SBUF by DMA; a 1-D part of n elements becomes (n, 1).
 
-    Elements that the mask leaves out are undefined in a new tile, and keep their value in an assignment's
-    target.
+    Elements that the mask leaves out are undefined in a fresh tile, and keep their values in the target of an
+    assignment. Raises RuleViolation if src is not in HBM.
     """
     lies_in_hbm("src", src)
     selected = normalised(mask)
@@ -42,7 +45,13 @@ def load(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
 
 
 def store(dst: Tile, value: Any, *, mask: Any = None, **_: Any) -> None:
-    """Copy a tile, or a number, into a part of an HBM tensor. A tile in PSUM is copied to SBUF before."""
+    """Copy a tile, or a number, to a part of an HBM tensor by DMA. A tile in PSUM is copied to SBUF before.
+
+    Elements that the mask leaves out stay unchanged.
+
+    Raises:
+        RuleViolation: dst is not in HBM, or value has another shape and either a mask or another number of elements.
+    """
     program = current()
     lies_in_hbm("dst", dst)
     selected = normalised(mask)
@@ -60,14 +69,24 @@ def store(dst: Tile, value: Any, *, mask: Any = None, **_: Any) -> None:
 
 
 def _copy(dst: Region, src: Region, mask: Mask | None, **options: Any) -> None:
-    """Copy the elements that a mask selects by dma_copy, one rectangle after another."""
+    """Copy the elements that a mask selects from src to dst by dma_copy, one instruction for each rectangle.
+
+    Args:
+        dst: The destination.
+        src: The source, of the same shape.
+        mask: The mask, None for all elements.
+        options: Further arguments of dma_copy.
+    """
     for box in [None] if mask is None else mask.boxes(dst.shape):
         to, source = (dst, src) if box is None else (dst.cut(box), src.cut(box))
         issue("dma_copy", dst=to.view(), src=current().readable(source), **options)
 
 
 def load_transpose2d(src: Tile, *, mask: Any = None, dtype: Any = None, **_: Any) -> Tile:
-    """Load a 2-D region of an HBM tensor and transpose it on the Tensor engine, 128 rows at a time."""
+    """Return a 2-D part of an HBM tensor transposed, in SBUF: loaded by DMA, then transposed by the Tensor engine.
+
+    More than 128 rows are taken 128 at a time, into a fresh tile.
+    """
     program, at_once = current(), current().core.hardware.partitions
     if src.ndim != 2 or src.shape[0] <= at_once or normalised(mask) is not None:
         loaded = load(src, mask=mask, dtype=dtype)
@@ -94,9 +113,10 @@ def dma_transpose(
     name: str | None = None,
     **_: Any,
 ) -> Tile:
-    """Transpose src by the DMA engines: its dims in the order `axes`, by default reversed.
+    """Return src transposed by the DMA engines: dim i of the result is dim axes[i] of src.
 
-    Two dims by default; (2, 1, 0) and (3, 1, 2, 0) for more.
+    `axes` is by default (1, 0), (2, 1, 0) or (3, 1, 2, 0), by the number of dims. Raises InvalidArgument if it is no
+    permutation of the dims, and RuleViolation for a mask.
     """
     no_mask("dma_transpose", mask)
     order = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}.get(src.ndim) if axes is None else tuple(axes)
@@ -129,9 +149,10 @@ def dma_copy(
     name: str | None = None,
     **_: Any,
 ) -> None:
-    """Copy between HBM and SBUF; a mask leaves the elements of dst that it does not select untouched.
+    """Copy src to dst, between HBM and SBUF; a mask leaves the elements of dst that it does not select unchanged.
 
-    With dst_rmw_op (add) the elements are added to those of dst, as dma_compute does today.
+    With dst_rmw_op (add) the elements are combined with those of dst, as dma_compute does in NKI 0.6; a mask is then
+    refused.
     """
     current().settle()
     selected = normalised(mask)
@@ -154,7 +175,11 @@ def dma_copy(
 def loop_reduce(
     x: Tile, op: Any, loop_indices: Any, *, dtype: Any = None, mask: Any = None, **_: Any
 ) -> Tile:
-    """Reduce over loops: in `t[...] = nl.loop_reduce(x, op, [i])`, t is x in the first iteration, then op(t, x)."""
+    """Return the running reduction of x over loops: `t[...] = nl.loop_reduce(x, op, [i])`.
+
+    t is x in the first iteration, and op(t, x) in later ones. Raises RuleViolation unless loop_indices are variables
+    of the loops, and InvalidArgument if the result is not assigned to a tile.
+    """
     reduces_loops(loop_indices)
     first = all(index.first for index in loop_indices)
     reduction = alu(op)
@@ -170,13 +195,19 @@ def loop_reduce(
 
 
 def matmul(x: Tile, y: Tile, *, transpose_x: bool = False, mask: Any = None, **_: Any) -> Tile:
-    """Return x @ y in PSUM, or x.T @ y with transpose_x, which needs no transpose on the chip."""
+    """Return x @ y as a float32 tile in PSUM; with transpose_x, x.T @ y, which needs no transpose on the chip.
+
+    Operands in PSUM are copied to SBUF before.
+    """
     stationary = in_sbuf(x) if transpose_x else in_sbuf(transpose(x))
     return nc_matmul(stationary, in_sbuf(y), mask=mask)
 
 
 def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Tile:
-    """Return an HBM tensor with values that are known when the kernel is specialised."""
+    """Return an HBM tensor with the contents of an array, which is known when the kernel is specialised.
+
+    Raises InvalidArgument for a scalar or an empty array.
+    """
     values = np.asarray(constant)
     if values.ndim == 0 or not values.size:
         raise InvalidArgument("NKW-SHAPE", f"nl.shared_constant of an array of shape {values.shape}")
@@ -195,7 +226,7 @@ def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Tile:
 
 
 def mean_square_norm(x: Tile, w: Tile, axis: Any, n: int, epsilon: float = 1e-6, dtype: Any = None) -> Tile:
-    """Compute x / sqrt(sum(x * x) / n + epsilon) * w, the RMS norm over the last dim."""
+    """Return the RMS norm x / sqrt(sum(x * x over axis) / n + epsilon) * w; without `dtype` in the dtype of x."""
     total = reduce(np.add, binary("multiply", x, x, "float32"), axis, "float32", keepdims=True)
     inverse = unary("rsqrt", binary("add", binary("multiply", total, 1.0 / n), epsilon))
     return binary("multiply", binary("multiply", x, inverse, "float32"), w, dtype or x.dtype)

@@ -1,8 +1,7 @@
-"""Operators of Beta 1: those of the engines, those that only its tables list, and numpy's names for them.
+"""Operators of Beta 1: those of the instruction book, those that only Beta 1's tables list, and NumPy's names for them.
 
-Beta 1 divides, takes remainders and rounds with operators that NKI 0.6 no longer lists. They are computed
-exactly here, division with one rounding; on which engine is not documented, so the Vector and the Scalar
-engine are assumed.
+Beta 1 divides, takes remainders and rounds with operators that NKI 0.6 no longer lists. They are computed exactly
+here, division with one rounding. On which engine is not documented, so the Vector and the Scalar engine are assumed.
 """
 
 from __future__ import annotations
@@ -24,11 +23,13 @@ from simulate.numerics.quiet import quiet
 
 
 def _dropped(name: str, function: Callable[..., Any]) -> AluOperator:
+    """Return a binary operator of the Vector engine that NKI 0.6 no longer has, computed by a NumPy function."""
     engines = frozenset({"vector"})
     return AluOperator(name, quiet(function), OperatorFamily.arithmetic, 2, False, None, None, engines)
 
 
 def _rounding(name: str, function: Callable[..., Any]) -> ActivationFunction:
+    """Return a function of the Scalar engine that only Beta 1 has, computed by a NumPy function."""
     return ActivationFunction(name, function, None, name, "only in Beta 1")
 
 
@@ -60,7 +61,10 @@ _NUMPY = {
 
 
 def operator(op: Any) -> Any:
-    """Return an operator argument in the form of the instruction book; None stays None."""
+    """Return the operator that an argument such as nl.add or np.add stands for, as the instruction book takes it.
+
+    Values that need no translation, None among them, are returned unchanged and are not checked.
+    """
     name = getattr(op, "nki_operator", None)
     if isinstance(name, str) and name not in ALU_OPERATORS and name in BINARY:
         return BINARY[name]
@@ -71,5 +75,5 @@ def operator(op: Any) -> Any:
 
 
 def alu(op: Any) -> AluOperator:
-    """Return the ALU operator that an argument names; raise InvalidArgument for anything else."""
+    """Return the ALU operator that an argument such as np.add stands for. Raises InvalidArgument for others."""
     return alu_operator(operator(op))

@@ -1,4 +1,4 @@
-"""Python operators on tiles: each issues the instruction that `nki.language` has for it."""
+"""Python operators on tiles; each issues the instruction of the function of `nki.language` with its meaning."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from simulate.beta1.tile import Tile
 
 
 def _binary(name: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
+    """Return the method for a binary operator, or with `swapped` the reflected method."""
+
     def method(self: Any, other: Any) -> Any:
         return binary(name, other, self) if swapped else binary(name, self, other)
 
@@ -19,6 +21,8 @@ def _binary(name: str, swapped: bool = False) -> Callable[[Any, Any], Any]:
 
 
 def _in_place(name: str) -> Callable[[Any, Any], Any]:
+    """Return the method for an in-place operator such as +=, which writes to the tile itself."""
+
     def method(self: Any, other: Any) -> Any:
         return update(name, self, other)
 
@@ -26,7 +30,7 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
 
 
 class OperatorTile(Tile):
-    """A tile as kernels have it, with operators. `==` and `!=` compare objects, as containers of tiles need it."""
+    """Tile with Python's operators, as kernels see it; `==` and `!=` compare objects, for containers of tiles."""
 
     __slots__ = ()
 
@@ -49,15 +53,15 @@ class OperatorTile(Tile):
         return unary("invert", self)
 
     def broadcast_to(self, shape: Any, **_: Any) -> Any:
-        """Repeat the tile to `shape`, over partitions too."""
+        """Return the tile repeated to `shape`: along free dims as a view, over partitions by a copy."""
         return elementwise.broadcast_to(self, tuple(shape))
 
     def astype(self, dtype: Any) -> Any:
-        """Return a copy in another dtype."""
+        """Return a copy of the tile in another dtype."""
         return elementwise.copy(self, dtype=dtype)
 
     def __bool__(self) -> bool:
-        """Return True for an HBM tensor, as `nl.load(bias) if bias else None` expects."""
+        """Return True for an HBM tensor, as `nl.load(bias) if bias else None` expects. Raises RuleViolation on chip."""
         if self.buffer.on_chip:
             raise RuleViolation(
                 tile_is_no_condition, "a tile in `if`, `while`, `and` or `or`", hint="use mask= or nl.where"

@@ -1,8 +1,9 @@
-"""One program of an SPMD grid while it runs: its grid position, and the instruction that waits for its target.
+"""One program of an SPMD grid while it runs, and the instruction that waits for its target.
 
-In Beta 1 an instruction returns a tile, and `t[...] = nisa.f(x)` writes into `t`. The program therefore issues an
-instruction when the next statement shows its target: the target of an assignment, else a fresh tile. No other
-instruction is issued in between, so program order is kept.
+A program is one run of the kernel's function, at one position of the grid. In Beta 1 an instruction returns a tile,
+and `t[...] = nisa.f(x)` writes into `t`. The program therefore issues an instruction when the next statement shows
+its target: the target of an assignment, else a fresh tile. No other instruction is issued in between, so program
+order is kept.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ from simulate.run.machine import NeuronCore
 
 @dataclass(slots=True)
 class Pending:
-    """An instruction that waits for its target. Its result has `shape`, and by default `dtype` and `memory`.
+    """Instruction that waits for its target.
 
-    `emit` issues it into a region of the result's shape. `dtype_given` and `memories` tell which targets it may write
-    into directly; `target_needed` that it must have one. `accumulate` issues a matmul so that it adds to what matmuls
-    wrote before. `region` is where the result lies once the instruction was issued.
+    shape, dtype, memory: those of the result in a fresh tile. emit: issues the instruction into a region of that
+    shape. line: the kernel line of the call. memories: where a target may lie that the instruction writes directly.
+    dtype_given: whether the call had `dtype=`, so that a direct target must have that dtype. masked: whether the
+    instruction may leave elements out. accumulate: issues a matmul so that it adds to its target. target_needed:
+    whether the result must be assigned. region: where the result was written, None before.
     """
 
     shape: tuple[int, ...]
@@ -52,7 +55,7 @@ class Pending:
     region: Region | None = None
 
     def complete(self, region: Region, accumulate: bool = False) -> None:
-        """Issue the instruction so that it writes the region, or adds to it."""
+        """Issue the instruction into `region`, or with `accumulate` so that it adds to the region's elements."""
         program = current()
         assert program.waiting is self
         program.waiting = None
@@ -66,9 +69,10 @@ class Pending:
 
 
 class Program:
-    """One program: `ids` is its position in a grid of `sizes`; `shared` holds the shared HBM of all programs.
+    """Running program: `ids` is its position in a grid of `sizes`, and `waiting` the instruction that waits, or None.
 
-    `tile` is the class of the tiles that the program's kernel sees.
+    `shared` holds the shared HBM tensors of all programs of the grid. `tile` is the class of the tiles that the
+    kernel sees.
     """
 
     def __init__(
@@ -90,7 +94,10 @@ class Program:
         self._masked: dict[int, NkiTensor] = {}
 
     def allocate(self, shape: Any, dtype: Any, buffer: MemoryRegion, name: str = "") -> NkiTensor:
-        """Allocate a tensor; shared HBM is the same tensor for every program of the grid."""
+        """Return a fresh tensor; in shared HBM it is the same tensor for every program of the grid.
+
+        Raises RuleViolation if the programs' allocations in shared HBM differ, or the memory cannot hold the shape.
+        """
         if buffer is not MemoryRegion.shared_hbm:
             return self.core.allocate(shape, dtype, buffer, name)
         taken, self._shared_taken = self._shared_taken, self._shared_taken + 1
@@ -104,15 +111,19 @@ class Program:
         return tensor
 
     def start_at_zero(self, tensor: NkiTensor) -> None:
-        """Mark `nl.zeros` in PSUM: the first matmul overwrites; a memset is issued if something reads before."""
+        """Mark a PSUM tensor of `nl.zeros`: the first matmul overwrites, and a memset precedes any other read."""
         self._zeroed[id(tensor.storage)] = tensor
 
     def leave_undefined(self, tensor: NkiTensor) -> None:
-        """Mark a tensor of which a masked instruction writes a part; its other elements are undefined but readable."""
+        """Mark a tensor that a masked instruction writes in part; `readable` defines elements that stay unwritten."""
         self._masked[id(tensor.storage)] = tensor
 
     def readable(self, region: Region) -> NkiTensor:
-        """Return a region as an operand; elements that a mask left out read as NaN, or as all bits set."""
+        """Return a region as an operand of an instruction, after defining marked elements that nothing has written.
+
+        A region of `nl.zeros` in PSUM gets a memset if nothing was written. Elements that a mask left out are set to
+        all bits set, which is NaN in float dtypes.
+        """
         view = region.view()
         if view.dynamic is None and id(view.storage) in (self._zeroed.keys() | self._masked.keys()):
             empty = np.equal(view.storage.validity.states(*view.byte_view()[1:]), EMPTY)
@@ -123,7 +134,10 @@ class Program:
         return view
 
     def settle(self) -> None:
-        """Issue the instruction that waits, into a fresh tile."""
+        """Issue the instruction that waits, into a fresh tile; does nothing if none waits.
+
+        Raises InvalidArgument for nl.loop_reduce, whose result must be assigned.
+        """
         pending = self.waiting
         if pending is None:
             return
@@ -139,7 +153,10 @@ class Program:
             self.waiting = None
 
     def fresh(self, shape: tuple[int, ...], dtype: Any, buffer: MemoryRegion, name: str = "") -> Region:
-        """Allocate a tensor of any number of dims; on chip, free dims beyond the hardware's five become one dim."""
+        """Return the region of a fresh tensor of any number of dims.
+
+        On chip, with more dims than the hardware's five, the tensor has one free dim and the region the shape.
+        """
         joined = (
             isinstance(buffer, MemoryRegion) and buffer.on_chip and len(shape) > self.core.hardware.dims_max
         )
@@ -147,11 +164,17 @@ class Program:
         return Region.from_tensor(self.allocate(stored, dtype, buffer, name), shape if joined else None)
 
     def divide(self, mask: Mask | None, dst: Region, run: Callable[[Region, Box], None]) -> None:
-        """Run an on-chip operation for what `mask` selects of a result: `run(part of dst, box)`.
+        """Run an on-chip operation for the elements of a result that a mask selects.
 
-        A rectangle is one run. Otherwise the operation runs on the bounding box into a scratch tile, a
-        predicate is made with affine_select, one for each condition, and tensor_copy_predicated moves what is
-        selected.
+        A mask that selects a rectangle is one run. Otherwise the operation runs on the bounding box into a scratch
+        tile; affine_select makes a predicate, once per condition, and tensor_copy_predicated copies the selected
+        elements to `dst`. Nothing runs if the mask selects nothing.
+
+        Args:
+            mask: The mask, None for all elements.
+            dst: The result.
+            run: Issues the operation: it gets a part of `dst` or of the scratch tile, and the box of that part in
+                `dst`.
         """
         if mask is None:
             run(dst, tuple((0, size) for size in dst.shape))
@@ -181,7 +204,16 @@ def select(
     on_false: float,
     name: str | None = None,
 ) -> None:
-    """Issue affine_select by one condition of a mask over a box."""
+    """Issue affine_select with a condition of a mask: `dst` gets on_true where the condition holds, else on_false.
+
+    Args:
+        condition: The condition.
+        box: The box of the mask's axes that `dst` stands for.
+        dst: The destination, of the box's shape.
+        on_true: The tensor of values where the condition holds.
+        on_false: The number elsewhere.
+        name: The name of the instruction.
+    """
     steps = (0,) * (len(box) - len(condition.steps)) + condition.steps
     issue(
         "affine_select",
@@ -195,13 +227,21 @@ def select(
 
 
 def affine(steps: tuple[int, ...], offset: int, box: Box) -> dict[str, Any]:
-    """Return an affine value over a box as arguments: pattern, channel_multiplier and offset."""
+    """Return an affine value over a box as arguments of an instruction: pattern, channel_multiplier and offset.
+
+    Args:
+        steps: The step on each axis; that of the partition axis becomes channel_multiplier.
+        offset: The value at position 0 of all axes.
+        box: (start, end) on each axis.
+    """
     starts = sum(start * step for (start, _), step in zip(box, steps))
     pattern = [[step, end - start] for step, (start, end) in zip(steps[1:], box[1:])]
     return {"pattern": pattern, "channel_multiplier": steps[0], "offset": offset + starts}
 
 
 class _Here(threading.local):
+    """State of a thread: the program that it runs, and the kernel line that replaces the running one."""
+
     program: Program | None = None
     line: tuple[CodeType, int] | None = None
 
@@ -210,7 +250,7 @@ _thread = _Here()
 
 
 def current() -> Program:
-    """Return the program that the calling thread runs; raise an error outside of a kernel."""
+    """Return the program that the calling thread runs. Raises NkwError outside of a kernel."""
     if _thread.program is None:
         raise NkwError(
             "NKW-NO-KERNEL",
@@ -221,7 +261,7 @@ def current() -> Program:
 
 
 def running() -> Program | None:
-    """Return the program that the calling thread runs, or None."""
+    """Return the program that the calling thread runs, or None outside of a kernel."""
     return _thread.program
 
 
@@ -237,7 +277,7 @@ def entered(program: Program) -> Iterator[None]:
 
 @contextmanager
 def at_line(line: tuple[CodeType, int]) -> Iterator[None]:
-    """Give instructions and errors inside a `with` block a line of the kernel that ran earlier."""
+    """Let instructions and errors inside a `with` block have `line`, a kernel line that ran earlier."""
     before, _thread.line = _thread.line, line
     try:
         yield
@@ -250,12 +290,20 @@ def at_line(line: tuple[CodeType, int]) -> Iterator[None]:
 
 
 def issue(instruction: str, /, **arguments: Any) -> NkiInstruction:
-    """Issue one instruction of the book, at the line of the statement that runs."""
+    """Issue one instruction of the instruction book by its name and return its handle.
+
+    Its line is that of `at_line`, else the running one.
+    """
     return issue_call(INSTRUCTIONS[instruction], (), arguments, _thread.line)
 
 
 def remark(code: str, seen: str) -> None:
-    """Record, once per line, an effect of a statement that no instruction shows; a detector reads the remarks."""
+    """Record a remark in the core's stream, once per code and kernel line; detectors read the remarks.
+
+    Args:
+        code: The code of the detector.
+        seen: What the statement does that no instruction shows.
+    """
     line = kernel_line()
     remarks = current().core.stream.remarks
     if all((code, line) != known[:2] for known in remarks):
@@ -263,7 +311,15 @@ def remark(code: str, seen: str) -> None:
 
 
 def _as_found(view: NkiTensor, empty: np.ndarray, dry: bool) -> None:
-    """Set elements that no instruction wrote to all bits set: memory holds old bytes there, which are no result."""
+    """Set unwritten elements of a view to all bits set and mark them as written; a dry launch only marks them.
+
+    Memory has old bytes there, which are no result of the kernel.
+
+    Args:
+        view: The view.
+        empty: Mask of its unwritten elements.
+        dry: Whether the launch is dry.
+    """
     if not dry:
         bits = view.uncounted_array.view(f"u{view.dtype.storage.itemsize}")
         np.copyto(bits, np.iinfo(bits.dtype).max, where=empty)

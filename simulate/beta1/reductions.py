@@ -1,4 +1,4 @@
-"""Reductions of free dims, and functions composed of them."""
+"""Reductions of free dims, and functions composed of them; they return tiles (`simulate.beta1.tile`)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,23 @@ def reduce(
     keepdims: bool = False,
     name: str | None = None,
 ) -> Tile:
-    """Reduce the free dims `axis` by op; the access is permuted so that they are the last dims.
+    """Return data reduced by `op` over the free dims `axis`, by tensor_reduce.
 
-    A result has at least two dims: all free dims reduced leave (P, 1).
+    A result has at least two dims: if all free dims are reduced, its shape is (P, 1). `keepdims` keeps reduced dims
+    with size 1.
+
+    Args:
+        op: The ALU operator.
+        data: The tile.
+        axis: A dim or several, not the partition dim.
+        dtype: The dtype of the result; None is that of data.
+        mask: A mask over data that selects a rectangle.
+        negate: Whether the result is negated.
+        keepdims: Whether reduced dims stay.
+        name: The name of the instruction.
+
+    Raises:
+        RuleViolation: An axis is no free dim, or the mask selects no rectangle.
     """
     is_tile("data", data)
     axes = _axes(data, axis)
@@ -65,7 +79,10 @@ def reduce(
 
 
 def mean(x: Tile, axis: Any, dtype: Any = None, mask: Any = None, keepdims: bool = False) -> Tile:
-    """Compute the sum in float32, times 1 / count; with a mask, count is the number of selected elements."""
+    """Return the mean over the free dims `axis`: the sum in float32, times 1 / count; without `dtype` in x's dtype.
+
+    With a mask, count is the number of selected elements.
+    """
     selected = normalised(mask)
     boxes = [tuple((0, size) for size in x.shape)] if selected is None else selected.boxes(x.shape)
     rectangular_reduction(len(boxes))
@@ -77,14 +94,14 @@ def mean(x: Tile, axis: Any, dtype: Any = None, mask: Any = None, keepdims: bool
 
 
 def variance(x: Tile, axis: Any, dtype: Any = None, mask: Any = None) -> Tile:
-    """Compute the population variance; reduced dims keep size 1."""
+    """Return the population variance over the free dims `axis`; reduced dims keep size 1."""
     centre = mean(x, axis, "float32", mask, keepdims=True)
     distance = binary("subtract", x, centre, "float32", mask)
     return mean(binary("multiply", distance, distance), axis, dtype or x.dtype, mask, keepdims=True)
 
 
 def softmax(x: Tile, axis: Any, dtype: Any = None, mask: Any = None) -> Tile:
-    """Compute exp(x - max) / sum over the free dims `axis`."""
+    """Return exp(x - max) / sum over the free dims `axis`, computed in float32; without `dtype` in x's dtype."""
     highest = reduce(ALU_OPERATORS["maximum"], x, axis, "float32", mask, keepdims=True)
     shifted = binary("subtract", x, highest, "float32", mask)
     powers = unary("exp", shifted, "float32", mask)
@@ -93,7 +110,10 @@ def softmax(x: Tile, axis: Any, dtype: Any = None, mask: Any = None) -> Tile:
 
 
 def transpose(data: Tile, dtype: Any = None, name: str | None = None) -> Tile:
-    """Transpose a 2-D tile into PSUM on the Tensor engine; free dims count as one."""
+    """Return a tile transposed in PSUM by the Tensor engine, its free dims taken as one; in SBUF if `dtype` differs.
+
+    A tile in PSUM is copied to SBUF before.
+    """
     source = in_sbuf(data)
     rows = source.size // source.shape[0]
 
@@ -107,10 +127,12 @@ def transpose(data: Tile, dtype: Any = None, name: str | None = None) -> Tile:
 
 
 def _padded(box: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return a box with at least two axes: (0, 1) is added to a box of one."""
     return tuple(box) if len(box) > 1 else (*box, (0, 1))
 
 
 def _axes(data: Tile, axis: Any) -> tuple[int, ...]:
+    """Return axes as sorted numbers from 0. Raises RuleViolation unless all are free dims, each named once."""
     requested = axis if isinstance(axis, (tuple, list)) else (axis,)
     well_formed = all(isinstance(a, int) and not isinstance(a, bool) for a in requested)
     axes = tuple(sorted(a + data.ndim if a < 0 else a for a in requested)) if well_formed else ()

@@ -1,4 +1,8 @@
-"""A part of a tensor that an index expression names; its bounds are checked after a mask has cut it."""
+"""Regions: parts of a tensor that an index expression names; their bounds are checked after a mask has cut them.
+
+An index is affine in the positions on the axes of the access (`simulate.beta1.indices`), so it may reach beyond the
+tensor where a mask excludes elements.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from simulate.memory.view_rules import index_within_tensor
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """An index that must stay inside its dim: 0 <= offset + sum of steps * positions < extent."""
+    """Bound of an index on one dim of a tensor: 0 <= offset + sum of steps[j] * (position on axis j) < extent."""
 
     steps: tuple[int, ...]
     offset: int
@@ -25,7 +29,10 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """`shape`, `strides` and `offset`, in elements, over the storage of `tensor`."""
+    """Part of a tensor: `shape`, `strides` and `offset` in elements of the tensor's storage.
+
+    limits: what the indices must not exceed, checked by `view`. dynamic: the run-time index, or None.
+    """
 
     tensor: NkiTensor
     shape: tuple[int, ...]
@@ -36,13 +43,13 @@ class Region:
 
     @staticmethod
     def from_tensor(tensor: NkiTensor, shape: tuple[int, ...] | None = None) -> Region:
-        """Return the region of a whole tensor; a new tensor may get another shape."""
+        """Return the region of a whole tensor; `shape` is another shape for a contiguous tensor."""
         if shape is not None and shape != tensor.shape:
             return Region(tensor, shape, views.row_major(shape), tensor.offset)
         return Region(tensor, tensor.shape, tensor.strides, tensor.offset, (), tensor.dynamic)
 
     def view(self) -> NkiTensor:
-        """Return the region as a tensor; raise OutOfBounds if it leaves the tensor it was taken from."""
+        """Return the region as a tensor. Raises OutOfBounds if an index exceeds its dim."""
         for limit in self.limits:
             reaches = [(size - 1) * step for size, step in zip(self.shape, limit.steps)]
             low = limit.offset + sum(min(reach, 0) for reach in reaches)
@@ -59,7 +66,10 @@ class Region:
         )
 
     def cut(self, box: Box) -> Region:
-        """Return the region inside a box; an axis of size 1 is repeated along the box and stays."""
+        """Return the part of the region inside a box: (start, end) on each axis.
+
+        An axis of size 1 stays whole, since it stands for one element that is repeated along the box.
+        """
         if all(size == 1 or bounds == (0, size) for size, bounds in zip(self.shape, box)):
             return self
         starts = [0 if size == 1 else start for size, (start, _) in zip(self.shape, box)]
@@ -76,7 +86,7 @@ class Region:
         return replace(self, shape=shape, offset=offset, limits=limits, dynamic=dynamic)
 
     def select(self, axis: int, position: int) -> Region:
-        """Return the region without one axis, at a position on this axis."""
+        """Return the region at one position of an axis, without that axis."""
         box = tuple((position, position + 1) if j == axis else (0, s) for j, s in enumerate(self.shape))
         one = self.cut(box)
 
@@ -87,7 +97,11 @@ class Region:
         return replace(one, shape=drop(one.shape), strides=drop(one.strides), limits=limits)
 
     def repeated(self, shape: tuple[int, ...]) -> Region:
-        """Repeat axes of size 1 up to `shape`; new axes come before the free dims."""
+        """Return the region with axes of size 1 repeated, by stride 0, to `shape`.
+
+        Missing axes are added after the partition axis; in HBM they come first. Raises RuleViolation if other sizes
+        differ, or on chip the number of partitions.
+        """
         if shape == self.shape and 1 not in shape:
             return self
         added = len(shape) - len(self.shape)
@@ -111,7 +125,10 @@ class Region:
         return replace(self, shape=shape, strides=repeated, limits=limits)
 
     def reshaped(self, shape: tuple[int, ...]) -> Region | None:
-        """Return the same elements in another shape with equal partitions, or None if strides cannot express it."""
+        """Return the same elements in another shape, or None if strides cannot express it.
+
+        On chip the number of partitions must stay, else None. Raises OutOfBounds if an index exceeds its dim.
+        """
         if shape == self.shape:
             return self
         view = self.view()
@@ -124,7 +141,7 @@ class Region:
         return replace(self, shape=shape, strides=view.strides[:first] + free, limits=())
 
     def permuted(self, order: tuple[int, ...]) -> Region:
-        """Return the region with its axes in another order."""
+        """Return the region with its axes in another order: axis i is the former axis order[i]."""
         limits = tuple(replace(limit, steps=tuple(limit.steps[a] for a in order)) for limit in self.limits)
         return replace(
             self,
@@ -134,7 +151,7 @@ class Region:
         )
 
     def covers(self, other: Region) -> bool:
-        """Return whether two regions are the same elements in the same order."""
+        """Return whether another region has the same elements of the same storage in the same order."""
         return (
             self.tensor.storage is other.tensor.storage
             and (self.shape, self.strides, self.offset) == (other.shape, other.strides, other.offset)
@@ -143,7 +160,10 @@ class Region:
 
 
 def pieces(regions: tuple[Region, ...], dims_max: int) -> Iterator[tuple[Region, ...]]:
-    """Cut regions of one shape along their first free axes into pieces of at most `dims_max` dims."""
+    """Cut regions of one shape into parts of at most `dims_max` dims and yield them, one tuple per part.
+
+    The first free axes are taken position by position until the dims suffice.
+    """
     if len(regions[0].shape) <= dims_max:
         yield regions
         return
@@ -152,10 +172,17 @@ def pieces(regions: tuple[Region, ...], dims_max: int) -> Iterator[tuple[Region,
 
 
 def indexed(tensor: NkiTensor, keys: tuple[Any, ...]) -> Region:
-    """Return `tensor[keys]` with an Index or a (P, 1) tile of row numbers among the keys.
+    """Return the region `tensor[keys]`, with an Index or a tile of row numbers among the keys.
 
-    Slices cannot stand beside indices. On chip the partition index runs over the first axis in steps of one,
-    and no other index uses that axis, because every partition has the same access pattern.
+    A tile of row numbers, (P, 1) or (1, 1), becomes the region's run-time index.
+
+    Args:
+        tensor: The tensor.
+        keys: One Index, integer or tile per dim; no slices.
+
+    Raises:
+        RuleViolation: The keys are of another form. On chip the partition index must run over the first axis in steps
+            of one, and no other index over that axis, because every partition has the same access pattern.
     """
     shape: tuple[int, ...] = ()
     for key in keys:
@@ -186,7 +213,10 @@ def indexed(tensor: NkiTensor, keys: tuple[Any, ...]) -> Region:
 
 
 def sliced(tensor: NkiTensor, keys: tuple[Any, ...]) -> Region | None:
-    """Return `tensor[keys]` with slices that end beyond their dims, for a mask to cut; None if none does."""
+    """Return the region `tensor[keys]` if a slice ends beyond its dim, which a mask has to cut.
+
+    Returns None if no slice does, and for slices that the caller's ordinary indexing refuses or reduces to one dim.
+    """
     if not any(
         isinstance(k, slice) and isinstance(k.stop, int) and k.stop > n for k, n in zip(keys, tensor.shape)
     ):

@@ -30,7 +30,7 @@ _Tile = TypeVar("_Tile", bound="Tile")
 
 
 class Tile(NKIObject):
-    """A tensor, a part of one, or the result of an instruction that waits; without Python's operators."""
+    """Tensor, part of a tensor, or result of an instruction that waits for its target; without Python's operators."""
 
     __slots__ = ("_pending", "_region", "buffer", "dtype", "shape")
 
@@ -50,18 +50,18 @@ class Tile(NKIObject):
 
     @classmethod
     def from_region(cls: type[_Tile], region: Region) -> _Tile:
-        """Return the tile at a region."""
+        """Return a tile that is a region of a tensor."""
         return cls(region.shape, region.tensor.dtype, region.tensor.buffer, region)
 
     @property
     def pending(self) -> Pending | None:
-        """The instruction that will write the tile, if it was not issued yet."""
+        """Instruction that will write the tile, None if there is none or it was issued."""
         pending = self._pending
         return pending if pending is None or pending.region is None else None
 
     @property
     def region(self) -> Region:
-        """The part of a tensor that the tile is; an instruction that waits to write it is issued first."""
+        """Part of a tensor that the tile is; reading it issues an instruction that waits to write the tile."""
         region, pending = self._region, self._pending
         if region is None and pending is not None:
             if pending.region is None:
@@ -72,12 +72,12 @@ class Tile(NKIObject):
 
     @property
     def tensor(self) -> NkiTensor:
-        """The tile as a tensor of the instruction book."""
+        """The tile as a tensor of the instruction book; reading it issues the instruction that waits to write it."""
         return self.region.view()
 
     @property
     def operand(self) -> NkiTensor:
-        """The tile as a tensor that an instruction reads."""
+        """The tile as a tensor that an instruction reads: elements that a mask left out are defined first."""
         return current().readable(self.region)
 
     @property
@@ -101,6 +101,7 @@ class Tile(NKIObject):
         return type(self).from_region(self._region_of_key(key))
 
     def _region_of_key(self, key: Any) -> Region:
+        """Return the region `tile[key]`: by slices and integers, by index expressions, or by a tile of row numbers."""
         keys = key if isinstance(key, tuple) else (key,)
         if any(isinstance(element, EllipsisType) for element in keys):
             if len(keys) == 1:
@@ -123,7 +124,7 @@ class Tile(NKIObject):
     # -- views -----------------------------------------------------------------------------------------------
 
     def reshape(self, shape: Sequence[int]) -> Tile:
-        """Return a view of the same elements in another shape."""
+        """Return a view of the same elements in another shape; gives a remark if a filled tile gets more free dims."""
         tensor = self.tensor
         other = tensor.reshape(tuple(shape))
         filled = tensor.buffer.on_chip and tensor.storage.validity.uniform != EMPTY
@@ -132,7 +133,7 @@ class Tile(NKIObject):
         return type(self).from_region(Region.from_tensor(other))
 
     def expand_dims(self, axis: int) -> Tile:
-        """Return a view with a dim of size 1 before `axis`."""
+        """Return a view with a dim of size 1 before `axis`; -1 appends it."""
         return type(self).from_region(
             Region.from_tensor(self.tensor.expand_dim(axis if axis >= 0 else self.ndim + 1 + axis))
         )
@@ -152,7 +153,10 @@ class Tile(NKIObject):
 
 
 class BlockTensor(NKIObject):
-    """A tensor with block dims before the partition dim: `tiles` by block, in row-major order of `blocks`."""
+    """On-chip tensor with block dims before the partition dim; each block is a tile of its own.
+
+    blocks: sizes of the block dims. tiles: one tile per block, in row-major order. shape: block dims and tile dims.
+    """
 
     __slots__ = ("blocks", "dtype", "shape", "tiles")
 
@@ -169,7 +173,7 @@ class BlockTensor(NKIObject):
 
     @property
     def buffer(self) -> MemoryRegion:
-        """The memory the tiles lie in."""
+        """Memory of the tiles."""
         return self.tiles[0].buffer
 
     def __getitem__(self, key: Any) -> Any:
@@ -187,6 +191,7 @@ class BlockTensor(NKIObject):
         return block[keys[depth:]] if keys[depth:] else block
 
     def _block(self, number: int) -> Any:
+        """Return block `number` of the first block dim: a BlockTensor of the remaining block dims, or a tile."""
         per_block = len(self.tiles) // self.blocks[0]
         tiles = self.tiles[number * per_block : (number + 1) * per_block]
         return BlockTensor(self.blocks[1:], tiles) if self.blocks[1:] else tiles[0]
@@ -218,7 +223,13 @@ def _extents(shape: Sequence[int]) -> int:
 def make(
     shape: tuple[int, ...], partition_dim: int, allocate: Callable[[tuple[int, ...]], Region]
 ) -> Tile | BlockTensor:
-    """Allocate an on-chip tensor; the dims before `partition_dim` are block dims."""
+    """Allocate a tile, or a BlockTensor if there are dims before the partition dim.
+
+    Args:
+        shape: The shape with block dims.
+        partition_dim: The index of the partition dim in `shape`.
+        allocate: Allocates one tile of the shape that it gets.
+    """
     blocks, tile = shape[:partition_dim], shape[partition_dim:]
     tiles = [
         current().tile.from_region(allocate(tile))
@@ -228,7 +239,14 @@ def make(
 
 
 def assign(target: Region, value: Any) -> None:
-    """Assign `t[...] = value`: a number by memset, a pending result by its instruction, a tile by tensor_copy."""
+    """Write `value` to a region on chip, for `t[...] = value`.
+
+    A number is written by memset. A pending result is written by its own instruction, if that can write the target
+    directly. Any other tile is copied by tensor_copy, repeated along dims of size 1.
+
+    Raises:
+        RuleViolation: The target is in HBM, the value is neither a tile nor a number, or the shapes do not fit.
+    """
     program = current()
     dims_max = program.core.hardware.dims_max
     if not isinstance(value, Tile):
@@ -253,7 +271,7 @@ def assign(target: Region, value: Any) -> None:
 
 
 def _fill(piece: Region, number: Any) -> None:
-    """Fill by memset; at a partition where no engine starts, fill a scratch tile that a DMA copies there."""
+    """Fill a region by memset; at a start partition that no engine accepts, by DMA from a scratch tile in SBUF."""
     program, view = current(), piece.view()
     if view.buffer is not MemoryRegion.sbuf or rules.may_start(program.core.hardware, view):
         issue("memset", dst=view, value=number)
@@ -264,6 +282,10 @@ def _fill(piece: Region, number: Any) -> None:
 
 
 def _takes(target: Region, pending: Pending) -> bool:
+    """Return whether a pending instruction can write directly to a target: memory and, with `dtype=`, dtype fit.
+
+    Always True if the instruction needs a target.
+    """
     if pending.target_needed:
         return True
     right_dtype = not pending.dtype_given or pending.dtype == target.tensor.dtype
@@ -271,6 +293,7 @@ def _takes(target: Region, pending: Pending) -> bool:
 
 
 def _repeats(target: Region, value: Tile) -> bool:
+    """Return whether a tile has to be repeated along free dims of size 1 to fill a target with as many partitions."""
     wider = len(target.shape) >= value.ndim and value.shape[0] == target.shape[0]
     pairs = zip(target.shape[::-1], value.shape[::-1])
     return (
@@ -322,9 +345,18 @@ def defer(
     accumulate: Callable[[Region], None] | None = None,
     target_needed: bool = False,
 ) -> Tile:
-    """Allocate the tile that an instruction will write.
+    """Return the tile that an instruction will write once its target is known; the one that waited before is issued.
 
-    `dtype_given` is the `dtype=` of the call or None; `mask` is not None where the instruction may leave elements out.
+    Args:
+        shape: The shape of the result.
+        dtype: The dtype of the result if `dtype_given` is None.
+        emit: Issues the instruction into a region of that shape.
+        memory: The memory of a fresh tile.
+        memories: The memories of targets that the instruction can write directly.
+        dtype_given: The `dtype=` of the call, or None.
+        mask: Anything but None if the instruction may leave elements out.
+        accumulate: Issues a matmul so that it adds to its target.
+        target_needed: Whether the result must be assigned to a tile.
     """
     program = current()
     program.settle()
@@ -354,7 +386,20 @@ def defer_masked(
     memory: MemoryRegion = MemoryRegion.sbuf,
     target_needed: bool = False,
 ) -> Tile:
-    """Allocate the tile of which `run` writes the elements that `mask=` selects, see `Program.divide`."""
+    """Return the tile of which an instruction will write the elements that `mask` selects, once its target is known.
+
+    Args:
+        shape: The shape of the result.
+        dtype: The dtype of the result if `dtype_given` is None.
+        run: Issues the instruction into a region for a box of the result, see `Program.divide`.
+        mask: The `mask=` of the call.
+        dtype_given: The `dtype=` of the call, or None.
+        memory: The memory of a fresh tile.
+        target_needed: Whether the result must be assigned to a tile.
+
+    Raises:
+        RuleViolation: The mask is no mask.
+    """
     selected = normalised(mask)
 
     def emit(dst: Region) -> None:
@@ -366,7 +411,7 @@ def defer_masked(
 
 
 def nki_tensor(value: Any) -> Any:
-    """Return a Beta 1 value as an operand of the instruction book: the tensor of a tile, other values unchanged."""
+    """Return a tile as a tensor that an instruction reads, and any other value unchanged."""
     return value.operand if isinstance(value, Tile) else value
 
 
