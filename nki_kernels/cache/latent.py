@@ -58,7 +58,7 @@ class ContiguousLatents(nl.NKIObject):
         """Do nothing: addresses are known before the launch."""
 
     def load_item(self, item, piece):
-        """Load a piece of a sequence from HBM into `item.rows` [partition, chunk, W], for a decode step.
+        """Load a piece of a sequence from HBM into `item.rows` [partition, chunk, W] in SBUF, for a decode step.
 
         A chunk is 128 positions.
 
@@ -72,7 +72,7 @@ class ContiguousLatents(nl.NKIObject):
             nisa.dma_copy(dst=item.rows[:, start:end, :], src=rows[:, start:end, :])
 
     def load_cached(self, expansion, piece):
-        """Load a piece of a prefix from HBM into `piece.rows` [partition, chunk, W].
+        """Load cached positions before a prompt from HBM into `piece.rows` [partition, chunk, W] in SBUF.
 
         A chunk is 128 positions.
 
@@ -184,7 +184,7 @@ class PagedLatents(nl.NKIObject):
             nisa.dma_copy(dst=item.rows[:, i * run : (i + 1) * run, :], src=source)
 
     def load_cached(self, expansion, piece):
-        """Load a piece of a prefix from pages in HBM into `piece.rows` [partition, chunk, W] in SBUF.
+        """Load cached positions before a prompt from pages into `piece.rows` [partition, chunk, W] in SBUF.
 
         Each DMA brings one run of positions to every partition. The addresses of the runs are computed here from the
         block table. A chunk is 128 positions.

@@ -91,7 +91,7 @@ class Product(nl.NKIObject):
         self.value_rows = nl.ndarray(shape, dtype=expansion.dtype, buffer=nl.sbuf)
 
     def multiply_keys(self, weights, turn):
-        """Compute the plain elements of the keys of 1 / CHUNKS of the group's heads, and store them in HBM.
+        """Compute and store in HBM the elements that are not rotated, of the keys of 1 / CHUNKS of the group's heads.
 
         They are stored after every TOGETHER-th head and after the last one. Turn 0 also stores the rotated elements,
         which all heads share.

@@ -114,7 +114,7 @@ def transpose_turned(result, tile, selectors, sizes):
 
 
 def transpose_plain(tile, sizes):
-    """Return the plain elements of a group's queries, transposed: [P, head, token] in SBUF.
+    """Return the elements of some heads' queries that are not rotated, transposed: [P, head, token] in SBUF.
 
     Args:
         tile: queries [T, head, R + P] in SBUF.
@@ -130,9 +130,10 @@ def transpose_plain(tile, sizes):
 
 
 def absorb(result, plain, weights, sizes):
-    """Write plain elements times the key projection to `result` [latent in tile, tile, token, head] in SBUF.
+    """Write elements of queries that are not rotated, times the key projection, to `result` in SBUF.
 
     Args:
+        result: [latent in tile, tile, token, head].
         plain: [P, head, token] in SBUF.
         weights: key projection [P, head, L] in SBUF.
     """
