@@ -19,6 +19,11 @@ install()
 
 
 def _shipped() -> dict[str, object]:
+    """Import the modules of this package; return their kernels and references by name.
+
+    A module `<name>` counts if it defines both `<name>` and `<name>_reference`; other modules and subpackages
+    are left out.
+    """
     kernels: dict[str, object] = {}
     for file in pkgutil.iter_modules(__path__):
         names = (file.name, f"{file.name}_reference")

@@ -35,7 +35,10 @@ cores = (1,)
 
 @nki.jit
 def all_reduce(x, replica_group):
-    """Return the sum of x over the ranks of a group; every rank gets it in shared HBM."""
+    """Return the sum of x [M, N] over the ranks of a group, in x's dtype.
+
+    Every rank of the group gets the same sum, in a new tensor in shared HBM.
+    """
     partial = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="all_reduce_partial")
     nisa.dma_copy(dst=partial, src=x)
     summed = sum_over_ranks(partial, replica_group, "all_reduce_total")
@@ -45,13 +48,22 @@ def all_reduce(x, replica_group):
 
 
 def sum_over_ranks(partial, replica_group, name):
-    """Return a new private HBM buffer, called `name`, with the sum of a private HBM buffer over a group's ranks."""
+    """Return the sum of `partial` over the ranks of a group, in a new private HBM buffer of its shape and dtype.
+
+    Args:
+        partial: a buffer in private HBM: a collective may not touch the arguments and results of a kernel.
+        name: the name of the new buffer.
+    """
     total = nl.ndarray(partial.shape, dtype=partial.dtype, buffer=nl.private_hbm, name=name)
     ncc.all_reduce(srcs=[partial], dsts=[total], replica_group=replica_group, op=nl.add)
     return total
 
 
 def all_reduce_reference(x: list[np.ndarray], replica_group: object) -> list[np.ndarray]:
-    """Return the sum for every rank of one group, given the matrices of all its ranks."""
+    """Return a list with the sum of the matrices of all ranks, once for each rank.
+
+    The sum is taken in float32 and rounded to the dtype of the matrices. `x` has one matrix per rank of one
+    group; `replica_group` is not read.
+    """
     total = np.sum([widened(one) for one in x], axis=0).astype(x[0].dtype)
     return [total] * len(x)

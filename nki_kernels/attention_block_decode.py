@@ -108,7 +108,12 @@ def attention_block_decode(
     k_scale=None,
     v_scale=None,
 ):
-    """Compute x + attention(norm(x)) of a decode step: norm, QKV projection, attention with the caches, projection."""
+    """Compute y = x + attention(norm(x)) of a decode step, from the norm to the output projection.
+
+    Returns (y [T, H] in x's dtype, k_cache, v_cache); the keys and values of the new tokens are written to
+    the caches. The module docstring describes the arguments. AssertionError if they do not fit together or
+    exceed its limits.
+    """
     expect_dims(2, x, "x [T, H]")
     weights = BlockWeights(Norm(norm_weight, None, 0.0, eps), w_qkv, w_o, q_size, kv_size)
     angle_rows = check_rope_positions(rope_positions, positions)
@@ -150,13 +155,29 @@ def attention_block_decode(
 
 
 def attended(x, weights, cache, step, sizes, replica_group):
-    """Return the block for rows x that `can_hold_hidden`, on one core: a tile of hidden states, see `hidden`."""
+    """Return y of the attention block as a tile of hidden states in SBUF, in x's dtype.
+
+    The tile is [partition, T, C] with C = ceil(H / 128): partition p holds elements p * C … of each row.
+    Called on one core, for rows x [T, H] @ HBM small enough for `hidden_fits`. Keys and values of the new
+    tokens go to the cache.
+
+    Args:
+        weights: `BlockWeights`.
+        step: `DecodeStep`, the other arguments of the kernel.
+    """
     launch = DecodeLaunch(sizes, find_core_share(sizes), None, cache, create_output_tile(sizes), step)
     return compute_attention_block(load_hidden(x), weights, launch, replica_group)
 
 
 def checked_sizes(x, weights, cache, step, num_kv_heads, ranks=1):
-    """Return the sizes of a step over so many ranks of positions; refuse arguments that do not fit together."""
+    """Return the `Sizes` of a decode step on this rank; raise AssertionError if its arguments do not fit.
+
+    Args:
+        weights: `BlockWeights`.
+        step: `DecodeStep`, the other arguments of the kernel.
+        num_kv_heads: the key/value heads that the caller expects in the caches, or None: any number.
+        ranks: number of ranks that divide the positions of the caches.
+    """
     sizes = Sizes(x.shape[0], weights.q_size, x.dtype, cache, ranks)
     check_step(step, num_kv_heads, sizes, MAX_DEPTH)
     check_weights(x, weights, sizes)
@@ -167,7 +188,11 @@ def checked_sizes(x, weights, cache, step, num_kv_heads, ranks=1):
 
 
 def check_weights(x, weights, sizes):
-    """Refuse weights that do not fit the hidden states, or the heads of the caches."""
+    """Raise AssertionError if weights do not fit the hidden states x [T, H], or the heads of the caches.
+
+    The hidden size may be `MAX_HIDDEN` at most, kv_size is that of the caches, and q_size is a multiple of
+    it.
+    """
     hidden, q_size, kv_size = x.shape[1], weights.q_size, weights.kv_size
     assert hidden <= MAX_HIDDEN, (
         f"attention_block_decode takes a hidden size of at most {MAX_HIDDEN}, not {hidden}"
@@ -214,7 +239,11 @@ def attention_block_decode_reference(
     k_scale: np.ndarray | None = None,
     v_scale: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute the three references one after another, for one rank."""
+    """Compute the kernel's results on one rank with NumPy: y [T, H], and the caches, updated in place.
+
+    Calls the references of the three kernels one after another. `replica_group` and the `position_*`
+    arguments are not read: nothing is summed over ranks, and the caches hold all positions.
+    """
     q, k, v = qkv_projection_reference(x, w_qkv, q_size, kv_size, norm_weight, eps)
     turned = (cos, sin, q_norm, k_norm, eps)
     options = (slots, block_tables, window, softcap, sinks, rope_positions)

@@ -147,7 +147,13 @@ def attention_decode(
     k_scale=None,
     v_scale=None,
 ):
-    """Return the attention of a batch's new tokens over its caches; new keys and values, if any, are stored first."""
+    """Compute the attention of a batch's new tokens over its caches and themselves.
+
+    Returns (o [T, Hq * D] in q's dtype, k_cache, v_cache). New keys k and values v are written to the caches,
+    after normalisation and rotation if asked. Without k and v the caches already hold them: nothing is
+    written, and o alone is returned. The module docstring describes the arguments. AssertionError if they do
+    not fit together or exceed its limits.
+    """
     stored = k is None
     expect_dims(2, q, "q [T, Hq * D]")
     ranks = RankArguments(position_group, position_ranks, position_rank)
@@ -178,7 +184,14 @@ def attention_decode(
 
 
 def step_sizes(tokens, cache, step, num_kv_heads, ranks=1):
-    """Return the sizes of a decode step of tokens q, k and v; refuse arguments that do not fit together."""
+    """Return the `Sizes` of a decode step, or raise AssertionError if its arguments do not fit together.
+
+    Args:
+        tokens: (q, k, v) of the new tokens; k and v are None if the cache holds them already.
+        step: `DecodeStep`, the other arguments of the kernel.
+        num_kv_heads: the key/value heads that the caller expects in the caches, or None: any number.
+        ranks: number of ranks that divide the positions of the caches.
+    """
     q, k, v = tokens
     sizes = Sizes(q.shape[0], q.shape[1], q.dtype, cache, ranks, k is None)
     check_step(step, num_kv_heads, sizes, MAX_DEPTH)
@@ -189,7 +202,11 @@ def step_sizes(tokens, cache, step, num_kv_heads, ranks=1):
 
 
 def check_step(step, num_kv_heads, sizes, most_depth):
-    """Refuse heads, positions and tokens that do not fit the caches, and heads of more than `most_depth` elements."""
+    """Raise AssertionError if heads, tokens or positions do not fit the caches.
+
+    The head size has to be even and at most `most_depth`, the tokens a multiple of the sequences, positions
+    [tokens, 1], and the scale positive. `num_kv_heads` is None or the number of the caches.
+    """
     tokens, kv_heads, depth = sizes.tokens, sizes.kv_heads, sizes.depth
     assert num_kv_heads is None or num_kv_heads == kv_heads, (
         f"{num_kv_heads} key/value heads, caches for {kv_heads}"
@@ -206,7 +223,7 @@ def check_step(step, num_kv_heads, sizes, most_depth):
 
 
 def check_tokens(q, k, v, sizes):
-    """Refuse queries, keys and values whose shapes do not fit the caches or each other."""
+    """Raise AssertionError if q, k and v do not fit the caches' heads, or differ in rows or dtype; k, v may be None."""
     tokens, kv_heads, depth = sizes.tokens, sizes.kv_heads, sizes.depth
     assert (k is None) == (v is None), "k and v come together"
     assert q.shape[1] % (kv_heads * depth) == 0, (
@@ -223,9 +240,11 @@ def check_tokens(q, k, v, sizes):
 
 
 def check_tables(depth, step, stored=False):
-    """Refuse one table or norm without the other, and shapes that do not fit heads of `depth` elements.
+    """Raise AssertionError if rotary tables or norms of heads come alone, or do not fit heads of `depth` elements.
 
-    stored: there are no new keys, hence no k_norm.
+    Args:
+        step: `DecodeStep`, of which cos, sin, q_norm and k_norm are checked.
+        stored: whether there are no new keys; then q_norm may come alone, and k_norm is refused.
     """
     cos, sin, q_norm, k_norm = step.cos, step.sin, step.q_norm, step.k_norm
     assert (cos is None) == (sin is None), "cos and sin come together"
@@ -244,7 +263,10 @@ def check_tables(depth, step, stored=False):
 
 
 def check_rope_positions(rope_positions, positions):
-    """Return the rows of the rotary tables for the new tokens: rope_positions, or positions if they are None."""
+    """Return [T, 1] int32 @ HBM: for each new token its row in the rotary tables `cos` and `sin`.
+
+    That is `rope_positions`, or `positions` if they are None. AssertionError if the shapes of the two differ.
+    """
     if rope_positions is None:
         return positions
     assert rope_positions.shape == positions.shape, (
@@ -254,7 +276,11 @@ def check_rope_positions(rope_positions, positions):
 
 
 def check_options(sizes, step):
-    """Refuse a window without positions, a cap that is not positive, and sinks of other heads."""
+    """Raise AssertionError if window, softcap or sinks of a step make no sense.
+
+    A window is at least 1, a cap positive, and sinks are [1, query heads of this rank]. With sinks a sequence
+    has at most `MAX_NEW_WITH_SINKS` new tokens whose keys are written.
+    """
     window, softcap, sinks = step.window, step.softcap, step.sinks
     assert window is None or window >= 1, f"window is {window}; a token sees at least its own position"
     assert softcap is None or softcap > 0, f"softcap is {softcap}; scores are capped at a positive number"
@@ -267,7 +293,11 @@ def check_options(sizes, step):
 
 
 def check_sizes(sizes):
-    """Refuse more heads, tokens or positions than the tiles take."""
+    """Raise AssertionError if a step has more heads, queries or positions than its tiles take.
+
+    At most 128 query heads, 128 queries of a key/value head of a sequence, MAX_QUERIES heads of all tokens,
+    and the positions whose keys and values fit into SBUF.
+    """
     assert sizes.heads <= PARTITIONS, (
         f"attention_decode takes at most {PARTITIONS} query heads, not {sizes.heads}"
     )
@@ -309,9 +339,11 @@ def attention_decode_reference(
     k_scale: np.ndarray | None = None,
     v_scale: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute the softmax over all visible positions, head by head, in float32; the caches are updated in place.
+    """Compute o with NumPy, by a softmax over all visible positions, head by head, in float32.
 
-    For ranks that divide positions pass the whole caches and the heads of all: the merged outputs are those.
+    Returns o and the two caches, which are updated in place, or o alone without k and v. The `position_*`
+    arguments are not read: for ranks that divide positions pass the caches with all positions and the query
+    heads of all ranks.
     """
     paged = block_tables is not None
     tokens, (kv_heads, depth) = len(q), (k_cache.shape[2:] if paged else k_cache.shape[1:3])

@@ -80,7 +80,13 @@ def attention_mixed(
     k_scale=None,
     v_scale=None,
 ):
-    """Return the attention of decoding rows, then of prompts' rows; new keys and values, if any, go to the caches."""
+    """Compute attention of decoding sequences and of prompts in one launch, on paged caches.
+
+    Rows 0 … decoding - 1 of q are the new tokens of the decoding sequences, the other rows those of the
+    prompts. Returns (o [T, Hq * D] in q's dtype, k_cache, v_cache); new keys and values are written to the
+    caches. Without k and v nothing is written, and o alone is returned. The module docstring describes the
+    arguments. AssertionError if they do not fit together or exceed its limits.
+    """
     expect_dims(2, q, "q [T, Hq * D]")
     check_rows(q.shape[0], decoding, positions, slots, block_tables, prompt_tables)
     decode_rows, prompt_rows = (0, decoding), (decoding, q.shape[0])
@@ -109,12 +115,16 @@ def attention_mixed(
 
 
 def rows(tensor, bounds):
-    """Return the rows first … end of a tensor; None stays."""
+    """Return a view of rows bounds[0] … bounds[1] - 1 of a tensor, or None for None."""
     return None if tensor is None else tensor[bounds[0] : bounds[1]]
 
 
 def check_rows(tokens, decoding, positions, slots, block_tables, prompt_tables):
-    """Refuse rows of one kind only, and places that are missing or not those of the rows."""
+    """Raise AssertionError if rows of one kind are missing, or positions, slots or tables are.
+
+    Of `tokens` rows at least one decodes and at least one is a prompt's. positions and slots are [tokens, 1];
+    both block tables are needed, because the caches are paged.
+    """
     assert 0 < decoding < tokens, f"of {tokens} rows some decode and some are of prompts, not {decoding}"
     assert positions.shape == (tokens, 1), f"positions are [{tokens}, 1], not {positions.shape}"
     assert slots is not None and slots.shape == (tokens, 1), f"attention_mixed takes slots [{tokens}, 1]"
@@ -124,7 +134,7 @@ def check_rows(tokens, decoding, positions, slots, block_tables, prompt_tables):
 
 
 def within(window, positions):
-    """Return a window, where it is shorter than so many positions."""
+    """Return the window if it is shorter than `positions`, else None: it would hide nothing."""
     return window if window is not None and window < positions else None
 
 
@@ -148,7 +158,10 @@ def attention_mixed_reference(
     k_scale: np.ndarray | None = None,
     v_scale: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute the two references, each on its rows; the caches are updated in place."""
+    """Compute o with NumPy: attention_decode's reference for the first rows, attention_prefill's for the others.
+
+    Returns o and the two caches, which are updated in place, or o alone without k and v.
+    """
     assert slots is not None
     outputs = []
     options = window, softcap, sinks

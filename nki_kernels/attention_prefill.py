@@ -144,7 +144,12 @@ def attention_prefill(
     k_scale=None,
     v_scale=None,
 ):
-    """Return the attention of new tokens over cached ones and each other; new keys and values go to the caches."""
+    """Compute the attention of prompts' new tokens over each other and over cached positions.
+
+    Returns (o [T, Hq * Dv] in q's dtype, k_cache, v_cache); new keys and values are written to the caches.
+    Without k and v the caches already hold them: nothing is written, and o alone is returned. The module
+    docstring describes the arguments. AssertionError if they do not fit together or exceed its limits.
+    """
     expect_dims(2, q, "q [T, Hq * D]")
     cache = create_prompt_cache(k_cache, v_cache, slots, block_tables, cache_rows)
     assert cache_rows is None or (k is not None and prefix == 0), (
@@ -161,9 +166,13 @@ def attention_prefill(
 
 
 def attend_prompts(prompts):
-    """Issue the steps of all tiles of queries, each behind the loads of later tiles and of the heads that are near.
+    """Issue all instructions of a launch on this core, which write o and the new cache entries.
 
-    `check_prefill` has taken the arguments; more query heads than fit into SBUF are refused here.
+    For each tile of up to 128 queries: load queries and keys of later tiles ahead, then compute its scores
+    while steps of earlier tiles are issued between. `check_prefill` has accepted the arguments before.
+
+    Raises:
+        AssertionError: the query heads of a key/value head do not fit into SBUF beside its keys and values.
     """
     launch = PrefillLaunch(prompts)
     check_room(launch)
@@ -195,7 +204,11 @@ def attend_prompts(prompts):
 
 
 class HeadLoads(nl.NKIObject):
-    """The key/value heads of tiles of queries, in the order of their loads; `cleaned` of them are clean and noted."""
+    """The key/value heads that tiles of queries attend to, in the order in which the heads are loaded.
+
+    heads: the `Head`s that are loaded so far. cleaned: how many of these are done in `clean_near`. A time
+    counts keys: the scores of one key for 128 queries take about a nanosecond.
+    """
 
     def __init__(self, launch, agenda, tiles):
         self.launch, self.agenda, self.tiles = launch, agenda, tiles
@@ -203,11 +216,15 @@ class HeadLoads(nl.NKIObject):
         self.cleaned = 0
 
     def head_of(self, i):
-        """Return the head of tile i of queries: the last one that is loaded, or the one before."""
+        """Return the `Head` that tile number i of queries attends to: the last loaded one or the one before."""
         return self.heads[-1] if self.heads[-1].first <= i else self.heads[-2]
 
     def load_near(self, i, time):
-        """Load the head of tile i of queries and the next one, if it is near; returns the time."""
+        """Load the key/value head of tile i of queries, and the next head if a tile soon after i needs it.
+
+        Heads that are loaded already are skipped. Without room for two heads in SBUF, all pending steps are
+        issued first. Returns the time after those steps, else `time`.
+        """
         for k in range(i, min(len(self.tiles), i + self.launch.ahead.heads)):
             queries = self.tiles[k]
             if self.heads:
@@ -224,11 +241,14 @@ class HeadLoads(nl.NKIObject):
         return time
 
     def clean_near(self, i, time):
-        """Clean the keys of heads whose first tile is near; schedule the cleaning of their values and their stores.
+        """Clean the loaded heads whose first tile of queries comes within `tuning.cleaned_ahead` tiles of tile i.
 
-        Cleaning waits for the loads, and with it all that the Vector engine does after it: so it follows later. Padding
-        behind a prompt, which a causal mask hides, may hold anything; without one every new key counts. Cleaning also
-        rounds to a cache with scales.
+        Cleaning sets NaNs and infinities of new keys and values to 0, as padding behind a prompt may hold
+        them, and rounds both to a cache with scales. Without a causal mask, prefix and scales nothing is
+        cleaned, as every new key counts then.
+
+        Keys are cleaned now, later than they are loaded: the engine that cleans waits for the load, and its
+        later work too. Cleaning of values and the writes to the caches are scheduled after `time`.
         """
         prompts, tuning = self.launch.prompts, self.launch.tuning
         for head in self.heads[self.cleaned :]:
@@ -245,14 +265,21 @@ class HeadLoads(nl.NKIObject):
 
 
 def cleaning_engine(i):
-    """Return the engine that cleans keys before tile i of queries: the Vector engine while the pipeline fills."""
+    """Return the engine that cleans keys before tile i of queries: Vector for the first tile, then GpSimd."""
     return nisa.engine.vector if i == 0 else nisa.engine.gpsimd
 
 
 def load_head(prompts, heads, queries, first, engine):
-    """Load all keys and values of the head of some queries, behind `heads`; the first of its tiles is tile `first`.
+    """Load all cached and new keys and values of the key/value head that `queries` attend to.
 
-    The first new key takes the place of cached ones that are not valid, so it is clean before them; `engine` cleans.
+    Returns the `Head` that holds them in SBUF. With a prefix the new keys are cleaned at once, because the
+    first new key replaces cached ones that are not valid.
+
+    Args:
+        heads: the `Head`s that are loaded before; the last one shares its cached positions if its sequence is
+            the same.
+        first: number of the first tile of queries of this head.
+        engine: the engine that cleans keys.
     """
     head = Head(prompts, queries.sequence, queries.kv_head, first)
     if prompts.stored:
@@ -276,10 +303,11 @@ def load_head(prompts, heads, queries, first, engine):
 
 
 def note_loads(agenda, time, distance, step, head):
-    """Schedule a step for each DMA load of a head: cleaning of its values, or its writes to the caches by this core.
+    """Schedule `step` once for each DMA load of a head's new keys and values, `distance` apart, after `time`.
 
-    The steps are `distance` apart. Values are cleaned behind the first scores. The writes are late enough not to hold
-    up the DMAs that others wait for.
+    `step` is `clean_new_values`, or `store_new`, which writes to the caches: then loads that the other core
+    stores are left out. Times and distances count keys, of about a nanosecond each. Distances are long enough
+    that values are cleaned after the first scores, and that writes do not hold up DMAs for which others wait.
     """
     prompts = agenda.launch.prompts
     for first in range(0, blocks(prompts.new_keys), LOADED_BLOCKS):
@@ -309,7 +337,10 @@ def attention_prefill_reference(
     k_scale: np.ndarray | None = None,
     v_scale: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute the softmax of the masked score matrix in float32, by sequence; the caches are updated in place."""
+    """Compute o with NumPy, by a softmax of the masked score matrix of each sequence, in float32.
+
+    Returns o and the two caches, which are updated in place, or o alone without k and v.
+    """
     sequences = len(k_cache if block_tables is None else block_tables)
     rows = np.arange(sequences) if cache_rows is None else cache_rows[:, 0]
     sequences = sequences if cache_rows is None else len(rows)

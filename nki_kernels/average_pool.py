@@ -72,7 +72,10 @@ HALF = PARTITIONS // 2
 
 @nki.jit
 def average_pool(x, window, stride=None, padding=None, count_include_pad=True):
-    """Return the mean of every window."""
+    """Return the mean of every window of x, in x's dtype: [N, C, H', W'] or [N, C, L'], in new shared HBM.
+
+    The module docstring describes the arguments. AssertionError if window, stride or padding do not fit x.
+    """
     beyond = (0,) * len(window) if padding is None else padding
     windows = create_windows("average_pool", x, window, stride, beyond)
     y = allocate_result(x, windows)
@@ -103,9 +106,14 @@ def average_pool(x, window, stride=None, padding=None, count_include_pad=True):
 
 
 def plan_banks(stripe, tile, channels, width):
-    """Return the boxes of a stripe by the PSUM bank that holds their sums: the channels of a box, `width` at a time.
+    """Return for each PSUM bank a list of the `OutputBox`es whose sums it holds.
 
-    The halves of every second box change places: so the matmuls of two boxes lie in the four quarters of the array.
+    A bank has the results of one box of at most `tile` images, rows and columns of the stripe: an OutputBox
+    for every `width` channels. The two halves of the channels change places in every second bank. So the
+    matmuls of two banks lie in the four quarters of the PE array.
+
+    Args:
+        stripe: ranges of images, rows and columns of the result that are computed from one load.
     """
     stripe_boxes = split_box(stripe, tile)
     banks = []
@@ -119,7 +127,7 @@ def plan_banks(stripe, tile, channels, width):
 
 
 def repeated_identity(dtype, window):
-    """Return an identity of 128 rows for each tap, [row, tap row, tap column, column]: a view that repeats one."""
+    """Return a view [128, window rows, window columns, 128] in SBUF: one 128 x 128 identity, repeated for each tap."""
     ones = filled((PARTITIONS, 1, 1, PARTITIONS), 1.0, dtype)
     result = nl.ndarray((PARTITIONS, 1, 1, PARTITIONS), dtype=dtype, buffer=nl.sbuf)
     nisa.affine_select(
@@ -135,7 +143,11 @@ def repeated_identity(dtype, window):
 
 
 def edge_shares(shares, windows, box):
-    """Return 1 / count for the windows of a box, [128, 1, row, column], kept in `shares`; None where all are whole."""
+    """Return 1 / count for each window of a box, float32 [128, 1, row, column] in SBUF, or None.
+
+    count is the number of a window's elements within the image. None means that all windows lie within it.
+    Equal edges share a tile: tiles are kept in the dict `shares`, which is extended.
+    """
     rows = counts(windows, box, 0)
     columns = counts(windows, box, 1)
     alike = len(rows) == 1 and len(columns) == 1
@@ -154,7 +166,11 @@ def edge_shares(shares, windows, box):
 
 
 def counts(windows, box, axis):
-    """Return runs (first, end, count) of windows of a box, along an axis, with equally many elements in the image."""
+    """Return runs (first, end, count) of neighbouring windows of a box along an axis, 0 for rows or 1 for columns.
+
+    Each window of a run has `count` rows or columns within the image; first and end count windows from the
+    box's first.
+    """
     result = []
     first, last = box[axis + 1]
     for index in range(first, last):
@@ -170,7 +186,13 @@ def counts(windows, box, axis):
 
 
 def store_means(target, output_boxes, bank, window, share, by_scalar):
-    """Store the sums of the boxes of a PSUM tile, divided by the size of a window, or times a share of each."""
+    """Divide the sums in a PSUM tile and store them to their boxes of `target` [channel, image, row, column] @ HBM.
+
+    Args:
+        output_boxes: the `OutputBox`es whose sums the tile holds.
+        share: factors of `edge_shares`, or None: every sum is divided by the size of the window.
+        by_scalar: whether the Scalar engine divides; else, and with `share`, the Vector engine does.
+    """
     mean = 1.0 / (window[0] * window[1])
     for sums, first, together in split_reads(output_boxes, bank):
         result = nl.ndarray(sums.shape, dtype=target.dtype, buffer=nl.sbuf)
@@ -199,7 +221,7 @@ def average_pool_reference(
     padding: tuple[int, ...] | None = None,
     count_include_pad: bool = True,
 ) -> np.ndarray:
-    """Divide the sums of all windows, laid side by side in float32, by those of ones in the image."""
+    """Compute the mean of every window with NumPy in float32, rounded to x's dtype."""
     beyond = (0,) * len(window) if padding is None else padding
     sums = windows_reference(x, window, stride, beyond, 0.0)
     inside = windows_reference(np.ones_like(x), window, stride, beyond, float(count_include_pad))

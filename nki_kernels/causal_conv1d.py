@@ -89,7 +89,11 @@ def causal_conv1d(
     first=0,
     activation="silu",
 ):
-    """Convolve along the tokens of each sequence, every channel by itself."""
+    """Convolve each channel of x along the tokens of each sequence, and apply the activation.
+
+    Returns y [T, C] in x's dtype, and `state`, of which the slots in `state_slots` are updated. The module
+    docstring describes the arguments. AssertionError if they do not fit together or exceed its limits.
+    """
     expect_dims(2, x, "x [T, W]")
     expect_dims(2, weight, "weight [K, C]")
     function = nl.copy if activation is None else activation_function(activation)
@@ -110,7 +114,7 @@ def causal_conv1d(
 
 
 def check_arguments(arguments):
-    """Return the number of sequences; refuse shapes that do not fit together, and sizes beyond the limits."""
+    """Return the number of sequences, or raise AssertionError if shapes do not fit together or exceed the limits."""
     x, bias, state, first = arguments.x, arguments.bias, arguments.state, arguments.first
     taps, channels = arguments.weight.shape
     assert 2 <= taps <= MOST_TAPS, f"causal_conv1d takes 2 to {MOST_TAPS} taps, not {taps}"
@@ -126,7 +130,16 @@ def check_arguments(arguments):
 
 
 def convolve_token(y, arguments, across, group, panel):
-    """Compute y of one token of each sequence of a group, and move the states on by a row."""
+    """Compute y for one token of each sequence of a group, and shift their states in HBM by that token.
+
+    Sequences with a start of 0 read zeros as their state; states of sequences with a count of 0 are not
+    written.
+
+    Args:
+        across: weights and bias as columns [c in block, block, K or K + 1] float32, see `columns_of`.
+        group: sequences (first, end).
+        panel: channels (first, end), which are also the columns of y.
+    """
     (start, end), (left, right) = group, panel
     x, state, table, first = arguments.x, arguments.state, arguments.table, arguments.first
     slots, height, _ = state.shape
@@ -145,7 +158,14 @@ def convolve_token(y, arguments, across, group, panel):
 
 
 def sum_taps(old, new, across, function):
-    """Return the rows [sequence, column] that follow from old rows [sequence, row, column] and new ones."""
+    """Return rows [sequence, column] of y in SBUF: activation(sum over taps of row * weight, plus the bias).
+
+    Args:
+        old: the states, [sequence, K - 1, column]: the rows of the first K - 1 taps.
+        new: the new tokens [sequence, column]: the row of the last tap.
+        across: weights and bias as columns [c in block, block, K or K + 1] float32.
+        function: the activation, an `nl` function.
+    """
     sequences, height, width = old.shape
     shape = (across.shape[0], across.shape[1], sequences)
     sums = filled(shape, 0.0)
@@ -181,7 +201,7 @@ def causal_conv1d_reference(
     first: int = 0,
     activation: str | None = "silu",
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Apply the formula in float32, sequence by sequence; the state is updated in place."""
+    """Compute y and the states with NumPy in float32, sequence by sequence; `state` is updated in place."""
     taps, channels = weight.shape
     y = np.empty((len(x), channels), x.dtype)
     tokens = len(x) // len(state_slots)

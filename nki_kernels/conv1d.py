@@ -57,7 +57,11 @@ cores = (1, 2)
 
 @nki.jit
 def conv1d(x, w, bias=None, stride=1, padding=0, activation=None, as_rows=False, added=None):
-    """Convolve sequences with windows, add a bias, and apply an activation."""
+    """Convolve sequences x with windows w, add the bias, apply the activation, and add `added` if it is given.
+
+    Returns y [N, O, T] in x's dtype in shared HBM, or [N * T, O] with as_rows. The module docstring describes
+    the arguments. AssertionError if they do not fit together or exceed its limits; `added` needs as_rows.
+    """
     expect_dims(3, x, "x [N, C, L]")
     expect_dims(3, w, "w [U, C, O]")
     sequences, channels, length = x.shape
@@ -96,7 +100,7 @@ def conv1d_reference(
     as_rows: bool = False,
     added: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Convolve images of one row."""
+    """Compute y with NumPy as a conv2d of images with one row; see `conv1d` for the two forms of y."""
     y = conv2d_reference(widened(x)[:, :, None], w[None], bias, (1, stride), (0, padding), activation)[
         :, :, 0
     ]

@@ -65,7 +65,11 @@ cores = (1, 2)
 
 @nki.jit
 def conv2d(x, w, bias=None, stride=(1, 1), padding=(0, 0), activation=None):
-    """Convolve images with windows, add a bias, and apply an activation."""
+    """Convolve images x with windows w, add the bias, and apply the activation.
+
+    Returns y [N, O, H', W'] in x's dtype, in shared HBM. The module docstring describes the arguments.
+    AssertionError if they do not fit together or exceed its limits.
+    """
     expect_dims(4, x, "x [N, C, H, W]")
     expect_dims(4, w, "w [U, V, C, O]")
     images, channels, height, width = x.shape
@@ -95,7 +99,7 @@ def conv2d_reference(
     padding: tuple[int, int] = (0, 0),
     activation: str | None = None,
 ) -> np.ndarray:
-    """Compute one matrix product of all windows, laid side by side, in float32."""
+    """Compute y with NumPy: one float32 product of all windows of x as rows with w, rounded to x's dtype."""
     padded = np.pad(widened(x), ((0, 0), (0, 0), *((size, size) for size in padding)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[:2], axis=(2, 3))
     windows = windows[:, :, :: stride[0], :: stride[1]].transpose(0, 2, 3, 4, 5, 1)

@@ -49,7 +49,11 @@ PIECE = 16384
 
 @nki.jit
 def copy_pages(cache: nt.mutable_tensor, other: nt.mutable_tensor, sources, destinations):
-    """Copy pages of one array or two."""
+    """Copy page sources[i] of `cache`, and of `other` if given, over page destinations[i], for all i, in place.
+
+    All pages are read before any is written. Returns the cache, or (cache, other). AssertionError if shapes
+    do not fit together, or for more than 128 copies.
+    """
     check_copies(cache, other, sources, destinations)
     arrays = [cache] if other is None else [cache, other]
     rows = rows_of_page(arrays, sources.shape[0])
@@ -74,7 +78,7 @@ def copy_pages(cache: nt.mutable_tensor, other: nt.mutable_tensor, sources, dest
 
 
 def check_copies(cache, other, sources, destinations):
-    """Refuse arrays of other numbers of pages, and other numbers of sources than of destinations."""
+    """Raise AssertionError unless both arrays have as many pages, and sources and destinations are [N, 1], N <= 128."""
     expect_dims(2, sources, "sources [N, 1]")
     assert len(cache.shape) > 1, f"expected cache [P, …], not a tensor of shape {cache.shape}"
     if other is not None:
@@ -87,7 +91,7 @@ def check_copies(cache, other, sources, destinations):
 
 
 def page_elements(array):
-    """Return the number of elements of a page."""
+    """Return the number of elements of a page: the product of all dims of `array` [P, …] but the first."""
     elements = 1
     for size in array.shape[1:]:
         elements = elements * size
@@ -95,7 +99,11 @@ def page_elements(array):
 
 
 def rows_of_page(arrays, count):
-    """Return the rows of a page that lie on partitions of their own: 1 where all arrays have small pages."""
+    """Return into how many equal rows each page is cut, a power of two; each row takes one partition.
+
+    Pages of at most PIECE elements are not cut: the result is 1. Larger ones are halved while all of `count`
+    pages' rows fit on 128 partitions, and while the pages of all arrays can be halved.
+    """
     largest = 0
     for array in arrays:
         largest = max(largest, page_elements(array))
@@ -109,14 +117,18 @@ def rows_of_page(arrays, count):
 
 
 def in_rows(array, rows):
-    """Return an array as rows of its pages: [P * rows, elements]."""
+    """View `array` [P, …] in HBM as [P * rows, elements of a row]: each page is cut into `rows` rows."""
     return array.reshape((array.shape[0] * rows, page_elements(array) // rows))
 
 
 def row_numbers(pages, rows):
-    """Return the numbers of the rows of some pages in SBUF: [N * rows, 1] int32.
+    """Return the indices of all rows of the given pages, as rows of `in_rows`: [N * rows, 1] int32 in SBUF.
 
-    float32 holds the numbers exactly below 2^24.
+    Page p has rows p * rows … p * rows + rows - 1. Indices are computed in float32, which is exact below
+    2^24.
+
+    Args:
+        pages: page numbers [N, 1] int32 @ HBM.
     """
     count = pages.shape[0]
     result = nl.ndarray((count * rows, 1), dtype=nl.int32, buffer=nl.sbuf)
@@ -136,26 +148,29 @@ def row_numbers(pages, rows):
 
 
 def view_piece(array, numbers, first):
-    """Return a view of a piece of the rows of some numbers, from an element on: [rows, elements] in HBM."""
+    """View elements `first` … first + PIECE - 1 of some rows of `array` in HBM: [rows, at most PIECE].
+
+    numbers: indices of the rows, [rows, 1] int32 in SBUF, which the DMA reads at run time.
+    """
     elements = array.shape[1]
     pattern = [[elements, numbers.shape[0]], [1, min(PIECE, elements - first)]]
     return array.ap(pattern=pattern, offset=first, vector_offset=numbers)
 
 
 def load_piece(array, read, first):
-    """Load a piece of the rows that are read."""
+    """Load elements `first` … first + PIECE - 1 of rows `read` into a new SBUF tile; see `view_piece`."""
     return load(view_piece(array, read, first), array.dtype)
 
 
 def store_piece(array, written, first, piece):
-    """Store a piece of the rows that are written."""
+    """Store `piece` [rows, elements] in SBUF to elements `first` … of the rows `written`; see `view_piece`."""
     nisa.dma_copy(dst=view_piece(array, written, first), src=piece)
 
 
 def copy_pages_reference(
     cache: np.ndarray, other: np.ndarray | None, sources: np.ndarray, destinations: np.ndarray
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-    """Copy rows of pages, read before any is written; the arrays are updated in place."""
+    """Copy pages with NumPy, all read before any is written. Updates and returns the cache, or (cache, other)."""
     for array in (cache, other):
         if array is not None:
             array[destinations[:, 0]] = array[sources[:, 0]]

@@ -1,6 +1,7 @@
 """What each physical core of a logical core takes of a launch: rows of a prompt, columns of a decode step.
 
-A logical core of two physical ones (LNC2) runs a kernel on both. They share HBM, and nothing else.
+A logical core of two physical ones (LNC2) runs a kernel on both. They share HBM, and nothing else. Prompts are launches
+of more than 128 rows; a decode step has one row for each token, 128 at most.
 """
 
 from __future__ import annotations
@@ -12,26 +13,39 @@ from nki_kernels.tiles import PARTITIONS, blocks
 
 
 def core_rows(rows, ranks=1):
-    """Return (first, end) of this core's rows: its part of whole row tiles; all rows of a decode step.
+    """Return (first, end) of the rows that this physical core computes.
 
-    Of rows that are cut over ranks these are the own rows of each rank.
+    Two cores divide prompts, of more than 128 rows in all, into whole tiles of 128 rows. For a decode step,
+    of fewer rows, both get (0, rows).
+
+    Args:
+        rows: number of rows, or of each rank's own rows if rows are divided over ranks.
+        ranks: number of ranks that divide the rows; a tile then has 128 // ranks rows of each.
     """
     core = nl.program_id(0)
     return core_range(rows, PARTITIONS // ranks, core) if rows * ranks > PARTITIONS else (0, rows)
 
 
 def core_columns(tokens, columns, unit):
-    """Return (first, end) of this core's columns: its part of whole units in a decode step; all columns in a prompt."""
+    """Return (first, end) of the weight columns that this physical core computes.
+
+    Two cores divide the columns of a decode step, of at most 128 tokens, at multiples of `unit`. For a
+    prompt, or one core alone, that is (0, columns).
+    """
     return core_range(columns, unit, nl.program_id(0)) if divides_columns(tokens) else (0, columns)
 
 
 def divides_columns(tokens):
-    """Return whether two cores divide columns: those of the weights are what a decode step reads."""
+    """Return whether two cores divide the columns of weights: in a decode step, which has at most 128 tokens."""
     return nl.num_programs() > 1 and tokens <= PARTITIONS
 
 
 def core_range(size, unit, core):
-    """Return (first, end) of a core's part of `size`: whole units, smaller ones where there are fewer than cores."""
+    """Return (first, end) of the range of 0 … size - 1 that physical core number `core` takes.
+
+    All cores together cover the range. Bounds are multiples of `unit`, or of a smaller unit if there are
+    fewer units than cores. AssertionError if `size` is less than the number of cores.
+    """
     cores = nl.num_programs()
     assert size >= cores, f"{cores} cores divide at least {cores} columns, not {size}"
     unit = min(unit, blocks(size, cores))
@@ -40,7 +54,10 @@ def core_range(size, unit, core):
 
 
 def from_other_core(tile):
-    """Return the other core's tile of the same shape, for this one."""
+    """Exchange tiles of equal shape between the two physical cores: send `tile`, and return the other core's in SBUF.
+
+    Both cores have to call this function.
+    """
     other = 1 - nl.program_id(0)
     result = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
     nisa.sendrecv(src=tile, dst=result, send_to_rank=other, recv_from_rank=other, pipe_id=0)

@@ -98,7 +98,12 @@ def decoder_layer_decode(
     k_scale=None,
     v_scale=None,
 ):
-    """Compute a decoder layer of a decode step: attention block and feed-forward block, summed over ranks."""
+    """Compute a decoder layer of a decode step: attention block, then feed-forward block, each summed over ranks.
+
+    Returns (y [T, H] in x's dtype, k_cache, v_cache); the keys and values of the new tokens are written to
+    the caches. The module docstring describes the arguments. AssertionError on two physical cores, or if
+    arguments do not fit together.
+    """
     assert nl.num_programs() == 1, (
         "decoder_layer_decode takes one physical core; on two, launch attention_block_decode and mlp"
     )
@@ -209,7 +214,11 @@ def decoder_layer_decode_reference(
     k_scale: np.ndarray | None = None,
     v_scale: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute the two references one after another, for one rank."""
+    """Compute the kernel's results on one rank with NumPy: y [T, H], and the caches, updated in place.
+
+    Calls the references of `attention_block_decode` and `mlp`. `replica_group` is not read: nothing is summed
+    over ranks.
+    """
     attended = (x, norm_weight, w_qkv, eps, q_size, kv_size, k_cache, v_cache, positions, scale, w_o)
     tables = (num_kv_heads, cos, sin, q_norm, k_norm)
     options = (slots, block_tables, window, softcap, sinks, rope_positions)

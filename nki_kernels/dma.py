@@ -35,13 +35,21 @@ COMPILER = (nisa.dge_mode.unknown, nisa.engine.unknown)
 
 
 def transfer(dst, src, queue, oob_mode=nisa.oob_mode.error):
-    """Copy `src` to `dst` by DMA on a queue, or as the compiler chooses where the queue does not apply."""
+    """Copy `src` to `dst` by DMA on a queue of this module: (dge_mode, engine), such as STATIC.
+
+    Where chip or dtypes do not allow the queue the compiler chooses one, see `queue_for`. `oob_mode` is that
+    of `nisa.dma_copy`.
+    """
     mode, engine = queue_for(dst, src, queue)
     nisa.dma_copy(dst=dst, src=src, oob_mode=oob_mode, dge_mode=mode, engine=engine)
 
 
 def queue_for(dst, src, queue):
-    """Return `queue` if the chip and the dtypes of a transfer allow it, else COMPILER."""
+    """Return `queue`, a pair (dge_mode, engine), or COMPILER where the queue does not apply.
+
+    It does not apply if the dtypes of dst and src differ, or if it takes hardware descriptors, which gen2
+    lacks.
+    """
     if dst.dtype != src.dtype:
         return COMPILER
     if queue[0] == nisa.dge_mode.hwdge and nisa.get_nc_version() == nisa.nc_version.gen2:

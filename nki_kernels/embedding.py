@@ -60,7 +60,11 @@ def embedding(
     replica_group=None,
     added=None,
 ):
-    """Return scale * table[ids] in `dtype`, plus position_table[positions] or `added` if given."""
+    """Return scale * table[ids] in `dtype`, plus position_table[positions] or `added`: [T, H] in new shared HBM.
+
+    Over ranks that divide the table, each rank passes its rows, and gets the sum. AssertionError if shapes do
+    not fit together, or if both positions and added rows are given.
+    """
     expect_dims(2, ids, "ids [T, 1]")
     expect_dims(2, table, "table [V, H]")
     tokens = ids.shape[0]
@@ -98,7 +102,14 @@ def embedding(
 
 
 def gathered(table, numbers, dtype, replica_group=None):
-    """Load rows of a table [V, H] by their numbers [rows, 1], both in HBM; sum over ranks that divide the table."""
+    """Gather rows of `table` [V, H] @ HBM into SBUF by their indices: [rows, H] in `dtype`.
+
+    With a replica group, whose ranks divide the table, indices beyond this rank's rows count as zeros, and
+    the rows of all ranks are added. Without one such an index is an error.
+
+    Args:
+        numbers: indices of the rows, [rows, 1] int32 @ HBM.
+    """
     rows = numbers.shape[0]
     width = table.shape[1]
     row_numbers = load(numbers, nl.int32)
@@ -124,7 +135,10 @@ def embedding_reference(
     replica_group: object = None,
     added: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Index the rows with NumPy. For several ranks pass the whole table, and ids in it."""
+    """Compute the rows with NumPy: [T, H] in `dtype`.
+
+    For several ranks pass the whole table, and ids that count its rows.
+    """
     rows = table[ids[:, 0]]
     if scale != 1.0:
         rows = widened(rows) * widened(rows).dtype.type(scale)

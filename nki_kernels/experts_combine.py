@@ -53,7 +53,12 @@ cores = (1,)
 def experts_combine(
     results, replica_group, ranks, residual=None, weights=None, ids=None, b_down=None, absent=False
 ):
-    """Return the sum of all ranks' results for this rank's tokens, plus the residual."""
+    """Return y [T, H]: for this rank's tokens the sum of all ranks' results, plus the residual, in results' dtype.
+
+    With `b_down`, also the biases of each token's K experts times their weights. y is in new shared HBM.
+    AssertionError if shapes do not fit together, or the hidden size exceeds the limit of the module
+    docstring.
+    """
     expect_dims(2, results, "results [N * T, H]")
     tokens, hidden = results.shape[0] // ranks, results.shape[1]
     dtype = results.dtype
@@ -103,7 +108,10 @@ def experts_combine_reference(
     b_down: np.ndarray | None = None,
     absent: bool = False,
 ) -> list[np.ndarray]:
-    """Compute the sums of every rank of a group from the arrays of all ranks; `b_down` is the same on each."""
+    """Compute y with NumPy for every rank of one group: a list of arrays [T, H].
+
+    Lists have one array per rank; `b_down` is the same on all. `replica_group` and `absent` are not read.
+    """
     outputs = []
     tokens = len(results[0]) // ranks
     for rank in range(len(results)):

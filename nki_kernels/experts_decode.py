@@ -77,10 +77,10 @@ cores = (1,)
 
 @dataclass
 class ExpertPass(nl.NKIObject):
-    """Rows first_row … end_row and their pass through an expert.
+    """A pass: rows first_row … end_row - 1 go through one expert.
 
-    row_weights: of these rows, if they are on all partitions before the pass begins. column: else their weights
-    [row, 1] float32, with the identity [row, row] that repeats them on all partitions.
+    row_weights: the rows' weights of the expert on all partitions; or None, and then `column` has them as
+    [row, 1] float32, and `identity` [row, row] repeats them on all partitions when the pass begins.
     """
 
     expert: ExpertIndex
@@ -107,7 +107,11 @@ def experts_decode(
     b_down=None,
     absent=False,
 ):
-    """Compute the weighted sum of the experts of each token, plus the residual."""
+    """Return y [T, H]: the weighted sum of each token's K experts over all ranks, plus the residual, in n's dtype.
+
+    y is in new shared HBM. The module docstring describes the arguments. AssertionError if they do not fit
+    together, or for more than 128 tokens.
+    """
     experts = create_expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
     routing = Routing(weights, ids, absent)
     check_arguments(residual, n, routing, experts)
@@ -131,7 +135,15 @@ def experts_decode(
 
 
 def run_passes(total, x, layer, passes):
-    """Sum the outputs of passes into `total` [T, H] float32. x: transposed rows [h in run, block, row].
+    """Write the sum of the expert outputs of all passes to `total` [T, H] float32 in SBUF.
+
+    Each pass takes some rows through one expert, and adds the weighted outputs to their rows of `total`.
+
+    Args:
+        x: the rows of all tokens, transposed to [partition, C, row] with C = ceil(H / 128): partition p holds
+            elements p * C … of each row.
+        layer: `ExpertLayer`: weights, activation, and the columns of the intermediate in each chunk.
+        passes: list of `ExpertPass`.
 
     step        Tensor engine                             the other engines and the DMA queues
     pass p, c   gate and up product, group 0 of blocks    load gate and up of chunk c
@@ -168,7 +180,14 @@ def run_passes(total, x, layer, passes):
 
 
 def passes_of_choices(routing, experts):
-    """Return a pass for each choice: the row of its token, through an expert whose number is read at run time."""
+    """Return a list with an `ExpertPass` for each of the T * K choices: the token's row through the chosen expert.
+
+    The expert's index stays in SBUF and addresses its weights at run time. With `routing.absent` a choice of
+    an expert of another rank reads the last expert, and its weight of 0 masks the output.
+
+    Args:
+        experts: number of experts of this rank.
+    """
     tokens, choices = routing.ids.shape
     count = tokens * choices
     ids = load(routing.ids.reshape((1, count)), nl.int32)
@@ -189,7 +208,10 @@ def passes_of_choices(routing, experts):
 
 
 def passes_of_experts(routing, experts):
-    """Return a pass for each expert, with all rows."""
+    """Return a list with an `ExpertPass` for each of this rank's experts: the rows of all tokens.
+
+    The weight of a row whose token did not choose the expert is 0.
+    """
     tokens = routing.ids.shape[0]
     by_expert = weights_of_experts(routing, experts)
     identity = filled((tokens, tokens), 1.0)
@@ -209,7 +231,7 @@ def passes_of_experts(routing, experts):
 
 
 def weights_of_experts(routing, experts):
-    """Return the weight of each expert for each token, 0 if it is not chosen: [T, E] float32."""
+    """Return the weight of each expert for each token, 0 if the token did not choose it: [T, E] float32 in SBUF."""
     tokens, choices = routing.ids.shape
     weights = load(routing.weights, nl.float32)
     # A column that tensor_scalar compares with is float32, which holds numbers below 512 exactly.
@@ -233,7 +255,10 @@ def weights_of_experts(routing, experts):
 
 
 def repeat_weights(column, identity):
-    """Repeat weights [row, 1] on all partitions, as RowWeights with a mask of those that are not 0."""
+    """Return weights [row, 1] on all 128 partitions, as `RowWeights` with a mask that is 0 for weights of 0.
+
+    identity: the identity matrix [row, row] float32.
+    """
     rows = column.shape[0]
     stationary = nl.ndarray((rows, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
     # The copies become partitions of the product: each has the weights of all rows along the free dimension.
@@ -247,9 +272,12 @@ def repeat_weights(column, identity):
 
 
 def add_residual(total, residual, routing, bias, replica_group, dtype):
-    """Return the sum over ranks of `total` [T, H] float32, plus the weighted biases and the residual, in a dtype.
+    """Return `total` [T, H] float32 summed over ranks, plus weighted biases and residual: a tile in `dtype`.
 
-    residual [T, H] and bias [E, H] @ HBM may be None.
+    Args:
+        residual: [T, H] @ HBM, or None for 0.
+        bias: the experts' biases b_down [E, H] @ HBM, or None for 0; `routing` has their weights.
+        replica_group: the ranks, or None for one rank.
     """
     # The residual and the biases are the same on every rank, so they are added behind the all-reduce.
     addend = None if residual is None else load(residual, dtype)
@@ -279,7 +307,10 @@ def experts_decode_reference(
     b_down: np.ndarray | None = None,
     absent: bool = False,
 ) -> np.ndarray:
-    """Compute y token by token in float32; for several ranks pass the intermediate columns of all of them."""
+    """Compute y [T, H] with NumPy, token by token in float32.
+
+    For several ranks pass the intermediate columns of all of them; `replica_group` is not read.
+    """
     routing = Routing(weights, ids, absent)
     experts = create_expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
     return experts_reference(residual, n, routing, experts, activation)

@@ -50,7 +50,12 @@ cores = (1,)
 
 @nki.jit
 def experts_dispatch(n, weights, ids, experts, replica_group, ranks, first=None):
-    """Return the rows of all ranks, with weights and ids of the choices that fall on this rank's experts."""
+    """Gather the rows of all ranks, and keep the choices of this rank's experts.
+
+    Returns, in shared HBM, rows [N * T, H], weights and ids [N * T, K]. ids count this rank's experts; a
+    choice of another rank's expert has the id `experts` and weight 0. With first = None weights and ids are
+    gathered unchanged. AssertionError if shapes do not fit together, or `experts` is below 1.
+    """
     expect_dims(2, n, "n [T, H]")
     expect_dims(2, ids, "ids [T, K]")
     tokens = n.shape[0]
@@ -83,7 +88,12 @@ def experts_dispatch(n, weights, ids, experts, replica_group, ranks, first=None)
 
 
 def gather(sources, replica_group, ranks):
-    """Gather arrays of HBM of all ranks, the rows of one rank behind those of the other, in internal buffers."""
+    """Return the arrays [rows, columns] of all ranks, each as [ranks * rows, columns] in private HBM, in rank order.
+
+    Args:
+        sources: this rank's rows, weights and ids in HBM, which name the buffers in this order.
+        ranks: number of ranks of the group.
+    """
     names = ("rows", "weights", "ids")
     # A collective may not touch arguments and results of a kernel, hence the copies.
     local_arrays, gathered = [], []
@@ -99,9 +109,14 @@ def gather(sources, replica_group, ranks):
 
 
 def select_choices(weights, ids, first, experts):
-    """Return choices of HBM as numbers among `experts` from `first` [row, 1] on.
+    """Return (weights, ids) of some choices, float32 and int32 in SBUF, with ids counted from expert `first` on.
 
-    The other choices have the number `experts` and weight 0.
+    Choices of experts outside of first … first + experts - 1 get the id `experts` and weight 0, even for a
+    weight of NaN.
+
+    Args:
+        weights: [row, K] @ HBM, as `ids`.
+        first: the same expert index on each row, [row, 1] float32 in SBUF.
     """
     numbers = load(ids, nl.float32)
     nisa.tensor_scalar(dst=numbers, data=numbers, op0=nl.subtract, operand0=first)
@@ -131,7 +146,10 @@ def experts_dispatch_reference(
     ranks: int,
     first: list[np.ndarray] | list[None] | None = None,
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Compute the outputs of every rank of a group from the arrays of all its ranks."""
+    """Compute (rows, weights, ids) with NumPy for every rank of one group: a list of tuples.
+
+    Lists have one array per rank. `replica_group` and `ranks` are not read.
+    """
     rows, every_weight, every_id = (np.concatenate(arrays) for arrays in (n, weights, ids))
     results = []
     for number in first or [None] * len(n):

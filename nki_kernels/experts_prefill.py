@@ -115,7 +115,11 @@ def experts_prefill(
     absent=False,
     expert_ranks=1,
 ):
-    """Compute the weighted sum of the experts of each token, plus the residual."""
+    """Return y [T, H]: the weighted sum of each token's K experts over all ranks, plus the residual, in n's dtype.
+
+    y is in new shared HBM. The module docstring describes the arguments. AssertionError if they do not fit
+    together, or if the blocks of all experts have 2^24 rows or more.
+    """
     experts = create_expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
     routing = Routing(weights, ids, absent)
     check_arguments(residual, n, routing, experts)
@@ -174,9 +178,11 @@ def experts_prefill(
 
 
 def run_blocks(row_blocks, pipeline, first, end):
-    """Compute blocks first … end in a software pipeline, but for the down product of the last chunk.
+    """Compute blocks first … end - 1 in a software pipeline, all but the down product of the last chunk.
 
-    Return the pipeline behind them.
+    A block is a list of rows, gathered from tokens that chose one expert. Results of finished blocks are
+    stored to `row_blocks.results`. Returns the `BlockPipeline` with which the next call continues; its
+    `pending` product is due.
 
     step   Tensor engine                                  the other engines and the DMA queues
     b, c   gate and up product of chunk c of block b      if c = 0: gather the rows of block b + 1
@@ -209,7 +215,15 @@ def run_blocks(row_blocks, pipeline, first, end):
 
 
 def run_dealt_blocks(row_blocks, order, table):
-    """Compute the dealt blocks that have rows, after all other blocks: a loop that the chip counts."""
+    """Compute the blocks of rows that did not fit into their expert's reserved blocks, and store their results.
+
+    Their number, `table.used`, is known at run time only, so a loop on the chip runs over them, after all
+    other blocks.
+
+    Args:
+        order: `TokenOrder`, which has the tokens of the blocks' rows in HBM.
+        table: `DealtTable`, which has each block's expert and the position of its first token.
+    """
     layer, layout, n = row_blocks.layer, row_blocks.layout, row_blocks.n
     last = len(layer.chunks) - 1
     used = nisa.register_alloc()
@@ -233,9 +247,14 @@ def run_dealt_blocks(row_blocks, order, table):
 
 
 def sum_results(sums, results, rows, initial):
-    """Store y, tile by tile; summands that do not need results are prepared one or two tiles ahead.
+    """Sum the K results of each token, with weights, and store y, for 128 tokens at a time.
 
-    rows: of the results of each choice, [128, tile, K] int32. initial: sum of the terms of the first tile, or None.
+    Args:
+        sums: `TokenSums`: y, the residual and the biases; its `prepared` list is extended one or two tiles
+            ahead.
+        results: rows of all blocks, [row, H] @ HBM.
+        rows: the row of `results` for each choice, [128, tile, K] int32 in SBUF.
+        initial: the sum of residual and biases of the first tile of tokens, or None for 0.
     """
     tiles = ranges(0, sums.y.shape[0])
     ahead = len(sums.prepared)
@@ -267,7 +286,11 @@ def experts_prefill_reference(
     absent: bool = False,
     expert_ranks: int = 1,
 ) -> np.ndarray:
-    """Compute y token by token in float32; for several ranks pass the intermediate columns of all of them."""
+    """Compute y [T, H] with NumPy, token by token in float32.
+
+    For several ranks pass the intermediate columns of all of them; `replica_group` and `expert_ranks` are not
+    read.
+    """
     routing = Routing(weights, ids, absent)
     experts = create_expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
     return experts_reference(residual, n, routing, experts, activation)

@@ -101,7 +101,12 @@ def gated_delta(
     eps,
     first=0,
 ):
-    """Apply the gated delta rule in chunks, and return the tokens' outputs, normalised and gated."""
+    """Apply the gated delta rule to the tokens of each sequence, in chunks of 128, and the gated norm.
+
+    Returns y [T, Hv * dv] in qkv's dtype in shared HBM, and `states`, of which the slots in `state_slots` are
+    updated. The module docstring describes the arguments. AssertionError if they do not fit together or
+    exceed its limits.
+    """
     gates = select_gates(gates, first, states)
     arguments = Arguments(
         qkv, gates, a_log, dt_bias, norm_weight, states, state_slots, starts, counts, key_heads, eps
@@ -131,7 +136,10 @@ def gated_delta(
 
 
 def plan_chains(waves):
-    """Return the chains of all waves; the first wave's operands are loaded. `issue_all` interleaves their steps.
+    """Return the list of all `Chain`s of steps of all waves; a chain is one stage of one wave.
+
+    Nothing is issued: `issue_all` interleaves the steps later. There is no load chain for the first wave,
+    whose operands are loaded by the caller. Each chain names the chains whose end it waits for:
 
     chain of wave w     steps                                          waits for
     load                DMAs of operands and states                    load w - 1, outputs w - AHEAD
@@ -162,7 +170,7 @@ def plan_chains(waves):
 
 
 def before_last(chains, count):
-    """Return a list of the chain that is the last but `count` - 1; an empty one if there are fewer."""
+    """Return a list with only chains[len(chains) - count], or an empty list if there are fewer than `count` chains."""
     if len(chains) < count:
         return []
     return [chains[len(chains) - count]]
@@ -182,7 +190,7 @@ def gated_delta_reference(
     eps: float,
     first: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return outputs and states, token by token; states are updated in place."""
+    """Compute y and the states with NumPy, token by token; `states` is updated in place."""
     return delta_rule_reference(
         qkv, gates, a_log, dt_bias, norm_weight, states, state_slots, starts, counts, key_heads, eps, first
     )

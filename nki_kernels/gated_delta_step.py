@@ -83,9 +83,10 @@ ROW_BYTES = 144 * 1024
 
 @dataclass
 class LaneKeys(nl.NKIObject):
-    """What multiplies the states of a group, and the group's keys: float32.
+    """Keys and queries of a group of states in SBUF, float32; a lane is a partition with `row` rows of a state.
 
-    columns: [lane, key head, row, head of the quadrant, query and key]. keys: [lane, key head, row].
+    columns: the moving operand of the product with the states, [lane, key head, row, head of the quadrant,
+    query and key], 0 for the other head of a lane's quadrant. keys: the keys alone, [lane, key head, row].
     """
 
     columns: nl.NkiTensor
@@ -107,7 +108,11 @@ def gated_delta_step(
     eps,
     first=0,
 ):
-    """Advance the states of sequences by one token, and return the tokens' outputs, normalised and gated."""
+    """Advance the state of each sequence by one token with the gated delta rule, and apply the gated norm.
+
+    Returns y [B, Hv * dv] in qkv's dtype in shared HBM, and `states`, of which the slots in `state_slots` are
+    updated. `gated_delta` describes the arguments. AssertionError if they do not fit together, or T is not B.
+    """
     gates = select_gates(gates, first, states)
     arguments = Arguments(
         qkv, gates, a_log, dt_bias, norm_weight, states, state_slots, starts, counts, key_heads, eps
@@ -130,23 +135,31 @@ def gated_delta_step(
 
 
 def sequences_at_once(heads):
-    """Return how many sequences are taken together: whole groups, if there are several."""
+    """Return how many sequences of `heads` heads each are computed together, so that there are PAIRS pairs at most.
+
+    At least 1; from 4 on a multiple of 4, as four sequences share the partitions.
+    """
     most = max(1, PAIRS // heads)
     return most if most < SEQUENCES else most // SEQUENCES * SEQUENCES
 
 
 def advance_sequences(arguments, lanes, offsets, masks, zeros, y):
-    """Compute y and the new states of the sequences of `lanes`, in batches of groups of states in a software pipeline.
+    """Compute y [B, heads * dv] @ HBM and the new states in HBM of the sequences of `lanes`, one token of each.
 
-    offsets: [128, 1], what a lane adds to its sequence's first piece. masks: of the lanes of two heads, [128, 1] each.
-    zeros: the states of a round, [128, element]. All are float32.
-
-    All states of a batch are loaded before its first products. Those of the first batch are on their way while the
-    factors of the tokens are computed. Then of group i:
+    The states are loaded in batches of groups; a group has up to four sequences and 8 heads. All states of a
+    batch are loaded before its first products. Those of the first batch are on their way while the factors of
+    the tokens are computed. Then of group i:
 
     Tensor engine                           Scalar engine                       Vector engine
     writes of group i + 1 to its lanes      outer products of group i           add them to the states of group i; store
     products of keys and group i + 2        keys of group i + 2                 writes and outputs of group i + 1
+
+    Args:
+        offsets: [128, 1] float32, see `lane_offsets`: added to the index of a sequence's first piece of its
+            state in HBM.
+        masks: for each of two heads of a quadrant [128, 1] float32, 1 on the head's partitions; empty for one
+            head.
+        zeros: [128, elements of one round] float32, with which a new sequence begins.
     """
     first, end = lanes.first_sequence, lanes.first_sequence + lanes.sequences
     batches = plan_batches(lanes, row_bytes(lanes, arguments.qkv.dtype))
@@ -199,14 +212,21 @@ def advance_sequences(arguments, lanes, offsets, masks, zeros, y):
 
 
 def row_bytes(lanes, dtype):
-    """Return the bytes of a partition that rows of tokens take: q, k and v, z and its factors, squares of q and k."""
+    """Return the bytes per partition of SBUF that the tokens' rows take beside the states.
+
+    These are q, k, v and z in `dtype`, and the factors of z and squares of q and k in float32.
+    """
     keys, values = lanes.key_heads * lanes.depth, lanes.heads * lanes.width
     item_bytes = 4 if dtype == nl.float32 else 2
     return item_bytes * (2 * keys + 2 * values) + 4 * (values + 3 * keys)
 
 
 def plan_batches(lanes, taken):
-    """Return lists of groups whose states fit into SBUF together, besides `taken` bytes of a partition."""
+    """Return lists of `StateGroup`s, in order; the states of each list fit into SBUF together, at least one group.
+
+    Args:
+        taken: bytes per partition that rows of tokens take beside the states.
+    """
     rounds = min(ROUNDS, blocks(lanes.heads, lanes.heads_per_quadrant))
     room = min(STATE_BYTES, ROW_BYTES - taken)
     most = max(1, room // (4 * rounds * lanes.rows * lanes.width))
@@ -218,7 +238,11 @@ def plan_batches(lanes, taken):
 
 
 def copy_zeros(lanes, group, zeros):
-    """Return zeros for the states of a group, [lane, round, element]: where a sequence begins they stay."""
+    """Return a new tile of zeros for the states of a group: [lane, round, element] float32 in SBUF.
+
+    A round is one head, or pair of heads, of every quadrant. Loads skip a sequence that begins, so its zeros
+    stay.
+    """
     rounds = (group.heads[1] - group.heads[0]) // lanes.heads_per_quadrant
     tile = nl.ndarray((group.count_lanes(), rounds, zeros.shape[1]), dtype=nl.float32, buffer=nl.sbuf)
     for i in range(rounds):  # i: round
@@ -227,7 +251,14 @@ def copy_zeros(lanes, group, zeros):
 
 
 def load_states(lanes, states, first_pieces, groups, zeros, tiles):
-    """Load the states of groups into tiles [lane, round, element]; append the tiles that are not allocated yet."""
+    """Load the states of `groups` into `tiles`, one [lane, round, element] tile per group.
+
+    `tiles` may have the tiles of the first groups already, filled with zeros; those of the others are
+    allocated and appended. States of sequences that begin are skipped, so they stay 0.
+
+    Args:
+        first_pieces: index of the first piece of each lane's sequence in HBM, [lane, column] int32.
+    """
     for i in range(len(groups)):  # i: group
         if i == len(tiles):
             tiles.append(copy_zeros(lanes, groups[i], zeros))
@@ -237,9 +268,10 @@ def load_states(lanes, states, first_pieces, groups, zeros, tiles):
 
 
 def spread_keys(lanes, keys, group, masks):
-    """Return the keys of a group in float32, and what multiplies its states.
+    """Return `LaneKeys` of a group: its keys in float32, and the operand by which its states are multiplied.
 
-    keys: [lane, column, queries and keys, row]. A lane has zeros for the other head of its quadrant.
+    keys: queries and keys of all groups, [lane, column of the group, queries and keys, row]. masks: see
+    `advance_sequences`.
     """
     count, low, high = group.count_lanes(), group.key_heads[0], group.key_heads[1]
     group_keys = keys[0:count, group.column, :, :]
@@ -258,7 +290,10 @@ def spread_keys(lanes, keys, group, masks):
 
 
 def multiply_states(lanes, group, tile, columns):
-    """Return S^T q and S^T k of all states of a group, [width, sequence, head, 2] in PSUM."""
+    """Return S^T q and S^T k for each state S of a group: float32 [width, sequence, head, 2] in PSUM.
+
+    tile: the states, [lane, round, element]. columns: the queries and keys, of `LaneKeys`.
+    """
     first, last = group.heads
     width, share = lanes.width, lanes.heads_per_quadrant
     bank = nl.ndarray((width, group.members, last - first, 2), dtype=nl.float32, buffer=nl.psum)
@@ -280,10 +315,15 @@ def multiply_states(lanes, group, tile, columns):
 
 
 def combine(lanes, group, products, factors, values, outputs):
-    """Compute the outputs of a group, and return what its keys write: u over the key's length.
+    """Write the outputs of a group to `outputs`, and return what its keys add to the states, in PSUM.
 
-    The latter is in PSUM on the lanes of its head, [lane, round, width]. factors: [width, FACTORS, sequence, head].
-    values: times their factor, and outputs: [width, sequence, head].
+    Returned is u over the key's length, on each lane of its head: [lane, round, width] float32.
+
+    Args:
+        products: S^T q and S^T k, of `multiply_states`.
+        factors: of all tokens and heads, [width, FACTORS, sequence, head].
+        values: values times their factor WRITE, [width, sequence, head].
+        outputs: of all groups, [width, sequence, head] float32 in SBUF; only the group's part is written.
     """
     first, last = group.heads
     share = lanes.heads_per_quadrant
@@ -308,7 +348,14 @@ def combine(lanes, group, products, factors, values, outputs):
 
 
 def outer_products(lanes, group, keys, writes):
-    """Return the products of a group's keys and what they write: a tile [lane, row, width] of each round."""
+    """Return the outer products of a group's keys with `writes`: a list of float32 tiles [lane, row, width].
+
+    There is one tile in SBUF for each round.
+
+    Args:
+        keys: [lane, key head, row], of `LaneKeys`.
+        writes: the result of `combine`, [lane, round, width] in PSUM.
+    """
     tiles = []
     for i in range(writes.shape[1]):  # i: round
         outer = nl.ndarray((group.count_lanes(), lanes.rows, lanes.width), dtype=nl.float32, buffer=nl.sbuf)
@@ -326,7 +373,11 @@ def outer_products(lanes, group, keys, writes):
 
 
 def decay_and_add(lanes, group, tile, decays, outer):
-    """Multiply the states of a group by their decays [lane, column, round], and add the outer products."""
+    """Multiply the states of a group, in place, by their decays, and add the outer products.
+
+    tile: the states, [lane, round, element]. decays: of all states, [lane, column, round]. outer: a tile
+    [lane, row, width] for each round.
+    """
     count, first = group.count_lanes(), group.heads[0] // lanes.heads_per_quadrant
     for i in range(len(outer)):  # i: round
         state = tile[:, i, :]
@@ -341,7 +392,13 @@ def decay_and_add(lanes, group, tile, decays, outer):
 
 
 def store_states(lanes, states, first_pieces, group, tile):
-    """Store the states of a group. Lanes without rows have a piece beyond all slots, which the DMA skips."""
+    """Store the states of a group, `tile` [lane, round, element], to their slots of `states` in HBM.
+
+    Lanes without rows of a state have an index beyond all slots, which the DMA skips.
+
+    Args:
+        first_pieces: index of the first piece of each lane's sequence in HBM, [lane, column] int32.
+    """
     target = lanes.view_rounds(states, first_pieces, group, 0, tile.shape[1])
     skips = nisa.oob_mode.skip if lanes.filled_lanes < lanes.lanes_per_head else nisa.oob_mode.error
     nisa.dma_copy(dst=target, src=tile, oob_mode=skips)
@@ -361,7 +418,7 @@ def gated_delta_step_reference(
     eps: float,
     first: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return outputs and states of one token of each sequence; states are updated in place."""
+    """Compute y and the states with NumPy for one token of each sequence; `states` is updated in place."""
     return delta_rule_reference(
         qkv, gates, a_log, dt_bias, norm_weight, states, state_slots, starts, counts, key_heads, eps, first
     )

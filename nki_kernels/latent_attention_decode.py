@@ -102,7 +102,12 @@ def latent_attention_decode(
     slots=None,
     block_tables=None,
 ):
-    """Return the attention of a batch's new tokens over latent rows; the tokens' own rows are stored first."""
+    """Compute latent attention of a batch's new tokens over the cached rows and themselves.
+
+    Returns (o [T, Hq * V] in q's dtype, cache); the rows of the new tokens, normalised and rotated, are
+    written to the cache first. The module docstring describes the arguments. AssertionError if they do not
+    fit together or exceed its limits.
+    """
     latent_cache = create_latent_cache(cache, slots, block_tables)
     check_rows(q, kv, latent_cache)
     check_weights(q, cache, norm_weight, cos, sin, w_uk, w_uv)
@@ -127,7 +132,7 @@ def latent_attention_decode(
 
 
 def check_rows(q, kv, latent_cache):
-    """Refuse queries and rows that do not fit the cache, or a cache that does not fit the tokens."""
+    """Raise AssertionError if q, kv and the cache differ in dtype, tokens or width, or the cache refuses the tokens."""
     expect_dims(2, q, "q [T, Hq * (R + P)]")
     tokens, width, cache = q.shape[0], latent_cache.width, latent_cache.rows
     assert kv.shape == (tokens, width), f"kv is [{tokens}, {width}], not {kv.shape}"
@@ -139,7 +144,7 @@ def check_rows(q, kv, latent_cache):
 
 
 def check_weights(q, cache, norm_weight, cos, sin, w_uk, w_uv):
-    """Refuse projections, tables and a norm that do not fit each other."""
+    """Raise AssertionError if projections, rotary tables and the norm weight do not fit each other, q and the cache."""
     expect_dims(2, w_uk, "w_uk [Hq * P, L]")
     expect_dims(2, w_uv, "w_uv [L, Hq * V]")
     rank, rope = w_uk.shape[1], cache.shape[2] - w_uk.shape[1]
@@ -157,7 +162,7 @@ def check_weights(q, cache, norm_weight, cos, sin, w_uk, w_uv):
 
 
 def check_sizes(sizes, positions, scale, cache):
-    """Refuse more tokens, heads or elements than the tiles take."""
+    """Raise AssertionError if positions or scale are wrong, or sizes exceed the limits of the module docstring."""
     tokens = sizes.tokens
     assert positions.shape == (tokens, 1), f"positions are [{tokens}, 1], not {positions.shape}"
     assert tokens % sizes.sequences == 0, (
@@ -192,7 +197,10 @@ def latent_attention_decode_reference(
     slots: np.ndarray | None = None,
     block_tables: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute absorbed queries and the softmax over all positions by token; the cache is updated in place."""
+    """Compute o with NumPy by absorbed queries and a softmax over all positions, token by token, in float32.
+
+    Returns o and the cache, which is updated in place.
+    """
     tokens, rank, width = len(q), w_uk.shape[1], cache.shape[2]
     sequences = len(cache) if block_tables is None else len(block_tables)
     new, rope = tokens // sequences, width - rank

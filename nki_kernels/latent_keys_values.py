@@ -92,7 +92,12 @@ def latent_keys_values(
     slots=None,
     block_tables=None,
 ):
-    """Return keys and values of all heads for a prefix and the new positions; new latent rows go to the cache."""
+    """Return keys and values of all heads, computed from latents; write the rows of the new tokens to the cache.
+
+    Returns keys [B, Hq, R + P, M], values [B, Hq, M, V] in kv's dtype, and the cache. M counts the `prefix`
+    positions, if any, and the new tokens of a sequence. The module docstring describes the arguments.
+    AssertionError if they do not fit together or exceed its limits.
+    """
     expect_dims(2, kv, "kv [T, W]")
     latents = create_latent_cache(cache, slots, block_tables)
     case = Expansion(kv, latents, positions, (cos, sin), (w_uk, w_uv), heads, prefix)
@@ -107,7 +112,10 @@ def latent_keys_values(
 
 
 def check_arguments(case, norm_weight):
-    """Refuse arguments that do not fit each other, and more than the tiles take."""
+    """Raise AssertionError if arguments do not fit each other, or sizes exceed the limits of the module docstring.
+
+    case: `Expansion`, all arguments of the kernel but the norm's.
+    """
     w_uk, w_uv = case.w_uk, case.w_uv
     tokens, rows = case.kv.shape[0], case.cache.rows
     assert case.kv.shape[1] == case.width and case.kv.dtype == rows.dtype, (
@@ -152,7 +160,10 @@ def latent_keys_values_reference(
     slots: np.ndarray | None = None,
     block_tables: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Multiply all rows of a sequence by both projections in float32; the cache is updated in place."""
+    """Compute keys and values with NumPy, as float32 products of all rows of a sequence with both projections.
+
+    Returns keys, values, and the cache, which is updated in place.
+    """
     tokens, rank, width = len(kv), w_uk.shape[1], cache.shape[2]
     sequences = len(cache) if block_tables is None else len(block_tables)
     new, dtype = tokens // sequences, kv.dtype

@@ -106,7 +106,12 @@ def lm_head(
     norm_offset=0.0,
     scale=1.0,
 ):
-    """Return the logits of this rank's part of the vocabulary, and the top_k of all ranks with their ids."""
+    """Compute this rank's logits, and find the largest of all ranks with their ids.
+
+    Returns logits [T, V], values [T, K] descending, both float32, and ids [T, K] int32, in shared HBM; K is
+    top_k rounded up to a multiple of 8. The module docstring describes the arguments. AssertionError if they
+    do not fit together or exceed its limits.
+    """
     norm = Norm(norm_weight, norm_bias, norm_offset, eps)
     check_arguments(x, norm, w_head, top_k, vocab_offset, replica_group, num_ranks, scale)
     rows = x.shape[0]
@@ -138,7 +143,7 @@ def lm_head(
 
 
 def check_arguments(x, norm, w_head, top_k, vocab_offset, replica_group, num_ranks, scale):
-    """Refuse what lm_head does not take."""
+    """Raise AssertionError if shapes, scale, top_k or ranks do not fit together or exceed lm_head's limits."""
     expect_dims(2, x, "x [T, H]")
     expect_dims(2, w_head, "w_head [H, V]")
     rows, hidden = x.shape
@@ -166,7 +171,7 @@ def check_arguments(x, norm, w_head, top_k, vocab_offset, replica_group, num_ran
 
 
 def with_offset(columns, offset, dtype):
-    """Return columns [T, n] float32 plus each row's offset, in `dtype`: the ids of the columns."""
+    """Return `columns` [T, n] plus the vocabulary offset [T, 1], float32 both: the token ids, in `dtype`, in SBUF."""
     ids = nl.ndarray(columns.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=ids, data=columns, op0=nl.add, operand0=offset)
     return ids
@@ -186,7 +191,10 @@ def lm_head_reference(
     norm_offset: float = 0.0,
     scale: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute the product in float32 and sort stably. For several ranks pass the whole w_head and the offset 0."""
+    """Compute logits, values and ids with NumPy: a float32 product and a stable sort.
+
+    For several ranks pass the whole w_head and an offset of 0; `replica_group` and `num_ranks` are not read.
+    """
     wide = widened(x)
     if norm_bias is not None:
         wide = wide - np.mean(wide, axis=1, keepdims=True)

@@ -28,7 +28,10 @@ BLOCK_COLUMNS = 1024
 
 @nki.jit
 def blocked(a_t, b):
-    """Compute c = a_t.T @ b; each loaded tile serves several output tiles."""
+    """Return a_t.T @ b, [M, N] in a_t's dtype in shared HBM; each loaded tile serves several output tiles.
+
+    AssertionError for sizes that do not fill whole tiles.
+    """
     depth, rows, columns = expect_whole_tiles(a_t, b)
     c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)
     for first_row in range(0, rows, BLOCK_ROWS):

@@ -26,7 +26,10 @@ from nki_kernels.ladder.tiles import COLUMNS, PARTITIONS, expect_whole_tiles, lo
 
 @nki.jit
 def hoisted(a_t, b):
-    """Compute c = a_t.T @ b; a_t is loaded once."""
+    """Return a_t.T @ b, [M, N] in a_t's dtype in shared HBM; a_t is loaded once, b for every 128 rows of it.
+
+    AssertionError for sizes that do not fill whole tiles.
+    """
     depth, rows, columns = expect_whole_tiles(a_t, b)
     c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)
     for m in range(0, rows, PARTITIONS):

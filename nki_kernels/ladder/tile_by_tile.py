@@ -31,7 +31,10 @@ from nki_kernels.ladder.tiles import COLUMNS, PARTITIONS, expect_whole_tiles, lo
 
 @nki.jit
 def tile_by_tile(a_t, b):
-    """Compute c = a_t.T @ b; both operands are loaded for every matmul."""
+    """Return a_t.T @ b, [M, N] in a_t's dtype in shared HBM; both operands are loaded anew for every matmul.
+
+    AssertionError for sizes that do not fill whole tiles.
+    """
     depth, rows, columns = expect_whole_tiles(a_t, b)
     c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)
     for m in range(0, rows, PARTITIONS):

@@ -10,7 +10,10 @@ COLUMNS = 512  # of float32: one PSUM bank of a partition, and the widest moving
 
 
 def expect_whole_tiles(a_t, b):
-    """Return the sizes K, M and N of a_t [K, M] and b [K, N]; refuse sizes that do not fill whole tiles."""
+    """Return (K, M, N) of a_t [K, M] and b [K, N], or raise AssertionError if they do not fill whole tiles.
+
+    K and M have to be multiples of 128, N of 512, and K the same in both.
+    """
     depth, rows = a_t.shape
     columns = b.shape[1]
     assert b.shape[0] == depth, f"a_t [K, M] and b [K, N] differ in K: {depth} and {b.shape[0]}"
@@ -28,12 +31,12 @@ def load(source):
 
 
 def new_bank():
-    """Allocate a PSUM bank for 128 rows of sums."""
+    """Allocate a float32 tile [128, 512] in PSUM, one bank, for sums of matmuls."""
     return nl.ndarray((PARTITIONS, COLUMNS), dtype=nl.float32, buffer=nl.psum)
 
 
 def store(destination, bank):
-    """Store a PSUM bank to HBM, rounded to the destination's dtype."""
+    """Copy a PSUM tile `bank` to `destination` in HBM, rounded to the destination's dtype."""
     result = nl.ndarray(bank.shape, dtype=destination.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=result, src=bank)
     nisa.dma_copy(dst=destination, src=result)

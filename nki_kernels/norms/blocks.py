@@ -1,8 +1,9 @@
 """Norms of transposed rows, whose elements lie on the partitions: [element in block, block, row].
 
-The blocks are those of `tiles`, or runs: with C = ceil(H / 128), elements p * C … p * C + C - 1 lie on partition p,
-element i of each in block i. RMSNorm needs no normalised rows before a product: its weight is multiplied into one of
-the operands, and 1 / rms, one number for each row, is applied to what leaves PSUM.
+A row of H elements has C = ceil(H / 128) blocks in one of two layouts. In *blocks* element i * 128 + p lies on
+partition p in block i. In *runs* element p * C + i does, so that a partition has C neighbouring elements. RMSNorm
+needs no normalised rows before a product: its weight is multiplied into one of the operands, and 1 / rms, one number
+for each row, is applied to what leaves PSUM. The projections of prompts use these functions.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ SQUARED_BLOCKS = 16
 
 @dataclass
 class BlockNorm(nl.NKIObject):
-    """Operands of a norm in SBUF: weight and bias as `column_of` gives them, or None; eps: [row, 1] float32."""
+    """Weight and bias of a norm in SBUF, spread over the partitions, and its eps.
+
+    weight, bias: results of `column_of`, [partition, block] float32, or None. eps: the same number on every
+    partition, [row, 1] float32.
+    """
 
     weight: nl.NkiTensor | None
     bias: nl.NkiTensor | None
@@ -29,14 +34,27 @@ class BlockNorm(nl.NKIObject):
 
 
 def load_norm_blocks(norm, eps, runs):
-    """Load weight, offset and bias of a norm in blocks, or in runs. eps: column of the norm's eps."""
+    """Load weight and bias of a `Norm` from HBM into a `BlockNorm`, spread over the partitions as `column_of` does.
+
+    The norm's offset is added to the weight. A norm without a weight gives None for it, likewise for the
+    bias.
+
+    Args:
+        eps: tile [row, 1] float32 in SBUF with the norm's eps, which is kept as it is.
+        runs: whether element p * blocks + i of a row lies on partition p, block i; else element i * 128 + p
+            does.
+    """
     weight = None if norm.weight is None else column_of(norm.weight, norm.offset, runs)
     bias = None if norm.bias is None else column_of(norm.bias, 0.0, runs)
     return BlockNorm(weight, bias, eps)
 
 
 def column_of(row, offset, runs):
-    """Spread a row [1, H] of HBM over the partitions: [partition, block] float32, plus a number."""
+    """Load a row [1, H] of HBM, spread over the partitions, plus `offset`: [partition, block] float32 in SBUF.
+
+    There are C = ceil(H / 128) blocks. With `runs` element p * C + i of the row lies on partition p in block
+    i, else element i * 128 + p does. Places without an element get the offset.
+    """
     depth = row.shape[1]
     count = blocks(depth)
     height = in_block(depth, 0, runs)
@@ -60,7 +78,10 @@ def column_of(row, offset, runs):
 
 
 def load_runs(column, row):
-    """Load a row [1, H] of HBM in runs: [partition, block]; what the last partition lacks becomes 0."""
+    """Load a row [1, H] of HBM into `column` [partition, C] in SBUF, where C = ceil(H / 128).
+
+    Element p * C + i goes to partition p, block i. Elements that the last partition lacks become 0.
+    """
     depth = row.shape[1]
     count = blocks(depth)
     full = depth // count
@@ -72,9 +93,15 @@ def load_runs(column, row):
 
 
 def squared(x, first, depth):
-    """Square blocks [k in block, block, row] of transposed rows, from block `first` on, and add them up.
+    """Return sums of squares of transposed rows, each over at most SQUARED_BLOCKS blocks.
 
-    Returns [k in block, group, row]: a group for each SQUARED_BLOCKS whole blocks, and one for a short block.
+    The result is [k in block, group, row] in SBUF, in x's dtype. A group is a list of neighbouring blocks; a
+    short last block is a group of its own. `add_squares` adds up groups and partitions.
+
+    Args:
+        x: blocks [k in block, block, row] of 128 elements of each row, in SBUF.
+        first: index of x's first block among the blocks of a whole row.
+        depth: elements of a whole row, which tell whether x has the short last block.
     """
     height, count, rows = x.shape
     full = max(0, min(count, depth // PARTITIONS - first))
@@ -93,7 +120,11 @@ def squared(x, first, depth):
 
 
 def add_blocks(total, tile):
-    """Sum all blocks of a tile [partition, block, row], half of them added to the other half at a time."""
+    """Write the sum of all blocks of `tile` [partition, block, row] to `total` [partition, 1, row].
+
+    Halves are added to each other until one block is left. For a single block nothing is written: `total` has
+    to be it.
+    """
     count = tile.shape[1]
     while count > 1:
         half = count // 2
@@ -109,9 +140,16 @@ def add_blocks(total, tile):
 
 
 def add_squares(sums, squares, ones, tiles, first, end, depth):
-    """Add the squares of blocks first … end, as `squared` gives them, to the sums of rows: one column a row tile.
+    """Add the squares of blocks first … end - 1 of transposed rows to the sums of all rows, in PSUM.
 
-    A sum over partitions is a product with `ones`, a column.
+    A product with a column of ones adds over the partitions. The sums begin anew if `first` is 0.
+
+    Args:
+        sums: for each row tile a list or tuple, whose first element takes the sums, [row, 1] in PSUM.
+        squares: result of `squared` for these blocks, [k in block, group, row].
+        ones: [128, 1] in SBUF.
+        tiles: for each row tile its rows (start, end) among those of `squares`.
+        depth: elements of a whole row.
     """
     groups = squares.shape[1]
     for group in range(groups):
@@ -127,7 +165,14 @@ def add_squares(sums, squares, ones, tiles, first, end, depth):
 
 
 def weighted(target, source, norm, first):
-    """Write source * weight + bias of a BlockNorm, from block `first` on, or copy the source without a norm."""
+    """Write source * weight + bias to `target`; both are [partition, block, row].
+
+    Without a norm, or without its weight, the source is copied.
+
+    Args:
+        norm: `BlockNorm`, or None.
+        first: index of the source's first block among the norm's blocks.
+    """
     used, count, rows = source.shape
     if norm is None or norm.weight is None:
         nisa.tensor_copy(dst=target, src=source)
@@ -145,7 +190,14 @@ def weighted(target, source, norm, first):
 
 
 def weighted_by_block(target, source, norm, first):
-    """Write source * weight + bias of a BlockNorm as `weighted`, on the Scalar engine, block by block."""
+    """Write source * weight + bias to `target` on the Scalar engine, one instruction for each block.
+
+    source and target are [partition, block, row].
+
+    Args:
+        norm: `BlockNorm` with a weight and a bias.
+        first: index of the source's first block among the norm's blocks.
+    """
     used, count, _ = source.shape
     for block in range(count):
         nisa.activation(

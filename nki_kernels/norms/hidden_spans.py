@@ -1,7 +1,7 @@
 """Rows of a decode step with the hidden dim on the partitions, normalised and ready for a product.
 
-A row on one partition leaves 127 lanes idle; spread over the partitions it takes 128 times fewer cycles, and it has
-the form of a stationary operand at once. Element h of a row lies on partition h // n, in block h % n, of the n blocks
+A row on one partition leaves 127 partitions idle; spread over them it takes 128 times fewer cycles, and it has the
+form of a stationary operand at once. Element h of a row lies on partition h // n, in block h % n, of the n blocks
 that all full blocks of 128 make: so a partition reads n neighbouring elements. A *span* is (first, height, count):
 `count` blocks of `height` elements from element `first` on. What does not fill a block is a second span, of one block.
 """
@@ -16,7 +16,11 @@ from nki_kernels.tiles import PARTITIONS, filled, load
 
 
 def hidden_spans(hidden):
-    """Return the spans of a row of `hidden` elements."""
+    """Return the spans of a row of `hidden` elements: all full blocks of 128, then the remaining elements.
+
+    A span is (first, height, count): elements first … first + height * count - 1 of a row, on `height`
+    partitions with `count` neighbouring elements each. Empty spans are left out.
+    """
     spans = []
     full = hidden // PARTITIONS
     if full > 0:
@@ -27,23 +31,33 @@ def hidden_spans(hidden):
 
 
 def load_span(rows, span):
-    """Load a span of each row of HBM [T, H], as [height, T, count]."""
+    """Load a span of each row of `rows` [T, H] from HBM into a new SBUF tile [height, T, count] of the same dtype.
+
+    span: (first, height, count), see `hidden_spans`. Element [p, t, i] is rows[t, first + p * count + i].
+    """
     return load(span_of(rows, span), rows.dtype)
 
 
 def span_of(rows, span):
-    """View a span of each row of HBM [T, H] as [height, T, count]."""
+    """View a span of each row of `rows` [T, H] in HBM as [height, T, count].
+
+    Element [p, t, i] of the view is rows[t, first + p * count + i]. span: (first, height, count), see
+    `hidden_spans`.
+    """
     first, height, count = span
     return rows[:, first : first + height * count].reshape_dim(1, (height, count)).permute((1, 0, 2))
 
 
 def over_blocks(column, count):
-    """View [height, T] as [height, T, count]."""
+    """View `column` [height, T] as [height, T, count], each element repeated `count` times along the last dim."""
     return column.expand_dim(2).broadcast(2, count)
 
 
 def sums_over_hidden(tiles):
-    """Sum each row over all spans [height, T, count] float32, on each of 128 partitions: [128, T] @ PSUM."""
+    """Return the sum of each row over its whole hidden dim, on each of 128 partitions: [128, T] float32 in PSUM.
+
+    tiles: the rows in SBUF, for each span of `hidden_spans` a tile [height, T, count].
+    """
     rows = tiles[0].shape[1]
     ones = filled((PARTITIONS, PARTITIONS), 1.0)
     total = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.psum)
@@ -57,7 +71,10 @@ def sums_over_hidden(tiles):
 
 
 def without_mean(tiles, hidden):
-    """Subtract the mean of each row from tiles that cover the hidden dimension; return float32 tiles."""
+    """Return new float32 tiles [height, T, count] in SBUF: each row of `tiles` minus its mean over all tiles.
+
+    tiles: the rows in SBUF, for each span of `hidden_spans` a tile. hidden: elements of a row.
+    """
     sums = sums_over_hidden(tiles)
     mean = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=mean, data=sums, op0=nl.multiply, operand0=1.0 / hidden)
@@ -73,7 +90,11 @@ def without_mean(tiles, hidden):
 
 
 def load_normalised(results, x, norm):
-    """Load rows of x [T, H] and normalise them into `results`: for each span a view [height, T, count] of any dtype."""
+    """Load rows x [T, H] from HBM, and write their RMSNorm, or LayerNorm if `norm` has a bias, to `results` in SBUF.
+
+    results: for each span of `hidden_spans` a tile or view [height, T, count] of any dtype. norm: `Norm` with
+    a weight; its offset is added to the weight.
+    """
     rows, hidden = x.shape
     spans = hidden_spans(hidden)
     tiles, squares = [], []

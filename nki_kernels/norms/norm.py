@@ -1,4 +1,7 @@
-"""The norm of a kernel's rows as its arguments give it, and the steps that every layout shares."""
+"""The norm of a kernel's rows as its arguments give it, and the steps that every layout shares.
+
+The layouts of rows in SBUF are the other files of this package: `row_tiles`, `blocks`, `hidden_spans` and `runs`.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +25,24 @@ class Norm(nl.NKIObject):
     eps: float
 
     def check(self, hidden):
-        """Refuse a weight or a bias of another length than the rows, and a bias without a weight."""
+        """Raise AssertionError unless weight and bias are [1, hidden] or None; a bias needs a weight."""
         assert self.bias is None or self.weight is not None, "norm_bias is given without norm_weight"
         for name, row in (("norm_weight", self.weight), ("norm_bias", self.bias)):
             assert row is None or row.shape == (1, hidden), f"{name} is [1, {hidden}], not {row.shape}"
 
 
 def rms_norm_or_none(weight, eps):
-    """Return the RMSNorm of a weight as a record, or None for None."""
+    """Return an RMSNorm with a weight [1, H] @ HBM as a `Norm` without bias and offset; None for a weight of None."""
     return None if weight is None else Norm(weight, None, 0.0, eps)
 
 
 def inverse_root(squares, scale, eps, roots=None):
-    """Return 1 / sqrt(squares * scale + eps) in `roots`, or in a new float32 tile of the same shape.
+    """Write 1 / sqrt(squares * scale + eps) to `roots` and return it; by default to a new float32 tile in SBUF.
 
-    eps: column of as many rows as `squares` has, or more.
+    Args:
+        squares: tile [P, …] of any float dtype.
+        scale: a number, such as 1 / H for sums over H elements.
+        eps: a column [P or more, 1] float32 in SBUF.
     """
     if roots is None:
         roots = nl.ndarray(squares.shape, dtype=nl.float32, buffer=nl.sbuf)

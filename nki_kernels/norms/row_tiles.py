@@ -44,14 +44,18 @@ class RowStatistics(nl.NKIObject):
 
 
 def row_scratch(rows, hidden, dtype):
-    """Allocate the scratch tile for the row sums of tiles of up to `rows` rows of `hidden` elements."""
+    """Allocate the SBUF tile that row sums overwrite with their terms: [rows, at most SCRATCH_ELEMENTS]."""
     return nl.ndarray((rows, min(hidden, SCRATCH_ELEMENTS)), dtype=dtype, buffer=nl.sbuf)
 
 
 def load_norm(norm, scratch, dtype):
-    """Load a norm with a weight for row tiles of as many rows as `scratch` has.
+    """Load a `Norm` with a weight from HBM as a `RowNorm`, repeated on as many partitions as `scratch` has rows.
 
-    With an offset, weight + offset is kept in float32; everything else in `dtype`.
+    With an offset, weight + offset is float32; without, the weight is in `dtype`, as the bias is. eps is
+    float32.
+
+    Args:
+        scratch: result of `row_scratch`, which the RowNorm keeps.
     """
     rows = scratch.shape[0]
     weight = on_every_row(norm.weight, rows, dtype if norm.offset == 0.0 else nl.float32, norm.offset)
@@ -60,7 +64,11 @@ def load_norm(norm, scratch, dtype):
 
 
 def row_statistics(tile, norm):
-    """Compute the statistics of each row of a tile [row, H] on the Scalar engine. LayerNorm subtracts the mean."""
+    """Return the `RowStatistics` of each row of a tile [row, H]; the Scalar engine computes them.
+
+    With a bias in `norm` they are -mean and 1 / std (LayerNorm), else None and 1 / rms. norm: `RowNorm`,
+    whose scratch is overwritten.
+    """
     rows, columns = tile.shape
     sums = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     negative_mean = None
@@ -73,7 +81,14 @@ def row_statistics(tile, norm):
 
 
 def normalise(dst, tile, statistics, norm):
-    """Normalise the rows of a tile into dst, on the Vector engine, rounded once; dst may be the tile itself."""
+    """Write the normalised rows of `tile` [row, H] to `dst`, in dst's dtype; `dst` may be the tile itself.
+
+    RMSNorm is tile * rstd * weight, LayerNorm (tile - mean) * rstd * weight + bias. The Vector engine
+    computes in float32 and rounds at the end.
+
+    Args:
+        statistics: result of `row_statistics` for the tile. norm: `RowNorm`.
+    """
     rows, columns = tile.shape
     if norm.bias is None:
         nisa.scalar_tensor_tensor(
@@ -108,7 +123,15 @@ def normalise(dst, tile, statistics, norm):
 
 
 def sum_rows(dst, op, tile, shift, scratch):
-    """Sum op(element + shift) over each row into dst [row, 1], in float32; the terms go to `scratch`."""
+    """Write sum(op(element + shift)) of each row of `tile` [row, H] to `dst` [row, 1], on the Scalar engine.
+
+    Sums are taken in float32.
+
+    Args:
+        op: function of an activation instruction, such as nl.square.
+        shift: [row, 1] float32 in SBUF, or None for 0.
+        scratch: [rows, SCRATCH_ELEMENTS or H], overwritten with the terms of the sum.
+    """
     rows, columns = tile.shape
     for first in range(0, columns, SCRATCH_ELEMENTS):
         last = min(columns, first + SCRATCH_ELEMENTS)
@@ -126,9 +149,9 @@ def sum_rows(dst, op, tile, shift, scratch):
 
 
 def sum_squares(terms, rows):
-    """Sum the squares of each row of a tile [row, H] in one instruction: [row, 1] float32.
+    """Return the sum of the squares of each row of a tile [row, H]: [row, 1] float32 in SBUF, by one instruction.
 
-    terms: tile for the squares.
+    terms: tile of the shape of `rows`, overwritten with the squares.
     """
     sums = nl.ndarray((rows.shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(
@@ -143,16 +166,19 @@ def sum_squares(terms, rows):
 
 
 def inverse_rms(rows, eps):
-    """Return 1 / rms of each row of a tile [row, H]: [row, 1] float32. eps: column of as many rows."""
+    """Return 1 / sqrt(mean of squares + eps) of each row of a tile [row, H]: [row, 1] float32 in SBUF.
+
+    eps: a column [row or more, 1] float32 in SBUF.
+    """
     # The squares may be bfloat16: their sum is taken in float32 before they are rounded, and nothing reads them.
     sums = sum_squares(nl.ndarray(rows.shape, dtype=nl.bfloat16, buffer=nl.sbuf), rows)
     return inverse_root(sums, 1.0 / rows.shape[1], eps)
 
 
 def rms_normalised(tile, weight, eps):
-    """Return the rows of a tile [row, H] over their root mean square, times `weight` [row, H]. eps: a number.
+    """Return each row of `tile` [row, H] over its root mean square, times `weight` [row, H].
 
-    The squares are written to the tile that is returned: only their sum, taken in float32, is used.
+    The result is a new SBUF tile of tile's dtype. eps: a number, added to the mean of the squares.
     """
     normalised = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
     sums = sum_squares(normalised, tile)
@@ -164,9 +190,9 @@ def rms_normalised(tile, weight, eps):
 
 
 def standardise(rows, eps):
-    """Subtract the mean of each row of a tile [row, H] and divide by its standard deviation, in place.
+    """Subtract from each row of a tile [row, H] its mean, and divide it by its standard deviation, in place.
 
-    eps: column of as many rows or more.
+    eps: a column [row or more, 1] float32 in SBUF, added to the variance.
     """
     count, width = rows.shape
     groups = blocks(width, STATISTICS)
@@ -183,9 +209,12 @@ def standardise(rows, eps):
 
 
 def normalise_heads(tile, weight, head, eps):
-    """Divide each head of a float32 tile [row, heads * D] by its root mean square, in place.
+    """Divide each head of a float32 tile [row, heads * D] by its root mean square, in place, and weight it.
 
-    weight: [row, D], by which heads are multiplied then, or None. eps: column of as many rows or more.
+    Args:
+        weight: factors [row, D] in SBUF, the same for all heads, or None for 1.
+        head: D, elements of a head.
+        eps: a column [row or more, 1] float32 in SBUF, added to the mean of the squares.
     """
     rows, width = tile.shape
     count = width // head

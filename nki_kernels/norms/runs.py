@@ -1,7 +1,8 @@
 """RMSNorm of the hidden states of a decode step, which lie in runs: [partition, row, element], see `decode.hidden`.
 
-With C = ceil(H / 128) partition p holds elements p * C … of every row, so that the norm takes 128 lanes for few rows.
-The weight is loaded in the same runs. What H lacks of 128 * C is 0 in both, and adds nothing to sums.
+With C = ceil(H / 128) partition p holds the run of elements p * C … p * C + C - 1 of every row, so that the norm uses
+128 partitions even for one row. The weight is loaded in the same runs. What H lacks of 128 * C is 0 in both, and adds
+nothing to sums.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from nki_kernels.tiles import PARTITIONS, filled
 
 
 def weighted_runs(tile, norm):
-    """Return hidden states times the norm's weight, as an operand of products: [partition, C, row]."""
+    """Return hidden states times the norm's weight, not normalised: [partition, C, row] of tile's dtype in SBUF.
+
+    `reciprocal_roots` has the factors that are still missing; products of the result are multiplied by them.
+
+    Args:
+        tile: hidden states [partition, row, C]: partition p holds elements p * C … p * C + C - 1 of each row.
+        norm: `Norm` with a weight in HBM; its offset and bias are not applied.
+    """
     height, rows, count = tile.shape
     weight = column_of(norm.weight, 0.0, True)  # adds 0 to the weight, in runs
     weighted = nl.ndarray((height, count, rows), dtype=tile.dtype, buffer=nl.sbuf)
@@ -25,7 +33,13 @@ def weighted_runs(tile, norm):
 
 
 def reciprocal_roots(tile, hidden, norm):
-    """Return 1 / rms of each row, float32: as [128, rows], the same on every partition, and as a column [rows, 1]."""
+    """Return 1 / rms of each row, float32 in SBUF: [128, rows], the same on every partition, and a column [rows, 1].
+
+    Args:
+        tile: hidden states [partition, row, C] with C = ceil(H / 128); what H lacks of 128 * C is 0.
+        hidden: H, elements of a row.
+        norm: `Norm`, of which eps is used.
+    """
     height, rows, _ = tile.shape
     squares = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=squares, op=nl.square, data=tile)
@@ -42,7 +56,14 @@ def reciprocal_roots(tile, hidden, norm):
 
 
 def normalised_runs(tile, hidden, norm, weight):
-    """Return hidden states times 1 / rms of their row and a weight in runs: [partition, C, row]."""
+    """Return the RMSNorm of hidden states, tile * weight / rms of the row, as [partition, C, row] in SBUF.
+
+    Args:
+        tile: hidden states [partition, row, C]: partition p holds elements p * C … p * C + C - 1 of each row.
+        hidden: H, elements of a row.
+        norm: `Norm`, of which eps is used.
+        weight: [partition, C] float32 in SBUF, in the layout of the tile.
+    """
     height, rows, count = tile.shape
     weighted = nl.ndarray((height, count, rows), dtype=nl.float32, buffer=nl.sbuf)
     factor = weight.expand_dim(2).broadcast(2, rows)

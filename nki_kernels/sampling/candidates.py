@@ -1,6 +1,8 @@
 """The largest adjusted logits of each row, and the sum of the exponentials of all, for log-probabilities.
 
-The sum is of exp(logit - best), where the best logit is known last: every chunk of a piece sums exp(logit - its own
+`sample` calls this file. Adjusted logits are those with bias and penalties, see sampling/penalties.py; a row's largest
+ones are its candidates. A row is searched in pieces, and a piece in chunks of columns, one on each partition, see
+sampling/top_k.py. The sum is of exp(logit - best), where the best logit is known last: every chunk sums exp(logit - its
 maximum), and these sums are scaled in the end.
 """
 
@@ -33,7 +35,14 @@ LEAST_COLUMNS = 512
 
 
 def given_candidates(logits, keep):
-    """Return the first `keep` of descending candidates, and the sum of exp(logit - largest) of all of them."""
+    """Return the first `keep` of descending logits, and the sum of exp(logit - largest) over all of a row.
+
+    Values are [rows, keep] float32, where NaNs become MISSING; the sum is [rows, 1] float32. Both are in
+    SBUF.
+
+    Args:
+        logits: [rows, keep or more] @ HBM, each row descending.
+    """
     values, missing = bounded(load(logits, logits.dtype))
     nisa.tensor_copy_predicated(dst=values, src=MISSING, predicate=missing)
     ones = filled(values.shape, 1.0)
@@ -41,7 +50,17 @@ def given_candidates(logits, keep):
 
 
 def find_candidates(sources, penalties, keep):
-    """Return the `keep` largest adjusted logits, their columns, and the sum of exp(logit - best) of all."""
+    """Find the `keep` largest adjusted logits of each row; adjusted means with bias and penalties.
+
+    Returns their values, descending, and their columns, [rows, keep] float32 each, and the sum of exp(logit -
+    largest) over all columns, [rows, 1] float32; all in SBUF.
+
+    Args:
+        sources: (logits, bias or None, prompt_counts or None, output_counts or None), [rows, columns] @ HBM
+            each.
+        penalties: (repetition, presence, frequency), [rows, 1] @ HBM each; read only if there are
+            output_counts.
+    """
     logits, _, _, output_counts = sources
     rows, total_columns = logits.shape
     chunks = chunks_of_a_row(rows, blocks(total_columns, LEAST_COLUMNS))
@@ -76,7 +95,10 @@ def find_candidates(sources, penalties, keep):
 
 
 def add_exponentials(total, scores, largest):
-    """Write the sum of exp(score - largest) of each partition to `total` [P, 1]."""
+    """Write the sum of exp(score - largest) of each partition to `total` [P, 1], in float32.
+
+    scores: [P, columns] float32. largest: [P, 1], the maximum of each partition.
+    """
     bias = column(scores.shape[0])
     nisa.tensor_scalar(dst=bias, data=largest, op0=nl.multiply, operand0=-1.0)
     # The terms may be bfloat16: their sum is taken in float32 before they are rounded, and nothing reads them.
@@ -93,7 +115,16 @@ def add_exponentials(total, scores, largest):
 
 
 def merge_ranks(values, ids, total, replica_group, ranks):
-    """Return the largest candidates of all ranks, their ids, and the sum of exp(logit - best) over all ranks."""
+    """Merge the candidates of all ranks: on every rank return as many of the largest as `values` has columns.
+
+    Returns values and ids, [rows, keep] float32 each, and the sum of exp(logit - largest) over all ranks,
+    [rows, 1].
+
+    Args:
+        values: this rank's candidates, [rows, keep] float32 in SBUF, descending.
+        ids: their ids, [rows, keep] float32 in SBUF.
+        total: the sum of exp(logit - values[:, 0]) over this rank's logits, [rows, 1] float32.
+    """
     rows, keep = values.shape
     names = ("values", "ids", "totals")
     every_value, every_id, totals = gather_ranks((values, ids, total), names, replica_group, ranks)
@@ -104,7 +135,13 @@ def merge_ranks(values, ids, total, replica_group, ranks):
 
 
 def total_exponentials(maxima, sums, best):
-    """Return the sum of exp(x - best) of each row, [rows, 1], from sums [rows, n] of exp(x - maximum) of its parts."""
+    """Return the sum of exp(x - best) of each row, [rows, 1] float32 in SBUF, from sums of its n parts.
+
+    Args:
+        maxima: the maximum of each part, [rows, n].
+        sums: for each part the sum of exp(x - its maximum), [rows, n].
+        best: [rows, 1], the largest x of a row.
+    """
     exponents = nl.ndarray(maxima.shape, dtype=nl.float32, buffer=nl.sbuf)
     factors = nl.ndarray(maxima.shape, dtype=nl.float32, buffer=nl.sbuf)
     products = nl.ndarray(maxima.shape, dtype=nl.float32, buffer=nl.sbuf)

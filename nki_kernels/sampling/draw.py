@@ -1,7 +1,8 @@
 """Drawing one of a row's candidates: temperature, top-k, top-p and min-p as data, then the inverse cumulative sum.
 
-Candidates [rows, K] lie one row per partition, best first. All parameters are tiles [rows, 1], so the instructions are
-the same whatever they hold. Masked candidates, below MASKED, have no weight. The first candidate always keeps its own.
+`sample` calls this file. Candidates are the K largest logits of a row: [rows, K], one row per partition, best first.
+All parameters are tiles [rows, 1], so the instructions are the same whatever they hold. Masked candidates, whose logits
+are below MASKED, have a weight of 0. The first candidate always keeps its weight.
 """
 
 from __future__ import annotations
@@ -26,12 +27,17 @@ LEAST_EXPONENT = -200.0
 
 
 def column(rows):
-    """Allocate a tile [rows, 1] float32."""
+    """Allocate a float32 tile [rows, 1] in SBUF."""
     return nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
 
 
 def prepare_parameters(temperature, top_k, top_p):
-    """Return 1 / temperature; top_k, 1 where the temperature is 0; top_p, beyond any sum where it is 1 or more."""
+    """Return the parameters of `candidate_weights`, three float32 tiles [rows, 1] in SBUF.
+
+    These are 1 / temperature, for at least LEAST_TEMPERATURE; top_k, or 1 where the temperature is 0; and
+    top_p, plus 1 where it is 1 or more, so that rounding of sums drops no candidate. The arguments are tiles
+    [rows, 1] as well.
+    """
     rows = temperature.shape[0]
     floored = column(rows)
     inverse = column(rows)
@@ -53,7 +59,7 @@ def prepare_parameters(temperature, top_k, top_p):
 
 
 def cumulative(weights):
-    """Return the sums of weights [rows, K] up to each candidate and with it, added one after the other in float32."""
+    """Return the cumulative sums of weights [rows, K] along a row, inclusive, as np.cumsum: float32 in SBUF."""
     rows, count = weights.shape
     ones = filled((rows, count), 1.0)
     sums = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
@@ -62,7 +68,13 @@ def cumulative(weights):
 
 
 def keep_where(weights, data, operator, bound):
-    """Return weights of a row where operator(data, bound) holds, 0 elsewhere; bound: [rows, 1] or a number."""
+    """Return weights where operator(data, bound) holds, else 0: a new float32 tile in SBUF.
+
+    Args:
+        data: tile of the shape of `weights`.
+        operator: a comparison, such as nl.less.
+        bound: [rows, 1], or a number.
+    """
     kept = nl.ndarray(weights.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
         dst=kept, data=data, op0=operator, operand0=bound, op1=nl.multiply, operand1=weights
@@ -71,7 +83,16 @@ def keep_where(weights, data, operator, bound):
 
 
 def candidate_weights(values, parameters, min_p):
-    """Return exp((value - best) / temperature) of candidates that top-k, top-p, min-p keep, in this order; else 0."""
+    """Return the weight of each candidate for the draw, [rows, K] float32 in SBUF, 0 for those that are dropped.
+
+    A weight is exp((value - best) / temperature). Masked candidates are dropped, then what top-k, top-p and
+    min-p drop, in this order. The first candidate stays, with weight 1.
+
+    Args:
+        values: the candidates, [rows, K], descending.
+        parameters: the result of `prepare_parameters`.
+        min_p: [rows, 1]: weights below it are dropped.
+    """
     rows, count = values.shape
     inverse, kept_count, share = parameters
     below_best = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
@@ -104,10 +125,15 @@ def candidate_weights(values, parameters, min_p):
 
 
 def draw(weights, ids, uniform):
-    """Return the id of one candidate of each row, [rows, 1].
+    """Draw a candidate of each row in proportion to its weight; return its id, [rows, 1] float32 in SBUF.
 
-    It is the first in the order of ids whose cumulative sum is above uniform times the sum of all weights. ids:
-    [rows, K], whole numbers in float32.
+    That is the first candidate, in ascending order of ids, whose cumulative weight is above uniform times the
+    sum of all weights.
+
+    Args:
+        weights: [rows, K] float32.
+        ids: [rows, K], whole numbers below 2^24 in float32.
+        uniform: [rows, 1], random numbers from 0 to 1.
     """
     rows, count = ids.shape
     backwards = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
@@ -141,7 +167,12 @@ def draw(weights, ids, uniform):
 
 
 def value_of(chosen, ids, values):
-    """Return the value of the candidate with the chosen id of each row, [rows, 1]."""
+    """Return the value of each row's chosen candidate, [rows, 1] float32 in SBUF.
+
+    Args:
+        chosen: id of the candidate, [rows, 1] float32.
+        ids, values: of all candidates, [rows, K] float32; the ids of a row are all different.
+    """
     only = nl.ndarray(values.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
         dst=only, data=ids, op0=nl.equal, operand0=chosen, op1=nl.multiply, operand1=values

@@ -1,6 +1,8 @@
 """Logits before the choice of a token: bias, penalties for tokens that occurred, and no logit that is not a number.
 
-Tiles are [row * chunk, column], as in sampling/top_k.py. Every parameter of a row is a tile [row * chunk, 1].
+`sample` calls this file, by way of sampling/candidates.py. Columns of a row are taken in pieces; a piece is cut into
+chunks of neighbouring columns, one on each partition: tiles are [row * chunk, column]. Every parameter of a row is a
+tile [row * chunk, 1].
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ BOUND = 1.0e37
 
 
 def load_for_chunks(parameter, chunks):
-    """Load a parameter [T, 1] of HBM onto the partitions of all chunks of its row: [T * chunks, 1]."""
+    """Load a parameter [T, 1] of HBM into SBUF, repeated for all chunks of a row: [T * chunks, 1] float32."""
     rows = parameter.shape[0]
     tile = nl.ndarray((rows * chunks, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=parameter.ap(pattern=[[1, rows], [0, chunks], [1, 1]]))
@@ -23,7 +25,11 @@ def load_for_chunks(parameter, chunks):
 
 
 def load_piece(source, first, size, chunks, padding):
-    """Load columns of HBM [T, V] from `first` on as [row * chunk, size]; `padding` fills columns beyond the last."""
+    """Load columns of `source` [T, V] @ HBM, from `first` on, into SBUF: [T * chunks, size].
+
+    A row's chunks of `size` neighbouring columns lie on neighbouring partitions. Columns from V on get
+    `padding`.
+    """
     rows, total = source.shape
     columns = min(total - first, chunks * size)
     tile = nl.ndarray((rows * chunks, size), dtype=source.dtype, buffer=nl.sbuf)
@@ -42,7 +48,10 @@ def load_piece(source, first, size, chunks, padding):
 
 
 def load_parameters(repetition, presence, frequency, chunks):
-    """Load the parameters of `penalise` for the chunks of each row."""
+    """Load the parameters of `penalise`, [T, 1] @ HBM each, repeated for all chunks of a row.
+
+    Returns repetition, 1 / repetition, presence and frequency, [T * chunks, 1] float32 in SBUF each.
+    """
     divisor = load_for_chunks(repetition, chunks)
     factor = nl.ndarray(divisor.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=factor, data=divisor)
@@ -50,7 +59,10 @@ def load_parameters(repetition, presence, frequency, chunks):
 
 
 def bounded(raw):
-    """Return logits in float32 within ± BOUND, and a uint8 mask of NaNs, which the bound may hide."""
+    """Return logits as float32, limited to -BOUND … BOUND, and a uint8 mask, 1 where a logit is NaN.
+
+    Both are new tiles in SBUF of raw's shape. The limited value of a NaN is not defined.
+    """
     logits = nl.ndarray(raw.shape, dtype=nl.float32, buffer=nl.sbuf)
     missing = nl.ndarray(raw.shape, dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=missing, data1=raw, data2=raw, op=nl.not_equal)
@@ -59,9 +71,15 @@ def bounded(raw):
 
 
 def load_adjusted(sources, parameters, first, size, chunks):
-    """Load a piece of the adjusted logits, [row * chunk, size]; NaNs and columns beyond the last become MISSING.
+    """Load a piece of all rows of logits from column `first` on, and apply bias and penalties.
 
-    sources: logits, bias or None, prompt_counts or None, output_counts; parameters: of load_parameters, or None.
+    The result is [row * chunk, size] float32 in SBUF: `chunks` chunks of `size` neighbouring columns for each
+    row. NaNs and columns beyond the last become MISSING.
+
+    Args:
+        sources: (logits, bias or None, prompt_counts or None, output_counts or None), [rows, columns] @ HBM
+            each.
+        parameters: the result of `load_parameters`, or None for no penalties.
     """
     logits, bias, prompt_counts, output_counts = sources
     # Padding with NaN needs no mask of its own: the test for logits that are NaN finds it.
@@ -89,9 +107,15 @@ def load_adjusted(sources, parameters, first, size, chunks):
 
 
 def penalise(logits, seen, counts, parameters):
-    """Apply the repetition penalty to logits of seen tokens, and subtract presence and frequency penalties.
+    """Return logits minus penalties, a new float32 tile in SBUF; `logits` is overwritten.
 
-    seen: uint8, 1 for tokens of the prompt and the output. counts: how often a token is in the output.
+    Logits of seen tokens are divided by the repetition penalty if positive, else multiplied by it. Then each
+    token that occurred in the output costs the presence penalty, and its count times the frequency penalty.
+
+    Args:
+        seen: uint8, 1 for tokens of the prompt and the output.
+        counts: how often a token is in the output.
+        parameters: the result of `load_parameters`.
     """
     divisor, factor, presence, frequency = parameters
     lowered = nl.ndarray(logits.shape, dtype=nl.float32, buffer=nl.sbuf)

@@ -44,22 +44,28 @@ _EIGHT = 8
 
 
 def multiple_of_eight(count):
-    """Return the number of values that are searched for a top_k of `count`."""
+    """Return `count` rounded up to a multiple of 8: the Vector engine finds eight values at a time."""
     return blocks(count, _EIGHT) * _EIGHT
 
 
 def backwards(tile, first):
-    """Return a view of columns first … first + 7 of a whole tile [P, n] in reverse order."""
+    """View columns first … first + 7 of a whole tile [P, n] in reverse order: [P, 8]."""
     partitions, columns = tile.shape
     return tile.ap(pattern=[[columns, partitions], [-1, _EIGHT]], offset=first + _EIGHT - 1)
 
 
 def take_largest(values, indices, scores, work):
-    """Write the largest of each row of scores [P, n], descending, to columns 0 … k of values; indices: [P, k] uint32.
+    """Write the k largest of each row of `scores` [P, n] to columns 0 … k - 1 of `values`, descending.
 
-    values and indices are whole tiles. Eight are found at a time, and removed in `work` [P, n], which may be `scores`.
-    nc_match_replace8 serves its last slot first and takes the first occurrence that is left. So it gets the eight in
-    ascending order, and equal values get ascending indices.
+    Their indices go to `indices`; equal values come in ascending order of them. k, a multiple of 8, is the
+    width of `indices`. nc_match_replace8 serves its last slot first and takes the first occurrence that is
+    left. So it gets the eight in ascending order, and equal values get ascending indices.
+
+    Args:
+        values: [P, k or more] float32, a whole tile and no view.
+        indices: [P, k] uint32, a whole tile and no view.
+        work: [P, n], overwritten with the scores, of which the k largest are replaced by LEAST; may be
+            `scores`.
     """
     source = scores
     for first in range(0, indices.shape[1], _EIGHT):
@@ -71,7 +77,10 @@ def take_largest(values, indices, scores, work):
 
 
 def chunks_of_a_row(rows, most):
-    """Return the partitions over which the columns of each of `rows` rows are spread: a power of 2, at most `most`."""
+    """Return over how many partitions the columns of each row are spread: a power of 2, at most `most`.
+
+    All rows together take 128 partitions at most, if there are no more than 128 rows.
+    """
     chunks = 1
     while 2 * chunks <= most and 2 * chunks * rows <= PARTITIONS:
         chunks = 2 * chunks
@@ -79,10 +88,11 @@ def chunks_of_a_row(rows, most):
 
 
 def pieces(columns, chunks, width, keep):
-    """Return the pieces of a row, as (first column, columns of a chunk); the end of the last piece may be padding.
+    """Divide the columns of a row into pieces; return (first column, columns of a chunk) of each.
 
-    A chunk with less than `keep` columns gets a multiple of eight of them, all of which are candidates. So does one
-    that is searched in groups.
+    A piece has `chunks` chunks of at most `width` columns; the last piece may extend beyond `columns`, as
+    padding. A chunk with fewer columns than `keep`, or one that `is_grouped`, gets a multiple of eight
+    columns.
     """
     bounds = []
     first = 0
@@ -96,14 +106,22 @@ def pieces(columns, chunks, width, keep):
 
 
 def new_candidates(rows, count):
-    """Allocate `count` candidates of each row: values [rows, count], and their columns [rows, count], in float32."""
+    """Allocate (values, columns) for `count` candidates of each row: float32 tiles [rows, count] in SBUF."""
     values = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
     columns = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
     return values, columns
 
 
 def search(scores, work, keep):
-    """Return the `keep` largest of each chunk of scores [row * chunk, column], descending, and their indices."""
+    """Return the `keep` largest of each chunk, descending, and their indices in the chunk.
+
+    Both are [row * chunk, keep] in SBUF, float32 and uint32. A chunk with fewer columns than `keep` gives all
+    of them.
+
+    Args:
+        scores: [row * chunk, column].
+        work: a tile of the shape of `scores`, which is overwritten; may be `scores`.
+    """
     lanes, size = scores.shape
     count = min(keep, size)
     largest = nl.ndarray((lanes, count), dtype=nl.float32, buffer=nl.sbuf)
@@ -116,17 +134,22 @@ def search(scores, work, keep):
 
 
 def is_grouped(size, keep):
-    """Return whether a chunk is so long that its columns are searched in groups of eight."""
+    """Return whether a chunk of `size` columns is searched for its `keep` largest in groups of eight columns."""
     return size >= max(GROUPED_COLUMNS, GROUPED_PER_VALUE * keep) and keep > _EIGHT
 
 
 def search_groups(largest, indices, scores):
-    """Do what `take_largest` does, for scores [P, n] @ SBUF that are kept.
+    """Write the k largest of each row of `scores` to `largest` and their indices to `indices`, as `take_largest` does.
 
-    First search the groups of eight neighbours with the largest maxima, then all of their elements.
+    The scores are kept. First the k groups of eight neighbours with the largest maxima are found, then their
+    elements are searched. The k largest lie in these groups: an element of any other group has k elements
+    before it, one of each chosen group. The groups are put into the order of their indices before they are
+    searched, for the sake of equal values.
 
-    The k largest lie in k groups: an element of any other group has k elements before it, one of each group chosen.
-    The groups are put into the order of their indices before they are searched, for the sake of equal values.
+    Args:
+        largest: [P, k] float32.
+        indices: [P, k] uint32.
+        scores: [P, n] in SBUF, n a multiple of 8.
     """
     lanes, size = scores.shape
     keep = indices.shape[1]
@@ -155,10 +178,14 @@ def search_groups(largest, indices, scores):
 
 
 def join(values, columns, largest, indices, span, first):
-    """Copy the largest of neighbouring chunks of `span` columns side by side; columns count from `first` on.
+    """Copy the results of several chunks side by side, by DMA, and turn indices within a chunk into columns.
 
-    largest, indices: [row * chunk, n], into values, columns: [row * group, n * chunks of a group], for any number of
-    groups of a row. They travel on the Scalar engine's queue: the queue of bulk loads must not wait for a search.
+    The columns of neighbouring chunks are `span` apart, and those of a row's first chunk begin at `first`.
+    The DMAs take the Scalar engine's queue: the queue of bulk loads must not wait for a search.
+
+    Args:
+        values, columns: written, float32 [row * group, n * chunks of a group]; any number of groups of a row.
+        largest, indices: read, [row * chunk, n].
     """
     lanes, count = values.shape
     chunk_values = largest.shape[1]
@@ -172,10 +199,16 @@ def join(values, columns, largest, indices, span, first):
 
 
 def collect(candidates, begun, first, largest, indices, size, keep):
-    """Append the results of `search` in a piece from column `first` on, in chunks of `size`, to candidates of each row.
+    """Copy the results of a piece's `search` to the candidates of each row, behind the `keep` of earlier pieces.
 
-    They begin at index `keep`, behind the largest of earlier pieces if those have `begun`. More chunks than
-    MERGED_CHUNKS are first searched in groups. Returns the candidates that are there.
+    More than MERGED_CHUNKS chunks of a row are first merged in groups. Returns (values, columns), views of
+    the candidates that are filled: without the first `keep` if no earlier piece has `begun`.
+
+    Args:
+        candidates: (values, columns) of `new_candidates`, written from index `keep` on.
+        first: column of the row at which the piece begins.
+        largest, indices: results of `search`, [row * chunk, n].
+        size: columns of a chunk.
     """
     values, columns = candidates
     rows = values.shape[0]
@@ -199,11 +232,13 @@ def collect(candidates, begun, first, largest, indices, size, keep):
 
 
 def merge(largest, candidates, keep, work=None):
-    """Write the `keep` largest candidates of each row to the first columns of `largest`.
+    """Write the `keep` largest candidates of each row, and their columns, to the first `keep` columns of `largest`.
 
-    Their values are lost, unless there is `work`, a tile like them.
+    The candidates' values are overwritten, unless `work`, a tile of their shape, is given. An index beyond
+    all, which NaN gives, becomes the last one.
 
-    An index beyond all, which NaN gives, becomes the last one.
+    Args:
+        largest, candidates: (values, columns), as of `new_candidates`.
     """
     values, columns = candidates
     rows, count = values.shape
@@ -215,14 +250,21 @@ def merge(largest, candidates, keep, work=None):
 
 
 def merged(candidates, keep):
-    """Return the `keep` largest of candidates, whose values are lost, and their columns."""
+    """Return (values, columns) of the `keep` largest candidates of each row, in new tiles [rows, keep] in SBUF.
+
+    The values of `candidates` are overwritten.
+    """
     largest = new_candidates(candidates[0].shape[0], keep)
     merge(largest, candidates, keep)
     return largest
 
 
 def gather_cores(tiles):
-    """Gather float32 tiles [rows, n] of the two cores of a logical core side by side, in their order: [rows, 2 * n]."""
+    """Exchange tiles with the other physical core: return [rows, 2 * n] in SBUF for each tile [rows, n].
+
+    The first core's columns come first, on both cores. Tiles are float32, in SBUF; both cores have to call
+    this function.
+    """
     core = nl.program_id(0)
     results = []
     for i in range(len(tiles)):
@@ -244,9 +286,14 @@ def gather_cores(tiles):
 
 
 def gather_ranks(tiles, names, replica_group, ranks):
-    """Gather float32 tiles [rows, n] of all ranks side by side, [rows, ranks * n], in the order of the group's list.
+    """Gather tiles of all ranks: return [rows, ranks * n] float32 in SBUF for each tile [rows, n].
 
-    all_gather puts the ranks' rows below each other; loading them puts those of one row into one partition.
+    The ranks' columns are in the order of the group's list. all_gather puts the ranks' rows below each other
+    in HBM; loading them puts those of one row into one partition.
+
+    Args:
+        tiles: float32 tiles in SBUF.
+        names: for each tile a name for its buffers in HBM.
     """
     sources = []
     everyone = []

@@ -31,9 +31,15 @@ LEAST_SPREAD = 512
 
 
 def largest_logits(logits, operands, w_head, finish, first, end, keep):
-    """Compute and store all logits of columns first … end - 1; return the `keep` largest and their columns.
+    """Store the logits of columns first … end - 1 to `logits` [T, V] @ HBM, and find the `keep` largest.
 
-    operands: the results of `spread_rows` and `make_padding_operands`, and the chunks for which they spread the rows.
+    Returns their values, descending, and their columns, [T, keep] float32 each in SBUF.
+
+    Args:
+        operands: (result of `spread_rows`, result of `padding_operands`, chunks for which the rows are
+            spread).
+        w_head: [H, V] @ HBM.
+        finish: (scale, softcap or None), applied to each product.
     """
     tail = tail_columns(w_head.shape[0], end - first, keep)
     spread_end = end
@@ -63,10 +69,13 @@ def largest_logits(logits, operands, w_head, finish, first, end, keep):
 
 
 def spread_pieces(logits, operands, w_head, finish, first, end, keep, delays):
-    """Store the logits of the columns first … end; return the candidates of the last merge, which is yet to come.
+    """Store the logits of columns first … end - 1, searched in chunks; return the candidates of the last merge.
 
-    The merge of a piece waits for a DMA: it comes after the search of the next piece, unless that is the last one and
-    no tail `delays` what follows.
+    The caller has to merge these. The merge of a piece waits for a DMA: so it comes after the search of the
+    next piece, or before the search of the last one if not `delays`.
+
+    Args:
+        delays: whether a tail of columns follows, which is searched as rows.
     """
     rows = logits.shape[0]
     spread, padding, chunks = operands
@@ -92,11 +101,15 @@ def spread_pieces(logits, operands, w_head, finish, first, end, keep, delays):
 
 
 def finish_logits(logits, sums, chunks, finish):
-    """Store a piece of the logits [T, n] @ HBM from sums [row * chunk, column], scaled and capped if asked.
+    """Scale and cap the products of a piece, and store them to `logits` [T, n] @ HBM; return what is searched.
 
-    Returns sums, in PSUM, if the scale is 1 and there is no cap, else the scores in SBUF. finish: (scale, cap or None).
-    The search goes on in PSUM where it can, so that it does not wait until the logits are stored. A cap lifts padding
-    to its lower bound, where equal logits come first: their columns are lower.
+    That is `sums`, in PSUM, if the scale is 1 and there is no cap, else the scores in SBUF: so the search
+    need not wait for the store. Both are [row * chunk, column]. A cap lifts padding to its lower bound, where
+    equal logits come first: their columns are lower.
+
+    Args:
+        sums: products [row * chunk, column] in PSUM; columns from n on are padding.
+        finish: (scale, softcap or None).
     """
     scores = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
     copy_logits(scores, sums, finish)
@@ -114,7 +127,10 @@ def finish_logits(logits, sums, chunks, finish):
 
 
 def copy_logits(scores, sums, finish):
-    """Copy the sums of a product, scaled and capped if asked, from PSUM to `scores`."""
+    """Copy products `sums` from PSUM to `scores` in SBUF, scaled, and capped if the softcap is not None.
+
+    finish: (scale, softcap or None).
+    """
     scale, softcap = finish
     if softcap is None:
         nisa.activation(dst=scores, op=nl.copy, data=sums, scale=scale)
@@ -125,7 +141,15 @@ def copy_logits(scores, sums, finish):
 
 
 def tail_columns(hidden, columns, keep):
-    """Return the columns of each piece that is searched as a row, without chunks, in the order of the columns."""
+    """Return the widths of the last pieces of columns, which are searched as rows, without chunks, in column order.
+
+    The list is empty where a search takes longer than a load, or no LEAST_SPREAD columns would be left before
+    the tail.
+
+    Args:
+        hidden: H, rows of the weight.
+        columns: number of all columns.
+    """
     sizes = []
     if hidden < TAIL_HIDDEN * keep:
         return sizes

@@ -38,14 +38,20 @@ GROUP_POSITIONS = 4096
 
 
 def group_size(sequences, heads, capacity):
-    """Return the number of sequences of a group, limited by SBUF, a PSUM bank and the partitions."""
+    """Return how many sequences, at least one, are computed together: SBUF, PSUM and partitions limit them.
+
+    heads: query heads of a sequence. capacity: S, positions of a cache.
+    """
     chunks = capacity // PARTITIONS
     return max(1, min(sequences, GROUP_POSITIONS // capacity, BANK // (chunks * heads), PARTITIONS // heads))
 
 
 @nki.jit
 def group_of_sequences(q, k_cache, v_cache, positions, scale):
-    """Decode attention, keys on the partitions, several sequences together."""
+    """Return decode attention o [B, G * D] in q's dtype in shared HBM, several sequences together.
+
+    AssertionError for sizes that do not fill whole tiles; `head_per_lane` describes the arguments.
+    """
     sequences, heads, capacity = expect_whole_tiles(q, k_cache, v_cache, positions)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     keys_at, last = key_positions(capacity), last_positions(positions)

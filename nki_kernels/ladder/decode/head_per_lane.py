@@ -43,7 +43,11 @@ from nki_kernels.ladder.decode.steps import (
 
 @nki.jit
 def head_per_lane(q, k_cache, v_cache, positions, scale):
-    """Decode attention, heads on the partitions, one sequence after another."""
+    """Return decode attention o [B, G * D] in q's dtype in shared HBM, one sequence after another.
+
+    Scores have a head on each partition. AssertionError for sizes that do not fill whole tiles; the module
+    docstring describes the arguments.
+    """
     sequences, heads, capacity = expect_whole_tiles(q, k_cache, v_cache, positions)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     indices = nl.ndarray((heads, capacity), dtype=nl.float32, buffer=nl.sbuf)
@@ -67,7 +71,10 @@ def head_per_lane(q, k_cache, v_cache, positions, scale):
 
 
 def last_position(positions, sequence, heads):
-    """Load the position of one sequence onto a partition for each head: [heads, 1] float32."""
+    """Load the position of one sequence onto a partition for each head: [heads, 1] float32 in SBUF.
+
+    sequence: index of the sequence in `positions` [B, 1] @ HBM.
+    """
     number = nl.ndarray((heads, 1), dtype=positions.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=number, src=positions.ap(pattern=[[0, heads], [1, 1]], offset=sequence))
     result = nl.ndarray((heads, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -76,7 +83,15 @@ def last_position(positions, sequence, heads):
 
 
 def softmax(scores, indices, last, scale, dtype):
-    """Return exp(scale * (scores - maximum)) in `dtype`, 0 after the last position, and 1 / sum [heads, 1]."""
+    """Return the weights of a softmax, not yet divided by their sum, and 1 / sum [heads, 1] float32, both in SBUF.
+
+    The weights are exp(scale * (score - maximum of the head)) in `dtype`, 0 for positions after `last`.
+
+    Args:
+        scores: [heads, S] float32 in SBUF; overwritten.
+        indices: [heads, S] float32, the position of each column.
+        last: [heads, 1] float32, the last position that counts.
+    """
     heads = scores.shape[0]
     mask = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
@@ -105,7 +120,7 @@ def softmax(scores, indices, last, scale, dtype):
 
 
 def mixed(weights, values):
-    """Multiply weights [heads, S] by values [S, D] of HBM: [heads, D] @ PSUM."""
+    """Multiply weights [heads, S] in SBUF by values [S, D] in HBM: return [heads, D] float32 in PSUM."""
     heads, capacity = weights.shape
     product = nl.ndarray((heads, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
     tile = load(values.reshape_dim(0, (capacity // PARTITIONS, PARTITIONS)).permute((1, 0, 2)))

@@ -37,7 +37,11 @@ from nki_kernels.ladder.decode.steps import (
 
 @nki.jit
 def key_per_lane(q, k_cache, v_cache, positions, scale):
-    """Decode attention, keys on the partitions, one sequence after another."""
+    """Return decode attention o [B, G * D] in q's dtype in shared HBM, one sequence after another.
+
+    Scores have a key on each partition. AssertionError for sizes that do not fill whole tiles;
+    `head_per_lane` describes the arguments.
+    """
     sequences, heads, capacity = expect_whole_tiles(q, k_cache, v_cache, positions)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     keys_at, last = key_positions(capacity), last_positions(positions)

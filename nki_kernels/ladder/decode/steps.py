@@ -12,7 +12,11 @@ LOWEST = -3.0e38
 
 
 def expect_whole_tiles(q, k_cache, v_cache, positions):
-    """Return the sizes B, G and S of a launch; refuse sizes that do not fill whole tiles."""
+    """Return (B, G, S): sequences, query heads and positions of a launch.
+
+    Raises:
+        AssertionError: D is not 128, S no multiple of 128, G above 128, or shapes do not fit together.
+    """
     sequences, depth, capacity = k_cache.shape
     assert depth == PARTITIONS, f"the rungs take heads of {PARTITIONS}, not {depth}"
     assert capacity % PARTITIONS == 0, f"S has to be a multiple of {PARTITIONS}, not {capacity}"
@@ -36,7 +40,7 @@ def load(source):
 
 
 def transposed_queries(q, first, last, heads):
-    """Load the queries of sequences first … last - 1, transposed: [D, sequence * head]."""
+    """Load the queries of sequences first … last - 1, transposed: [D, sequence * head] in SBUF, in q's dtype."""
     rows = (last - first) * heads
     tile = load(q.reshape((q.shape[0] * heads, PARTITIONS))[first * heads : last * heads, :])
     bank = nl.ndarray((PARTITIONS, rows), dtype=q.dtype, buffer=nl.psum)
@@ -47,7 +51,10 @@ def transposed_queries(q, first, last, heads):
 
 
 def key_positions(capacity):
-    """Return the key position of each partition and chunk, [128, chunks]; a partition has S / 128 keys in a row."""
+    """Return the position of the key on each partition and in each chunk: [128, S / 128] float32 in SBUF.
+
+    Partition p has positions p * S / 128 …, one for each chunk.
+    """
     chunks = capacity // PARTITIONS
     result = nl.ndarray((PARTITIONS, chunks), dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=result, pattern=[[1, chunks]], channel_multiplier=chunks)
@@ -55,7 +62,7 @@ def key_positions(capacity):
 
 
 def last_positions(positions):
-    """Load the position of each sequence's token onto every partition: [128, B] float32."""
+    """Load the position of each sequence's token onto every partition: [128, B] float32 in SBUF."""
     sequences = positions.shape[0]
     numbers = nl.ndarray((PARTITIONS, sequences), dtype=positions.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=numbers, src=positions.ap(pattern=[[0, PARTITIONS], [1, sequences]]))
@@ -65,7 +72,10 @@ def last_positions(positions):
 
 
 def load_values(v_cache, first, last):
-    """Load the values of sequences first … last - 1, [128, sequence, chunk, D]; a partition's rows are consecutive."""
+    """Load the values of sequences first … last - 1 into SBUF: [128, sequence, chunk, D].
+
+    Partition p has positions p * S / 128 … of each sequence, one for each chunk.
+    """
     capacity = v_cache.shape[1]
     rows = v_cache[first:last].reshape_dim(1, (PARTITIONS, capacity // PARTITIONS)).permute((1, 0, 2, 3))
     tile = nl.ndarray(rows.shape, dtype=v_cache.dtype, buffer=nl.sbuf)
@@ -74,7 +84,7 @@ def load_values(v_cache, first, last):
 
 
 def load_keys(k_cache, first, last):
-    """Load the keys of sequences first … last - 1: [D, sequence, S]."""
+    """Load the keys of sequences first … last - 1 into SBUF: [D, sequence, S]."""
     rows = k_cache[first:last].permute((1, 0, 2))
     tile = nl.ndarray(rows.shape, dtype=k_cache.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=rows)
@@ -82,7 +92,10 @@ def load_keys(k_cache, first, last):
 
 
 def score(keys, queries, heads):
-    """Multiply keys [D, sequence, S] by queries [D, sequence * head]: [128 keys, sequence, chunk, head] @ PSUM."""
+    """Multiply keys [D, sequence, S] by queries [D, sequence * head]: [128, sequence, chunk, head] in PSUM.
+
+    The scores are float32; partition p, chunk c has the score of position p * S / 128 + c.
+    """
     _, sequences, capacity = keys.shape
     chunks = capacity // PARTITIONS
     scores = nl.ndarray((PARTITIONS, sequences, chunks, heads), dtype=nl.float32, buffer=nl.psum)
@@ -99,7 +112,14 @@ def score(keys, queries, heads):
 
 
 def masked(scores, keys_at, last):
-    """Return scores in SBUF with LOWEST for keys after the sequence's position; last: [128, sequences]."""
+    """Copy scores [128, sequence, chunk, head] to a float32 SBUF tile, with LOWEST for later keys.
+
+    Later keys are those after the last position of the sequence.
+
+    Args:
+        keys_at: position of each key, [128, chunk].
+        last: last position of each sequence, [128, sequences].
+    """
     rows, sequences, chunks, heads = scores.shape
     valid = nl.ndarray((rows, sequences, chunks), dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_tensor(
@@ -116,7 +136,10 @@ def masked(scores, keys_at, last):
 
 
 def largest(scores):
-    """Return each query's largest score on every partition, [128, sequence * head] @ PSUM, by two transposes."""
+    """Return each query's largest score on every partition: [128, sequence * head] float32 in PSUM.
+
+    scores: [128, sequence, chunk, head]. Two transposes bring the maxima of the partitions together.
+    """
     rows, sequences, _, heads = scores.shape
     columns = sequences * heads
     maxima = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.sbuf)
@@ -131,7 +154,14 @@ def largest(scores):
 
 
 def exponentials(scores, most, scale, dtype):
-    """Return exp(scale * (scores - most)) in `dtype`, and the sums over chunks [128, sequence * head]."""
+    """Return exp(scale * (scores - most)) in `dtype`, and its sums over chunks [128, sequence * head], in SBUF.
+
+    The sums are float32 and still divided over the partitions: `store` adds them.
+
+    Args:
+        scores: [128, sequence, chunk, head].
+        most: the largest score of each query, [128, sequence * head].
+    """
     rows, sequences, chunks, heads = scores.shape
     shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
     repeated = most.reshape((rows, sequences, 1, heads)).broadcast(2, chunks)
@@ -144,7 +174,12 @@ def exponentials(scores, most, scale, dtype):
 
 
 def mix(values, weights):
-    """Weight values [128, sequence, chunk, D] and sum them over keys: [D, sequence * head] @ PSUM."""
+    """Return the sum over keys of weights times values: [D, sequence * head] float32 in PSUM.
+
+    Args:
+        values: [128, sequence, chunk, D] in SBUF.
+        weights: [128, sequence, chunk, head] in SBUF.
+    """
     _, sequences, chunks, heads = weights.shape
     product = nl.ndarray((PARTITIONS, sequences * heads), dtype=nl.float32, buffer=nl.psum)
     for sequence in range(sequences):
@@ -159,7 +194,13 @@ def mix(values, weights):
 
 
 def store(o, product, sums, first, heads):
-    """Divide products [D, rows] by the sums [128, rows] over all keys, and write them as rows from sequence `first`."""
+    """Divide `product` by the sums over all keys, and store it to o's rows of sequences `first` and after.
+
+    Args:
+        product: [D, sequence * head] in PSUM.
+        sums: [128, sequence * head] float32: each partition's part of the sum of weights.
+        heads: query heads of a sequence.
+    """
     rows = product.shape[1]
     ones = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
