@@ -198,15 +198,18 @@ def check_weights(x, weights, sizes):
         f"attention_block_decode takes a hidden size of at most {MAX_HIDDEN}, not {hidden}"
     )
     assert kv_size == sizes.kv_heads * sizes.depth, (
-        f"kv_size is {sizes.kv_heads * sizes.depth} for {sizes.kv_heads} heads of {sizes.depth}, not {kv_size}"
+        f"kv_size is {kv_size}, but the caches have {sizes.kv_heads} key/value heads of {sizes.depth}: "
+        f"pass {sizes.kv_heads * sizes.depth}"
     )
-    assert q_size % kv_size == 0, f"q_size {q_size} is no multiple of kv_size {kv_size}"
+    assert q_size % kv_size == 0, (
+        f"q_size {q_size} is no multiple of kv_size {kv_size}: each key/value head serves equally many query heads"
+    )
     for name, weight, shape in (
         ("norm_weight", weights.norm.weight, (1, hidden)),
         ("w_qkv", weights.w_qkv, (hidden, q_size + 2 * kv_size)),
         ("w_o", weights.w_o, (q_size, hidden)),
     ):
-        assert weight.shape == shape, f"{name} is {shape} beside x {x.shape}, not {weight.shape}"
+        assert weight.shape == shape, f"{name} has to be {shape} for x {x.shape}, not {weight.shape}"
 
 
 def attention_block_decode_reference(

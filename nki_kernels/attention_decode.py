@@ -209,34 +209,39 @@ def check_step(step, num_kv_heads, sizes, most_depth):
     """
     tokens, kv_heads, depth = sizes.tokens, sizes.kv_heads, sizes.depth
     assert num_kv_heads is None or num_kv_heads == kv_heads, (
-        f"{num_kv_heads} key/value heads, caches for {kv_heads}"
+        f"num_kv_heads is {num_kv_heads}, but the caches have {kv_heads} key/value heads: pass {kv_heads} or None"
     )
     assert depth <= most_depth and depth % 2 == 0, (
         f"a decode step takes an even head size of at most {most_depth} here, not {depth}"
     )
     assert tokens % sizes.sequences == 0, (
-        f"{tokens} tokens for caches of {sizes.sequences} sequences; each needs as many"
+        f"{tokens} new tokens do not divide into {sizes.sequences} sequences: give each equally many"
     )
     positions = step.positions
-    assert positions.shape == (tokens, 1), f"positions are [{tokens}, 1], not {positions.shape}"
+    assert positions.shape == (tokens, 1), f"positions have to be [{tokens}, 1], not {positions.shape}"
     assert step.scale > 0, f"scale is {step.scale}; the exact maximum needs a positive one"
 
 
 def check_tokens(q, k, v, sizes):
     """Raise AssertionError if q, k and v do not fit the caches' heads, or differ in rows or dtype; k, v may be None."""
     tokens, kv_heads, depth = sizes.tokens, sizes.kv_heads, sizes.depth
-    assert (k is None) == (v is None), "k and v come together"
+    assert (k is None) == (v is None), (
+        "one of k and v is None: give both, or neither if the caches hold the new tokens already"
+    )
     assert q.shape[1] % (kv_heads * depth) == 0, (
-        f"q has rows of {q.shape[1]}, no multiple of {kv_heads * depth}, {kv_heads} heads of {depth}"
+        f"q has {q.shape[1]} columns, no multiple of {kv_heads * depth}: give the query heads of {kv_heads} "
+        f"key/value heads of {depth}"
     )
     if k is None:
         return
     expect_dims(2, k, "k [T, Hk * D]")
     assert k.shape == (tokens, kv_heads * depth), (
-        f"k is [{tokens}, {kv_heads * depth}] for {kv_heads} heads of {depth}, not {k.shape}"
+        f"k has to be [{tokens}, {kv_heads * depth}] for {kv_heads} heads of {depth}, not {k.shape}"
     )
-    assert v.shape == k.shape, f"k is {k.shape}, v is {v.shape}"
-    assert q.dtype == k.dtype and q.dtype == v.dtype, f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}"
+    assert v.shape == k.shape, f"k is {k.shape}, v is {v.shape}; both need one shape"
+    assert q.dtype == k.dtype and q.dtype == v.dtype, (
+        f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}; all three need one dtype"
+    )
 
 
 def check_tables(depth, step, stored=False):
@@ -247,19 +252,23 @@ def check_tables(depth, step, stored=False):
         stored: whether there are no new keys; then q_norm may come alone, and k_norm is refused.
     """
     cos, sin, q_norm, k_norm = step.cos, step.sin, step.q_norm, step.k_norm
-    assert (cos is None) == (sin is None), "cos and sin come together"
+    assert (cos is None) == (sin is None), (
+        "one of cos and sin is None: give both, or neither if q and k are rotated already"
+    )
     if cos is not None:
-        assert cos.shape == sin.shape, f"cos is {cos.shape}, sin is {sin.shape}"
+        assert cos.shape == sin.shape, f"cos is {cos.shape}, sin is {sin.shape}; both need one shape"
         assert 2 * cos.shape[1] <= depth, (
-            f"tables of width {cos.shape[1]} need heads of {2 * cos.shape[1]}, not {depth}"
+            f"cos and sin of width {cos.shape[1]} need heads of {2 * cos.shape[1]} elements, not {depth}"
         )
     if stored:
-        assert k_norm is None, "k_norm is given without k"
+        assert k_norm is None, "k_norm is given without k: cached keys are normalised already, so pass None"
     else:
-        assert (q_norm is None) == (k_norm is None), "q_norm and k_norm come together"
+        assert (q_norm is None) == (k_norm is None), (
+            "one of q_norm and k_norm is None: with new keys give both or neither"
+        )
     for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
         if norm is not None:
-            assert norm.weight.shape == (1, depth), f"{name} is [1, {depth}], not {norm.weight.shape}"
+            assert norm.weight.shape == (1, depth), f"{name} has to be [1, {depth}], not {norm.weight.shape}"
 
 
 def check_rope_positions(rope_positions, positions):
@@ -270,7 +279,7 @@ def check_rope_positions(rope_positions, positions):
     if rope_positions is None:
         return positions
     assert rope_positions.shape == positions.shape, (
-        f"rope_positions are {positions.shape}, as positions, not {rope_positions.shape}"
+        f"rope_positions have to be {positions.shape}, as positions, not {rope_positions.shape}"
     )
     return rope_positions
 
@@ -282,10 +291,16 @@ def check_options(sizes, step):
     has at most `MAX_NEW_WITH_SINKS` new tokens whose keys are written.
     """
     window, softcap, sinks = step.window, step.softcap, step.sinks
-    assert window is None or window >= 1, f"window is {window}; a token sees at least its own position"
-    assert softcap is None or softcap > 0, f"softcap is {softcap}; scores are capped at a positive number"
+    assert window is None or window >= 1, (
+        f"window is {window}; a token sees at least its own position: give 1 or more, or None"
+    )
+    assert softcap is None or softcap > 0, (
+        f"softcap is {softcap}; scores are capped at a positive number: give one, or None"
+    )
     if sinks is not None:
-        assert sinks.shape == (1, sizes.local_heads), f"sinks are [1, {sizes.local_heads}], not {sinks.shape}"
+        assert sinks.shape == (1, sizes.local_heads), (
+            f"sinks have to be [1, {sizes.local_heads}], not {sinks.shape}"
+        )
         assert sizes.stored or sizes.new <= MAX_NEW_WITH_SINKS, (
             f"attention_decode takes at most {MAX_NEW_WITH_SINKS} new tokens of a sequence with sinks, "
             f"not {sizes.new}"
@@ -299,13 +314,15 @@ def check_sizes(sizes):
     and the positions whose keys and values fit into SBUF.
     """
     assert sizes.heads <= PARTITIONS, (
-        f"attention_decode takes at most {PARTITIONS} query heads, not {sizes.heads}"
+        f"attention_decode takes at most {PARTITIONS} query heads, not {sizes.heads}: use more ranks"
     )
     assert sizes.queries <= PARTITIONS, (
-        f"attention_decode takes at most {PARTITIONS} new queries of a kv head, not {sizes.queries}"
+        f"attention_decode takes at most {PARTITIONS} new queries of a kv head, not {sizes.queries}: give a "
+        "sequence fewer new tokens"
     )
     assert sizes.tokens * sizes.heads <= MAX_QUERIES, (
-        f"attention_decode takes at most {MAX_QUERIES} heads of new tokens, not {sizes.tokens * sizes.heads}"
+        f"attention_decode takes at most {MAX_QUERIES} heads of new tokens, not {sizes.tokens * sizes.heads}: "
+        "launch fewer sequences at once"
     )
     assert sizes.capacity <= sizes.most_positions, (
         f"attention_decode takes caches of at most {sizes.most_positions} positions, not {sizes.capacity}"

@@ -125,9 +125,14 @@ def check_rows(tokens, decoding, positions, slots, block_tables, prompt_tables):
     Of `tokens` rows at least one decodes and at least one is a prompt's. positions and slots are [tokens, 1];
     both block tables are needed, because the caches are paged.
     """
-    assert 0 < decoding < tokens, f"of {tokens} rows some decode and some are of prompts, not {decoding}"
-    assert positions.shape == (tokens, 1), f"positions are [{tokens}, 1], not {positions.shape}"
-    assert slots is not None and slots.shape == (tokens, 1), f"attention_mixed takes slots [{tokens}, 1]"
+    assert 0 < decoding < tokens, (
+        f"decoding is {decoding} of {tokens} rows; there have to be rows of both kinds: for one kind launch "
+        "attention_decode or attention_prefill"
+    )
+    assert positions.shape == (tokens, 1), f"positions have to be [{tokens}, 1], not {positions.shape}"
+    assert slots is not None and slots.shape == (tokens, 1), (
+        f"slots have to be [{tokens}, 1], not {slots if slots is None else slots.shape}"
+    )
     assert block_tables is not None and prompt_tables is not None, (
         "attention_mixed takes paged caches: give block_tables and prompt_tables"
     )

@@ -153,7 +153,7 @@ def attention_prefill(
     expect_dims(2, q, "q [T, Hq * D]")
     cache = create_prompt_cache(k_cache, v_cache, slots, block_tables, cache_rows)
     assert cache_rows is None or (k is not None and prefix == 0), (
-        "cache_rows come with k and v, and without a prefix"
+        "cache_rows name rows that k and v are written to from position 0 on: give k and v, and no prefix"
     )
     step = PromptStep(scale, prefix, positions, window, softcap, sinks, causal, slopes)
     check_prefill((q, k, v), cache, step, num_kv_heads)

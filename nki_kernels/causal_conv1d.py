@@ -119,13 +119,15 @@ def check_arguments(arguments):
     taps, channels = arguments.weight.shape
     assert 2 <= taps <= MOST_TAPS, f"causal_conv1d takes 2 to {MOST_TAPS} taps, not {taps}"
     assert first >= 0 and first + channels <= x.shape[1], (
-        f"channels {first} to {first + channels} of rows of {x.shape[1]}"
+        f"x has {x.shape[1]} columns, not all of {first} to {first + channels - 1}: change first or weight"
     )
     expect_dims(3, state, "state [S, K - 1, C]")
-    assert state.shape[1:] == (taps - 1, channels), f"state is [S, {taps - 1}, {channels}], not {state.shape}"
-    assert state.dtype == x.dtype, f"state is {state.dtype}, x is {x.dtype}"
+    assert state.shape[1:] == (taps - 1, channels), (
+        f"state has to be [S, {taps - 1}, {channels}], not {state.shape}"
+    )
+    assert state.dtype == x.dtype, f"state is {state.dtype}, x is {x.dtype}; both need one dtype"
     if bias is not None:
-        assert bias.shape == (1, channels), f"bias is [1, {channels}], not {bias.shape}"
+        assert bias.shape == (1, channels), f"bias has to be [1, {channels}], not {bias.shape}"
     return check_table(x.shape[0], state, arguments.table)
 
 

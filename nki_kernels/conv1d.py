@@ -66,14 +66,16 @@ def conv1d(x, w, bias=None, stride=1, padding=0, activation=None, as_rows=False,
     expect_dims(3, w, "w [U, C, O]")
     sequences, channels, length = x.shape
     taps, inputs, outputs = w.shape
-    assert inputs == channels, f"w has {inputs} input channels for x of {channels}"
+    assert inputs == channels, (
+        f"w has {inputs} input channels for x of {channels}: give w [U, C, O] for x [N, C, L]"
+    )
     expect_row(bias, outputs, "bias")
     check_windows("conv1d", (1, length), (1, taps), (1, stride), (0, padding))
     windows = Windows(sequences, (1, length), (1, taps), (1, stride), (0, padding))
     if added is not None:
-        assert as_rows, "conv1d adds to rows; set as_rows"
+        assert as_rows, "added is given without as_rows: conv1d adds to rows alone; set as_rows"
         assert added.shape == (windows.columns, outputs), (
-            f"added is [{windows.columns}, {outputs}], not {added.shape}"
+            f"added has to be [{windows.columns}, {outputs}], not {added.shape}"
         )
     function = nl.copy if activation is None else activation_function(activation)
     first, end = core_range(outputs, PARTITIONS, nl.program_id(0))

@@ -74,7 +74,9 @@ def conv2d(x, w, bias=None, stride=(1, 1), padding=(0, 0), activation=None):
     expect_dims(4, w, "w [U, V, C, O]")
     images, channels, height, width = x.shape
     rows, columns, inputs, outputs = w.shape
-    assert inputs == channels, f"w has {inputs} input channels for x of {channels}"
+    assert inputs == channels, (
+        f"w has {inputs} input channels for x of {channels}: give w [U, V, C, O] for x [N, C, H, W]"
+    )
     expect_row(bias, outputs, "bias")
     check_windows("conv2d", (height, width), (rows, columns), stride, padding)
     windows = Windows(images, (height, width), (rows, columns), stride, padding)

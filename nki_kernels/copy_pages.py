@@ -83,11 +83,15 @@ def check_copies(cache, other, sources, destinations):
     assert len(cache.shape) > 1, f"expected cache [P, …], not a tensor of shape {cache.shape}"
     if other is not None:
         assert len(other.shape) > 1, f"expected other [P, …], not a tensor of shape {other.shape}"
-        assert other.shape[0] == cache.shape[0], f"cache is {cache.shape}, other is {other.shape}"
+        assert other.shape[0] == cache.shape[0], (
+            f"cache is {cache.shape}, other is {other.shape}; both need equally many pages"
+        )
     count = sources.shape[0]
-    assert count <= PARTITIONS, f"copy_pages makes at most {PARTITIONS} copies, not {count}"
+    assert count <= PARTITIONS, (
+        f"copy_pages makes at most {PARTITIONS} copies, not {count}: launch it several times"
+    )
     for name, numbers in (("sources", sources), ("destinations", destinations)):
-        assert numbers.shape == (count, 1), f"{name} are [{count}, 1], not {numbers.shape}"
+        assert numbers.shape == (count, 1), f"{name} have to be [{count}, 1], not {numbers.shape}"
 
 
 def page_elements(array):

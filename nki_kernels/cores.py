@@ -47,7 +47,7 @@ def core_range(size, unit, core):
     fewer units than cores. AssertionError if `size` is less than the number of cores.
     """
     cores = nl.num_programs()
-    assert size >= cores, f"{cores} cores divide at least {cores} columns, not {size}"
+    assert size >= cores, f"{cores} cores divide at least {cores} columns, not {size}: launch on one core"
     unit = min(unit, blocks(size, cores))
     width = blocks(blocks(size, unit), cores) * unit
     return min(size, core * width), min(size, (core + 1) * width)

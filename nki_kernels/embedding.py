@@ -69,15 +69,19 @@ def embedding(
     expect_dims(2, table, "table [V, H]")
     tokens = ids.shape[0]
     width = table.shape[1]
-    assert ids.shape == (tokens, 1), f"ids are [T, 1], not {ids.shape}"
-    assert (positions is None) == (position_table is None), "positions and position_table come together"
+    assert ids.shape == (tokens, 1), f"ids have to be [T, 1], not {ids.shape}"
+    assert (positions is None) == (position_table is None), (
+        "one of positions and position_table is None: give both or neither"
+    )
     if positions is not None:
         expect_dims(2, position_table, "position_table [P, H]")
-        assert positions.shape == (tokens, 1), f"positions are [{tokens}, 1], not {positions.shape}"
-        assert position_table.shape[1] == width, f"rows of {width} and of {position_table.shape[1]}"
+        assert positions.shape == (tokens, 1), f"positions have to be [{tokens}, 1], not {positions.shape}"
+        assert position_table.shape[1] == width, (
+            f"table has rows of {width}, position_table of {position_table.shape[1]}; both need one width"
+        )
     if added is not None:
-        assert positions is None, "added rows and positions do not come together"
-        assert added.shape == (tokens, width), f"added is [{tokens}, {width}], not {added.shape}"
+        assert positions is None, "positions and added are both given: pass None for one of them"
+        assert added.shape == (tokens, width), f"added has to be [{tokens}, {width}], not {added.shape}"
     x = nl.ndarray((tokens, width), dtype=dtype, buffer=nl.shared_hbm)
     for first in range(0, tokens, PARTITIONS):
         last = min(tokens, first + PARTITIONS)

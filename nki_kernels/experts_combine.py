@@ -67,12 +67,17 @@ def experts_combine(
         expect_dims(2, residual, "residual [T, H]")
         shape = (ranks * residual.shape[0], residual.shape[1])
         assert results.shape == shape and dtype == residual.dtype, (
-            f"results are [{shape[0]}, {shape[1]}] {residual.dtype}, not {results.shape} {dtype}"
+            f"results have to be [{shape[0]}, {shape[1]}] {residual.dtype} for residual {residual.shape} and {ranks} "
+            f"ranks, not {results.shape} {dtype}"
         )
     if b_down is not None:
-        assert ids.shape[0] == tokens, f"ids of {ids.shape[0]} tokens, results are of {tokens}"
-        assert weights.shape == ids.shape, f"weights are {weights.shape}, ids are {ids.shape}"
-        assert b_down.shape[1] == hidden, f"b_down is [E, {hidden}], not {b_down.shape}"
+        assert ids.shape[0] == tokens, (
+            f"ids are of {ids.shape[0]} tokens, results of {tokens}; both have to be equal"
+        )
+        assert weights.shape == ids.shape, (
+            f"weights are {weights.shape}, ids are {ids.shape}; both need one shape"
+        )
+        assert b_down.shape[1] == hidden, f"b_down has to be [E, {hidden}], not {b_down.shape}"
     y = nl.ndarray((tokens, hidden), dtype=dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return y

@@ -116,7 +116,9 @@ def experts_decode(
     routing = Routing(weights, ids, absent)
     check_arguments(residual, n, routing, experts)
     tokens, hidden = n.shape
-    assert tokens <= PARTITIONS, f"experts_decode takes at most {PARTITIONS} tokens, not {tokens}"
+    assert tokens <= PARTITIONS, (
+        f"experts_decode takes at most {PARTITIONS} tokens, not {tokens}: use experts_prefill"
+    )
     y = nl.ndarray((tokens, hidden), dtype=n.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return y

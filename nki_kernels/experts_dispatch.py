@@ -59,11 +59,13 @@ def experts_dispatch(n, weights, ids, experts, replica_group, ranks, first=None)
     expect_dims(2, n, "n [T, H]")
     expect_dims(2, ids, "ids [T, K]")
     tokens = n.shape[0]
-    assert ids.shape[0] == tokens, f"ids of {ids.shape[0]} tokens, n has {tokens}"
-    assert weights.shape == ids.shape, f"weights are {weights.shape}, ids are {ids.shape}"
+    assert ids.shape[0] == tokens, f"ids are of {ids.shape[0]} tokens, n of {tokens}; both have to be equal"
+    assert weights.shape == ids.shape, (
+        f"weights are {weights.shape}, ids are {ids.shape}; both need one shape"
+    )
     if first is not None:
-        assert first.shape == (1, 1), f"first is [1, 1], not {first.shape}"
-    assert experts >= 1, f"experts is {experts}; every rank has one"
+        assert first.shape == (1, 1), f"first has to be [1, 1], not {first.shape}"
+    assert experts >= 1, f"experts is {experts}; every rank has at least one: give 1 or more"
     outputs = []
     for source in (n, weights, ids):
         outputs.append(

@@ -130,7 +130,9 @@ def experts_prefill(
     loops = nisa.get_nc_version() != nisa.nc_version.gen2
     layout = plan_blocks(choices_total, count, hidden, inner, item_bytes(n.dtype), loops, expert_ranks)
     rows = count_blocks(layout) * layout.rows
-    assert rows < MOST_ROWS, f"{choices_total} choices make {rows} rows of blocks; 2^24 are too many"
+    assert rows < MOST_ROWS, (
+        f"{choices_total} choices make {rows} rows of blocks; 2^24 are too many: give fewer tokens"
+    )
     y = nl.ndarray((tokens, hidden), dtype=n.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return y

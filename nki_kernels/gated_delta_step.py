@@ -120,7 +120,9 @@ def gated_delta_step(
     check_arguments(arguments)
     heads, width = states.shape[1], states.shape[3]
     sequences = counts.shape[0]
-    assert qkv.shape[0] == sequences, f"{qkv.shape[0]} tokens, but {sequences} sequences of one token"
+    assert qkv.shape[0] == sequences, (
+        f"{qkv.shape[0]} tokens, but {sequences} sequences of one token: launch gated_delta for more tokens"
+    )
     y = nl.ndarray((sequences, heads * width), dtype=qkv.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return y, states

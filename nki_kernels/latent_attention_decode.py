@@ -135,9 +135,9 @@ def check_rows(q, kv, latent_cache):
     """Raise AssertionError if q, kv and the cache differ in dtype, tokens or width, or the cache refuses the tokens."""
     expect_dims(2, q, "q [T, Hq * (R + P)]")
     tokens, width, cache = q.shape[0], latent_cache.width, latent_cache.rows
-    assert kv.shape == (tokens, width), f"kv is [{tokens}, {width}], not {kv.shape}"
+    assert kv.shape == (tokens, width), f"kv has to be [{tokens}, {width}], not {kv.shape}"
     assert q.dtype == kv.dtype and q.dtype == cache.dtype, (
-        f"q, kv and cache have one dtype, not {q.dtype}, {kv.dtype} and {cache.dtype}"
+        f"q, kv and cache are {q.dtype}, {kv.dtype} and {cache.dtype}; all three need one dtype"
     )
     latent_cache.check(tokens)
     latent_cache.check_decode()
@@ -149,24 +149,26 @@ def check_weights(q, cache, norm_weight, cos, sin, w_uk, w_uv):
     expect_dims(2, w_uv, "w_uv [L, Hq * V]")
     rank, rope = w_uk.shape[1], cache.shape[2] - w_uk.shape[1]
     assert rope > 0 and cos.shape[1] * 2 == rope, (
-        f"rows of {cache.shape[2]} hold a latent of {rank} and a key of {2 * cos.shape[1]}"
+        f"the cache has rows of {cache.shape[2]}; w_uk has latents of {rank}, cos keys of {2 * cos.shape[1]}: "
+        f"rows of {rank + 2 * cos.shape[1]} hold both"
     )
-    assert cos.shape == sin.shape, f"cos is {cos.shape}, sin is {sin.shape}"
-    assert norm_weight.shape == (1, rank), f"norm_weight is [1, {rank}], not {norm_weight.shape}"
-    assert w_uv.shape[0] == rank, f"w_uv has {w_uv.shape[0]} rows for a latent of {rank}"
+    assert cos.shape == sin.shape, f"cos is {cos.shape}, sin is {sin.shape}; both need one shape"
+    assert norm_weight.shape == (1, rank), f"norm_weight has to be [1, {rank}], not {norm_weight.shape}"
+    assert w_uv.shape[0] == rank, f"w_uv has {w_uv.shape[0]} rows for a latent of {rank}: give [L, Hq * V]"
     heads = (q.shape[1] - w_uk.shape[0]) // rope
     fits = heads > 0 and heads * rope + w_uk.shape[0] == q.shape[1]
     assert fits and w_uk.shape[0] % heads == 0 and w_uv.shape[1] % heads == 0, (
-        f"q of {q.shape[1]}, w_uk of {w_uk.shape[0]} rows and w_uv of {w_uv.shape[1]} columns have no common heads"
+        f"q of {q.shape[1]}, w_uk of {w_uk.shape[0]} rows and w_uv of {w_uv.shape[1]} columns have no common "
+        "number of heads"
     )
 
 
 def check_sizes(sizes, positions, scale, cache):
     """Raise AssertionError if positions or scale are wrong, or sizes exceed the limits of the module docstring."""
     tokens = sizes.tokens
-    assert positions.shape == (tokens, 1), f"positions are [{tokens}, 1], not {positions.shape}"
+    assert positions.shape == (tokens, 1), f"positions have to be [{tokens}, 1], not {positions.shape}"
     assert tokens % sizes.sequences == 0, (
-        f"{tokens} tokens for {sizes.sequences} sequences; each needs as many"
+        f"{tokens} new tokens do not divide into {sizes.sequences} sequences: give each equally many"
     )
     assert scale > 0, f"scale is {scale}; the maximum needs a positive one"
     for name, size, most in (

@@ -119,15 +119,22 @@ def check_arguments(case, norm_weight):
     w_uk, w_uv = case.w_uk, case.w_uv
     tokens, rows = case.kv.shape[0], case.cache.rows
     assert case.kv.shape[1] == case.width and case.kv.dtype == rows.dtype, (
-        f"kv {case.kv.shape} {case.kv.dtype} beside rows of {case.width} {rows.dtype} in the cache"
+        f"kv is {case.kv.shape} {case.kv.dtype}; the cache has rows of {case.width} {rows.dtype}: give kv both"
     )
-    assert tokens % case.sequences == 0, f"{tokens} tokens do not divide into {case.sequences} sequences"
-    assert case.positions.shape == (tokens, 1), f"positions are [{tokens}, 1], not {case.positions.shape}"
+    assert tokens % case.sequences == 0, (
+        f"{tokens} tokens do not divide into {case.sequences} sequences: give each equally many"
+    )
+    assert case.positions.shape == (tokens, 1), (
+        f"positions have to be [{tokens}, 1], not {case.positions.shape}"
+    )
     case.cache.check(tokens)
     assert case.rope == 2 * case.tables[0].shape[1], (
-        f"rows of {case.width} hold a latent of {case.rank} and a key of {2 * case.tables[0].shape[1]}"
+        f"the cache has rows of {case.width}; w_uk has latents of {case.rank}, cos keys of "
+        f"{2 * case.tables[0].shape[1]}: rows of {case.rank + 2 * case.tables[0].shape[1]} hold both"
     )
-    assert norm_weight.shape == (1, case.rank), f"norm_weight is [1, {case.rank}], not {norm_weight.shape}"
+    assert norm_weight.shape == (1, case.rank), (
+        f"norm_weight has to be [1, {case.rank}], not {norm_weight.shape}"
+    )
     assert (
         w_uk.shape[0] % case.heads == 0 and w_uv.shape[0] == case.rank and w_uv.shape[1] % case.heads == 0
     ), f"w_uk {w_uk.shape} and w_uv {w_uv.shape} do not divide into {case.heads} heads"

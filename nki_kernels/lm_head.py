@@ -152,21 +152,31 @@ def check_arguments(x, norm, w_head, top_k, vocab_offset, replica_group, num_ran
     assert rows <= PARTITIONS, f"lm_head takes at most {PARTITIONS} rows, not {rows}"
     expect_hidden("lm_head", x, hidden, MAX_ROW_BYTES)
     norm.check(hidden)
-    assert w_head.shape[0] == hidden, f"w_head has {w_head.shape[0]} rows for a hidden size of {hidden}"
-    assert vocab_offset.shape == (1, 1), f"vocab_offset is [1, 1], not {vocab_offset.shape}"
-    assert scale > 0, f"scale is {scale}; the largest logits are those of the largest products"
-    assert top_k >= 1, f"top_k is {top_k}; at least 1 is wanted"
+    assert w_head.shape[0] == hidden, (
+        f"w_head has {w_head.shape[0]} rows for a hidden size of {hidden}: give [H, V]"
+    )
+    assert vocab_offset.shape == (1, 1), f"vocab_offset has to be [1, 1], not {vocab_offset.shape}"
+    assert scale > 0, (
+        f"scale is {scale}; it has to be positive, so that the largest products are the largest logits"
+    )
+    assert top_k >= 1, f"top_k is {top_k}; give at least 1"
     most = columns if replica_group is None else multiple_of_eight(columns)
-    assert keep <= most, f"the largest {keep} (top_k {top_k}, a multiple of 8) of {columns} columns"
+    assert keep <= most, (
+        f"w_head has no more than {columns} columns: the largest {keep} (top_k {top_k}, rounded up to a multiple "
+        "of 8) are too many; lower top_k"
+    )
     cores = nl.num_programs()
     assert cores == 1 or 2 * keep <= columns, (
-        f"the largest {keep} (top_k {top_k}, a multiple of 8) of each half of {columns} columns"
+        f"each core has half of {columns} columns: the largest {keep} (top_k {top_k}, rounded up to a multiple of "
+        "8) are too many; lower top_k, or launch on one core"
     )
-    assert keep <= MAX_TOP_K, f"lm_head finds at most the largest {MAX_TOP_K}, not {keep}"
-    assert num_ranks >= 1, f"num_ranks is {num_ranks}; the group's list has at least this rank"
-    assert replica_group is not None or num_ranks == 1, f"{num_ranks} ranks, but no replica_group"
+    assert keep <= MAX_TOP_K, f"lm_head finds at most the largest {MAX_TOP_K}, not {keep}: lower top_k"
+    assert num_ranks >= 1, f"num_ranks is {num_ranks}; it counts this rank too: give at least 1"
+    assert replica_group is not None or num_ranks == 1, (
+        f"num_ranks is {num_ranks} without a replica_group: give the group, or num_ranks 1"
+    )
     assert num_ranks * keep <= MAX_GATHERED, (
-        f"the largest {keep} of {num_ranks} ranks are more than {MAX_GATHERED} candidates"
+        f"the largest {keep} of {num_ranks} ranks are more than {MAX_GATHERED} candidates: lower top_k"
     )
 
 

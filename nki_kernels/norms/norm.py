@@ -26,9 +26,11 @@ class Norm(nl.NKIObject):
 
     def check(self, hidden):
         """Raise AssertionError unless weight and bias are [1, hidden] or None; a bias needs a weight."""
-        assert self.bias is None or self.weight is not None, "norm_bias is given without norm_weight"
+        assert self.bias is None or self.weight is not None, (
+            "norm_bias is given without norm_weight: give both, or no bias"
+        )
         for name, row in (("norm_weight", self.weight), ("norm_bias", self.bias)):
-            assert row is None or row.shape == (1, hidden), f"{name} is [1, {hidden}], not {row.shape}"
+            assert row is None or row.shape == (1, hidden), f"{name} has to be [1, {hidden}], not {row.shape}"
 
 
 def rms_norm_or_none(weight, eps):

@@ -140,9 +140,9 @@ class TestAttentionBlockDecode(KernelTests):
         ),
         every_chip=[{}],
         refusals=[
-            refuse("w_qkv is (96, 128) beside x (3, 96), not (96, 100)", w_qkv=normal(1, 96, 100)),
-            refuse("w_o is (64, 96) beside x (3, 96), not (64, 90)", w_o=normal(1, 64, 90)),
-            refuse("kv_size is 32 for 2 heads of 16, not 16", kv_size=16),
+            refuse("w_qkv has to be (96, 128) for x (3, 96), not (96, 100)", w_qkv=normal(1, 96, 100)),
+            refuse("w_o has to be (64, 96) for x (3, 96), not (64, 90)", w_o=normal(1, 64, 90)),
+            refuse("kv_size is 16, but the caches have 2 key/value heads of 16: pass 32", kv_size=16),
         ],
         undefined=[
             Undefined(

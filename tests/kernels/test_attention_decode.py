@@ -230,30 +230,34 @@ class TestAttentionDecode(KernelTests):
             ((700, 100), 6, 2, 64, 768, 3, 16, 32),
         ),
         refusals=[
-            refuse("k is [2, 32] for 2 heads of 16", k=lambda k: k[:, 1:]),
+            refuse("k has to be [2, 32] for 2 heads of 16", k=lambda k: k[:, 1:]),
             refuse("k is (2, 32), v is (1, 32)", v=lambda v: v[1:]),
-            refuse("q has rows of 63, no multiple", q=lambda q: q[:, 1:]),
+            refuse("q has 63 columns, no multiple of 32", q=lambda q: q[:, 1:]),
             refuse("v_cache is [2, 2, 24, 16]", v_cache=lambda v: v[:, :, 1:]),
             refuse("q, k and v are float32, bfloat16", k=lambda k: k.astype(BF16)),
             refuse("scale is 0.0; the exact maximum needs a positive one", scale=0.0),
-            refuse("4 key/value heads, caches for 2", num_kv_heads=4),
-            refuse("positions are [2, 1], not (1, 2)", positions=np.int32([[20, 7]])),
             refuse(
-                "1 tokens for caches of 2 sequences",
+                "num_kv_heads is 4, but the caches have 2 key/value heads: pass 2 or None", num_kv_heads=4
+            ),
+            refuse("positions have to be [2, 1], not (1, 2)", positions=np.int32([[20, 7]])),
+            refuse(
+                "1 new tokens do not divide into 2 sequences",
                 **dict.fromkeys(("q", "k", "v"), lambda rows: rows[:1]),
                 positions=np.int32([[20]]),
             ),
-            refuse("cos and sin come together", dict(half=8), sin=lambda _: None),
-            refuse("width 9 need heads of 18, not 16", dict(half=8), half=9),
-            refuse("q_norm and k_norm come together", NORMED, k_norm=lambda _: None),
-            refuse("q_norm is [1, 16], not (1, 4)", NORMED, q_norm=ONES[:, :4]),
+            refuse("one of cos and sin is None: give both", dict(half=8), sin=lambda _: None),
+            refuse("width 9 need heads of 18 elements, not 16", dict(half=8), half=9),
+            refuse(
+                "one of q_norm and k_norm is None: with new keys give both", NORMED, k_norm=lambda _: None
+            ),
+            refuse("q_norm has to be [1, 16], not (1, 4)", NORMED, q_norm=ONES[:, :4]),
             refuse("window is 0; a token sees at least its own position", dict(window=1), window=0),
             refuse("softcap is 0.0; scores are capped at a positive number", dict(softcap=0.1), softcap=0.0),
-            refuse("sinks are [1, 4], not (1, 2)", dict(sinks=SINKS), sinks=SINKS[:, :2]),
+            refuse("sinks have to be [1, 4], not (1, 2)", dict(sinks=SINKS), sinks=SINKS[:, :2]),
             refuse("elements 24 to 768 of k_cache", dict(firsts=(23,)), firsts=(24,)),
             *(
                 refuse(
-                    "rope_positions are (2, 1), as positions, not",
+                    "rope_positions have to be (2, 1), as positions, not",
                     dict(half=8, rope_positions=np.zeros((2, 1), np.int32)),
                     rope_positions=np.zeros((rows, 1), np.int32),
                 )

@@ -142,10 +142,12 @@ class TestConv1d(KernelTests):
             refuse("a window of 21 does not fit into 20 padded elements", dict(taps=20), taps=21),
             refuse("activation is silu, gelu, gelu_tanh or relu, not tanh", activation="tanh"),
             refuse(
-                "conv1d adds to rows; set as_rows", dict(added=normal(4, 18, 8), as_rows=True), as_rows=False
+                "conv1d adds to rows alone; set as_rows",
+                dict(added=normal(4, 18, 8), as_rows=True),
+                as_rows=False,
             ),
             refuse(
-                "added is [18, 8], not (19, 8)",
+                "added has to be [18, 8], not (19, 8)",
                 dict(added=normal(4, 18, 8), as_rows=True),
                 added=normal(4, 19, 8),
             ),

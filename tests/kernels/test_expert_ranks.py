@@ -73,10 +73,10 @@ class TestExpertsDispatch(KernelTests):
         kernels.experts_dispatch,
         dispatch,
         refusals=[
-            refuse("ids of 4 tokens, n has 5", ids=lambda ids: ids[:4]),
+            refuse("ids are of 4 tokens, n of 5; both have to be equal", ids=lambda ids: ids[:4]),
             refuse("weights are (5, 2), ids are (5, 3)", weights=lambda weights: weights[:, :2]),
-            refuse("first is [1, 1], not (1, 2)", first=np.zeros((1, 2), np.int32)),
-            refuse("experts is 0; every rank has one", experts=lambda _: 0),
+            refuse("first has to be [1, 1], not (1, 2)", first=np.zeros((1, 2), np.int32)),
+            refuse("experts is 0; every rank has at least one", experts=lambda _: 0),
         ],
         ranks=[
             *(
@@ -142,17 +142,27 @@ class TestExpertsCombine(KernelTests):
         kernels.experts_combine,
         combine,
         refusals=[
-            refuse("results are [5, 24] float32, not (4, 24) float32", results=lambda rows: rows[:4]),
             refuse(
-                "results are [5, 24] float32, not (5, 24) bfloat16", results=lambda rows: rows.astype(BF16)
+                "results have to be [5, 24] float32 for residual (5, 24) and 1 ranks, not (4, 24) float32",
+                results=lambda rows: rows[:4],
             ),
-            refuse("ids of 4 tokens, results are of 5", dict(biases=True), ids=lambda ids: ids[:4]),
+            refuse(
+                "results have to be [5, 24] float32 for residual (5, 24) and 1 ranks, not (5, 24) bfloat16",
+                results=lambda rows: rows.astype(BF16),
+            ),
+            refuse(
+                "ids are of 4 tokens, results of 5; both have to be equal",
+                dict(biases=True),
+                ids=lambda ids: ids[:4],
+            ),
             refuse(
                 "weights are (5, 2), ids are (5, 3)",
                 dict(biases=True),
                 weights=lambda weights: weights[:, :2],
             ),
-            refuse("b_down is [E, 24], not (8, 23)", dict(biases=True), b_down=lambda bias: bias[:, :23]),
+            refuse(
+                "b_down has to be [E, 24], not (8, 23)", dict(biases=True), b_down=lambda bias: bias[:, :23]
+            ),
         ],
         limits=[
             limit("hidden", most, f"a hidden size of at most {most}, not {most + 1}", tokens=2, dtype=dtype)

@@ -76,9 +76,9 @@ def attention(rung: Any) -> KernelCase:
         refusals=[
             refuse("the rungs take heads of 128, not 64", k_cache=lambda keys: keys[:, :64]),
             refuse("S has to be a multiple of 128, not 127", k_cache=lambda keys: keys[..., :127]),
-            refuse("v_cache is (2, 64, 128) beside k_cache", v_cache=lambda values: values[:, :64]),
-            refuse("q is [2, G * 128] for 2 sequences, not (1, 256)", q=lambda q: q[:1]),
-            refuse("positions are [2, 1], not (1, 1)", positions=lambda positions: positions[:1]),
+            refuse("v_cache has to be [2, 128, 128] for k_cache", v_cache=lambda values: values[:, :64]),
+            refuse("q has to be [2, G * 128] for 2 sequences, not (1, 256)", q=lambda q: q[:1]),
+            refuse("positions have to be [2, 1], not (1, 1)", positions=lambda positions: positions[:1]),
         ],
         reference=attended,
     )

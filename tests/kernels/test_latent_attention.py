@@ -147,7 +147,7 @@ class TestLatentAttentionDecode(KernelTests):
         ],
         refusals=[
             refuse("scale is 0.0", scale=0.0),
-            refuse("kv is [1, 32], not", kv=normal(1, 1, 30)),
+            refuse("kv has to be [1, 32], not", kv=normal(1, 1, 30)),
             refuse("a page has 1, 2, 4 … 128 positions, not 48", dict(positions=384, block=64), block=48),
             refuse(
                 "the pages of a sequence hold a multiple of 128 positions, not 64",

@@ -107,11 +107,11 @@ class TestLmHead(KernelTests):
         ],
         every_chip=TAIL,
         refusals=[
-            refuse("norm_weight is [1, 24], not (1, 23)", norm_weight=normal(1, 1, 23)),
+            refuse("norm_weight has to be [1, 24], not (1, 23)", norm_weight=normal(1, 1, 23)),
             refuse("w_head has 23 rows for a hidden size of 24", w_head=lambda w: w[1:]),
-            refuse("top_k is 0; at least 1 is wanted", dict(top_k=1), top_k=0),
-            refuse("vocab_offset is [1, 1], not (1,)", vocab_offset=np.int32([0])),
-            refuse("2 ranks, but no replica_group", num_ranks=2),
+            refuse("top_k is 0; give at least 1", dict(top_k=1), top_k=0),
+            refuse("vocab_offset has to be [1, 1], not (1,)", vocab_offset=np.int32([0])),
+            refuse("num_ranks is 2 without a replica_group: give the group", num_ranks=2),
             refuse("num_ranks is 0", dict(replica_group=ReplicaGroup([[0]])), num_ranks=0),
             refuse("all_gather over 1 ranks", dict(replica_group=ReplicaGroup([[0]])), num_ranks=2),
         ],
@@ -119,7 +119,7 @@ class TestLmHead(KernelTests):
             limit(
                 "top_k",
                 24,
-                "the largest 32 (top_k 25, a multiple of 8) of 24 columns",
+                "w_head has no more than 24 columns: the largest 32 (top_k 25, rounded up",
                 rows=1,
                 hidden=16,
                 columns=24,
@@ -169,7 +169,7 @@ class TestLmHeadOnTwoCores(KernelTests):
         ],
         refusals=[
             refuse(
-                "the largest 24 (top_k 24, a multiple of 8) of each half of 47",
+                "each core has half of 47 columns: the largest 24 (top_k 24, rounded up",
                 dict(rows=1, hidden=16, columns=48, top_k=24),
                 cores=2,
                 columns=47,
@@ -284,7 +284,9 @@ def test_parts_of_fewer_than_eight_columns_give_no_padding(
 def test_ranks_hold_together_as_many_columns_as_are_wanted() -> None:
     inputs = arguments(1, 16, 50)[:3]
     check_ranks(*inputs, 24, [33])
-    with pytest.raises(AssertionError, match=r"the largest 24 \(top_k 24, a multiple of 8\) of 16 columns"):
+    with pytest.raises(
+        AssertionError, match=r"no more than 16 columns: the largest 24 \(top_k 24, rounded up"
+    ):
         check_ranks(*inputs, 24, [34])
 
 

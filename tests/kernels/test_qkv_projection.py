@@ -103,7 +103,7 @@ class TestPlainQkvProjection(KernelTests):
         every_chip=vary(dtype=[*DTYPES]),
         refusals=[
             refuse("w_qkv is [40, 24 + 2 * 9 + 0], not (40, 40)", kv_size=9),
-            refuse("norm_weight is [1, 40], not (1, 39)", norm_weight=normal(1, 1, 39)),
+            refuse("norm_weight has to be [1, 40], not (1, 39)", norm_weight=normal(1, 1, 39)),
         ],
         limits=[
             limit("hidden", 8192, "qkv_projection takes a hidden size of at most 8192, not 8193", tokens=2)

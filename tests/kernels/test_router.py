@@ -70,7 +70,7 @@ class TestRouter(KernelTests):
         ],
         refusals=[
             refuse("w_router has 25 rows for a hidden size of 24", w_router=normal(1, 25, 10)),
-            refuse("norm_weight is [1, 24], not (1, 25)", norm_weight=normal(1, 1, 25)),
+            refuse("norm_weight has to be [1, 24], not (1, 25)", norm_weight=normal(1, 1, 25)),
             refuse("top_k is 1 to 10, the number of experts, not 0", top_k=0),
             refuse("top_k is 1 to 10, the number of experts, not 11", dict(top_k=10), top_k=11),
             refuse("scoring is softmax or sigmoid, not relu", scoring="relu"),

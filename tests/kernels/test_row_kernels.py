@@ -45,16 +45,18 @@ class TestEmbedding(KernelTests):
         ],
         refusals=[
             refuse("index 20 is out of bounds for axis 0 with size 20", dict(rows=20), ids=np.int32([[20]])),
-            refuse("ids are [T, 1], not (1, 9)", ids=lambda ids: ids.T),
-            refuse("added is [9, 72], not (8, 72)", dict(added=normal(2, 9, 72)), added=normal(2, 8, 72)),
+            refuse("ids have to be [T, 1], not (1, 9)", ids=lambda ids: ids.T),
             refuse(
-                "added rows and positions do not come together",
+                "added has to be [9, 72], not (8, 72)", dict(added=normal(2, 9, 72)), added=normal(2, 8, 72)
+            ),
+            refuse(
+                "positions and added are both given: pass None for one",
                 dict(positions=row_numbers(3, 9, 20), position_table=normal(4, 20, 72)),
                 added=normal(2, 9, 72),
             ),
-            refuse("positions and position_table come together", positions=row_numbers(3, 9, 20)),
+            refuse("one of positions and position_table is None: give both", positions=row_numbers(3, 9, 20)),
             refuse(
-                "rows of 72 and of 73",
+                "table has rows of 72, position_table of 73; both need one width",
                 dict(positions=row_numbers(3, 9, 20), position_table=normal(4, 20, 72)),
                 position_table=normal(4, 20, 73),
             ),

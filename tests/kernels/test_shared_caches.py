@@ -77,10 +77,10 @@ class TestDecode(KernelTests):
             )
         ),
         refusals=[
-            refuse("k and v come together", READ_ONLY, k=normal(1, 2, 32)),
+            refuse("one of k and v is None: give both", READ_ONLY, k=normal(1, 2, 32)),
             refuse("k_norm is given without k", READ_ONLY | NORM, k_norm=normal(6, 1, 16)),
             refuse("slots come with k and v, which are written there", READ_ONLY, slots=np.int32([[0], [0]])),
-            refuse("q has rows of 63, no multiple of 32", READ_ONLY, q=lambda q: q[:, 1:]),
+            refuse("q has 63 columns, no multiple of 32", READ_ONLY, q=lambda q: q[:, 1:]),
         ],
         undefined=[
             Undefined(
@@ -248,7 +248,7 @@ class TestPrefillInRows(KernelTests):
                 block_tables=np.zeros((2, 1), np.int32),
             ),
             refuse(
-                "cache_rows come with k and v, and without a prefix",
+                "cache_rows name rows that k and v are written to from position 0 on",
                 positions=np.zeros((10, 1), np.int32),
                 prefix=1,
             ),

@@ -153,7 +153,7 @@ class TestCopyPages(KernelTests):
         ],
         refusals=[
             refuse("cache is", other=lambda values: values[:8]),
-            refuse("destinations are [2, 1]", destinations=lambda ends: ends[:1]),
+            refuse("destinations have to be [2, 1]", destinations=lambda ends: ends[:1]),
             refuse("expected cache [P, …], not", cache=lambda keys: keys[:, 0, 0, 0]),
         ],
         limits=[

@@ -21,12 +21,12 @@ def expect_whole_tiles(q, k_cache, v_cache, positions):
     assert depth == PARTITIONS, f"the rungs take heads of {PARTITIONS}, not {depth}"
     assert capacity % PARTITIONS == 0, f"S has to be a multiple of {PARTITIONS}, not {capacity}"
     assert v_cache.shape == (sequences, capacity, depth), (
-        f"v_cache is {v_cache.shape} beside k_cache {k_cache.shape}"
+        f"v_cache has to be [{sequences}, {capacity}, {depth}] for k_cache {k_cache.shape}, not {v_cache.shape}"
     )
     assert q.shape[0] == sequences and q.shape[1] % depth == 0, (
-        f"q is [{sequences}, G * {depth}] for {sequences} sequences, not {q.shape}"
+        f"q has to be [{sequences}, G * {depth}] for {sequences} sequences, not {q.shape}"
     )
-    assert positions.shape == (sequences, 1), f"positions are [{sequences}, 1], not {positions.shape}"
+    assert positions.shape == (sequences, 1), f"positions have to be [{sequences}, 1], not {positions.shape}"
     heads = q.shape[1] // depth
     assert heads <= PARTITIONS, f"the rungs take at most {PARTITIONS} query heads, not {heads}"
     return sequences, heads, capacity
