@@ -18,7 +18,7 @@ from simulate.bind import install
 install()
 
 
-def _shipped() -> dict[str, object]:
+def _import_kernels() -> dict[str, object]:
     """Import the modules of this package; return their kernels and references by name.
 
     A module `<name>` counts if it defines both `<name>` and `<name>_reference`; other modules and subpackages
@@ -33,6 +33,6 @@ def _shipped() -> dict[str, object]:
     return kernels
 
 
-_SHIPPED = _shipped()
+_SHIPPED = _import_kernels()
 globals().update(_SHIPPED)
 __all__ = list(_SHIPPED)

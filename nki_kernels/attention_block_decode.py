@@ -65,7 +65,7 @@ from nki_kernels.decode.hidden import can_hold_hidden, load_hidden, store_hidden
 from nki_kernels.decode.launch import DecodeLaunch
 from nki_kernels.decode.share import find_core_share, wait_for_other_core
 from nki_kernels.decode.sizes import Sizes
-from nki_kernels.norms.norm import Norm, rms_norm_or_none
+from nki_kernels.norms.norm import Norm, create_rms_norm
 from nki_kernels.output_projection import output_projection, output_projection_reference
 from nki_kernels.qkv_projection import qkv_projection, qkv_projection_reference
 from nki_kernels.rmsnorm import MAX_HIDDEN
@@ -126,17 +126,17 @@ def attention_block_decode(
         scale,
         cos,
         sin,
-        rms_norm_or_none(q_norm, eps),
-        rms_norm_or_none(k_norm, eps),
+        create_rms_norm(q_norm, eps),
+        create_rms_norm(k_norm, eps),
         window,
         softcap,
         sinks,
     )
-    sizes = checked_sizes(x, weights, cache, step, num_kv_heads, position_ranks)
+    sizes = compute_step_sizes(x, weights, cache, step, num_kv_heads, position_ranks)
     step.load_scales(k_scale, v_scale, cache)
     if nl.num_programs() == 1 and position_ranks == 1 and can_hold_hidden(x.shape[0], x.shape[1], x.dtype):
         y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-        store_hidden(y, attended(x, weights, cache, step, sizes, replica_group))
+        store_hidden(y, attend_hidden_states(x, weights, cache, step, sizes, replica_group))
         return y, k_cache, v_cache
     share = find_core_share(sizes)
     # Positions and angles are loaded before the projection, because they depend on none of its results.
@@ -154,7 +154,7 @@ def attention_block_decode(
     return output_projection(o, w_o, x, replica_group), k_cache, v_cache
 
 
-def attended(x, weights, cache, step, sizes, replica_group):
+def attend_hidden_states(x, weights, cache, step, sizes, replica_group):
     """Return y of the attention block as a tile of hidden states in SBUF, in x's dtype.
 
     The tile is [partition, T, C] with C = ceil(H / 128): partition p holds elements p * C … of each row.
@@ -169,7 +169,7 @@ def attended(x, weights, cache, step, sizes, replica_group):
     return compute_attention_block(load_hidden(x), weights, launch, replica_group)
 
 
-def checked_sizes(x, weights, cache, step, num_kv_heads, ranks=1):
+def compute_step_sizes(x, weights, cache, step, num_kv_heads, ranks=1):
     """Return the `Sizes` of a decode step on this rank; raise AssertionError if its arguments do not fit.
 
     Args:

@@ -106,7 +106,7 @@ from nki_kernels.cache.scales import store_reference, use_reference
 from nki_kernels.decode.arguments import DecodeStep, RankArguments
 from nki_kernels.decode.attend import attend_share
 from nki_kernels.decode.sizes import Sizes
-from nki_kernels.norms.norm import rms_norm_or_none
+from nki_kernels.norms.norm import create_rms_norm
 from nki_kernels.precision import widened
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.tiles import PARTITIONS, expect_dims
@@ -166,13 +166,13 @@ def attention_decode(
         scale,
         cos,
         sin,
-        rms_norm_or_none(q_norm, eps),
-        rms_norm_or_none(k_norm, eps),
+        create_rms_norm(q_norm, eps),
+        create_rms_norm(k_norm, eps),
         window,
         softcap,
         sinks,
     )
-    sizes = step_sizes((q, k, v), cache, step, num_kv_heads, position_ranks)
+    sizes = compute_sizes((q, k, v), cache, step, num_kv_heads, position_ranks)
     check_tables(sizes.depth, step, stored)
     # Scales are loaded behind all checks, so that refused arguments issue no instruction.
     step.load_scales(k_scale, v_scale, cache)
@@ -183,7 +183,7 @@ def attention_decode(
     return o, k_cache, v_cache
 
 
-def step_sizes(tokens, cache, step, num_kv_heads, ranks=1):
+def compute_sizes(tokens, cache, step, num_kv_heads, ranks=1):
     """Return the `Sizes` of a decode step, or raise AssertionError if its arguments do not fit together.
 
     Args:

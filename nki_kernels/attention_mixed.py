@@ -46,7 +46,7 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.attention_decode import attention_decode_reference, step_sizes
+from nki_kernels.attention_decode import attention_decode_reference, compute_sizes
 from nki_kernels.attention_prefill import attend_prompts, attention_prefill_reference
 from nki_kernels.cache.create import create_cache, create_prompt_cache
 from nki_kernels.decode.arguments import DecodeStep, RankArguments
@@ -90,31 +90,34 @@ def attention_mixed(
     expect_dims(2, q, "q [T, Hq * D]")
     check_rows(q.shape[0], decoding, positions, slots, block_tables, prompt_tables)
     decode_rows, prompt_rows = (0, decoding), (decoding, q.shape[0])
-    tokens = rows(q, decode_rows), rows(k, decode_rows), rows(v, decode_rows)
-    decode_slots = None if k is None else rows(slots, decode_rows)
+    tokens = slice_rows(q, decode_rows), slice_rows(k, decode_rows), slice_rows(v, decode_rows)
+    decode_slots = None if k is None else slice_rows(slots, decode_rows)
     cache = create_cache(k_cache, v_cache, decode_slots, block_tables, None, decoding, k is None)
     # A window that covers all positions of the tables is none.
-    shorter, decode_positions = within(window, cache.capacity), rows(positions, decode_rows)
+    shorter, decode_positions = (
+        drop_covering_window(window, cache.capacity),
+        slice_rows(positions, decode_rows),
+    )
     step = DecodeStep(decode_positions, decode_positions, scale, window=shorter, softcap=softcap, sinks=sinks)
-    sizes = step_sizes(tokens, cache, step, num_kv_heads)
-    prompt_tokens = rows(q, prompt_rows), rows(k, prompt_rows), rows(v, prompt_rows)
-    prompt_cache = create_prompt_cache(k_cache, v_cache, rows(slots, prompt_rows), prompt_tables, None)
-    shorter = within(window, prefix + (q.shape[0] - decoding) // prompt_cache.sequences)
-    prompt_step = PromptStep(scale, prefix, rows(positions, prompt_rows), shorter, softcap, sinks)
+    sizes = compute_sizes(tokens, cache, step, num_kv_heads)
+    prompt_tokens = slice_rows(q, prompt_rows), slice_rows(k, prompt_rows), slice_rows(v, prompt_rows)
+    prompt_cache = create_prompt_cache(k_cache, v_cache, slice_rows(slots, prompt_rows), prompt_tables, None)
+    shorter = drop_covering_window(window, prefix + (q.shape[0] - decoding) // prompt_cache.sequences)
+    prompt_step = PromptStep(scale, prefix, slice_rows(positions, prompt_rows), shorter, softcap, sinks)
     check_prefill(prompt_tokens, prompt_cache, prompt_step, num_kv_heads)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     step.load_scales(k_scale, v_scale, cache)
-    attend_share(rows(o, decode_rows), tokens, cache, sizes, step, RankArguments())
+    attend_share(slice_rows(o, decode_rows), tokens, cache, sizes, step, RankArguments())
     # A prompt's table may name pages that the other core writes, so its loads wait for the decode rows' writes.
     wait_for_other_core(nl.num_programs(), k_cache, nisa.engine.sync)
     wait_for_other_core(nl.num_programs(), v_cache, nisa.engine.gpsimd)
-    attend_prompts(Prompts(rows(o, prompt_rows), prompt_tokens, prompt_cache, prompt_step, step.scales))
+    attend_prompts(Prompts(slice_rows(o, prompt_rows), prompt_tokens, prompt_cache, prompt_step, step.scales))
     if k is None:
         return o
     return o, k_cache, v_cache
 
 
-def rows(tensor, bounds):
+def slice_rows(tensor, bounds):
     """Return a view of rows bounds[0] … bounds[1] - 1 of a tensor, or None for None."""
     return None if tensor is None else tensor[bounds[0] : bounds[1]]
 
@@ -138,7 +141,7 @@ def check_rows(tokens, decoding, positions, slots, block_tables, prompt_tables):
     )
 
 
-def within(window, positions):
+def drop_covering_window(window, positions):
     """Return the window if it is shorter than `positions`, else None: it would hide nothing."""
     return window if window is not None and window < positions else None
 

@@ -192,14 +192,14 @@ def attend_prompts(prompts):
         while loaded < min(len(tiles), i + launch.ahead.queries):
             tiles[loaded].load(prompts)
             loaded += 1
-        for span in create_spans(launch, tiles[i], heads.head_of(i)):
+        for span in create_spans(launch, tiles[i], heads.find_head(i)):
             time = score_span(agenda, span, time)
     time = agenda.issue_all(time)
     if needs_late_stores(prompts):
         # A block table may name pages of the other core, so neither core writes before both have read their prefixes.
         wait_for_reads(prompts.cache)
         for head in heads.heads:
-            note_loads(agenda, time, launch.tuning.cache_after, store_new, head)
+            schedule_loads(agenda, time, launch.tuning.cache_after, store_new, head)
     agenda.issue_all(time)
 
 
@@ -215,7 +215,7 @@ class HeadLoads(nl.NKIObject):
         self.heads = []
         self.cleaned = 0
 
-    def head_of(self, i):
+    def find_head(self, i):
         """Return the `Head` that tile number i of queries attends to: the last loaded one or the one before."""
         return self.heads[-1] if self.heads[-1].first <= i else self.heads[-2]
 
@@ -237,7 +237,9 @@ class HeadLoads(nl.NKIObject):
             # Without room for two heads, all steps that read the one in SBUF are issued before the next is loaded.
             if not self.launch.ahead.two_heads_fit:
                 time = self.agenda.issue_all(time)
-            self.heads.append(load_head(self.launch.prompts, self.heads, queries, k, cleaning_engine(i)))
+            self.heads.append(
+                load_head(self.launch.prompts, self.heads, queries, k, choose_cleaning_engine(i))
+            )
         return time
 
     def clean_near(self, i, time):
@@ -257,14 +259,14 @@ class HeadLoads(nl.NKIObject):
             if prompts.step.causal or prompts.prefix > 0 or prompts.scales is not None:
                 # With a prefix `load_head` has cleaned them, because the first key fills places that are not valid.
                 if prompts.prefix == 0:
-                    clean_new_keys(prompts, head, cleaning_engine(i))
-                note_loads(self.agenda, time, tuning.values_after, clean_new_values, head)
+                    clean_new_keys(prompts, head, choose_cleaning_engine(i))
+                schedule_loads(self.agenda, time, tuning.values_after, clean_new_values, head)
             if not needs_late_stores(prompts):
-                note_loads(self.agenda, time, tuning.cache_after, store_new, head)
+                schedule_loads(self.agenda, time, tuning.cache_after, store_new, head)
             self.cleaned += 1
 
 
-def cleaning_engine(i):
+def choose_cleaning_engine(i):
     """Return the engine that cleans keys before tile i of queries: Vector for the first tile, then GpSimd."""
     return nisa.engine.vector if i == 0 else nisa.engine.gpsimd
 
@@ -302,7 +304,7 @@ def load_head(prompts, heads, queries, first, engine):
     return head
 
 
-def note_loads(agenda, time, distance, step, head):
+def schedule_loads(agenda, time, distance, step, head):
     """Schedule `step` once for each DMA load of a head's new keys and values, `distance` apart, after `time`.
 
     `step` is `clean_new_values`, or `store_new`, which writes to the caches: then loads that the other core

@@ -79,7 +79,7 @@ def average_pool(x, window, stride=None, padding=None, count_include_pad=True):
     beyond = (0,) * len(window) if padding is None else padding
     windows = create_windows("average_pool", x, window, stride, beyond)
     y = allocate_result(x, windows)
-    identities = [repeated_identity(x.dtype, windows.window)]
+    identities = [repeat_identity(x.dtype, windows.window)]
     shares = {}
     for source, target, group_windows in view_groups(x, y, windows):
         pack = Pack(group_windows, source.shape[0], 1, 1, 1)
@@ -100,7 +100,7 @@ def average_pool(x, window, stride=None, padding=None, count_include_pad=True):
                 sums = sum_taps(banks[group:last], regions, group_windows, identities, pack, (width, width))
                 for i in range(last - group):
                     box = banks[group + i][0].box
-                    share = None if count_include_pad else edge_shares(shares, group_windows, box)
+                    share = None if count_include_pad else make_edge_factors(shares, group_windows, box)
                     store_means(target, banks[group + i], sums[i], group_windows.window, share, i % 2 == 0)
     return y
 
@@ -126,7 +126,7 @@ def plan_banks(stripe, tile, channels, width):
     return banks
 
 
-def repeated_identity(dtype, window):
+def repeat_identity(dtype, window):
     """Return a view [128, window rows, window columns, 128] in SBUF: one 128 x 128 identity, repeated for each tap."""
     ones = filled((PARTITIONS, 1, 1, PARTITIONS), 1.0, dtype)
     result = nl.ndarray((PARTITIONS, 1, 1, PARTITIONS), dtype=dtype, buffer=nl.sbuf)
@@ -142,14 +142,14 @@ def repeated_identity(dtype, window):
     return result.broadcast(1, window[0]).broadcast(2, window[1])
 
 
-def edge_shares(shares, windows, box):
+def make_edge_factors(shares, windows, box):
     """Return 1 / count for each window of a box, float32 [128, 1, row, column] in SBUF, or None.
 
     count is the number of a window's elements within the image. None means that all windows lie within it.
     Equal edges share a tile: tiles are kept in the dict `shares`, which is extended.
     """
-    rows = counts(windows, box, 0)
-    columns = counts(windows, box, 1)
+    rows = count_elements(windows, box, 0)
+    columns = count_elements(windows, box, 1)
     alike = len(rows) == 1 and len(columns) == 1
     if alike and rows[0][2] == windows.window[0] and columns[0][2] == windows.window[1]:
         return None
@@ -165,7 +165,7 @@ def edge_shares(shares, windows, box):
     return shares[key]
 
 
-def counts(windows, box, axis):
+def count_elements(windows, box, axis):
     """Return runs (first, end, count) of neighbouring windows of a box along an axis, 0 for rows or 1 for columns.
 
     Each window of a run has `count` rows or columns within the image; first and end count windows from the
@@ -190,7 +190,7 @@ def store_means(target, output_boxes, bank, window, share, by_scalar):
 
     Args:
         output_boxes: the `OutputBox`es whose sums the tile holds.
-        share: factors of `edge_shares`, or None: every sum is divided by the size of the window.
+        share: factors of `make_edge_factors`, or None: every sum is divided by the size of the window.
         by_scalar: whether the Scalar engine divides; else, and with `share`, the Vector engine does.
     """
     mean = 1.0 / (window[0] * window[1])

@@ -50,7 +50,7 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.cores import core_range
+from nki_kernels.cores import find_core_range
 from nki_kernels.mlp import activation_function, activation_reference
 from nki_kernels.precision import widened
 from nki_kernels.projection.row_groups import blocks_tile, item_bytes
@@ -101,7 +101,7 @@ def causal_conv1d(
     arguments = ConvArguments(x, weight, bias, state, table, first, function)
     sequences = check_arguments(arguments)
     y = nl.ndarray((x.shape[0], weight.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
-    begin, end = core_range(weight.shape[1], PARTITIONS, nl.program_id(0))
+    begin, end = find_core_range(weight.shape[1], PARTITIONS, nl.program_id(0))
     if x.shape[0] > sequences:
         convolve_prompts(y, arguments, (begin, end))
         return y, state

@@ -47,7 +47,7 @@ import numpy as np
 from nki_kernels.conv2d import conv2d_reference
 from nki_kernels.convolution.products import convolve, convolve_rows
 from nki_kernels.convolution.windows import Windows, check_windows
-from nki_kernels.cores import core_range
+from nki_kernels.cores import find_core_range
 from nki_kernels.mlp import activation_function, expect_row
 from nki_kernels.precision import widened
 from nki_kernels.tiles import PARTITIONS, expect_dims
@@ -78,7 +78,7 @@ def conv1d(x, w, bias=None, stride=1, padding=0, activation=None, as_rows=False,
             f"added has to be [{windows.columns}, {outputs}], not {added.shape}"
         )
     function = nl.copy if activation is None else activation_function(activation)
-    first, end = core_range(outputs, PARTITIONS, nl.program_id(0))
+    first, end = find_core_range(outputs, PARTITIONS, nl.program_id(0))
     images = x.expand_dim(2)
     bias_columns = bias[:, first:end] if bias is not None else None
     if as_rows:

@@ -55,7 +55,7 @@ import numpy as np
 
 from nki_kernels.convolution.products import convolve
 from nki_kernels.convolution.windows import Windows, check_windows
-from nki_kernels.cores import core_range
+from nki_kernels.cores import find_core_range
 from nki_kernels.mlp import activation_function, activation_reference, expect_row
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.tiles import PARTITIONS, expect_dims
@@ -86,7 +86,7 @@ def conv2d(x, w, bias=None, stride=(1, 1), padding=(0, 0), activation=None):
         (images, outputs, windows.rows * windows.columns), dtype=x.dtype, buffer=nl.shared_hbm
     )
     y = pixels.reshape((images, outputs, windows.rows, windows.columns))
-    first, end = core_range(outputs, PARTITIONS, nl.program_id(0))
+    first, end = find_core_range(outputs, PARTITIONS, nl.program_id(0))
     taps = w.flatten_dims(0, 1)[:, :, first:end]
     bias_columns = bias[:, first:end] if bias is not None else None
     convolve(y[:, first:end, :, :], x, taps, bias_columns, windows, function)

@@ -56,14 +56,14 @@ def copy_pages(cache: nt.mutable_tensor, other: nt.mutable_tensor, sources, dest
     """
     check_copies(cache, other, sources, destinations)
     arrays = [cache] if other is None else [cache, other]
-    rows = rows_of_page(arrays, sources.shape[0])
+    rows = count_page_rows(arrays, sources.shape[0])
     if nl.num_programs() == 2:
         core = nl.program_id(0)
         arrays = arrays[core : core + 1]
-    read, written = row_numbers(sources, rows), row_numbers(destinations, rows)
+    read, written = compute_row_indices(sources, rows), compute_row_indices(destinations, rows)
     longest = 0
     for i in range(len(arrays)):
-        arrays[i] = in_rows(arrays[i], rows)
+        arrays[i] = view_rows(arrays[i], rows)
         longest = max(longest, arrays[i].shape[1])
     for first in range(0, longest, PIECE):
         pieces = []
@@ -94,7 +94,7 @@ def check_copies(cache, other, sources, destinations):
         assert numbers.shape == (count, 1), f"{name} have to be [{count}, 1], not {numbers.shape}"
 
 
-def page_elements(array):
+def count_page_elements(array):
     """Return the number of elements of a page: the product of all dims of `array` [P, …] but the first."""
     elements = 1
     for size in array.shape[1:]:
@@ -102,7 +102,7 @@ def page_elements(array):
     return elements
 
 
-def rows_of_page(arrays, count):
+def count_page_rows(arrays, count):
     """Return into how many equal rows each page is cut, a power of two; each row takes one partition.
 
     Pages of at most PIECE elements are not cut: the result is 1. Larger ones are halved while all of `count`
@@ -110,23 +110,23 @@ def rows_of_page(arrays, count):
     """
     largest = 0
     for array in arrays:
-        largest = max(largest, page_elements(array))
+        largest = max(largest, count_page_elements(array))
     rows = 1
     while largest > PIECE and 2 * rows * count <= PARTITIONS:
         for array in arrays:
-            if page_elements(array) % (2 * rows) > 0:
+            if count_page_elements(array) % (2 * rows) > 0:
                 return rows
         rows = 2 * rows
     return rows
 
 
-def in_rows(array, rows):
+def view_rows(array, rows):
     """View `array` [P, …] in HBM as [P * rows, elements of a row]: each page is cut into `rows` rows."""
-    return array.reshape((array.shape[0] * rows, page_elements(array) // rows))
+    return array.reshape((array.shape[0] * rows, count_page_elements(array) // rows))
 
 
-def row_numbers(pages, rows):
-    """Return the indices of all rows of the given pages, as rows of `in_rows`: [N * rows, 1] int32 in SBUF.
+def compute_row_indices(pages, rows):
+    """Return the indices of all rows of the given pages, as rows of `view_rows`: [N * rows, 1] int32 in SBUF.
 
     Page p has rows p * rows … p * rows + rows - 1. Indices are computed in float32, which is exact below
     2^24.

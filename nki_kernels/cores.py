@@ -12,7 +12,7 @@ import nki.language as nl
 from nki_kernels.tiles import PARTITIONS, blocks
 
 
-def core_rows(rows, ranks=1):
+def find_core_rows(rows, ranks=1):
     """Return (first, end) of the rows that this physical core computes.
 
     Two cores divide prompts, of more than 128 rows in all, into whole tiles of 128 rows. For a decode step,
@@ -23,16 +23,16 @@ def core_rows(rows, ranks=1):
         ranks: number of ranks that divide the rows; a tile then has 128 // ranks rows of each.
     """
     core = nl.program_id(0)
-    return core_range(rows, PARTITIONS // ranks, core) if rows * ranks > PARTITIONS else (0, rows)
+    return find_core_range(rows, PARTITIONS // ranks, core) if rows * ranks > PARTITIONS else (0, rows)
 
 
-def core_columns(tokens, columns, unit):
+def find_core_columns(tokens, columns, unit):
     """Return (first, end) of the weight columns that this physical core computes.
 
     Two cores divide the columns of a decode step, of at most 128 tokens, at multiples of `unit`. For a
     prompt, or one core alone, that is (0, columns).
     """
-    return core_range(columns, unit, nl.program_id(0)) if divides_columns(tokens) else (0, columns)
+    return find_core_range(columns, unit, nl.program_id(0)) if divides_columns(tokens) else (0, columns)
 
 
 def divides_columns(tokens):
@@ -40,7 +40,7 @@ def divides_columns(tokens):
     return nl.num_programs() > 1 and tokens <= PARTITIONS
 
 
-def core_range(size, unit, core):
+def find_core_range(size, unit, core):
     """Return (first, end) of the range of 0 … size - 1 that physical core number `core` takes.
 
     All cores together cover the range. Bounds are multiples of `unit`, or of a smaller unit if there are
@@ -53,7 +53,7 @@ def core_range(size, unit, core):
     return min(size, core * width), min(size, (core + 1) * width)
 
 
-def from_other_core(tile):
+def exchange_tiles(tile):
     """Exchange tiles of equal shape between the two physical cores: send `tile`, and return the other core's in SBUF.
 
     Both cores have to call this function.

@@ -43,10 +43,10 @@ import nki.typing as nt
 import numpy as np
 
 from nki_kernels.attention_block_decode import (
-    attended,
+    attend_hidden_states,
     attention_block_decode,
     attention_block_decode_reference,
-    checked_sizes,
+    compute_step_sizes,
 )
 from nki_kernels.attention_decode import check_rope_positions
 from nki_kernels.cache.create import create_cache
@@ -55,7 +55,7 @@ from nki_kernels.decode.block import BlockWeights
 from nki_kernels.decode.feed_forward import compute_feed_forward, prepare_feed_forward
 from nki_kernels.decode.hidden import can_hold_hidden
 from nki_kernels.mlp import activation_function, check_arguments, mlp, mlp_reference
-from nki_kernels.norms.norm import Norm, rms_norm_or_none
+from nki_kernels.norms.norm import Norm, create_rms_norm
 from nki_kernels.projection.feed_forward import Weights
 from nki_kernels.weights import WeightMatrix, wrap_matrix
 
@@ -166,15 +166,15 @@ def decoder_layer_decode(
         scale,
         cos,
         sin,
-        rms_norm_or_none(q_norm, eps),
-        rms_norm_or_none(k_norm, eps),
+        create_rms_norm(q_norm, eps),
+        create_rms_norm(k_norm, eps),
         window,
         softcap,
         sinks,
     )
-    sizes = checked_sizes(x, weights, cache, step, num_kv_heads)
+    sizes = compute_step_sizes(x, weights, cache, step, num_kv_heads)
     step.load_scales(k_scale, v_scale, cache)
-    tile = attended(x, weights, cache, step, sizes, replica_group)
+    tile = attend_hidden_states(x, weights, cache, step, sizes, replica_group)
     compute_feed_forward(y, tile, operands)
     return y, k_cache, v_cache
 

@@ -86,12 +86,12 @@ def embedding(
     for first in range(0, tokens, PARTITIONS):
         last = min(tokens, first + PARTITIONS)
         changed = scale != 1.0 or positions is not None or added is not None
-        tile = gathered(table, ids[first:last, :], nl.float32 if changed else dtype, replica_group)
+        tile = gather_table_rows(table, ids[first:last, :], nl.float32 if changed else dtype, replica_group)
         if changed:
             result = nl.ndarray(tile.shape, dtype=dtype, buffer=nl.sbuf)
             other = None
             if positions is not None:
-                other = gathered(position_table, positions[first:last, :], nl.float32)
+                other = gather_table_rows(position_table, positions[first:last, :], nl.float32)
             elif added is not None:
                 other = load(added[first:last, :], added.dtype)
             if other is None:
@@ -105,7 +105,7 @@ def embedding(
     return x
 
 
-def gathered(table, numbers, dtype, replica_group=None):
+def gather_table_rows(table, numbers, dtype, replica_group=None):
     """Gather rows of `table` [V, H] @ HBM into SBUF by their indices: [rows, H] in `dtype`.
 
     With a replica group, whose ranks divide the table, indices beyond this rank's rows count as zeros, and

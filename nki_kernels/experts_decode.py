@@ -128,7 +128,7 @@ def experts_decode(
     total = nl.ndarray((tokens, hidden), dtype=nl.float32, buffer=nl.sbuf)
     count = w_gate.shape[0]
     few = tokens * ids.shape[1] <= count
-    passes = passes_of_choices(routing, count) if few else passes_of_experts(routing, count)
+    passes = plan_choice_passes(routing, count) if few else plan_expert_passes(routing, count)
     layer = create_layer(experts, activation, tokens, n.dtype)
     run_passes(total, transposed, layer, passes)
     result = add_residual(total, residual, routing, b_down, replica_group, n.dtype)
@@ -181,7 +181,7 @@ def run_passes(total, x, layer, passes):
     add_down(total, summed, gated, 0)
 
 
-def passes_of_choices(routing, experts):
+def plan_choice_passes(routing, experts):
     """Return a list with an `ExpertPass` for each of the T * K choices: the token's row through the chosen expert.
 
     The expert's index stays in SBUF and addresses its weights at run time. With `routing.absent` a choice of
@@ -209,13 +209,13 @@ def passes_of_choices(routing, experts):
     return passes
 
 
-def passes_of_experts(routing, experts):
+def plan_expert_passes(routing, experts):
     """Return a list with an `ExpertPass` for each of this rank's experts: the rows of all tokens.
 
     The weight of a row whose token did not choose the expert is 0.
     """
     tokens = routing.ids.shape[0]
-    by_expert = weights_of_experts(routing, experts)
+    by_expert = find_expert_weights(routing, experts)
     identity = filled((tokens, tokens), 1.0)
     nisa.affine_select(
         dst=identity,
@@ -232,7 +232,7 @@ def passes_of_experts(routing, experts):
     return passes
 
 
-def weights_of_experts(routing, experts):
+def find_expert_weights(routing, experts):
     """Return the weight of each expert for each token, 0 if the token did not choose it: [T, E] float32 in SBUF."""
     tokens, choices = routing.ids.shape
     weights = load(routing.weights, nl.float32)

@@ -73,7 +73,7 @@ def experts_dispatch(n, weights, ids, experts, replica_group, ranks, first=None)
         )
     if nl.program_id(0) > 0:
         return outputs[0], outputs[1], outputs[2]
-    gathered = gather([n, weights, ids], replica_group, ranks)
+    gathered = gather_arrays([n, weights, ids], replica_group, ranks)
     nisa.dma_copy(dst=outputs[0], src=gathered[0])
     if first is None:
         nisa.dma_copy(dst=outputs[1], src=gathered[1])
@@ -89,7 +89,7 @@ def experts_dispatch(n, weights, ids, experts, replica_group, ranks, first=None)
     return outputs[0], outputs[1], outputs[2]
 
 
-def gather(sources, replica_group, ranks):
+def gather_arrays(sources, replica_group, ranks):
     """Return the arrays [rows, columns] of all ranks, each as [ranks * rows, columns] in private HBM, in rank order.
 
     Args:

@@ -156,20 +156,20 @@ def plan_chains(waves):
     for w in range(len(waves)):  # w: wave
         wave = waves[w]
         load_steps = [Step(Wave.load, wave, IDLE, 2500)] if w > 0 else []
-        load = [Chain(load_steps, load + before_last(outputs, AHEAD))]
-        sums = [Chain([Step(Wave.load_sums, wave, IDLE, 2500)], before_last(scores, SUMS_AHEAD))]
-        scores.append(Chain(list_score_steps(wave), load + sums + before_last(scores, 1)))
-        scored = before_last(scores, 1)
+        load = [Chain(load_steps, load + take_before_last(outputs, AHEAD))]
+        sums = [Chain([Step(Wave.load_sums, wave, IDLE, 2500)], take_before_last(scores, SUMS_AHEAD))]
+        scores.append(Chain(list_score_steps(wave), load + sums + take_before_last(scores, 1)))
+        scored = take_before_last(scores, 1)
         inverse = [Chain(list_invert_steps(wave), scored + inverse)]
         scale = [Chain(list_scale_steps(wave), scored + scale)]
         join = [Chain(list_join_steps(wave), inverse + scale + join)]
         state = [Chain(list_state_steps(wave), join + state)]
         outputs.append(Chain(list_output_steps(wave), state))
-        chains.extend(load + sums + scored + inverse + scale + join + state + before_last(outputs, 1))
+        chains.extend(load + sums + scored + inverse + scale + join + state + take_before_last(outputs, 1))
     return chains
 
 
-def before_last(chains, count):
+def take_before_last(chains, count):
     """Return a list with only chains[len(chains) - count], or an empty list if there are fewer than `count` chains."""
     if len(chains) < count:
         return []

@@ -130,13 +130,13 @@ def gated_delta_step(
     offsets, masks = compute_lane_offsets(lanes)
     zeros = nl.ndarray((PARTITIONS, lanes.rows * width), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=zeros, value=0.0, engine=nisa.engine.gpsimd)
-    for start, end in ranges(0, sequences, sequences_at_once(heads)):
+    for start, end in ranges(0, sequences, count_sequences_at_once(heads)):
         lanes = plan_lanes(states, start, end, key_heads)
         advance_sequences(arguments, lanes, offsets, masks, zeros, y[start:end, :])
     return y, states
 
 
-def sequences_at_once(heads):
+def count_sequences_at_once(heads):
     """Return how many sequences of `heads` heads each are computed together, so that there are PAIRS pairs at most.
 
     At least 1; from 4 on a multiple of 4, as four sequences share the partitions.
@@ -164,7 +164,7 @@ def advance_sequences(arguments, lanes, offsets, masks, zeros, y):
         zeros: [128, elements of one round] float32, with which a new sequence begins.
     """
     first, end = lanes.first_sequence, lanes.first_sequence + lanes.sequences
-    batches = plan_batches(lanes, row_bytes(lanes, arguments.qkv.dtype))
+    batches = plan_batches(lanes, count_row_bytes(lanes, arguments.qkv.dtype))
     tiles = [copy_zeros(lanes, batches[0][0], zeros)]
 
     # The factors of the tokens: softplus, and all loads, before the first states.
@@ -191,7 +191,7 @@ def advance_sequences(arguments, lanes, offsets, masks, zeros, y):
             factors = all_factors[0 : lanes.width, :, :, :]
             values = scale_values(qkv[:, qkv.shape[1] - value_columns :], factors[:, WRITE, :, :])
             outputs = nl.ndarray(values.shape, dtype=nl.float32, buffer=nl.sbuf)
-        writes = [combine(lanes, groups[0], products[0], factors, values, outputs)]
+        writes = [compute_writes(lanes, groups[0], products[0], factors, values, outputs)]
         if b == 0:
             decays = spread_decays(lanes, all_factors[:, DECAY, :, :], masks)
         if len(groups) > 1:
@@ -199,13 +199,13 @@ def advance_sequences(arguments, lanes, offsets, masks, zeros, y):
         for i in range(len(groups)):  # i: group
             if i + 2 < len(groups):
                 group_keys.append(spread_keys(lanes, keys, groups[i + 2], masks))
-            outer = outer_products(lanes, groups[i], group_keys[i].keys, writes[i])
+            outer = multiply_outer(lanes, groups[i], group_keys[i].keys, writes[i])
             decay_and_add(lanes, groups[i], tiles[i], decays, outer)
             store_states(lanes, arguments.states, written, groups[i], tiles[i])
             if b == 0 and i == 0:
                 finish_gate_factors(gate_factors, z, norm_weight)
             if i + 1 < len(groups):
-                writes.append(combine(lanes, groups[i + 1], products[i + 1], factors, values, outputs))
+                writes.append(compute_writes(lanes, groups[i + 1], products[i + 1], factors, values, outputs))
             if i + 2 < len(groups):
                 products.append(
                     multiply_states(lanes, groups[i + 2], tiles[i + 2], group_keys[i + 2].columns)
@@ -213,7 +213,7 @@ def advance_sequences(arguments, lanes, offsets, masks, zeros, y):
     store_outputs(outputs, gate_factors, y, arguments.eps)
 
 
-def row_bytes(lanes, dtype):
+def count_row_bytes(lanes, dtype):
     """Return the bytes per partition of SBUF that the tokens' rows take beside the states.
 
     These are q, k, v and z in `dtype`, and the factors of z and squares of q and k in float32.
@@ -316,7 +316,7 @@ def multiply_states(lanes, group, tile, columns):
     return bank
 
 
-def combine(lanes, group, products, factors, values, outputs):
+def compute_writes(lanes, group, products, factors, values, outputs):
     """Write the outputs of a group to `outputs`, and return what its keys add to the states, in PSUM.
 
     Returned is u over the key's length, on each lane of its head: [lane, round, width] float32.
@@ -349,14 +349,14 @@ def combine(lanes, group, products, factors, values, outputs):
     return on_lanes
 
 
-def outer_products(lanes, group, keys, writes):
+def multiply_outer(lanes, group, keys, writes):
     """Return the outer products of a group's keys with `writes`: a list of float32 tiles [lane, row, width].
 
     There is one tile in SBUF for each round.
 
     Args:
         keys: [lane, key head, row], of `LaneKeys`.
-        writes: the result of `combine`, [lane, round, width] in PSUM.
+        writes: the result of `compute_writes`, [lane, round, width] in PSUM.
     """
     tiles = []
     for i in range(writes.shape[1]):  # i: round

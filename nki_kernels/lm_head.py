@@ -61,7 +61,7 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.cores import core_range
+from nki_kernels.cores import find_core_range
 from nki_kernels.norms.norm import Norm
 from nki_kernels.precision import widened
 from nki_kernels.projection.spread_product import make_padding_operands, spread_rows
@@ -69,13 +69,13 @@ from nki_kernels.sampling.top_k import (
     MAX_GATHERED,
     MERGED_CHUNKS,
     MISSING,
-    chunks_of_a_row,
+    count_row_chunks,
     gather_cores,
     gather_ranks,
-    merged,
-    multiple_of_eight,
+    merge_candidates,
+    round_up_to_eight,
 )
-from nki_kernels.sampling.vocabulary import largest_logits
+from nki_kernels.sampling.vocabulary import find_largest_logits
 from nki_kernels.tiles import (
     MAX_ROW_BYTES,
     PARTITIONS,
@@ -116,27 +116,27 @@ def lm_head(
     check_arguments(x, norm, w_head, top_k, vocab_offset, replica_group, num_ranks, scale)
     rows = x.shape[0]
     columns = w_head.shape[1]
-    keep = multiple_of_eight(top_k)
+    keep = round_up_to_eight(top_k)
     logits = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.shared_hbm)
     values = nl.ndarray((rows, keep), dtype=nl.float32, buffer=nl.shared_hbm)
     ids = nl.ndarray((rows, keep), dtype=nl.int32, buffer=nl.shared_hbm)
 
-    first, end = core_range(columns, 1, nl.program_id(0))
-    chunks = chunks_of_a_row(rows, MERGED_CHUNKS)
+    first, end = find_core_range(columns, 1, nl.program_id(0))
+    chunks = count_row_chunks(rows, MERGED_CHUNKS)
     spread = spread_rows(x, norm, chunks)
     operands = (spread, make_padding_operands(rows, chunks), chunks)
     offset = cast(load_repeated(vocab_offset, rows), nl.float32)
-    best, best_columns = largest_logits(logits, operands, w_head, (scale, softcap), first, end, keep)
+    best, best_columns = find_largest_logits(logits, operands, w_head, (scale, softcap), first, end, keep)
     if columns < keep:  # A cap has lifted padding to a value that a logit of another rank may have.
         nisa.memset(dst=best[:, columns:keep], value=MISSING)
     alone = replica_group is None and nl.num_programs() == 1
-    best_ids = with_offset(best_columns, offset, nl.int32 if alone else nl.float32)
+    best_ids = add_offset(best_columns, offset, nl.int32 if alone else nl.float32)
     if nl.num_programs() > 1:
-        best, best_ids = merged(gather_cores((best, best_ids)), keep)
+        best, best_ids = merge_candidates(gather_cores((best, best_ids)), keep)
     if nl.program_id(0) == 0:
         if replica_group is not None:
             everyone = gather_ranks((best, best_ids), ("values", "ids"), replica_group, num_ranks)
-            best, best_ids = merged(everyone, keep)
+            best, best_ids = merge_candidates(everyone, keep)
         nisa.dma_copy(dst=values, src=best)
         nisa.dma_copy(dst=ids, src=cast(best_ids, nl.int32))
     return logits, values, ids
@@ -148,7 +148,7 @@ def check_arguments(x, norm, w_head, top_k, vocab_offset, replica_group, num_ran
     expect_dims(2, w_head, "w_head [H, V]")
     rows, hidden = x.shape
     columns = w_head.shape[1]
-    keep = multiple_of_eight(top_k)
+    keep = round_up_to_eight(top_k)
     assert rows <= PARTITIONS, f"lm_head takes at most {PARTITIONS} rows, not {rows}"
     expect_hidden("lm_head", x, hidden, MAX_ROW_BYTES)
     norm.check(hidden)
@@ -160,7 +160,7 @@ def check_arguments(x, norm, w_head, top_k, vocab_offset, replica_group, num_ran
         f"scale is {scale}; it has to be positive, so that the largest products are the largest logits"
     )
     assert top_k >= 1, f"top_k is {top_k}; give at least 1"
-    most = columns if replica_group is None else multiple_of_eight(columns)
+    most = columns if replica_group is None else round_up_to_eight(columns)
     assert keep <= most, (
         f"w_head has no more than {columns} columns: the largest {keep} (top_k {top_k}, rounded up to a multiple "
         "of 8) are too many; lower top_k"
@@ -180,7 +180,7 @@ def check_arguments(x, norm, w_head, top_k, vocab_offset, replica_group, num_ran
     )
 
 
-def with_offset(columns, offset, dtype):
+def add_offset(columns, offset, dtype):
     """Return `columns` [T, n] plus the vocabulary offset [T, 1], float32 both: the token ids, in `dtype`, in SBUF."""
     ids = nl.ndarray(columns.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=ids, data=columns, op0=nl.add, operand0=offset)

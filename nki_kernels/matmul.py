@@ -47,7 +47,7 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.cores import core_range
+from nki_kernels.cores import find_core_range
 from nki_kernels.precision import widened
 from nki_kernels.projection.products import (
     add_products,
@@ -176,7 +176,7 @@ def matmul(a, b, a_transposed=False, tuning=None):
     c = nl.ndarray((total_rows, total_columns), dtype=a.dtype, buffer=nl.shared_hbm)
     # Half of fewer columns would make moving operands narrower than a PSUM bank, so rows are divided then.
     by_columns = total_columns >= 2 * BANK or total_rows <= PARTITIONS
-    first, end = core_range(total_columns if by_columns else total_rows, PARTITIONS, nl.program_id(0))
+    first, end = find_core_range(total_columns if by_columns else total_rows, PARTITIONS, nl.program_id(0))
     if by_columns:
         columns = b[:, first:end]
         multiply(

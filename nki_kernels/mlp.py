@@ -62,11 +62,11 @@ import nki
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.cores import from_other_core
+from nki_kernels.cores import exchange_tiles
 from nki_kernels.dma import STATIC
 from nki_kernels.matmul import MAX_CONTRACTION
 from nki_kernels.norms.norm import Norm
-from nki_kernels.norms.row_tiles import load_norm, row_scratch
+from nki_kernels.norms.row_tiles import allocate_row_scratch, load_norm
 from nki_kernels.precision import erf_reference, widened, widened_or_zero
 from nki_kernels.projection.feed_forward import (
     FeedForward,
@@ -152,7 +152,7 @@ def mlp(
     row_norm, bias = None, None
     resident_bytes = 0
     if norm_weight is not None:
-        row_norm = load_norm(norm, row_scratch(tile_rows, hidden, x.dtype), x.dtype)
+        row_norm = load_norm(norm, allocate_row_scratch(tile_rows, hidden, x.dtype), x.dtype)
         resident_bytes = count_bytes(row_norm.weight) + count_bytes(row_norm.bias)
     if b_down is not None:
         bias = on_every_row(b_down[:, first_column:end_column], tile_rows, x.dtype, 0.0)
@@ -236,7 +236,7 @@ def run_row_groups(ffn, groups):
         intermediates = [intermediate]
         if ffn.core.exchanges and m < len(groups):
             # This core's columns of y contract over all of F, of which the other core computed the other part.
-            intermediates.append(from_other_core(intermediate))
+            intermediates.append(exchange_tiles(intermediate))
 
 
 def check_arguments(x, weights, norm):

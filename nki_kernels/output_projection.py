@@ -47,7 +47,7 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.cores import core_columns, core_rows
+from nki_kernels.cores import find_core_columns, find_core_rows
 from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.matmul import MAX_CONTRACTION
 from nki_kernels.precision import widened, widened_or_zero
@@ -121,13 +121,13 @@ def output_projection(o, w_o, residual=None, replica_group=None, bias=None, sequ
     expect_hidden("output_projection", o, hidden, MAX_ROW_BYTES)
     if bias is not None:
         assert bias.shape == (1, hidden), f"bias is [1, {hidden}], not {bias.shape}"
-    first, last = core_rows(owned, sequence_ranks)
+    first, last = find_core_rows(owned, sequence_ranks)
     if gate is not None:
         assert gate.shape == o.shape, f"gate is {o.shape}, as o is, not {gate.shape}"
         assert gate.dtype == o.dtype, f"gate is {gate.dtype}, o is {o.dtype}; convert one"
         gate = split_by_rank(gate, sequence_ranks)[:, first:last, :]
     y = nl.ndarray((owned, hidden), dtype=o.dtype, buffer=nl.shared_hbm)
-    left, right = core_columns(tokens, hidden, BANK)
+    left, right = find_core_columns(tokens, hidden, BANK)
     bias_rows = None
     if bias is not None:
         bias_rows = on_every_row(bias[:, left:right], min(tokens, PARTITIONS), o.dtype, 0.0)

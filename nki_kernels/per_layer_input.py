@@ -39,7 +39,7 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.cores import core_rows, divides_columns
+from nki_kernels.cores import divides_columns, find_core_rows
 from nki_kernels.dma import STATIC
 from nki_kernels.mlp import activation_function, activation_reference
 from nki_kernels.precision import widened
@@ -72,7 +72,7 @@ def per_layer_input(x, w_gate, inputs, w_output, first=0, activation="gelu_tanh"
     y = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
     if divides_columns(tokens) and nl.program_id(0) > 0:
         return y
-    start, end = core_rows(tokens)
+    start, end = find_core_rows(tokens)
     tiles = ranges(start, end)
     layer_inputs = inputs[:, first : first + width]
     ahead = load_rows(x, layer_inputs, tiles[0])

@@ -64,9 +64,9 @@ import nki
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.cores import core_columns, core_rows
+from nki_kernels.cores import find_core_columns, find_core_rows
 from nki_kernels.norms.norm import Norm
-from nki_kernels.norms.row_tiles import load_norm, row_scratch
+from nki_kernels.norms.row_tiles import allocate_row_scratch, load_norm
 from nki_kernels.precision import widened
 from nki_kernels.projection.heads import AngleTables, HeadNorm, Heads
 from nki_kernels.projection.normed import project
@@ -155,15 +155,17 @@ def qkv_projection(
         turned, rotated = 0, 0
     biases = load_repeated_row(bias, rows) if bias is not None else None
     epsilons = filled((rows, 1), eps)
-    first, last = core_rows(owned, sequence_ranks)
+    first, last = find_core_rows(owned, sequence_ranks)
     # A core takes whole heads, because the norm and the rotation of a head need all of its columns.
-    columns = core_columns(tokens, width, head if head > 0 else PARTITIONS)
+    columns = find_core_columns(tokens, width, head if head > 0 else PARTITIONS)
     source = use_whole_rows(x[first:last, :])
     if sequence_ranks > 1:
         row_norm = None
         if norm_weight is not None:
             # Rows are normalised before they are gathered, so that no rank normalises the rows of others.
-            row_norm = load_norm(norm, row_scratch(min(last - first, PARTITIONS), hidden, x.dtype), x.dtype)
+            row_norm = load_norm(
+                norm, allocate_row_scratch(min(last - first, PARTITIONS), hidden, x.dtype), x.dtype
+            )
         piece = max(LEAST_OWN_ROWS, GATHERED_ROWS // sequence_ranks)
         source = plan_gathered_rows(x[first:last, :], row_norm, sequence_ranks, replica_group, piece)
         norm = Norm(None, None, 0.0, eps)  # rows of other ranks arrive normalised

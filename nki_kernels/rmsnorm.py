@@ -42,9 +42,9 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.norms.hidden_spans import hidden_spans, load_normalised, load_span, span_of
-from nki_kernels.norms.norm import Norm, inverse_root
-from nki_kernels.norms.row_tiles import RowStatistics, load_norm, normalise, row_scratch, sum_rows
+from nki_kernels.norms.hidden_spans import list_spans, load_normalised, load_span, view_span
+from nki_kernels.norms.norm import Norm, compute_inverse_root
+from nki_kernels.norms.row_tiles import RowStatistics, allocate_row_scratch, load_norm, normalise, sum_rows
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.tiles import PARTITIONS, expect_dims, load, on_every_row, ranges
 
@@ -90,7 +90,7 @@ def rmsnorm(
         return y
     rows = min(tokens, PARTITIONS)
     factor = None if scale is None else on_every_row(scale, rows, nl.float32, 0.0)
-    scratch = row_scratch(rows, hidden, x.dtype)
+    scratch = allocate_row_scratch(rows, hidden, x.dtype)
     row_norm = load_norm(norm, scratch, weight.dtype)
     starts = ranges(0, tokens)
     sums = None
@@ -108,7 +108,7 @@ def rmsnorm(
             squares = root
         else:
             squares = sums[0 : last - first, number : number + 1]
-        inverse_root(squares, 1.0 / counted, row_norm.eps, root)
+        compute_inverse_root(squares, 1.0 / counted, row_norm.eps, root)
         nisa.dma_copy(
             dst=y[first:last, :], src=normalise_and_add(tile, residual_tile, root, row_norm, factor)
         )
@@ -121,7 +121,7 @@ def normalise_few_rows(y, x, norm, residual, scale):
     norm: Norm. residual: [T, H] @ HBM, or None. scale: [1, 1] @ HBM, or None; it comes with a residual.
     """
     tokens, hidden = x.shape
-    spans = hidden_spans(hidden)
+    spans = list_spans(hidden)
     factor = None if scale is None else on_every_row(scale, spans[0][1], nl.float32, 0.0)
     results = []
     for i in range(len(spans)):
@@ -134,7 +134,7 @@ def normalise_few_rows(y, x, norm, residual, scale):
         if residual is not None:
             result = load_span(residual, spans[i])
             add_scaled(result, results[i], factor)
-        nisa.dma_copy(dst=span_of(y, spans[i]), src=result)
+        nisa.dma_copy(dst=view_span(y, spans[i]), src=result)
 
 
 def load_operands(x, residual, rows):

@@ -63,7 +63,7 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.cores import core_rows, divides_columns
+from nki_kernels.cores import divides_columns, find_core_rows
 from nki_kernels.dma import STATIC
 from nki_kernels.experts.top_experts import (
     LEAST_SEARCHED,
@@ -74,7 +74,7 @@ from nki_kernels.experts.top_experts import (
     select_by_softmax,
 )
 from nki_kernels.norms.norm import Norm
-from nki_kernels.norms.row_tiles import load_norm, normalise, row_scratch, row_statistics
+from nki_kernels.norms.row_tiles import allocate_row_scratch, compute_row_statistics, load_norm, normalise
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.projection.products import add_products
 from nki_kernels.projection.row_groups import blocks_tile, choose_vector_share, item_bytes
@@ -149,11 +149,11 @@ def router(
     ids = nl.ndarray((tokens, top_k), dtype=nl.int32, buffer=nl.shared_hbm)
     if divides_columns(tokens) and nl.program_id(0) > 0:
         return n, weights, ids
-    start, end = core_rows(tokens)
+    start, end = find_core_rows(tokens)
     rows = min(end - start, PARTITIONS)
     # The first rows are loaded before the matrix, which the third stage of a tile reads first.
     first_rows = load(x[start : start + rows, :], x.dtype)
-    row_norm = load_norm(norm, row_scratch(rows, hidden, x.dtype), norm_weight.dtype)
+    row_norm = load_norm(norm, allocate_row_scratch(rows, hidden, x.dtype), norm_weight.dtype)
     exact = x.dtype == nl.bfloat16 and w_router.dtype == nl.bfloat16
     # Products of two bfloat16 numbers are exact in float32; other pairs are multiplied as float32.
     matrix = load_blocks(WeightMatrix(w_router), nl.bfloat16 if exact else nl.float32, STATIC)
@@ -192,7 +192,7 @@ def route_tiles(x, outputs, first_rows, tiles, norm, product, selection):
             if step + 1 < len(tiles):
                 first, end = tiles[step + 1]
                 following = load(x[first:end, :], x.dtype)
-            statistics.append(row_statistics(rows[step], norm))
+            statistics.append(compute_row_statistics(rows[step], norm))
         m = step - lag  # m: tile of the present stage
         if m >= 0 and m < len(tiles):
             first, end = tiles[m]

@@ -71,11 +71,17 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.cores import core_range
+from nki_kernels.cores import find_core_range
 from nki_kernels.precision import widened
-from nki_kernels.sampling.candidates import find_candidates, given_candidates, merge_ranks
-from nki_kernels.sampling.draw import candidate_weights, column, draw, prepare_parameters, value_of
-from nki_kernels.sampling.top_k import MAX_GATHERED, MISSING, multiple_of_eight
+from nki_kernels.sampling.candidates import find_candidates, load_candidates, merge_ranks
+from nki_kernels.sampling.draw import (
+    allocate_column,
+    compute_candidate_weights,
+    draw,
+    prepare_parameters,
+    select_value,
+)
+from nki_kernels.sampling.top_k import MAX_GATHERED, MISSING, round_up_to_eight
 from nki_kernels.tiles import MASKED, PARTITIONS, cast, expect_dims, load, load_repeated
 
 cores = (1, 2)
@@ -119,7 +125,7 @@ def sample(
     check_arguments(logits, uniform, candidates, ids, replica_group, num_ranks)
     check_penalties(logits, output_counts, prompt_counts, (repetition, presence, frequency))
     rows = logits.shape[0]
-    keep = multiple_of_eight(candidates)
+    keep = round_up_to_eight(candidates)
     chosen_ids = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.shared_hbm)
     log_probs = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.shared_hbm)
     top_ids = nl.ndarray((rows, keep), dtype=nl.int32, buffer=nl.shared_hbm)
@@ -130,7 +136,7 @@ def sample(
     penalties = (repetition, presence, frequency)
     # A rank calls a collective once, so over ranks one core takes all rows.
     divides = nl.num_programs() > 1 and rows > 1 and replica_group is None
-    first, end = core_range(rows, 1, nl.program_id(0)) if divides else (0, rows)
+    first, end = find_core_range(rows, 1, nl.program_id(0)) if divides else (0, rows)
     if divides or nl.program_id(0) == 0:
         limits = load_limits(select_rows((uniform, temperature, top_k, top_p, min_p), first, end))
         values, found_ids, total = find_largest_adjusted(
@@ -183,7 +189,7 @@ def find_largest_adjusted(sources, penalties, ids, vocab_offset, keep):
     """
     logits, bias, _, output_counts = sources
     if ids is not None and bias is None and output_counts is None:
-        values, total = given_candidates(logits, keep)
+        values, total = load_candidates(logits, keep)
         return values, load(ids[:, 0:keep], nl.float32), total
     values, columns, total = find_candidates(sources, penalties, keep)
     return values, find_ids(columns, ids, vocab_offset), total
@@ -200,22 +206,24 @@ def draw_rows(results, values, found_ids, total, limits):
     """
     chosen_ids, log_probs, top_ids, top_log_probs = results
     numbers, parameters, least_share = limits
-    weights = candidate_weights(values, parameters, least_share)
+    weights = compute_candidate_weights(values, parameters, least_share)
     chosen = draw(weights, found_ids, numbers)
     nisa.dma_copy(dst=chosen_ids, src=cast(chosen, nl.int32))
     nisa.dma_copy(dst=top_ids, src=cast(found_ids, nl.int32))
-    log_sum = column(values.shape[0])
+    log_sum = allocate_column(values.shape[0])
     nisa.activation(dst=log_sum, op=nl.log, data=total)
     best = values[:, 0:1]
     nisa.dma_copy(dst=top_log_probs, src=log_probabilities(values, best, log_sum))
-    nisa.dma_copy(dst=log_probs, src=log_probabilities(value_of(chosen, found_ids, values), best, log_sum))
+    nisa.dma_copy(
+        dst=log_probs, src=log_probabilities(select_value(chosen, found_ids, values), best, log_sum)
+    )
 
 
 def check_arguments(logits, uniform, candidates, ids, replica_group, num_ranks):
     """Raise AssertionError if rows, candidates, given candidates or ranks are too many, or if a shape does not fit."""
     expect_dims(2, logits, "logits [T, V]")
     rows, columns = logits.shape
-    keep = multiple_of_eight(candidates)
+    keep = round_up_to_eight(candidates)
     assert rows <= PARTITIONS, f"sample takes at most {PARTITIONS} rows, not {rows}"
     assert uniform.shape == (rows, 1), f"uniform is [{rows}, 1], not {uniform.shape}"
     assert candidates >= 1, f"candidates is {candidates}; at least 1 is wanted"

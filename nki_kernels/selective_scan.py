@@ -56,7 +56,7 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.cores import core_range
+from nki_kernels.cores import find_core_range
 from nki_kernels.mlp import activation_reference
 from nki_kernels.precision import widened
 from nki_kernels.recurrent.selective_prompt import scan_prompts
@@ -96,7 +96,7 @@ def selective_scan(
     arguments = ScanArguments(u, projected, w_dt, dt_bias, a_log, d, gate, gate_first, state, table)
     sequences = check_arguments(arguments)
     y = nl.ndarray(u.shape, dtype=u.dtype, buffer=nl.shared_hbm)
-    channels = core_range(u.shape[1], PARTITIONS, nl.program_id(0))
+    channels = find_core_range(u.shape[1], PARTITIONS, nl.program_id(0))
     if u.shape[0] == sequences:
         scan_step(y, arguments, channels)
     else:

@@ -62,7 +62,7 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.cores import core_range
+from nki_kernels.cores import find_core_range
 from nki_kernels.mlp import activation_reference
 from nki_kernels.precision import widened
 from nki_kernels.projection.row_groups import item_bytes
@@ -110,7 +110,7 @@ def ssd(
     inputs = Inputs(u, steps, dt_bias, a_log, d, gate, state, SequenceTable(state_slots, starts, counts))
     sequences = check_arguments(inputs, groups)
     heads = dt_bias.shape[1]
-    first_head, end_head = core_range(heads, 1, nl.program_id(0))
+    first_head, end_head = find_core_range(heads, 1, nl.program_id(0))
     for name, array, last in (
         ("steps", steps, steps_first + heads),
         ("gate", gate, gate_first + state.shape[2]),

@@ -9,7 +9,7 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.convolution.windows import Windows, check_windows
-from nki_kernels.cores import core_range
+from nki_kernels.cores import find_core_range
 from nki_kernels.precision import widened
 from nki_kernels.tiles import PARTITIONS
 
@@ -63,7 +63,7 @@ def view_groups(x, y, windows):
     and `windows` count the groups as images. There is one entry for all full groups and one for a last smaller one, if
     any.
     """
-    first, end = core_range(x.shape[0] * x.shape[1], PARTITIONS, nl.program_id(0))
+    first, end = find_core_range(x.shape[0] * x.shape[1], PARTITIONS, nl.program_id(0))
     full = (end - first) // PARTITIONS * PARTITIONS
     result = []
     for start, last in ((first, first + full), (first + full, end)):

@@ -23,7 +23,7 @@ from nki_kernels.decode.projected import project
 from nki_kernels.decode.rotation import Rotation, copy_heads, normalise_heads, rotate_heads
 from nki_kernels.decode.tokens import load_first_positions
 from nki_kernels.norms.norm import Norm
-from nki_kernels.norms.runs import reciprocal_roots, weighted_runs
+from nki_kernels.norms.runs import compute_reciprocal_roots, weight_runs
 from nki_kernels.tiles import PARTITIONS, ranges
 
 EARLY_BYTES = 32768
@@ -58,8 +58,8 @@ def compute_attention_block(tile, weights, launch, replica_group):
     sizes, step = launch.sizes, launch.step
     # Positions are few bytes, but the first masks wait for them, so they are loaded ahead of caches and weights.
     first_positions = load_first_positions(step.positions, sizes.sequences, sizes.kv_heads)
-    hidden_rows = weighted_runs(tile, weights.norm)
-    scales = reciprocal_roots(tile, weights.w_qkv.shape[0], weights.norm)
+    hidden_rows = weight_runs(tile, weights.norm)
+    scales = compute_reciprocal_roots(tile, weights.w_qkv.shape[0], weights.norm)
     rotation = None if step.cos is None else Rotation(step, sizes)
     spans = ranges(0, sizes.tokens, PARTITIONS // sizes.kv_heads)
     heights = []

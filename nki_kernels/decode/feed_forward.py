@@ -16,9 +16,9 @@ import nki.language as nl
 
 from nki_kernels.decode.hidden import store_hidden
 from nki_kernels.dma import SCALAR, transfer
-from nki_kernels.norms.blocks import column_of
+from nki_kernels.norms.blocks import load_column
 from nki_kernels.norms.norm import Norm
-from nki_kernels.norms.runs import normalised_runs
+from nki_kernels.norms.runs import normalise_runs
 from nki_kernels.projection.feed_forward import build_gated_product
 from nki_kernels.projection.gated_product import GatedProduct, compute_unit, count_unit_columns
 from nki_kernels.projection.residual_product import (
@@ -65,7 +65,7 @@ def prepare_feed_forward(norm, weights, activation, replica_group, rows, dtype):
         rows: number of rows of the hidden states.
         dtype: dtype of the hidden states.
     """
-    norm_column = column_of(norm.weight, 0.0, True)
+    norm_column = load_column(norm.weight, 0.0, True)
     gated = build_gated_product(weights, (0, weights.w_up.elements.shape[1]), activation, in_runs=True)
     bias = None if weights.b_down is None else on_every_row(weights.b_down, rows, dtype, 0.0)
     return FeedForwardOperands(norm, norm_column, gated, weights.w_down, bias, replica_group)
@@ -81,7 +81,7 @@ def compute_feed_forward(y, tile, operands):
     rows, hidden = y.shape
     gated = operands.gated
     residual = nl.ndarray(y.shape, dtype=y.dtype, buffer=nl.shared_hbm)
-    x = normalised_runs(tile, hidden, operands.norm, operands.norm_column)
+    x = normalise_runs(tile, hidden, operands.norm, operands.norm_column)
     store_hidden(residual, tile)
     residual_tile = nl.ndarray((rows, 1, hidden), dtype=y.dtype, buffer=nl.sbuf)
     # This load waits for the store, so Scalar triggers it: the queue of the weights must wait for no result.

@@ -14,7 +14,7 @@ import nki.language as nl
 
 from nki_kernels.decode.tokens import Segment, load_angles
 from nki_kernels.dma import SCALAR, transfer
-from nki_kernels.norms.norm import inverse_root
+from nki_kernels.norms.norm import compute_inverse_root
 from nki_kernels.tiles import BANK, PARTITIONS, filled, ranges
 
 
@@ -115,7 +115,7 @@ def normalise_heads(result, heads, norm):
                 moving=squares[0:used, d, :, :],
                 accumulate=d > 0,
             )
-        scale = inverse_root(sums, 1.0 / depth, epsilons)
+        scale = compute_inverse_root(sums, 1.0 / depth, epsilons)
         for d in range(number):
             start, stop = depth_ranges[d]
             column = nl.ndarray((stop - start, 1), dtype=weight.dtype, buffer=nl.sbuf)

@@ -12,7 +12,7 @@ import nki.language as nl
 
 from nki_kernels.cache.scales import load_scale_column, round_to_cache
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
-from nki_kernels.norms.row_tiles import rms_normalised
+from nki_kernels.norms.row_tiles import normalise_rms
 from nki_kernels.tiles import PARTITIONS, blocks, cast, ranges
 
 BLOCKS_AHEAD = 4
@@ -192,7 +192,7 @@ def normalise_rows(rows, segments, step):
         norm = step.q_norm if segment.source == 0 else step.k_norm
         pattern = [[0, segment.end - segment.row], [1, rows.shape[1]]]
         nisa.dma_copy(dst=scales[segment.row : segment.end, :], src=norm.weight.ap(pattern=pattern))
-    return rms_normalised(rows, scales, step.q_norm.eps)
+    return normalise_rms(rows, scales, step.q_norm.eps)
 
 
 def rotate_rows(rows, cosines, sines, dtype):

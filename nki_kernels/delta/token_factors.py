@@ -17,7 +17,7 @@ import nki.language as nl
 from nki_kernels.delta.chunk_scores import LENGTH_EPS
 from nki_kernels.delta.output import apply_gated_norm, sum_squares
 from nki_kernels.dma import COMPILER, transfer
-from nki_kernels.norms.norm import inverse_root
+from nki_kernels.norms.norm import compute_inverse_root
 from nki_kernels.tiles import BANK, PARTITIONS, filled, load, load_repeated, psum_slots, ranges
 
 DECAY = 0
@@ -101,8 +101,8 @@ def finish_factors(qkv, logs, rate, padding, terms):
     nisa.tensor_tensor(dst=products, data1=qkv[:, 0:size], data2=qkv[:, size : 2 * size], op=nl.multiply)
     sums = nl.ndarray((sequences, 3, key_heads), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=sums, op=nl.add, data=terms, axis=3)
-    queries = inverse_root(sums[:, 0, :], float(depth), filled((sequences, 1), depth * LENGTH_EPS))
-    keys = inverse_root(sums[:, 1, :], 1.0, filled((sequences, 1), LENGTH_EPS))
+    queries = compute_inverse_root(sums[:, 0, :], float(depth), filled((sequences, 1), depth * LENGTH_EPS))
+    keys = compute_inverse_root(sums[:, 1, :], 1.0, filled((sequences, 1), LENGTH_EPS))
     result = nl.ndarray((sequences, FACTORS, heads), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=result[:, DECAY, :], op=nl.exp, data=g)
     shape = (sequences, key_heads, heads // key_heads)
@@ -203,7 +203,7 @@ def store_outputs(o, factors, y, eps):
         for head in range(first, end):
             nisa.nc_transpose(dst=bank[:, head - first, :], data=o[:, :, head])
         squares = sum_squares(bank, nl.float32)
-        roots = inverse_root(squares, 1.0 / width, filled((sequences, 1), eps))
+        roots = compute_inverse_root(squares, 1.0 / width, filled((sequences, 1), eps))
         result = apply_gated_norm(bank, roots, factors[:, first:end, :], y.dtype)
         transfer(
             y[:, first * width : end * width], result.reshape((sequences, (end - first) * width)), COMPILER

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.sampling.top_k import MISSING, multiple_of_eight, take_largest
+from nki_kernels.sampling.top_k import MISSING, round_up_to_eight, take_largest
 from nki_kernels.tiles import filled
 
 LEAST_SEARCHED = 8
@@ -72,7 +72,7 @@ def find_largest(scores, count):
     becomes the last one.
     """
     rows = scores.shape[0]
-    rounded = multiple_of_eight(count)
+    rounded = round_up_to_eight(count)
     values = nl.ndarray((rows, rounded), dtype=nl.float32, buffer=nl.sbuf)
     indices = nl.ndarray((rows, rounded), dtype=nl.uint32, buffer=nl.sbuf)
     take_largest(values, indices, scores, nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf))

@@ -20,7 +20,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.ladder.tiles import COLUMNS, PARTITIONS, expect_whole_tiles, load, new_bank, store
+from nki_kernels.ladder.tiles import COLUMNS, PARTITIONS, allocate_bank, expect_whole_tiles, load, store
 
 BLOCK_ROWS = 512
 BLOCK_COLUMNS = 1024
@@ -46,7 +46,7 @@ def blocked(a_t, b):
                 right.append(load(b[k : k + PARTITIONS, first_column : first_column + wide]))
             for m in range(0, high, PARTITIONS):
                 for n in range(0, wide, COLUMNS):
-                    bank = new_bank()
+                    bank = allocate_bank()
                     for k in range(len(left)):
                         nisa.nc_matmul(
                             dst=bank,

@@ -21,7 +21,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.ladder.tiles import COLUMNS, PARTITIONS, expect_whole_tiles, load, new_bank, store
+from nki_kernels.ladder.tiles import COLUMNS, PARTITIONS, allocate_bank, expect_whole_tiles, load, store
 
 
 @nki.jit
@@ -37,7 +37,7 @@ def hoisted(a_t, b):
         for k in range(0, depth, PARTITIONS):
             row_tiles.append(load(a_t[k : k + PARTITIONS, m : m + PARTITIONS]))
         for n in range(0, columns, COLUMNS):
-            bank = new_bank()
+            bank = allocate_bank()
             for k in range(0, depth, PARTITIONS):
                 moving = load(b[k : k + PARTITIONS, n : n + COLUMNS])
                 nisa.nc_matmul(

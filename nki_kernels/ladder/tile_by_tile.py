@@ -26,7 +26,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.ladder.tiles import COLUMNS, PARTITIONS, expect_whole_tiles, load, new_bank, store
+from nki_kernels.ladder.tiles import COLUMNS, PARTITIONS, allocate_bank, expect_whole_tiles, load, store
 
 
 @nki.jit
@@ -39,7 +39,7 @@ def tile_by_tile(a_t, b):
     c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)
     for m in range(0, rows, PARTITIONS):
         for n in range(0, columns, COLUMNS):
-            bank = new_bank()
+            bank = allocate_bank()
             for k in range(0, depth, PARTITIONS):
                 stationary = load(a_t[k : k + PARTITIONS, m : m + PARTITIONS])
                 moving = load(b[k : k + PARTITIONS, n : n + COLUMNS])

@@ -30,7 +30,7 @@ def load(source):
     return tile
 
 
-def new_bank():
+def allocate_bank():
     """Allocate a float32 tile [128, 512] in PSUM, one bank, for sums of matmuls."""
     return nl.ndarray((PARTITIONS, COLUMNS), dtype=nl.float32, buffer=nl.psum)
 

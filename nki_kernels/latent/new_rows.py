@@ -8,7 +8,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.norms.row_tiles import rms_normalised
+from nki_kernels.norms.row_tiles import normalise_rms
 from nki_kernels.rope import rotate
 from nki_kernels.tiles import cast, load, on_every_row
 
@@ -30,7 +30,7 @@ def prepare_new_rows(kv, norm, positions, cos, sin):
     tile = load(kv, kv.dtype)
     cosines, sines = load_rows(cos, numbers), load_rows(sin, numbers)
     result = nl.ndarray((rows, width), dtype=kv.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=result[:, 0:rank], src=rms_normalised(tile[:, 0:rank], weight, norm.eps))
+    nisa.tensor_copy(dst=result[:, 0:rank], src=normalise_rms(tile[:, 0:rank], weight, norm.eps))
     rotate(result[:, rank:width], tile[:, rank:width], cosines, sines, width - rank)
     return result
 

@@ -12,7 +12,7 @@ import nki.language as nl
 
 from nki_kernels.cache.latent import load_by_partition
 from nki_kernels.latent.sizes import divide_into_pieces, list_tile_ranges
-from nki_kernels.norms.norm import inverse_root
+from nki_kernels.norms.norm import compute_inverse_root
 from nki_kernels.norms.row_tiles import sum_rows
 from nki_kernels.tiles import PARTITIONS
 
@@ -145,7 +145,7 @@ def measure(expansion, piece, chunk):
     sum_rows(piece.squares[:, chunk : chunk + 1], nl.square, piece.rows[:, chunk, 0:rank], None, squared)
     expansion.balance.count_scalar(rank)
     if chunk + 1 == piece.chunks:
-        inverse_root(piece.squares, 1.0 / rank, expansion.eps_column, piece.scale)
+        compute_inverse_root(piece.squares, 1.0 / rank, expansion.eps_column, piece.scale)
 
 
 def normalise(expansion, piece, chunk):

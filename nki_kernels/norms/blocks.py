@@ -24,7 +24,7 @@ SQUARED_BLOCKS = 16
 class BlockNorm(nl.NKIObject):
     """Weight and bias of a norm in SBUF, spread over the partitions, and its eps.
 
-    weight, bias: results of `column_of`, [partition, block] float32, or None. eps: the same number on every
+    weight, bias: results of `load_column`, [partition, block] float32, or None. eps: the same number on every
     partition, [row, 1] float32.
     """
 
@@ -34,7 +34,7 @@ class BlockNorm(nl.NKIObject):
 
 
 def load_norm_blocks(norm, eps, runs):
-    """Load weight and bias of a `Norm` from HBM into a `BlockNorm`, spread over the partitions as `column_of` does.
+    """Load weight and bias of a `Norm` from HBM into a `BlockNorm`, spread over the partitions as `load_column` does.
 
     The norm's offset is added to the weight. A norm without a weight gives None for it, likewise for the
     bias.
@@ -44,12 +44,12 @@ def load_norm_blocks(norm, eps, runs):
         runs: whether element p * blocks + i of a row lies on partition p, block i; else element i * 128 + p
             does.
     """
-    weight = None if norm.weight is None else column_of(norm.weight, norm.offset, runs)
-    bias = None if norm.bias is None else column_of(norm.bias, 0.0, runs)
+    weight = None if norm.weight is None else load_column(norm.weight, norm.offset, runs)
+    bias = None if norm.bias is None else load_column(norm.bias, 0.0, runs)
     return BlockNorm(weight, bias, eps)
 
 
-def column_of(row, offset, runs):
+def load_column(row, offset, runs):
     """Load a row [1, H] of HBM, spread over the partitions, plus `offset`: [partition, block] float32 in SBUF.
 
     There are C = ceil(H / 128) blocks. With `runs` element p * C + i of the row lies on partition p in block
@@ -92,7 +92,7 @@ def load_runs(column, row):
     transfer(column[0:full, :], source, SCALAR)
 
 
-def squared(x, first, depth):
+def sum_block_squares(x, first, depth):
     """Return sums of squares of transposed rows, each over at most SQUARED_BLOCKS blocks.
 
     The result is [k in block, group, row] in SBUF, in x's dtype. A group is a list of neighbouring blocks; a
@@ -146,7 +146,7 @@ def add_squares(sums, squares, ones, tiles, first, end, depth):
 
     Args:
         sums: for each row tile a list or tuple, whose first element takes the sums, [row, 1] in PSUM.
-        squares: result of `squared` for these blocks, [k in block, group, row].
+        squares: result of `sum_block_squares` for these blocks, [k in block, group, row].
         ones: [128, 1] in SBUF.
         tiles: for each row tile its rows (start, end) among those of `squares`.
         depth: elements of a whole row.
@@ -164,7 +164,7 @@ def add_squares(sums, squares, ones, tiles, first, end, depth):
             )
 
 
-def weighted(target, source, norm, first):
+def weight_blocks(target, source, norm, first):
     """Write source * weight + bias to `target`; both are [partition, block, row].
 
     Without a norm, or without its weight, the source is copied.
@@ -189,7 +189,7 @@ def weighted(target, source, norm, first):
         nisa.tensor_tensor(dst=target, data1=product, data2=added, op=nl.add, engine=adder)
 
 
-def weighted_by_block(target, source, norm, first):
+def weight_block_by_block(target, source, norm, first):
     """Write source * weight + bias to `target` on the Scalar engine, one instruction for each block.
 
     source and target are [partition, block, row].

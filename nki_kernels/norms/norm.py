@@ -33,12 +33,12 @@ class Norm(nl.NKIObject):
             assert row is None or row.shape == (1, hidden), f"{name} has to be [1, {hidden}], not {row.shape}"
 
 
-def rms_norm_or_none(weight, eps):
+def create_rms_norm(weight, eps):
     """Return an RMSNorm with a weight [1, H] @ HBM as a `Norm` without bias and offset; None for a weight of None."""
     return None if weight is None else Norm(weight, None, 0.0, eps)
 
 
-def inverse_root(squares, scale, eps, roots=None):
+def compute_inverse_root(squares, scale, eps, roots=None):
     """Write 1 / sqrt(squares * scale + eps) to `roots` and return it; by default to a new float32 tile in SBUF.
 
     Args:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.norms.norm import inverse_root
+from nki_kernels.norms.norm import compute_inverse_root
 from nki_kernels.tiles import blocks, filled, on_every_row
 
 SCRATCH_ELEMENTS = 2048
@@ -43,7 +43,7 @@ class RowStatistics(nl.NKIObject):
     rstd: nl.NkiTensor
 
 
-def row_scratch(rows, hidden, dtype):
+def allocate_row_scratch(rows, hidden, dtype):
     """Allocate the SBUF tile that row sums overwrite with their terms: [rows, at most SCRATCH_ELEMENTS]."""
     return nl.ndarray((rows, min(hidden, SCRATCH_ELEMENTS)), dtype=dtype, buffer=nl.sbuf)
 
@@ -55,7 +55,7 @@ def load_norm(norm, scratch, dtype):
     float32.
 
     Args:
-        scratch: result of `row_scratch`, which the RowNorm keeps.
+        scratch: result of `allocate_row_scratch`, which the RowNorm keeps.
     """
     rows = scratch.shape[0]
     weight = on_every_row(norm.weight, rows, dtype if norm.offset == 0.0 else nl.float32, norm.offset)
@@ -63,7 +63,7 @@ def load_norm(norm, scratch, dtype):
     return RowNorm(weight, bias, filled((rows, 1), norm.eps), scratch)
 
 
-def row_statistics(tile, norm):
+def compute_row_statistics(tile, norm):
     """Return the `RowStatistics` of each row of a tile [row, H]; the Scalar engine computes them.
 
     With a bias in `norm` they are -mean and 1 / std (LayerNorm), else None and 1 / rms. norm: `RowNorm`,
@@ -77,7 +77,7 @@ def row_statistics(tile, norm):
         sum_rows(sums, nl.copy, tile, None, norm.scratch)
         nisa.tensor_scalar(dst=negative_mean, data=sums, op0=nl.multiply, operand0=-1.0 / columns)
     sum_rows(sums, nl.square, tile, negative_mean, norm.scratch)
-    return RowStatistics(negative_mean, inverse_root(sums, 1.0 / columns, norm.eps))
+    return RowStatistics(negative_mean, compute_inverse_root(sums, 1.0 / columns, norm.eps))
 
 
 def normalise(dst, tile, statistics, norm):
@@ -87,7 +87,7 @@ def normalise(dst, tile, statistics, norm):
     computes in float32 and rounds at the end.
 
     Args:
-        statistics: result of `row_statistics` for the tile. norm: `RowNorm`.
+        statistics: result of `compute_row_statistics` for the tile. norm: `RowNorm`.
     """
     rows, columns = tile.shape
     if norm.bias is None:
@@ -165,24 +165,24 @@ def sum_squares(terms, rows):
     return sums
 
 
-def inverse_rms(rows, eps):
+def compute_inverse_rms(rows, eps):
     """Return 1 / sqrt(mean of squares + eps) of each row of a tile [row, H]: [row, 1] float32 in SBUF.
 
     eps: a column [row or more, 1] float32 in SBUF.
     """
     # The squares may be bfloat16: their sum is taken in float32 before they are rounded, and nothing reads them.
     sums = sum_squares(nl.ndarray(rows.shape, dtype=nl.bfloat16, buffer=nl.sbuf), rows)
-    return inverse_root(sums, 1.0 / rows.shape[1], eps)
+    return compute_inverse_root(sums, 1.0 / rows.shape[1], eps)
 
 
-def rms_normalised(tile, weight, eps):
+def normalise_rms(tile, weight, eps):
     """Return each row of `tile` [row, H] over its root mean square, times `weight` [row, H].
 
     The result is a new SBUF tile of tile's dtype. eps: a number, added to the mean of the squares.
     """
     normalised = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
     sums = sum_squares(normalised, tile)
-    scale = inverse_root(sums, 1.0 / tile.shape[1], filled((tile.shape[0], 1), eps))
+    scale = compute_inverse_root(sums, 1.0 / tile.shape[1], filled((tile.shape[0], 1), eps))
     nisa.scalar_tensor_tensor(
         dst=normalised, data=tile, op0=nl.multiply, operand0=scale, op1=nl.multiply, operand1=weight
     )
@@ -202,7 +202,7 @@ def standardise(rows, eps):
         nisa.bn_stats(dst=statistics[:, 6 * group : 6 * group + 6], data=columns)
     moments = nl.ndarray((count, 2), dtype=nl.float32, buffer=nl.sbuf)
     nisa.bn_aggr(dst=moments, data=statistics)
-    scale = inverse_root(moments[:, 1:2], 1.0, eps)
+    scale = compute_inverse_root(moments[:, 1:2], 1.0, eps)
     nisa.tensor_scalar(
         dst=rows, data=rows, op0=nl.subtract, operand0=moments[:, 0:1], op1=nl.multiply, operand1=scale
     )
@@ -223,7 +223,7 @@ def normalise_heads(tile, weight, head, eps):
     nisa.tensor_tensor(dst=products, data1=heads, data2=heads, op=nl.multiply)
     squares = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=squares, op=nl.add, data=products, axis=2)
-    scale = inverse_root(squares, 1.0 / head, eps)
+    scale = compute_inverse_root(squares, 1.0 / head, eps)
     factor = scale.reshape((rows, count, 1)).broadcast(2, head)
     if weight is None:
         nisa.tensor_tensor(dst=heads, data1=heads, data2=factor, op=nl.multiply)

@@ -10,29 +10,29 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.norms.blocks import column_of
-from nki_kernels.norms.norm import inverse_root
+from nki_kernels.norms.blocks import load_column
+from nki_kernels.norms.norm import compute_inverse_root
 from nki_kernels.tiles import PARTITIONS, filled
 
 
-def weighted_runs(tile, norm):
+def weight_runs(tile, norm):
     """Return hidden states times the norm's weight, not normalised: [partition, C, row] of tile's dtype in SBUF.
 
-    `reciprocal_roots` has the factors that are still missing; products of the result are multiplied by them.
+    `compute_reciprocal_roots` has the factors that are still missing; products of the result are multiplied by them.
 
     Args:
         tile: hidden states [partition, row, C]: partition p holds elements p * C … p * C + C - 1 of each row.
         norm: `Norm` with a weight in HBM; its offset and bias are not applied.
     """
     height, rows, count = tile.shape
-    weight = column_of(norm.weight, 0.0, True)  # adds 0 to the weight, in runs
+    weight = load_column(norm.weight, 0.0, True)  # adds 0 to the weight, in runs
     weighted = nl.ndarray((height, count, rows), dtype=tile.dtype, buffer=nl.sbuf)
     factor = weight.expand_dim(2).broadcast(2, rows)
     nisa.tensor_tensor(dst=weighted, data1=tile.permute((0, 2, 1)), data2=factor, op=nl.multiply)
     return weighted
 
 
-def reciprocal_roots(tile, hidden, norm):
+def compute_reciprocal_roots(tile, hidden, norm):
     """Return 1 / rms of each row, float32 in SBUF: [128, rows], the same on every partition, and a column [rows, 1].
 
     Args:
@@ -52,10 +52,12 @@ def reciprocal_roots(tile, hidden, norm):
     by_row = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=by_row, stationary=sums, moving=ones[:, 0:1])
     eps = filled((PARTITIONS, 1), norm.eps)
-    return inverse_root(everywhere, 1.0 / hidden, eps), inverse_root(by_row, 1.0 / hidden, eps)
+    return compute_inverse_root(everywhere, 1.0 / hidden, eps), compute_inverse_root(
+        by_row, 1.0 / hidden, eps
+    )
 
 
-def normalised_runs(tile, hidden, norm, weight):
+def normalise_runs(tile, hidden, norm, weight):
     """Return the RMSNorm of hidden states, tile * weight / rms of the row, as [partition, C, row] in SBUF.
 
     Args:
@@ -68,7 +70,7 @@ def normalised_runs(tile, hidden, norm, weight):
     weighted = nl.ndarray((height, count, rows), dtype=nl.float32, buffer=nl.sbuf)
     factor = weight.expand_dim(2).broadcast(2, rows)
     nisa.tensor_tensor(dst=weighted, data1=tile.permute((0, 2, 1)), data2=factor, op=nl.multiply)
-    roots = reciprocal_roots(tile, hidden, norm)[0]
+    roots = compute_reciprocal_roots(tile, hidden, norm)[0]
     normalised = nl.ndarray(weighted.shape, dtype=tile.dtype, buffer=nl.sbuf)
     scale = roots[0:height, :].expand_dim(1).broadcast(1, count)
     nisa.tensor_tensor(dst=normalised, data1=weighted, data2=scale, op=nl.multiply)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.cores import core_columns, core_range, core_rows, divides_columns
+from nki_kernels.cores import divides_columns, find_core_columns, find_core_range, find_core_rows
 from nki_kernels.dma import STATIC
 from nki_kernels.norms.row_tiles import RowNorm
 from nki_kernels.projection.gated_product import GatedProduct, count_unit_columns, load_bias_columns
@@ -164,11 +164,11 @@ def assign_core_share(tokens, hidden, inner, ranks):
     """
     exchanges = divides_columns(tokens)
     return CoreShare(
-        core_rows(tokens // ranks, ranks),
-        core_columns(tokens, inner, INNER_UNIT),
-        core_columns(tokens, hidden, BANK),
+        find_core_rows(tokens // ranks, ranks),
+        find_core_columns(tokens, inner, INNER_UNIT),
+        find_core_columns(tokens, hidden, BANK),
         exchanges,
-        core_range(inner, INNER_UNIT, 0)[1] if exchanges else 0,
+        find_core_range(inner, INNER_UNIT, 0)[1] if exchanges else 0,
     )
 
 
@@ -207,7 +207,7 @@ def cut_down_weight(w_down, core):
     """
     matrices = [w_down.submatrix(core.inner_columns, core.columns)]
     if core.exchanges:
-        rows_of_other = core_range(w_down.elements.shape[0], INNER_UNIT, 1 - nl.program_id(0))
+        rows_of_other = find_core_range(w_down.elements.shape[0], INNER_UNIT, 1 - nl.program_id(0))
         matrices.append(w_down.submatrix(rows_of_other, core.columns))
     return matrices
 

@@ -16,9 +16,9 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import SCALAR, transfer
-from nki_kernels.norms.blocks import add_squares, load_norm_blocks, squared, weighted
-from nki_kernels.norms.norm import inverse_root
-from nki_kernels.norms.row_tiles import inverse_rms, standardise
+from nki_kernels.norms.blocks import add_squares, load_norm_blocks, sum_block_squares, weight_blocks
+from nki_kernels.norms.norm import compute_inverse_root
+from nki_kernels.norms.row_tiles import compute_inverse_rms, standardise
 from nki_kernels.projection.products import (
     add_products,
     allocate_blocks,
@@ -122,7 +122,7 @@ def project_few(source, norm, w, columns, heads):
     if norm.bias is not None:
         standardise(rows, heads.eps)
     elif norm.weight is not None:
-        scale = inverse_rms(rows, heads.eps)
+        scale = compute_inverse_rms(rows, heads.eps)
     # Runs make a partition's part of the weight one piece of HBM, which a DMA reads at its full rate.
     stationary = spread(rows, True, factors)
     tiles = [(0, tokens)]
@@ -187,7 +187,7 @@ def project_many(source, norm, w, columns, heads):
                 if norm.bias is not None:
                     following = load_standardised_rows(following, heads.eps) if number == 0 else ready
                 stationary = transpose_to_blocks(following, factors)
-                squares = squared(stationary, 0, hidden) if measured else None
+                squares = sum_block_squares(stationary, 0, hidden) if measured else None
             # The rows after the next are standardised while the next ones are transposed, so that no transpose waits.
             if norm.bias is not None and number + 2 < len(turns):
                 ready = load_standardised_rows(
@@ -196,7 +196,7 @@ def project_many(source, norm, w, columns, heads):
             for tile in range(len(tiles)):
                 row = first + tiles[tile][0]
                 if measured:
-                    scales.append(inverse_root(totals[tile][0], 1.0 / hidden, heads.eps))
+                    scales.append(compute_inverse_root(totals[tile][0], 1.0 / hidden, heads.eps))
                 scale = scales[row // PARTITIONS] if len(scales) > 0 else None
                 heads.deliver(row, left, right, sums[tile], panels, scale)
 
@@ -232,7 +232,7 @@ def accumulate_first_rows(sums, totals, x, columns, panels, norm, ones):
         loaded.append(weights)
         add_products(sums, stationary, tiles, weights, panels, start, depth)
         if totals is not None:
-            squares = squared(stationary[:, start:end, :], start, depth)
+            squares = sum_block_squares(stationary[:, start:end, :], start, depth)
             add_squares(totals, squares, ones, tiles, start, end, depth)
     return loaded
 
@@ -263,7 +263,7 @@ def transpose_to_blocks(x, norm):
         # The short block has fewer partitions, so it takes instructions of its own.
         for start, end in ranges(0, full, full) + ranges(full, blocks(depth)):
             rows = transposed[0 : in_block(depth, start, False), start:end, :]
-            weighted(rows, rows, norm, start)
+            weight_blocks(rows, rows, norm, start)
     return transposed
 
 

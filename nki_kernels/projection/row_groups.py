@@ -16,7 +16,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import transfer
-from nki_kernels.norms.row_tiles import normalise, row_statistics
+from nki_kernels.norms.row_tiles import compute_row_statistics, normalise
 from nki_kernels.tiles import PARTITIONS, aligned_tile, blocks, transpose_rows
 
 LOAD_COLUMNS = 2048
@@ -132,7 +132,7 @@ def normalise_tiles(results, tiles, norm):
     statistics = []
     for m in range(len(tiles) + 1):  # m: row tile
         if m < len(tiles):
-            statistics.append(row_statistics(tiles[m], norm))
+            statistics.append(compute_row_statistics(tiles[m], norm))
         if m > 0:
             normalise(results[m - 1], tiles[m - 1], statistics[m - 1], norm)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.norms.blocks import weighted, weighted_by_block
+from nki_kernels.norms.blocks import weight_block_by_block, weight_blocks
 from nki_kernels.tiles import (
     BANK_BYTES,
     PARTITIONS,
@@ -77,11 +77,11 @@ def spread_into(result, rows, runs, norm=None, shared=False):
         target = result[0:used, first:end, :]
         # The Scalar engine takes half of a LayerNorm's banks, because the Vector engine alone would hold up products.
         if norm is not None and norm.bias is not None and count == PARTITIONS and banks % SCALAR_SHARE == 0:
-            weighted_by_block(target, bank, norm, first)
+            weight_block_by_block(target, bank, norm, first)
         elif shared and banks % SCALAR_SHARE == 0:
             nisa.activation(dst=target, op=nl.copy, data=bank)
         else:
-            weighted(target, bank, norm, first)
+            weight_blocks(target, bank, norm, first)
         banks += 1
         first = end
 

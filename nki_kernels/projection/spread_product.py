@@ -16,7 +16,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.norms.hidden_spans import hidden_spans, load_normalised
+from nki_kernels.norms.hidden_spans import list_spans, load_normalised
 from nki_kernels.sampling.top_k import MISSING
 from nki_kernels.tiles import BANK, WEIGHT_ELEMENTS, cast, filled, load
 
@@ -41,7 +41,7 @@ def spread_rows(x, norm, chunks):
     1 + t * chunks, and other columns are zeros. `view_stationary` returns the operand of a chunk. norm: Norm.
     """
     rows, hidden = x.shape
-    spans = hidden_spans(hidden)
+    spans = list_spans(hidden)
     width = chunks - 1 + rows * chunks
     tiles = []
     views = []
@@ -113,7 +113,7 @@ def project_piece(tiles, padding, rows, chunks, matrix, size):
         size: columns of a chunk, at most a PSUM bank.
     """
     hidden, columns = matrix.shape
-    spans = hidden_spans(hidden)
+    spans = list_spans(hidden)
     sums = nl.ndarray((rows * chunks, size), dtype=nl.float32, buffer=nl.psum)
     # A matmul brings the padding into PSUM, so that the search needs no further pass over the sums.
     begun = write_padding(sums, padding, rows, chunks, columns)

@@ -11,18 +11,18 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.sampling.draw import LEAST_EXPONENT, column
-from nki_kernels.sampling.penalties import bounded, load_adjusted, load_parameters
+from nki_kernels.sampling.draw import LEAST_EXPONENT, allocate_column
+from nki_kernels.sampling.penalties import bound_logits, load_adjusted, load_parameters
 from nki_kernels.sampling.top_k import (
     MERGED_CHUNKS,
     MISSING,
-    chunks_of_a_row,
+    allocate_candidates,
     collect,
+    count_row_chunks,
+    divide_into_pieces,
     gather_ranks,
     merge,
-    merged,
-    new_candidates,
-    pieces,
+    merge_candidates,
     search,
 )
 from nki_kernels.tiles import blocks, filled, load
@@ -34,7 +34,7 @@ LEAST_COLUMNS = 512
 """Columns of a chunk below which more chunks cost more merges than they save."""
 
 
-def given_candidates(logits, keep):
+def load_candidates(logits, keep):
     """Return the first `keep` of descending logits, and the sum of exp(logit - largest) over all of a row.
 
     Values are [rows, keep] float32, where NaNs become MISSING; the sum is [rows, 1] float32. Both are in
@@ -43,10 +43,10 @@ def given_candidates(logits, keep):
     Args:
         logits: [rows, keep or more] @ HBM, each row descending.
     """
-    values, missing = bounded(load(logits, logits.dtype))
+    values, missing = bound_logits(load(logits, logits.dtype))
     nisa.tensor_copy_predicated(dst=values, src=MISSING, predicate=missing)
     ones = filled(values.shape, 1.0)
-    return values[:, 0:keep], total_exponentials(values, ones, values[:, 0:1])
+    return values[:, 0:keep], sum_exponentials(values, ones, values[:, 0:1])
 
 
 def find_candidates(sources, penalties, keep):
@@ -63,11 +63,11 @@ def find_candidates(sources, penalties, keep):
     """
     logits, _, _, output_counts = sources
     rows, total_columns = logits.shape
-    chunks = chunks_of_a_row(rows, blocks(total_columns, LEAST_COLUMNS))
+    chunks = count_row_chunks(rows, blocks(total_columns, LEAST_COLUMNS))
     parameters = None
     if output_counts is not None:
         parameters = load_parameters(penalties[0], penalties[1], penalties[2], chunks)
-    cuts = pieces(total_columns, chunks, CHUNK_COLUMNS, keep)
+    cuts = divide_into_pieces(total_columns, chunks, CHUNK_COLUMNS, keep)
     lanes = rows * chunks
     maxima = nl.ndarray((lanes, len(cuts)), dtype=nl.float32, buffer=nl.sbuf)
     sums = nl.ndarray((lanes, len(cuts)), dtype=nl.float32, buffer=nl.sbuf)
@@ -80,18 +80,18 @@ def find_candidates(sources, penalties, keep):
         largest_of_chunks, indices = search(scores, work, keep)
         nisa.tensor_copy(dst=maxima[:, i : i + 1], src=largest_of_chunks[:, 0:1])
         add_exponentials(sums[:, i : i + 1], scores, maxima[:, i : i + 1])
-        candidates = new_candidates(rows, room)
+        candidates = allocate_candidates(rows, room)
         # The merge waits for the DMAs of collect, so it comes after the search of the next piece.
         if waiting is not None:
             merge(candidates, waiting, keep)
         waiting = collect(candidates, i > 0, first, largest_of_chunks, indices, size, keep)
-    largest = merged(waiting, keep)
+    largest = merge_candidates(waiting, keep)
     all_maxima = nl.ndarray((rows, chunks * len(cuts)), dtype=nl.float32, buffer=nl.sbuf)
     all_sums = nl.ndarray((rows, chunks * len(cuts)), dtype=nl.float32, buffer=nl.sbuf)
     # The chunks of a row lie on partitions of their own, and only a DMA brings their results onto one.
     nisa.dma_copy(dst=all_maxima, src=maxima)
     nisa.dma_copy(dst=all_sums, src=sums)
-    return largest[0], largest[1], total_exponentials(all_maxima, all_sums, largest[0][:, 0:1])
+    return largest[0], largest[1], sum_exponentials(all_maxima, all_sums, largest[0][:, 0:1])
 
 
 def add_exponentials(total, scores, largest):
@@ -99,7 +99,7 @@ def add_exponentials(total, scores, largest):
 
     scores: [P, columns] float32. largest: [P, 1], the maximum of each partition.
     """
-    bias = column(scores.shape[0])
+    bias = allocate_column(scores.shape[0])
     nisa.tensor_scalar(dst=bias, data=largest, op0=nl.multiply, operand0=-1.0)
     # The terms may be bfloat16: their sum is taken in float32 before they are rounded, and nothing reads them.
     terms = nl.ndarray(scores.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
@@ -130,11 +130,11 @@ def merge_ranks(values, ids, total, replica_group, ranks):
     every_value, every_id, totals = gather_ranks((values, ids, total), names, replica_group, ranks)
     maxima = nl.ndarray((rows, ranks), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=maxima, src=every_value[:, 0 : ranks * keep : keep])
-    best, best_ids = merged((every_value, every_id), keep)
-    return best, best_ids, total_exponentials(maxima, totals, best[:, 0:1])
+    best, best_ids = merge_candidates((every_value, every_id), keep)
+    return best, best_ids, sum_exponentials(maxima, totals, best[:, 0:1])
 
 
-def total_exponentials(maxima, sums, best):
+def sum_exponentials(maxima, sums, best):
     """Return the sum of exp(x - best) of each row, [rows, 1] float32 in SBUF, from sums of its n parts.
 
     Args:
@@ -150,6 +150,6 @@ def total_exponentials(maxima, sums, best):
     )
     nisa.activation(dst=factors, op=nl.exp, data=exponents)
     nisa.tensor_tensor(dst=products, data1=factors, data2=sums, op=nl.multiply)
-    total = column(maxima.shape[0])
+    total = allocate_column(maxima.shape[0])
     nisa.tensor_reduce(dst=total, op=nl.add, data=products, axis=1)
     return total

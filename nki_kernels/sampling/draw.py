@@ -26,25 +26,25 @@ LEAST_EXPONENT = -200.0
 """exp of it is 0 in float32; lower arguments need not be asked of a table."""
 
 
-def column(rows):
+def allocate_column(rows):
     """Allocate a float32 tile [rows, 1] in SBUF."""
     return nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
 
 
 def prepare_parameters(temperature, top_k, top_p):
-    """Return the parameters of `candidate_weights`, three float32 tiles [rows, 1] in SBUF.
+    """Return the parameters of `compute_candidate_weights`, three float32 tiles [rows, 1] in SBUF.
 
     These are 1 / temperature, for at least LEAST_TEMPERATURE; top_k, or 1 where the temperature is 0; and
     top_p, plus 1 where it is 1 or more, so that rounding of sums drops no candidate. The arguments are tiles
     [rows, 1] as well.
     """
     rows = temperature.shape[0]
-    floored = column(rows)
-    inverse = column(rows)
-    positive = column(rows)
-    beyond_one = column(rows)
-    kept_count = column(rows)
-    share = column(rows)
+    floored = allocate_column(rows)
+    inverse = allocate_column(rows)
+    positive = allocate_column(rows)
+    beyond_one = allocate_column(rows)
+    kept_count = allocate_column(rows)
+    share = allocate_column(rows)
     nisa.tensor_scalar(dst=floored, data=temperature, op0=nl.maximum, operand0=LEAST_TEMPERATURE)
     nisa.reciprocal(dst=inverse, data=floored)
     nisa.tensor_scalar(dst=positive, data=temperature, op0=nl.greater, operand0=0.0)
@@ -58,7 +58,7 @@ def prepare_parameters(temperature, top_k, top_p):
     return inverse, kept_count, share
 
 
-def cumulative(weights):
+def sum_cumulatively(weights):
     """Return the cumulative sums of weights [rows, K] along a row, inclusive, as np.cumsum: float32 in SBUF."""
     rows, count = weights.shape
     ones = filled((rows, count), 1.0)
@@ -82,7 +82,7 @@ def keep_where(weights, data, operator, bound):
     return kept
 
 
-def candidate_weights(values, parameters, min_p):
+def compute_candidate_weights(values, parameters, min_p):
     """Return the weight of each candidate for the draw, [rows, K] float32 in SBUF, 0 for those that are dropped.
 
     A weight is exp((value - best) / temperature). Masked candidates are dropped, then what top-k, top-p and
@@ -113,8 +113,8 @@ def candidate_weights(values, parameters, min_p):
     weights = keep_where(weights, values, nl.greater, MASKED)
     weights = keep_where(weights, rank, nl.less, kept_count)
     nisa.memset(dst=weights[:, 0:1], value=1.0)
-    sums = cumulative(weights)
-    limit = column(rows)
+    sums = sum_cumulatively(weights)
+    limit = allocate_column(rows)
     nisa.tensor_tensor(dst=limit, data1=sums[:, count - 1 : count], data2=share, op=nl.multiply)
     ahead = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
     # Below every limit: a top_p of 0, or a product that underflows, still keeps the best candidate.
@@ -144,8 +144,8 @@ def draw(weights, ids, uniform):
     take_largest(in_order, indices, backwards, backwards)
     ordered = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
     nisa.nc_n_gather(dst=ordered, data=weights, indices=indices)
-    sums = cumulative(ordered)
-    drawn = column(rows)
+    sums = sum_cumulatively(ordered)
+    drawn = allocate_column(rows)
     nisa.scalar_tensor_tensor(
         dst=drawn,
         data=uniform,
@@ -160,13 +160,13 @@ def draw(weights, ids, uniform):
     )
     negated = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=negated, data1=behind, data2=in_order, op=nl.add)
-    chosen = column(rows)
+    chosen = allocate_column(rows)
     # Negated ids up to the drawn sum are 2^25 lower, so the maximum is the lowest id whose sum is above it.
     nisa.tensor_reduce(dst=chosen, op=nl.maximum, data=negated, axis=1, negate=True)
     return chosen
 
 
-def value_of(chosen, ids, values):
+def select_value(chosen, ids, values):
     """Return the value of each row's chosen candidate, [rows, 1] float32 in SBUF.
 
     Args:
@@ -177,6 +177,6 @@ def value_of(chosen, ids, values):
     nisa.scalar_tensor_tensor(
         dst=only, data=ids, op0=nl.equal, operand0=chosen, op1=nl.multiply, operand1=values
     )
-    value = column(values.shape[0])
+    value = allocate_column(values.shape[0])
     nisa.tensor_reduce(dst=value, op=nl.add, data=only, axis=1)
     return value

@@ -58,7 +58,7 @@ def load_parameters(repetition, presence, frequency, chunks):
     return divisor, factor, load_for_chunks(presence, chunks), load_for_chunks(frequency, chunks)
 
 
-def bounded(raw):
+def bound_logits(raw):
     """Return logits as float32, limited to -BOUND … BOUND, and a uint8 mask, 1 where a logit is NaN.
 
     Both are new tiles in SBUF of raw's shape. The limited value of a NaN is not defined.
@@ -89,7 +89,7 @@ def load_adjusted(sources, parameters, first, size, chunks):
         extra = load_piece(bias, first, size, chunks, 0.0)
         nisa.tensor_tensor(dst=added, data1=raw, data2=extra, op=nl.add)
         raw = added
-    adjusted, missing = bounded(raw)
+    adjusted, missing = bound_logits(raw)
     if parameters is not None:
         counts = load_piece(output_counts, first, size, chunks, 0.0)
         seen = nl.ndarray(raw.shape, dtype=nl.uint8, buffer=nl.sbuf)

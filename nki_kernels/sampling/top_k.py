@@ -43,12 +43,12 @@ _EIGHT = 8
 """Values that the Vector engine finds at a time."""
 
 
-def multiple_of_eight(count):
+def round_up_to_eight(count):
     """Return `count` rounded up to a multiple of 8: the Vector engine finds eight values at a time."""
     return blocks(count, _EIGHT) * _EIGHT
 
 
-def backwards(tile, first):
+def view_backwards(tile, first):
     """View columns first … first + 7 of a whole tile [P, n] in reverse order: [P, 8]."""
     partitions, columns = tile.shape
     return tile.ap(pattern=[[columns, partitions], [-1, _EIGHT]], offset=first + _EIGHT - 1)
@@ -71,12 +71,16 @@ def take_largest(values, indices, scores, work):
     for first in range(0, indices.shape[1], _EIGHT):
         nisa.max8(dst=values[:, first : first + _EIGHT], src=source)
         nisa.nc_match_replace8(
-            dst=work, data=source, vals=backwards(values, first), imm=LEAST, dst_idx=backwards(indices, first)
+            dst=work,
+            data=source,
+            vals=view_backwards(values, first),
+            imm=LEAST,
+            dst_idx=view_backwards(indices, first),
         )
         source = work
 
 
-def chunks_of_a_row(rows, most):
+def count_row_chunks(rows, most):
     """Return over how many partitions the columns of each row are spread: a power of 2, at most `most`.
 
     All rows together take 128 partitions at most, if there are no more than 128 rows.
@@ -87,7 +91,7 @@ def chunks_of_a_row(rows, most):
     return chunks
 
 
-def pieces(columns, chunks, width, keep):
+def divide_into_pieces(columns, chunks, width, keep):
     """Divide the columns of a row into pieces; return (first column, columns of a chunk) of each.
 
     A piece has `chunks` chunks of at most `width` columns; the last piece may extend beyond `columns`, as
@@ -99,13 +103,13 @@ def pieces(columns, chunks, width, keep):
     while first < columns:
         size = min(width, blocks(columns - first, chunks))
         if size < keep or is_grouped(size, keep):
-            size = multiple_of_eight(size)
+            size = round_up_to_eight(size)
         bounds.append((first, size))
         first = first + chunks * size
     return bounds
 
 
-def new_candidates(rows, count):
+def allocate_candidates(rows, count):
     """Allocate (values, columns) for `count` candidates of each row: float32 tiles [rows, count] in SBUF."""
     values = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
     columns = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
@@ -205,7 +209,7 @@ def collect(candidates, begun, first, largest, indices, size, keep):
     the candidates that are filled: without the first `keep` if no earlier piece has `begun`.
 
     Args:
-        candidates: (values, columns) of `new_candidates`, written from index `keep` on.
+        candidates: (values, columns) of `allocate_candidates`, written from index `keep` on.
         first: column of the row at which the piece begins.
         largest, indices: results of `search`, [row * chunk, n].
         size: columns of a chunk.
@@ -218,10 +222,10 @@ def collect(candidates, begun, first, largest, indices, size, keep):
         together = min(GROUP, chunks // MERGED_CHUNKS)
         chunks = chunks // together
         chunk_values = largest.shape[1]
-        group = new_candidates(rows * chunks, together * chunk_values)
+        group = allocate_candidates(rows * chunks, together * chunk_values)
         join(group[0], group[1], largest, indices, span, 0)
         span = span * together
-        best = new_candidates(rows * chunks, min(keep, together * chunk_values))
+        best = allocate_candidates(rows * chunks, min(keep, together * chunk_values))
         merge(best, group, min(keep, together * chunk_values))
         largest = best[0]
         indices = best[1]
@@ -238,7 +242,7 @@ def merge(largest, candidates, keep, work=None):
     all, which NaN gives, becomes the last one.
 
     Args:
-        largest, candidates: (values, columns), as of `new_candidates`.
+        largest, candidates: (values, columns), as of `allocate_candidates`.
     """
     values, columns = candidates
     rows, count = values.shape
@@ -249,12 +253,12 @@ def merge(largest, candidates, keep, work=None):
     nisa.nc_n_gather(dst=largest[1][:, 0:keep], data=columns, indices=valid)
 
 
-def merged(candidates, keep):
+def merge_candidates(candidates, keep):
     """Return (values, columns) of the `keep` largest candidates of each row, in new tiles [rows, keep] in SBUF.
 
     The values of `candidates` are overwritten.
     """
-    largest = new_candidates(candidates[0].shape[0], keep)
+    largest = allocate_candidates(candidates[0].shape[0], keep)
     merge(largest, candidates, keep)
     return largest
 

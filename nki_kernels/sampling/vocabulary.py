@@ -11,7 +11,14 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.projection.spread_product import project_piece, project_rows
-from nki_kernels.sampling.top_k import MERGED_CHUNKS, collect, merge, new_candidates, pieces, search
+from nki_kernels.sampling.top_k import (
+    MERGED_CHUNKS,
+    allocate_candidates,
+    collect,
+    divide_into_pieces,
+    merge,
+    search,
+)
 from nki_kernels.tiles import BANK
 
 CHUNK_COLUMNS = BANK
@@ -30,7 +37,7 @@ LEAST_SPREAD = 512
 """Columns before the tail that are worth the search in chunks; more than the values wanted where there is a tail."""
 
 
-def largest_logits(logits, operands, w_head, finish, first, end, keep):
+def find_largest_logits(logits, operands, w_head, finish, first, end, keep):
     """Store the logits of columns first … end - 1 to `logits` [T, V] @ HBM, and find the `keep` largest.
 
     Returns their values, descending, and their columns, [T, keep] float32 each in SBUF.
@@ -41,19 +48,19 @@ def largest_logits(logits, operands, w_head, finish, first, end, keep):
         w_head: [H, V] @ HBM.
         finish: (scale, softcap or None), applied to each product.
     """
-    tail = tail_columns(w_head.shape[0], end - first, keep)
+    tail = plan_tail(w_head.shape[0], end - first, keep)
     spread_end = end
     for size in tail:
         spread_end -= size
     delays = len(tail) > 0
-    waiting = spread_pieces(logits, operands, w_head, finish, first, spread_end, keep, delays)
+    waiting = search_pieces(logits, operands, w_head, finish, first, spread_end, keep, delays)
     rows = logits.shape[0]
     spread, _, chunks = operands
     work = None
     first = spread_end
     for size in tail:
         sums = project_rows(spread, rows, chunks, w_head[:, first : first + size])
-        candidates = new_candidates(rows, keep + size)
+        candidates = allocate_candidates(rows, keep + size)
         nisa.iota(dst=candidates[1][:, keep : keep + size], pattern=[[1, size]], offset=first)
         merge(candidates, waiting, keep, work)
         scores = candidates[0][:, keep : keep + size]
@@ -63,12 +70,12 @@ def largest_logits(logits, operands, w_head, finish, first, end, keep):
         work = nl.ndarray(candidates[0].shape, dtype=nl.float32, buffer=nl.sbuf)
         waiting = candidates
         first += size
-    largest = new_candidates(rows, keep)
+    largest = allocate_candidates(rows, keep)
     merge(largest, waiting, keep, work)
     return largest
 
 
-def spread_pieces(logits, operands, w_head, finish, first, end, keep, delays):
+def search_pieces(logits, operands, w_head, finish, first, end, keep, delays):
     """Store the logits of columns first … end - 1, searched in chunks; return the candidates of the last merge.
 
     The caller has to merge these. The merge of a piece waits for a DMA: so it comes after the search of the
@@ -79,7 +86,7 @@ def spread_pieces(logits, operands, w_head, finish, first, end, keep, delays):
     """
     rows = logits.shape[0]
     spread, padding, chunks = operands
-    cuts = pieces(end - first, chunks, CHUNK_COLUMNS, keep)
+    cuts = divide_into_pieces(end - first, chunks, CHUNK_COLUMNS, keep)
     waiting = None
     for i in range(len(cuts)):
         start, size = cuts[i]
@@ -87,7 +94,7 @@ def spread_pieces(logits, operands, w_head, finish, first, end, keep, delays):
         at_once = i == len(cuts) - 1 and not delays
         weights = w_head[:, start : min(end, start + chunks * size)]
         sums = project_piece(spread, padding, rows, chunks, weights, size)
-        candidates = new_candidates(rows, keep + MERGED_CHUNKS * keep)
+        candidates = allocate_candidates(rows, keep + MERGED_CHUNKS * keep)
         if waiting is not None and at_once:
             merge(candidates, waiting, keep)
         scores = finish_logits(logits[:, start : start + weights.shape[1]], sums, chunks, finish)
@@ -140,7 +147,7 @@ def copy_logits(scores, sums, finish):
         nisa.activation(dst=scores, op=nl.copy, data=bounded, scale=softcap)
 
 
-def tail_columns(hidden, columns, keep):
+def plan_tail(hidden, columns, keep):
     """Return the widths of the last pieces of columns, which are searched as rows, without chunks, in column order.
 
     The list is empty where a search takes longer than a load, or no LEAST_SPREAD columns would be left before

@@ -168,7 +168,7 @@ def test_an_equivalent_is_shown_or_argued_and_nothing_else() -> None:
     argued = next(
         m
         for m in every_mutant()
-        if m.key == "embedding.gathered pattern: [[width, rows], [1, width]]: width + 1"
+        if m.key == "embedding.gather_table_rows pattern: [[width, rows], [1, width]]: width + 1"
     )
     swap = next(m for m in every_mutant() if m.operator == "swap")
     bound = next(

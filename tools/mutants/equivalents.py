@@ -48,12 +48,12 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "experts_decode.experts_decode arithmetic: tokens * ids.shape[1] <= count -> *",
     ),
     "other columns are searched as rows; the largest are the same, only time differs": (
-        "sampling.vocabulary.tail_columns arithmetic: hidden*",
-        "sampling.vocabulary.tail_columns arithmetic: TAIL_HIDDEN*",
-        "sampling.vocabulary.tail_columns arithmetic: nisa*",
-        "sampling.vocabulary.tail_columns arithmetic: spread_columns*",
-        "sampling.vocabulary.tail_columns bound: *",
-        "sampling.vocabulary.tail_columns condition: *",
+        "sampling.vocabulary.plan_tail arithmetic: hidden*",
+        "sampling.vocabulary.plan_tail arithmetic: TAIL_HIDDEN*",
+        "sampling.vocabulary.plan_tail arithmetic: nisa*",
+        "sampling.vocabulary.plan_tail arithmetic: spread_columns*",
+        "sampling.vocabulary.plan_tail bound: *",
+        "sampling.vocabulary.plan_tail condition: *",
     ),
     "loads of other sizes, of the same blocks": (
         "projection.spread_product.divide_into_loads clamp: max(1, LEAST_ELEMENTS // columns) -> 1",
@@ -85,7 +85,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     ),
     "a predicate: any number but 0 chooses": ("decode.softmax.mark_causal_keys value: value=1: 1 + 1",),
     "a number is bounded twice by the same bound": (
-        "experts_decode.passes_of_choices duplicate: nisa.tensor_scalar(dst=ids*",
+        "experts_decode.plan_choice_passes duplicate: nisa.tensor_scalar(dst=ids*",
         "recurrent.ssd_times.limit_time_steps duplicate: *",
     ),
     "two cores take the first and the second half of the channels: a sum of both ends has as many factors of two": (
@@ -121,7 +121,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     ),
     "a copy more, of the same values": ("tiles.cast condition: if tile.dtype == dtype -> False",),
     "the step of a dim of size 1, or the leading step beside a vector_offset, which NKI ignores": (
-        "embedding.gathered pattern: [[width, rows], [1, width]]: width *",
+        "embedding.gather_table_rows pattern: [[width, rows], [1, width]]: width *",
         "prefill.spans.load_row_sinks pattern: [[1, heads], [0, queries.count], [1, 1]]: 1 + 1 #2",
         "rope.gather pattern: [[half, rows], [1, half]]: half *",
     ),
@@ -159,15 +159,15 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "sampling.top_k.search duplicate: search_groups(*",
     ),
     "neither instruction touches what the other writes, though tiles or parts of a tile are named in both": (
-        "sampling.draw.candidate_weights swap: nisa.memset(dst=ahead*",
+        "sampling.draw.compute_candidate_weights swap: nisa.memset(dst=ahead*",
         "sampling.draw.prepare_parameters swap: *",
         "sample.draw_rows swap: *",
         "projection.spread_product.make_padding_operands swap: *",
     ),
     "whole numbers below 2**24, or ones, which both dtypes hold": (
         "decode.ranks.subtract_rank dtype: first_positions.shape dtype=nl.float32 -> nl.int32",
-        "sampling.draw.candidate_weights dtype: (rows, count) dtype=nl.float32 -> nl.int32 #4",
-        "sampling.draw.cumulative dtype: (rows, count) dtype=nl.float32 -> nl.bfloat16",
+        "sampling.draw.compute_candidate_weights dtype: (rows, count) dtype=nl.float32 -> nl.int32 #4",
+        "sampling.draw.sum_cumulatively dtype: (rows, count) dtype=nl.float32 -> nl.bfloat16",
         "sampling.draw.draw dtype: (rows, count) dtype=nl.float32 -> nl.bfloat16 #4",
         "sampling.draw.draw dtype: (rows, count) dtype=nl.float32 -> nl.int32*",
         "lm_head.lm_head dtype: cast(best_ids, nl.int32) -> nl.float32",
@@ -188,9 +188,9 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "sampling.penalties.load_piece condition: if columns == chunks * size -> False",
     ),
     "searches the copy in SBUF, or merges earlier or later: only time differs": (
-        "sampling.vocabulary.spread_pieces arithmetic: i == len(cuts) - 1 -> i != len(cuts) - 1",
-        "sampling.vocabulary.spread_pieces arithmetic: len(cuts) - 1 -> (len(cuts)) + (1)",
-        "sampling.vocabulary.spread_pieces clamp: min(end, start + chunks * size) -> end",
+        "sampling.vocabulary.search_pieces arithmetic: i == len(cuts) - 1 -> i != len(cuts) - 1",
+        "sampling.vocabulary.search_pieces arithmetic: len(cuts) - 1 -> (len(cuts)) + (1)",
+        "sampling.vocabulary.search_pieces clamp: min(end, start + chunks * size) -> end",
         "sampling.top_k.search condition: if is_grouped(size, keep) -> False",
     ),
     "there is no chunk of no columns, or it is refused or loaded as nothing": (
@@ -222,7 +222,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "a size of 1 in a pattern": ("sampling.penalties.load_for_chunks pattern: *: 1 * #2",),
     "a sum over ranks promises no order of its terms": (
         "all_reduce.sum_over_ranks group: all_reduce replica_group: the order reversed",
-        "embedding.gathered group: all_reduce replica_group: the order reversed",
+        "embedding.gather_table_rows group: all_reduce replica_group: the order reversed",
     ),
 }
 """Patterns of keys (`*` stands for anything) under the reason they share."""

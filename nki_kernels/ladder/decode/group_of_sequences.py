@@ -19,25 +19,25 @@ import nki.language as nl
 from nki_kernels.ladder.decode.steps import (
     BANK,
     PARTITIONS,
+    compute_exponentials,
+    compute_key_positions,
+    compute_scores,
     expect_whole_tiles,
-    exponentials,
-    key_positions,
-    largest,
-    last_positions,
+    find_largest,
     load_keys,
+    load_last_positions,
+    load_transposed_queries,
     load_values,
-    masked,
-    mix,
-    score,
+    mask_scores,
     store,
-    transposed_queries,
+    weigh_values,
 )
 
 GROUP_POSITIONS = 4096
 """Positions of all sequences of a group: keys of 1 MiB in bfloat16."""
 
 
-def group_size(sequences, heads, capacity):
+def count_sequences_together(sequences, heads, capacity):
     """Return how many sequences, at least one, are computed together: SBUF, PSUM and partitions limit them.
 
     heads: query heads of a sequence. capacity: S, positions of a cache.
@@ -54,13 +54,13 @@ def group_of_sequences(q, k_cache, v_cache, positions, scale):
     """
     sequences, heads, capacity = expect_whole_tiles(q, k_cache, v_cache, positions)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    keys_at, last = key_positions(capacity), last_positions(positions)
-    together = group_size(sequences, heads, capacity)
+    keys_at, last = compute_key_positions(capacity), load_last_positions(positions)
+    together = count_sequences_together(sequences, heads, capacity)
     for first in range(0, sequences, together):
         end = min(sequences, first + together)
-        queries = transposed_queries(q, first, end, heads)
+        queries = load_transposed_queries(q, first, end, heads)
         keys, values = load_keys(k_cache, first, end), load_values(v_cache, first, end)
-        scores = masked(score(keys, queries, heads), keys_at, last[:, first:end])
-        weights, sums = exponentials(scores, largest(scores), scale, q.dtype)
-        store(o, mix(values, weights), sums, first, heads)
+        scores = mask_scores(compute_scores(keys, queries, heads), keys_at, last[:, first:end])
+        weights, sums = compute_exponentials(scores, find_largest(scores), scale, q.dtype)
+        store(o, weigh_values(values, weights), sums, first, heads)
     return o

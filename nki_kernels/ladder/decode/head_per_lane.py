@@ -37,7 +37,7 @@ from nki_kernels.ladder.decode.steps import (
     PARTITIONS,
     expect_whole_tiles,
     load,
-    transposed_queries,
+    load_transposed_queries,
 )
 
 
@@ -53,7 +53,7 @@ def head_per_lane(q, k_cache, v_cache, positions, scale):
     indices = nl.ndarray((heads, capacity), dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=indices, pattern=[[1, capacity]])
     for sequence in range(sequences):
-        queries = transposed_queries(q, sequence, sequence + 1, heads)
+        queries = load_transposed_queries(q, sequence, sequence + 1, heads)
         keys = load(k_cache[sequence])
         scores = nl.ndarray((heads, capacity), dtype=nl.float32, buffer=nl.sbuf)
         for first in range(0, capacity, BANK):
@@ -61,16 +61,18 @@ def head_per_lane(q, k_cache, v_cache, positions, scale):
             bank = nl.ndarray((heads, last - first), dtype=nl.float32, buffer=nl.psum)
             nisa.nc_matmul(dst=bank, stationary=queries, moving=keys[:, first:last], accumulate=False)
             nisa.tensor_copy(dst=scores[:, first:last], src=bank)
-        weights, inverse = softmax(scores, indices, last_position(positions, sequence, heads), scale, q.dtype)
+        weights, inverse = compute_softmax(
+            scores, indices, load_last_position(positions, sequence, heads), scale, q.dtype
+        )
         result = nl.ndarray((heads, PARTITIONS), dtype=q.dtype, buffer=nl.sbuf)
         nisa.tensor_scalar(
-            dst=result, data=mixed(weights, v_cache[sequence]), op0=nl.multiply, operand0=inverse
+            dst=result, data=weigh_values(weights, v_cache[sequence]), op0=nl.multiply, operand0=inverse
         )
         nisa.dma_copy(dst=o.reshape((sequences, heads, PARTITIONS))[sequence], src=result)
     return o
 
 
-def last_position(positions, sequence, heads):
+def load_last_position(positions, sequence, heads):
     """Load the position of one sequence onto a partition for each head: [heads, 1] float32 in SBUF.
 
     sequence: index of the sequence in `positions` [B, 1] @ HBM.
@@ -82,7 +84,7 @@ def last_position(positions, sequence, heads):
     return result
 
 
-def softmax(scores, indices, last, scale, dtype):
+def compute_softmax(scores, indices, last, scale, dtype):
     """Return the weights of a softmax, not yet divided by their sum, and 1 / sum [heads, 1] float32, both in SBUF.
 
     The weights are exp(scale * (score - maximum of the head)) in `dtype`, 0 for positions after `last`.
@@ -119,7 +121,7 @@ def softmax(scores, indices, last, scale, dtype):
     return weights, inverse
 
 
-def mixed(weights, values):
+def weigh_values(weights, values):
     """Multiply weights [heads, S] in SBUF by values [S, D] in HBM: return [heads, D] float32 in PSUM."""
     heads, capacity = weights.shape
     product = nl.ndarray((heads, PARTITIONS), dtype=nl.float32, buffer=nl.psum)

@@ -20,18 +20,18 @@ import nki
 import nki.language as nl
 
 from nki_kernels.ladder.decode.steps import (
+    compute_exponentials,
+    compute_key_positions,
+    compute_scores,
     expect_whole_tiles,
-    exponentials,
-    key_positions,
-    largest,
-    last_positions,
+    find_largest,
     load_keys,
+    load_last_positions,
+    load_transposed_queries,
     load_values,
-    masked,
-    mix,
-    score,
+    mask_scores,
     store,
-    transposed_queries,
+    weigh_values,
 )
 
 
@@ -44,12 +44,12 @@ def key_per_lane(q, k_cache, v_cache, positions, scale):
     """
     sequences, heads, capacity = expect_whole_tiles(q, k_cache, v_cache, positions)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    keys_at, last = key_positions(capacity), last_positions(positions)
+    keys_at, last = compute_key_positions(capacity), load_last_positions(positions)
     for sequence in range(sequences):
         end = sequence + 1
-        queries = transposed_queries(q, sequence, end, heads)
+        queries = load_transposed_queries(q, sequence, end, heads)
         keys, values = load_keys(k_cache, sequence, end), load_values(v_cache, sequence, end)
-        scores = masked(score(keys, queries, heads), keys_at, last[:, sequence:end])
-        weights, sums = exponentials(scores, largest(scores), scale, q.dtype)
-        store(o, mix(values, weights), sums, sequence, heads)
+        scores = mask_scores(compute_scores(keys, queries, heads), keys_at, last[:, sequence:end])
+        weights, sums = compute_exponentials(scores, find_largest(scores), scale, q.dtype)
+        store(o, weigh_values(values, weights), sums, sequence, heads)
     return o

@@ -39,7 +39,7 @@ def load(source):
     return tile
 
 
-def transposed_queries(q, first, last, heads):
+def load_transposed_queries(q, first, last, heads):
     """Load the queries of sequences first … last - 1, transposed: [D, sequence * head] in SBUF, in q's dtype."""
     rows = (last - first) * heads
     tile = load(q.reshape((q.shape[0] * heads, PARTITIONS))[first * heads : last * heads, :])
@@ -50,7 +50,7 @@ def transposed_queries(q, first, last, heads):
     return result
 
 
-def key_positions(capacity):
+def compute_key_positions(capacity):
     """Return the position of the key on each partition and in each chunk: [128, S / 128] float32 in SBUF.
 
     Partition p has positions p * S / 128 …, one for each chunk.
@@ -61,7 +61,7 @@ def key_positions(capacity):
     return result
 
 
-def last_positions(positions):
+def load_last_positions(positions):
     """Load the position of each sequence's token onto every partition: [128, B] float32 in SBUF."""
     sequences = positions.shape[0]
     numbers = nl.ndarray((PARTITIONS, sequences), dtype=positions.dtype, buffer=nl.sbuf)
@@ -91,7 +91,7 @@ def load_keys(k_cache, first, last):
     return tile
 
 
-def score(keys, queries, heads):
+def compute_scores(keys, queries, heads):
     """Multiply keys [D, sequence, S] by queries [D, sequence * head]: [128, sequence, chunk, head] in PSUM.
 
     The scores are float32; partition p, chunk c has the score of position p * S / 128 + c.
@@ -111,7 +111,7 @@ def score(keys, queries, heads):
     return scores
 
 
-def masked(scores, keys_at, last):
+def mask_scores(scores, keys_at, last):
     """Copy scores [128, sequence, chunk, head] to a float32 SBUF tile, with LOWEST for later keys.
 
     Later keys are those after the last position of the sequence.
@@ -135,7 +135,7 @@ def masked(scores, keys_at, last):
     return result
 
 
-def largest(scores):
+def find_largest(scores):
     """Return each query's largest score on every partition: [128, sequence * head] float32 in PSUM.
 
     scores: [128, sequence, chunk, head]. Two transposes bring the maxima of the partitions together.
@@ -153,7 +153,7 @@ def largest(scores):
     return result
 
 
-def exponentials(scores, most, scale, dtype):
+def compute_exponentials(scores, most, scale, dtype):
     """Return exp(scale * (scores - most)) in `dtype`, and its sums over chunks [128, sequence * head], in SBUF.
 
     The sums are float32 and still divided over the partitions: `store` adds them.
@@ -173,7 +173,7 @@ def exponentials(scores, most, scale, dtype):
     return weights, sums
 
 
-def mix(values, weights):
+def weigh_values(values, weights):
     """Return the sum over keys of weights times values: [D, sequence * head] float32 in PSUM.
 
     Args:
