@@ -110,9 +110,9 @@ def attention_block_decode(
 ):
     """Compute y = x + attention(norm(x)) of a decode step, from the norm to the output projection.
 
-    Returns (y [T, H] in x's dtype, k_cache, v_cache); the keys and values of the new tokens are written to
-    the caches. The module docstring describes the arguments. AssertionError if they do not fit together or
-    exceed its limits.
+    Returns (y [T, H] in x's dtype, k_cache, v_cache); the keys and values of the new tokens are written
+    to the caches. The module docstring describes the arguments and limits; AssertionError if the
+    arguments violate them.
     """
     expect_dims(2, x, "x [T, H]")
     weights = BlockWeights(Norm(norm_weight, None, 0.0, eps), w_qkv, w_o, q_size, kv_size)

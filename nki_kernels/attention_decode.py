@@ -149,10 +149,10 @@ def attention_decode(
 ):
     """Compute the attention of a batch's new tokens over its caches and themselves.
 
-    Returns (o [T, Hq * D] in q's dtype, k_cache, v_cache). New keys k and values v are written to the caches,
-    after normalisation and rotation if asked. Without k and v the caches already hold them: nothing is
-    written, and o alone is returned. The module docstring describes the arguments. AssertionError if they do
-    not fit together or exceed its limits.
+    Returns (o [T, Hq * D] in q's dtype, k_cache, v_cache). New keys k and values v are written to the
+    caches, after normalisation and rotation if asked. Without k and v the caches already hold them:
+    nothing is written, and o alone is returned. The module docstring describes the arguments and limits;
+    AssertionError if the arguments violate them.
     """
     stored = k is None
     expect_dims(2, q, "q [T, Hq * D]")
@@ -356,11 +356,11 @@ def attention_decode_reference(
     k_scale: np.ndarray | None = None,
     v_scale: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute o with NumPy, by a softmax over all visible positions, head by head, in float32.
+    """Compute o [T, Hq * D] with NumPy, by a float32 softmax over all visible positions, head by head.
 
-    Returns o and the two caches, which are updated in place, or o alone without k and v. The `position_*`
-    arguments are not read: for ranks that divide positions pass the caches with all positions and the query
-    heads of all ranks.
+    Returns (o in q's dtype, k_cache, v_cache); the caches are updated in place. Without k and v o alone is
+    returned. The `position_*` arguments are not read: for ranks that divide positions pass the caches with
+    all positions and the query heads of all ranks.
     """
     paged = block_tables is not None
     tokens, (kv_heads, depth) = len(q), (k_cache.shape[2:] if paged else k_cache.shape[1:3])

@@ -83,9 +83,9 @@ def attention_mixed(
     """Compute attention of decoding sequences and of prompts in one launch, on paged caches.
 
     Rows 0 … decoding - 1 of q are the new tokens of the decoding sequences, the other rows those of the
-    prompts. Returns (o [T, Hq * D] in q's dtype, k_cache, v_cache); new keys and values are written to the
-    caches. Without k and v nothing is written, and o alone is returned. The module docstring describes the
-    arguments. AssertionError if they do not fit together or exceed its limits.
+    prompts. Returns (o [T, Hq * D] in q's dtype, k_cache, v_cache); new keys and values are written to
+    the caches. Without k and v nothing is written, and o alone is returned. The module docstring
+    describes the arguments and limits; AssertionError if the arguments violate them.
     """
     expect_dims(2, q, "q [T, Hq * D]")
     check_rows(q.shape[0], decoding, positions, slots, block_tables, prompt_tables)
@@ -166,9 +166,10 @@ def attention_mixed_reference(
     k_scale: np.ndarray | None = None,
     v_scale: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute o with NumPy: attention_decode's reference for the first rows, attention_prefill's for the others.
+    """Compute o [T, Hq * D] with NumPy: attention_decode's reference for the first rows, then attention_prefill's.
 
-    Returns o and the two caches, which are updated in place, or o alone without k and v.
+    Returns (o in q's dtype, k_cache, v_cache); the caches are updated in place. Without k and v o alone is
+    returned.
     """
     assert slots is not None
     outputs = []

@@ -146,9 +146,9 @@ def attention_prefill(
 ):
     """Compute the attention of prompts' new tokens over each other and over cached positions.
 
-    Returns (o [T, Hq * Dv] in q's dtype, k_cache, v_cache); new keys and values are written to the caches.
-    Without k and v the caches already hold them: nothing is written, and o alone is returned. The module
-    docstring describes the arguments. AssertionError if they do not fit together or exceed its limits.
+    Returns (o [T, Hq * Dv] in q's dtype, k_cache, v_cache); new keys and values are written to the
+    caches. Without k and v the caches already hold them: nothing is written, and o alone is returned. The
+    module docstring describes the arguments and limits; AssertionError if the arguments violate them.
     """
     expect_dims(2, q, "q [T, Hq * D]")
     cache = create_prompt_cache(k_cache, v_cache, slots, block_tables, cache_rows)
@@ -339,9 +339,10 @@ def attention_prefill_reference(
     k_scale: np.ndarray | None = None,
     v_scale: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute o with NumPy, by a softmax of the masked score matrix of each sequence, in float32.
+    """Compute o [T, Hq * Dv] with NumPy, by a float32 softmax of the masked score matrix of each sequence.
 
-    Returns o and the two caches, which are updated in place, or o alone without k and v.
+    Returns (o in q's dtype, k_cache, v_cache); the caches are updated in place. Without k and v o alone is
+    returned.
     """
     sequences = len(k_cache if block_tables is None else block_tables)
     rows = np.arange(sequences) if cache_rows is None else cache_rows[:, 0]

@@ -221,7 +221,11 @@ def average_pool_reference(
     padding: tuple[int, ...] | None = None,
     count_include_pad: bool = True,
 ) -> np.ndarray:
-    """Compute the mean of every window with NumPy in float32, rounded to x's dtype."""
+    """Compute the mean of every window with NumPy in float32, rounded to x's dtype.
+
+    Padding adds zeros to the sums; with `count_include_pad` it counts as elements of the mean, else it does
+    not.
+    """
     beyond = (0,) * len(window) if padding is None else padding
     sums = windows_reference(x, window, stride, beyond, 0.0)
     inside = windows_reference(np.ones_like(x), window, stride, beyond, float(count_include_pad))

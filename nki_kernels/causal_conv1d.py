@@ -91,8 +91,8 @@ def causal_conv1d(
 ):
     """Convolve each channel of x along the tokens of each sequence, and apply the activation.
 
-    Returns y [T, C] in x's dtype, and `state`, of which the slots in `state_slots` are updated. The module
-    docstring describes the arguments. AssertionError if they do not fit together or exceed its limits.
+    Returns y [T, C] in x's dtype, and `state`, of which the slots in `state_slots` are updated. The
+    module docstring describes the arguments and limits; AssertionError if the arguments violate them.
     """
     expect_dims(2, x, "x [T, W]")
     expect_dims(2, weight, "weight [K, C]")

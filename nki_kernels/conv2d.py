@@ -67,8 +67,8 @@ cores = (1, 2)
 def conv2d(x, w, bias=None, stride=(1, 1), padding=(0, 0), activation=None):
     """Convolve images x with windows w, add the bias, and apply the activation.
 
-    Returns y [N, O, H', W'] in x's dtype, in shared HBM. The module docstring describes the arguments.
-    AssertionError if they do not fit together or exceed its limits.
+    Returns y [N, O, H', W'] in x's dtype, in shared HBM. The module docstring describes the arguments and
+    limits; AssertionError if the arguments violate them.
     """
     expect_dims(4, x, "x [N, C, H, W]")
     expect_dims(4, w, "w [U, V, C, O]")

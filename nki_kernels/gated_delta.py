@@ -103,9 +103,9 @@ def gated_delta(
 ):
     """Apply the gated delta rule to the tokens of each sequence, in chunks of 128, and the gated norm.
 
-    Returns y [T, Hv * dv] in qkv's dtype in shared HBM, and `states`, of which the slots in `state_slots` are
-    updated. The module docstring describes the arguments. AssertionError if they do not fit together or
-    exceed its limits.
+    Returns y [T, Hv * dv] in qkv's dtype in shared HBM, and `states`, of which the slots in `state_slots`
+    are updated. The module docstring describes the arguments and limits; AssertionError if the arguments
+    violate them.
     """
     gates = select_gates(gates, first, states)
     arguments = Arguments(
@@ -136,10 +136,11 @@ def gated_delta(
 
 
 def plan_chains(waves):
-    """Return the list of all `Chain`s of steps of all waves; a chain is one stage of one wave.
+    """Return the list of all `Chain`s of steps of all waves, which `issue_all` interleaves.
 
-    Nothing is issued: `issue_all` interleaves the steps later. There is no load chain for the first wave,
-    whose operands are loaded by the caller. Each chain names the chains whose end it waits for:
+    A wave is up to four units, each a chunk of 128 tokens of up to four heads; a chain is one stage of a
+    wave. Nothing is issued here. The load chain of the first wave is empty, as the caller loads its operands.
+    Each chain names the chains whose end it waits for:
 
     chain of wave w     steps                                          waits for
     load                DMAs of operands and states                    load w - 1, outputs w - AHEAD

@@ -83,7 +83,10 @@ ROW_BYTES = 144 * 1024
 
 @dataclass
 class LaneKeys(nl.NKIObject):
-    """Keys and queries of a group of states in SBUF, float32; a lane is a partition with `row` rows of a state.
+    """Keys and queries of a group of states in SBUF, float32.
+
+    A group has up to four sequences, each on a quadrant of 32 partitions, and up to 8 heads. A lane is a
+    partition; it has some neighbouring rows of the state of one head, or of two heads of a quadrant in turn.
 
     columns: the moving operand of the product with the states, [lane, key head, row, head of the quadrant,
     query and key], 0 for the other head of a lane's quadrant. keys: the keys alone, [lane, key head, row].
@@ -224,7 +227,9 @@ def count_row_bytes(lanes, dtype):
 
 
 def plan_batches(lanes, taken):
-    """Return lists of `StateGroup`s, in order; the states of each list fit into SBUF together, at least one group.
+    """Divide all `StateGroup`s of `lanes` into lists, in order; the states of a list fit into SBUF together.
+
+    A list has at least one group.
 
     Args:
         taken: bytes per partition that rows of tokens take beside the states.
@@ -242,8 +247,8 @@ def plan_batches(lanes, taken):
 def copy_zeros(lanes, group, zeros):
     """Return a new tile of zeros for the states of a group: [lane, round, element] float32 in SBUF.
 
-    A round is one head, or pair of heads, of every quadrant. Loads skip a sequence that begins, so its zeros
-    stay.
+    A lane is a partition; a round is one head, or a pair of heads, of each of the group's sequences. Loads
+    skip a sequence that begins, so its zeros stay.
     """
     rounds = (group.heads[1] - group.heads[0]) // lanes.heads_per_quadrant
     tile = nl.ndarray((group.count_lanes(), rounds, zeros.shape[1]), dtype=nl.float32, buffer=nl.sbuf)
@@ -253,13 +258,17 @@ def copy_zeros(lanes, group, zeros):
 
 
 def load_states(lanes, states, first_pieces, groups, zeros, tiles):
-    """Load the states of `groups` into `tiles`, one [lane, round, element] tile per group.
+    """Load the states of `groups` from HBM into `tiles`, one tile [lane, round, element] for each group.
 
-    `tiles` may have the tiles of the first groups already, filled with zeros; those of the others are
-    allocated and appended. States of sequences that begin are skipped, so they stay 0.
+    A lane is a partition; a round is one head, or a pair of heads, of each of a group's sequences. `tiles`
+    may have the tiles of the first groups already, filled with zeros; those of the others are allocated and
+    appended. States of sequences that begin are skipped, so they stay 0.
 
     Args:
-        first_pieces: index of the first piece of each lane's sequence in HBM, [lane, column] int32.
+        states: [slots, heads, depth, width] @ HBM.
+        first_pieces: index of the first piece of each lane's sequence in HBM, [lane, column] int32; indices
+            beyond all are skipped.
+        zeros: [128, elements of one round] float32.
     """
     for i in range(len(groups)):  # i: group
         if i == len(tiles):
@@ -272,8 +281,11 @@ def load_states(lanes, states, first_pieces, groups, zeros, tiles):
 def spread_keys(lanes, keys, group, masks):
     """Return `LaneKeys` of a group: its keys in float32, and the operand by which its states are multiplied.
 
-    keys: queries and keys of all groups, [lane, column of the group, queries and keys, row]. masks: see
-    `advance_sequences`.
+    Args:
+        keys: result of `load_keys`: queries and keys of all groups, [lane, column of the group, queries and
+            keys, row]; a lane is a partition.
+        masks: for each of two heads of a quadrant [128, 1] float32, 1 on the head's partitions; empty for one
+            head.
     """
     count, low, high = group.count_lanes(), group.key_heads[0], group.key_heads[1]
     group_keys = keys[0:count, group.column, :, :]
@@ -294,7 +306,10 @@ def spread_keys(lanes, keys, group, masks):
 def multiply_states(lanes, group, tile, columns):
     """Return S^T q and S^T k for each state S of a group: float32 [width, sequence, head, 2] in PSUM.
 
-    tile: the states, [lane, round, element]. columns: the queries and keys, of `LaneKeys`.
+    Args:
+        tile: the states, [lane, round, element]: a lane is a partition, a round one head or pair of heads of
+            each sequence.
+        columns: the queries and keys, of `LaneKeys`.
     """
     first, last = group.heads
     width, share = lanes.width, lanes.heads_per_quadrant
@@ -319,7 +334,8 @@ def multiply_states(lanes, group, tile, columns):
 def compute_writes(lanes, group, products, factors, values, outputs):
     """Write the outputs of a group to `outputs`, and return what its keys add to the states, in PSUM.
 
-    Returned is u over the key's length, on each lane of its head: [lane, round, width] float32.
+    Returned is u over the key's length, on each lane of its head: [lane, round, width] float32. A lane is a
+    partition, a round one head or pair of heads of each sequence.
 
     Args:
         products: S^T q and S^T k, of `multiply_states`.
@@ -350,9 +366,10 @@ def compute_writes(lanes, group, products, factors, values, outputs):
 
 
 def multiply_outer(lanes, group, keys, writes):
-    """Return the outer products of a group's keys with `writes`: a list of float32 tiles [lane, row, width].
+    """Return the outer products of a group's keys with `writes`: float32 tiles [lane, row, width] in SBUF.
 
-    There is one tile in SBUF for each round.
+    The list has a tile for each round, which is one head or pair of heads of each sequence; a lane is a
+    partition.
 
     Args:
         keys: [lane, key head, row], of `LaneKeys`.
@@ -377,8 +394,11 @@ def multiply_outer(lanes, group, keys, writes):
 def decay_and_add(lanes, group, tile, decays, outer):
     """Multiply the states of a group, in place, by their decays, and add the outer products.
 
-    tile: the states, [lane, round, element]. decays: of all states, [lane, column, round]. outer: a tile
-    [lane, row, width] for each round.
+    Args:
+        tile: the states, [lane, round, element]: a lane is a partition, a round one head or pair of heads of
+            each sequence.
+        decays: of all states, [lane, column of the group, round].
+        outer: result of `multiply_outer`: for each round a tile [lane, row, width].
     """
     count, first = group.count_lanes(), group.heads[0] // lanes.heads_per_quadrant
     for i in range(len(outer)):  # i: round
@@ -396,9 +416,11 @@ def decay_and_add(lanes, group, tile, decays, outer):
 def store_states(lanes, states, first_pieces, group, tile):
     """Store the states of a group, `tile` [lane, round, element], to their slots of `states` in HBM.
 
-    Lanes without rows of a state have an index beyond all slots, which the DMA skips.
+    A lane is a partition, a round one head or pair of heads of each sequence. Lanes without rows of a state
+    have an index beyond all slots, which the DMA skips.
 
     Args:
+        states: [slots, heads, depth, width] @ HBM.
         first_pieces: index of the first piece of each lane's sequence in HBM, [lane, column] int32.
     """
     target = lanes.view_rounds(states, first_pieces, group, 0, tile.shape[1])

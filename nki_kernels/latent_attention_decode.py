@@ -105,8 +105,8 @@ def latent_attention_decode(
     """Compute latent attention of a batch's new tokens over the cached rows and themselves.
 
     Returns (o [T, Hq * V] in q's dtype, cache); the rows of the new tokens, normalised and rotated, are
-    written to the cache first. The module docstring describes the arguments. AssertionError if they do not
-    fit together or exceed its limits.
+    written to the cache first. The module docstring describes the arguments and limits; AssertionError if
+    the arguments violate them.
     """
     latent_cache = create_latent_cache(cache, slots, block_tables)
     check_rows(q, kv, latent_cache)
@@ -132,7 +132,11 @@ def latent_attention_decode(
 
 
 def check_rows(q, kv, latent_cache):
-    """Raise AssertionError if q, kv and the cache differ in dtype, tokens or width, or the cache refuses the tokens."""
+    """Raise AssertionError if q, kv and the cache do not fit together.
+
+    kv is [T, width of the cache's rows], all three have one dtype, and the cache checks its slots, tables and
+    tokens.
+    """
     expect_dims(2, q, "q [T, Hq * (R + P)]")
     tokens, width, cache = q.shape[0], latent_cache.width, latent_cache.rows
     assert kv.shape == (tokens, width), f"kv has to be [{tokens}, {width}], not {kv.shape}"
@@ -144,7 +148,11 @@ def check_rows(q, kv, latent_cache):
 
 
 def check_weights(q, cache, norm_weight, cos, sin, w_uk, w_uv):
-    """Raise AssertionError if projections, rotary tables and the norm weight do not fit each other, q and the cache."""
+    """Raise AssertionError if projections, rotary tables and norm weight do not fit q, the cache and each other.
+
+    The cache's rows have the latent, as wide as w_uk, and the rotated key, twice as wide as cos; the heads of
+    q, w_uk and w_uv have to be equally many.
+    """
     expect_dims(2, w_uk, "w_uk [Hq * P, L]")
     expect_dims(2, w_uv, "w_uv [L, Hq * V]")
     rank, rope = w_uk.shape[1], cache.shape[2] - w_uk.shape[1]
@@ -164,7 +172,11 @@ def check_weights(q, cache, norm_weight, cos, sin, w_uk, w_uv):
 
 
 def check_sizes(sizes, positions, scale, cache):
-    """Raise AssertionError if positions or scale are wrong, or sizes exceed the limits of the module docstring."""
+    """Raise AssertionError if positions, scale, tokens or sizes are not what the kernel takes.
+
+    positions are [tokens, 1], the scale is positive, and the tokens are a multiple of the sequences. The
+    module docstring has the limits of the sizes.
+    """
     tokens = sizes.tokens
     assert positions.shape == (tokens, 1), f"positions have to be [{tokens}, 1], not {positions.shape}"
     assert tokens % sizes.sequences == 0, (

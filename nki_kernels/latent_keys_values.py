@@ -94,9 +94,9 @@ def latent_keys_values(
 ):
     """Return keys and values of all heads, computed from latents; write the rows of the new tokens to the cache.
 
-    Returns keys [B, Hq, R + P, M], values [B, Hq, M, V] in kv's dtype, and the cache. M counts the `prefix`
-    positions, if any, and the new tokens of a sequence. The module docstring describes the arguments.
-    AssertionError if they do not fit together or exceed its limits.
+    Returns keys [B, Hq, R + P, M], values [B, Hq, M, V] in kv's dtype, and the cache. M counts the
+    `prefix` positions, if any, and the new tokens of a sequence. The module docstring describes the
+    arguments and limits; AssertionError if the arguments violate them.
     """
     expect_dims(2, kv, "kv [T, W]")
     latents = create_latent_cache(cache, slots, block_tables)

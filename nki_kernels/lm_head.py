@@ -108,9 +108,9 @@ def lm_head(
 ):
     """Compute this rank's logits, and find the largest of all ranks with their ids.
 
-    Returns logits [T, V], values [T, K] descending, both float32, and ids [T, K] int32, in shared HBM; K is
-    top_k rounded up to a multiple of 8. The module docstring describes the arguments. AssertionError if they
-    do not fit together or exceed its limits.
+    Returns logits [T, V], values [T, K] descending, both float32, and ids [T, K] int32, in shared HBM; K
+    is top_k rounded up to a multiple of 8. The module docstring describes the arguments and limits;
+    AssertionError if the arguments violate them.
     """
     norm = Norm(norm_weight, norm_bias, norm_offset, eps)
     check_arguments(x, norm, w_head, top_k, vocab_offset, replica_group, num_ranks, scale)

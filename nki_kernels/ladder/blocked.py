@@ -30,7 +30,7 @@ BLOCK_COLUMNS = 1024
 def blocked(a_t, b):
     """Return a_t.T @ b, [M, N] in a_t's dtype in shared HBM; each loaded tile serves several output tiles.
 
-    AssertionError for sizes that do not fill whole tiles.
+    AssertionError unless K and M are multiples of 128 and N of 512.
     """
     depth, rows, columns = expect_whole_tiles(a_t, b)
     c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)

@@ -28,7 +28,7 @@ from nki_kernels.ladder.tiles import COLUMNS, PARTITIONS, allocate_bank, expect_
 def hoisted(a_t, b):
     """Return a_t.T @ b, [M, N] in a_t's dtype in shared HBM; a_t is loaded once, b for every 128 rows of it.
 
-    AssertionError for sizes that do not fill whole tiles.
+    AssertionError unless K and M are multiples of 128 and N of 512.
     """
     depth, rows, columns = expect_whole_tiles(a_t, b)
     c = nl.ndarray((rows, columns), dtype=a_t.dtype, buffer=nl.shared_hbm)

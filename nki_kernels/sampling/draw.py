@@ -85,11 +85,11 @@ def keep_where(weights, data, operator, bound):
 def compute_candidate_weights(values, parameters, min_p):
     """Return the weight of each candidate for the draw, [rows, K] float32 in SBUF, 0 for those that are dropped.
 
-    A weight is exp((value - best) / temperature). Masked candidates are dropped, then what top-k, top-p and
-    min-p drop, in this order. The first candidate stays, with weight 1.
+    A weight is exp((value - best) / temperature). Candidates whose value is not above MASKED are dropped,
+    then what top-k, top-p and min-p drop, in this order. The first candidate always stays, with weight 1.
 
     Args:
-        values: the candidates, [rows, K], descending.
+        values: the candidates' logits, [rows, K], descending.
         parameters: the result of `prepare_parameters`.
         min_p: [rows, 1]: weights below it are dropped.
     """

@@ -119,8 +119,8 @@ def allocate_candidates(rows, count):
 def search(scores, work, keep):
     """Return the `keep` largest of each chunk, descending, and their indices in the chunk.
 
-    Both are [row * chunk, keep] in SBUF, float32 and uint32. A chunk with fewer columns than `keep` gives all
-    of them.
+    A chunk is a number of neighbouring columns of a row, on a partition of its own. Both results are [row *
+    chunk, keep] in SBUF, float32 and uint32. A chunk with fewer columns than `keep` gives all of them.
 
     Args:
         scores: [row * chunk, column].
@@ -184,8 +184,9 @@ def search_groups(largest, indices, scores):
 def join(values, columns, largest, indices, span, first):
     """Copy the results of several chunks side by side, by DMA, and turn indices within a chunk into columns.
 
-    The columns of neighbouring chunks are `span` apart, and those of a row's first chunk begin at `first`.
-    The DMAs take the Scalar engine's queue: the queue of bulk loads must not wait for a search.
+    A chunk is a number of neighbouring columns of a row, on a partition of its own. Neighbouring chunks begin
+    `span` columns apart, and a row's first chunk at column `first`. The DMAs take the Scalar engine's queue:
+    the queue of bulk loads must not wait for a search.
 
     Args:
         values, columns: written, float32 [row * group, n * chunks of a group]; any number of groups of a row.
@@ -203,16 +204,17 @@ def join(values, columns, largest, indices, span, first):
 
 
 def collect(candidates, begun, first, largest, indices, size, keep):
-    """Copy the results of a piece's `search` to the candidates of each row, behind the `keep` of earlier pieces.
+    """Copy the results of `search` in a piece to the candidates of each row, from index `keep` on.
 
-    More than MERGED_CHUNKS chunks of a row are first merged in groups. Returns (values, columns), views of
-    the candidates that are filled: without the first `keep` if no earlier piece has `begun`.
+    A piece is a range of columns, of which each row has several chunks of `size` neighbouring columns. More
+    than MERGED_CHUNKS chunks of a row are first merged in groups. Returns (values, columns), views of the
+    candidates that are filled: the first `keep` are those of earlier pieces, and are left out if none has
+    `begun`.
 
     Args:
         candidates: (values, columns) of `allocate_candidates`, written from index `keep` on.
         first: column of the row at which the piece begins.
         largest, indices: results of `search`, [row * chunk, n].
-        size: columns of a chunk.
     """
     values, columns = candidates
     rows = values.shape[0]

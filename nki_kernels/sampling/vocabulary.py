@@ -76,12 +76,15 @@ def find_largest_logits(logits, operands, w_head, finish, first, end, keep):
 
 
 def search_pieces(logits, operands, w_head, finish, first, end, keep, delays):
-    """Store the logits of columns first … end - 1, searched in chunks; return the candidates of the last merge.
+    """Store the logits of columns first … end - 1, searched piece by piece; return the candidates of the last merge.
 
-    The caller has to merge these. The merge of a piece waits for a DMA: so it comes after the search of the
-    next piece, or before the search of the last one if not `delays`.
+    A piece is a range of columns, of which each row has several chunks of neighbouring columns. The result,
+    (values, columns) of [T, candidates] in SBUF, is not merged yet: the caller has to. The merge of a piece
+    waits for a DMA: so it comes after the search of the next piece, or before the search of the last one if
+    not `delays`.
 
     Args:
+        operands, finish: as of `find_largest_logits`.
         delays: whether a tail of columns follows, which is searched as rows.
     """
     rows = logits.shape[0]
@@ -110,9 +113,10 @@ def search_pieces(logits, operands, w_head, finish, first, end, keep, delays):
 def finish_logits(logits, sums, chunks, finish):
     """Scale and cap the products of a piece, and store them to `logits` [T, n] @ HBM; return what is searched.
 
-    That is `sums`, in PSUM, if the scale is 1 and there is no cap, else the scores in SBUF: so the search
-    need not wait for the store. Both are [row * chunk, column]. A cap lifts padding to its lower bound, where
-    equal logits come first: their columns are lower.
+    A piece is a range of n columns, of which each row has `chunks` chunks of neighbouring columns. Returned
+    are `sums`, in PSUM, if the scale is 1 and there is no cap, else the scores in SBUF: so the search need
+    not wait for the store. Both are [row * chunk, column]. A cap lifts padding to minus the cap, where equal
+    logits come first: their columns are lower.
 
     Args:
         sums: products [row * chunk, column] in PSUM; columns from n on are padding.
