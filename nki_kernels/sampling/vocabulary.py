@@ -43,7 +43,7 @@ def find_largest_logits(logits, operands, w_head, finish, first, end, keep):
     Returns their values, descending, and their columns, [T, keep] float32 each in SBUF.
 
     Args:
-        operands: (result of `spread_rows`, result of `padding_operands`, chunks for which the rows are
+        operands: (result of `spread_rows`, result of `make_padding_operands`, chunks for which the rows are
             spread).
         w_head: [H, V] @ HBM.
         finish: (scale, softcap or None), applied to each product.
