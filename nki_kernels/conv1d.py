@@ -102,7 +102,10 @@ def conv1d_reference(
     as_rows: bool = False,
     added: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Compute y with NumPy as a conv2d of images with one row; see `conv1d` for the two forms of y."""
+    """Compute y with NumPy as a conv2d of images with one row, rounded to x's dtype.
+
+    y is [N, O, T], or with as_rows [N * T, O], to which `added` [T, O] is added for each sequence.
+    """
     y = conv2d_reference(widened(x)[:, :, None], w[None], bias, (1, stride), (0, padding), activation)[
         :, :, 0
     ]

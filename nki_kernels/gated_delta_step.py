@@ -334,8 +334,8 @@ def multiply_states(lanes, group, tile, columns):
 def compute_writes(lanes, group, products, factors, values, outputs):
     """Write the outputs of a group to `outputs`, and return what its keys add to the states, in PSUM.
 
-    Returned is u over the key's length, on each lane of its head: [lane, round, width] float32. A lane is a
-    partition, a round one head or pair of heads of each sequence.
+    Returned is u = beta (v - exp(g) S^T k) over the key's length, on each lane of its head: [lane, round,
+    width] float32. A lane is a partition, a round one head or pair of heads of each sequence.
 
     Args:
         products: S^T q and S^T k, of `multiply_states`.

@@ -50,7 +50,8 @@ def count_sequences_together(sequences, heads, capacity):
 def group_of_sequences(q, k_cache, v_cache, positions, scale):
     """Return decode attention o [B, G * D] in q's dtype in shared HBM, several sequences together.
 
-    AssertionError for sizes that do not fill whole tiles; `head_per_lane` describes the arguments.
+    Scores have a key on each partition. `head_per_lane` describes the arguments; AssertionError unless D is
+    128 and S a multiple of 128.
     """
     sequences, heads, capacity = expect_whole_tiles(q, k_cache, v_cache, positions)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)

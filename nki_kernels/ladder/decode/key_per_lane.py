@@ -39,8 +39,8 @@ from nki_kernels.ladder.decode.steps import (
 def key_per_lane(q, k_cache, v_cache, positions, scale):
     """Return decode attention o [B, G * D] in q's dtype in shared HBM, one sequence after another.
 
-    Scores have a key on each partition. AssertionError for sizes that do not fill whole tiles;
-    `head_per_lane` describes the arguments.
+    Scores have a key on each partition. `head_per_lane` describes the arguments; AssertionError unless D is
+    128 and S a multiple of 128.
     """
     sequences, heads, capacity = expect_whole_tiles(q, k_cache, v_cache, positions)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
