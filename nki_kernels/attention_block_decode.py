@@ -158,7 +158,7 @@ def attend_hidden_states(x, weights, cache, step, sizes, replica_group):
     """Return y of the attention block as a tile of hidden states in SBUF, in x's dtype.
 
     The tile is [partition, T, C] with C = ceil(H / 128): partition p holds elements p * C … of each row.
-    Called on one core, for rows x [T, H] @ HBM small enough for `hidden_fits`. Keys and values of the new
+    Called on one core, for rows x [T, H] @ HBM small enough for `can_hold_hidden`. Keys and values of the new
     tokens go to the cache.
 
     Args:

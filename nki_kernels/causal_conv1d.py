@@ -138,7 +138,7 @@ def convolve_token(y, arguments, across, group, panel):
     written.
 
     Args:
-        across: weights and bias as columns [c in block, block, K or K + 1] float32, see `columns_of`.
+        across: weights and bias as columns [c in block, block, K or K + 1] float32, see `load_columns`.
         group: sequences (first, end).
         panel: channels (first, end), which are also the columns of y.
     """

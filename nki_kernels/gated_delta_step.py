@@ -160,7 +160,7 @@ def advance_sequences(arguments, lanes, offsets, masks, zeros, y):
     products of keys and group i + 2        keys of group i + 2                 writes and outputs of group i + 1
 
     Args:
-        offsets: [128, 1] float32, see `lane_offsets`: added to the index of a sequence's first piece of its
+        offsets: [128, 1] float32, see `compute_lane_offsets`: added to the index of a sequence's first piece of its
             state in HBM.
         masks: for each of two heads of a quadrant [128, 1] float32, 1 on the head's partitions; empty for one
             head.

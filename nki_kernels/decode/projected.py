@@ -55,7 +55,7 @@ def project(rows, w_qkv, sizes, scales):
     Args:
         rows: hidden states times the norm's weight, [partition, C, token] in SBUF.
         w_qkv: [H, q_size + 2 * kv_size] in HBM.
-        scales: 1 / rms of each token, [128, token] and [token, 1] float32 in SBUF, see `reciprocal_roots`.
+        scales: 1 / rms of each token, [128, token] and [token, 1] float32 in SBUF, see `compute_reciprocal_roots`.
     """
     result = Projected(sizes)
     hidden = w_qkv.shape[0]
