@@ -136,7 +136,9 @@ def test_pages_are_copied_by_powers_of_two(
 def test_the_answer_is_the_sentence_of_the_kernel(count: int, refused: bool) -> None:
     numbers = ArrayShape((count, 1), INT32)
     arguments = (("cache", PAGES), ("other", None), ("sources", numbers), ("destinations", numbers))
-    sentence = f"copy_pages makes at most 128 copies, not {count}: launch it several times" if refused else None
+    sentence = (
+        f"copy_pages makes at most 128 copies, not {count}: launch it several times" if refused else None
+    )
     assert find_refusal("copy_pages", arguments) == sentence
 
 

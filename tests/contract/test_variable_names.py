@@ -49,7 +49,7 @@ CAPS = {
         "wanted": 125,
     },
 }
-"""Largest number of times that a program binds each name, with or without a leading underscore, code of notebooks included."""
+"""Largest number of times that programs and notebooks bind each name, with or without a leading underscore."""
 
 
 def list_names(source: str) -> Iterator[str]:

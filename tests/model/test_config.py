@@ -133,7 +133,10 @@ def test_rope_scaling_is_read_in_both_spellings(write_model) -> None:
         ),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor: missing"),
         ({"rope_theta": 1.0}, "rope_theta: 1.0; must be greater than 1"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 is not 1; this family turns whole heads"),
+        (
+            {"partial_rotary_factor": 0.5},
+            "partial_rotary_factor: 0.5 is not 1; this family turns whole heads",
+        ),
         (
             {"rope_scaling": dict(rope_type="llama3", factor=2.0, low_freq_factor=4.0, high_freq_factor=4.0)},
             "rope_scaling.high_freq_factor: 4.0; must be greater than low_freq_factor, 4.0",
