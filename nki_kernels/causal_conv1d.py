@@ -53,7 +53,7 @@ import numpy as np
 from nki_kernels.cores import find_core_range
 from nki_kernels.mlp import activation_function, activation_reference
 from nki_kernels.precision import widened
-from nki_kernels.projection.row_groups import blocks_tile, item_bytes
+from nki_kernels.projection.row_groups import allocate_transposed, item_bytes
 from nki_kernels.recurrent.conv_prompt import ConvArguments, convolve_prompts
 from nki_kernels.recurrent.diagonal import load_columns
 from nki_kernels.recurrent.slots import (
@@ -174,7 +174,7 @@ def sum_taps(old, new, across, function):
     if across.shape[2] > height + 1:
         nisa.tensor_copy(dst=sums, src=across[:, :, height + 1 : height + 2].broadcast(2, sequences))
     for tap in range(height + 1):
-        tile = blocks_tile(width, sequences, old.dtype)
+        tile = allocate_transposed(width, sequences, old.dtype)
         transpose_rows(tile, 0, old[:, tap, :] if tap < height else new, 2)
         product = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         weights = across[:, :, tap : tap + 1].broadcast(2, sequences)

@@ -62,8 +62,8 @@ from nki_kernels.tiles import (
     BANK,
     PARTITIONS,
     blocks,
-    columns_at_once,
     copy_bank,
+    count_columns_at_once,
     expect_dims,
     load,
     ranges,
@@ -265,7 +265,7 @@ def choose_panel_width(product, rows, few):
     are at most one bank wide and fit in `moving_bytes`.
     """
     if few:
-        return columns_at_once(rows)
+        return count_columns_at_once(rows)
     # A panel takes one PSUM bank for each row tile, so that up to eight row tiles can accumulate side by side.
     return min(
         BANK, count_fitting_columns(product.tuning.moving_bytes, product.b.shape[0], product.a.dtype, 1)

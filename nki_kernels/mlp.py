@@ -86,10 +86,15 @@ from nki_kernels.projection.feed_forward import (
 )
 from nki_kernels.projection.gated_product import compute_unit, needs_tail_in_both_halves
 from nki_kernels.projection.residual_product import MovingWeight, ResidualProduct, compute_chunk
-from nki_kernels.projection.row_groups import count_bytes, divide_into_groups, row_tile_height, rows_per_rank
+from nki_kernels.projection.row_groups import (
+    count_bytes,
+    count_rows_per_rank,
+    count_tile_rows,
+    divide_into_groups,
+)
 from nki_kernels.projection.sequence import check_ranks, plan_gathered_rows, use_whole_rows
 from nki_kernels.projection.sums import RankSum
-from nki_kernels.tiles import MAX_ROW_BYTES, PARTITIONS, expect_dims, expect_hidden, on_every_row
+from nki_kernels.tiles import MAX_ROW_BYTES, PARTITIONS, broadcast_row, expect_dims, expect_hidden
 from nki_kernels.weights import WeightMatrix, load_blocks, wrap_matrix
 
 cores = (1, 2)
@@ -155,12 +160,12 @@ def mlp(
         row_norm = load_norm(norm, allocate_row_scratch(tile_rows, hidden, x.dtype), x.dtype)
         resident_bytes = count_bytes(row_norm.weight) + count_bytes(row_norm.bias)
     if b_down is not None:
-        bias = on_every_row(b_down[:, first_column:end_column], tile_rows, x.dtype, 0.0)
+        bias = broadcast_row(b_down[:, first_column:end_column], tile_rows, x.dtype, 0.0)
         resident_bytes += count_bytes(bias)
 
     # Row groups. Rows of other ranks arrive normalised.
     group_tiles = count_tiles_per_group(hidden, inner, x.dtype, resident_bytes, ranks)
-    group_rows = max(1, group_tiles) * rows_per_rank(ranks)
+    group_rows = max(1, group_tiles) * count_rows_per_rank(ranks)
     groups = divide_into_groups(x.shape[0], group_rows)
     rows = use_whole_rows(x)
     if ranks > 1:
@@ -205,7 +210,7 @@ def run_row_groups(ffn, groups):
     rank sum.
     """
     gated, down, ranks = ffn.gated, ffn.down, ffn.ranks
-    buffers = allocate_row_buffers(ranks * groups[0].rows, gated.hidden, ffn.dtype, row_tile_height(ranks))
+    buffers = allocate_row_buffers(ranks * groups[0].rows, gated.hidden, ffn.dtype, count_tile_rows(ranks))
     prepare_first_group(ffn, groups[0], buffers)
     x, intermediate, intermediates = None, None, None
     for m in range(len(groups) + 1):  # m: row group

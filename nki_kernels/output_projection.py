@@ -58,9 +58,9 @@ from nki_kernels.projection.residual_product import (
     count_chunk_columns,
 )
 from nki_kernels.projection.row_groups import (
-    blocks_tile,
+    allocate_transposed,
+    count_rows_per_rank,
     item_bytes,
-    rows_per_rank,
     split_by_rank,
     transpose_tiles,
 )
@@ -71,11 +71,11 @@ from nki_kernels.tiles import (
     MAX_ROW_BYTES,
     PARTITIONS,
     blocks,
+    broadcast_row,
+    choose_rows_at_once,
     expect_dims,
     expect_hidden,
-    on_every_row,
     ranges,
-    rows_at_once,
 )
 from nki_kernels.weights import WeightMatrix
 
@@ -130,7 +130,7 @@ def output_projection(o, w_o, residual=None, replica_group=None, bias=None, sequ
     left, right = find_core_columns(tokens, hidden, BANK)
     bias_rows = None
     if bias is not None:
-        bias_rows = on_every_row(bias[:, left:right], min(tokens, PARTITIONS), o.dtype, 0.0)
+        bias_rows = broadcast_row(bias[:, left:right], min(tokens, PARTITIONS), o.dtype, 0.0)
     project_rows(
         y[first:last, left:right],
         (split_by_rank(o, sequence_ranks)[:, first:last, :], gate),
@@ -161,7 +161,7 @@ def project_rows(y, source, w_o, residual, bias, replica_group):
     hidden = w_o.shape[1]
     is_resident = blocks(depth) * hidden <= HELD_ELEMENTS
     # A weight in SBUF costs nothing for a further group; one that streams is read again, so its groups are large.
-    step = rows_per_rank(ranks) * (1 if is_resident else rows_at_once(depth) // PARTITIONS)
+    step = count_rows_per_rank(ranks) * (1 if is_resident else choose_rows_at_once(depth) // PARTITIONS)
     groups = blocks(tokens, step)
     ahead = count_groups_ahead(depth, step * ranks, o.dtype, is_resident)
     loaded = []
@@ -208,7 +208,7 @@ def load_group(source, first, last):
     o, gate = source
     ranks, _, depth = o.shape
     tiles = []
-    for row, end in ranges(first, last, rows_per_rank(ranks)):
+    for row, end in ranges(first, last, count_rows_per_rank(ranks)):
         tile = nl.ndarray((ranks * (end - row), depth), dtype=o.dtype, buffer=nl.sbuf)
         # The Scalar engine's queue passes the bulk loads of w_o, which would delay the rows.
         transfer(tile, o[:, row:end, :], SCALAR)
@@ -231,7 +231,7 @@ def apply_gate(tile, gate):
 def transpose_group(tiles):
     """Return the transpose of SBUF row tiles [row, K]: a new SBUF tile [k in block, block, row] with all their rows."""
     rows = (len(tiles) - 1) * tiles[0].shape[0] + tiles[len(tiles) - 1].shape[0]
-    result = blocks_tile(tiles[0].shape[1], rows, tiles[0].dtype)
+    result = allocate_transposed(tiles[0].shape[1], rows, tiles[0].dtype)
     transpose_tiles(result, tiles, 0)
     return result
 

@@ -44,7 +44,7 @@ from nki_kernels.dma import STATIC
 from nki_kernels.mlp import activation_function, activation_reference
 from nki_kernels.precision import widened
 from nki_kernels.projection.products import add_products, allocate_sums
-from nki_kernels.projection.row_groups import blocks_tile, item_bytes, transpose_tiles
+from nki_kernels.projection.row_groups import allocate_transposed, item_bytes, transpose_tiles
 from nki_kernels.tiles import BANK, blocks, copy_bank, expect_dims, load, ranges
 from nki_kernels.weights import WeightMatrix, load_blocks
 
@@ -123,7 +123,7 @@ def load_rows(x, inputs, rows):
 
 def transpose_tile(rows):
     """Return the transpose of an SBUF tile [row, K] as a new SBUF tile [k in block, block, row]."""
-    result = blocks_tile(rows.shape[1], rows.shape[0], rows.dtype)
+    result = allocate_transposed(rows.shape[1], rows.shape[0], rows.dtype)
     transpose_tiles(result, [rows], 0)
     return result
 

@@ -137,7 +137,7 @@ def qkv_projection(
         f"gate_size is {gate_size}, and kv_size is 0; a layer without keys and values takes no gates"
     )
     angles = AngleTables(positions, cos, sin)
-    head = head_size(q_size, kv_size, tokens, angles, head_dim, q_norm, k_norm, v_norm)
+    head = find_head_size(q_size, kv_size, tokens, angles, head_dim, q_norm, k_norm, v_norm)
     outputs = []
     for size in (q_size, kv_size, kv_size, gate_size):
         if size > 0:
@@ -178,7 +178,7 @@ def qkv_projection(
     return outputs[0], outputs[1], outputs[2]
 
 
-def head_size(q_size, kv_size, tokens, angles, head_dim, q_norm, k_norm, v_norm):
+def find_head_size(q_size, kv_size, tokens, angles, head_dim, q_norm, k_norm, v_norm):
     """Return D if q, k or v is normalised head by head or rotated, else 0.
 
     D is head_dim, or 2 * (R/2) if only `cos` [S, R/2] of `angles` is given. Raises AssertionError if sizes,

@@ -46,7 +46,7 @@ from nki_kernels.norms.hidden_spans import list_spans, load_normalised, load_spa
 from nki_kernels.norms.norm import Norm, compute_inverse_root
 from nki_kernels.norms.row_tiles import RowStatistics, allocate_row_scratch, load_norm, normalise, sum_rows
 from nki_kernels.precision import widened, widened_or_zero
-from nki_kernels.tiles import PARTITIONS, expect_dims, load, on_every_row, ranges
+from nki_kernels.tiles import PARTITIONS, broadcast_row, expect_dims, load, ranges
 
 cores = (1,)
 
@@ -89,7 +89,7 @@ def rmsnorm(
         normalise_few_rows(y, x, norm, residual, scale)
         return y
     rows = min(tokens, PARTITIONS)
-    factor = None if scale is None else on_every_row(scale, rows, nl.float32, 0.0)
+    factor = None if scale is None else broadcast_row(scale, rows, nl.float32, 0.0)
     scratch = allocate_row_scratch(rows, hidden, x.dtype)
     row_norm = load_norm(norm, scratch, weight.dtype)
     starts = ranges(0, tokens)
@@ -122,7 +122,7 @@ def normalise_few_rows(y, x, norm, residual, scale):
     """
     tokens, hidden = x.shape
     spans = list_spans(hidden)
-    factor = None if scale is None else on_every_row(scale, spans[0][1], nl.float32, 0.0)
+    factor = None if scale is None else broadcast_row(scale, spans[0][1], nl.float32, 0.0)
     results = []
     for i in range(len(spans)):
         _, height, count = spans[i]

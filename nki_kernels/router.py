@@ -77,8 +77,8 @@ from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.row_tiles import allocate_row_scratch, compute_row_statistics, load_norm, normalise
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.projection.products import add_products
-from nki_kernels.projection.row_groups import blocks_tile, choose_vector_share, item_bytes
-from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, load, on_every_row, ranges, transpose_rows
+from nki_kernels.projection.row_groups import allocate_transposed, choose_vector_share, item_bytes
+from nki_kernels.tiles import BANK, PARTITIONS, broadcast_row, expect_dims, load, ranges, transpose_rows
 from nki_kernels.weights import WeightMatrix, load_blocks
 
 cores = (1, 2)
@@ -252,7 +252,7 @@ def check_arguments(x, norm, w_router, bias, choice_bias, selection):
 
 def repeat_row(row, rows):
     """Return a new float32 SBUF tile [rows, E] with a row [1, E] @ HBM on every partition; None for None."""
-    return None if row is None else on_every_row(row, rows, nl.float32, 0.0)
+    return None if row is None else broadcast_row(row, rows, nl.float32, 0.0)
 
 
 def has_room(x, matrix):
@@ -278,7 +278,7 @@ def multiply_tile(tile, matrix, share):
     """
     rows, hidden = tile.shape
     experts = matrix.shape[2]
-    transposed = blocks_tile(hidden, rows, tile.dtype)
+    transposed = allocate_transposed(hidden, rows, tile.dtype)
     transpose_rows(transposed, 0, tile, share)
     sums = nl.ndarray((rows, experts), dtype=nl.float32, buffer=nl.psum)
     add_products(

@@ -60,7 +60,7 @@ def blocks(size, height=PARTITIONS):
     return (size + height - 1) // height
 
 
-def in_block(depth, block, runs):
+def count_block_partitions(depth, block, runs):
     """Return how many partitions block number `block` of a contraction of `depth` elements takes, at most 128.
 
     runs: with False, all blocks but the last have 128. With True, elements lie in runs of C = ceil(depth /
@@ -83,7 +83,7 @@ def ranges(first, end, size=PARTITIONS):
     return result
 
 
-def rows_at_once(depth):
+def choose_rows_at_once(depth):
     """Return how many rows share one pass over the weights, a multiple of 128: at most 512, fewer for a large `depth`.
 
     The transposed rows [depth, rows] have to fit in RESIDENT_ELEMENTS elements per partition, unless they are
@@ -93,7 +93,7 @@ def rows_at_once(depth):
     return PARTITIONS * max(1, tiles)
 
 
-def columns_at_once(rows):
+def count_columns_at_once(rows):
     """Return how many columns of a product fit in ACCUMULATOR_BANKS PSUM banks for `rows` rows: a multiple of BANK."""
     return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows))
 
@@ -146,7 +146,7 @@ def identity(size, dtype):
     return result
 
 
-def aligned_tile(shape, dtype):
+def allocate_aligned_tile(shape, dtype):
     """Return a new SBUF tile whose partitions are a multiple of 32 bytes apart; it is not initialised.
 
     Users report that the compiler refuses a DMA transpose into a tile with another distance.
@@ -162,18 +162,18 @@ def aligned_tile(shape, dtype):
     return tile[:, 0:elements].reshape_dim(1, shape[1:])
 
 
-def psum_slots(height, slots, columns, dtype):
+def allocate_psum_slots(height, slots, columns, dtype):
     """Return a PSUM tile [height, slots, columns] whose slots start at a multiple of 4 bytes; it is not initialised.
 
     Users report that the compiler refuses a result of 16 bits that starts elsewhere. So slots with an odd
     number of 16-bit columns are one column apart.
     """
-    tile = nl.ndarray((height, slots, slot_width(columns, dtype)), dtype=dtype, buffer=nl.psum)
+    tile = nl.ndarray((height, slots, count_slot_columns(columns, dtype)), dtype=dtype, buffer=nl.psum)
     return tile[:, :, 0:columns]
 
 
-def slot_width(columns, dtype):
-    """Return how many columns a slot of `psum_slots` takes: `columns`, rounded up to an even number unless float32."""
+def count_slot_columns(columns, dtype):
+    """Return how many columns a slot of a PSUM bank takes: `columns`, rounded up to an even number unless float32."""
     return columns if dtype == nl.float32 else columns + columns % 2
 
 
@@ -186,11 +186,11 @@ def transpose_into(result, first_block, first_row, tile):
     rows, columns = tile.shape
     width = result.shape[0]
     full = columns // width
-    per_bank = BANK // slot_width(rows, tile.dtype)
+    per_bank = BANK // count_slot_columns(rows, tile.dtype)
     end_row = first_row + rows
     for first in range(0, full, per_bank):
         count = min(per_bank, full - first)
-        bank = psum_slots(width, count, rows, tile.dtype)
+        bank = allocate_psum_slots(width, count, rows, tile.dtype)
         for i in range(count):
             start = (first + i) * width
             nisa.nc_transpose(dst=bank[:, i, :], data=tile[:, start : start + width])
@@ -203,7 +203,7 @@ def transpose_into(result, first_block, first_row, tile):
         nisa.tensor_copy(dst=result[0:short, first_block + full, first_row:end_row], src=bank)
 
 
-def on_every_row(row, rows, dtype, offset):
+def broadcast_row(row, rows, dtype, offset):
     """Return a new SBUF tile [rows, n] of `dtype` with a row [1, n] of HBM plus the number `offset` on every partition.
 
     HBM is read once: a product with a column of ones copies the row to the other partitions.
@@ -237,12 +237,12 @@ def transpose_rows(transposed, first_row, tile, vector_share=0):
     width = transposed.shape[0]
     full = columns // width
     itemsize = 4 if tile.dtype == nl.float32 else 2
-    blocks_per_bank = BANK_BYTES // itemsize // slot_width(rows, tile.dtype)
+    blocks_per_bank = BANK_BYTES // itemsize // count_slot_columns(rows, tile.dtype)
     end_row = first_row + rows
     copies = 0
     for first in range(0, full, blocks_per_bank):
         count = min(blocks_per_bank, full - first)
-        bank = psum_slots(width, count, rows, tile.dtype)
+        bank = allocate_psum_slots(width, count, rows, tile.dtype)
         for i in range(count):
             start = (first + i) * width
             nisa.nc_transpose(dst=bank[:, i, :], data=tile[:, start : start + width])

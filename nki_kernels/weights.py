@@ -18,7 +18,7 @@ import nki.language as nl
 
 from nki_kernels.dma import STATIC, transfer
 from nki_kernels.projection.block_loads import load_rows_into
-from nki_kernels.tiles import PARTITIONS, blocks, in_block
+from nki_kernels.tiles import PARTITIONS, blocks, count_block_partitions
 
 
 @dataclass
@@ -133,7 +133,7 @@ def convert_runs(tile, raw, weight, depth, first_block):
     tiles holds.
     """
     for block in range(first_block, first_block + tile.shape[1]):
-        used = in_block(depth, block, True)
+        used = count_block_partitions(depth, block, True)
         convert(tile[0:used, block - first_block, :], raw[0:used, block - first_block, :], weight)
 
 
@@ -168,7 +168,7 @@ def load_expert_runs(stack, expert, block_range, columns, dtype):
     width = end_column - first_column
     count = blocks(depth)
     full = depth // count
-    shape = (in_block(depth, 0, True), end_block - first_block, width)
+    shape = (count_block_partitions(depth, 0, True), end_block - first_block, width)
     raw = nl.ndarray(shape, dtype=elements.dtype, buffer=nl.sbuf)
     pattern = [[count * pitch, full], [pitch, end_block - first_block], [1, width]]
     offset = first_block * pitch + first_column

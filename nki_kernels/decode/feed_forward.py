@@ -27,9 +27,9 @@ from nki_kernels.projection.residual_product import (
     compute_chunk,
     count_chunk_columns,
 )
-from nki_kernels.projection.row_groups import blocks_tile, list_starts
+from nki_kernels.projection.row_groups import allocate_transposed, list_starts
 from nki_kernels.projection.sums import RankSum
-from nki_kernels.tiles import on_every_row
+from nki_kernels.tiles import broadcast_row
 from nki_kernels.weights import WeightMatrix
 
 SUMS_IN_FLIGHT = 8
@@ -67,7 +67,7 @@ def prepare_feed_forward(norm, weights, activation, replica_group, rows, dtype):
     """
     norm_column = load_column(norm.weight, 0.0, True)
     gated = build_gated_product(weights, (0, weights.w_up.elements.shape[1]), activation, in_runs=True)
-    bias = None if weights.b_down is None else on_every_row(weights.b_down, rows, dtype, 0.0)
+    bias = None if weights.b_down is None else broadcast_row(weights.b_down, rows, dtype, 0.0)
     return FeedForwardOperands(norm, norm_column, gated, weights.w_down, bias, replica_group)
 
 
@@ -89,7 +89,7 @@ def compute_feed_forward(y, tile, operands):
     rank_sum = RankSum(operands.replica_group, 1, SUMS_IN_FLIGHT, [])
     weight = MovingWeight([operands.w_down])
     down = ResidualProduct(y, None, weight, operands.bias, rank_sum, residual_tile)
-    intermediate = blocks_tile(gated.inner, rows, x.dtype)
+    intermediate = allocate_transposed(gated.inner, rows, x.dtype)
     for column in list_starts(gated.inner, count_unit_columns(gated, rows)):
         compute_unit(gated, intermediate, x, column, [])
     for column in list_starts(hidden, count_chunk_columns(rows)):

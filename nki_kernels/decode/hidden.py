@@ -13,7 +13,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import COMPILER, STATIC, transfer
-from nki_kernels.tiles import PARTITIONS, blocks, in_block
+from nki_kernels.tiles import PARTITIONS, blocks, count_block_partitions
 
 HIDDEN_BYTES = 8192
 """Bytes per partition of hidden states that stay in SBUF beside the caches."""
@@ -30,7 +30,7 @@ def create_hidden_tile(rows, hidden, dtype):
 
     It has ceil(H / C) partitions, the last of which may have fewer than C elements of a row.
     """
-    shape = (in_block(hidden, 0, True), rows, blocks(hidden))
+    shape = (count_block_partitions(hidden, 0, True), rows, blocks(hidden))
     return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
 
 

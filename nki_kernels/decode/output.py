@@ -11,7 +11,7 @@ import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.tiles import BANK, PARTITIONS, blocks, in_block, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, count_block_partitions, ranges
 
 AHEAD_SHARE = 6
 """The weight that is loaded while attention works takes at most 1 / AHEAD_SHARE of SBUF: 34 KiB on gen3."""
@@ -92,7 +92,7 @@ def add_output(tile, outputs, weights, replica_group):
                 for i in range(bank.shape[1]):
                     block = first + i
                     nisa.nc_matmul(
-                        dst=bank[0 : in_block(hidden, block, True), i, :],
+                        dst=bank[0 : count_block_partitions(hidden, block, True), i, :],
                         stationary=rows[0:used, d, block : hidden : blocks(hidden)],
                         moving=outputs[0:used, d, :, head],
                         accumulate=head + d > 0,
@@ -128,7 +128,7 @@ def allocate_output_sums(tile, hidden):
     sums = []
     for first, last in ranges(0, count, min(BANK // rows, max(1, (count + 1) // 2))):
         bank = nl.ndarray((height, last - first, rows), dtype=nl.float32, buffer=nl.psum)
-        if in_block(hidden, count - 1, True) < height:
+        if count_block_partitions(hidden, count - 1, True) < height:
             nisa.memset(dst=bank, value=0.0)
         sums.append((bank, first))
     return sums

@@ -14,7 +14,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.projection.products import allocate_blocks, plan_growing_ranges
-from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, in_block, ranges
+from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, count_block_partitions, ranges
 from nki_kernels.weights import WeightMatrix, load_runs_into
 
 
@@ -118,7 +118,7 @@ def add_heads(sums, weights, rows, first, hidden, sizes):
     """
     for within in range(weights.shape[1]):
         block = first + within
-        used = in_block(hidden, block, True)
+        used = count_block_partitions(hidden, block, True)
         for first_head, end_head, tile in sums:
             for head in range(first_head, end_head, sizes.together):
                 count = min(sizes.together, end_head - head)
@@ -149,7 +149,7 @@ def add_values(banks, weights, panels, rows, first, hidden):
     """
     for within in range(weights.shape[1]):
         block = first + within
-        used = in_block(hidden, block, True)
+        used = count_block_partitions(hidden, block, True)
         for panel in range(len(panels)):
             start, stop = panels[panel]
             nisa.nc_matmul(

@@ -18,7 +18,7 @@ from nki_kernels.delta.chunk_scores import LENGTH_EPS
 from nki_kernels.delta.output import apply_gated_norm, sum_squares
 from nki_kernels.dma import COMPILER, transfer
 from nki_kernels.norms.norm import compute_inverse_root
-from nki_kernels.tiles import BANK, PARTITIONS, filled, load, load_repeated, psum_slots, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, allocate_psum_slots, filled, load, load_repeated, ranges
 
 DECAY = 0
 """Index of exp(g) among the factors of a token and head."""
@@ -174,7 +174,7 @@ def transpose_heads(rows, width):
     """
     sequences, heads = rows.shape[0], rows.shape[1] // width
     if nisa.get_nc_version() != nisa.nc_version.gen2:
-        bank = psum_slots(width, heads, sequences, rows.dtype)
+        bank = allocate_psum_slots(width, heads, sequences, rows.dtype)
         for head in range(heads):
             nisa.nc_transpose(dst=bank[:, head, :], data=rows[:, head * width : (head + 1) * width])
         return bank

@@ -15,7 +15,7 @@ import nki.language as nl
 
 from nki_kernels.experts.activation import activate_pair, multiply_pair, multiply_weighted_pair
 from nki_kernels.experts.weight_chunks import WeightChunk
-from nki_kernels.tiles import BANK, PARTITIONS, blocks, copy_bank, in_block, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, copy_bank, count_block_partitions, ranges
 
 
 @dataclass
@@ -87,7 +87,7 @@ def multiply_columns(x, columns, first, end, width, hidden):
     for piece in columns.pieces:
         for k in range(piece.tile.shape[1]):  # k: block of H
             block = piece.first_block + k
-            used = in_block(hidden, block, True)
+            used = count_block_partitions(hidden, block, True)
             for i in range(first, end):  # i: block of F
                 start, stop = i * PARTITIONS, min(width, (i + 1) * PARTITIONS)
                 nisa.nc_matmul(

@@ -29,13 +29,13 @@ from nki_kernels.projection.rows import spread_into
 from nki_kernels.tiles import (
     BANK_BYTES,
     PARTITIONS,
+    allocate_psum_slots,
     blocks,
     cast,
-    in_block,
+    count_block_partitions,
+    count_slot_columns,
     load,
-    psum_slots,
     ranges,
-    slot_width,
 )
 
 
@@ -172,7 +172,7 @@ def transpose_block(tiles, rows, identity):
     fewer than 128 rows are transposed by `transpose_few_rows`.
     """
     hidden = tiles[0].shape[1]
-    shape = (in_block(hidden, 0, True), blocks(hidden), rows)
+    shape = (count_block_partitions(hidden, 0, True), blocks(hidden), rows)
     result = nl.ndarray(shape, dtype=tiles[0].dtype, buffer=nl.sbuf)
     first = 0
     for tile in tiles:
@@ -192,14 +192,14 @@ def transpose_few_rows(result, rows, identity):
     """
     count, hidden = rows.shape
     number = blocks(hidden)
-    per_bank = BANK_BYTES // 2 // slot_width(count, rows.dtype)
+    per_bank = BANK_BYTES // 2 // count_slot_columns(count, rows.dtype)
     first = 0
     while first < number:
-        used = in_block(hidden, first, True)
+        used = count_block_partitions(hidden, first, True)
         end = first + 1
-        while end < min(number, first + per_bank) and in_block(hidden, end, True) == used:
+        while end < min(number, first + per_bank) and count_block_partitions(hidden, end, True) == used:
             end += 1
-        bank = psum_slots(used, end - first, count, rows.dtype)
+        bank = allocate_psum_slots(used, end - first, count, rows.dtype)
         for block in range(first, end):
             nisa.nc_matmul(
                 dst=bank[:, block - first, :],

@@ -23,7 +23,7 @@ from nki_kernels.latent.prompt_pieces import (
     transpose,
 )
 from nki_kernels.latent.sizes import list_tile_ranges
-from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, filled, load, on_every_row, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, broadcast_row, cast, filled, load, ranges
 
 GROUP_BYTES = 16384
 """Bytes per partition of one projection of a group of heads."""
@@ -70,7 +70,7 @@ class Expansion(nl.NKIObject):
         """
         rows = min(self.new, PARTITIONS)
         self.eps_column = filled((rows, 1), norm.eps)
-        self.norm_row = on_every_row(norm.weight, rows, self.dtype, 0.0)
+        self.norm_row = broadcast_row(norm.weight, rows, self.dtype, 0.0)
 
 
 class Product(nl.NKIObject):

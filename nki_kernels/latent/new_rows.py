@@ -10,7 +10,7 @@ import nki.language as nl
 
 from nki_kernels.norms.row_tiles import normalise_rms
 from nki_kernels.rope import rotate
-from nki_kernels.tiles import cast, load, on_every_row
+from nki_kernels.tiles import broadcast_row, cast, load
 
 
 def prepare_new_rows(kv, norm, positions, cos, sin):
@@ -24,7 +24,7 @@ def prepare_new_rows(kv, norm, positions, cos, sin):
         sin: the same.
     """
     rows, width = kv.shape
-    weight = on_every_row(norm.weight, rows, kv.dtype, 0.0)
+    weight = broadcast_row(norm.weight, rows, kv.dtype, 0.0)
     rank = weight.shape[1]
     numbers = load(positions, nl.int32)
     tile = load(kv, kv.dtype)

@@ -13,7 +13,7 @@ import nki.language as nl
 
 from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.latent.sizes import list_tile_ranges
-from nki_kernels.tiles import BANK, PARTITIONS, cast, load, psum_slots, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, allocate_psum_slots, cast, load, ranges
 
 GROUP_ELEMENTS = 8192
 """Elements per partition of the key projection of as many heads as are loaded together."""
@@ -107,7 +107,7 @@ def transpose_turned(result, tile, selectors, sizes):
         src=selectors.expand_dim(1).broadcast(1, heads),
         engine=nisa.engine.gpsimd,
     )
-    bank = psum_slots(height, heads, tokens, tile.dtype)
+    bank = allocate_psum_slots(height, heads, tokens, tile.dtype)
     for head in range(heads):
         nisa.nc_transpose(dst=bank[:, head, :], data=rows[:, head, :])
     nisa.tensor_copy(dst=result, src=bank.permute((0, 2, 1)))
@@ -120,7 +120,7 @@ def transpose_plain(tile, sizes):
         tile: queries [T, head, R + P] in SBUF.
     """
     tokens, heads, _ = tile.shape
-    bank = psum_slots(sizes.plain, heads, tokens, tile.dtype)
+    bank = allocate_psum_slots(sizes.plain, heads, tokens, tile.dtype)
     for head in range(heads):
         nisa.nc_transpose(dst=bank[:, head, :], data=tile[:, head, sizes.rope : sizes.rope + sizes.plain])
     result = nl.ndarray(bank.shape, dtype=tile.dtype, buffer=nl.sbuf)

@@ -14,7 +14,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import SCALAR, transfer
-from nki_kernels.tiles import PARTITIONS, blocks, in_block, ranges
+from nki_kernels.tiles import PARTITIONS, blocks, count_block_partitions, ranges
 
 SQUARED_BLOCKS = 16
 """Blocks whose squares are added on the Vector engine, while the Scalar engine squares the next ones."""
@@ -57,7 +57,7 @@ def load_column(row, offset, runs):
     """
     depth = row.shape[1]
     count = blocks(depth)
-    height = in_block(depth, 0, runs)
+    height = count_block_partitions(depth, 0, runs)
     column = nl.ndarray((height, count), dtype=nl.float32, buffer=nl.sbuf)
     if runs:
         raw = nl.ndarray((height, count), dtype=row.dtype, buffer=nl.sbuf)
@@ -109,7 +109,7 @@ def sum_block_squares(x, first, depth):
     sums = nl.ndarray((height, len(groups), rows), dtype=x.dtype, buffer=nl.sbuf)
     for group in range(len(groups)):
         start, end = groups[group]
-        used = in_block(depth, first + start, False)
+        used = count_block_partitions(depth, first + start, False)
         target = sums[0:used, group : group + 1, :]
         squares = target
         if end - start > 1:
@@ -153,7 +153,7 @@ def add_squares(sums, squares, ones, tiles, first, end, depth):
     """
     groups = squares.shape[1]
     for group in range(groups):
-        used = in_block(depth, end - 1, False) if group == groups - 1 else PARTITIONS
+        used = count_block_partitions(depth, end - 1, False) if group == groups - 1 else PARTITIONS
         for tile in range(len(tiles)):
             left, right = tiles[tile]
             nisa.nc_matmul(

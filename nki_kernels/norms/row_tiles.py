@@ -12,7 +12,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.norms.norm import compute_inverse_root
-from nki_kernels.tiles import blocks, filled, on_every_row
+from nki_kernels.tiles import blocks, broadcast_row, filled
 
 SCRATCH_ELEMENTS = 2048
 """Elements per partition of the scratch tile for the terms of a row sum."""
@@ -58,8 +58,8 @@ def load_norm(norm, scratch, dtype):
         scratch: result of `allocate_row_scratch`, which the RowNorm keeps.
     """
     rows = scratch.shape[0]
-    weight = on_every_row(norm.weight, rows, dtype if norm.offset == 0.0 else nl.float32, norm.offset)
-    bias = None if norm.bias is None else on_every_row(norm.bias, rows, dtype, 0.0)
+    weight = broadcast_row(norm.weight, rows, dtype if norm.offset == 0.0 else nl.float32, norm.offset)
+    bias = None if norm.bias is None else broadcast_row(norm.bias, rows, dtype, 0.0)
     return RowNorm(weight, bias, filled((rows, 1), norm.eps), scratch)
 
 

@@ -20,7 +20,7 @@ from nki_kernels.prefill.span_steps import (
     store,
 )
 from nki_kernels.prefill.spans import Chunk
-from nki_kernels.tiles import PARTITIONS, aligned_tile, blocks, ranges
+from nki_kernels.tiles import PARTITIONS, allocate_aligned_tile, blocks, ranges
 
 SLOT = 128
 """Keys between two times of the agenda."""
@@ -79,7 +79,7 @@ def score_span(agenda, span, first_time):
     time = first_time + span.end - span.start + lag
     for start, end in ranges(span.split, span.end, tuning.exponents):
         # DMA transposes write these weights, so the tile's partitions lie a multiple of 32 bytes apart.
-        weights = aligned_tile((PARTITIONS, blocks(end - start), span.rows), dtype)
+        weights = allocate_aligned_tile((PARTITIONS, blocks(end - start), span.rows), dtype)
         chunk = Chunk(span, start, end, weights)
         agenda.note(time, exponentiate, chunk)
         time += end - start

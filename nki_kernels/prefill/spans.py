@@ -13,7 +13,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.prefill.keys import transpose_into_blocks
-from nki_kernels.tiles import PARTITIONS, aligned_tile, blocks
+from nki_kernels.tiles import PARTITIONS, allocate_aligned_tile, blocks
 
 
 class Queries(nl.NKIObject):
@@ -38,7 +38,7 @@ class Queries(nl.NKIObject):
         start = prompts.share.index_query_head(self.kv_head, 0) * prompts.depth
         source = prompts.q[first : first + self.count, start : start + group * prompts.depth]
         shape = (prompts.tile_depth, group, prompts.depth_tiles, self.count)
-        self.tile = aligned_tile(shape, prompts.dtype)
+        self.tile = allocate_aligned_tile(shape, prompts.dtype)
         # The scale of a head's keys multiplies the queries, so that scores are products of the stored numbers.
         factor = None if prompts.scales is None else prompts.scales.keys[:, self.kv_head : self.kv_head + 1]
         transpose_into_blocks(prompts, self.tile, source.reshape_dim(1, (group, prompts.depth)), factor)

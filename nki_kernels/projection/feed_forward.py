@@ -24,12 +24,12 @@ from nki_kernels.projection.gated_product import GatedProduct, count_unit_column
 from nki_kernels.projection.products import add_products
 from nki_kernels.projection.residual_product import ResidualProduct, count_chunk_columns
 from nki_kernels.projection.row_groups import (
-    blocks_tile,
+    allocate_transposed,
+    count_tile_rows,
     item_bytes,
     list_starts,
     normalise_tiles,
     plan_loads,
-    row_tile_height,
     select_share,
     split_by_rank,
     transpose_tiles,
@@ -180,7 +180,7 @@ def allocate_row_buffers(rows, hidden, dtype, tile_height):
     tiles = []
     for _ in range(blocks(rows, tile_height)):
         tiles.append(nl.ndarray((min(rows, tile_height), hidden), dtype=dtype, buffer=nl.sbuf))
-    return RowBuffers(tiles, blocks_tile(hidden, rows, dtype), tile_height)
+    return RowBuffers(tiles, allocate_transposed(hidden, rows, dtype), tile_height)
 
 
 def build_gated_product(weights, columns, activation, in_runs):
@@ -288,7 +288,7 @@ def append_row_scales(ffn, x):
     """
     if ffn.row_gate is None:
         return
-    for first, end in ranges(0, x.shape[2], row_tile_height(ffn.ranks)):
+    for first, end in ranges(0, x.shape[2], count_tile_rows(ffn.ranks)):
         bank = nl.ndarray((end - first, 1), dtype=nl.float32, buffer=nl.psum)
         add_products([[bank]], x, [(first, end)], ffn.row_gate, [(0, 1)], 0, ffn.gated.hidden)
         row_scale = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -304,8 +304,8 @@ def allocate_intermediate(ffn, rows):
     """
     inner, exchanged = ffn.gated.inner, ffn.core.exchanged_columns
     if not ffn.core.exchanges:
-        return blocks_tile(inner, rows, ffn.dtype)
-    result = blocks_tile(exchanged, rows, ffn.dtype)
+        return allocate_transposed(inner, rows, ffn.dtype)
+    result = allocate_transposed(exchanged, rows, ffn.dtype)
     full = inner // PARTITIONS
     if full * PARTITIONS < exchanged:
         nisa.memset(dst=result[:, full:, :], value=0.0)

@@ -21,7 +21,7 @@ import nki.language as nl
 
 from nki_kernels.dma import STATIC
 from nki_kernels.projection.row_groups import trigger_loads
-from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, in_block
+from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, count_block_partitions
 from nki_kernels.weights import load_blocks_into, load_runs_into, select_columns
 
 UNIT_COLUMNS = 2048
@@ -157,7 +157,7 @@ def accumulate(unit, product, x, planned_loads):
         triggered = due
         # All banks of the unit take a K block before the next one, so that a loaded piece is read once and released.
         for k in range(first_block, end_block):  # k: K block
-            used = in_block(hidden, k, product.in_runs)
+            used = count_block_partitions(hidden, k, product.in_runs)
             stationary = piece[0:used, :, k - first_block, :]
             moving = x[0:used, k, :]
             for side in range(sides):  # gate, up

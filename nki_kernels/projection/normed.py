@@ -29,7 +29,16 @@ from nki_kernels.projection.products import (
 )
 from nki_kernels.projection.rows import spread
 from nki_kernels.projection.sequence import provide_rows
-from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, filled, in_block, load, ranges
+from nki_kernels.tiles import (
+    ACCUMULATOR_BANKS,
+    BANK,
+    PARTITIONS,
+    blocks,
+    count_block_partitions,
+    filled,
+    load,
+    ranges,
+)
 from nki_kernels.weights import WeightMatrix, load_runs_into
 
 RESIDENT_BYTES = 65536
@@ -262,7 +271,7 @@ def transpose_to_blocks(x, norm):
         full = blocks(depth) if depth <= PARTITIONS else depth // PARTITIONS
         # The short block has fewer partitions, so it takes instructions of its own.
         for start, end in ranges(0, full, full) + ranges(full, blocks(depth)):
-            rows = transposed[0 : in_block(depth, start, False), start:end, :]
+            rows = transposed[0 : count_block_partitions(depth, start, False), start:end, :]
             weight_blocks(rows, rows, norm, start)
     return transposed
 
@@ -280,7 +289,7 @@ def load_weights(matrix, start, end, dtype, weight):
         return raw
     product = raw if matrix.dtype == dtype else allocate_blocks(depth, end - start, columns, dtype)
     for block in range(start, end):
-        used = in_block(depth, block, False)
+        used = count_block_partitions(depth, block, False)
         # A tensor_scalar takes one number per partition, and the norm's weight differs from block to block.
         nisa.tensor_scalar(
             dst=product[0:used, block - start, :],

@@ -12,7 +12,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.tiles import PARTITIONS, aligned_tile, in_block
+from nki_kernels.tiles import PARTITIONS, allocate_aligned_tile, count_block_partitions
 from nki_kernels.weights import convert, is_plain
 
 PART_ELEMENTS = 4096
@@ -43,9 +43,9 @@ def plan_growing_ranges(count, columns, first, most=PART_ELEMENTS):
 def allocate_blocks(depth, count, columns, dtype):
     """Allocate an SBUF tile [k in block, block, column] for `count` blocks of a matrix [depth, columns].
 
-    It is not initialised. A DMA may transpose into it, see `aligned_tile`.
+    It is not initialised. A DMA may transpose into it, see `allocate_aligned_tile`.
     """
-    return aligned_tile((min(depth, PARTITIONS), count, columns), dtype)
+    return allocate_aligned_tile((min(depth, PARTITIONS), count, columns), dtype)
 
 
 def load_block_range(tile, weight, start):
@@ -126,7 +126,7 @@ def add_products(sums, stationary, tiles, moving, panels, first, depth, runs=Fal
     for within in range(moving.shape[1]):
         block = first + within
         # Partitions behind the end of the contraction were never loaded, so the matmul leaves them out.
-        used = in_block(depth, block, runs)
+        used = count_block_partitions(depth, block, runs)
         for tile in range(len(tiles)):
             start, end = tiles[tile]
             for panel in range(len(panels)):

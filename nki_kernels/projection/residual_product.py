@@ -20,7 +20,7 @@ import nki.language as nl
 
 from nki_kernels.dma import COMPILER, STATIC
 from nki_kernels.projection.block_loads import store_rows_from
-from nki_kernels.projection.row_groups import row_tile_height, rows_per_rank
+from nki_kernels.projection.row_groups import count_rows_per_rank, count_tile_rows
 from nki_kernels.projection.sums import OutputChunk, RankSum
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, copy_bank
 from nki_kernels.weights import load_blocks, load_blocks_into, select_columns
@@ -104,7 +104,7 @@ def count_chunk_columns(rows, ranks=1):
 
     ranks: over how many ranks the rows are cut, which may leave partitions of a row tile unused.
     """
-    return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows, row_tile_height(ranks)))
+    return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows, count_tile_rows(ranks)))
 
 
 def compute_chunk(product, x_parts, first_row, first_column):
@@ -124,7 +124,7 @@ def compute_chunk(product, x_parts, first_row, first_column):
     rows = x_parts[0].shape[2]
     chunk = view_chunk(product, rows, first_row, first_column)
     width = chunk.y.shape[1]
-    accumulators = allocate_accumulators(rows, width, row_tile_height(rank_sum.sequence_ranks))
+    accumulators = allocate_accumulators(rows, width, count_tile_rows(rank_sum.sequence_ranks))
     for index in range(len(x_parts)):
         x = x_parts[index]
         k_blocks = blocks(weight.matrices[index].elements.shape[0])
@@ -162,7 +162,7 @@ def view_chunk(product, rows, first_row, first_column):
         None if residual is None else residual[first_row:end_row, first_column:end_column],
         None if residual_tile is None else residual_tile[:, :, first_column:end_column],
         None if product.bias is None else product.bias[:, first_column:end_column],
-        None if row_scales is None else row_scales[first_row // rows_per_rank(ranks) :],
+        None if row_scales is None else row_scales[first_row // count_rows_per_rank(ranks) :],
     )
 
 

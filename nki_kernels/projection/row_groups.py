@@ -17,7 +17,7 @@ import nki.language as nl
 
 from nki_kernels.dma import transfer
 from nki_kernels.norms.row_tiles import compute_row_statistics, normalise
-from nki_kernels.tiles import PARTITIONS, aligned_tile, blocks, transpose_rows
+from nki_kernels.tiles import PARTITIONS, allocate_aligned_tile, blocks, transpose_rows
 
 LOAD_COLUMNS = 2048
 """Columns of one load of a row tile: 512 KiB in bfloat16."""
@@ -50,17 +50,17 @@ class PlannedLoad(nl.NKIObject):
     src: nl.NkiTensor
 
 
-def rows_per_rank(ranks):
+def count_rows_per_rank(ranks):
     """Return how many rows of one rank a full row tile holds if rows are cut over `ranks` ranks: 128 // ranks."""
     return PARTITIONS // ranks
 
 
-def row_tile_height(ranks):
+def count_tile_rows(ranks):
     """Return how many rows a full row tile has if rows are cut over `ranks` ranks: ranks * (128 // ranks).
 
     All 128 partitions are used if `ranks` divides 128; for three ranks 126 are.
     """
-    return ranks * rows_per_rank(ranks)
+    return ranks * count_rows_per_rank(ranks)
 
 
 def split_by_rank(matrix, ranks):
@@ -156,12 +156,12 @@ def transpose_tiles(transposed, tiles, first_row):
         row += tile.shape[0]
 
 
-def blocks_tile(columns, rows, dtype):
+def allocate_transposed(columns, rows, dtype):
     """Allocate an SBUF tile [k in block, block, row] for the transpose of `rows` rows of `columns` elements.
 
-    It has ceil(columns / 128) blocks and is not initialised. A DMA may transpose into it, see `aligned_tile`.
+    It has ceil(columns / 128) blocks and is not initialised. A DMA may transpose into it, see `allocate_aligned_tile`.
     """
-    return aligned_tile((min(columns, PARTITIONS), blocks(columns), rows), dtype)
+    return allocate_aligned_tile((min(columns, PARTITIONS), blocks(columns), rows), dtype)
 
 
 def list_starts(size, width):

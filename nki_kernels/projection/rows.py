@@ -15,12 +15,12 @@ from nki_kernels.norms.blocks import weight_block_by_block, weight_blocks
 from nki_kernels.tiles import (
     BANK_BYTES,
     PARTITIONS,
+    allocate_psum_slots,
     blocks,
     cast,
-    in_block,
+    count_block_partitions,
+    count_slot_columns,
     load_repeated,
-    psum_slots,
-    slot_width,
 )
 
 SCALAR_SHARE = 2
@@ -35,7 +35,7 @@ def spread(rows, runs, norm=None):
     bias are applied to the transpose, or None.
     """
     count, depth = rows.shape
-    shape = (in_block(depth, 0, runs), blocks(depth), count)
+    shape = (count_block_partitions(depth, 0, runs), blocks(depth), count)
     result = nl.ndarray(shape, dtype=rows.dtype, buffer=nl.sbuf)
     spread_into(result, rows, runs, norm)
     return result
@@ -58,15 +58,15 @@ def spread_into(result, rows, runs, norm=None, shared=False):
     """
     count, depth = rows.shape
     number = blocks(depth)
-    per_bank = BANK_BYTES // (4 if rows.dtype == nl.float32 else 2) // slot_width(count, rows.dtype)
+    per_bank = BANK_BYTES // (4 if rows.dtype == nl.float32 else 2) // count_slot_columns(count, rows.dtype)
     first = banks = 0
     while first < number:
-        used = in_block(depth, first, runs)
+        used = count_block_partitions(depth, first, runs)
         end = first + 1
         # A bank is emptied as one tile, so its slots must cover the same partitions.
-        while end < min(number, first + per_bank) and in_block(depth, end, runs) == used:
+        while end < min(number, first + per_bank) and count_block_partitions(depth, end, runs) == used:
             end += 1
-        bank = psum_slots(used, end - first, count, rows.dtype)
+        bank = allocate_psum_slots(used, end - first, count, rows.dtype)
         for block in range(first, end):
             piece = (
                 rows[:, block:depth:number]

@@ -22,7 +22,7 @@ import nki.language as nl
 
 from nki_kernels.dma import COMPILER, STATIC
 from nki_kernels.projection.block_loads import load_rows_into, store_rows_from
-from nki_kernels.projection.row_groups import rows_per_rank
+from nki_kernels.projection.row_groups import count_rows_per_rank
 from nki_kernels.tiles import blocks, copy_bank
 
 VECTOR_SHARE = 2
@@ -63,7 +63,7 @@ class OutputChunk(nl.NKIObject):
         if self.residual is None or self.residual_tile is not None:
             return
         rows, columns = self.residual.shape
-        height = min(rows, rows_per_rank(ranks))
+        height = min(rows, count_rows_per_rank(ranks))
         shape = (height, blocks(rows, height), columns)
         self.residual_tile = nl.ndarray(shape, dtype=self.y.dtype, buffer=nl.sbuf)
         load_rows_into(self.residual_tile, self.residual, STATIC)

@@ -18,7 +18,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.projection.products import transpose_block_range
-from nki_kernels.projection.row_groups import blocks_tile, item_bytes
+from nki_kernels.projection.row_groups import allocate_transposed, item_bytes
 from nki_kernels.recurrent.diagonal import build_diagonals, load_columns
 from nki_kernels.recurrent.slots import (
     SequenceTable,
@@ -33,9 +33,9 @@ from nki_kernels.recurrent.slots import (
 from nki_kernels.tiles import (
     BANK,
     PARTITIONS,
+    broadcast_row,
     filled,
     load,
-    on_every_row,
     ranges,
     transpose_into,
     transpose_rows,
@@ -139,7 +139,7 @@ def load_panel_factors(arguments, panel):
     products = build_diagonals(load_columns((arguments.weight,), panel, dtype), dtype)
     if bias is None:
         return products, None
-    return products, on_every_row(bias[:, panel[0] : panel[1]], PARTITIONS, nl.float32, 0.0)
+    return products, broadcast_row(bias[:, panel[0] : panel[1]], PARTITIONS, nl.float32, 0.0)
 
 
 def allocate_panel_buffers():
@@ -227,7 +227,7 @@ class Panel(nl.NKIObject):
         `rows` is [K - 1, channel] in SBUF.
         """
         height, columns = rows.shape
-        before = blocks_tile(columns, height, rows.dtype)
+        before = allocate_transposed(columns, height, rows.dtype)
         transpose_into(before, 0, 0, rows)
         self.put_before(before)
 
@@ -283,7 +283,7 @@ def load_transposed(rows, height):
 
     The first `height` columns have no contents.
     """
-    across = blocks_tile(rows.shape[1], height + rows.shape[0], rows.dtype)
+    across = allocate_transposed(rows.shape[1], height + rows.shape[0], rows.dtype)
     target = across[:, :, height : height + rows.shape[0]]
     if rows.dtype == nl.float32:
         transpose_rows(target, 0, load(rows, rows.dtype), 2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.row_groups import blocks_tile
+from nki_kernels.projection.row_groups import allocate_transposed
 from nki_kernels.tiles import identity, transpose_into
 
 
@@ -33,7 +33,7 @@ def load_columns(arrays, panel, dtype):
     for array in arrays:
         nisa.dma_copy(dst=raw[first : first + array.shape[0], :], src=array[:, left:right])
         first += array.shape[0]
-    result = blocks_tile(right - left, count, nl.float32)
+    result = allocate_transposed(right - left, count, nl.float32)
     transpose_into(result, 0, 0, raw)
     return result
 

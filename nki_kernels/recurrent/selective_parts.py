@@ -15,7 +15,7 @@ import nki.language as nl
 
 from nki_kernels.dma import STATIC
 from nki_kernels.projection.products import add_products
-from nki_kernels.projection.row_groups import blocks_tile
+from nki_kernels.projection.row_groups import allocate_transposed
 from nki_kernels.recurrent.selective_feed import load_diagonals, scale_inputs, transpose_inputs
 from nki_kernels.tiles import MASKED, PARTITIONS, blocks, filled, load, ranges, transpose_rows
 from nki_kernels.weights import WeightMatrix, load_blocks
@@ -271,8 +271,8 @@ def prepare_operands(low, output_rows, into, first, count, weights):
     """
     rank, states, dtype = low[0].shape[1], output_rows[0].shape[1], low[0].dtype
     tokens = (len(low) - 1) * PARTITIONS + low[len(low) - 1].shape[0]
-    steps = blocks_tile(rank, tokens, weights.w_dt.dtype)
-    mixed = blocks_tile(states, tokens, dtype)
+    steps = allocate_transposed(rank, tokens, weights.w_dt.dtype)
+    mixed = allocate_transposed(states, tokens, dtype)
     for i in range(len(low)):  # i: tile of rows
         transpose_rows(steps, i * PARTITIONS, low[i], 0)
         transpose_rows(mixed, i * PARTITIONS, output_rows[i], 0)

@@ -15,7 +15,7 @@ import nki.language as nl
 from nki_kernels.dma import COMPILER, STATIC
 from nki_kernels.projection.block_loads import load_rows_into, store_rows_from
 from nki_kernels.projection.products import transpose_block_range
-from nki_kernels.projection.row_groups import blocks_tile, item_bytes
+from nki_kernels.projection.row_groups import allocate_transposed, item_bytes
 from nki_kernels.recurrent.diagonal import build_diagonals, load_columns
 from nki_kernels.recurrent.selective_feed import multiply_inputs
 from nki_kernels.recurrent.selective_parts import (
@@ -355,14 +355,14 @@ class Scans(nl.NKIObject):
             chunk, tile = self.chunks[len(self.units) // len(self.tiles)], len(self.units) % len(self.tiles)
             start, end = chunk.rows
             left, right = self.tiles[tile]
-            across = blocks_tile(right - left, end - start, self.u.dtype)
+            across = allocate_transposed(right - left, end - start, self.u.dtype)
             if self.u.dtype == nl.float32:
                 for begin, stop in ranges(start, end):
                     rows = load(self.u[begin:stop, left:right], self.u.dtype)
                     transpose_rows(across[:, :, begin - start : stop - start], 0, rows, 0)
             else:
                 transpose_block_range(across, self.u[start:end, left:right], 0)
-            gates = blocks_tile(end - start, right - left, self.u.dtype)
+            gates = allocate_transposed(end - start, right - left, self.u.dtype)
             first = self.arguments.gate_first
             load_rows_into(gates, self.arguments.gate[start:end, first + left : first + right], STATIC)
             self.units.append(Unit(chunk, tile, (left, right), across[:, 0, :], gates))

@@ -20,7 +20,7 @@ import nki.language as nl
 
 from nki_kernels.dma import SCALAR, SYNC, transfer
 from nki_kernels.projection.products import add_products
-from nki_kernels.projection.row_groups import blocks_tile
+from nki_kernels.projection.row_groups import allocate_transposed
 from nki_kernels.recurrent.selective_layout import (
     APART,
     Layout,
@@ -163,7 +163,7 @@ def compute_time_steps(low, w_dt, matrix, panels, bias, counts, layout):
         counts: [partition, set, 1], below 1 for padding.
     """
     sequences, rank = low.shape
-    across = blocks_tile(rank, sequences, low.dtype)
+    across = allocate_transposed(rank, sequences, low.dtype)
     transpose_exactly(across, low)
     start, end = layout.channels
     rows = nl.ndarray((sequences, end - start), dtype=nl.float32, buffer=nl.sbuf)

@@ -23,7 +23,7 @@ from nki_kernels.recurrent.ssd_heads import compute_exponential, repeat_for_elem
 from nki_kernels.recurrent.ssd_sizes import Inputs, Sizes
 from nki_kernels.recurrent.ssd_states import SequenceState
 from nki_kernels.recurrent.ssd_times import TimeSteps
-from nki_kernels.tiles import PARTITIONS, filled, identity, on_every_row, ranges, transpose_rows
+from nki_kernels.tiles import PARTITIONS, broadcast_row, filled, identity, ranges, transpose_rows
 
 REPEATED = 3
 """Packs of a group from which on its scores are repeated for each head, which the Vector engine reads faster."""
@@ -58,7 +58,7 @@ class Constants(nl.NKIObject):
         self.after = build_triangle(1, 1)
         self.ones = filled((PARTITIONS, PARTITIONS), 1.0)
         self.identity = identity(PARTITIONS, sizes.dtype)
-        self.skip = on_every_row(d, PARTITIONS, nl.float32, 0.0)
+        self.skip = broadcast_row(d, PARTITIONS, nl.float32, 0.0)
         if sizes.narrow:
             self.wide_identity = identity(PARTITIONS, nl.float32)
             shape = (PARTITIONS, sizes.local_heads, PARTITIONS)

@@ -18,7 +18,7 @@ from nki_kernels.recurrent.ssd_chunk import load_aside
 from nki_kernels.recurrent.ssd_heads import compute_exponential, scale_heads
 from nki_kernels.recurrent.ssd_sizes import Inputs, Sizes
 from nki_kernels.recurrent.ssd_times import compute_time_steps, load_decay_rates
-from nki_kernels.tiles import BANK, PARTITIONS, filled, load, on_every_row, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, broadcast_row, filled, load, ranges
 
 
 def split_panels(sizes, most):
@@ -72,7 +72,7 @@ class Sequences(nl.NKIObject):
         )
         count = load_column(inputs.table.counts, start, end)
         self.weights = load(u[start:end, sizes.inner :], u.dtype)
-        bias = on_every_row(inputs.dt_bias[:, heads], self.count, nl.float32, 0.0)
+        bias = broadcast_row(inputs.dt_bias[:, heads], self.count, nl.float32, 0.0)
         times = compute_time_steps(rows, bias, sizes.dt_limits)
         live = nl.ndarray(count.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=live, data=count, op0=nl.greater_equal, operand0=1.0)
@@ -83,7 +83,7 @@ class Sequences(nl.NKIObject):
         nisa.tensor_tensor(dst=logs, data1=times, data2=rates[0 : self.count, :], op=nl.multiply)
         self.times = times
         self.decays = compute_exponential(logs)
-        self.skip = on_every_row(inputs.d[:, heads], self.count, nl.float32, 0.0)
+        self.skip = broadcast_row(inputs.d[:, heads], self.count, nl.float32, 0.0)
         self.ones = filled((1, PARTITIONS), 1.0)
         self.zero = filled((PARTITIONS, 1), 0.0)
 

@@ -20,7 +20,7 @@ from nki_kernels.recurrent.ssd_chunk import PHASES, SUMMED, Chunk, ChunkTiles, C
 from nki_kernels.recurrent.ssd_pack import Pack
 from nki_kernels.recurrent.ssd_states import SequenceState
 from nki_kernels.recurrent.ssd_times import STEP_PHASES, TimeSteps, load_decay_rates
-from nki_kernels.tiles import PARTITIONS, on_every_row, ranges
+from nki_kernels.tiles import PARTITIONS, broadcast_row, ranges
 
 PREPARED = 16
 """Packs before a chunk's first pack with which the chunk's first phase comes."""
@@ -55,7 +55,7 @@ def ssd_prompts(y, inputs, sizes):
         sizes: which heads are local, and where their columns begin.
     """
     heads = slice(sizes.first_head, sizes.first_head + sizes.local_heads)
-    bias = on_every_row(inputs.dt_bias[:, heads], PARTITIONS, nl.float32, 0.0)
+    bias = broadcast_row(inputs.dt_bias[:, heads], PARTITIONS, nl.float32, 0.0)
     rates = load_decay_rates(inputs.a_log[:, heads])
     constants, table = Constants(), inputs.table
     counts = load_repeated_row(table.counts, PARTITIONS)

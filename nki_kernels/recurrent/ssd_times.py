@@ -14,12 +14,12 @@ import nki.language as nl
 from nki_kernels.recurrent.ssd_between import bound_logarithms, compute_logarithms
 from nki_kernels.recurrent.ssd_heads import repeat_for_elements
 from nki_kernels.recurrent.ssd_sizes import Sizes
-from nki_kernels.tiles import PARTITIONS, on_every_row
+from nki_kernels.tiles import PARTITIONS, broadcast_row
 
 
 def load_decay_rates(a_log):
     """Return -exp(a_log) of a_log [1, H] in HBM, on each of 128 partitions: a new float32 SBUF tile [128, H]."""
-    result = on_every_row(a_log, PARTITIONS, nl.float32, 0.0)
+    result = broadcast_row(a_log, PARTITIONS, nl.float32, 0.0)
     nisa.activation(dst=result, op=nl.exp, data=result)
     nisa.tensor_scalar(dst=result, data=result, op0=nl.multiply, operand0=-1.0)
     return result

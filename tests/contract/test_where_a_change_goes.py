@@ -509,13 +509,13 @@ def test_ranks_hold_the_elements_and_the_scales(write_model, random_weights, ran
             "    if len(dst.shape) == 3:\n"
             "        factors = factors.expand_dim(1).broadcast(1, dst.shape[1])\n"
             "    nisa.tensor_tensor(dst=dst, data1=elements, data2=factors, op=nl.multiply)\n",
-            "import PARTITIONS, blocks, in_block\n",
-            "import PARTITIONS, blocks, in_block, load_repeated\n",
+            "import PARTITIONS, blocks, count_block_partitions\n",
+            "import PARTITIONS, blocks, count_block_partitions, load_repeated\n",
         ),
         "nki_kernels/mlp.py": (
             "    row_gate=None,\n):\n",
             "    row_gate=None,\n    w_gate_scales=None,\n    w_up_scales=None,\n    w_down_scales=None,\n):\n",
-            "    matrices = (matrix_or_none(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))\n",
+            "    matrices = (wrap_matrix(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))\n",
             "    gate = None if w_gate is None else WeightMatrix(w_gate, w_gate_scales)\n"
             "    matrices = (gate, WeightMatrix(w_up, w_up_scales), WeightMatrix(w_down, w_down_scales))\n",
             "    row_gate: np.ndarray | None = None,\n) -> np.ndarray:\n",
@@ -529,7 +529,7 @@ def test_ranks_hold_the_elements_and_the_scales(write_model, random_weights, ran
             "        w_up, w_down = w_up * w_up_scales, w_down * w_down_scales\n"
             "        w_gate = None if w_gate is None else w_gate * w_gate_scales\n"
             "    normalised = widened(x)\n",
-            "from nki_kernels.weights import WeightMatrix, load_blocks, matrix_or_none\n",
+            "from nki_kernels.weights import WeightMatrix, load_blocks, wrap_matrix\n",
             "from nki_kernels.weights import WeightMatrix, load_blocks\n",
         ),
     },

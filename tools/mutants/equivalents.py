@@ -30,7 +30,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "matmul.count_fitting_columns condition: if dtype == nl.float32 -> True",
         "projection.gated_product.count_packed_columns arithmetic: PARTITIONS // 4 -> *",
         "projection.residual_product.load_resident_columns clamp: *",
-        "tiles.columns_at_once clamp: max(1, ACCUMULATOR_BANKS // blocks(rows)) -> 1",
+        "tiles.count_columns_at_once clamp: max(1, ACCUMULATOR_BANKS // blocks(rows)) -> 1",
         "tiles.constants tile size: ACCUMULATOR_BANKS = 4 - 1",
         "tiles.constants tile size: ACCUMULATOR_BANKS = 4 // 2",
         "tiles.constants tile size: BANK = 512 // 2",
@@ -38,8 +38,8 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "tiles.constants tile size: RESIDENT_ELEMENTS = 16384 // 2",
         "tiles.constants tile size: WEIGHT_ELEMENTS = 8192 - 1",
         "tiles.constants tile size: WEIGHT_ELEMENTS = 8192 // 2",
-        "tiles.rows_at_once arithmetic: PARTITIONS * max(1, tiles) -> (PARTITIONS) + (max(1, tiles))",
-        "tiles.rows_at_once clamp: max(1, tiles) -> 1",
+        "tiles.choose_rows_at_once arithmetic: PARTITIONS * max(1, tiles) -> (PARTITIONS) + (max(1, tiles))",
+        "tiles.choose_rows_at_once clamp: max(1, tiles) -> 1",
     ),
     "elements of which only the sum is used, which is added up in float32 before they are rounded": (
         "experts.top_experts.select_by_softmax dtype: (rows, experts) dtype=nl.float32 -> nl.int32",
@@ -67,8 +67,9 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "tiles.constants tile size: WEIGHT_ELEMENTS = 8192 * 2",
     ),
     "the limits that the kernels assert keep the other argument at 1 or more": (
-        "tiles.columns_at_once clamp: max(1, ACCUMULATOR_BANKS // blocks(rows)) -> ACCUMULATOR_BANKS // blocks(rows)",
-        "tiles.rows_at_once clamp: max(1, tiles) -> tiles",
+        "tiles.count_columns_at_once clamp: max(1, ACCUMULATOR_BANKS // blocks(rows)) -> "
+        "ACCUMULATOR_BANKS // blocks(rows)",
+        "tiles.choose_rows_at_once clamp: max(1, tiles) -> tiles",
     ),
     "what is done again reads nothing that it writes, and sums begin anew, so it writes the same bytes": (
         "*.* duplicate: transpose_into(*",
