@@ -229,7 +229,7 @@ def run_row_groups(ffn, groups):
             # Units and chunks have half of the PSUM banks each, so one half is read out while the other accumulates.
             for u in range(issued, due):  # u: unit of columns of the intermediate, group m
                 prefetch.normalise_until(u, ffn.norm)
-                compute_unit(gated, intermediate, x, units[u], prefetch.loads_during(u))
+                compute_unit(gated, intermediate, x, units[u], prefetch.select_loads(u))
             issued = due
             if issued == len(units):  # x is free: transpose a row tile of group m + 1 before each chunk
                 prefetch.normalise_until(issued, ffn.norm)

@@ -130,15 +130,15 @@ class Prefetch(nl.NKIObject):
     normalised: int = 0
     transposed: int = 0
 
-    def loads_during(self, unit):
+    def select_loads(self, unit):
         """Return the PlannedLoads to issue during a unit of the present group; an empty list once all are issued."""
         return select_share(self.loads, unit, self.load_units)
 
     def normalise_until(self, unit, norm):
-        """Normalise in place the row tiles that are due before a unit, as far as they are not normalised yet.
+        """Normalise in place the row tiles that are due before unit number `unit` and not normalised yet.
 
-        unit: counted from 0; the number of units means after the last one, when all tiles are due. norm:
-        RowNorm, or None: then the tiles stay as they are.
+        None are due before the first `load_units` units, and all are due after the last unit, when `unit` is
+        the number of units. norm: RowNorm, or None: then the tiles stay as they are.
         """
         shares = max(0, unit - self.load_units + 1)
         due = min(len(self.tiles), len(self.tiles) * shares // self.norm_units)
@@ -261,10 +261,10 @@ def prepare_first_group(ffn, group, buffers):
 
 
 def plan_prefetch(ffn, groups, m, buffers, units):
-    """Return the Prefetch of row group m into `buffers` during `units` units of the group before.
+    """Return the Prefetch of row group m into `buffers`, to be issued during `units` units of the group before.
 
-    Nothing is loaded yet. If there is no group m, the Prefetch is empty. If rows are gathered from other
-    ranks, the all-gathers of the group are issued.
+    Nothing is loaded yet. If there is no group m, the Prefetch has no tiles and no loads. If rows are
+    gathered from other ranks, the all-gathers of the group are issued now.
     """
     tiles, loads = [], []
     if m < len(groups):

@@ -47,8 +47,8 @@ class RowGather(nl.NKIObject):
         """Issue the all-gathers of the pieces that have rows below `end`, and of the GATHERED_AHEAD pieces after them.
 
         A piece is one range of rows of every rank. Pieces that are gathered already are skipped. The gathers
-        write all_rows [N * R, H] @ HBM: piece by piece, and within a piece rank by rank. `end` is a row in
-        that order. A piece is normalised one piece before it is gathered, so that no engine that triggers a
+        write all_rows [row, H] @ HBM: piece by piece, and within a piece rank by rank. `end` is a row in that
+        order. A piece is normalised one piece before it is gathered, so that no engine that triggers a
         collective waits for a norm.
         """
         needed = 0
@@ -136,8 +136,8 @@ def normalise_piece(x, piece, norm):
 def gather_piece(all_rows, gather, piece, tiles):
     """Store this rank's rows of a piece to `gather.staging`, and all-gather the piece into `all_rows`, both in HBM.
 
-    The rows go to rows N * first … N * end - 1 of all_rows, those of rank 0 first. piece: range (first, end)
-    of own rows. tiles: SBUF row tiles that hold these rows.
+    For N ranks they go to rows N * first … N * end - 1 of all_rows, those of rank 0 first. piece: range
+    (first, end) of own rows. tiles: SBUF row tiles that hold these rows.
     """
     first, last = piece
     start = first

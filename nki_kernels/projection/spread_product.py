@@ -74,14 +74,15 @@ def make_padding_operands(rows, chunks):
 
 
 def write_padding(sums, padding, rows, chunks, columns):
-    """Write padding to `sums` [row * chunk, size] in PSUM if the matrix ends within or before a chunk; else do nothing.
+    """Write padding to `sums` [row * chunk, size] in PSUM if a chunk has columns beyond the matrix; else do nothing.
 
-    The padding is MISSING where a chunk's column lies beyond the matrix, and zero everywhere else. Return
+    The padding is MISSING, a value below every logit, in these columns, and zero everywhere else. Return
     whether it was written: products must then accumulate onto it.
 
     Args:
-        sums: the row on partition t * chunks + c is that of row t and chunk c.
-        padding: what `make_padding_operands` returned.
+        sums: partition t * chunks + c is that of row t and chunk c.
+        padding: what `make_padding_operands` returned; not read if there is nothing to write.
+        rows, chunks: numbers of rows and chunks.
         columns: columns of the matrix; chunk c has those from c * size on.
     """
     size = sums.shape[1]
