@@ -284,7 +284,7 @@ def plan_panel(product, first, end, begins):
 
 
 def load_rows(product, group, piece):
-    """Load blocks (first, end) of the contraction from a, for a RowGroup's rows, into `group.stationary` in SBUF.
+    """Load blocks (first, end) of the contraction for a RowGroup's rows of a from HBM to `group.stationary` in SBUF.
 
     piece: (first, end). Unless a comes transposed, the DMA or the Tensor engine transposes the rows, as the
     parameter `transposes` says.

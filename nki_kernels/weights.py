@@ -129,8 +129,9 @@ def load_runs_into(tile, weight, first_block):
 def convert_runs(tile, raw, weight, depth, first_block):
     """Convert loaded blocks of a weight in runs from `raw` to `tile`, both SBUF tiles [partition, block, column].
 
-    Rows beyond the weight's `depth` rows are left out. first_block: the weight's block that block 0 of the
-    tiles holds.
+    In runs, row p * C + b of the weight lies on partition p, in block b, where C = ceil(depth / 128).
+    Partitions without a row, beyond `depth` rows, are left out. first_block: the weight's block that block 0
+    of the tiles holds.
     """
     for block in range(first_block, first_block + tile.shape[1]):
         used = count_block_partitions(depth, block, True)

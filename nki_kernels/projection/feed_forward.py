@@ -187,7 +187,8 @@ def build_gated_product(weights, columns, activation, in_runs):
     """Return the GatedProduct for columns (first, end) of the intermediate, with its biases loaded into SBUF.
 
     weights: Weights, of which these columns of w_gate and w_up are used. activation: function of the Scalar
-    engine. in_runs: whether x lies in runs instead of K blocks, see `rows`.
+    engine. in_runs: whether x has element h of a row on partition h // C, block h % C, where C = ceil(H /
+    128); else it is on partition h % 128, block h // 128.
     """
     first, end = columns
     matrices = [select_columns(weights.w_up, first, end)]

@@ -211,17 +211,17 @@ def project_many(source, norm, w, columns, heads):
 
 
 def accumulate_first_rows(sums, totals, x, columns, panels, norm, ones):
-    """Load a group's columns of the weight, and accumulate their products with the first rows, and the rows' squares.
+    """Add up x @ columns, and the squares of each row of x, in PSUM, while both operands arrive from HBM.
 
     Returns the list of loaded parts of the weight, SBUF tiles [k in block, block, column], which serve the
     later rows.
 
     Args:
         sums: PSUM tiles [row, column] of all row tiles and panels, as `allocate_sums` returns them.
-        totals: PSUM tiles [row, 1] for the sums of squares, a list for each row tile; None if they are not
-            wanted.
+        totals: PSUM tiles [row, 1] for the sums of squares, a list for each row tile; None to leave these
+            sums out.
         x: the first rows, [row, H] @ HBM.
-        columns: the weight's columns, [H, column] @ HBM.
+        columns: some columns of the weight, [H, column] @ HBM.
         panels: ranges (start, end) of columns, one for each PSUM tile of a row tile.
         norm: BlockNorm. An RMSNorm's weight is multiplied into the weight's rows; a LayerNorm is applied to
             x.
